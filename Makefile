@@ -1,0 +1,40 @@
+# Two commands do everything: `make run` (the main job on embedded defaults) and `make test` (the whole suite).
+# Both create the virtual environment from requirements.lock and are quick the second time.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: run test lint format lock clean
+
+run: $(STAMP)
+	$(BIN)/foretick demo
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+$(STAMP): requirements.lock pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	touch $(STAMP)
+
+# Resolve anew from pyproject.toml; commit the result.
+lock:
+	rm -rf .cache/lock && $(PYTHON) -m venv .cache/lock
+	.cache/lock/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	.cache/lock/bin/python -m pip install --quiet ".[demo,grafana]" --group dev
+	.cache/lock/bin/python -m pip freeze --exclude foretick | grep -v '^foretick' > requirements.lock
+
+clean:
+	rm -rf $(VENV) .cache build *.egg-info
