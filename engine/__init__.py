@@ -1,0 +1,1 @@
+"""The transformer forward over regions: unmodified transformers models, our attention."""

@@ -1,0 +1,143 @@
+"""The embedded default: a tiny random Llama and its tokenizer, built locally, always the same, in seconds.
+
+It is **untrained**: it exists so that the whole way runs with no download, and every output says so. The
+tokenizer has no merges to train: numbers of one to three digits and a list of words are whole tokens, and
+everything else falls back to bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+VOCABULARY = 2048
+BOS, END, PAD = "<|bos|>", "<|end|>", "<|pad|>"
+_ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
+# Llama 3's pre-tokenizer: numbers in groups of three digits from the left
+_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_WORDS = """
+a about above according all an analyst and answer answers any are as at average bar bars been before below bid block
+breakout by candle close closed closes column columns comma compared consolidation current currently data day decimal
+detected digits direction do does down drawdown each event every exact exactly exchange fall falling field fields
+first five flat for from gap given has have high higher highest hour how if in increasing interval is it its last
+latest less line lines low lower lowest made market minute moving more most narrow new newest no number of oldest on
+one only open or order over past pattern phase prefix price prices pullback question range reached recent reply rise
+rising second sequence session sideways since size tape ten than that the there these this three time to trade trades
+trend twenty two type up value volatility volume was what whether which with within word yes you your
+HIGH LOW UP DOWN YES NO Is Does Has What The Answer Each Reply You Question Time Open High Low Close Volume Here Did
+"""
+_TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def build_tokenizer(size: int = VOCABULARY) -> PreTrainedTokenizerFast:
+    """A byte-level tokenizer of exactly ``size`` tokens, with three-digit number groups as in Llama 3."""
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokens = [PAD, BOS, END, *_ROLES, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    tokens += [f"{n:0{width}d}" for width in (2, 3) for n in range(10**width)]
+    tokens += [form for word in _WORDS.split() for form in (word, f"Ġ{word}") if form not in tokens]
+    vocabulary = {token: i for i, token in enumerate(dict.fromkeys(tokens))}
+    for i in range(len(vocabulary), size):
+        vocabulary[f"<|unused{i}|>"] = i
+    if len(vocabulary) != size:
+        raise ValueError(f"the embedded vocabulary needs {len(vocabulary)} tokens, {size} were asked for")
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], ignore_merges=True))
+    split = pre_tokenizers.Split(Regex(_SPLIT), behavior="isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=BOS,
+        eos_token=END,
+        pad_token=PAD,
+        additional_special_tokens=list(_ROLES),
+    )
+    fast.chat_template = _TEMPLATE
+    return fast
+
+
+def build_model(
+    *, hidden: int, layers: int, heads: int, kv_heads: int, vocabulary: int, seed: int
+) -> LlamaForCausalLM:
+    """A random Llama in fp32. Wider initial weights than usual, so that answers depend on the context."""
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        intermediate_size=hidden * 8 // 3 // 32 * 32,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=32768,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        foretick_untrained=True,
+    )
+    model = LlamaForCausalLM(config).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() >= 2:
+                std = 1.0 if "embed" in name else 2.0 / parameter.shape[1] ** 0.5
+                parameter.normal_(0.0, std, generator=generator)
+    return model
+
+
+def embedded_directory(
+    cache: Path | None = None,
+    *,
+    hidden: int = 128,
+    layers: int = 4,
+    heads: int = 4,
+    kv_heads: int = 2,
+    vocabulary: int = VOCABULARY,
+    seed: int = 0,
+) -> Path:
+    """A local model directory of that shape in ``cache``, built on first use.
+
+    The default cache is ``$FORETICK_CACHE``, else the user's cache directory.
+    """
+    shape = {
+        "hidden": hidden,
+        "layers": layers,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "vocabulary": vocabulary,
+        "seed": seed,
+    }
+    name = "untrained-llama-v1-" + "-".join(str(value) for value in shape.values())
+    target = (cache or default_cache()) / name
+    if (target / "config.json").exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # built beside and renamed, so that a second process never sees half a model
+    building = Path(tempfile.mkdtemp(prefix=name, dir=target.parent))
+    build_model(**shape).save_pretrained(building)
+    build_tokenizer(vocabulary).save_pretrained(building)
+    (building / "README.md").write_text(
+        f"Untrained model of Foretick's embedded default: {json.dumps(shape)}\n"
+    )
+    try:
+        building.rename(target)
+    except OSError:  # another process was first
+        shutil.rmtree(building)
+    return target
+
+
+def default_cache() -> Path:
+    """Where built models are kept."""
+    if configured := os.environ.get("FORETICK_CACHE"):
+        return Path(configured)
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "foretick"

@@ -1,0 +1,122 @@
+"""Reference-counted blocks, handed out in runs that are as contiguous as the pool allows.
+
+Attention reads each contiguous run of slots (an extent) with one call, so contiguity is speed. Tapes
+grow for hours and ask to continue right behind their last block; forks live for milliseconds and are
+fitted into the smallest hole. A block is free again when its last reference goes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Run(NamedTuple):
+    """Blocks ``start`` to ``stop`` (exclusive)."""
+
+    start: int
+    stop: int
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks the run holds."""
+        return self.stop - self.start
+
+
+class BlockAllocator:
+    """Hands out runs of blocks and counts who refers to each block."""
+
+    def __init__(self, n_blocks: int) -> None:
+        if n_blocks < 1:
+            raise ValueError(f"a pool needs at least one block, got {n_blocks}")
+        self.total_blocks = n_blocks
+        self.free_blocks = n_blocks
+        self._references = np.zeros(n_blocks, np.int32)
+        self._free: list[Run] = [Run(0, n_blocks)]  # sorted, never adjacent
+
+    def take(self, blocks: int, *, behind: int | None = None, grows: bool = False) -> list[Run] | None:
+        """``blocks`` blocks with one reference each, or None (and nothing changed) if too few are free.
+
+        ``behind``: the block index to continue at if it is free. ``grows``: the owner will ask for more,
+        so a fresh run is opened where there is room behind it.
+        """
+        if blocks > self.free_blocks:
+            return None
+        taken: list[Run] = []
+        if behind is not None and blocks:
+            index = bisect_left(self._free, Run(behind, 0))
+            if index < len(self._free) and self._free[index].start == behind:
+                taken.append(self._cut(index, behind, min(blocks, self._free[index].blocks)))
+                blocks -= taken[0].blocks
+        while blocks:
+            run = self._open(blocks) if grows else self._fit(blocks)
+            blocks -= run.blocks
+            if taken and taken[-1].stop == run.start:
+                taken[-1] = Run(taken[-1].start, run.stop)
+            else:
+                taken.append(run)
+        return taken
+
+    def share(self, runs: list[Run]) -> None:
+        """One more reference to every block of ``runs``."""
+        for start, stop in runs:
+            self._references[start:stop] += 1
+
+    def release(self, runs: list[Run]) -> None:
+        """One reference less to every block of ``runs``; blocks without references become free."""
+        for start, stop in runs:
+            references = self._references[start:stop]
+            references -= 1
+            if not references.any():
+                self._free_run(start, stop)
+                continue
+            edges = np.flatnonzero(np.diff(np.concatenate(([1], references, [1])) == 0)) + start
+            for first, last in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
+                self._free_run(first, last)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless counts, free list and references agree."""
+        free = np.zeros(self.total_blocks, bool)
+        for previous, run in zip([None, *self._free], self._free, strict=False):
+            assert run.blocks > 0, f"empty free run {run}"
+            assert previous is None or previous.stop < run.start, f"{previous} touches {run}"
+            free[run.start : run.stop] = True
+        assert int(free.sum()) == self.free_blocks, "the free count differs from the free list"
+        assert bool(((self._references == 0) == free).all()), "a block is free and referenced, or neither"
+
+    def _open(self, blocks: int) -> Run:
+        """A run in the largest hole: from its middle when a neighbour may want to grow into its start."""
+        index = max(range(len(self._free)), key=lambda i: self._free[i].blocks)
+        hole = self._free[index]
+        spare = hole.blocks - blocks
+        start = hole.start if hole.start == 0 or spare <= 0 else hole.start + spare // 2
+        return self._cut(index, start, min(blocks, hole.blocks))
+
+    def _fit(self, blocks: int) -> Run:
+        """The end of the smallest hole that holds them all, else the whole of the largest."""
+        fitting = [i for i, hole in enumerate(self._free) if hole.blocks >= blocks]
+        if fitting:
+            index = min(fitting, key=lambda i: self._free[i].blocks)
+            return self._cut(index, self._free[index].stop - blocks, blocks)
+        index = max(range(len(self._free)), key=lambda i: self._free[i].blocks)
+        return self._cut(index, self._free[index].start, self._free[index].blocks)
+
+    def _cut(self, index: int, start: int, blocks: int) -> Run:
+        hole, taken = self._free[index], Run(start, start + blocks)
+        rest = [Run(hole.start, taken.start), Run(taken.stop, hole.stop)]
+        self._free[index : index + 1] = [run for run in rest if run.blocks]
+        self._references[taken.start : taken.stop] = 1
+        self.free_blocks -= blocks
+        return taken
+
+    def _free_run(self, start: int, stop: int) -> None:
+        self.free_blocks += stop - start
+        index = bisect_right(self._free, Run(start, stop))
+        if index < len(self._free) and self._free[index].start == stop:
+            stop = self._free.pop(index).stop
+        if index and self._free[index - 1].stop == start:
+            index -= 1
+            start = self._free.pop(index).start
+        insort(self._free, Run(start, stop))

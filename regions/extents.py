@@ -1,0 +1,72 @@
+"""Extents and position frames: where a reader's past lies, and how its query is turned towards it.
+
+Keys are stored rotated at a *local position* and never rewritten. Every extent keeps the stream
+coordinate of its frame's position 0 (``origin``); a query that lives in a frame with origin ``q`` is
+turned by ``q - origin`` positions before it meets the extent's keys, which makes the relative distance
+that of the stream coordinates. The frozen prefix is given coordinates that end right before the oldest
+live record, so the tape is always anchored behind the prefix and local positions stay bounded however
+long the stream runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Extent(NamedTuple):
+    """``length`` slots in one position frame; ``coord`` is the stream coordinate of the first key."""
+
+    slot: int
+    length: int
+    coord: int
+    origin: int
+
+
+SlotRange = tuple[int, int]
+"""(first slot, how many slots)."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one forward pass needs to append ``n`` tokens to a target.
+
+    ``past``: extents every new token sees. ``slots``: the ranges that receive the new KV, in order.
+    ``coord``: stream coordinate of the first new token; its position is ``coord - origin``.
+    """
+
+    past: tuple[Extent, ...]
+    slots: tuple[SlotRange, ...]
+    coord: int
+    origin: int
+
+
+def extend(extents: list[Extent], slots: Iterable[SlotRange], coord: int, origin: int) -> None:
+    """Append written ranges to ``extents``, merging where slots and frame continue."""
+    for slot, count in slots:
+        last = extents[-1] if extents else None
+        if last and last.slot + last.length == slot and last.origin == origin:
+            extents[-1] = last._replace(length=last.length + count)
+        else:
+            extents.append(Extent(slot, count, coord, origin))
+        coord += count
+
+
+def drop_oldest(extents: list[Extent], tokens: int) -> None:
+    """Remove ``tokens`` tokens from the front of ``extents``."""
+    while tokens:
+        first = extents[0]
+        dropped = min(tokens, first.length)
+        tokens -= dropped
+        if dropped == first.length:
+            del extents[0]
+        else:
+            extents[0] = Extent(
+                first.slot + dropped, first.length - dropped, first.coord + dropped, first.origin
+            )
+
+
+def anchor(extents: Iterable[Extent], origin: int) -> tuple[Extent, ...]:
+    """The same extents (stored in a frame of origin 0) with their coordinates moved by ``origin``."""
+    return tuple(Extent(e.slot, e.length, e.coord + origin, e.origin + origin) for e in extents)

@@ -1,0 +1,166 @@
+"""Logits over regions equal those of the unmodified model, whatever was batched, forked or evicted."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from engine.attention import Attention, CpuAttention, ReferenceAttention
+from engine.canary import check, dense_logits
+from engine.engine import Engine, Work
+from regions.fork import Fork
+from regions.tape import Retention, Tape
+from tests.engine.oracle import ARCHITECTURES, VOCABULARY, History, oracle_logits, tiny
+
+BACKENDS: list[type[Attention]] = [CpuAttention, ReferenceAttention]
+
+
+def tokens(rng: random.Random, n: int) -> list[int]:
+    return [rng.randrange(3, VOCABULARY) for _ in range(n)]
+
+
+def append(engine: Engine, tape: Tape, record: list[int]) -> torch.Tensor:
+    tape.make_room(len(record), 1)
+    assert tape.acquire(len(record))
+    logits = engine.logits([Work(tape, record)])
+    tape.commit([len(record)])
+    return logits
+
+
+def test_the_oracle_is_the_dense_model_while_nothing_is_evicted() -> None:
+    """The oracle itself is checked against transformers' own eager forward."""
+    for architecture in ARCHITECTURES:
+        model = tiny(architecture)
+        rng = random.Random(0)
+        history = History.begin(tokens(rng, 11))
+        history.add(tokens(rng, 40), 0, 0)
+        # the dense positions of frozen and tape are one sequence
+        difference = (oracle_logits(model, history) - dense_logits(model, history.tokens)).abs().max()
+        assert difference < 1e-4, architecture
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_mixed_batches_equal_the_dense_forward(architecture: str, backend: type[Attention]) -> None:
+    """Prefill chunks and single tokens of several prompts, interleaved at random, in one pool."""
+    model = tiny(architecture)
+    engine = Engine(model, blocks=64, block_size=4, attention=backend())
+    rng = random.Random(3)
+    prompts = [tokens(rng, n) for n in (37, 23, 41)]
+    forks = [engine.open_prompt() for _ in prompts]
+    seen: list[list[torch.Tensor]] = [[] for _ in prompts]
+    while any(fork.length < len(prompt) for fork, prompt in zip(forks, prompts, strict=True)):
+        batch = []
+        for i in rng.sample(range(3), 3):
+            n = min(rng.choice([0, 1, 1, 5, 13]), len(prompts[i]) - forks[i].length)
+            if n:
+                assert forks[i].acquire(n)
+                batch.append((i, Work(forks[i], prompts[i][forks[i].length : forks[i].length + n])))
+        if batch:
+            logits = engine.logits([work for _, work in batch])
+            for (i, _), part in zip(batch, logits.split([len(w.tokens) for _, w in batch]), strict=True):
+                seen[i].append(part)
+    for prompt, parts in zip(prompts, seen, strict=True):
+        assert (torch.cat(parts) - dense_logits(model, prompt)).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_eviction_in_frames_equals_the_oracle(architecture: str, backend: type[Attention]) -> None:
+    """A tape with forks, evictions and many position frames; every logit is the oracle's."""
+    model = tiny(architecture)
+    engine = Engine(model, blocks=96, block_size=4, frame_limit=110, attention=backend())
+    rng = random.Random(5)
+    frozen = tokens(rng, 11)
+    tape = engine.open_tape("tape", frozen, Retention(64, 9))
+    history = History.begin(frozen)
+    checks: list[tuple[slice, torch.Tensor]] = []
+    forks: list[tuple[int, Fork, int, int]] = []
+    for owner in range(1, 60):
+        record = tokens(rng, rng.randrange(4, 10))
+        logits = append(engine, tape, record)
+        written = tape.evicted_tokens + tape.live_tokens
+        checks.append((history.add(record, written - len(record), tape.evicted_tokens), logits))
+        assert tape.max_position < 110
+        if owner % 3 == 0:
+            forks.append((owner, tape.fork(), written, tape.evicted_tokens))
+        if len(forks) == 3:  # three versions, asked in one batch, two steps each, after the tape moved on
+            for step in range(2):
+                work = []
+                for _, fork, _, _ in forks:
+                    question = tokens(rng, 6 if step == 0 else 1)
+                    assert fork.acquire(len(question))
+                    work.append(Work(fork, question))
+                parts = engine.logits(work).split([len(w.tokens) for w in work])
+                for (who, _, coord, evicted), w, part in zip(forks, work, parts, strict=True):
+                    at = coord if step == 0 else coord + 6
+                    checks.append((history.add(list(w.tokens), at, evicted, owner=who), part))
+            for _, fork, _, _ in forks:
+                fork.release()
+            forks.clear()
+    assert tape.evicted_tokens > 250
+    expected = oracle_logits(model, history)
+    for where, actual in checks:
+        assert (actual - expected[where]).abs().max() < 1e-4
+    for _, fork, _, _ in forks:
+        fork.release()
+    tape.release()
+    engine.pool.blocks.check_integrity()
+
+
+def test_thousands_of_evicted_tokens_equal_the_oracle() -> None:
+    """Positions stay below the frame bound and logits at the oracle's after 4,000 evicted tokens."""
+    model = tiny("llama", layers=2)
+    engine = Engine(model, blocks=64, block_size=16, frame_limit=512)
+    rng = random.Random(8)
+    frozen = tokens(rng, 20)
+    tape = engine.open_tape("tape", frozen, Retention(256))
+    history = History.begin(frozen)
+    last: list[tuple[slice, torch.Tensor]] = []
+    highest = 0
+    while tape.evicted_tokens < 4000:
+        record = tokens(rng, rng.randrange(20, 40))
+        logits = append(engine, tape, record)
+        coord = tape.evicted_tokens + tape.live_tokens - len(record)
+        last.append((history.add(record, coord, tape.evicted_tokens), logits))
+        highest = max(highest, tape.max_position)
+    assert 256 < highest < 512
+    expected = oracle_logits(model, history)
+    assert max(float((actual - expected[where]).abs().max()) for where, actual in last) < 1e-4
+
+
+def test_a_fork_outgrowing_its_frame_opens_a_new_one() -> None:
+    """A long answer behind a nearly full frame keeps positions bounded and logits at the oracle's."""
+    model = tiny("llama", layers=2)
+    engine = Engine(model, blocks=64, block_size=4, frame_limit=100)
+    rng = random.Random(9)
+    frozen = tokens(rng, 10)
+    tape = engine.open_tape("tape", frozen, Retention(40))
+    history = History.begin(frozen)
+    for _ in range(11):
+        record = tokens(rng, 8)
+        append(engine, tape, record)
+        history.add(record, tape.evicted_tokens + tape.live_tokens - 8, tape.evicted_tokens)
+    fork = tape.fork()
+    coord = tape.evicted_tokens + tape.live_tokens
+    checks = []
+    for i in range(5):
+        part = tokens(rng, 6)
+        assert fork.acquire(6)
+        checks.append(
+            (
+                history.add(part, coord + 6 * i, tape.evicted_tokens, owner=1),
+                engine.logits([Work(fork, part)]),
+            )
+        )
+    expected = oracle_logits(model, history)
+    assert max(float((actual - expected[where]).abs().max()) for where, actual in checks) < 1e-4
+    assert fork.extents[-1].origin != tape.extents[-1].origin
+    assert all(e.coord + e.length - e.origin <= 100 for e in fork.extents)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_canary_passes_supported_models(architecture: str) -> None:
+    assert check(tiny(architecture)) < 1e-4
