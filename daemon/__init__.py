@@ -1,0 +1,1 @@
+"""The composition root: processes, configuration, command line, sockets."""

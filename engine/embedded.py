@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import tempfile
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -26,15 +27,17 @@ _SPLIT = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _WORDS = """
-a about above according all an analyst and answer answers any are as at average bar bars been before below bid block
-breakout by candle close closed closes column columns comma compared consolidation current currently data day decimal
-detected digits direction do does down drawdown each event every exact exactly exchange fall falling field fields
-first five flat for from gap given has have high higher highest hour how if in increasing interval is it its last
-latest less line lines low lower lowest made market minute moving more most narrow new newest no number of oldest on
-one only open or order over past pattern phase prefix price prices pullback question range reached recent reply rise
-rising second sequence session sideways since size tape ten than that the there these this three time to trade trades
+a about above according all an analyst and answer answers any are as at average bar bars been before
+below bid block breakout by candle close closed closes column columns comma compared consolidation
+current currently data day decimal detected digits direction do does down drawdown each event every exact
+exactly exchange fall falling field fields first five flat for from gap given has have high higher
+highest hour how if in increasing interval is it its last latest less line lines low lower lowest made
+market minute moving more most narrow new newest no number of oldest on one only open or order over past
+pattern phase prefix price prices pullback question range reached recent reply rise rising second
+sequence session sideways since size tape ten than that the there these this three time to trade trades
 trend twenty two type up value volatility volume was what whether which with within word yes you your
-HIGH LOW UP DOWN YES NO Is Does Has What The Answer Each Reply You Question Time Open High Low Close Volume Here Did
+HIGH LOW UP DOWN YES NO Is Does Has What The Answer Each Reply You Question Time Open High Low Close
+Volume Here Did
 """
 _TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
@@ -49,8 +52,9 @@ def build_tokenizer(size: int = VOCABULARY) -> PreTrainedTokenizerFast:
     tokens += [f"{n:0{width}d}" for width in (2, 3) for n in range(10**width)]
     tokens += [form for word in _WORDS.split() for form in (word, f"Ġ{word}") if form not in tokens]
     vocabulary = {token: i for i, token in enumerate(dict.fromkeys(tokens))}
-    for i in range(len(vocabulary), size):
-        vocabulary[f"<|unused{i}|>"] = i
+    filler = ("".join(letters) for width in (3, 4) for letters in product("etaoinshrdlu", repeat=width))
+    while len(vocabulary) < size:
+        vocabulary.setdefault(next(filler), len(vocabulary))
     if len(vocabulary) != size:
         raise ValueError(f"the embedded vocabulary needs {len(vocabulary)} tokens, {size} were asked for")
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], ignore_merges=True))
@@ -117,7 +121,7 @@ def embedded_directory(
         "vocabulary": vocabulary,
         "seed": seed,
     }
-    name = "untrained-llama-v1-" + "-".join(str(value) for value in shape.values())
+    name = "untrained-llama-v2-" + "-".join(str(value) for value in shape.values())
     target = (cache or default_cache()) / name
     if (target / "config.json").exists():
         return target

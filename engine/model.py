@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
 
 from engine.attention import Attention, LayerCall
 from engine.batch import BatchPlan
@@ -25,6 +26,7 @@ from engine.rotary import FrameTurner, find_turner
 from regions.pool import KVPool, LayerShape
 
 ATTENTION = "foretick_regions"
+disable_progress_bar()
 
 
 class ModelError(Exception):

@@ -62,6 +62,12 @@ class PromptFormat:
         """Tokens of ``text``, no special tokens added."""
         return _encode(self.tokenizer, text)
 
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Tokens that end an answer."""
+        ids = getattr(self.tokenizer, "eos_token_id", None)
+        return frozenset() if ids is None else frozenset({int(ids)})
+
     def decode(self, tokens: list[int]) -> str:
         """The text of an answer."""
         return str(self.tokenizer.decode(tokens, skip_special_tokens=True)).strip()

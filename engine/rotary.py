@@ -12,7 +12,7 @@ from torch import nn
 
 
 class FrameTurner:
-    """Rotates queries by integer position offsets; half-split layout over the first ``2 * len(inv_freq)`` dims.
+    """Rotates queries by whole positions; half-split layout over the first ``2 * len(inv_freq)`` dims.
 
     ``inv_freq``: the model's own inverse frequencies, float [rotary_dim / 2].
     """

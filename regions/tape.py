@@ -35,6 +35,16 @@ class Retention:
     records: int = 0
 
 
+@dataclass(frozen=True)
+class _Committed:
+    """A version as its readers see it; the tape holds one reference to each of its blocks."""
+
+    extents: tuple[Extent, ...]
+    blocks: list[Run]
+    coord: int
+    base: int
+
+
 class Tape:
     """One session's frozen prefix and sliding window.
 
@@ -62,6 +72,8 @@ class Tape:
         self._written = 0  # tokens in KV, the not yet committed included
         self._origin = -frozen.tokens  # before the first eviction positions are exactly the dense ones
         pool.blocks.share(frozen.blocks)
+        self._committed = _Committed((), [], 0, 0)
+        self._publish()
 
     @property
     def live_tokens(self) -> int:
@@ -82,7 +94,7 @@ class Tape:
 
     @property
     def extents(self) -> tuple[Extent, ...]:
-        """What a reader of the current version sees, oldest first."""
+        """What the next record sees, oldest first."""
         return (*anchor(self._frozen.extents, self._base), *self._extents)
 
     def blocks_needed(self, n: int) -> int:
@@ -92,7 +104,8 @@ class Tape:
     def make_room(self, n_tokens: int, n_records: int) -> int:
         """Evict whole records, oldest first, until the retention holds after the append.
 
-        Returns the evicted tokens. Raises ValueError when the append alone exceeds the retention.
+        Returns the evicted tokens. Readers see the eviction from the next commit on; until then the current
+        version keeps its blocks. Raises ValueError when the append alone exceeds the retention.
         """
         limit = self._retention
         if n_tokens > limit.tokens:
@@ -135,25 +148,35 @@ class Tape:
         if sum(self._records) != self.live_tokens:
             raise RuntimeError(f"session {self.name}: committed records do not add up to the written tokens")
         self.version += 1
+        self._publish()
         return self.version
 
     def fork(self) -> Fork:
         """A reader of exactly the current version. Metadata only."""
+        committed = self._committed
         return Fork(
             self._pool,
             frame_limit=self._frame_limit,
             version=self.version,
-            past=self.extents,
-            past_blocks=self._frozen.blocks + self._slots.live_runs(),
-            coord=self._written,
-            origin=self._origin,
-            base=self._base,
+            past=committed.extents,
+            past_blocks=committed.blocks,
+            coord=committed.coord,
+            origin=committed.extents[-1].origin,
+            base=committed.base,
         )
 
     def release(self) -> None:
         """Drop the sliding region and the reference to the frozen one."""
+        self._pool.blocks.release(self._committed.blocks)
         self._slots.release()
         self._pool.blocks.release(self._frozen.blocks)
+
+    def _publish(self) -> None:
+        """Pin what a reader of this version sees: until the next commit an eviction takes nothing from it."""
+        blocks = self._frozen.blocks + self._slots.live_runs()
+        self._pool.blocks.share(blocks)
+        self._pool.blocks.release(self._committed.blocks)
+        self._committed = _Committed(self.extents, blocks, self._written, self._base)
 
     @property
     def _base(self) -> int:

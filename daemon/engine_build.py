@@ -1,0 +1,101 @@
+"""From configuration to a warmed engine: model, pool size, tapes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from daemon.engine_spec import SettingError
+from daemon.sections import Config
+from engine import canary
+from engine.embedded import embedded_directory
+from engine.engine import Engine
+from engine.model import LoadedModel, ModelError, load_model
+from engine.prompt import PromptFormat
+from regions.tape import Retention, Tape
+from scheduler.types import Limits
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Built:
+    """Everything that needs the model."""
+
+    loaded: LoadedModel
+    prompt: PromptFormat
+    engine: Engine
+    tapes: dict[str, Tape]
+
+
+def limits_of(config: Config) -> Limits:
+    """The scheduler's budgets."""
+    s = config.scheduler
+    return Limits(
+        max_batch_tokens=s.max_batch_tokens,
+        chunk_min=s.chunk_min,
+        chunk_max=s.chunk_max,
+        cell_budget_fraction=s.cell_budget,
+        high_water=s.high_water,
+        max_prompt_tokens=s.max_prompt_tokens,
+        max_new_tokens=s.max_new_tokens,
+    )
+
+
+def load(config: Config) -> tuple[LoadedModel, PromptFormat]:
+    """The model, proven by its canary. Raises SettingError naming the key at fault."""
+    settings = config.model
+    path = Path(settings.path) if settings.path else embedded_directory(seed=settings.seed)
+    try:
+        loaded = load_model(path, dtype=settings.dtype, device=settings.device)
+        canary.check(loaded)
+        prompt = PromptFormat.of(loaded.tokenizer, settings.system_prompt)
+    except (ModelError, ValueError) as error:
+        raise SettingError("model.device" if "device" in str(error) else "model.path", str(error)) from error
+    if loaded.untrained:
+        log.warning("the model is UNTRAINED: its answers are not advice, they only exercise the way")
+    return loaded, prompt
+
+
+def build(config: Config, versions: Mapping[str, int]) -> Built:
+    """Load, size the pool and open every session's tape, to go on counting versions from ``versions``.
+
+    Raises SettingError naming the key at fault.
+    """
+    if config.model.threads:
+        torch.set_num_threads(config.model.threads)
+    loaded, prompt = load(config)
+    blocks = config.pool.blocks or pool_blocks(config, len(prompt.frozen))
+    engine = Engine(
+        loaded, blocks=blocks, block_size=config.pool.block_size, frame_limit=config.pool.frame_limit
+    )
+    tapes: dict[str, Tape] = {}
+    for index, session in enumerate(config.sessions):
+        retention = Retention(session.retention_tokens, session.retention_records)
+        try:
+            tape = engine.open_tape(session.name, prompt.frozen, retention)
+        except ValueError as error:
+            raise SettingError(f"sessions[{index}].retention_tokens", str(error)) from error
+        except ModelError as error:
+            raise SettingError("pool.blocks", str(error)) from error
+        tape.version = versions.get(session.name, 0)
+        tapes[session.name] = tape
+    return Built(loaded, prompt, engine, tapes)
+
+
+def pool_blocks(config: Config, frozen_tokens: int) -> int:
+    """Blocks for every session at its retention, twice over.
+
+    A tape needs its window and one batch; forks that read old versions keep what was evicted meanwhile, and
+    the cell budget promises its share of the pool to questions.
+    """
+    size = config.pool.block_size
+    batch = config.scheduler.max_batch_tokens
+    tapes = sum(session.retention_tokens + batch for session in config.sessions)
+    question = config.scheduler.max_prompt_tokens + config.scheduler.max_new_tokens
+    tokens = frozen_tokens + 2 * tapes + int(2 * question / config.scheduler.cell_budget)
+    return -(-tokens // size) + 2 * len(config.sessions) + 1

@@ -1,0 +1,59 @@
+"""Sources and sinks from the configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from daemon.publisher import Route
+from daemon.sections import Config
+from feeds.file_format import load_format
+from feeds.kafka import KafkaSink, KafkaSource
+from feeds.replay_source import ReplaySource
+from feeds.source import Source
+from feeds.zeromq import ZmqSink, ZmqSource
+
+UPDATES = "data_updated.v1"
+"""Topic of `DataUpdated` on ZeroMQ; on Kafka the answers alone tell."""
+
+
+def make_source(config: Config) -> Source | None:
+    """The configured source; None for ``kind = "none"``."""
+    settings = config.source
+    if settings.kind == "kafka" and settings.kafka is not None:
+        kafka = settings.kafka
+        return KafkaSource(
+            "kafka",
+            kafka.bootstrap,
+            list(kafka.topics),
+            kafka.group,
+            max_records=kafka.max_records,
+            options={"client_id": kafka.client_id},
+        )
+    if settings.kind == "zeromq" and settings.zeromq is not None:
+        zeromq = settings.zeromq
+        return ZmqSource("zeromq", zeromq.endpoint, zeromq.topics, bind=zeromq.bind, rcvhwm=zeromq.hwm)
+    if settings.kind == "replay" and settings.replay is not None:
+        replay = settings.replay
+        return ReplaySource(
+            "replay",
+            Path(replay.file),
+            load_format(replay.format),
+            speed=replay.speed,
+            from_ns=replay.from_,
+            until_ns=replay.until,
+        )
+    return None
+
+
+def make_routes(config: Config) -> list[Route]:
+    """The configured sinks and the topics they carry."""
+    routes: list[Route] = []
+    if config.sink.kafka is not None:
+        kafka = config.sink.kafka
+        routes.append(Route(KafkaSink("kafka", kafka.bootstrap), kafka.topic, dead_letters=kafka.dlq))
+    if config.sink.zeromq is not None:
+        zeromq = config.sink.zeromq
+        routes.append(
+            Route(ZmqSink("zeromq", zeromq.endpoint, bind=zeromq.bind), "answers.v1", UPDATES, "dlq.v1")
+        )
+    return routes

@@ -1,0 +1,104 @@
+"""Metrics and health over HTTP: Starlette and uvicorn inside the daemon's own event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Iterator, Sequence
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_GRACE_S = 2
+_BACKLOG = 128
+
+
+class _EmbeddedServer(uvicorn.Server):
+    """A server that leaves the process's signals to the daemon, which stops it itself."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class HttpServer:
+    """`/metrics`, `/healthz` (the event loop turns) and `/readyz` (503 with reasons while not ready)."""
+
+    def __init__(
+        self,
+        metrics: Callable[[], bytes],
+        not_ready: Callable[[], Sequence[str]],
+        host: str = "127.0.0.1",
+        port: int = 0,
+    ) -> None:
+        """`metrics()` renders the exposition text; `not_ready()` lists what is missing, empty when ready."""
+        self._metrics = metrics
+        self._not_ready = not_ready
+        self._host = host
+        self._asked_port = port
+        self._server: uvicorn.Server | None = None
+        self._task: asyncio.Task[None] | None = None
+        self.port = 0
+
+    async def start(self) -> None:
+        """Bind and serve; `port` is then the real one. OSError when the address cannot be bound."""
+        # Bound here, not by uvicorn, which would exit the process when it cannot.
+        listener = _bind(self._host, self._asked_port)
+        self.port = listener.getsockname()[1]
+        config = uvicorn.Config(
+            self._application(),
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=_GRACE_S,
+        )
+        self._server = _EmbeddedServer(config)
+        self._task = asyncio.create_task(self._server.serve(sockets=[listener]), name="http")
+        while not self._server.started:
+            if self._task.done():
+                self._task.result()
+                raise OSError(f"the HTTP server on {self._host}:{self.port} ended before it started")
+            await asyncio.sleep(0.005)
+
+    async def stop(self) -> None:
+        """Finish running requests, at most two seconds, and close."""
+        if self._server is None or self._task is None:
+            return
+        self._server.should_exit = True
+        await self._task
+        self._server = self._task = None
+
+    def _application(self) -> Starlette:
+        return Starlette(
+            routes=[
+                Route("/metrics", self._serve_metrics),
+                Route("/healthz", self._serve_health),
+                Route("/readyz", self._serve_ready),
+            ]
+        )
+
+    async def _serve_metrics(self, _: Request) -> Response:
+        return Response(self._metrics(), media_type=METRICS_TYPE)
+
+    async def _serve_health(self, _: Request) -> Response:
+        return JSONResponse({"status": "alive"})
+
+    async def _serve_ready(self, _: Request) -> Response:
+        reasons = list(self._not_ready())
+        status = "waiting" if reasons else "ready"
+        return JSONResponse({"status": status, "reasons": reasons}, 503 if reasons else 200)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise OSError(error.errno, f"cannot bind HTTP to {host}:{port}: {error.strerror}") from None

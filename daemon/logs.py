@@ -1,0 +1,41 @@
+"""Log lines on standard error: text for people, or one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+
+from daemon.sections import Log
+
+
+class JsonFormatter(logging.Formatter):
+    """One object: time, level, logger, message, and the traceback if there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+def set_up_logging(settings: Log, process: str) -> None:
+    """Configure the root logger of this process."""
+    handler = logging.StreamHandler(sys.stderr)
+    if settings.json:
+        handler.setFormatter(JsonFormatter())
+    else:
+        handler.setFormatter(
+            logging.Formatter(f"%(asctime)s {process} %(levelname)-7s %(name)s: %(message)s")
+        )
+    logging.basicConfig(level=settings.level.upper(), handlers=[handler], force=True)
+    # These report every reconnect attempt in their own words; the feeds log each change of state once.
+    for noisy in ("aiokafka", "kafka", "numba", "asyncio", "transformers"):
+        logging.getLogger(noisy).setLevel(logging.ERROR)

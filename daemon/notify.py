@@ -1,0 +1,97 @@
+"""Tells systemd how the daemon is (sd_notify): READY, STATUS, STOPPING, and WATCHDOG while work goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Mapping
+
+
+class Notifier:
+    """Sends the service manager's datagrams; without NOTIFY_SOCKET in the environment it does nothing."""
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        """Reads NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID; `None` is this process's environment."""
+        env = os.environ if environment is None else environment
+        name = env.get("NOTIFY_SOCKET", "")
+        # "@name" is a socket in the abstract namespace, whose address begins with a zero byte.
+        self._address = "\0" + name[1:] if name.startswith("@") else name
+        self._socket: socket.socket | None = None
+        if name:
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+            self._socket.setblocking(False)
+        self.watchdog_s = _watchdog_seconds(env) if name else None
+
+    def ready(self, status: str = "") -> bool:
+        """Start-up is finished: model loaded and feeds up."""
+        return self._send("READY=1", status)
+
+    def status(self, text: str) -> bool:
+        """One line for `systemctl status`."""
+        return self._send("", text)
+
+    def stopping(self, status: str = "") -> bool:
+        """Shutdown has begun."""
+        return self._send("STOPPING=1", status)
+
+    def extend_timeout(self, seconds: float) -> bool:
+        """Ask for so much more time to start or stop: loading a large model, draining."""
+        return self._send(f"EXTEND_TIMEOUT_USEC={int(seconds * 1e6)}", "")
+
+    def alive(self) -> bool:
+        """The watchdog's sign of life; see `keep_watchdog`."""
+        return self._send("WATCHDOG=1", "")
+
+    async def keep_watchdog(self, progress: Callable[[], bool]) -> None:
+        """Until cancelled: a sign of life at half the watchdog's interval, whenever `progress()` says yes.
+
+        `progress()` is asked once a beat and says whether the worker completed a step since it was last
+        asked, or is idle. A worker that hangs thus lets the service manager restart the daemon, although the
+        event loop still turns. Returns at once when no watchdog is set.
+        """
+        if self.watchdog_s is None:
+            return
+        while True:
+            if progress():
+                self.alive()
+            await asyncio.sleep(self.watchdog_s / 2)
+
+    def close(self) -> None:
+        """Close the socket; later calls do nothing."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _send(self, state: str, status: str) -> bool:
+        """Whether the datagram went out: a service manager that is gone never stops the daemon."""
+        if self._socket is None:
+            return False
+        # A newline would begin another assignment.
+        lines = [state, "STATUS=" + " ".join(status.splitlines()) if status else ""]
+        try:
+            self._socket.sendto("\n".join(filter(None, lines)).encode(), self._address)
+        except OSError:
+            return False
+        return True
+
+
+def _watchdog_seconds(environment: Mapping[str, str]) -> float | None:
+    """The interval meant for this process, in seconds; None when there is none."""
+    interval = environment.get("WATCHDOG_USEC", "")
+    pid = environment.get("WATCHDOG_PID", "")
+    if not interval.isdecimal() or int(interval) == 0 or (pid and pid != str(os.getpid())):
+        return None
+    return int(interval) / 1e6
+
+
+def progress_of(steps: Callable[[], int], idle: Callable[[], bool]) -> Callable[[], bool]:
+    """The `progress` of a worker that counts its steps: true when the count moved since it was last asked."""
+    seen = -1
+
+    def progress() -> bool:
+        nonlocal seen
+        before, seen = seen, steps()
+        return seen != before or idle()
+
+    return progress

@@ -1,0 +1,176 @@
+"""The query socket's messages, version 1: msgpack maps with a `type`, in both directions.
+
+A request is one message `[payload]` (DEALER) or `[empty, payload]` (REQ); the reply has the same shape and
+the request's `id`. Requests with a key that is not listed here are refused, so that a misspelt option is
+never silently ignored; clients should ignore keys they do not know in replies, which is how replies may grow.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from feeds.messages import Answer
+
+Code = Literal["bad_request", "unknown_session", "too_long", "timeout", "busy", "engine", "shutting_down"]
+Id = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Name = Annotated[str, Meta(min_length=1, max_length=128)]
+
+
+class Ask(msgspec.Struct, frozen=True, tag="ask", forbid_unknown_fields=True):
+    """Ask `question` of the session's newest data version.
+
+    With `choices` the answer is one of them; without, greedy text of at most `max_tokens` tokens.
+    """
+
+    id: Id
+    session: Name
+    question: Annotated[str, Meta(min_length=1)]
+    max_tokens: Annotated[int, Meta(ge=1)] = 8
+    choices: tuple[str, ...] = ()
+
+
+class Sessions(msgspec.Struct, frozen=True, tag="sessions", forbid_unknown_fields=True):
+    """List the sessions and the standing questions each is asked."""
+
+    id: Id
+
+
+class Answers(msgspec.Struct, frozen=True, tag="answers", forbid_unknown_fields=True):
+    """The latest answers of a session's standing questions.
+
+    `question` is a question's name or its text; empty means all of them. With `min_version` the reply waits,
+    at most `timeout_s` seconds, until every answer asked for is of that data version or newer.
+    """
+
+    id: Id
+    session: Name
+    question: str = ""
+    min_version: Annotated[int, Meta(ge=0)] = 0
+    timeout_s: Annotated[float, Meta(ge=0, le=3600)] = 10.0
+
+
+class Stats(msgspec.Struct, frozen=True, tag="stats", forbid_unknown_fields=True):
+    """Counters and latency quantiles, by metric name."""
+
+    id: Id
+
+
+Request = Ask | Sessions | Answers | Stats
+
+
+class AskReply(msgspec.Struct, frozen=True, tag="ask_reply"):
+    """The answer, read from exactly `data_version`.
+
+    `logit_gap` is the top logit minus the second one at the first answer token, over the choices if there are
+    any. `cached`: it was a standing question's answer and cost no forward pass. `latency_ns` runs from the
+    request's arrival to its reply, on the daemon's clock. `as_of` is the event time (ns since 1970) of the
+    newest record in the version, `staleness_ns` its age by receive time when the reply was made.
+    """
+
+    id: Id
+    session: str
+    data_version: int
+    text: str
+    choice: str | None
+    logit_gap: float
+    cached: bool
+    untrained: bool
+    flags: tuple[str, ...] = ()
+    as_of: int = 0
+    staleness_ns: int = 0
+    latency_ns: int = 0
+
+
+class SessionInfo(msgspec.Struct, frozen=True):
+    """One session: what it reads, how far it is, and how much of its tape is live."""
+
+    name: str
+    symbol: str
+    data_version: int
+    live_tokens: int
+    live_records: int
+    as_of: int
+    staleness_ns: int
+    questions: tuple[str, ...]
+
+
+class SessionsReply(msgspec.Struct, frozen=True, tag="sessions_reply"):
+    """All sessions, in the configuration's order."""
+
+    id: Id
+    sessions: tuple[SessionInfo, ...]
+
+
+class AnswersReply(msgspec.Struct, frozen=True, tag="answers_reply"):
+    """The answers, as they were published; a question that has no answer yet is not in the list."""
+
+    id: Id
+    session: str
+    answers: tuple[Answer, ...]
+
+
+class Quantiles(msgspec.Struct, frozen=True):
+    """One stage's latency: how often it was measured, and p50, p90, p99 in seconds."""
+
+    count: int
+    p50_s: float
+    p90_s: float
+    p99_s: float
+
+
+class StatsReply(msgspec.Struct, frozen=True, tag="stats_reply"):
+    """`values`: counters and gauges by series, like foretick_bars_total{session="a"}."""
+
+    id: Id
+    values: dict[str, float]
+    stages: dict[str, Quantiles]
+
+
+class ErrorReply(msgspec.Struct, frozen=True, tag="error"):
+    """Why there is no answer; `id` is None when the request could not be read far enough to tell."""
+
+    id: int | None
+    code: Code
+    sentence: str
+
+
+Reply = AskReply | SessionsReply | AnswersReply | StatsReply | ErrorReply
+
+
+class QueryError(Exception):
+    """A request that gets an ErrorReply; raised by backends, and by the client that received one."""
+
+    def __init__(self, code: Code, sentence: str) -> None:
+        super().__init__(f"{sentence} ({code})")
+        self.code: Code = code
+        self.sentence = sentence
+
+
+encode = msgspec.msgpack.Encoder().encode
+_requests = msgspec.msgpack.Decoder(Request)
+_replies = msgspec.msgpack.Decoder(Reply)
+
+
+def decode_request(payload: bytes) -> Request:
+    """Raises msgspec.DecodeError (its text says what is wrong and where)."""
+    request: Request = _requests.decode(payload)
+    return request
+
+
+def decode_reply(payload: bytes) -> Reply:
+    """Raises msgspec.DecodeError."""
+    reply: Reply = _replies.decode(payload)
+    return reply
+
+
+def request_id(payload: bytes) -> int | None:
+    """The id of a request that is otherwise unreadable; None when even that cannot be read."""
+    try:
+        found = msgspec.msgpack.decode(payload)
+    except msgspec.DecodeError:
+        return None
+    number = found.get("id") if isinstance(found, dict) else None
+    return number if isinstance(number, int) and not isinstance(number, bool) else None

@@ -1,0 +1,71 @@
+"""A synthetic tape for the demo: random walks with the phases of *Attention Once* section 4.2.
+
+Deterministic for a seed: uptrends, corrections and consolidations of random length, trades at random times
+within each second, sizes that swell with the move. Integers only: prices in ticks, sizes in lots.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from feeds.decimal9 import Fixed9
+from feeds.messages import Trade
+
+_PHASES = ((0.35, "up"), (-0.30, "correction"), (0.0, "sideways"))
+
+
+@dataclass(frozen=True)
+class Instrument:
+    """A made-up market: ``tick`` in units of 1e-9."""
+
+    venue: str
+    symbol: str
+    price_ticks: int
+    tick: int
+    lot: int
+    trades_per_second: int
+
+
+INSTRUMENTS = (
+    Instrument("DEMO", "ALPHA", 6_183_763, 10_000_000, 1_000_000, 12),
+    Instrument("DEMO", "BRAVO", 214_050, 10_000_000, 100_000_000, 8),
+    Instrument("DEMO", "CANDY", 112_150, 10_000, 1_000_000_000, 5),
+)
+
+
+class SyntheticTape:
+    """Trades of one instrument, second by second."""
+
+    def __init__(self, instrument: Instrument, seed: int) -> None:
+        self._instrument = instrument
+        self._random = random.Random(f"{seed}:{instrument.symbol}")
+        self._price = instrument.price_ticks
+        self._drift, self._left = 0.0, 0
+        self._trade = 0
+
+    def second(self, start_ns: int, ts_recv: int | None = None) -> Iterator[Trade]:
+        """The trades of the second that begins at ``start_ns``, in order of event time."""
+        rng, instrument = self._random, self._instrument
+        if not self._left:
+            self._drift, _ = rng.choice(_PHASES)
+            self._left = rng.randint(8, 30)
+        self._left -= 1
+        times = sorted(rng.randrange(1_000_000_000) for _ in range(instrument.trades_per_second))
+        for at in times:
+            move = round(rng.gauss(self._drift, 1.5))
+            self._price = max(1, self._price + move)
+            self._trade += 1
+            ts_event = start_ns + at
+            yield Trade(
+                venue=instrument.venue,
+                symbol=instrument.symbol,
+                ts_event=ts_event,
+                ts_recv=ts_event if ts_recv is None else max(ts_recv, ts_event),
+                seq=self._trade,
+                price=Fixed9(self._price * instrument.tick),
+                size=Fixed9(rng.randint(1, 4 + 3 * abs(move)) * instrument.lot),
+                side="buy" if move > 0 else "sell" if move < 0 else "unknown",
+                id=str(self._trade),
+            )

@@ -1,0 +1,84 @@
+"""`foretick dashboards`: build the committed JSON anew, or push it to a Grafana."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+FOLDER = Path(__file__).parent
+NAMES = ("latency",)
+
+
+@click.group()
+def dashboards() -> None:
+    """Grafana dashboards as code."""
+
+
+@dashboards.command()
+@click.option("--check", is_flag=True, help="Write nothing; fail when a committed file is out of date.")
+def build(check: bool) -> None:
+    """Render the dashboards into the JSON files beside their code (for developers)."""
+    for name, text in _render().items():
+        path = FOLDER / f"{name}.json"
+        if check and (not path.exists() or path.read_text(encoding="utf-8") != text):
+            raise click.ClickException(f"{path.name} is out of date: run `foretick dashboards build`")
+        if not check:
+            path.write_text(text, encoding="utf-8")
+            click.echo(f"wrote {path}")
+
+
+@dashboards.command()
+@click.option("--url", required=True, envvar="GRAFANA_URL", help="Such as http://127.0.0.1:3000.")
+@click.option("--token", required=True, envvar="GRAFANA_TOKEN", help="A service account's token.")
+@click.option("--folder", default="", help="Uid of the Grafana folder; the default is the general one.")
+@click.option("--timeout", default=10.0, show_default=True, help="Seconds a request may take.")
+def push(url: str, token: str, folder: str, timeout: float) -> None:
+    """Send the committed dashboards to a Grafana, replacing what has the same uid."""
+    grafana = _connect(url, token, timeout)
+    # The client has no close of its own; its session does.
+    with contextlib.closing(grafana.client.s):
+        for name in NAMES:
+            dashboard = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+            click.echo(f"{dashboard['title']}: {url.rstrip('/')}{_push(grafana, dashboard, folder, url)}")
+
+
+def _render() -> dict[str, str]:
+    try:
+        from dashboards import latency
+    except ModuleNotFoundError as error:
+        raise click.ClickException(
+            f"building dashboards needs the package grafana-foundation-sdk ({error.name} is missing)"
+        ) from None
+    return {"latency": latency.build()}
+
+
+def _connect(url: str, token: str, timeout: float) -> Any:
+    """A GrafanaApi. Imported here: grafana-client is an extra, because it replaces the urllib3 module."""
+    try:
+        from grafana_client import GrafanaApi
+    except ModuleNotFoundError as error:
+        raise click.ClickException(
+            f"pushing needs the extra `grafana`: pip install 'foretick[grafana]' ({error.name} is missing)"
+        ) from None
+    return GrafanaApi.from_url(url, credential=token, timeout=timeout)
+
+
+def _push(grafana: Any, dashboard: dict[str, Any], folder: str, url: str) -> str:
+    """Create or replace; returns the dashboard's path on the server."""
+    from grafana_client.client import GrafanaException
+    from niquests.exceptions import RequestException
+
+    body = {"dashboard": dashboard, "overwrite": True, "message": "pushed by foretick"}
+    if folder:
+        body["folderUid"] = folder
+    try:
+        answer = grafana.dashboard.update_dashboard(body)
+    except GrafanaException as error:
+        raise click.ClickException(f"{url} refused {dashboard['title']!r}: {error.message}") from None
+    except RequestException as error:
+        raise click.ClickException(f"cannot reach {url}: {error}") from None
+    return str(answer.get("url", ""))

@@ -1,0 +1,75 @@
+"""PromQL over the metric catalogue: a name, label or fixed value that it does not list cannot be written.
+
+Rates use Grafana's `$__rate_interval`; a `session` label is always narrowed to the dashboard's `$session`.
+"""
+
+from __future__ import annotations
+
+from metrics.catalogue import BY_NAME, Kind, Metric
+
+STAGE = "foretick_stage_seconds"
+
+
+def per_second(name: str, *by: str, **match: str) -> str:
+    """A counter's increase a second, summed over everything but the labels `by`."""
+    metric = _metric(name, "counter", by)
+    return f"sum{_by(by)} (rate({name}{_selector(metric, match)}[$__rate_interval]))"
+
+
+def increase(name: str, *by: str, **match: str) -> str:
+    """A counter's increase over the dashboard's whole time range."""
+    metric = _metric(name, "counter", by)
+    return f"sum{_by(by)} (increase({name}{_selector(metric, match)}[$__range]))"
+
+
+def gauge(name: str, *by: str, over: str = "max", **match: str) -> str:
+    """A gauge, brought together by `over` (max, sum, avg) over everything but the labels `by`."""
+    metric = _metric(name, "gauge", by)
+    return f"{over}{_by(by)} ({name}{_selector(metric, match)})"
+
+
+def stage_quantile(q: float, stages: str) -> str:
+    """Quantile `q` of the stages that the regular expression matches, in seconds."""
+    return f"histogram_quantile({q:g}, {stage_buckets(stages, 'le', 'stage')})"
+
+
+def stage_mean(stages: str) -> str:
+    """Mean time in each stage, in seconds."""
+    selector = _selector(_metric(STAGE, "histogram", ("stage",)), {"stage": stages})
+    total, count = (
+        f"sum by (stage) (rate({STAGE}_{part}{selector}[$__rate_interval]))" for part in ("sum", "count")
+    )
+    return f"{total} / {count}"
+
+
+def stage_buckets(stages: str, *by: str) -> str:
+    """The histogram itself: observations a second by bucket, for a heatmap."""
+    metric = _metric(STAGE, "histogram", tuple(label for label in by if label != "le"))
+    return f"sum{_by(by)} (rate({STAGE}_bucket{_selector(metric, {'stage': stages})}[$__rate_interval]))"
+
+
+def _metric(name: str, kind: Kind, by: tuple[str, ...]) -> Metric:
+    metric = BY_NAME[name]
+    if metric.kind != kind:
+        raise ValueError(f"{name} is a {metric.kind}, not a {kind}")
+    for label in by:
+        if label not in metric.labels:
+            raise ValueError(f"{name} has no label {label}")
+    return metric
+
+
+def _selector(metric: Metric, match: dict[str, str]) -> str:
+    wanted = dict(match)
+    if "session" in metric.labels:
+        wanted.setdefault("session", "$session")
+    for label, pattern in wanted.items():
+        allowed = metric.values.get(label)
+        if label not in metric.labels or (allowed and not set(pattern.split("|")) <= set(allowed)):
+            raise ValueError(f"{metric.name} has no series with {label}={pattern}")
+    if not wanted:
+        return ""
+    return "{" + ", ".join(f'{label}=~"{pattern}"' for label, pattern in wanted.items()) + "}"
+
+
+def _by(labels: tuple[str, ...]) -> str:
+    return f" by ({', '.join(labels)})" if labels else ""

@@ -1,0 +1,271 @@
+"""The *Latency* dashboard: from a tick to its answer, how fresh the answers are, and what was lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from grafana_foundation_sdk.builders import heatmap, stat, timeseries
+from grafana_foundation_sdk.builders.common import VizLegendOptions
+from grafana_foundation_sdk.builders.dashboard import (
+    Dashboard,
+    DatasourceVariable,
+    QueryVariable,
+    Row,
+    ThresholdsConfig,
+)
+from grafana_foundation_sdk.builders.prometheus import Dataquery
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.common import LegendDisplayMode, LegendPlacement
+from grafana_foundation_sdk.models.dashboard import (
+    DashboardCursorSync,
+    DataSourceRef,
+    Threshold,
+    ThresholdsMode,
+    VariableRefresh,
+)
+
+from dashboards.expressions import (
+    gauge,
+    increase,
+    per_second,
+    stage_buckets,
+    stage_mean,
+    stage_quantile,
+)
+
+UID = "foretick-latency"
+_SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
+_HALF, _THIRD, _SIXTH = 12, 8, 4
+# From the ring's entry on: what happens to a tick before it is in the ring is not measured.
+_WHOLE = "end_to_end"
+_STEPS = "ring_wait|bars|tokenise|queue_flash|forward|publish"
+
+Target = tuple[str, str]
+"""A PromQL expression and the legend of its series."""
+
+
+def build() -> str:
+    """The dashboard as Grafana's JSON, the same bytes every time, ending in one newline."""
+    dashboard = (
+        Dashboard("Foretick: latency")
+        .uid(UID)
+        .description("Tick to answer by stage, freshness by session, losses, queues and KV pool.")
+        .tags(["foretick"])
+        .refresh("5s")
+        .time("now-15m", "now")
+        .timezone("browser")
+        .tooltip(DashboardCursorSync.CROSSHAIR)
+        .with_variable(DatasourceVariable("datasource").type("prometheus").label("Data source"))
+        .with_variable(_session_variable())
+    )
+    for title, panels in _rows():
+        dashboard = dashboard.with_row(Row(title))
+        for panel in panels:
+            dashboard = dashboard.with_panel(panel)
+    model = dashboard.build()
+    for number, panel in enumerate(model.panels, start=1):
+        panel.id_val = number
+    text: str = JSONEncoder(sort_keys=True, indent=2).encode(model)
+    return text + "\n"
+
+
+def _session_variable() -> Any:
+    return (
+        QueryVariable("session")
+        .label("Session")
+        .datasource(_SOURCE)
+        .query("label_values(foretick_data_version, session)")
+        .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
+        .multi(True)
+        .include_all(True)
+        .all_value(".*")
+    )
+
+
+def _rows() -> list[tuple[str, list[Any]]]:
+    return [
+        ("Now", _now()),
+        ("Tick to answer", _tick_to_answer()),
+        ("Questions", _questions()),
+        ("Freshness", _freshness()),
+        ("Losses", _losses()),
+        ("Queues and memory", _queues_and_memory()),
+    ]
+
+
+def _now() -> list[Any]:
+    return [
+        _stat("Engine", "none", gauge("foretick_engine_up", over="min"), bad_below=1),
+        _stat("Tick to answer, p99", "s", stage_quantile(0.99, _WHOLE)),
+        _stat("Worst staleness", "s", gauge("foretick_staleness_seconds")),
+        _stat("Records a second", "short", per_second("foretick_records_total")),
+        _stat("Answers a second", "short", per_second("foretick_answers_total")),
+        _stat("Dropped in this range", "short", increase("foretick_ring_dropped_total"), bad_from=1),
+    ]
+
+
+def _tick_to_answer() -> list[Any]:
+    return [
+        heatmap.Panel()
+        .title("Tick to answer")
+        .description("Ring entry of the newest tick in the version, to its answer acknowledged by the sink.")
+        .datasource(_SOURCE)
+        .y_axis(heatmap.YAxisConfig().unit("s"))
+        .height(9)
+        .span(_HALF)
+        .with_target(_query(stage_buckets(_WHOLE, "le"), "{{le}}", 0).format("heatmap")),
+        _series("Tick to answer, quantiles", "s", _HALF, _quantiles(_WHOLE)),
+        _series("p99 by stage", "s", _HALF, [(stage_quantile(0.99, _STEPS), "{{stage}}")]),
+        _series("Mean by stage", "s", _HALF, [(stage_mean(_STEPS), "{{stage}}")]),
+    ]
+
+
+def _questions() -> list[Any]:
+    return [
+        _series("Standing questions: wait and forward pass", "s", _THIRD, _quantiles("queue_flash|forward")),
+        _series("Asked questions: wait", "s", _THIRD, _quantiles("queue_session")),
+        _series("Asked questions: request to reply", "s", _THIRD, _quantiles("ask")),
+        _series(
+            "Answers a second",
+            "short",
+            _THIRD,
+            [(per_second("foretick_answers_total", "session"), "{{session}}")],
+        ),
+        _series(
+            "Asked a second, by outcome",
+            "short",
+            _THIRD,
+            [(per_second("foretick_asks_total", "outcome"), "{{outcome}}")],
+        ),
+        _series(
+            "Questions without an answer, a second",
+            "short",
+            _THIRD,
+            [(per_second("foretick_answers_failed_total", "reason"), "{{reason}}")],
+        ),
+    ]
+
+
+def _freshness() -> list[Any]:
+    return [
+        _series(
+            "Staleness by session",
+            "s",
+            _THIRD,
+            [(gauge("foretick_staleness_seconds", "session"), "{{session}}")],
+        ),
+        _series(
+            "Data versions a second",
+            "short",
+            _THIRD,
+            [(per_second("foretick_versions_total", "session"), "{{session}}")],
+        ),
+        _series(
+            "Standing evaluations skipped for a newer version, a second",
+            "short",
+            _THIRD,
+            [(per_second("foretick_flash_coalesced_total", "session"), "{{session}}")],
+        ),
+    ]
+
+
+def _losses() -> list[Any]:
+    return [
+        _series(
+            "Lost before they were read, and pauses, a second",
+            "short",
+            _THIRD,
+            [
+                (per_second("foretick_ring_dropped_total", "source"), "at the ring {{source}}"),
+                (per_second("foretick_records_lost_upstream_total", "source"), "upstream {{source}}"),
+                (per_second("foretick_ring_pauses_total", "source"), "pauses {{source}}"),
+            ],
+        ),
+        _series(
+            "Late, a second",
+            "short",
+            _THIRD,
+            [(per_second("foretick_records_late_total", "session"), "{{session}}")],
+        ),
+        _series(
+            "Refused, a second",
+            "short",
+            _THIRD,
+            [
+                (per_second("foretick_records_malformed_total", "reason"), "malformed: {{reason}}"),
+                (per_second("foretick_records_unknown_symbol_total"), "unknown symbol"),
+            ],
+        ),
+    ]
+
+
+def _queues_and_memory() -> list[Any]:
+    used = gauge("foretick_pool_blocks", over="sum", state="used")
+    total = gauge("foretick_pool_blocks", over="sum", state="free|used")
+    return [
+        _series(
+            "Requests by class",
+            "short",
+            _THIRD,
+            [(gauge("foretick_waiting_requests", "class", over="sum"), "{{class}}")],
+        ),
+        _series(
+            "Ring fill", "percentunit", _THIRD, [(gauge("foretick_ring_fill_ratio", "source"), "{{source}}")]
+        ),
+        _series("KV pool in use", "percentunit", _THIRD, [(f"{used} / {total}", "used")]),
+        _series(
+            "Tokens a second, by class",
+            "short",
+            _HALF,
+            [(per_second("foretick_batch_tokens_total", "class"), "{{class}}")],
+        ),
+        _series(
+            "Tape by session, tokens",
+            "short",
+            _HALF,
+            [(gauge("foretick_session_tokens", "session"), "{{session}}")],
+        ),
+    ]
+
+
+def _quantiles(stages: str) -> list[Target]:
+    return [(stage_quantile(q, stages), f"p{q * 100:g} {{{{stage}}}}") for q in (0.5, 0.9, 0.99)]
+
+
+def _query(expression: str, legend: str, index: int) -> Any:
+    return (
+        Dataquery().expr(expression).legend_format(legend).ref_id(chr(ord("A") + index)).datasource(_SOURCE)
+    )
+
+
+def _series(title: str, unit: str, span: int, targets: list[Target]) -> Any:
+    legend = (
+        VizLegendOptions()
+        .display_mode(LegendDisplayMode.LIST)
+        .placement(LegendPlacement.BOTTOM)
+        .show_legend(True)
+    )
+    panel = timeseries.Panel().title(title).datasource(_SOURCE).unit(unit).height(8).span(span).legend(legend)
+    for index, (expression, label) in enumerate(targets):
+        panel = panel.with_target(_query(expression, label, index))
+    return panel
+
+
+def _stat(
+    title: str, unit: str, expression: str, bad_from: float | None = None, bad_below: float | None = None
+) -> Any:
+    steps = [Threshold(color="green")]
+    if bad_from is not None:
+        steps = [Threshold(color="green"), Threshold(value=bad_from, color="red")]
+    if bad_below is not None:
+        steps = [Threshold(color="red"), Threshold(value=bad_below, color="green")]
+    return (
+        stat.Panel()
+        .title(title)
+        .datasource(_SOURCE)
+        .unit(unit)
+        .height(4)
+        .span(_SIXTH)
+        .thresholds(ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(steps))
+        .with_target(_query(expression, "", 0))
+    )

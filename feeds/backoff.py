@@ -1,0 +1,61 @@
+"""Waiting between attempts, and telling the operator once for every change of a connection's state."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from feeds.source import State
+
+Sleep = Callable[[float], Awaitable[None]]
+"""Seconds to wait; passed in so that tests need not."""
+
+FIRST_S = 0.1
+CAP_S = 5.0
+
+
+def delay_s(attempt: int) -> float:
+    """Exponential wait before retry number ``attempt`` (0 is the first), capped at 5 s."""
+    return float(min(CAP_S, FIRST_S * 2.0 ** min(attempt, 16)))
+
+
+class Link:
+    """A connection's state and its count of retries; every change is logged once."""
+
+    def __init__(self, name: str, peer: str, log: logging.Logger, sleep: Sleep = asyncio.sleep) -> None:
+        self.state = State.STOPPED
+        self.retries = 0
+        self._name = name
+        self._peer = peer
+        self._log = log
+        self._sleep = sleep
+        self._attempt = 0
+
+    def connecting(self) -> None:
+        """A first attempt begins."""
+        self._move(State.CONNECTING, logging.INFO, "connecting to %s", self._peer)
+
+    def up(self) -> None:
+        """The peer answers."""
+        self._attempt = 0
+        self._move(State.UP, logging.INFO, "connected to %s", self._peer)
+
+    def down(self, why: object) -> None:
+        """The peer does not answer; retries go on."""
+        message = "%s does not answer, retrying every %g s at most: %s"
+        self._move(State.DOWN, logging.WARNING, message, self._peer, CAP_S, why)
+
+    def stopped(self) -> None:
+        """Nobody wants the connection any more."""
+        self._move(State.STOPPED, logging.INFO, "closed %s", self._peer)
+
+    async def wait_before_retry(self, why: object) -> None:
+        """Report the failure, count a retry and sleep for its backoff."""
+        self.down(why)
+        self.retries += 1
+        attempt, self._attempt = self._attempt, self._attempt + 1
+        await self._sleep(delay_s(attempt))
+
+    def _move(self, state: State, level: int, message: str, *values: object) -> None:
+        if state is not self.state:
+            self.state = state
+            self._log.log(level, "%s: " + message, self._name, *values)

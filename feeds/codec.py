@@ -1,0 +1,241 @@
+"""Bytes to checked records and messages to bytes, in JSON and msgpack.
+
+``decode_record`` is the one gate through which market data enters: what it returns has plausible prices and
+times, and what it refuses carries a reason out of the closed set ``REASONS`` and a sentence for a person.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, Protocol, cast, get_args
+
+import msgspec
+
+from feeds.decimal9 import SCALE, Fixed9, check_fixed9, parse_fixed9
+from feeds.messages import AnyMessage, AnyRecord, Bar, Quote, Trade
+
+Encoding = Literal["json", "msgpack"]
+Reason = Literal[
+    "json",
+    "msgpack",
+    "missing_field",
+    "type",
+    "price",
+    "size",
+    "timestamp_unit",
+    "oversize",
+    "symbol",
+    "bar_ohlc",
+    "encoding",
+]
+REASONS: tuple[Reason, ...] = get_args(Reason)
+
+MAX_BYTES = 1 << 20
+MAX_PRICE = 10**9 * SCALE
+MAX_NAME = 64
+YEAR_1990 = 631_152_000 * 10**9
+YEAR_2100 = 4_102_444_800 * 10**9
+
+SKEWED_CLOCK = 1
+"""Bit of ``record_flags``: received before it happened. The record is kept."""
+
+_PRICES = frozenset(("price", "bid", "ask", "open", "high", "low", "close"))
+_SIZES = frozenset(("size", "bid_size", "ask_size", "volume"))
+_PATH = re.compile(r"`\$\.(\w+)")
+
+
+class MalformedRecord(ValueError):
+    """A payload that is no usable record: ``reason`` is one of REASONS, ``sentence`` says what is wrong."""
+
+    def __init__(self, reason: Reason, sentence: str) -> None:
+        super().__init__(f"{reason}: {sentence}")
+        self.reason = reason
+        self.sentence = sentence
+
+
+class _Decoder(Protocol):
+    def decode(self, payload: bytes, /) -> Any: ...
+
+
+def _to_fixed9(kind: type, value: Any) -> Any:
+    """Msgspec's hook for ``Fixed9`` members: decimal text or an integer of nano units, nothing else."""
+    if kind is not Fixed9:
+        raise NotImplementedError(f"no wire form for {kind}")
+    if type(value) is str:
+        return parse_fixed9(value)
+    if type(value) is int:
+        return check_fixed9(value)
+    raise ValueError(f"expected a decimal string or an integer of 1e-9 units, got {type(value).__name__}")
+
+
+def _from_fixed9(value: Any) -> Any:
+    if type(value) is Fixed9:
+        return str(value)
+    raise NotImplementedError(f"no wire form for {type(value)}")
+
+
+_RECORDS: dict[str, _Decoder] = {
+    "json": msgspec.json.Decoder(AnyRecord, dec_hook=_to_fixed9),
+    "msgpack": msgspec.msgpack.Decoder(AnyRecord, dec_hook=_to_fixed9),
+}
+_MESSAGES: dict[str, _Decoder] = {
+    "json": msgspec.json.Decoder(AnyMessage, dec_hook=_to_fixed9),
+    "msgpack": msgspec.msgpack.Decoder(AnyMessage, dec_hook=_to_fixed9),
+}
+_ENCODERS: dict[str, msgspec.json.Encoder | msgspec.msgpack.Encoder] = {
+    "json": msgspec.json.Encoder(enc_hook=_from_fixed9),
+    "msgpack": msgspec.msgpack.Encoder(enc_hook=_from_fixed9),
+}
+
+
+def decode_record(payload: bytes, encoding: str = "json", max_bytes: int = MAX_BYTES) -> AnyRecord:
+    """Decode and check one record.
+
+    A payload above ``max_bytes`` is refused without being decoded. A receive time before the event time is no
+    error: see ``record_flags``.
+
+    Raises:
+        MalformedRecord: the payload is no usable record.
+    """
+    if len(payload) > max_bytes:
+        raise MalformedRecord("oversize", f"{len(payload)} bytes is more than the limit of {max_bytes}")
+    record = cast(AnyRecord, _decode(_RECORDS, payload, encoding))
+    check_record(record)
+    return record
+
+
+def decode_records(
+    payloads: Iterable[bytes], encoding: str = "json", max_bytes: int = MAX_BYTES
+) -> list[AnyRecord | MalformedRecord]:
+    """Decode a batch in order; a malformed payload is its own entry and spoils no other."""
+    results: list[AnyRecord | MalformedRecord] = []
+    for payload in payloads:
+        try:
+            results.append(decode_record(payload, encoding, max_bytes))
+        except MalformedRecord as error:
+            results.append(error)
+    return results
+
+
+def decode_message(payload: bytes, encoding: str = "json") -> AnyMessage:
+    """Decode any message of ``feeds.messages`` (answers too), without the plausibility checks of records.
+
+    Raises:
+        MalformedRecord: the payload is no such message.
+    """
+    return cast(AnyMessage, _decode(_MESSAGES, payload, encoding))
+
+
+def encode(message: AnyMessage, encoding: str = "json") -> bytes:
+    """Write a message; prices and sizes become decimal strings. Raises ValueError for an unknown encoding."""
+    encoder = _ENCODERS.get(encoding)
+    if encoder is None:
+        raise ValueError(f"encoding {encoding!r} is not one of json, msgpack")
+    return encoder.encode(message)
+
+
+def record_flags(record: AnyRecord) -> int:
+    """Flag bits of a record that is kept although something about it is odd (``SKEWED_CLOCK``)."""
+    return SKEWED_CLOCK if record.ts_recv < record.ts_event else 0
+
+
+def make_headers(message: AnyMessage, encoding: str, source: str, seq: int) -> dict[str, bytes]:
+    """Transport headers: schema (``trade.v1``), encoding, source and the sender's sequence number."""
+    tag = str(message.__struct_config__.tag)
+    return {
+        "schema": f"{tag}.v1".encode(),
+        "encoding": encoding.encode(),
+        "source": source.encode(),
+        "seq": str(seq).encode(),
+    }
+
+
+def header_encoding(headers: Mapping[str, bytes], default: str = "json") -> str:
+    """The encoding that a message's headers name, or ``default`` where they name none."""
+    raw = headers.get("encoding")
+    return default if raw is None else raw.decode("ascii", "replace")
+
+
+def _decode(decoders: Mapping[str, _Decoder], payload: bytes, encoding: str) -> object:
+    decoder = decoders.get(encoding)
+    if decoder is None:
+        raise MalformedRecord("encoding", f"encoding {encoding!r} is not one of json, msgpack")
+    try:
+        return decoder.decode(payload)
+    except msgspec.ValidationError as error:
+        raise MalformedRecord(_reason(str(error)), str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedRecord("msgpack" if encoding == "msgpack" else "json", str(error)) from None
+
+
+def _reason(text: str) -> Reason:
+    if "missing required field" in text:
+        return "missing_field"
+    path = _PATH.search(text)
+    field = path.group(1) if path else ""
+    if field in _PRICES:
+        return "price"
+    return "size" if field in _SIZES else "type"
+
+
+def check_record(record: AnyRecord) -> None:
+    """The plausibility checks of ``decode_record``, for records made otherwise. Raises MalformedRecord."""
+    if not (YEAR_1990 <= record.ts_event < YEAR_2100 and YEAR_1990 <= record.ts_recv < YEAR_2100):
+        _refuse_times(record)
+    if not (_is_name(record.symbol) and _is_name(record.venue)):
+        raise MalformedRecord(
+            "symbol",
+            f"venue and symbol must be 1 to {MAX_NAME} printable characters without blanks or colons",
+        )
+    match record:
+        case Trade():
+            _check_price("price", record.price)
+            _check_size("size", record.size)
+        case Quote():
+            _check_price("bid", record.bid)
+            _check_price("ask", record.ask)
+            _check_size("bid_size", record.bid_size)
+            _check_size("ask_size", record.ask_size)
+        case Bar():
+            _check_bar(record)
+
+
+def _check_bar(bar: Bar) -> None:
+    _check_price("low", bar.low)
+    _check_price("high", bar.high)
+    _check_size("volume", bar.volume)
+    if bar.interval_ns <= 0:
+        raise MalformedRecord("type", f"interval_ns must be positive, got {bar.interval_ns}")
+    if not (bar.low <= bar.open <= bar.high and bar.low <= bar.close <= bar.high):
+        raise MalformedRecord(
+            "bar_ohlc",
+            f"open {bar.open} and close {bar.close} must lie between low {bar.low} and high {bar.high}",
+        )
+
+
+def _check_price(name: str, value: Fixed9) -> None:
+    if not 0 < value < MAX_PRICE:
+        raise MalformedRecord("price", f"{name} must be above 0 and below 1000000000, got {value}")
+
+
+def _check_size(name: str, value: Fixed9) -> None:
+    if value < 0:
+        raise MalformedRecord("size", f"{name} must not be negative, got {value}")
+
+
+def _is_name(name: str) -> bool:
+    # One comparison chain for the common case; the colon is kept out because keys are VENUE:SYMBOL.
+    return 0 < len(name) <= MAX_NAME and name.isprintable() and " " not in name and ":" not in name
+
+
+def _refuse_times(record: AnyRecord) -> None:
+    for name, value in (("ts_event", record.ts_event), ("ts_recv", record.ts_recv)):
+        if YEAR_1990 <= value < YEAR_2100:
+            continue
+        for unit, factor in (("seconds", 10**9), ("milliseconds", 10**6), ("microseconds", 10**3)):
+            if YEAR_1990 <= value * factor < YEAR_2100:
+                raise MalformedRecord(
+                    "timestamp_unit", f"{name} {value} looks like {unit}; nanoseconds are expected"
+                )
+        raise MalformedRecord(
+            "timestamp_unit", f"{name} {value} is no nanosecond time of the years 1990 to 2099"
+        )

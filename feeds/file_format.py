@@ -1,0 +1,191 @@
+"""File formats as declared data: a small TOML says where a file keeps its times, prices and sizes.
+
+A new format is a new TOML file, not new code. Shipped ones are in ``feeds/formats``; docs describe every key.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from feeds.messages import Bar, Quote, Side, Trade, Unit
+from feeds.timestamps import time_parser
+
+FORMATS = Path(__file__).parent / "formats"
+RECEIVE = "receive"
+
+Ref = str | int
+"""Where a value is: a column name or index (csv), a dotted member path (JSON)."""
+
+Kind = Literal["trade", "quote", "bar"]
+RECORD_TYPES: dict[Kind, type[Trade] | type[Quote] | type[Bar]] = {"trade": Trade, "quote": Quote, "bar": Bar}
+FIXED_FIELDS: dict[Kind, tuple[str, ...]] = {
+    "trade": ("price", "size"),
+    "quote": ("bid", "ask", "bid_size", "ask_size"),
+    "bar": ("open", "high", "low", "close", "volume"),
+}
+_OPTIONAL = frozenset(("bid_size", "ask_size"))
+_TEXT_FIELDS: dict[Kind, tuple[str, ...]] = {
+    "trade": ("symbol", "venue", "id", "side"),
+    "quote": ("symbol", "venue"),
+    "bar": ("symbol", "venue"),
+}
+_INTERVAL_UNITS = {"ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9, "d": 86_400 * 10**9}
+
+
+class FormatError(ValueError):
+    """A format declaration that cannot be used; the message names the file and the key."""
+
+
+class Match(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which lines a record declaration is about: those whose ``field`` ends (or begins) like this."""
+
+    field: Ref
+    suffix: str = ""
+    prefix: str = ""
+
+
+class TimeFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where event time is and how it is written; format ``receive`` makes do with the receive time."""
+
+    format: str
+    field: Ref = ""
+    zone: str = "UTC"
+
+
+class RecordFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One kind of record in a file.
+
+    ``stamp`` says which end of its interval a bar's time names. ``rounded`` names the fields whose digits
+    beyond the ninth are rounded (half to even) because the file's writer left binary noise there; in all
+    others such digits make a line malformed.
+    """
+
+    kind: Kind
+    time: TimeFormat
+    fields: dict[str, Ref]
+    venue: str = ""
+    symbol: str = ""
+    unit: Unit = "base"
+    side_values: dict[str, Side] = {}
+    rounded: list[str] = []
+    interval: str = ""
+    stamp: Literal["open", "close"] = "open"
+    match: Match | None = None
+
+    @property
+    def interval_ns(self) -> int:
+        """Length of a bar; 0 where none is declared."""
+        return parse_interval(self.interval) if self.interval else 0
+
+
+class FileFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A whole file: its container and the records found in it. Gzip is recognised by itself.
+
+    Containers: ``csv``; ``jsonl``, a JSON document a line; ``jsonl-capture``, the same after the receive time
+    in ns and a blank.
+    """
+
+    description: str
+    container: Literal["csv", "jsonl", "jsonl-capture"]
+    records: list[RecordFormat]
+    header: bool = True
+    delimiter: str = ","
+
+
+def load_format(name_or_path: str | Path) -> FileFormat:
+    """The format of that name among the shipped ones, or the one declared in that file.
+
+    Raises:
+        FormatError: no such format, or a declaration that cannot be used.
+    """
+    path = FORMATS / f"{name_or_path}.toml"
+    if not path.is_file():
+        path = Path(name_or_path)
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise FormatError(
+            f"format {str(name_or_path)!r} is neither {', '.join(names())} nor a readable file"
+        ) from error
+    try:
+        form = msgspec.toml.decode(text, type=FileFormat)
+        _check_file(form)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise FormatError(f"{path.name}: {error}") from error
+    return form
+
+
+def names() -> list[str]:
+    """Names of the shipped formats."""
+    return sorted(path.stem for path in FORMATS.glob("*.toml"))
+
+
+def parse_interval(text: str) -> int:
+    """Nanoseconds of an interval such as ``1m`` or ``500ms``. Raises ValueError."""
+    number = text.rstrip("smhd")
+    factor = _INTERVAL_UNITS.get(text[len(number) :])
+    if factor is None or not number.isdecimal() or int(number) == 0:
+        raise ValueError(f"interval {text!r} is not a positive number followed by ms, s, m, h or d")
+    return int(number) * factor
+
+
+def _check_file(form: FileFormat) -> None:
+    if not form.records:
+        raise ValueError("records: at least one is needed")
+    if len(form.delimiter) != 1:
+        raise ValueError("delimiter: must be one character")
+    for index, record in enumerate(form.records):
+        _check_record(form, record, f"records[{index}]")
+
+
+def _check_record(form: FileFormat, record: RecordFormat, where: str) -> None:
+    known = FIXED_FIELDS[record.kind] + _TEXT_FIELDS[record.kind]
+    for name in record.fields:
+        if name not in known:
+            raise ValueError(
+                f"{where}.fields.{name}: a {record.kind} has no such field; it has {', '.join(known)}"
+            )
+    for name in FIXED_FIELDS[record.kind]:
+        if name not in record.fields and name not in _OPTIONAL:
+            raise ValueError(f"{where}.fields.{name}: missing")
+    for name in record.rounded:
+        if name not in FIXED_FIELDS[record.kind]:
+            raise ValueError(f"{where}.rounded: {name} is not one of {', '.join(FIXED_FIELDS[record.kind])}")
+    for name in ("venue", "symbol"):
+        if not getattr(record, name) and name not in record.fields:
+            raise ValueError(
+                f"{where}.{name}: missing, and {where}.fields.{name} does not say where to find it"
+            )
+    if (record.kind == "bar") != bool(record.interval):
+        raise ValueError(f"{where}.interval: needed for bars, and only for them")
+    if record.interval:
+        parse_interval(record.interval)
+    _check_time(form, record.time, f"{where}.time")
+    for name, ref in _refs(record).items():
+        if isinstance(ref, int) and form.container != "csv":
+            raise ValueError(f"{where}.{name}: a column index needs a csv file")
+        if isinstance(ref, str) and form.container == "csv" and not form.header:
+            raise ValueError(f"{where}.{name}: a column name needs a header line; use a column index")
+
+
+def _check_time(form: FileFormat, time: TimeFormat, where: str) -> None:
+    if time.format == RECEIVE:
+        if form.container != "jsonl-capture":
+            raise ValueError(f"{where}.format: only a jsonl-capture has receive times")
+        return
+    if time.field == "":
+        raise ValueError(f"{where}.field: missing")
+    try:
+        time_parser(time.format, time.zone)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+
+
+def _refs(record: RecordFormat) -> dict[str, Ref]:
+    refs = {f"fields.{name}": ref for name, ref in record.fields.items()}
+    if record.time.format != RECEIVE:
+        refs["time.field"] = record.time.field
+    if record.match is not None:
+        refs["match.field"] = record.match.field
+    return refs

@@ -1,0 +1,8 @@
+"""Kafka, the names the daemon uses: see the modules for what they do."""
+
+from feeds.kafka_admin import BrokerError, ensure_topics, missing_topics
+from feeds.kafka_client import quiet_client_log
+from feeds.kafka_sink import KafkaSink
+from feeds.kafka_source import KafkaSource
+
+__all__ = ["BrokerError", "KafkaSink", "KafkaSource", "ensure_topics", "missing_topics", "quiet_client_log"]

@@ -1,0 +1,211 @@
+"""Kafka as an acknowledged sink: an idempotent producer that waits for every in-sync replica.
+
+While the broker is away publishes wait; nothing that was acknowledged is lost, and what was not is sent again
+(at-least-once: give messages deterministic keys).
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import (
+    InvalidTopicError,
+    KafkaConnectionError,
+    KafkaError,
+    KafkaTimeoutError,
+    MessageSizeTooLargeError,
+    NodeNotReadyError,
+    TopicAuthorizationFailedError,
+    UnknownTopicOrPartitionError,
+)
+
+from feeds.backoff import Link, Sleep
+from feeds.kafka_client import PROBE_S, close_client, open_client
+from feeds.source import PublishRefused, SinkStopped, State
+
+log = logging.getLogger(__name__)
+
+_BROKER_AWAY = (KafkaConnectionError, KafkaTimeoutError, NodeNotReadyError)
+_HOPELESS = (TopicAuthorizationFailedError, InvalidTopicError)
+_FATAL_ATTEMPTS = 3
+
+
+class _ProducerGone(Exception):
+    """The producer was replaced or stopped while a message waited on it."""
+
+
+class _Generation:
+    """One producer and a future that is done once it was given up, so that nobody waits on it for ever."""
+
+    def __init__(self, producer: AIOKafkaProducer) -> None:
+        self.producer = producer
+        self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def close(self, timeout_s: float) -> None:
+        if not self.gone.done():
+            self.gone.set_result(None)
+        await close_client(self.producer, timeout_s)
+
+
+class KafkaSink:
+    """Publishes with an idempotent producer and waits for every in-sync replica.
+
+    A message larger than ``max_bytes`` (ours) or the topic's limit (the broker's) raises PublishRefused.
+    Messages above 16 KiB travel in a batch of their own, so that a refusal by the broker hits no neighbour.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        bootstrap: str,
+        *,
+        max_bytes: int = 1 << 20,
+        linger_ms: int = 5,
+        request_timeout_ms: int = 10_000,
+        stop_timeout_s: float = 5.0,
+        options: Mapping[str, Any] | None = None,
+        sleep: Sleep = asyncio.sleep,
+    ) -> None:
+        self.name = name
+        self._link = Link(name, bootstrap, log, sleep)
+        self._config = {
+            "bootstrap_servers": bootstrap,
+            "enable_idempotence": True,
+            "acks": "all",
+            "linger_ms": linger_ms,
+            "max_request_size": max_bytes,
+            "request_timeout_ms": request_timeout_ms,
+            **(options or {}),
+        }
+        self._stop_timeout_s = stop_timeout_s
+        self._generation: _Generation | None = None
+        self._replacing = asyncio.Lock()
+        self._stop = asyncio.Event()
+
+    @property
+    def state(self) -> State:
+        """Where the connection stands."""
+        return self._link.state
+
+    @property
+    def retries(self) -> int:
+        """Attempts that failed or were not acknowledged within the probe interval."""
+        return self._link.retries
+
+    async def start(self) -> None:
+        """Connect; waits for the broker as long as it takes, or until ``stop``."""
+        self._stop.clear()
+        self._link.connecting()
+        await self._replace(None)
+
+    async def publish(
+        self, topic: str, key: bytes | None, payload: bytes, headers: Mapping[str, bytes]
+    ) -> None:
+        """Return once all in-sync replicas have the message, however long the broker is away.
+
+        Raises:
+            PublishRefused: too large, not allowed, no such topic, or refused three times for no reason we can
+            mend. SinkStopped: the sink is not running, or was stopped before the acknowledgement.
+        """
+        fatal = 0
+        while True:
+            generation = self._generation
+            if generation is None or self._stop.is_set():
+                raise SinkStopped(f"{self.name}: stopped before a message to {topic} was acknowledged")
+            try:
+                await self._attempt(generation, topic, key, payload, headers)
+                self._link.up()
+                return
+            except _ProducerGone:
+                continue
+            except _BROKER_AWAY as error:
+                await self._link.wait_before_retry(repr(error))
+            except UnknownTopicOrPartitionError as error:
+                await self._refuse_if_missing(generation, topic, error)
+            except KafkaError as error:
+                fatal += 1
+                if fatal == _FATAL_ATTEMPTS or isinstance(error, _HOPELESS):
+                    raise PublishRefused(
+                        f"{self.name}: {topic} does not take the message: {error!r}"
+                    ) from error
+                await self._link.wait_before_retry(repr(error))
+                await self._replace(generation)
+
+    async def flush(self) -> None:
+        """Wait until everything handed to the client is acknowledged."""
+        if self._generation is not None:
+            await self._generation.producer.flush()
+
+    async def stop(self) -> None:
+        """Give what is under way ``stop_timeout_s`` to be acknowledged, then disconnect in the same bound."""
+        generation = self._generation
+        if generation is not None:
+            with contextlib.suppress(TimeoutError, KafkaError):
+                await asyncio.wait_for(generation.producer.flush(), self._stop_timeout_s)
+            await asyncio.sleep(0)  # let acknowledged publishers return before the door closes
+        self._stop.set()
+        self._generation = None
+        if generation is not None:
+            await generation.close(self._stop_timeout_s)
+        self._link.stopped()
+
+    async def _attempt(
+        self,
+        generation: _Generation,
+        topic: str,
+        key: bytes | None,
+        payload: bytes,
+        headers: Mapping[str, bytes],
+    ) -> None:
+        try:
+            send = generation.producer.send(topic, payload, key=key, headers=list(headers.items()))
+            sent = await self._or_gone(generation, asyncio.ensure_future(send))
+        except (MessageSizeTooLargeError, TypeError, ValueError) as error:
+            raise PublishRefused(
+                f"{self.name}: message of {len(payload)} bytes to {topic}: {error}"
+            ) from error
+        try:
+            await self._or_gone(generation, sent)
+        except MessageSizeTooLargeError as error:
+            # The broker never saw this batch's sequence number, so the producer's next one would be out of
+            # order.
+            await self._replace(generation)
+            raise PublishRefused(f"{self.name}: {topic} refuses {len(payload)} bytes as too large") from error
+
+    async def _or_gone(self, generation: _Generation, waiting: "asyncio.Future[Any]") -> Any:
+        """The result of ``waiting``, reporting the link as down for as long as none comes."""
+        while True:
+            done, _ = await asyncio.wait(
+                (waiting, generation.gone), timeout=PROBE_S, return_when=asyncio.FIRST_COMPLETED
+            )
+            if waiting in done:
+                return waiting.result()
+            if done:
+                waiting.cancel()
+                raise _ProducerGone
+            self._link.retries += 1
+            self._link.down(f"no acknowledgement within {PROBE_S:g} s")
+
+    async def _refuse_if_missing(self, generation: _Generation, topic: str, error: KafkaError) -> None:
+        try:
+            known = await generation.producer.client.fetch_all_metadata()
+        except KafkaError as away:
+            await self._link.wait_before_retry(repr(away))
+            return
+        if topic not in known.topics():
+            raise PublishRefused(f"{self.name}: topic {topic} does not exist") from error
+
+    async def _replace(self, old: _Generation | None) -> None:
+        """Put a fresh producer in the place of ``old``, unless another publisher already did."""
+        async with self._replacing:
+            if self._generation is not old or self._stop.is_set():
+                return
+            if old is not None:
+                await old.close(self._stop_timeout_s)
+            producer = await open_client(
+                lambda: AIOKafkaProducer(**self._config), self._link, self._stop, self._stop_timeout_s
+            )
+            self._generation = None if producer is None else _Generation(producer)

@@ -1,0 +1,202 @@
+"""Kafka as a pausing source: a consumer group member that commits only what it is told to.
+
+aiokafka's defaults favour throughput over truth; those that matter are overridden here: no automatic commits,
+only committed records are read, partitions stick to their owner. A broker that is not there yet, or goes away
+and comes back, is waited for.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, ConsumerStoppedError, TopicPartition
+from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
+from aiokafka.errors import IllegalStateError, KafkaError
+
+from feeds.backoff import Link, Sleep
+from feeds.kafka_client import PROBE_S, close_client, open_client
+from feeds.source import CommitFailed, Incoming, Kind, Partition, State
+
+log = logging.getLogger(__name__)
+
+_NO_HEADERS: Mapping[str, bytes] = {}
+
+
+class KafkaSource:
+    """Records of some topics as a member of a consumer group (*pausing*: the broker keeps what we do not
+    fetch).
+
+    ``group_instance_id`` makes membership static, so that a restart does not rebalance. ``options`` go to
+    aiokafka as they are (TLS, SASL). ``group`` None reads every partition and commits nothing.
+    """
+
+    kind: Kind = "pausing"
+
+    def __init__(
+        self,
+        name: str,
+        bootstrap: str,
+        topics: list[str],
+        group: str | None,
+        *,
+        group_instance_id: str | None = None,
+        max_records: int = 5000,
+        poll_ms: int = 200,
+        start_at: str = "earliest",
+        commit_timeout_s: float = 10.0,
+        stop_timeout_s: float = 5.0,
+        options: Mapping[str, Any] | None = None,
+        clock_ns: Callable[[], int] = time.time_ns,
+        sleep: Sleep = asyncio.sleep,
+    ) -> None:
+        self.name = name
+        self._link = Link(name, bootstrap, log, sleep)
+        self._bootstrap = bootstrap
+        self._topics = topics
+        self._group = group
+        self._max_records = max_records
+        self._poll_ms = poll_ms
+        self._commit_timeout_s = commit_timeout_s
+        self._stop_timeout_s = stop_timeout_s
+        self._clock_ns = clock_ns
+        self._config = {
+            "group_id": group,
+            "group_instance_id": group_instance_id,
+            "auto_offset_reset": start_at,
+            "enable_auto_commit": False,
+            "isolation_level": "read_committed",
+            # A class of its own: aiokafka keeps the sticky assignor's state on the class, shared by all
+            # consumers.
+            "partition_assignment_strategy": (type("Sticky", (StickyPartitionAssignor,), {}),),
+            **(options or {}),
+        }
+        self._consumer: AIOKafkaConsumer | None = None
+        self._paused = False
+        self._stop = asyncio.Event()
+        self._quiet_since = 0.0
+
+    @property
+    def state(self) -> State:
+        """Where the connection stands."""
+        return self._link.state
+
+    @property
+    def retries(self) -> int:
+        """Failed attempts to reach the broker."""
+        return self._link.retries
+
+    @property
+    def lost(self) -> int:
+        """Always 0: the log keeps what we have not read."""
+        return 0
+
+    async def start(self) -> None:
+        """Join the group; waits for the broker as long as it takes, or until ``stop``."""
+        self._stop.clear()
+        self._link.connecting()
+        self._consumer = await open_client(self._new_consumer, self._link, self._stop, self._stop_timeout_s)
+        self._quiet_since = time.monotonic()
+
+    async def batches(self) -> AsyncIterator[list[Incoming]]:
+        """Up to ``max_records`` messages at a time, in offset order within each partition, until ``stop``."""
+        while self._consumer is not None and not self._stop.is_set():
+            self._hold_back(self._consumer)
+            try:
+                fetched = await self._consumer.getmany(
+                    timeout_ms=self._poll_ms, max_records=self._max_records
+                )
+            except ConsumerStoppedError:
+                return
+            except KafkaError as error:
+                await self._reopen(error)
+                continue
+            if fetched:
+                self._link.up()
+                self._quiet_since = time.monotonic()
+                yield self._incoming(fetched)
+            else:
+                await self._probe(self._consumer)
+
+    def pause(self) -> None:
+        """Stop fetching from every partition, including those assigned later. The membership stays alive."""
+        self._paused = True
+        if self._consumer is not None:
+            self._hold_back(self._consumer)
+
+    def resume(self) -> None:
+        """Fetch again."""
+        self._paused = False
+        if self._consumer is not None:
+            self._consumer.resume(*self._consumer.paused())
+
+    async def commit(self, offsets: Mapping[Partition, int]) -> None:
+        """Store the next offset of each partition; those no longer assigned here are their new owner's
+        business.
+
+        Raises:
+            CommitFailed: no group, the broker does not answer in time, or the group is rebalancing.
+        """
+        consumer = self._consumer
+        if consumer is None or self._group is None:
+            raise CommitFailed(f"{self.name}: not a started member of a group, nowhere to commit")
+        owned = consumer.assignment()
+        ours = {TopicPartition(*p): offset for p, offset in offsets.items() if TopicPartition(*p) in owned}
+        if not ours:
+            return
+        try:
+            await asyncio.wait_for(consumer.commit(ours), self._commit_timeout_s)
+        except (KafkaError, TimeoutError) as error:
+            raise CommitFailed(f"{self.name}: offsets not stored: {error!r}") from error
+
+    async def stop(self) -> None:
+        """Leave the group within ``stop_timeout_s``."""
+        self._stop.set()
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            await close_client(consumer, self._stop_timeout_s)
+        self._link.stopped()
+
+    def _new_consumer(self) -> AIOKafkaConsumer:
+        return AIOKafkaConsumer(*self._topics, bootstrap_servers=self._bootstrap, **self._config)
+
+    def _hold_back(self, consumer: AIOKafkaConsumer) -> None:
+        if self._paused:
+            with contextlib.suppress(IllegalStateError):  # revoked in between: nothing left to pause
+                consumer.pause(*(consumer.assignment() - consumer.paused()))
+
+    async def _reopen(self, error: KafkaError) -> None:
+        """Start over from the committed offsets after an error that the client does not recover from."""
+        await self._link.wait_before_retry(repr(error))
+        if self._consumer is not None:
+            await close_client(self._consumer, self._stop_timeout_s)
+        self._consumer = await open_client(self._new_consumer, self._link, self._stop, self._stop_timeout_s)
+
+    async def _probe(self, consumer: AIOKafkaConsumer) -> None:
+        if time.monotonic() - self._quiet_since < PROBE_S:
+            return
+        try:
+            await asyncio.wait_for(consumer.topics(), PROBE_S)
+            self._link.up()
+        except (KafkaError, TimeoutError) as error:
+            self._link.retries += 1
+            self._link.down(repr(error))
+        self._quiet_since = time.monotonic()
+
+    def _incoming(self, fetched: Mapping[TopicPartition, list[Any]]) -> list[Incoming]:
+        now = self._clock_ns()
+        return [
+            Incoming(
+                partition.topic,
+                partition.partition,
+                record.offset,
+                record.key,
+                record.value or b"",
+                dict(record.headers) if record.headers else _NO_HEADERS,
+                now,
+            )
+            for partition, records in fetched.items()
+            for record in records
+        ]

@@ -1,0 +1,151 @@
+"""Every message that crosses a topic or a socket: records in, answers out.
+
+Structs are frozen and tagged by their ``type`` member, in JSON and in msgpack alike. Times are integer
+nanoseconds since the Unix epoch. Prices and sizes are ``Fixed9`` (an int counting 1e-9); on the wire they are
+decimal strings or such integers, never JSON floats. Unknown members are ignored, so fields may be added
+without breaking readers.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from feeds.decimal9 import Fixed9
+
+Unit = Literal["base", "quote", "contracts", "shares", "lots"]
+Side = Literal["buy", "sell", "unknown"]
+Clock = Literal["exchange", "receive"]
+"""Whose clock stamped ``ts_event``: ``receive`` where the venue sends no time, so receive time stands in."""
+
+Flag = Literal["stale", "gap", "warm_up", "skewed_clock", "untrained"]
+ZERO = Fixed9(0)
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """What every market data record carries. ``seq`` is the source's own sequence number (0: it has none)."""
+
+    venue: str
+    symbol: str
+    ts_event: int
+    ts_recv: int
+    seq: int = 0
+    clock: Clock = "exchange"
+
+    @property
+    def key(self) -> str:
+        """The Kafka key, ``VENUE:SYMBOL``."""
+        return f"{self.venue}:{self.symbol}"
+
+    @property
+    def skewed(self) -> bool:
+        """True when the record was received before it happened: one of the two clocks is wrong."""
+        return self.ts_recv < self.ts_event
+
+
+class Trade(Record, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag="trade"):
+    """One execution. ``side`` is the aggressor's; ``id`` is the venue's trade id."""
+
+    price: Fixed9
+    size: Fixed9
+    unit: Unit = "base"
+    side: Side = "unknown"
+    id: str = ""
+
+
+class Quote(Record, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag="quote"):
+    """Best bid and ask; a size of 0 means the venue does not publish it."""
+
+    bid: Fixed9
+    ask: Fixed9
+    bid_size: Fixed9 = ZERO
+    ask_size: Fixed9 = ZERO
+    unit: Unit = "base"
+
+
+class Bar(Record, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag="bar"):
+    """A ready-made bar of ``interval_ns``; ``ts_event`` is its opening time."""
+
+    open: Fixed9
+    high: Fixed9
+    low: Fixed9
+    close: Fixed9
+    volume: Fixed9
+    interval_ns: int
+    unit: Unit = "base"
+
+
+AnyRecord = Trade | Quote | Bar
+
+
+class InputRange(msgspec.Struct, frozen=True, gc=False):
+    """The records of one partition that a data version was built from, both offsets inclusive."""
+
+    topic: str
+    partition: int
+    first_offset: int
+    last_offset: int
+
+
+class Latency(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Where the time of one answer went, in nanoseconds."""
+
+    ring_wait_ns: int = 0
+    bars_ns: int = 0
+    tokenise_ns: int = 0
+    queue_ns: int = 0
+    forward_ns: int = 0
+    total_ns: int = 0
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
+    """One answer of one question about one session, and everything needed to judge it.
+
+    ``as_of`` is the event time of the newest record in the data version. ``staleness_ns`` is the wall clock
+    at publication minus ``ts_recv`` of that record. ``logit_gap`` is the best logit minus the second best
+    over the choices (or the vocabulary); ``probability`` is set where the gap was calibrated. ``choice`` is
+    None for free text.
+    """
+
+    session: str
+    symbol: str
+    question: str
+    question_hash: str
+    text: str
+    choice: str | None
+    logit_gap: float
+    probability: float | None
+    data_version: int
+    inputs: list[InputRange]
+    as_of: int
+    staleness_ns: int
+    model: str
+    model_revision: str
+    untrained: bool
+    latency: Latency
+    reused_tokens: int
+    computed_tokens: int
+    flags: list[Flag]
+    published_at: int
+
+
+class DataUpdated(msgspec.Struct, frozen=True, kw_only=True, tag="data_updated"):
+    """A session reached ``data_version``, ``bars`` bars after the one before."""
+
+    session: str
+    data_version: int
+    as_of: int
+    bars: int
+
+
+class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, tag="dead_letter"):
+    """A payload that could not be used. ``payload`` is base64 text in JSON, raw bytes in msgpack."""
+
+    error: str
+    reason: str
+    topic: str
+    partition: int
+    offset: int
+    payload: bytes
+
+
+AnyMessage = Trade | Quote | Bar | Answer | DataUpdated | DeadLetter

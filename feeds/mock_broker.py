@@ -1,0 +1,136 @@
+"""librdkafka's in-process mock cluster, as an embedded stand-in for a Kafka broker.
+
+This is not Apache Kafka. It lives in this process's memory, keeps 5 MiB a partition, forgets everything at
+exit and fakes what it does not do (transactions, topic creation over the wire). It exists for the demo and
+for fault injection in tests. confluent-kafka ships the library; only its mock cluster is used, through
+ctypes.
+"""
+
+import ctypes
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+NOTICE = "embedded broker: librdkafka's mock cluster, in this process's memory; not Apache Kafka"
+
+_PRODUCER = 0
+_REBALANCE_DELAY_MS = 300
+"""Group members arriving within this time form one generation; without it a second member is not admitted."""
+
+
+class MockUnavailable(RuntimeError):
+    """The library behind the mock cluster is not installed."""
+
+
+class MockBroker:
+    """A mock cluster of ``brokers`` brokers on free loopback ports, for as long as the context lasts.
+
+    Raises:
+        MockUnavailable: confluent-kafka (the ``demo`` extra) is missing.
+        RuntimeError: librdkafka refuses.
+    """
+
+    def __init__(self, brokers: int = 1, *, rebalance_delay_ms: int = _REBALANCE_DELAY_MS) -> None:
+        self._brokers = brokers
+        self._delay_ms = rebalance_delay_ms
+        self._library: ctypes.CDLL | None = None
+        self._handle: int | None = None
+        self._cluster: int | None = None
+        self.bootstrap = ""
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Open the listeners and set ``bootstrap`` ("host:port,...")."""
+        library = _load()
+        reason = ctypes.create_string_buffer(512)
+        settings = library.rd_kafka_conf_new()
+        # The handle only carries the cluster and has no broker of its own; keep it from warning about that.
+        library.rd_kafka_conf_set(settings, b"log_level", b"0", reason, len(reason))
+        handle = library.rd_kafka_new(_PRODUCER, settings, reason, len(reason))
+        if not handle:
+            raise RuntimeError(f"librdkafka: {reason.value.decode(errors='replace')}")
+        cluster = library.rd_kafka_mock_cluster_new(handle, self._brokers)
+        if not cluster:
+            library.rd_kafka_destroy(handle)
+            raise RuntimeError("librdkafka did not start its mock cluster")
+        self._library, self._handle, self._cluster = library, handle, cluster
+        library.rd_kafka_mock_group_initial_rebalance_delay_ms(cluster, self._delay_ms)
+        self.bootstrap = library.rd_kafka_mock_cluster_bootstraps(cluster).decode()
+
+    def stop(self) -> None:
+        """Close the listeners and forget all data. Idempotent."""
+        library, handle, cluster = self._library, self._handle, self._cluster
+        self._library = self._handle = self._cluster = None
+        if library is not None:
+            library.rd_kafka_mock_cluster_destroy(cluster)
+            library.rd_kafka_destroy(handle)
+
+    def create_topic(self, name: str, partitions: int = 1) -> None:
+        """Create a topic (each partition kept once)."""
+        self._call("rd_kafka_mock_topic_create", name.encode(), partitions, 1)
+
+    def set_down(self, broker: int = 1) -> None:
+        """Cut broker ``broker`` (from 1) off: its connections drop and new ones are refused."""
+        self._call("rd_kafka_mock_broker_set_down", broker)
+
+    def set_up(self, broker: int = 1) -> None:
+        """Bring broker ``broker`` back, with its data."""
+        self._call("rd_kafka_mock_broker_set_up", broker)
+
+    def set_rtt(self, milliseconds: int, broker: int = 1) -> None:
+        """Delay every response of ``broker``."""
+        self._call("rd_kafka_mock_broker_set_rtt", broker, milliseconds)
+
+    def _call(self, function: str, *arguments: Any) -> None:
+        if self._library is None:
+            raise RuntimeError("the mock broker is not started")
+        call: Callable[..., int] = getattr(self._library, function)
+        code = call(self._cluster, *arguments)
+        if code:
+            raise RuntimeError(f"{function}{arguments} returned {code}")
+
+
+_pointer, _text, _int = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "rd_kafka_conf_new": (_pointer, []),
+    "rd_kafka_conf_set": (_int, [_pointer, _text, _text, _text, ctypes.c_size_t]),
+    "rd_kafka_new": (_pointer, [_int, _pointer, _text, ctypes.c_size_t]),
+    "rd_kafka_destroy": (None, [_pointer]),
+    "rd_kafka_mock_cluster_new": (_pointer, [_pointer, _int]),
+    "rd_kafka_mock_cluster_destroy": (None, [_pointer]),
+    "rd_kafka_mock_cluster_bootstraps": (_text, [_pointer]),
+    "rd_kafka_mock_group_initial_rebalance_delay_ms": (None, [_pointer, ctypes.c_int32]),
+    "rd_kafka_mock_topic_create": (_int, [_pointer, _text, _int, _int]),
+    "rd_kafka_mock_broker_set_down": (_int, [_pointer, ctypes.c_int32]),
+    "rd_kafka_mock_broker_set_up": (_int, [_pointer, ctypes.c_int32]),
+    "rd_kafka_mock_broker_set_rtt": (_int, [_pointer, ctypes.c_int32, _int]),
+}
+
+
+def _load() -> ctypes.CDLL:
+    """The librdkafka that confluent-kafka's wheel brings along, with argument types declared."""
+    spec = importlib.util.find_spec("confluent_kafka")
+    if spec is None or spec.origin is None:
+        raise MockUnavailable("the embedded broker needs confluent-kafka: pip install 'foretick[demo]'")
+    importlib.import_module("confluent_kafka")  # loads the libraries that librdkafka itself needs
+    beside = Path(spec.origin).parent.parent / "confluent_kafka.libs"
+    found = sorted(beside.glob("librdkafka*"))
+    if not found:
+        raise MockUnavailable(
+            "this build of confluent-kafka has no bundled librdkafka; install its PyPI wheel"
+        )
+    library = ctypes.CDLL(str(found[0]))
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library

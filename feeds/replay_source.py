@@ -1,0 +1,150 @@
+"""A recorded file as a source: its records on the same way as live data, at the pace of their event times."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from pathlib import Path
+
+from feeds.backoff import Sleep
+from feeds.codec import MalformedRecord, encode, make_headers
+from feeds.file_format import FileFormat
+from feeds.messages import AnyRecord
+from feeds.replay import read_records
+from feeds.source import Incoming, Kind, Partition, State
+
+NAP_S = 0.2
+"""Longest sleep at a stretch, so that stop and pause are heard."""
+
+
+class ReplaySource:
+    """Plays a file at ``speed`` times its event time; 0 is as fast as it is taken (*pausing*: the file
+    waits).
+
+    Every record is encoded again, so that it passes the same decoding and checks as a live one. The topic is
+    the file's name, the partition 0, the offset the record's number in the file (from 0).
+    """
+
+    kind: Kind = "pausing"
+
+    def __init__(
+        self,
+        name: str,
+        path: str | Path,
+        form: FileFormat,
+        speed: float = 1.0,
+        *,
+        from_ns: int | None = None,
+        until_ns: int | None = None,
+        kinds: Collection[str] | None = None,
+        encoding: str = "json",
+        max_records: int = 500,
+        on_malformed: Callable[[int, MalformedRecord], None] | None = None,
+        monotonic_s: Callable[[], float] = time.monotonic,
+        clock_ns: Callable[[], int] = time.time_ns,
+        sleep: Sleep = asyncio.sleep,
+    ) -> None:
+        if speed < 0:
+            raise ValueError(f"speed must not be negative, got {speed}")
+        self.name = name
+        self.state = State.STOPPED
+        self.malformed = 0
+        self._path = Path(path)
+        self._form = form
+        self._speed = speed
+        self._from_ns, self._until_ns, self._kinds = from_ns, until_ns, kinds
+        self._encoding = encoding
+        self._max_records = max_records
+        self._on_malformed = on_malformed
+        self._monotonic_s = monotonic_s
+        self._clock_ns = clock_ns
+        self._sleep = sleep
+        self._running = asyncio.Event()
+        self._running.set()
+        self._origin: tuple[float, int] | None = None  # (monotonic s, event ns) that belong together
+
+    @property
+    def lost(self) -> int:
+        """Always 0: a file loses nothing."""
+        return 0
+
+    async def start(self) -> None:
+        """Check that the file can be read. Raises OSError."""
+        with self._path.open("rb"):
+            self.state = State.UP
+
+    async def batches(self) -> AsyncIterator[list[Incoming]]:
+        """Records as they fall due, up to ``max_records`` at a time, to the end of the file or ``stop``."""
+        batch: list[Incoming] = []
+        for record in self._records():
+            due_in = self._due_in_s(record.ts_event)
+            if batch and (due_in > 0 or len(batch) == self._max_records):
+                yield batch
+                batch = []
+                await self._sleep(0)  # reading is synchronous: let the others run
+            if not await self._reach(record.ts_event):
+                return
+            batch.append(self._incoming(record))
+        if batch and self.state is State.UP:
+            yield batch
+
+    def pause(self) -> None:
+        """Hold the tape. What falls due meanwhile plays at once on ``resume``, as live data would arrive."""
+        self._running.clear()
+
+    def resume(self) -> None:
+        """Let the tape run."""
+        self._running.set()
+
+    async def commit(self, offsets: Mapping[Partition, int]) -> None:
+        """Nothing to store: a replay always begins where it is told to."""
+
+    async def stop(self) -> None:
+        """End ``batches`` within ``NAP_S``."""
+        self.state = State.STOPPED
+        self._running.set()
+
+    def _records(self) -> Iterator[AnyRecord]:
+        return read_records(
+            self._path,
+            self._form,
+            from_ns=self._from_ns,
+            until_ns=self._until_ns,
+            kinds=self._kinds,
+            on_malformed=self._count_malformed,
+        )
+
+    def _count_malformed(self, line: int, error: MalformedRecord) -> None:
+        self.malformed += 1
+        if self._on_malformed is not None:
+            self._on_malformed(line, error)
+
+    def _due_in_s(self, event_ns: int) -> float:
+        """Seconds until a record of that event time is due; 0 or less: now."""
+        if not self._speed:
+            return 0.0
+        now = self._monotonic_s()
+        if self._origin is None:
+            self._origin = (now, event_ns)
+        began, first_ns = self._origin
+        return began + (event_ns - first_ns) / 1e9 / self._speed - now
+
+    async def _reach(self, event_ns: int) -> bool:
+        """Wait until that event time is due and the tape runs; False when the source was stopped."""
+        while self.state is State.UP:
+            await self._running.wait()
+            due_in = self._due_in_s(event_ns)
+            if due_in <= 0:
+                return self.state is State.UP
+            await self._sleep(min(due_in, NAP_S))
+        return False
+
+    def _incoming(self, record: AnyRecord) -> Incoming:
+        return Incoming(
+            self._path.name,
+            0,
+            record.seq - 1,
+            record.key.encode(),
+            encode(record, self._encoding),
+            make_headers(record, self._encoding, self.name, record.seq),
+            self._clock_ns(),
+        )

@@ -1,0 +1,108 @@
+"""What every way in and every way out looks like to the daemon, whatever carries it."""
+
+from collections.abc import AsyncIterator, Mapping
+from enum import StrEnum
+from typing import Literal, Protocol, runtime_checkable
+
+import msgspec
+
+Kind = Literal["pausing", "dropping"]
+"""``pausing``: the upstream keeps data while we pause. ``dropping``: what we do not take in time is lost."""
+
+Partition = tuple[str, int]
+"""A topic and a partition number."""
+
+
+class State(StrEnum):
+    """Where a connection stands."""
+
+    STOPPED = "stopped"
+    CONNECTING = "connecting"
+    UP = "up"
+    DOWN = "down"
+
+
+class Incoming(msgspec.Struct, frozen=True, gc=False):
+    """One message as it arrived. ``ts_recv_ns``: this process's wall clock when it took the message over."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    payload: bytes
+    headers: Mapping[str, bytes] = {}
+    ts_recv_ns: int = 0
+
+
+class CommitFailed(RuntimeError):
+    """Offsets were not stored. They are cumulative: the next successful commit makes up for this one."""
+
+
+class PublishRefused(RuntimeError):
+    """The message can never be delivered as it is (too large, not allowed); resending would not help."""
+
+
+class SinkStopped(RuntimeError):
+    """The sink was stopped before this message was acknowledged."""
+
+
+@runtime_checkable
+class Source(Protocol):
+    """A stream of messages in batches."""
+
+    name: str
+    kind: Kind
+
+    @property
+    def lost(self) -> int:
+        """Messages known to be lost upstream, from gaps in sequence numbers."""
+        ...
+
+    async def start(self) -> None:
+        """Connect; returns once messages can arrive, retrying for as long as it takes."""
+        ...
+
+    def batches(self) -> AsyncIterator[list[Incoming]]:
+        """Batches in arrival order, until ``stop`` or the end of the data. One consumer at a time."""
+        ...
+
+    def pause(self) -> None:
+        """Stop fetching (pausing sources; a dropping source has no brake and ignores this)."""
+        ...
+
+    def resume(self) -> None:
+        """Fetch again."""
+        ...
+
+    async def commit(self, offsets: Mapping[Partition, int]) -> None:
+        """Store the next offset to read of each partition. Raises CommitFailed."""
+        ...
+
+    async def stop(self) -> None:
+        """Disconnect in bounded time; ``batches`` ends."""
+        ...
+
+
+@runtime_checkable
+class Sink(Protocol):
+    """A way out."""
+
+    name: str
+
+    async def start(self) -> None:
+        """Connect, retrying for as long as it takes."""
+        ...
+
+    async def publish(
+        self, topic: str, key: bytes | None, payload: bytes, headers: Mapping[str, bytes]
+    ) -> None:
+        """Deliver one message; returns after acknowledgement. Raises PublishRefused, SinkStopped."""
+        ...
+
+    async def flush(self) -> None:
+        """Wait until everything published so far is acknowledged."""
+        ...
+
+    async def stop(self) -> None:
+        """Disconnect in bounded time; publishes still waiting raise SinkStopped."""
+        ...

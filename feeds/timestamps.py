@@ -1,0 +1,71 @@
+"""Reading the time stamps of files into integer nanoseconds since the Unix epoch, without floating point."""
+
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from feeds.decimal9 import parse_fixed9
+
+ParseTime = Callable[[str], int]
+"""Text to nanoseconds; raises ValueError."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_FIXED = re.compile(r"UTC([+-])(\d{2}):(\d{2})")
+_EPOCH_UNITS = {"epoch-s": 10**9, "epoch-ms": 10**6, "epoch-us": 10**3, "epoch-ns": 1}
+
+
+def parse_zone(name: str) -> tzinfo:
+    """``UTC``, a fixed offset such as ``UTC-05:00`` (no daylight saving) or an IANA name, else ValueError."""
+    if name == "UTC":
+        return UTC
+    fixed = _FIXED.fullmatch(name)
+    if fixed:
+        offset = timedelta(hours=int(fixed[2]), minutes=int(fixed[3]))
+        return timezone(-offset if fixed[1] == "-" else offset)
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError) as error:
+        raise ValueError(
+            f"{name!r} is neither UTC, UTC-05:00 and the like, nor an IANA zone known here"
+        ) from error
+
+
+def time_parser(pattern: str, zone: str = "UTC") -> ParseTime:
+    """A parser for one declared format.
+
+    ``pattern`` is ``epoch-s|ms|us|ns`` (decimal text allowed: exact to the nanosecond), ``iso`` (ISO 8601) or
+    a strptime pattern. Wall times are taken in ``zone`` unless they carry an offset; the hour that autumn
+    repeats is read as its first occurrence.
+
+    Raises:
+        ValueError: no such zone or pattern.
+    """
+    unit = _EPOCH_UNITS.get(pattern)
+    if unit is not None:
+        return lambda text: _epoch_ns(text, unit)
+    tz = parse_zone(zone)
+    if pattern == "iso":
+        return lambda text: _wall_ns(datetime.fromisoformat(text), tz)
+    if "%" not in pattern:
+        raise ValueError(f"{pattern!r} is neither iso, {', '.join(_EPOCH_UNITS)}, nor a strptime pattern")
+    return lambda text: _wall_ns(datetime.strptime(text, pattern), tz)
+
+
+def _epoch_ns(text: str, unit: int) -> int:
+    if text.isdecimal() and text.isascii():
+        return int(text) * unit
+    whole, _, fraction = text.partition(".")
+    if not (whole.isdecimal() and whole.isascii()):
+        raise ValueError(f"{text!r} is no time since the epoch")
+    exact = int(parse_fixed9(f"0.{fraction}")) * unit
+    if exact % 10**9:
+        raise ValueError(f"{text!r} is finer than a nanosecond")
+    return int(whole) * unit + exact // 10**9
+
+
+def _wall_ns(moment: datetime, zone: tzinfo) -> int:
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=zone)
+    since = moment.astimezone(UTC) - _EPOCH
+    return (since.days * 86_400 + since.seconds) * 10**9 + since.microseconds * 1000

@@ -1,0 +1,262 @@
+"""ZeroMQ publish/subscribe as a dropping source and a sink without acknowledgement.
+
+A message is three frames: topic, header (msgpack of ``Header``) and payload. A publisher at its high-water
+mark drops silently, so it numbers the messages of each topic (not of all topics together: a subscriber to
+some topics would see gaps that are none) and the subscriber counts what is missing.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from feeds.source import Incoming, Kind, Partition, PublishRefused, SinkStopped, State
+
+POLL_MS = 200
+RCVHWM = 100_000
+SNDHWM = 100_000
+
+
+class Header(msgspec.Struct, frozen=True, gc=False):
+    """Second frame. ``seq`` counts 1, 2, 3... per topic since ``epoch``, the publisher's start (ns)."""
+
+    seq: int
+    encoding: str
+    schema: str
+    source: str
+    epoch: int = 0
+
+
+class GapCounter:
+    """Counts what is missing from the numbered streams of several publishers.
+
+    The first message of a publisher (or of its new epoch) only sets the mark: what went before it was not
+    ours.
+    """
+
+    def __init__(self) -> None:
+        self.lost = 0
+        self._last: dict[tuple[str, bytes], tuple[int, int]] = {}
+
+    def see(self, topic: bytes, header: Header) -> int:
+        """Note one arrival; returns how many messages are missing right before it."""
+        stream = (header.source, topic)
+        epoch, last = self._last.get(stream, (header.epoch, header.seq - 1))
+        if epoch != header.epoch:
+            last = header.seq - 1
+        elif header.seq <= last:
+            return 0  # a repetition: nothing is missing, and the mark stays
+        self._last[stream] = (header.epoch, header.seq)
+        missing = header.seq - last - 1
+        self.lost += missing
+        return missing
+
+
+class ZmqSource:
+    """Subscribes to topic prefixes (*dropping*: what is not taken in time is lost, and counted in ``lost``).
+
+    ``partition`` is always 0 and ``offset`` this source's own running number over all topics, since
+    publishers' numbers collide; the publisher's ``seq`` is among the headers. Two frames (topic, payload) are
+    taken too, without loss counting; other shapes are dropped and counted in ``malformed``.
+    """
+
+    kind: Kind = "dropping"
+
+    def __init__(
+        self,
+        name: str,
+        endpoint: str,
+        topics: Sequence[str],
+        *,
+        bind: bool = False,
+        rcvhwm: int = RCVHWM,
+        max_records: int = 5000,
+        context: zmq.asyncio.Context | None = None,
+        clock_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self.name = name
+        self.endpoint = endpoint
+        self.malformed = 0
+        self.state = State.STOPPED
+        self._topics = topics
+        self._bind = bind
+        self._rcvhwm = rcvhwm
+        self._max_records = max_records
+        self._context = context
+        self._clock_ns = clock_ns
+        self._gaps = GapCounter()
+        self._offset = 0
+        self._socket: zmq.asyncio.Socket | None = None
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._header = msgspec.msgpack.Decoder(Header)
+
+    @property
+    def lost(self) -> int:
+        """Messages missing from publishers' numbering so far."""
+        return self._gaps.lost
+
+    async def start(self) -> None:
+        """Bind or connect and subscribe. A connecting subscriber needs no publisher yet."""
+        socket = (self._context or zmq.asyncio.Context.instance()).socket(zmq.SUB)
+        socket.setsockopt(zmq.RCVHWM, self._rcvhwm)
+        for topic in self._topics:
+            socket.setsockopt(zmq.SUBSCRIBE, topic.encode())
+        self.endpoint = _attach(socket, self.endpoint, self._bind)
+        self._socket = socket
+        self.state = State.UP
+
+    async def batches(self) -> AsyncIterator[list[Incoming]]:
+        """Whatever is there, up to ``max_records`` messages at a time, until ``stop``."""
+        self._idle.clear()
+        try:
+            while (socket := self._socket) is not None:
+                if await socket.poll(POLL_MS) and (batch := self._drain(socket)):
+                    yield batch
+        finally:
+            self._idle.set()
+
+    def pause(self) -> None:
+        """No brake here: the publisher goes on regardless."""
+
+    def resume(self) -> None:
+        """See ``pause``."""
+
+    async def commit(self, offsets: Mapping[Partition, int]) -> None:
+        """Nothing to store: there is no log behind a publisher."""
+
+    async def stop(self) -> None:
+        """Close the socket once ``batches`` has let go of it (at most one poll interval)."""
+        socket, self._socket = self._socket, None
+        if socket is None:
+            return
+        # A reader of batches() that walked away in the middle is not polling either: closing is safe after
+        # the wait.
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), 2 * POLL_MS / 1000)
+        socket.close(linger=0)
+        self.state = State.STOPPED
+
+    def _drain(self, socket: zmq.asyncio.Socket) -> list[Incoming]:
+        """Take what has arrived without a future per message."""
+        plain: zmq.Socket[bytes] = zmq.Socket.shadow(socket.underlying)
+        batch: list[Incoming] = []
+        now = self._clock_ns()
+        while len(batch) < self._max_records:
+            try:
+                frames = plain.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            incoming = self._incoming(frames, now)
+            if incoming is None:
+                self.malformed += 1
+            else:
+                batch.append(incoming)
+        return batch
+
+    def _incoming(self, frames: list[bytes], now: int) -> Incoming | None:
+        headers: dict[str, bytes] = {}
+        if len(frames) == 3:
+            try:
+                header = self._header.decode(frames[1])
+            except msgspec.DecodeError:
+                return None
+            self._gaps.see(frames[0], header)
+            headers = {
+                "schema": header.schema.encode(),
+                "encoding": header.encoding.encode(),
+                "source": header.source.encode(),
+                "seq": str(header.seq).encode(),
+            }
+        elif len(frames) != 2:
+            return None
+        offset, self._offset = self._offset, self._offset + 1
+        return Incoming(frames[0].decode(errors="replace"), 0, offset, None, frames[-1], headers, now)
+
+
+class ZmqSink:
+    """Publishes on a PUB socket, without acknowledgement: ``publish`` returns once libzmq has the message."""
+
+    def __init__(
+        self,
+        name: str,
+        endpoint: str,
+        *,
+        bind: bool = True,
+        sndhwm: int = SNDHWM,
+        max_bytes: int = 1 << 20,
+        linger_ms: int = 1000,
+        context: zmq.asyncio.Context | None = None,
+        clock_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self.name = name
+        self.endpoint = endpoint
+        self.state = State.STOPPED
+        self._bind = bind
+        self._sndhwm = sndhwm
+        self._max_bytes = max_bytes
+        self._linger_ms = linger_ms
+        self._context = context
+        self._epoch = clock_ns()
+        self._sequence: dict[str, int] = {}
+        self._socket: zmq.asyncio.Socket | None = None
+
+    async def start(self) -> None:
+        """Bind or connect; ``endpoint`` then names the real port where ``*`` was asked for."""
+        socket = (self._context or zmq.asyncio.Context.instance()).socket(zmq.PUB)
+        socket.setsockopt(zmq.SNDHWM, self._sndhwm)
+        self.endpoint = _attach(socket, self.endpoint, self._bind)
+        self._socket = socket
+        self.state = State.UP
+
+    async def publish(
+        self, topic: str, key: bytes | None, payload: bytes, headers: Mapping[str, bytes]
+    ) -> None:
+        """Number and send one message. ``headers`` may name schema, encoding and source; the key is not sent.
+
+        Raises:
+            PublishRefused: the payload is larger than ``max_bytes``.
+            SinkStopped: the sink is not running.
+        """
+        if self._socket is None:
+            raise SinkStopped(f"{self.name}: not running, message to {topic} not sent")
+        if len(payload) > self._max_bytes:
+            raise PublishRefused(
+                f"{self.name}: {len(payload)} bytes is more than the limit of {self._max_bytes}"
+            )
+        seq = self._sequence[topic] = self._sequence.get(topic, 0) + 1
+        header = Header(
+            seq,
+            headers.get("encoding", b"json").decode(),
+            headers.get("schema", b"").decode(),
+            headers.get("source", self.name.encode()).decode(),
+            self._epoch,
+        )
+        await self._socket.send_multipart((topic.encode(), msgspec.msgpack.encode(header), payload))
+
+    async def flush(self) -> None:
+        """Nothing to wait for: see the class."""
+
+    async def stop(self) -> None:
+        """Close; libzmq goes on sending what is queued for ``linger_ms`` at most."""
+        socket, self._socket = self._socket, None
+        if socket is not None:
+            socket.close(linger=self._linger_ms)
+            self.state = State.STOPPED
+
+
+def _attach(socket: zmq.asyncio.Socket, endpoint: str, bind: bool) -> str:
+    """Bind or connect; returns the endpoint in use. Raises zmq.ZMQError, the socket closed."""
+    try:
+        if not bind:
+            socket.connect(endpoint)
+            return endpoint
+        socket.bind(endpoint)
+        return socket.getsockopt_string(zmq.LAST_ENDPOINT)
+    except zmq.ZMQError:
+        socket.close(linger=0)
+        raise

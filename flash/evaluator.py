@@ -1,0 +1,254 @@
+"""Ahead-of-time evaluation: every data version's standing questions, on forks of exactly that version.
+
+A commit forks the tape once per question and submits them together, so they run in one batch (*Attention
+Once* section 3.9.3, with forks in place of strip and restore). Overload skips versions, never questions:
+while an evaluation waits, a newer version takes its place; while one runs, the newest version waits behind
+it. What was skipped is counted and its records are handed over with the next answers, so that nobody loses
+track of an input.
+
+All state belongs to the thread that steps the scheduler.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from flash.registry import Registry, Standing
+from scheduler.request import Event, Failure, Record, Request, State
+from scheduler.scheduler import Scheduler
+from scheduler.types import PriorityClass, Reader, Tape
+
+
+@dataclass(frozen=True, slots=True)
+class FlashResult:
+    """One answer to one standing question at one data version. Times in ns of the scheduler's clock."""
+
+    session: str
+    question: str
+    question_hash: str
+    version: int
+    text: str
+    choice: str | None
+    logit_gap: float
+    """Top one minus top two at the first generated position, among the choices if there are any."""
+    tokens: tuple[int, ...]
+    """Generated tokens without the stop token."""
+    queued_at: int
+    finished_at: int
+    queue_ns: int
+    """From the commit to the first batch."""
+    forward_ns: int
+    """From the first batch to the last; with several tokens also the waits between batches."""
+    payload: object
+    """Of the newest record in the version."""
+    payloads: tuple[object, ...]
+    """Of all records since the last evaluation, oldest first; those of skipped versions too."""
+    gap: bool
+    """Data was lost at some point since the last version that was answered."""
+    coalesced: int
+    """Updates that got no evaluation of their own since the last evaluation."""
+    prompt_tokens: int
+    past_tokens: int
+    """Tokens reused from the session."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlashFailure:
+    """A standing question that got no answer at this version; its records count as done with."""
+
+    session: str
+    question: str
+    question_hash: str
+    version: int
+    failure: Failure
+    payloads: tuple[object, ...]
+
+
+@dataclass(eq=False, slots=True)
+class _Evaluation:
+    """All standing questions of a session at one version."""
+
+    version: int
+    forks: list[tuple[Standing, Reader]]
+    payloads: tuple[object, ...]
+    gap: bool
+    requests: list[Request] = field(default_factory=list)
+    open: int = 0
+    answered: bool = False
+
+    @property
+    def started(self) -> bool:
+        return any(request.first(Event.SCHEDULED) is not None for request in self.requests)
+
+    def absorb(self, older: _Evaluation) -> None:
+        """Take over what an evaluation that will not happen had to answer for."""
+        self.payloads = older.payloads + self.payloads
+        self.gap |= older.gap
+
+
+@dataclass(slots=True)
+class _Session:
+    current: _Evaluation | None = None
+    """Submitted, not finished."""
+    pending: _Evaluation | None = None
+    """Newest version, waiting for `current` to finish."""
+    gap: bool = False
+    """Data was lost and no evaluation says so yet."""
+
+
+def no_gap(_payload: object) -> bool:
+    """For payloads that carry no gap flag."""
+    return False
+
+
+class FlashEvaluator:
+    """Listens to a scheduler's commits and submits the registry's questions.
+
+    `detokenise` turns answer tokens into text; `has_gap` says whether a record's payload tells of data lost
+    before it. `on_result` and `on_failure` are called on the stepping thread, once per question and version
+    that was not skipped.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        registry: Registry,
+        detokenise: Callable[[Sequence[int]], str],
+        on_result: Callable[[FlashResult], None],
+        on_failure: Callable[[FlashFailure], None],
+        has_gap: Callable[[object], bool] = no_gap,
+    ) -> None:
+        self._scheduler = scheduler
+        self._registry = registry
+        self._detokenise = detokenise
+        self._on_result = on_result
+        self._on_failure = on_failure
+        self._has_gap = has_gap
+        self._sessions: defaultdict[str, _Session] = defaultdict(_Session)
+        self.coalesced: defaultdict[str, int] = defaultdict(int)
+        """Per session, updates so far that got no evaluation of their own."""
+        scheduler.subscribe(self)
+
+    def on_commit(self, tape: Tape, version: int, records: Sequence[Record]) -> None:
+        """Evaluate the new version, at once or as soon as the running evaluation is done."""
+        session, standing = self._sessions[tape.name], self._registry.standing(tape.name)
+        payloads = tuple(record.payload for record in records)
+        session.gap |= any(map(self._has_gap, payloads))
+        if not standing:
+            return
+        self.coalesced[tape.name] += len(records) - 1
+        new = _Evaluation(version, [(item, tape.fork()) for item in standing], payloads, session.gap)
+        session.gap = False
+        if session.pending is not None:
+            self._skip(tape.name, session.pending, new)
+            session.pending = None
+        if session.current is not None and session.current.started:
+            session.pending = new
+            return
+        if session.current is not None:
+            self._skip(tape.name, session.current, new)
+        self._submit(session, new)
+
+    def on_drop(self, tape: Tape, records: Sequence[Record], failure: Failure) -> None:
+        """Remember that the tape has a gap; the next version's answers say so."""
+        self._sessions[tape.name].gap = True
+
+    def _skip(self, name: str, old: _Evaluation, new: _Evaluation) -> None:
+        """Replace an evaluation that has not started."""
+        self.coalesced[name] += 1
+        new.absorb(old)
+        if old.requests:
+            for request in old.requests:
+                self._scheduler.cancel(request.id)
+        else:
+            for _, reader in old.forks:
+                reader.release()
+
+    def _submit(self, session: _Session, evaluation: _Evaluation) -> None:
+        session.current = evaluation
+        evaluation.open = len(evaluation.forks)
+        evaluation.requests = [
+            Request(
+                cls=PriorityClass.FLASH,
+                session=item.session,
+                prompt=item.prepared.prompt_tokens,
+                max_tokens=1 if item.question.choices else item.question.max_tokens,
+                on_done=partial(self._done, session, evaluation, item),
+                reader=reader,
+                stop_ids=item.prepared.stop_ids,
+                choices=item.prepared.choice_tokens,
+            )
+            for item, reader in evaluation.forks
+        ]
+        for request in evaluation.requests:
+            self._scheduler.submit(request)
+
+    def _done(self, session: _Session, evaluation: _Evaluation, item: Standing, request: Request) -> None:
+        evaluation.open -= 1
+        try:
+            self._report(evaluation, item, request)
+        finally:
+            # Whatever the receiver does, the session's next evaluation must not be lost.
+            if not evaluation.open and session.current is evaluation:
+                self._next(session, evaluation)
+
+    def _next(self, session: _Session, finished: _Evaluation) -> None:
+        session.current, pending, session.pending = None, session.pending, None
+        lost = finished.gap and not finished.answered
+        if pending is not None:
+            pending.gap |= lost
+            self._submit(session, pending)
+        else:
+            session.gap |= lost
+
+    def _report(self, evaluation: _Evaluation, item: Standing, request: Request) -> None:
+        if request.state is State.FINISHED:
+            evaluation.answered = True
+            self._on_result(self._result(evaluation, item, request))
+        elif request.error is not None:
+            self._on_failure(
+                FlashFailure(
+                    session=item.session,
+                    question=item.question.name,
+                    question_hash=item.question_hash,
+                    version=evaluation.version,
+                    failure=request.error,
+                    payloads=evaluation.payloads,
+                )
+            )
+
+    def _result(self, evaluation: _Evaluation, item: Standing, request: Request) -> FlashResult:
+        choice = _choice(item, request)
+        queued, scheduled = request.events[0][1], request.first(Event.SCHEDULED)
+        assert scheduled is not None  # it finished, so it ran
+        finished = request.events[-1][1]
+        return FlashResult(
+            session=item.session,
+            question=item.question.name,
+            question_hash=item.question_hash,
+            version=evaluation.version,
+            text=self._detokenise(request.answer) if choice is None else choice,
+            choice=choice,
+            logit_gap=request.rows[0].gap,
+            tokens=tuple(request.answer),
+            queued_at=queued,
+            finished_at=finished,
+            queue_ns=scheduled - queued,
+            forward_ns=finished - scheduled,
+            payload=evaluation.payloads[-1],
+            payloads=evaluation.payloads,
+            gap=evaluation.gap,
+            coalesced=len(evaluation.payloads) - 1,
+            prompt_tokens=len(request.prompt),
+            past_tokens=request.past_tokens,
+        )
+
+
+def _choice(item: Standing, request: Request) -> str | None:
+    tokens = item.prepared.choice_tokens
+    if item.question.choices is None or tokens is None:
+        return None
+    return item.question.choices[tokens.index(request.output[0])]

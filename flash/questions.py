@@ -1,0 +1,97 @@
+"""What is asked: a `Question` as its owner wrote it, and `Prepared`, the same as tokens for one model."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import blake2b
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question to be answered for every data version.
+
+    With `choices` the answer is the likeliest of them and takes one token; without, greedy text of at most
+    `max_tokens` tokens. Raises ValueError for an empty name or text, repeated or single choices, or
+    `max_tokens` below 1.
+    """
+
+    name: str
+    text: str
+    choices: tuple[str, ...] | None = None
+    max_tokens: int = 8
+
+    def __post_init__(self) -> None:
+        if not self.name.strip() or not self.text.strip():
+            raise ValueError("a question needs a name and a text")
+        if self.max_tokens < 1:
+            raise ValueError(f"question {self.name!r}: max_tokens must be at least 1, not {self.max_tokens}")
+        if self.choices is not None:
+            if len(self.choices) < 2:
+                raise ValueError(f"question {self.name!r}: needs at least two choices or none at all")
+            if len(set(self.choices)) < len(self.choices):
+                raise ValueError(f"question {self.name!r}: the choices {list(self.choices)} repeat")
+
+    @property
+    def hash(self) -> str:
+        """Identity of the question whatever it is called: h of *Attention Once* equation 11, 32 hex digits.
+
+        Over Unicode normal form, runs of white space and outer white space do not matter; choices and their
+        order do. Every part is preceded by its length, so parts cannot run into each other.
+        """
+        digest = blake2b(digest_size=16)
+        for part in (self.text, *(self.choices or ())):
+            data = " ".join(unicodedata.normalize("NFC", part).split()).encode()
+            digest.update(len(data).to_bytes(8, "big") + data)
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A question rendered and encoded for one model."""
+
+    prompt_tokens: tuple[int, ...]
+    """Everything after the tape, up to the place where the answer begins."""
+    choice_tokens: tuple[int, ...] | None
+    """First token of each choice, in the question's order."""
+    stop_ids: frozenset[int]
+
+
+Prepare = Callable[[Question], Prepared]
+"""Renders and encodes; the engine's side supplies it."""
+
+PAPER_SIX = (
+    Question(
+        "trend",
+        "Looking at the closing prices of the most recent bars, is the trend up or down?",
+        ("UP", "DOWN"),
+    ),
+    Question(
+        "pullback",
+        "Is the price now pulling back against the trend of the earlier bars?",
+        ("YES", "NO"),
+    ),
+    Question(
+        "recent_high",
+        "Did one of the last five bars make the highest high of all bars shown?",
+        ("YES", "NO"),
+    ),
+    Question(
+        "consolidation",
+        "Are the most recent bars consolidating, that is, moving sideways in a narrow range?",
+        ("YES", "NO"),
+    ),
+    Question(
+        "volume",
+        "Is the volume of the most recent bars higher than that of the bars before them?",
+        ("YES", "NO"),
+    ),
+    Question(
+        "exact_value",
+        "What is the closing price of the last bar? Answer with the number only.",
+        None,
+        max_tokens=12,
+    ),
+)
+"""The query set of *Attention Once* section 4.3, worded for a tape of open, high, low, close, volume bars."""

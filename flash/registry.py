@@ -1,0 +1,91 @@
+"""The standing questions of every session, prepared once.
+
+Registered and unregistered from any thread; the evaluator reads a tuple that is replaced, never changed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from dataclasses import dataclass
+
+from flash.questions import Prepare, Prepared, Question
+
+
+class BadQuestion(ValueError):
+    """A question that cannot stand; the message names it and says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A question that stands on a session."""
+
+    session: str
+    question: Question
+    question_hash: str
+    prepared: Prepared
+
+
+class Registry:
+    """Standing questions by session, in order of registration."""
+
+    def __init__(self, prepare: Prepare) -> None:
+        self._prepare = prepare
+        self._lock = threading.Lock()
+        self._standing: dict[str, tuple[Standing, ...]] = {}
+
+    def register(self, session: str, question: Question) -> Standing:
+        """Let a question stand from the session's next data version on. Registering it again changes nothing.
+
+        Raises BadQuestion when choices cannot be told apart by their first token or when another question of
+        the session has the name, and whatever `prepare` raises.
+        """
+        prepared = self._prepare(question)
+        check_choices(question, prepared)
+        new = Standing(session, question, question.hash, prepared)
+        with self._lock:
+            standing = self._standing.get(session, ())
+            for old in standing:
+                if old.question == question:
+                    return old
+                if old.question.name == question.name:
+                    raise BadQuestion(
+                        f"session {session!r} already has another question named {question.name!r}"
+                    )
+            self._standing[session] = (*standing, new)
+        return new
+
+    def unregister(self, session: str, name: str) -> bool:
+        """Stop asking; False when the session has no question of that name."""
+        with self._lock:
+            standing = self._standing.get(session, ())
+            left = tuple(item for item in standing if item.question.name != name)
+            if left:
+                self._standing[session] = left
+            else:
+                self._standing.pop(session, None)
+        return len(left) < len(standing)
+
+    def standing(self, session: str) -> tuple[Standing, ...]:
+        """The session's questions now."""
+        return self._standing.get(session, ())
+
+    def sessions(self) -> list[str]:
+        """Sessions with at least one question."""
+        return list(self._standing)
+
+
+def check_choices(question: Question, prepared: Prepared) -> None:
+    """Raise BadQuestion unless the first token of an answer tells which choice it is."""
+    choices, tokens = question.choices or (), prepared.choice_tokens or ()
+    if len(tokens) != len(choices):
+        raise BadQuestion(
+            f"question {question.name!r}: {len(choices)} choices were prepared as {len(tokens)} tokens"
+        )
+    repeated = {token for token, count in Counter(tokens).items() if count > 1}
+    if repeated:
+        alike = [choice for choice, token in zip(choices, tokens, strict=True) if token in repeated]
+        raise BadQuestion(
+            f"question {question.name!r}: the choices {alike} begin with the same token, "
+            "so they cannot be told apart"
+        )

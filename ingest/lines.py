@@ -1,0 +1,53 @@
+"""The text of the tape: one line a bar, `time,open,high,low,close,volume` and a newline.
+
+The time is the bar's opening in UTC, `HHMM` for intervals of a minute or more and `HHMMSS` below. Numbers are
+plain decimals with the session's fixed count of decimals, rounded half to even from 1e-9 by integer
+arithmetic. The line `143000,101.25,101.50,101.25,101.38,12.500` is a one-second bar with two decimals for
+prices and three for volume.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+_SECOND = 1_000_000_000
+MINUTE_NS = 60 * _SECOND
+
+
+@dataclass(frozen=True, slots=True)
+class LineSpec:
+    """Decimals a session writes, 0 to 9 each."""
+
+    price_decimals: int = 2
+    volume_decimals: int = 3
+
+    def __post_init__(self) -> None:
+        for name in ("price_decimals", "volume_decimals"):
+            if not 0 <= getattr(self, name) <= 9:
+                raise ValueError(f"{name} lies between 0 and 9, not {getattr(self, name)}")
+
+
+def decimal(nano: int, decimals: int) -> str:
+    """`nano` (1e-9 fixed point) with `decimals` decimals, rounded half to even."""
+    unit = 10 ** (9 - decimals)
+    whole, rest = divmod(abs(nano), unit)
+    if 2 * rest > unit or (2 * rest == unit and whole % 2):
+        whole += 1
+    digits = f"{whole:0{decimals + 1}d}"
+    sign = "-" if nano < 0 and whole else ""
+    return sign + (f"{digits[:-decimals]}.{digits[-decimals:]}" if decimals else digits)
+
+
+def clock_text(ts_open: int, interval: int) -> str:
+    """Time of day (UTC) of a bar's opening: four or six digits."""
+    hours, seconds = divmod(ts_open // _SECOND % 86400, 3600)
+    minutes, seconds = divmod(seconds, 60)
+    return f"{hours:02d}{minutes:02d}" + (f"{seconds:02d}" if interval < MINUTE_NS else "")
+
+
+def bar_line(bar: Any, spec: LineSpec) -> str:
+    """The line of one element of a BAR array."""
+    prices = (decimal(int(bar[name]), spec.price_decimals) for name in "ohlc")
+    volume = decimal(int(bar["v"]), spec.volume_decimals)
+    return ",".join([clock_text(int(bar["ts_open"]), int(bar["interval"])), *prices, volume]) + "\n"

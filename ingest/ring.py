@@ -1,0 +1,276 @@
+"""The ring ticks cross from the front to the engine: shared memory, one writer, one reader, no locks.
+
+Two modes. `pause`: a full ring accepts fewer records and the source pauses (Kafka). `overwrite`: the writer
+never waits, the oldest records go and the reader counts exactly what it lost (ZeroMQ); a sequence lock per
+slot makes sure that no torn record is ever returned. Waking a sleeping reader is an eventfd, written only
+when the reader has said that it sleeps. The reader's place and its loss count lie in the ring, so a restarted
+engine goes on where the last one stopped.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from ingest.atomics import (
+    fence_acquire,
+    fence_release,
+    fence_total,
+    load_acquire,
+    load_relaxed,
+    relax,
+    store_relaxed,
+    store_release,
+)
+from ingest.record import TS_RING_WORD, WORDS, Records
+from metrics.kernel import kernel
+from metrics.shm import SharedBlock
+
+Words = npt.NDArray[np.uint64]
+Mode = Literal["pause", "overwrite"]
+
+# Control words, each alone on 128 bytes (two cache lines: adjacent lines are prefetched together).
+HEAD, TAIL, WRITER_TAIL, LOST, SLEEPING, CAPACITY, MODE = range(0, 112, 16)
+CONTROL_WORDS = 128
+_MODES: tuple[Mode, ...] = ("pause", "overwrite")
+_SPINS = 2000  # about 50 us: shorter than a futex wake-up and the scheduler's latency after it
+_ONE = np.uint64(1)
+_TWO = np.uint64(2)
+_FULL_SLACK = np.uint64(8)
+
+
+@kernel
+def push_pause(control: Words, slots: Words, source: Words, now: int) -> int:
+    """Copy records of `source` uint64 [n, 16] in, as many as fit; returns how many. Stamps `ts_ring`."""
+    capacity = np.uint64(slots.shape[0])
+    head = load_relaxed(control, HEAD)
+    wanted = np.uint64(source.shape[0])
+    if capacity - (head - control[WRITER_TAIL]) < wanted:
+        control[WRITER_TAIL] = load_acquire(control, TAIL)
+    accepted = min(wanted, capacity - (head - control[WRITER_TAIL]))
+    for i in range(accepted):
+        slot = (head + np.uint64(i)) & (capacity - _ONE)
+        for k in range(WORDS):
+            slots[slot, k] = source[i, k]
+        slots[slot, TS_RING_WORD] = np.uint64(now)
+    store_release(control, HEAD, head + accepted)
+    return int(accepted)
+
+
+@kernel
+def pop_pause(control: Words, slots: Words, out: Words) -> int:
+    """Copy the oldest records out into `out` uint64 [n, 16]; returns how many."""
+    capacity = np.uint64(slots.shape[0])
+    tail = load_relaxed(control, TAIL)
+    taken = min(np.uint64(out.shape[0]), load_acquire(control, HEAD) - tail)
+    for i in range(taken):
+        slot = (tail + np.uint64(i)) & (capacity - _ONE)
+        for k in range(WORDS):
+            out[i, k] = slots[slot, k]
+    store_release(control, TAIL, tail + taken)
+    return int(taken)
+
+
+@kernel
+def push_overwrite(control: Words, sequence: Words, flat: Words, source: Words, now: int) -> int:
+    """Copy all of `source` in, over the oldest. A slot's sequence is 2i+1 while record i is written."""
+    capacity = np.uint64(sequence.shape[0])
+    head = load_relaxed(control, HEAD)
+    for i in range(source.shape[0]):
+        slot = np.int64(head & (capacity - _ONE))
+        store_relaxed(sequence, slot, _TWO * head + _ONE)
+        fence_release()
+        for k in range(WORDS):
+            word = np.uint64(now) if k == TS_RING_WORD else source[i, k]
+            store_relaxed(flat, slot * WORDS + k, word)
+        head += _ONE
+        store_release(sequence, slot, _TWO * head)
+        store_release(control, HEAD, head)
+    return len(source)
+
+
+@kernel
+def pop_overwrite(control: Words, sequence: Words, flat: Words, out: Words) -> int:
+    """Copy records out, skipping overwritten ones. Loss counted lies *before* the first record returned."""
+    capacity = np.uint64(sequence.shape[0])
+    tail = load_relaxed(control, TAIL)
+    head = load_acquire(control, HEAD)
+    taken = 0
+    while taken < out.shape[0] and tail < head:
+        slot = np.int64(tail & (capacity - _ONE))
+        whole = load_acquire(sequence, slot) == _TWO * tail + _TWO
+        if whole:
+            for k in range(WORDS):
+                out[taken, k] = load_relaxed(flat, slot * WORDS + k)
+            fence_acquire()
+            whole = load_relaxed(sequence, slot) == _TWO * tail + _TWO
+        if whole:
+            taken += 1
+            tail += _ONE
+        elif taken > 0:
+            break
+        else:
+            # Overwritten. Land a little after the oldest record, or the writer takes the next one away too.
+            head = load_acquire(control, HEAD)
+            oldest = head - min(head, capacity - capacity // _FULL_SLACK)
+            target = min(max(tail + _ONE, oldest), head)
+            store_relaxed(control, LOST, load_relaxed(control, LOST) + (target - tail))
+            tail = target
+    store_release(control, TAIL, tail)
+    return taken
+
+
+@kernel
+def reader_sleeps(control: Words) -> bool:
+    """Whether the reader announced that it sleeps; ordered after the push before it."""
+    fence_total()
+    return bool(load_relaxed(control, SLEEPING) != 0)
+
+
+@kernel
+def announce_sleep(control: Words, sleeping: int) -> bool:
+    """Say that the reader sleeps (1) or woke (0); returns whether records wait, ordered after the saying."""
+    store_relaxed(control, SLEEPING, np.uint64(sleeping))
+    fence_total()
+    return bool(load_acquire(control, HEAD) != load_relaxed(control, TAIL))
+
+
+@kernel
+def spin_for_records(control: Words, spins: int) -> bool:
+    """Watch for records briefly; whether there are any."""
+    for _ in range(spins):
+        if load_acquire(control, HEAD) != load_relaxed(control, TAIL):
+            return True
+        relax()
+    return False
+
+
+class Ring:
+    """One end of a ring: `create` it in the front, `attach` in the engine (one process may be both)."""
+
+    def __init__(self, block: SharedBlock, wake_fd: int, clock: Callable[[], int]) -> None:
+        words = np.frombuffer(block.buffer, np.uint64)
+        self.control = words[:CONTROL_WORDS]
+        self.capacity = int(self.control[CAPACITY])
+        self.mode: Mode = _MODES[int(self.control[MODE])]
+        self.sequence = words[CONTROL_WORDS : CONTROL_WORDS + self.capacity]
+        start = CONTROL_WORDS + self.capacity
+        self.flat = words[start : start + self.capacity * WORDS]
+        self.slots = self.flat.reshape(self.capacity, WORDS)
+        self.wake_fd = wake_fd
+        self._block = block
+        self._clock = clock
+
+    @classmethod
+    def create(
+        cls,
+        capacity: int,
+        mode: Mode = "pause",
+        *,
+        wake_fd: int = -1,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> Ring:
+        """A new ring of `capacity` records of 128 bytes: a power of two from 8. Raises ValueError, OSError.
+
+        `wake_fd` is an eventfd both ends hold (the engine inherits it); without one a sleeping reader looks
+        every millisecond.
+        """
+        if capacity < 8 or capacity & (capacity - 1):
+            raise ValueError(f"a ring's capacity is a power of two from 8, not {capacity}")
+        block = SharedBlock.create(8 * (CONTROL_WORDS + capacity * (1 + WORDS)))
+        control = np.frombuffer(block.buffer, np.uint64, CONTROL_WORDS)
+        control[CAPACITY], control[MODE] = capacity, _MODES.index(mode)
+        return cls(block, wake_fd, clock)
+
+    @classmethod
+    def attach(cls, name: str, *, wake_fd: int = -1, clock: Callable[[], int] = time.monotonic_ns) -> Ring:
+        """The other end of the ring `name`. Raises FileNotFoundError."""
+        return cls(SharedBlock.attach(name), wake_fd, clock)
+
+    @property
+    def name(self) -> str:
+        """What `attach` takes."""
+        return self._block.name
+
+    def push(self, records: Records) -> int:
+        """Writer: copy in RECORD [n], stamping `ts_ring`; returns how many were accepted (overwrite: all)."""
+        source = np.ascontiguousarray(records).view(np.uint64).reshape(-1, WORDS)
+        now = self._clock()
+        if self.mode == "pause":
+            accepted = push_pause(self.control, self.slots, source, now)
+        else:
+            accepted = push_overwrite(self.control, self.sequence, self.flat, source, now)
+        if self.wake_fd >= 0 and reader_sleeps(self.control):
+            os.eventfd_write(self.wake_fd, 1)
+        return int(accepted)
+
+    def pop(self, out: Records) -> int:
+        """Reader: copy out up to len(out) of the oldest records into contiguous RECORD [n]; returns how many.
+
+        Records lost to overwriting lie before the first record returned, never between two of them.
+        """
+        target = out.view(np.uint64).reshape(-1, WORDS)
+        if self.mode == "pause":
+            return int(pop_pause(self.control, self.slots, target))
+        return int(pop_overwrite(self.control, self.sequence, self.flat, target))
+
+    @property
+    def written(self) -> int:
+        """Records written since creation."""
+        return int(self.control[HEAD])
+
+    @property
+    def lost(self) -> int:
+        """Records the reader lost since creation; 0 in pause mode."""
+        return int(self.control[LOST])
+
+    @property
+    def fill(self) -> float:
+        """Share of the ring in use, 0 to 1; a racy glance from either end."""
+        return min(1.0, (int(self.control[HEAD]) - int(self.control[TAIL])) / self.capacity)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Reader: until there are records (True) or the time is over (False). A brief spin, then sleep."""
+        return wait_any([self], timeout_s)
+
+    def close(self) -> None:
+        """Give up this end; the memory is unmapped with the last view of it. Idempotent."""
+        self._block.close()
+
+    def unlink(self) -> None:
+        """Remove the name; the creator calls this. Idempotent."""
+        self._block.unlink()
+
+
+def wait_any(rings: Sequence[Ring], timeout_s: float) -> bool:
+    """Reader of several rings: until one has records (True) or the time is over (False)."""
+    if any(spin_for_records(ring.control, _SPINS // len(rings)) for ring in rings):
+        return True
+    waiting = [announce_sleep(ring.control, 1) for ring in rings]
+    try:
+        if not any(waiting):
+            _sleep(rings, timeout_s)
+    finally:
+        waiting = [announce_sleep(ring.control, 0) for ring in rings]
+    return any(waiting)
+
+
+def _sleep(rings: Sequence[Ring], timeout_s: float) -> None:
+    """Until an eventfd fires; without one, until records are seen at a look a millisecond."""
+    descriptors = {ring.wake_fd for ring in rings if ring.wake_fd >= 0}
+    if len(descriptors) > 0 and all(ring.wake_fd >= 0 for ring in rings):
+        poller = select.poll()
+        for descriptor in descriptors:
+            poller.register(descriptor, select.POLLIN)
+        for descriptor, _ in poller.poll(max(0.0, timeout_s) * 1000):
+            os.eventfd_read(descriptor)
+        return
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline and not any(spin_for_records(ring.control, 1) for ring in rings):
+        time.sleep(0.001)

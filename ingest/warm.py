@@ -1,0 +1,54 @@
+"""Compile or load every kernel before the first tick needs it."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from ingest.bars import BarBuilder, BarPolicy
+from ingest.plane import DataPlane, SessionSpec, SourceRing
+from ingest.record import QUOTE, RecordWriter
+from ingest.ring import Mode, Ring
+from ingest.tokens import Tokeniser
+from metrics.store import MetricStore
+
+
+def warm_up() -> None:
+    """Run one bar through a whole plane of each ring mode.
+
+    The first time on a machine this compiles (ten seconds or so); afterwards it loads the cache.
+    Raises OSError when there is no shared memory for two small rings.
+    """
+    modes: tuple[Mode, ...] = ("pause", "overwrite")
+    for mode in modes:
+        wake_fd = os.eventfd(0)
+        ring = Ring.create(8, mode, wake_fd=wake_fd)
+        try:
+            _one_bar(ring)
+        finally:
+            ring.close()
+            ring.unlink()
+            os.close(wake_fd)
+
+
+def _one_bar(ring: Ring) -> None:
+    metrics = MetricStore.local({"session": ["warm"], "source": ["warm"]})
+    builder = BarBuilder(1, BarPolicy(1_000_000_000, empty="fill", max_fill=1))
+    tokeniser = Tokeniser(lambda text: [ord(character) for character in text])
+    stop = threading.Event()
+    plane = DataPlane(
+        [SourceRing("warm", ring)],
+        builder,
+        tokeniser,
+        [SessionSpec("warm", "warm")],
+        lambda session, records: stop.set(),
+        metrics,
+        idle_close_ns=3_600_000_000_000,
+    )
+    writer = RecordWriter(2)
+    for second in (1, 2):
+        writer.add(QUOTE, 0, second * 1_000_000_000, second * 1_000_000_000, (1, 1, 1, 1, 0))
+    ring.push(writer.records)
+    plane.run(stop)
+    ring.wait(0.0)
+    plane.flush()

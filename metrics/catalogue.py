@@ -1,0 +1,140 @@
+"""Every metric Foretick exports: name, kind, help, unit and labels, in one place.
+
+The store's layout, the exposition and the dashboards are generated from this list. Names start with
+`foretick_`; latencies are recorded in nanoseconds and leave the process in seconds, as Prometheus asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+# The way of a tick to its answer, in order; the last two span several steps.
+STAGES: tuple[str, ...] = (
+    "ring_wait",  # ring entry -> drained by the engine
+    "bars",  # drained batch -> its closed bars
+    "tokenise",  # closed bars -> token ids
+    "queue_flash",  # queued -> first batch, by scheduling class
+    "queue_session",
+    "queue_pool",
+    "queue_stream",
+    "forward",  # one forward pass
+    "publish",  # answer handed to the sink -> acknowledged
+    "end_to_end",  # ring entry of the newest tick in the version -> answer acknowledged
+    "ask",  # query socket request -> reply
+)
+CLASSES: tuple[str, ...] = ("flash", "session", "pool", "stream")
+BLOCK_STATES: tuple[str, ...] = ("free", "used")
+# Why a record was refused; `other` catches a reason that a newer codec knows and this list does not.
+REASONS: tuple[str, ...] = (
+    "json",
+    "msgpack",
+    "missing_field",
+    "type",
+    "price",
+    "size",
+    "timestamp_unit",
+    "clock",
+    "oversize",
+    "symbol",
+    "bar_ohlc",
+    "encoding",
+    "other",
+)
+# Why a question got no answer.
+FAILURES: tuple[str, ...] = ("too_long", "engine", "nan_logits", "publish", "cancelled", "other")
+# How an ask on the query socket ended: served from the cache, computed, or an error's code.
+OUTCOMES: tuple[str, ...] = (
+    "cached",
+    "computed",
+    "bad_request",
+    "unknown_session",
+    "too_long",
+    "timeout",
+    "busy",
+    "engine",
+    "shutting_down",
+)
+# Labels whose values a deployment decides; the store is told them when it is created.
+OPEN_LABELS: tuple[str, ...] = ("session", "source", "sink")
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One family. `values` holds the fixed values of labels; labels without are among `OPEN_LABELS`."""
+
+    name: str
+    kind: Kind
+    help: str
+    unit: str
+    labels: tuple[str, ...] = ()
+    values: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
+
+
+def _counter(name: str, text: str, unit: str, *labels: str, **values: tuple[str, ...]) -> Metric:
+    return Metric(name, "counter", text, unit, (*labels, *values), values)
+
+
+def _gauge(name: str, text: str, unit: str, *labels: str, **values: tuple[str, ...]) -> Metric:
+    return Metric(name, "gauge", text, unit, (*labels, *values), values)
+
+
+METRICS: tuple[Metric, ...] = (
+    Metric(
+        "foretick_stage_seconds",
+        "histogram",
+        "Time spent in each stage between a tick and its answer.",
+        "seconds",
+        ("stage",),
+        {"stage": STAGES},
+    ),
+    _counter("foretick_records_total", "Records decoded and accepted.", "records", "source"),
+    _counter("foretick_records_malformed_total", "Records refused, by reason.", "records", reason=REASONS),
+    _counter("foretick_records_unknown_symbol_total", "Records of a symbol no session asks for.", "records"),
+    _counter("foretick_records_late_total", "Records whose bar was already closed.", "records", "session"),
+    _counter(
+        "foretick_clock_skew_records_total",
+        "Records received before their exchange time by this machine's clock.",
+        "records",
+        "source",
+    ),
+    _counter("foretick_records_repeated_total", "Records already seen, skipped.", "records", "source"),
+    _counter("foretick_records_lost_upstream_total", "Gaps in a feed's numbering.", "records", "source"),
+    _counter("foretick_ring_dropped_total", "Records lost before they were read.", "records", "source"),
+    _counter("foretick_ring_pauses_total", "Times a full ring paused its source.", "pauses", "source"),
+    _counter("foretick_bars_total", "Bars closed.", "bars", "session"),
+    _counter("foretick_versions_total", "Data versions committed.", "versions", "session"),
+    _counter("foretick_evicted_tokens_total", "Tokens evicted from sliding regions.", "tokens", "session"),
+    _counter("foretick_answers_total", "Answers acknowledged by every sink.", "answers", "session"),
+    _counter("foretick_answers_failed_total", "Questions that got no answer.", "answers", reason=FAILURES),
+    _counter(
+        "foretick_flash_coalesced_total",
+        "Standing evaluations skipped because a newer version was ready.",
+        "evaluations",
+        "session",
+    ),
+    _counter("foretick_asks_total", "Ad-hoc questions, by how they ended.", "asks", outcome=OUTCOMES),
+    _counter("foretick_publish_retries_total", "Publications tried again.", "publications", "sink"),
+    _counter("foretick_engine_restarts_total", "Engine processes restarted by the front.", "restarts"),
+    _counter("foretick_dead_letters_total", "Records sent to the dead letter topic.", "records"),
+    _counter("foretick_batches_total", "Forward passes run.", "batches"),
+    _counter("foretick_batch_tokens_total", "Tokens run through the model.", "tokens", **{"class": CLASSES}),
+    _counter("foretick_preemptions_total", "Requests that lost their KV to a higher rank.", "requests"),
+    _gauge(
+        "foretick_staleness_seconds",
+        "Age of the newest record in the latest data version, since it was received.",
+        "seconds",
+        "session",
+    ),
+    _gauge("foretick_data_version", "Latest data version.", "versions", "session"),
+    _gauge("foretick_pool_blocks", "KV blocks by state.", "blocks", state=BLOCK_STATES),
+    _gauge("foretick_ring_fill_ratio", "Share of the ring in use, 0 to 1.", "ratio", "source"),
+    _gauge("foretick_waiting_requests", "Live requests by class.", "requests", **{"class": CLASSES}),
+    _gauge("foretick_engine_up", "1 while the engine process answers.", "bool"),
+    _gauge("foretick_session_tokens", "Tokens in a session's live tape.", "tokens", "session"),
+)
+
+BY_NAME: Mapping[str, Metric] = {metric.name: metric for metric in METRICS}

@@ -1,0 +1,30 @@
+"""What the scheduler tells about itself. The composition root turns these calls into metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from scheduler.request import Request
+from scheduler.types import PriorityClass
+
+
+class Observer:
+    """No-op default; override what is of interest. Called on the stepping thread: be quick, never block."""
+
+    def queue_wait(self, cls: PriorityClass, ns: int) -> None:
+        """Work of a class entered its first batch `ns` after it was queued."""
+
+    def batch(self, tokens: Mapping[PriorityClass, int], rows: int, forward_ns: int) -> None:
+        """A batch of `rows` ran in `forward_ns`, with this many tokens of each class."""
+
+    def preempted(self, request: Request) -> None:
+        """A request lost its KV to a higher rank."""
+
+    def evicted(self, session: str, tokens: int) -> None:
+        """A tape dropped its oldest records to make room."""
+
+    def executor_failed(self, error: Exception) -> None:
+        """A forward pass raised; its requests failed."""
+
+    def waiting(self, counts: Mapping[PriorityClass, int]) -> None:
+        """Live work of each class after a step."""

@@ -1,0 +1,78 @@
+"""The one thread that owns the device: steps the scheduler while there is work, blocks when there is none."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from scheduler.scheduler import Scheduler
+
+log = logging.getLogger(__name__)
+
+_BACKOFF_S = (0.01, 0.1, 1.0)
+"""Pauses after consecutive failed steps, the last one repeated: a defect must not become a busy loop."""
+_JOIN_GRACE_S = 5.0
+"""How long a forward pass in flight at the end of the drain may still take."""
+
+
+class Worker:
+    """Runs a scheduler until stopped.
+
+    A watchdog reads `progress` and `idle`: alive means idle, or progress since the last look.
+    """
+
+    def __init__(self, scheduler: Scheduler, name: str = "device-worker") -> None:
+        self._scheduler = scheduler
+        # A daemon thread: a forward pass that hangs must not keep the process from exiting.
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._stopping = threading.Event()
+        self._drain_until = 0.0
+        self._failed_in_row = 0
+        self.progress = 0
+        """Completed steps that did something."""
+        self.failures = 0
+        """Steps that raised: a defect, not an expected outcome."""
+        self.idle = False
+
+    def start(self) -> None:
+        """Begin stepping."""
+        self._thread.start()
+
+    def stop(self, drain_s: float) -> bool:
+        """Step on for at most `drain_s` seconds while there is work, then end the rest with code `stopping`.
+
+        Returns whether the thread ended: False means that a forward pass did not return for another five
+        seconds. Call from another thread, once.
+        """
+        self._drain_until = time.monotonic() + drain_s
+        self._stopping.set()
+        self._scheduler.interrupt()
+        self._thread.join(drain_s + _JOIN_GRACE_S)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            if not self._step():
+                self.idle = True
+                self._scheduler.wait()
+                self.idle = False
+        failures = self.failures
+        while time.monotonic() < self._drain_until and self.failures == failures and self._step():
+            pass
+        self._scheduler.close()
+        self.idle = True
+
+    def _step(self) -> bool:
+        """One step; True when there may be more to do."""
+        try:
+            worked = self._scheduler.step()
+        except Exception:
+            log.exception("a scheduler step raised")
+            self.failures += 1
+            self._stopping.wait(_BACKOFF_S[min(self._failed_in_row, len(_BACKOFF_S) - 1)])
+            self._failed_in_row += 1
+            return True
+        self._failed_in_row = 0
+        self.progress += worked
+        return worked

@@ -1,0 +1,302 @@
+"""The configuration: layers, refusals by key name, contradictions, and the rendered reference."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from daemon.config import ConfigError, exposure_warnings, load_config
+from daemon.config_reference import configuration_reference
+from daemon.units import Duration, Instant, parse_duration, parse_instant
+
+ROOT = Path(__file__).parents[2]
+TWO_SESSIONS = """
+[[sessions]]
+name = "a"
+symbol = "X:A"
+[[sessions]]
+name = "b"
+symbol = "X:B"
+"""
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "foretick.toml"
+    path.write_text(text)
+    return path
+
+
+def problems(tmp_path: Path, text: str, environment=None, overrides=None) -> dict[str, str]:
+    """The sentences of a refused configuration by key; fails when it is accepted."""
+    with pytest.raises(ConfigError) as refused:
+        load_config(write(tmp_path, text), environment or {}, overrides)
+    return {problem.key: problem.sentence for problem in refused.value.problems}
+
+
+def test_without_a_file_every_key_has_its_default():
+    config = load_config(None, {})
+    assert config.pool.block_size == 16
+    assert config.bars.interval == 1_000_000_000
+    assert config.query.endpoint == "tcp://127.0.0.1:7801"
+    assert config.source.kind == "none"
+    assert config.sink.kafka is None
+    assert exposure_warnings(config) == []
+
+
+def test_flags_win_over_environment_and_environment_over_file(tmp_path):
+    path = write(
+        tmp_path, "[scheduler]\nmax_batch_tokens = 2\nchunk_min = 1\nmax_prompt_tokens = 2\n[http]\nport = 2"
+    )
+    environment = {"FORETICK_SCHEDULER__MAX_PROMPT_TOKENS": "3", "FORETICK_HTTP__PORT": "3", "HOME": "/x"}
+    config = load_config(path, environment, {"http.port": "4"})
+    assert config.scheduler.max_batch_tokens == 2
+    assert config.scheduler.max_prompt_tokens == 3
+    assert config.http.port == 4
+
+
+def test_override_text_is_read_as_the_key_asks(tmp_path):
+    path = write(tmp_path, TWO_SESSIONS)
+    config = load_config(
+        path,
+        {
+            "FORETICK_MODEL__PATH": "123",
+            "FORETICK_LOG__JSON": "true",
+            "FORETICK_SCHEDULER__CELL_BUDGET": "0.25",
+            "FORETICK_BARS__INTERVAL": "5m",
+            "FORETICK_SESSIONS__1__RETENTION_TOKENS": "512",
+            "FORETICK_SOURCE__KAFKA__BOOTSTRAP": "h:1",
+            "FORETICK_SOURCE__KAFKA__TOPICS": "t1, t2",
+            "FORETICK_SOURCE__REPLAY": '{"file": "f", "format": "g", "from": "2024-01-01T00:00:00Z"}',
+            "FORETICK_QUESTIONS": '[{"name": "q", "text": "t?", "choices": ["Yes", "No"]}]',
+        },
+    )
+    assert config.model.path == "123"
+    assert config.log.json is True
+    assert config.scheduler.cell_budget == 0.25
+    assert config.bars.interval == 300 * 10**9
+    assert [s.retention_tokens for s in config.sessions] == [4096, 512]
+    assert config.source.kafka is not None
+    assert config.source.kafka.topics == ("t1", "t2")
+    assert config.source.replay is not None
+    assert config.source.replay.from_ == 1704067200 * 10**9
+    assert config.questions[0].choices == ("Yes", "No")
+
+
+def test_typed_overrides_are_taken_as_they_are():
+    config = load_config(None, {}, {"http.port": 0, "source.kafka": {"bootstrap": "h:1"}})
+    assert config.http.port == 0
+    assert config.source.kafka is not None
+    assert config.source.kafka.group == "foretick"
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "part"),
+    [
+        ("poool = 1", "poool", "no such key"),
+        ("[pool]\nblok = 1", "pool.blok", "no such key"),
+        (TWO_SESSIONS + "[sessions.extra]", "sessions[1].extra", "no such key"),
+        ('[pool]\nblocks = "many"', "pool.blocks", "expected int, got str"),
+        ("[pool]\nblocks = -1", "pool.blocks", ">= 0"),
+        ("[scheduler]\ncell_budget = 0", "scheduler.cell_budget", "> 0"),
+        ("[bars]\ninterval = 1", "bars.interval", "expected a duration"),
+        ('[bars]\ninterval = "1 s"', "bars.interval", "expected a duration"),
+        ('[bars]\nempty = "flat"', "bars.empty", "flat"),
+        ('[[sessions]]\nname = "a"', "sessions[0]", "symbol"),
+        ('[[sessions]]\nname = "a b"\nsymbol = "X:A"', "sessions[0].name", "regex"),
+        ('[[sessions]]\nname = "a"\nsymbol = "BTCUSDT"', "sessions[0].symbol", "regex"),
+        ('[query]\nendpoint = "127.0.0.1:1"', "query.endpoint", "regex"),
+        ('[source.replay]\nfile="f"\nformat="g"\nfrom=2024-01-01T00:00:00', "source.replay.from", "zone"),
+        ("[http]\nport = 65536", "http.port", "<= 65535"),
+    ],
+)
+def test_a_bad_key_or_value_is_refused_by_name(tmp_path, text, key, part):
+    found = problems(tmp_path, text)
+    assert list(found) == [key]
+    assert part in found[key]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "key", "part"),
+    [
+        ("FORETICK_POOL__BLOKS", "1", "pool.bloks", "did you mean blocks?"),
+        ("FORETICK_NOTHING", "1", "nothing", "no such key"),
+        ("FORETICK_POOL__BLOCKS__DEEPER", "1", "pool.blocks.deeper", "no such key"),
+        ("FORETICK_POOL__BLOCKS", "many", "pool.blocks", "cannot read 'many'"),
+        ("FORETICK_POOL__BLOCKS", '"1"', "pool.blocks", "expected int, got str"),
+        ("FORETICK_SESSIONS__A__NAME", "z", "sessions.a", "by number"),
+        ("FORETICK_SESSIONS__2__NAME", "z", "sessions.2", "2 elements"),
+        ("FORETICK_BARS__INTERVAL", "soon", "bars.interval", "duration"),
+        ("FORETICK_SESSIONS__0__RETENTION_TOKENS", "1", "sessions[0].retention_tokens", ">= 64"),
+    ],
+)
+def test_a_bad_variable_is_refused_by_key_and_variable(tmp_path, variable, value, key, part):
+    found = problems(tmp_path, TWO_SESSIONS, {variable: value})
+    assert list(found) == [key]
+    assert part in found[key]
+    assert variable in found[key]
+
+
+def test_variables_of_the_test_suite_are_not_settings():
+    assert load_config(None, {"FORETICK_DATA": "/x", "FORETICK_KAFKA": "h:1"}) == load_config(None, {})
+
+
+def test_a_scalar_where_an_override_needs_a_table_is_refused(tmp_path):
+    assert "table" in problems(tmp_path, "pool = 3", {"FORETICK_POOL__BLOCKS": "1"})["pool"]
+
+
+@pytest.mark.parametrize("text", ["a = ", '"', "\xff"])
+def test_a_file_that_is_not_toml_is_refused(tmp_path, text):
+    path = tmp_path / "bad.toml"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"bad\.toml is not valid TOML"):
+        load_config(path, {})
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"cannot read .*none\.toml: No such file"):
+        load_config(tmp_path / "none.toml", {})
+
+
+def test_all_contradictions_are_named_at_once(tmp_path):
+    found = problems(
+        tmp_path,
+        """
+        [[sessions]]
+        name = "a"
+        symbol = "X:A"
+        retention_tokens = 6000
+        [[sessions]]
+        name = "a"
+        symbol = "X:A"
+        [[questions]]
+        name = "q"
+        text = "?"
+        choices = ["Yes", "Yes"]
+        sessions = ["zz"]
+        max_tokens = 257
+        [[questions]]
+        name = "q"
+        text = "?"
+        choices = ["Yes"]
+        [pool]
+        blocks = 10
+        [scheduler]
+        chunk_min = 2000
+        [bars]
+        interval = "0s"
+        [source]
+        kind = "kafka"
+        ring_capacity = 1000
+        [query]
+        max_wait = ""
+        """,
+    )
+    assert set(found) == {
+        "sessions[1].name",
+        "sessions[1].symbol",
+        "questions[0].choices",
+        "questions[0].sessions",
+        "questions[0].max_tokens",
+        "questions[1].name",
+        "questions[1].choices",
+        "pool.frame_limit",
+        "pool.blocks",
+        "scheduler.chunk_min",
+        "bars.interval",
+        "source.kafka",
+        "source.ring_capacity",
+        "query.max_wait",
+    }
+    assert "1024" in found["source.ring_capacity"]
+    assert "'zz'" in found["questions[0].sessions"]
+
+
+def test_a_source_without_sessions_is_refused(tmp_path):
+    text = '[source]\nkind = "zeromq"\n[source.zeromq]\nendpoint = "ipc:///tmp/x"'
+    assert set(problems(tmp_path, text)) == {"sessions"}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("http.host", "0.0.0.0"), ("query.endpoint", "tcp://*:1"), ("query.endpoint", "tcp://[::]:1")],
+)
+def test_a_wide_bind_is_allowed_and_warned_about(key, value):
+    (warning,) = exposure_warnings(load_config(None, {}, {key: value}))
+    assert warning.startswith(f"{key}: ")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("http.host", "localhost"), ("query.endpoint", "tcp://[::1]:1"), ("query.endpoint", "ipc:///run/q")],
+)
+def test_a_local_bind_is_not_warned_about(key, value):
+    assert exposure_warnings(load_config(None, {}, {key: value})) == []
+
+
+def test_a_zeromq_sink_or_source_bound_widely_is_warned_about(tmp_path):
+    text = TWO_SESSIONS + '[source]\nkind="zeromq"\n[source.zeromq]\nendpoint="tcp://0.0.0.0:1"\nbind=true\n'
+    text += '[sink.zeromq]\nendpoint="tcp://eth0:2"'
+    warnings = exposure_warnings(load_config(write(tmp_path, text), {}))
+    assert [w.split(":")[0] for w in warnings] == ["sink.zeromq.endpoint", "source.zeromq.endpoint"]
+
+
+def test_settings_cross_process_boundaries():
+    config = load_config(None, {}, {"bars.interval": "90s"})
+    copy = pickle.loads(pickle.dumps(config))
+    assert copy == config
+    assert isinstance(copy.bars.interval, Duration)
+
+
+@pytest.mark.parametrize(
+    ("text", "ns"),
+    [
+        ("", 0),
+        ("0s", 0),
+        ("7ns", 7),
+        ("1us", 10**3),
+        ("250ms", 250 * 10**6),
+        ("1.5s", 1_500_000_000),
+        ("1m", 60 * 10**9),
+        ("2h", 7200 * 10**9),
+        ("1d", 86400 * 10**9),
+    ],
+)
+def test_durations(text, ns):
+    assert parse_duration(text) == ns
+
+
+@given(st.integers(0, 10**18))
+def test_a_duration_reads_back_what_it_prints(ns):
+    assert parse_duration(str(Duration(ns))) == ns
+
+
+@pytest.mark.parametrize("bad", ["1", "s", "-1s", "1S", "1.5ns", "1e3s", "999999999999d", None, 1.0])
+def test_what_is_no_duration_is_refused(bad):
+    with pytest.raises(ValueError, match=r"duration|whole number|longer"):
+        parse_duration(bad)
+
+
+def test_instants_are_exact_and_need_a_zone():
+    assert parse_instant("2020-01-01T17:00:00.065001-05:00") == 1577916000065001000
+    assert str(Instant(1577916000065001002)) == "2020-01-01T22:00:00.065001002Z"
+    for bad in ("2020-01-01T00:00:00", "yesterday", 3):
+        with pytest.raises(ValueError, match="with a zone"):
+            parse_instant(bad)
+
+
+@pytest.mark.parametrize("name", ["kafka", "zeromq", "replay"])
+def test_examples_are_valid_and_use_the_source_they_are_named_after(name):
+    config = load_config(ROOT / "examples" / f"{name}.toml", {})
+    assert config.source.kind == name
+    assert config.sessions
+    assert exposure_warnings(config) == []
+
+
+def test_the_committed_reference_is_the_rendered_one():
+    assert (ROOT / "docs" / "configuration.md").read_text() == configuration_reference(), (
+        "run: python -m daemon.config_reference > docs/configuration.md"
+    )

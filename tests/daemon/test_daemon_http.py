@@ -1,0 +1,108 @@
+"""The HTTP endpoints over a real socket, and the server's life inside the daemon's loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator
+
+import pytest
+
+from daemon.http import HttpServer
+
+
+class Daemon:
+    def __init__(self) -> None:
+        self.missing: list[str] = ["model"]
+        self.text = b"foretick_engine_up 1.0\n"
+
+    def metrics(self) -> bytes:
+        return self.text
+
+
+@pytest.fixture
+def daemon() -> Daemon:
+    return Daemon()
+
+
+@pytest.fixture
+async def server(daemon) -> AsyncIterator[HttpServer]:
+    made = HttpServer(daemon.metrics, lambda: daemon.missing)
+    await made.start()
+    yield made
+    await made.stop()
+
+
+def fetch(port: int, path: str, method: str = "GET") -> tuple[int, str, bytes]:
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=5) as response:
+            return response.status, response.headers["content-type"], response.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.headers["content-type"], error.read()
+
+
+async def get(server: HttpServer, path: str, method: str = "GET") -> tuple[int, str, bytes]:
+    return await asyncio.to_thread(fetch, server.port, path, method)
+
+
+async def test_metrics_are_rendered_at_each_scrape(server, daemon):
+    assert await get(server, "/metrics") == (200, "text/plain; version=0.0.4; charset=utf-8", daemon.text)
+    daemon.text = b"foretick_engine_up 0.0\n"
+    assert (await get(server, "/metrics"))[2] == daemon.text
+
+
+async def test_readiness_names_what_is_missing_and_liveness_does_not_care(server, daemon):
+    status, _, body = await get(server, "/readyz")
+    assert (status, json.loads(body)) == (503, {"status": "waiting", "reasons": ["model"]})
+    assert (await get(server, "/healthz"))[0] == 200
+    daemon.missing = []
+    status, _, body = await get(server, "/readyz")
+    assert (status, json.loads(body)) == (200, {"status": "ready", "reasons": []})
+
+
+async def test_nothing_else_is_served(server):
+    assert (await get(server, "/"))[0] == 404
+    assert (await get(server, "/metrics", "POST"))[0] == 405
+
+
+async def test_the_port_is_closed_after_stop_and_the_daemons_signal_handlers_stay(daemon):
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    loop.add_signal_handler(signal.SIGUSR1, stop.set)
+    before = signal.getsignal(signal.SIGTERM)
+    server = HttpServer(daemon.metrics, lambda: [])
+    await server.start()
+    assert signal.getsignal(signal.SIGTERM) is before
+    signal.raise_signal(signal.SIGUSR1)
+    await asyncio.wait_for(stop.wait(), 5)
+    assert (await get(server, "/healthz"))[0] == 200
+    await server.stop()
+    await server.stop()
+    loop.remove_signal_handler(signal.SIGUSR1)
+    with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.1", server.port), 1):
+        pass
+
+
+async def test_a_taken_port_is_an_error_that_names_it(server, daemon):
+    second = HttpServer(daemon.metrics, lambda: [], port=server.port)
+    with pytest.raises(OSError, match=rf"cannot bind HTTP to 127\.0\.0\.1:{server.port}"):
+        await second.start()
+
+
+async def test_ipv6_loopback(daemon):
+    if not socket.has_ipv6:
+        pytest.skip("this machine has no IPv6")
+    server = HttpServer(daemon.metrics, lambda: [], host="::1")
+    try:
+        await server.start()
+    except OSError:
+        pytest.skip("this machine has no IPv6 loopback address")
+    with socket.create_connection(("::1", server.port), 1):
+        pass
+    await server.stop()

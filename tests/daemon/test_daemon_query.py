@@ -1,0 +1,366 @@
+"""The query socket: what goes over the wire, refusals, concurrency, and stopping."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+import zmq.asyncio
+
+from daemon.query import QueryServer
+from daemon.query_client import QueryClient
+from daemon.query_messages import (
+    Answers,
+    AnswersReply,
+    Ask,
+    AskReply,
+    ErrorReply,
+    Quantiles,
+    QueryError,
+    SessionInfo,
+    Sessions,
+    SessionsReply,
+    Stats,
+    StatsReply,
+    decode_reply,
+    encode,
+)
+from feeds.messages import Answer, InputRange, Latency
+
+PUBLISHED = Answer(
+    session="a",
+    symbol="X:A",
+    question="direction",
+    question_hash="0f",
+    text=" Yes",
+    choice="Yes",
+    logit_gap=1.25,
+    probability=None,
+    data_version=7,
+    inputs=[InputRange("md.trades.v1", 0, 10, 20)],
+    as_of=1,
+    staleness_ns=2,
+    model="tiny",
+    model_revision="r1",
+    untrained=True,
+    latency=Latency(ring_wait_ns=1, queue_ns=2, forward_ns=3, total_ns=6),
+    reused_tokens=100,
+    computed_tokens=10,
+    flags=["gap"],
+    published_at=3,
+)
+
+
+class Backend:
+    """Answers "slow" when released, "broken" with an exception, everything else at once."""
+
+    def __init__(self) -> None:
+        self.release = asyncio.Event()
+        self.arrived = asyncio.Event()
+        self.asked: list[Ask] = []
+
+    async def ask(self, request: Ask) -> AskReply:
+        self.asked.append(request)
+        self.arrived.set()
+        if request.session != "a":
+            raise QueryError("unknown_session", f"there is no session named {request.session!r}")
+        if request.question == "slow":
+            await self.release.wait()
+        if request.question == "broken":
+            raise ZeroDivisionError("secret detail")
+        return AskReply(
+            id=request.id,
+            session=request.session,
+            data_version=7,
+            text=" Yes",
+            choice=request.choices[0] if request.choices else None,
+            logit_gap=1.25,
+            cached=False,
+            untrained=True,
+            flags=("gap", "untrained"),
+        )
+
+    async def sessions(self, request: Sessions) -> SessionsReply:
+        return SessionsReply(request.id, (SessionInfo("a", "X:A", 7, 100, 5, 1, 2, ("q",)),))
+
+    async def answers(self, request: Answers) -> AnswersReply:
+        if request.min_version > 7:
+            await asyncio.sleep(request.timeout_s)
+            raise QueryError("timeout", f"no version {request.min_version} within {request.timeout_s:g} s")
+        return AnswersReply(request.id, request.session, (PUBLISHED,))
+
+    async def stats(self, request: Stats) -> StatsReply:
+        return StatsReply(request.id, {"foretick_engine_up": 1.0}, {"ask": Quantiles(3, 0.1, 0.2, 0.3)})
+
+
+class Wire:
+    """A DEALER that speaks raw bytes."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._context = zmq.asyncio.Context()
+        self.socket = self._context.socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.connect(endpoint)
+
+    async def send(self, *frames: bytes) -> None:
+        await self.socket.send_multipart(frames)
+
+    async def reply(self) -> Any:
+        frames = await asyncio.wait_for(self.socket.recv_multipart(), 5)
+        return decode_reply(frames[-1])
+
+    async def request(self, request: Any) -> Any:
+        await self.send(encode(request))
+        return await self.reply()
+
+    def close(self) -> None:
+        self.socket.close()
+        self._context.term()
+
+
+@pytest.fixture
+def observed() -> list[tuple[str, str]]:
+    return []
+
+
+@pytest.fixture
+async def backend() -> Backend:
+    return Backend()
+
+
+@pytest.fixture
+async def server(backend, observed) -> AsyncIterator[QueryServer]:
+    made = QueryServer(
+        backend,
+        "tcp://127.0.0.1:0",
+        max_wait_s=0.5,
+        max_in_flight=3,
+        max_request_bytes=1000,
+        observe=lambda request, outcome, latency_ns: observed.append((type(request).__name__, outcome)),
+    )
+    await made.start()
+    yield made
+    await made.stop()
+
+
+@pytest.fixture
+async def wire(server) -> AsyncIterator[Wire]:
+    made = Wire(server.endpoint)
+    yield made
+    made.close()
+
+
+async def with_client(server: QueryServer, use: Callable[[QueryClient], Any], timeout_s: float = 5.0) -> Any:
+    """`use` the blocking client in a thread while this loop serves it."""
+
+    def run() -> Any:
+        with QueryClient(server.endpoint, timeout_s) as client:
+            return use(client)
+
+    return await asyncio.to_thread(run)
+
+
+async def test_each_request_gets_its_reply(server, backend, observed):
+    def use(client: QueryClient) -> list[Any]:
+        return [
+            client.ask("a", "Up?", 3, ("Yes", "No")),
+            client.sessions(),
+            client.answers("a"),
+            client.stats(),
+        ]
+
+    asked, sessions, answers, stats = await with_client(server, use)
+    assert backend.asked == [Ask(1, "a", "Up?", 3, ("Yes", "No"))]
+    assert (asked.id, asked.data_version, asked.text, asked.choice) == (1, 7, " Yes", "Yes")
+    assert asked.flags == ("gap", "untrained")
+    assert 0 < asked.latency_ns < 10**9
+    assert sessions.sessions[0].symbol == "X:A"
+    assert answers == AnswersReply(3, "a", (PUBLISHED,))
+    assert stats.stages["ask"] == Quantiles(3, 0.1, 0.2, 0.3)
+    assert observed == [("Ask", "ok"), ("Sessions", "ok"), ("Answers", "ok"), ("Stats", "ok")]
+
+
+async def test_a_slow_ask_does_not_delay_a_fast_one(wire, backend):
+    await wire.send(encode(Ask(1, "a", "slow")))
+    await wire.send(encode(Ask(2, "a", "fast")))
+    assert (await wire.reply()).id == 2
+    backend.release.set()
+    assert (await wire.reply()).id == 1
+
+
+async def test_replies_go_to_the_client_that_asked(server, backend):
+    first, second = Wire(server.endpoint), Wire(server.endpoint)
+    await first.send(encode(Ask(1, "a", "slow")))
+    assert (await second.request(Sessions(1))).sessions
+    backend.release.set()
+    assert (await first.reply()).text == " Yes"
+    first.close()
+    second.close()
+
+
+async def test_a_req_socket_is_served_too(server):
+    def use() -> Any:
+        context = zmq.Context()
+        socket = context.socket(zmq.REQ)
+        socket.setsockopt(zmq.RCVTIMEO, 5000)
+        socket.connect(server.endpoint)
+        socket.send(encode(Sessions(9)))
+        reply = decode_reply(socket.recv())
+        socket.close()
+        context.term()
+        return reply
+
+    assert (await asyncio.to_thread(use)).id == 9
+
+
+@pytest.mark.parametrize(
+    ("payload", "number", "part"),
+    [
+        (b"", None, "truncated"),
+        (b"\xc1", None, "invalid opcode"),
+        (b"hello", None, "xpected"),
+        (msgspec.msgpack.encode({"id": 4, "type": "order"}), 4, "Invalid value 'order'"),
+        (msgspec.msgpack.encode({"id": 4}), 4, "missing required field `type`"),
+        (
+            msgspec.msgpack.encode({"id": 4, "type": "ask", "session": "a"}),
+            4,
+            "missing required field `question`",
+        ),
+        (msgspec.msgpack.encode({"id": 4, "type": "stats", "sesion": "a"}), 4, "unknown field `sesion`"),
+        (
+            msgspec.msgpack.encode(
+                {"id": 4, "type": "ask", "session": "a", "question": "?", "max_tokens": 0}
+            ),
+            4,
+            ">= 1",
+        ),
+        (msgspec.msgpack.encode({"id": "x", "type": "stats"}), None, "got `str`"),
+    ],
+)
+async def test_a_malformed_request_is_refused_with_the_reason(wire, observed, payload, number, part):
+    await wire.send(payload)
+    reply = await wire.reply()
+    assert (reply.id, reply.code) == (number, "bad_request")
+    assert part in reply.sentence
+    assert observed == []
+    assert (await wire.request(Sessions(5))).id == 5
+
+
+async def test_too_many_frames_are_refused(wire):
+    await wire.send(b"", b"", encode(Sessions(1)))
+    assert (await wire.reply()).code == "bad_request"
+
+
+async def test_an_oversize_request_is_refused_and_a_huge_one_disconnects(wire, server):
+    await wire.send(encode(Ask(1, "a", "x" * 1000)))
+    reply = await wire.reply()
+    assert (reply.code, reply.id) == ("too_long", None)
+    await wire.send(encode(Ask(1, "a", "x" * 10_000_000)))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(wire.socket.recv_multipart(), 0.3)
+    other = Wire(server.endpoint)
+    assert (await other.request(Sessions(2))).id == 2
+    other.close()
+
+
+async def test_backend_errors_become_replies_without_inner_details(wire, observed, caplog):
+    unknown = await wire.request(Ask(1, "zz", "?"))
+    assert unknown == ErrorReply(1, "unknown_session", "there is no session named 'zz'")
+    broken = await wire.request(Ask(2, "a", "broken"))
+    assert (broken.id, broken.code) == (2, "engine")
+    assert "secret" not in broken.sentence
+    assert "secret detail" in caplog.text
+    assert observed == [("Ask", "unknown_session"), ("Ask", "engine")]
+
+
+async def test_a_request_that_takes_too_long_times_out(wire):
+    start = time.monotonic()
+    reply = await wire.request(Ask(1, "a", "slow"))
+    assert reply == ErrorReply(1, "timeout", "no answer within 0.5 s")
+    assert 0.4 < time.monotonic() - start < 3
+
+
+async def test_more_than_the_bound_in_flight_is_busy(wire, backend, observed):
+    for number in range(4):
+        await wire.send(encode(Ask(number, "a", "slow")))
+    reply = await wire.reply()
+    assert (reply.id, reply.code) == (3, "busy")
+    assert observed == [("Ask", "busy")]
+    backend.release.set()
+    assert {(await wire.reply()).id for _ in range(3)} == {0, 1, 2}
+    assert (await wire.request(Sessions(5))).id == 5
+
+
+async def test_stopping_refuses_new_requests_and_lets_running_ones_finish(server, wire, backend):
+    await wire.send(encode(Ask(1, "a", "slow")))
+    await backend.arrived.wait()
+    stopping = asyncio.create_task(server.stop(drain_s=5))
+    await asyncio.sleep(0)
+    refused = await wire.request(Sessions(2))
+    assert (refused.id, refused.code) == (2, "shutting_down")
+    backend.release.set()
+    assert (await wire.reply()).text == " Yes"
+    await asyncio.wait_for(stopping, 2)
+
+
+async def test_what_does_not_finish_in_time_is_told_so(server, wire, backend):
+    await wire.send(encode(Ask(1, "a", "slow")))
+    await backend.arrived.wait()
+    await server.stop(drain_s=0.01)
+    reply = await wire.reply()
+    assert (reply.id, reply.code) == (1, "shutting_down")
+
+
+async def test_the_client_raises_what_the_server_refuses(server):
+    with pytest.raises(QueryError, match="no session named 'zz'") as refused:
+        await with_client(server, lambda client: client.ask("zz", "?"))
+    assert refused.value.code == "unknown_session"
+    with pytest.raises(QueryError, match="no version 9") as late:
+        await with_client(server, lambda client: client.answers("a", min_version=9, timeout_s=0.05))
+    assert late.value.code == "timeout"
+
+
+async def test_the_client_survives_its_own_timeout_and_ignores_the_late_reply(server, backend):
+    loop = asyncio.get_running_loop()
+
+    def use(client: QueryClient) -> Any:
+        with pytest.raises(QueryError, match=r"within 0\.2 s"):
+            client.ask("a", "slow")
+        loop.call_soon_threadsafe(backend.release.set)
+        time.sleep(0.2)  # the late reply is there before the next request
+        return client.ask("a", "fast")
+
+    assert (await with_client(server, use, timeout_s=0.2)).id == 2
+
+
+def test_nobody_there_is_a_timeout():
+    with QueryClient("tcp://127.0.0.1:1", 0.1) as client, pytest.raises(QueryError) as refused:
+        client.stats()
+    assert refused.value.code == "timeout"
+
+
+def test_an_address_that_is_none_is_refused():
+    with pytest.raises(QueryError, match="no address"):
+        QueryClient("nowhere")
+
+
+async def test_a_taken_endpoint_is_an_error_that_names_it(server, backend):
+    second = QueryServer(backend, server.endpoint)
+    with pytest.raises(OSError, match="cannot bind the query socket to tcp://127"):
+        await second.start()
+
+
+async def test_ipc_and_wildcard_endpoints(backend, tmp_path):
+    for endpoint in ("tcp://127.0.0.1:*", f"ipc://{tmp_path}/q"):
+        server = QueryServer(backend, endpoint)
+        await server.start()
+        assert "*" not in server.endpoint
+        wire = Wire(server.endpoint)
+        assert (await wire.request(Sessions(1))).id == 1
+        wire.close()
+        await server.stop()

@@ -1,0 +1,126 @@
+"""`dashboards build` and `dashboards push`, the latter against a small Grafana on loopback."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from dashboards import cli
+
+COMMITTED = json.loads((cli.FOLDER / "latency.json").read_text())
+
+
+class FakeGrafana(ThreadingHTTPServer):
+    """Takes dashboards as Grafana's HTTP API does: POST /api/dashboards/db with a bearer token."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.received: list[dict[str, Any]] = []
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: FakeGrafana
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.headers["Authorization"] != "Bearer right":
+            return self._answer(401, {"message": "Invalid API key"})
+        if self.path != "/api/dashboards/db":
+            return self._answer(404, {"message": "Not found"})
+        if body.get("folderUid") == "full":
+            return self._answer(412, {"message": "a dashboard with the same name exists"})
+        self.server.received.append(body)
+        return self._answer(200, {"status": "success", "url": f"/d/{body['dashboard']['uid']}/x"})
+
+    def _answer(self, status: int, body: dict[str, Any]) -> None:
+        payload = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(payload)))
+        self.end_headers()
+        self.wfile.write(payload)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Keep the test's output clean."""
+
+
+@pytest.fixture
+def grafana() -> Iterator[FakeGrafana]:
+    server = FakeGrafana()
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def run(*arguments: str, **environment: str):
+    return CliRunner().invoke(cli.dashboards, list(arguments), env=environment)
+
+
+def test_push_sends_the_committed_dashboard_and_says_where_it_is(grafana):
+    pytest.importorskip("grafana_client", reason="the extra `grafana` is not installed")
+    result = run("push", "--url", grafana.url, "--token", "right", "--folder", "ops")
+    assert result.exit_code == 0, result.output
+    (body,) = grafana.received
+    assert body["dashboard"] == COMMITTED
+    assert body["overwrite"] is True
+    assert body["folderUid"] == "ops"
+    assert result.output == f"Foretick: latency: {grafana.url}/d/foretick-latency/x\n"
+
+
+def test_the_address_and_the_token_may_come_from_the_environment(grafana):
+    pytest.importorskip("grafana_client", reason="the extra `grafana` is not installed")
+    assert run("push", GRAFANA_URL=grafana.url, GRAFANA_TOKEN="right").exit_code == 0
+    assert "folderUid" not in grafana.received[0]
+
+
+@pytest.mark.parametrize(
+    ("token", "folder", "sentence"),
+    [("wrong", "", "Unauthorized"), ("right", "full", "same name exists")],
+)
+def test_a_refusal_is_one_sentence(grafana, token, folder, sentence):
+    pytest.importorskip("grafana_client", reason="the extra `grafana` is not installed")
+    result = run("push", "--url", grafana.url, "--token", token, "--folder", folder)
+    assert result.exit_code == 1
+    assert sentence in result.output
+    assert "Traceback" not in result.output
+    assert token not in result.output or token == "right"
+
+
+def test_an_address_where_nobody_is(grafana):
+    pytest.importorskip("grafana_client", reason="the extra `grafana` is not installed")
+    result = run("push", "--url", "http://127.0.0.1:1", "--token", "right")
+    assert result.exit_code == 1
+    assert result.output.startswith("Error: cannot reach http://127.0.0.1:1")
+
+
+def test_without_the_extra_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "grafana_client", None)
+    result = run("push", "--url", "http://127.0.0.1:1", "--token", "right")
+    assert result.exit_code == 1
+    assert "foretick[grafana]" in result.output
+
+
+def test_build_writes_what_check_accepts(monkeypatch, tmp_path: Path):
+    monkeypatch.setattr(cli, "FOLDER", tmp_path)
+    assert run("build", "--check").exit_code == 1
+    assert run("build").exit_code == 0
+    assert json.loads((tmp_path / "latency.json").read_text()) == COMMITTED
+    assert run("build", "--check").exit_code == 0
+    (tmp_path / "latency.json").write_text("{}")
+    stale = run("build", "--check")
+    assert stale.exit_code == 1
+    assert "out of date" in stale.output

@@ -1,0 +1,161 @@
+"""The Latency dashboard: committed as built, catalogue names only, a sane grid, series in real Prometheus."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dashboards
+from daemon.http import HttpServer
+from dashboards import latency
+from dashboards.expressions import gauge, increase, per_second, stage_buckets, stage_quantile
+from metrics.catalogue import BY_NAME, CLASSES, METRICS, STAGES
+from metrics.export import exposition
+from metrics.store import MetricStore
+from tests.prometheus_server import check_panels, expressions
+
+FILE = Path(dashboards.__file__).parent / "latency.json"
+SELECTOR = re.compile(r"(foretick_\w+)(?:\{([^}]*)\})?")
+
+
+@pytest.fixture(scope="module")
+def dashboard() -> dict[str, Any]:
+    return json.loads(FILE.read_text())
+
+
+def family(name: str) -> str:
+    """The catalogue's name of a series: a histogram's series have suffixes."""
+    base = re.sub(r"_(bucket|sum|count)$", "", name)
+    return base if base in BY_NAME and BY_NAME[base].kind == "histogram" else name
+
+
+def test_the_committed_file_is_what_the_code_builds():
+    assert FILE.read_text() == latency.build(), "run: foretick dashboards build"
+
+
+def test_every_expression_uses_names_labels_and_values_of_the_catalogue(dashboard):
+    seen = set()
+    for title, expression in expressions(dashboard):
+        found = SELECTOR.findall(expression)
+        assert found, f"{title} reads no metric: {expression}"
+        for name, selector in found:
+            metric = BY_NAME[family(name)]
+            seen.add(metric.name)
+            for label, pattern in re.findall(r'(\w+)=~"([^"]*)"', selector):
+                assert label in metric.labels, title
+                allowed = metric.values.get(label)
+                assert allowed is None or set(pattern.split("|")) <= set(allowed), title
+            for labels in re.findall(r"by \(([^)]*)\)", expression):
+                assert set(labels.split(", ")) <= {*metric.labels, "le"}, title
+    assert seen <= set(BY_NAME)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "foretick_stage_seconds",
+        "foretick_staleness_seconds",
+        "foretick_ring_dropped_total",
+        "foretick_records_late_total",
+        "foretick_records_malformed_total",
+        "foretick_waiting_requests",
+        "foretick_pool_blocks",
+    ],
+)
+def test_what_the_dashboard_is_for_is_on_it(dashboard, name):
+    assert any(family(found) == name for _, e in expressions(dashboard) for found, _ in SELECTOR.findall(e))
+
+
+def test_every_session_series_follows_the_session_variable(dashboard):
+    for title, expression in expressions(dashboard):
+        for name, selector in SELECTOR.findall(expression):
+            if "session" in BY_NAME[family(name)].labels:
+                assert 'session=~"$session"' in selector, title
+
+
+def test_panels_have_their_own_ids_and_do_not_overlap(dashboard):
+    panels = dashboard["panels"]
+    ids = [panel["id"] for panel in panels]
+    assert len(set(ids)) == len(ids)
+    taken: dict[tuple[int, int], str] = {}
+    for panel in panels:
+        grid = panel["gridPos"]
+        assert grid["x"] + grid["w"] <= 24
+        columns, rows = range(grid["x"], grid["x"] + grid["w"]), range(grid["y"], grid["y"] + grid["h"])
+        for cell in itertools.product(columns, rows):
+            assert taken.setdefault(cell, panel["title"]) == panel["title"]
+
+
+def test_every_query_of_a_panel_has_its_own_reference_and_the_chosen_data_source(dashboard):
+    for panel in dashboard["panels"]:
+        targets = panel.get("targets", [])
+        assert len({target["refId"] for target in targets}) == len(targets)
+        assert all(target["datasource"]["uid"] == "${datasource}" for target in targets)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda: per_second("foretick_nothing_total"),
+        lambda: per_second("foretick_engine_up"),
+        lambda: gauge("foretick_batches_total"),
+        lambda: per_second("foretick_batches_total", "session"),
+        lambda: gauge("foretick_pool_blocks", state="lent"),
+        lambda: gauge("foretick_pool_blocks", session="a"),
+        lambda: stage_quantile(0.5, "ring_wait|lunch"),
+        lambda: stage_buckets("forward", "source"),
+        lambda: increase("foretick_batches_total", state="free"),
+    ],
+)
+def test_what_the_catalogue_does_not_list_cannot_be_written(write):
+    with pytest.raises((KeyError, ValueError), match="foretick_"):
+        write()
+
+
+def record(store: MetricStore, round_: int) -> None:
+    """One second of a daemon at work, in every series."""
+    for metric in METRICS:
+        for labels in store.series(metric):
+            if metric.kind == "histogram":
+                store.observe(metric.name, 1_000_000 * (round_ + 1), **labels)
+            elif metric.kind == "counter":
+                store.inc(metric.name, 5, **labels)
+            else:
+                store.set(metric.name, float(round_ + 1), **labels)
+
+
+@pytest.mark.prometheus
+async def test_every_panel_finds_series_in_a_real_prometheus(dashboard, start_prometheus):
+    store = MetricStore.local({"session": ["a", "b"], "source": ["kafka"], "sink": ["kafka"]})
+    server = HttpServer(lambda: exposition(store), lambda: [])
+    await server.start()
+    try:
+        prometheus = await asyncio.to_thread(start_prometheus, f"127.0.0.1:{server.port}")
+        for round_ in range(4):
+            record(store, round_)
+            await asyncio.to_thread(prometheus.wait_for_scrapes, round_ + 2)
+        assert await asyncio.to_thread(check_panels, prometheus.url, dashboard) == []
+        # The check has teeth: a panel without series and one that is not PromQL are found out.
+        broken = {"panels": [{"title": "t", "targets": [{"expr": "foretick_nothing"}]}]}
+        assert await asyncio.to_thread(check_panels, prometheus.url, broken) == ["t: foretick_nothing"]
+        broken["panels"][0]["targets"][0]["expr"] = "rate(foretick"
+        with pytest.raises(RuntimeError, match="refuses"):
+            await asyncio.to_thread(check_panels, prometheus.url, broken)
+        # And what it shows is what was recorded: 1 to 4 ms, within the exposition's bounds.
+        p99 = await asyncio.to_thread(
+            prometheus.query, 'histogram_quantile(0.99, foretick_stage_seconds_bucket{stage="forward"})'
+        )
+        assert 0.0036 <= float(p99[0]["value"][1]) <= 0.0044 * 1.25
+        waiting = await asyncio.to_thread(prometheus.query, "foretick_waiting_requests")
+        assert {series["metric"]["class"] for series in waiting} == set(CLASSES)
+        stages = await asyncio.to_thread(prometheus.query, "foretick_stage_seconds_count")
+        assert {series["metric"]["stage"] for series in stages} == set(STAGES)
+    finally:
+        await server.stop()
+        store.close()

@@ -1,0 +1,296 @@
+"""The gate for records: what passes, what is refused and why."""
+
+import json
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feeds.codec import (
+    MAX_BYTES,
+    REASONS,
+    SKEWED_CLOCK,
+    MalformedRecord,
+    decode_message,
+    decode_record,
+    decode_records,
+    encode,
+    header_encoding,
+    make_headers,
+    record_flags,
+)
+from feeds.decimal9 import LIMIT, Fixed9
+from feeds.messages import Answer, AnyMessage, Bar, DataUpdated, DeadLetter, InputRange, Latency, Quote, Trade
+from metrics.catalogue import REASONS as COUNTED_REASONS
+
+T = 1_723_161_255_342_000_000
+TRADE = {
+    "type": "trade",
+    "venue": "BINANCE",
+    "symbol": "BTCUSDT",
+    "ts_event": T,
+    "ts_recv": T + 5,
+    "price": "61837.63",
+    "size": "0.02",
+    "side": "sell",
+    "id": "3735683259",
+}
+QUOTE = {
+    **{k: TRADE[k] for k in ("venue", "symbol", "ts_event", "ts_recv")},
+    "type": "quote",
+    "bid": "1",
+    "ask": "2",
+}
+BAR = {
+    **{k: TRADE[k] for k in ("venue", "symbol", "ts_event", "ts_recv")},
+    **{
+        "type": "bar",
+        "open": "10",
+        "high": "12",
+        "low": "9",
+        "close": "11",
+        "volume": "100",
+        "interval_ns": 10**9,
+    },
+}
+
+
+def refused(record: object, encoding: str = "json") -> MalformedRecord:
+    payload = json.dumps(record).encode() if encoding == "json" else msgspec.msgpack.encode(record)
+    with pytest.raises(MalformedRecord) as caught:
+        decode_record(payload, encoding)
+    return caught.value
+
+
+@pytest.mark.parametrize("encoding", ["json", "msgpack"])
+def test_a_trade_is_read_exactly(encoding: str) -> None:
+    payload = json.dumps(TRADE).encode() if encoding == "json" else msgspec.msgpack.encode(TRADE)
+    trade = decode_record(payload, encoding)
+    assert trade == Trade(
+        venue="BINANCE",
+        symbol="BTCUSDT",
+        ts_event=T,
+        ts_recv=T + 5,
+        price=Fixed9(61_837_630_000_000),
+        size=Fixed9(20_000_000),
+        side="sell",
+        id="3735683259",
+    )
+    assert isinstance(trade, Trade)
+    assert type(trade.price) is Fixed9
+    assert trade.key == "BINANCE:BTCUSDT"
+    assert record_flags(trade) == 0
+
+
+def test_integers_are_nano_units() -> None:
+    trade = decode_record(json.dumps({**TRADE, "price": 61_837_630_000_000}).encode())
+    assert isinstance(trade, Trade)
+    assert trade.price == 61_837_630_000_000
+
+
+def test_prices_travel_as_decimal_strings() -> None:
+    trade = decode_record(json.dumps(TRADE).encode())
+    for encoding, loads in (("json", json.loads), ("msgpack", msgspec.msgpack.decode)):
+        wire = loads(encode(trade, encoding))
+        assert (wire["type"], wire["price"], wire["size"]) == ("trade", "61837.63", "0.02")
+
+
+names = st.text(st.characters(codec="ascii", categories=("Lu", "Ll", "Nd")), min_size=1, max_size=12)
+prices = st.integers(1, 10**18 - 1).map(Fixed9)
+sizes = st.integers(0, LIMIT).map(Fixed9)
+times = st.integers(631_152_000 * 10**9, 4_102_444_800 * 10**9 - 1)
+common = {
+    "venue": names,
+    "symbol": names,
+    "ts_event": times,
+    "ts_recv": times,
+    "seq": st.integers(0, 2**63 - 1),
+}
+trades = st.builds(
+    Trade, **common, price=prices, size=sizes, side=st.sampled_from(["buy", "sell", "unknown"])
+)
+quotes = st.builds(Quote, **common, bid=prices, ask=prices, bid_size=sizes, ask_size=sizes)
+
+
+@given(st.one_of(trades, quotes), st.sampled_from(["json", "msgpack"]))
+def test_encode_and_decode_are_inverse(record: Trade | Quote, encoding: str) -> None:
+    assert decode_record(encode(record, encoding), encoding) == record
+
+
+@given(st.binary(max_size=200), st.sampled_from(["json", "msgpack"]))
+def test_any_bytes_give_a_record_or_a_reason(payload: bytes, encoding: str) -> None:
+    (result,) = decode_records([payload], encoding)
+    if isinstance(result, MalformedRecord):
+        assert result.reason in REASONS
+        assert result.sentence
+    else:
+        assert decode_record(encode(result, encoding), encoding) == result
+
+
+@pytest.mark.parametrize(
+    ("change", "reason", "says"),
+    [
+        ({"price": 61837.63}, "price", "got float"),
+        ({"price": 61837.0}, "price", "got float"),
+        ({"price": None}, "price", "got NoneType"),
+        ({"price": True}, "price", "got bool"),
+        ({"price": "6.1e4"}, "price", "plain decimal"),
+        ({"price": "NaN"}, "price", "plain decimal"),
+        ({"price": "0"}, "price", "above 0"),
+        ({"price": "-1"}, "price", "above 0"),
+        ({"price": "1000000000"}, "price", "below 1000000000"),
+        ({"price": 10**30}, "price", "beyond"),
+        ({"size": "-0.1"}, "size", "negative"),
+        ({"size": 0.5}, "size", "got float"),
+        ({"size": "99999999999"}, "size", "beyond"),
+        ({"ts_event": T // 10**6}, "timestamp_unit", "ts_event 1723161255342 looks like milliseconds"),
+        ({"ts_event": T // 10**3}, "timestamp_unit", "looks like microseconds"),
+        ({"ts_recv": T // 10**9}, "timestamp_unit", "ts_recv 1723161255 looks like seconds"),
+        ({"ts_event": 0}, "timestamp_unit", "no nanosecond time"),
+        ({"ts_event": -5}, "timestamp_unit", "no nanosecond time"),
+        ({"ts_event": T * 1000}, "timestamp_unit", "no nanosecond time"),
+        ({"ts_event": "now"}, "type", "int"),
+        ({"ts_event": 1.5}, "type", "int"),
+        ({"symbol": ""}, "symbol", "1 to 64"),
+        ({"symbol": "B TC"}, "symbol", "blanks"),
+        ({"symbol": "a\u0000"}, "symbol", "printable"),
+        ({"venue": "A:B"}, "symbol", "colons"),
+        ({"symbol": "X" * 65}, "symbol", "64"),
+        ({"symbol": 5}, "type", "str"),
+        ({"side": "short"}, "type", "short"),
+        ({"type": "option"}, "type", "option"),
+    ],
+)
+def test_refused_trades_say_why(change: dict[str, object], reason: str, says: str) -> None:
+    error = refused({**TRADE, **change})
+    assert error.reason == reason
+    assert says in error.sentence
+
+
+@pytest.mark.parametrize("field", ["price", "size", "symbol", "venue", "ts_event", "ts_recv"])
+def test_missing_fields_are_named(field: str) -> None:
+    error = refused({k: v for k, v in TRADE.items() if k != field})
+    assert error.reason == "missing_field"
+    assert field in error.sentence
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"high": "10.5"}, "bar_ohlc"),
+        ({"low": "10.5"}, "bar_ohlc"),
+        ({"open": "12.1"}, "bar_ohlc"),
+        ({"low": "-1"}, "price"),
+        ({"volume": "-1"}, "size"),
+        ({"interval_ns": 0}, "type"),
+    ],
+)
+def test_refused_bars_say_why(change: dict[str, object], reason: str) -> None:
+    assert isinstance(decode_record(json.dumps(BAR).encode()), Bar)
+    assert refused({**BAR, **change}).reason == reason
+
+
+def test_refused_quotes_say_why() -> None:
+    assert isinstance(decode_record(json.dumps(QUOTE).encode()), Quote)
+    assert refused({**QUOTE, "bid": "0"}).reason == "price"
+    assert refused({**QUOTE, "ask_size": "-1"}).reason == "size"
+
+
+@pytest.mark.parametrize(
+    ("payload", "encoding", "reason"),
+    [
+        (b"", "json", "json"),
+        (b"{", "json", "json"),
+        (b"\xff\xfe", "json", "json"),
+        (b'{"type":"trade","venue":"\xff"}', "json", "json"),
+        (b"[" * 100_000, "json", "type"),
+        (b"[]", "json", "type"),
+        (b"\xc1", "msgpack", "msgpack"),
+        (b"", "msgpack", "msgpack"),
+        (b"{}", "avro", "encoding"),
+    ],
+)
+def test_payloads_that_are_no_record(payload: bytes, encoding: str, reason: str) -> None:
+    with pytest.raises(MalformedRecord) as caught:
+        decode_record(payload, encoding)
+    assert caught.value.reason == reason
+
+
+def test_ten_megabytes_are_refused_by_size_and_a_megabyte_is_not() -> None:
+    with pytest.raises(MalformedRecord, match="10000000 bytes is more than the limit of 1048576") as caught:
+        decode_record(b"x" * 10_000_000)
+    assert caught.value.reason == "oversize"
+    payload = json.dumps(TRADE).encode()
+    assert decode_record(payload + b" " * (MAX_BYTES - len(payload)))
+
+
+def test_received_before_it_happened_is_kept_and_flagged() -> None:
+    trade = decode_record(json.dumps({**TRADE, "ts_recv": T - 1_272_000_000}).encode())
+    assert trade.skewed
+    assert record_flags(trade) == SKEWED_CLOCK
+
+
+def test_unknown_members_are_ignored() -> None:
+    assert decode_record(json.dumps({**TRADE, "mood": 1.5}).encode()) == decode_record(
+        json.dumps(TRADE).encode()
+    )
+
+
+def test_a_bad_payload_spoils_no_neighbour() -> None:
+    good = json.dumps(TRADE).encode()
+    first, second, third = decode_records([good, b"{", good])
+    assert first == third == decode_record(good)
+    assert isinstance(second, MalformedRecord)
+    assert second.reason == "json"
+
+
+def test_every_reason_has_a_counter() -> None:
+    assert set(REASONS) <= set(COUNTED_REASONS)
+
+
+ANSWER = Answer(
+    session="btc",
+    symbol="BINANCE:BTCUSDT",
+    question="trend",
+    question_hash="ab12",
+    text="up",
+    choice="up",
+    logit_gap=1.25,
+    probability=None,
+    data_version=7,
+    inputs=[InputRange("md.trades.v1", 0, 10, 19)],
+    as_of=T,
+    staleness_ns=1000,
+    model="embedded",
+    model_revision="r1",
+    untrained=True,
+    latency=Latency(forward_ns=5),
+    reused_tokens=100,
+    computed_tokens=12,
+    flags=["untrained"],
+    published_at=T + 1,
+)
+LETTER = DeadLetter(error="bad", reason="json", topic="t", partition=0, offset=3, payload=b"\x00\xff")
+
+
+@pytest.mark.parametrize("encoding", ["json", "msgpack"])
+@pytest.mark.parametrize(
+    "message", [ANSWER, LETTER, DataUpdated(session="s", data_version=2, as_of=T, bars=1)]
+)
+def test_messages_out_come_back_equal(message: AnyMessage, encoding: str) -> None:
+    assert decode_message(encode(message, encoding), encoding) == message
+
+
+def test_json_of_an_answer_names_its_type_and_a_dead_letter_is_base64() -> None:
+    assert json.loads(encode(ANSWER))["type"] == "answer"
+    assert json.loads(encode(LETTER))["payload"] == "AP8="
+
+
+def test_headers_describe_the_message() -> None:
+    headers = make_headers(ANSWER, "json", "foretick", 12)
+    assert headers == {"schema": b"answer.v1", "encoding": b"json", "source": b"foretick", "seq": b"12"}
+    assert header_encoding({**headers, "encoding": b"msgpack"}) == "msgpack"
+    assert header_encoding({}) == "json"
+    with pytest.raises(ValueError, match="avro"):
+        encode(ANSWER, "avro")

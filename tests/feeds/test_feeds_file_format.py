@@ -1,0 +1,84 @@
+"""Declared formats: the shipped ones load, and a wrong declaration names its key."""
+
+from pathlib import Path
+
+import pytest
+
+from feeds.file_format import FormatError, load_format, names, parse_interval
+
+GOOD = """
+description = "made up"
+container = "csv"
+[[records]]
+kind = "trade"
+venue = "V"
+symbol = "S"
+time = { field = "when", format = "epoch-ms" }
+fields = { price = "p", size = "q" }
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "made.toml"
+    path.write_text(text)
+    return path
+
+
+def test_shipped_formats_load() -> None:
+    assert names() == ["binance_capture", "btc_perp_bars", "histdata_quotes", "sp500_bars"]
+    for name in names():
+        assert load_format(name).description
+
+
+def test_a_file_of_ones_own_loads(tmp_path: Path) -> None:
+    form = load_format(write(tmp_path, GOOD))
+    assert form.records[0].fields == {"price": "p", "size": "q"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('venue = "V"', 'venu = "V"', "venu"),
+        ('venue = "V"', "", r"records\[0\].venue: missing"),
+        ('kind = "trade"', 'kind = "option"', r"records\[0\].kind"),
+        ('kind = "trade"', 'kind = "bar"\ninterval = "1m"', r"fields.price: a bar has no such field"),
+        ('price = "p", ', "", r"records\[0\].fields.price: missing"),
+        ('price = "p"', 'prize = "p"', "fields.prize"),
+        ('price = "p"', "price = 1.5", "fields"),
+        ('price = "p"', "price = [1]", "fields"),
+        ('container = "csv"', 'container = "csv"\nheader = false', "column name needs a header"),
+        ('container = "csv"', 'container = "parquet"', "container"),
+        ('container = "csv"', 'container = "csv"\ndelimiter = ";;"', "delimiter"),
+        ('"epoch-ms"', '"unix"', r"records\[0\].time: 'unix'"),
+        ('"epoch-ms"', '"iso", zone = "Mars/Olympus"', r"records\[0\].time: 'Mars/Olympus'"),
+        ('"epoch-ms"', '"receive"', r"records\[0\].time.format: only a jsonl-capture"),
+        ('field = "when", ', "", r"records\[0\].time.field: missing"),
+        ('venue = "V"', 'venue = "V"\ninterval = "1m"', r"records\[0\].interval"),
+        ('venue = "V"', 'venue = "V"\nrounded = ["volume"]', r"records\[0\].rounded: volume"),
+        ("[[records]]", "[[records]", "made.toml"),
+    ],
+)
+def test_a_wrong_declaration_names_its_key(tmp_path: Path, old: str, new: str, says: str) -> None:
+    assert old in GOOD
+    with pytest.raises(FormatError, match=says):
+        load_format(write(tmp_path, GOOD.replace(old, new)))
+
+
+def test_a_column_index_needs_columns(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match="column index needs a csv"):
+        load_format(write(tmp_path, GOOD.replace('"csv"', '"jsonl"').replace('price = "p"', "price = 1")))
+
+
+def test_an_unknown_name_lists_what_there_is() -> None:
+    with pytest.raises(FormatError, match="binance_capture, btc_perp_bars"):
+        load_format("nasdaq")
+
+
+def test_intervals() -> None:
+    assert [parse_interval(text) for text in ("500ms", "1s", "5m", "1h", "1d")] == [
+        *(5 * 10**8, 10**9, 300 * 10**9),
+        *(3600 * 10**9, 86_400 * 10**9),
+    ]
+    for text in ("", "m", "0m", "1.5m", "1w", "-1m", "1"):
+        with pytest.raises(ValueError, match="interval"):
+            parse_interval(text)

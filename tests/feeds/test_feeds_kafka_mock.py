@@ -1,0 +1,282 @@
+"""Kafka source and sink on librdkafka's mock cluster, where faults can be made at will."""
+
+import asyncio
+import contextlib
+import logging
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from feeds.backoff import CAP_S, Link, delay_s
+from feeds.kafka import BrokerError, KafkaSink, KafkaSource, missing_topics, quiet_client_log
+from feeds.mock_broker import NOTICE, MockBroker, MockUnavailable
+from feeds.source import CommitFailed, Incoming, PublishRefused, Sink, SinkStopped, Source, State
+from tests.kafka_server import free_ports
+
+T = "md.trades.v1"
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> None:
+    quiet_client_log()
+
+
+@pytest.fixture
+def broker() -> Iterator[MockBroker]:
+    with MockBroker() as broker:
+        broker.create_topic(T, 2)
+        yield broker
+
+
+async def take(source: KafkaSource, count: int, timeout_s: float = 20) -> list[Incoming]:
+    got: list[Incoming] = []
+    async with asyncio.timeout(timeout_s):
+        async for batch in source.batches():
+            got += batch
+            if len(got) >= count:
+                break
+    return got
+
+
+async def publish(sink: KafkaSink, first: int, last: int, topic: str = T) -> None:
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        for n in range(first, last):
+            group.create_task(sink.publish(topic, b"K%d" % (n % 5), b"%d" % n, {"seq": b"%d" % n}))
+
+
+def next_offsets(messages: list[Incoming]) -> dict[tuple[str, int], int]:
+    return {(m.topic, m.partition): m.offset + 1 for m in messages}
+
+
+async def test_round_trip_commit_and_resume(broker: MockBroker) -> None:
+    sink = KafkaSink("out", broker.bootstrap)
+    source = KafkaSource("in", broker.bootstrap, [T], "g", max_records=50, clock_ns=lambda: 42)
+    assert isinstance(source, Source)
+    assert isinstance(sink, Sink)
+    await sink.start()
+    await publish(sink, 0, 300)
+    await source.start()
+    got = await take(source, 300)
+    assert sorted(int(m.payload) for m in got) == list(range(300))
+    for key in {m.key for m in got}:  # one key, one partition, one order
+        numbers = [(m.partition, int(m.payload)) for m in got if m.key == key]
+        assert numbers == sorted(numbers)
+        assert len({partition for partition, _ in numbers}) == 1
+    assert got[0].ts_recv_ns == 42
+    assert got[0].headers["seq"] == got[0].payload
+    await source.commit(next_offsets(got))
+    await source.stop()
+    await publish(sink, 300, 310)
+    again = KafkaSource("in", broker.bootstrap, [T], "g")
+    await again.start()
+    assert sorted(int(m.payload) for m in await take(again, 10)) == list(range(300, 310))
+    await again.stop()
+    await sink.stop()
+    assert (again.state, sink.state) == (State.STOPPED, State.STOPPED)
+
+
+async def test_what_was_not_committed_comes_again(broker: MockBroker) -> None:
+    sink = KafkaSink("out", broker.bootstrap)
+    await sink.start()
+    await publish(sink, 0, 20)
+    for _ in range(2):
+        source = KafkaSource("in", broker.bootstrap, [T], "g")
+        await source.start()
+        assert len(await take(source, 20)) == 20
+        await source.stop()
+    await sink.stop()
+
+
+async def test_pause_holds_fetching_back_and_resume_loses_nothing(broker: MockBroker) -> None:
+    sink = KafkaSink("out", broker.bootstrap)
+    source = KafkaSource("in", broker.bootstrap, [T], "g", poll_ms=50)
+    await sink.start()
+    await source.start()
+    await publish(sink, 0, 10)
+    await take(source, 10)
+    source.pause()
+    await publish(sink, 10, 20)
+    with pytest.raises(TimeoutError):
+        await take(source, 1, timeout_s=1)
+    source.resume()
+    assert sorted(int(m.payload) for m in await take(source, 10)) == list(range(10, 20))
+    await source.stop()
+    await sink.stop()
+
+
+async def test_a_source_paused_from_the_start_stays_paused_through_its_assignment(broker: MockBroker) -> None:
+    sink = KafkaSink("out", broker.bootstrap)
+    source = KafkaSource("in", broker.bootstrap, [T], "g", poll_ms=50)
+    source.pause()
+    await sink.start()
+    await publish(sink, 0, 10)
+    await source.start()
+    with pytest.raises(TimeoutError):
+        await take(source, 1, timeout_s=1)
+    source.resume()
+    assert len(await take(source, 10)) == 10
+    await source.stop()
+    await sink.stop()
+
+
+async def test_broker_not_there_at_start(caplog: pytest.LogCaptureFixture) -> None:
+    (port,) = free_ports(1)
+    caplog.set_level(logging.INFO, "feeds")
+    source = KafkaSource("in", f"127.0.0.1:{port}", [T], "g")
+    sink = KafkaSink("out", f"127.0.0.1:{port}")
+    starting = [asyncio.ensure_future(source.start()), asyncio.ensure_future(sink.start())]
+    async with asyncio.timeout(15):
+        while min(source.retries, sink.retries) < 3:
+            await asyncio.sleep(0.05)
+    assert (source.state, sink.state) == (State.DOWN, State.DOWN)
+    warnings = [r for r in caplog.records if r.levelno == logging.WARNING and r.name.startswith("feeds")]
+    assert len(warnings) == 2  # once each, not once an attempt
+    began = time.monotonic()
+    await source.stop()
+    await sink.stop()
+    await asyncio.wait_for(asyncio.gather(*starting), 2)
+    assert time.monotonic() - began < 2
+
+
+async def test_broker_gone_and_back_loses_nothing_acknowledged(broker: MockBroker) -> None:
+    sink = KafkaSink("out", broker.bootstrap)
+    source = KafkaSource("in", broker.bootstrap, [T], "g")
+    await sink.start()
+    await source.start()
+    await publish(sink, 0, 10)
+    seen = await take(source, 10)
+    broker.set_down()
+    waiting = asyncio.ensure_future(publish(sink, 10, 20))
+    more = asyncio.ensure_future(take(source, 10, timeout_s=40))
+    async with asyncio.timeout(15):
+        while not (sink.state is State.DOWN and source.state is State.DOWN):
+            await asyncio.sleep(0.05)
+    assert not waiting.done()
+    assert sink.retries > 0
+    with pytest.raises(CommitFailed):
+        source._commit_timeout_s = 0.5
+        await source.commit(next_offsets(seen))
+    broker.set_up()
+    await waiting
+    seen += await more
+    assert sorted(int(m.payload) for m in seen) == list(range(20))  # idempotence: nothing twice either
+    assert (sink.state, source.state) == (State.UP, State.UP)
+    await source.commit(next_offsets(seen))
+    await source.stop()
+    await sink.stop()
+
+
+async def test_stop_is_bounded_while_the_broker_is_away_and_publishers_are_told(broker: MockBroker) -> None:
+    sink = KafkaSink("out", broker.bootstrap, stop_timeout_s=0.5)
+    source = KafkaSource("in", broker.bootstrap, [T], "g", stop_timeout_s=0.5)
+    await sink.start()
+    await source.start()
+    await publish(sink, 0, 1)
+    broker.set_down()
+    waiting = asyncio.ensure_future(sink.publish(T, None, b"late", {}))
+    await asyncio.sleep(0.1)
+    began = time.monotonic()
+    await sink.stop()
+    await source.stop()
+    assert time.monotonic() - began < 3
+    with pytest.raises(SinkStopped):
+        await asyncio.wait_for(waiting, 1)
+    with pytest.raises(SinkStopped):
+        await sink.publish(T, None, b"later", {})
+
+
+async def test_refusals_are_final_and_the_sink_goes_on(broker: MockBroker) -> None:
+    sink = KafkaSink("out", broker.bootstrap, request_timeout_ms=1000)
+    await sink.start()
+    with pytest.raises(PublishRefused, match="2000000 bytes"):
+        await sink.publish(T, None, b"x" * 2_000_000, {})
+    with pytest.raises(PublishRefused, match="no such topic|TypeError|not valid|Invalid|illegal"):
+        await asyncio.wait_for(sink.publish("no/such topic", None, b"x", {}), 10)
+    await publish(sink, 0, 5)
+    await sink.stop()
+
+
+async def test_a_source_without_a_group_reads_all_and_commits_nothing(broker: MockBroker) -> None:
+    sink = KafkaSink("out", broker.bootstrap)
+    await sink.start()
+    await publish(sink, 0, 10)
+    source = KafkaSource("in", broker.bootstrap, [T], None)
+    with pytest.raises(CommitFailed):
+        await source.commit({(T, 0): 1})
+    await source.start()
+    assert len(await take(source, 10)) == 10
+    with pytest.raises(CommitFailed, match="nowhere"):
+        await source.commit({(T, 0): 1})
+    await source.stop()
+    await sink.stop()
+
+
+async def test_two_members_share_the_partitions(broker: MockBroker) -> None:
+    sink = KafkaSink("out", broker.bootstrap)
+    members = [KafkaSource(name, broker.bootstrap, [T], "g", poll_ms=50) for name in ("a", "b")]
+    await sink.start()
+    await asyncio.gather(*(member.start() for member in members))
+    got: list[list[Incoming]] = [[], []]
+
+    async def read(index: int) -> None:
+        async for batch in members[index].batches():
+            got[index] += batch
+
+    reading = [asyncio.ensure_future(read(index)) for index in range(2)]
+    await publish(sink, 0, 100)
+    async with asyncio.timeout(20):
+        while len({(m.partition, m.offset) for each in got for m in each}) < 100:
+            await asyncio.sleep(0.05)
+    assert {m.partition for m in got[0]}.isdisjoint({m.partition for m in got[1]})
+    assert got[0]
+    assert got[1]
+    # Offsets of partitions that belong to the other member are its business.
+    everything = next_offsets(got[0] + got[1])
+    await asyncio.gather(*(member.commit(everything) for member in members))
+    for member in members:
+        await member.stop()
+    await asyncio.gather(*reading)
+    await sink.stop()
+
+
+async def test_missing_topics_and_no_broker(broker: MockBroker) -> None:
+    assert await missing_topics(broker.bootstrap, [T, "answers.v1"]) == ["answers.v1"]
+    (port,) = free_ports(1)
+    with pytest.raises(BrokerError, match=f"127.0.0.1:{port}"):
+        await missing_topics(f"127.0.0.1:{port}", [T], timeout_s=1)
+
+
+def test_the_mock_broker_says_what_it_is_and_ends() -> None:
+    assert "not Apache Kafka" in NOTICE
+    broker = MockBroker()
+    with pytest.raises(RuntimeError, match="not started"):
+        broker.create_topic(T)
+    broker.start()
+    broker.stop()
+    broker.stop()
+
+
+def test_without_confluent_kafka_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.delitem(sys.modules, "confluent_kafka", raising=False)
+    with pytest.raises(MockUnavailable, match=r"foretick\[demo\]"), contextlib.ExitStack() as stack:
+        stack.enter_context(MockBroker())
+
+
+async def test_backoff_doubles_to_its_cap_and_starts_over() -> None:
+    naps: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        naps.append(seconds)
+
+    link = Link("x", "peer", logging.getLogger("feeds.test"), sleep)
+    for _ in range(8):
+        await link.wait_before_retry("away")
+    assert naps == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, CAP_S, CAP_S]
+    assert delay_s(10**6) == CAP_S
+    link.up()
+    await link.wait_before_retry("away")
+    assert naps[-1] == 0.1
+    assert link.retries == 9

@@ -1,0 +1,129 @@
+"""Kafka source and sink on a real Apache Kafka."""
+
+import asyncio
+import json
+import uuid
+
+import pytest
+
+from feeds.codec import decode_record, encode, make_headers
+from feeds.decimal9 import Fixed9
+from feeds.kafka import KafkaSink, KafkaSource, ensure_topics, missing_topics, quiet_client_log
+from feeds.messages import Trade
+from feeds.source import Incoming, PublishRefused, State
+from tests.fixtures_kafka import RealKafka
+
+pytestmark = pytest.mark.kafka
+
+
+@pytest.fixture
+async def topic(real_kafka: RealKafka) -> str:
+    """A topic of two partitions that no other run has."""
+    quiet_client_log()
+    name = f"md.trades.{uuid.uuid4().hex[:8]}"
+    assert await ensure_topics(real_kafka.bootstrap, {name: 2}) == [name]
+    assert await ensure_topics(real_kafka.bootstrap, {name: 2}) == []
+    return name
+
+
+async def take(source: KafkaSource, count: int, timeout_s: float = 30) -> list[Incoming]:
+    got: list[Incoming] = []
+    async with asyncio.timeout(timeout_s):
+        async for batch in source.batches():
+            got += batch
+            if len(got) >= count:
+                break
+    return got
+
+
+def trade(n: int) -> Trade:
+    now = 1_723_161_255_000_000_000 + n
+    return Trade(
+        venue="V",
+        symbol=f"S{n % 5}",
+        ts_event=now,
+        ts_recv=now,
+        price=Fixed9(10**9 + n),
+        size=Fixed9(1),
+        seq=n,
+    )
+
+
+async def publish(sink: KafkaSink, topic: str, first: int, last: int) -> None:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        for n in range(first, last):
+            one = trade(n)
+            headers = make_headers(one, "json", "test", n)
+            group.create_task(sink.publish(topic, one.key.encode(), encode(one), headers))
+
+
+def next_offsets(messages: list[Incoming]) -> dict[tuple[str, int], int]:
+    return {(m.topic, m.partition): m.offset + 1 for m in messages}
+
+
+async def test_round_trip_commit_and_resume(real_kafka: RealKafka, topic: str) -> None:
+    sink = KafkaSink("out", real_kafka.bootstrap)
+    await sink.start()
+    await publish(sink, topic, 0, 1000)
+    source = KafkaSource("in", real_kafka.bootstrap, [topic], topic)
+    await source.start()
+    got = await take(source, 1000)
+    assert sorted((decode_record(m.payload) for m in got), key=lambda t: t.seq) == [
+        trade(n) for n in range(1000)
+    ]
+    assert all(m.headers["seq"] == str(json.loads(m.payload).get("seq", 0)).encode() for m in got)
+    half = got[:500]
+    await source.commit(next_offsets(half))
+    await source.stop()
+    again = KafkaSource("in", real_kafka.bootstrap, [topic], topic)
+    await again.start()
+    rest = await take(again, 500)
+    assert {(m.partition, m.offset) for m in rest} == {(m.partition, m.offset) for m in got[500:]}
+    await again.stop()
+    await sink.stop()
+
+
+async def test_the_broker_refuses_what_is_too_large_and_the_sink_goes_on(
+    real_kafka: RealKafka, topic: str
+) -> None:
+    sink = KafkaSink("out", real_kafka.bootstrap, max_bytes=8 << 20, request_timeout_ms=3000)
+    await sink.start()
+    with pytest.raises(
+        PublishRefused, match="4000000 bytes as too large"
+    ):  # ours would do, the broker's is 1 MiB
+        await asyncio.wait_for(sink.publish(topic, b"k", b"x" * 4_000_000, {}), 30)
+    with pytest.raises(PublishRefused, match="does not exist"):
+        await asyncio.wait_for(sink.publish("nowhere.v1", b"k", b"x", {}), 30)
+    await publish(sink, topic, 0, 10)
+    source = KafkaSource("in", real_kafka.bootstrap, [topic], None)
+    await source.start()
+    assert len(await take(source, 10)) == 10
+    await source.stop()
+    await sink.stop()
+    assert await missing_topics(real_kafka.bootstrap, [topic, "nowhere.v1"]) == ["nowhere.v1"]
+
+
+async def test_broker_gone_and_back(real_kafka: RealKafka, topic: str) -> None:
+    if real_kafka.server is None:
+        pytest.skip("the broker that FORETICK_KAFKA names is not ours to stop")
+    sink = KafkaSink("out", real_kafka.bootstrap)
+    source = KafkaSource("in", real_kafka.bootstrap, [topic], topic)
+    await sink.start()
+    await source.start()
+    await publish(sink, topic, 0, 100)
+    seen = await take(source, 100)
+    await source.commit(next_offsets(seen))
+    await asyncio.to_thread(real_kafka.server.stop)
+    waiting = asyncio.ensure_future(publish(sink, topic, 100, 200))
+    more = asyncio.ensure_future(take(source, 100, timeout_s=90))
+    async with asyncio.timeout(20):
+        while not (sink.state is State.DOWN and source.state is State.DOWN):
+            await asyncio.sleep(0.05)
+    assert not waiting.done()
+    await asyncio.to_thread(real_kafka.server.start)
+    await waiting
+    seen += await more
+    assert sorted(decode_record(m.payload).seq for m in seen) == list(range(200))
+    await source.commit(next_offsets(seen))
+    await source.stop()
+    await sink.stop()

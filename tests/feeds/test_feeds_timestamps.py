@@ -1,0 +1,60 @@
+"""Time stamps in files to nanoseconds; datetime.timestamp of well-known instants is the oracle."""
+
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feeds.timestamps import parse_zone, time_parser
+
+
+def at(*parts: int, us: int = 0) -> int:
+    return int(datetime(*parts, tzinfo=UTC).timestamp()) * 10**9 + us * 1000  # type: ignore[arg-type, misc]  # ints only
+
+
+@pytest.mark.parametrize(
+    ("pattern", "zone", "text", "expected"),
+    [
+        ("%Y%m%d %H%M%S%f", "UTC-05:00", "20200101 170000065", at(2020, 1, 1, 22, us=65_000)),
+        ("%Y%m%d %H%M%S%f", "UTC-05:00", "20200701 170000065", at(2020, 7, 1, 22, us=65_000)),
+        ("%Y-%m-%d %H:%M", "UTC+05:30", "2020-01-01 00:00", at(2019, 12, 31, 18, 30)),
+        ("%m/%d/%Y %H:%M", "America/New_York", "11/5/2019 9:30", at(2019, 11, 5, 14, 30)),
+        ("%m/%d/%Y %H:%M", "America/New_York", "7/5/2019 9:30", at(2019, 7, 5, 13, 30)),
+        ("%m/%d/%Y %H:%M", "America/New_York", "11/3/2019 1:30", at(2019, 11, 3, 5, 30)),
+        ("iso", "UTC", "2021-12-31 23:01:00.000000", at(2021, 12, 31, 23, 1)),
+        ("iso", "America/New_York", "2021-12-31T23:01:00+01:00", at(2021, 12, 31, 22, 1)),
+        ("epoch-s", "UTC", "1577916000.065", at(2020, 1, 1, 22, us=65_000)),
+        ("epoch-s", "UTC", "1577916000", at(2020, 1, 1, 22)),
+        ("epoch-ms", "UTC", "1577916000065", at(2020, 1, 1, 22, us=65_000)),
+        ("epoch-us", "UTC", "1577916000065000", at(2020, 1, 1, 22, us=65_000)),
+        ("epoch-ns", "UTC", "1577916000065000001", at(2020, 1, 1, 22, us=65_000) + 1),
+        ("epoch-ms", "UTC", "1577916000065.000001", at(2020, 1, 1, 22, us=65_000) + 1),
+    ],
+)
+def test_known_instants(pattern: str, zone: str, text: str, expected: int) -> None:
+    assert time_parser(pattern, zone)(text) == expected
+
+
+@given(st.integers(0, 4 * 10**18))
+def test_epoch_seconds_are_exact_to_the_nanosecond(ns: int) -> None:
+    assert time_parser("epoch-s")(f"{ns // 10**9}.{ns % 10**9:09d}") == ns
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        *(("epoch-ms", "12x"), ("epoch-ms", ""), ("epoch-ms", "-5"), ("epoch-ms", "1e3")),
+        *(("epoch-ms", "1.0000001"), ("epoch-ns", "1.5"), ("iso", "yesterday"), ("%Y", "20x0")),
+    ],
+)
+def test_unreadable_stamps_are_value_errors(pattern: str, text: str) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        time_parser(pattern)(text)
+
+
+def test_unknown_zones_and_patterns_are_refused() -> None:
+    with pytest.raises(ValueError, match="Mars/Olympus"):
+        parse_zone("Mars/Olympus")
+    with pytest.raises(ValueError, match="strptime"):
+        time_parser("unix")

@@ -1,0 +1,174 @@
+"""Publish/subscribe over real loopback sockets, and the arithmetic of what went missing."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+import zmq
+import zmq.asyncio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feeds.source import Incoming, PublishRefused, Sink, SinkStopped, Source, State
+from feeds.zeromq import GapCounter, Header, ZmqSink, ZmqSource
+
+ANYWHERE = "tcp://127.0.0.1:*"
+
+
+def header(seq: int, source: str = "p", epoch: int = 1) -> Header:
+    return Header(seq, "json", "trade.v1", source, epoch)
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from("xy"), st.booleans()), max_size=200))
+def test_lost_is_what_was_sent_between_the_first_and_last_arrival(sent: list[tuple[str, str, bool]]) -> None:
+    counter, numbers = GapCounter(), dict[tuple[str, str], int]()
+    arrived: dict[tuple[str, str], list[int]] = {}
+    for source, topic, delivered in sent:
+        stream = (source, topic)
+        numbers[stream] = numbers.get(stream, 0) + 1
+        if delivered:
+            arrived.setdefault(stream, []).append(numbers[stream])
+            counter.see(topic.encode(), header(numbers[stream], source))
+    expected = sum(seqs[-1] - seqs[0] + 1 - len(seqs) for seqs in arrived.values())
+    assert counter.lost == expected
+
+
+def test_a_restarted_publisher_and_a_repetition_are_no_loss() -> None:
+    counter = GapCounter()
+    missing = [counter.see(b"t", h) for h in (header(5), header(8), header(8), header(9), header(1, epoch=2))]
+    assert missing == [0, 2, 0, 0, 0]
+    assert counter.see(b"t", header(3, epoch=2)) == 1
+    assert counter.lost == 3
+
+
+@pytest.fixture
+async def context() -> AsyncIterator[zmq.asyncio.Context]:
+    context = zmq.asyncio.Context()
+    yield context
+    context.destroy(linger=0)
+
+
+async def collect(source: ZmqSource, count: int) -> list[Incoming]:
+    got: list[Incoming] = []
+    async with asyncio.timeout(10):
+        async for batch in source.batches():
+            got += batch
+            if len(got) >= count:
+                break
+    return got
+
+
+async def joined(source: ZmqSource, sink: ZmqSink, topic: str = "md.hello") -> None:
+    """Publish until the subscription took effect (a slow joiner misses what came before)."""
+    batches = source.batches()
+    first = asyncio.ensure_future(anext(batches))
+    async with asyncio.timeout(10):
+        while not first.done():
+            await sink.publish(topic, None, b"", {})
+            await asyncio.sleep(0.01)
+        await first
+    await batches.aclose()
+    while await collect_now(source):
+        pass
+
+
+async def collect_now(source: ZmqSource) -> list[Incoming]:
+    try:
+        async with asyncio.timeout(0.3):
+            return await anext(source.batches())
+    except TimeoutError:
+        return []
+
+
+@pytest.mark.parametrize("publisher_binds", [True, False])
+async def test_messages_arrive_in_order_with_their_headers(
+    context: zmq.asyncio.Context, publisher_binds: bool
+) -> None:
+    if publisher_binds:
+        sink = ZmqSink("out", ANYWHERE, context=context)
+        await sink.start()
+        source = ZmqSource("in", sink.endpoint, ["md."], context=context, clock_ns=lambda: 42)
+        await source.start()
+    else:
+        source = ZmqSource("in", ANYWHERE, ["md."], bind=True, context=context, clock_ns=lambda: 42)
+        await source.start()
+        sink = ZmqSink("out", source.endpoint, bind=False, context=context)
+        await sink.start()
+    assert isinstance(source, Source)
+    assert isinstance(sink, Sink)
+    await joined(source, sink)
+    for n in range(1000):
+        await sink.publish("other", None, b"not subscribed", {})
+        await sink.publish("md.a", b"key", b"%d" % n, {"schema": b"trade.v1", "encoding": b"msgpack"})
+    got = await collect(source, 1000)
+    assert [message.payload for message in got] == [b"%d" % n for n in range(1000)]
+    assert [message.offset - got[0].offset for message in got] == list(range(1000))
+    assert got[0].topic == "md.a"
+    assert got[0].ts_recv_ns == 42
+    assert got[6].headers == {"schema": b"trade.v1", "encoding": b"msgpack", "source": b"out", "seq": b"7"}
+    assert source.lost == 0  # the other topic's numbers do not look like a gap
+    await source.stop()
+    await sink.stop()
+    assert (source.state, sink.state) == (State.STOPPED, State.STOPPED)
+
+
+async def test_a_subscriber_that_cannot_keep_up_knows_what_it_lost(context: zmq.asyncio.Context) -> None:
+    sink = ZmqSink("out", "inproc://flood", sndhwm=10, context=context)
+    await sink.start()
+    source = ZmqSource("in", "inproc://flood", [""], rcvhwm=10, context=context)
+    await source.start()
+    await joined(source, sink, "md.a")
+    before = source.lost
+    for n in range(5000):
+        await sink.publish("md.a", None, b"%d" % n, {})
+    got = []
+    while batch := await collect_now(source):
+        got += batch
+    assert len(got) < 5000
+    await sink.publish("md.a", None, b"last", {})
+    (last,) = await collect(source, 1)
+    assert last.payload == b"last"
+    assert source.lost - before == 5000 - len(got)
+    await source.stop()
+    await sink.stop()
+
+
+async def test_foreign_frames(context: zmq.asyncio.Context) -> None:
+    raw = context.socket(zmq.PUB)
+    raw.bind("inproc://raw")
+    source = ZmqSource("in", "inproc://raw", [""], context=context)
+    await source.start()
+    await asyncio.sleep(0.05)
+    for frames in (
+        [b"t"],
+        [b"t", b"no header", b"{}"],
+        [b"t", b"{}"],
+        [b"t", msgspec.msgpack.encode(header(1)), b"{}", b"more"],
+        [b"t", msgspec.msgpack.encode(header(1)), b"[]"],
+    ):
+        await raw.send_multipart(frames)
+    bare, full = await collect(source, 2)
+    assert (bare.payload, bare.headers) == (b"{}", {})
+    assert (full.payload, full.headers["schema"]) == (b"[]", b"trade.v1")
+    assert source.malformed == 3
+    await source.stop()
+    raw.close(linger=0)
+
+
+async def test_refusals_and_bounded_stop(context: zmq.asyncio.Context) -> None:
+    sink = ZmqSink("out", ANYWHERE, max_bytes=10, context=context)
+    with pytest.raises(SinkStopped):
+        await sink.publish("t", None, b"", {})
+    await sink.start()
+    with pytest.raises(PublishRefused, match="11 bytes"):
+        await sink.publish("t", None, b"x" * 11, {})
+    source = ZmqSource("in", sink.endpoint, [""], context=context)
+    await source.start()
+    ended = asyncio.ensure_future(collect(source, 1))
+    await asyncio.sleep(0.02)
+    await asyncio.wait_for(source.stop(), 2)
+    assert await asyncio.wait_for(ended, 2) == []
+    with pytest.raises(zmq.ZMQError):
+        await ZmqSource("in", sink.endpoint, [""], bind=True, context=context).start()
+    await sink.stop()

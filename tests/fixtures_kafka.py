@@ -1,0 +1,33 @@
+"""The `real_kafka` fixture: Apache Kafka out of Maven Central, or the broker that FORETICK_KAFKA names."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from tests.kafka_server import KafkaServer, missing_tools
+
+
+@dataclass(frozen=True)
+class RealKafka:
+    """A broker under test. ``server`` is None when it is somebody else's, whom we do not stop and start."""
+
+    bootstrap: str
+    server: KafkaServer | None
+
+
+@pytest.fixture(scope="session")
+def real_kafka() -> Iterator[RealKafka]:
+    given = os.environ.get("FORETICK_KAFKA")
+    if given:
+        yield RealKafka(given, None)
+        return
+    missing = missing_tools()
+    if missing:
+        sentence = f"Apache Kafka needs Java and Maven: apt-get install {' '.join(missing)}"
+        if os.environ.get("CI") == "true":
+            pytest.fail(sentence)
+        pytest.skip(sentence)
+    with KafkaServer() as server:
+        yield RealKafka(server.bootstrap, server)

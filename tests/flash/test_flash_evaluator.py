@@ -1,0 +1,342 @@
+"""Standing questions for every version: exact, in one batch, newest first under overload, all inputs told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flash.evaluator import FlashEvaluator, FlashFailure, FlashResult
+from flash.questions import PAPER_SIX, Prepared, Question
+from flash.registry import Registry
+from scheduler.request import Record
+from scheduler.types import Limits, PriorityClass
+from tests.scheduler.fakes import FakeTape, one_by_one
+from tests.scheduler.harness import Harness
+
+WIDE = Limits(
+    max_batch_tokens=200, max_batch_requests=16, chunk_min=8, chunk_max=64, cell_budget_fraction=1.0
+)
+STOP = frozenset({7, 8, 9})
+LONG = Question("long", "Tell me more.", None, max_tokens=12)
+YES_NO = Question("yes", "Is it?", ("YES", "NO"))
+
+
+def prepare(question: Question) -> Prepared:
+    prompt = tuple(question.text.encode()[:10])
+    choices = tuple(ord(choice[0]) for choice in question.choices) if question.choices else None
+    return Prepared(prompt, choices, STOP if question is not LONG else frozenset())
+
+
+def detokenise(tokens: Sequence[int]) -> str:
+    return " ".join(map(str, tokens))
+
+
+class Flash:
+    """A harness with an evaluator; payloads are running numbers, negative where they tell of a gap."""
+
+    def __init__(self, *questions: Question, blocks: int = 256, limits: Limits = WIDE) -> None:
+        self.h = Harness(blocks, limits)
+        self.registry = Registry(prepare)
+        self.questions = questions
+        self.results: list[FlashResult] = []
+        self.failures: list[FlashFailure] = []
+        self.numbers = count(1)
+        self.evaluator = FlashEvaluator(
+            self.h.scheduler,
+            self.registry,
+            detokenise,
+            self.results.append,
+            self.failures.append,
+            has_gap=lambda payload: isinstance(payload, int) and payload < 0,
+        )
+
+    def session(self, name: str = "A", retention: int = 24) -> FakeTape:
+        for question in self.questions:
+            self.registry.register(name, question)
+        return self.h.tape(name, retention)
+
+    def feed(self, tape: FakeTape, n: int = 1, *, gap: bool = False) -> None:
+        numbers = [next(self.numbers) for _ in range(n)]
+        self.h.scheduler.append(
+            tape, [Record((number % 80, number % 7), -number if gap else number) for number in numbers]
+        )
+
+    def check(self, result: FlashResult, tape: FakeTape) -> None:
+        """The result is what the question gives alone on exactly its version."""
+        question = next(question for question in self.questions if question.name == result.question)
+        prepared = prepare(question)
+        rows = one_by_one(
+            tape.history[result.version],
+            prepared.prompt_tokens,
+            question.max_tokens,
+            prepared.stop_ids,
+            prepared.choice_tokens,
+        )
+        tokens = [row.token for row in rows]
+        if tokens[-1] in prepared.stop_ids and not question.choices:
+            tokens.pop()
+        assert result.tokens == tuple(tokens)
+        assert result.logit_gap == rows[0].gap
+        assert result.past_tokens == len(tape.history[result.version])
+        assert (result.session, result.question_hash) == (tape.name, question.hash)
+        if question.choices:
+            assert result.text == result.choice
+            assert ord(result.text[0]) == rows[0].token
+        else:
+            assert (result.choice, result.text) == (None, detokenise(tokens))
+
+
+def test_all_six_are_answered_in_one_batch_per_version() -> None:
+    flash = Flash(*(question for question in PAPER_SIX if question.choices))
+    tape = flash.session()
+    for version in (1, 2, 3):
+        flash.feed(tape)
+        assert flash.h.run() == 2
+        assert [result.version for result in flash.results[-5:]] == [version] * 5
+    assert [len(batch) for batch in flash.h.executor.batches] == [1, 5] * 3
+    for result in flash.results:
+        flash.check(result, tape)
+    assert [result.question for result in flash.results[:5]] == [question.name for question in PAPER_SIX[:5]]
+
+
+def test_answers_are_exact_while_the_tape_moves_on_under_them() -> None:
+    flash = Flash(*PAPER_SIX, LONG)
+    tape = flash.session(retention=6)
+    for _ in range(40):
+        flash.feed(tape)
+        flash.h.scheduler.step()
+    flash.h.run()
+    assert len(flash.results) >= 2 * len(flash.questions)
+    assert tape.live_tokens == 6
+    for result in flash.results:
+        flash.check(result, tape)
+
+
+def test_a_version_of_several_records_counts_those_it_skipped() -> None:
+    flash = Flash(YES_NO)
+    tape = flash.session()
+    flash.feed(tape, 5)
+    flash.h.run()
+    [result] = flash.results
+    assert (result.coalesced, result.payloads, result.payload) == (4, (1, 2, 3, 4, 5), 5)
+    assert flash.evaluator.coalesced["A"] == 4
+
+
+def test_while_an_answer_runs_only_the_newest_version_waits() -> None:
+    flash = Flash(LONG)
+    tape = flash.session()
+    flash.feed(tape)
+    for _ in range(4):
+        flash.h.scheduler.step()
+    for _ in range(3):
+        flash.feed(tape)
+        flash.h.scheduler.step()
+    assert tape.version == 4
+    flash.h.run()
+    assert [(result.version, result.coalesced, result.payloads) for result in flash.results] == [
+        (1, 0, (1,)),
+        (4, 2, (2, 3, 4)),
+    ]
+    assert flash.evaluator.coalesced["A"] == 2
+    for result in flash.results:
+        flash.check(result, tape)
+    assert set(flash.h.memory.references.values()) == {1}, "skipped versions are not pinned"
+
+
+def test_an_evaluation_that_has_not_started_is_replaced_by_the_newest_version() -> None:
+    """A long answer of another session takes all cells, so the second session's questions cannot start."""
+    flash = Flash(LONG, blocks=10)
+    busy, calm = flash.session("busy", retention=4), flash.h.tape("calm", retention=4)
+    flash.registry.register("calm", LONG)
+    flash.feed(busy)
+    flash.h.scheduler.step()
+    flash.h.scheduler.step()
+    for _ in range(3):
+        flash.feed(calm)
+        flash.h.scheduler.step()
+    assert calm.version == 3
+    assert flash.results == []
+    flash.h.run()
+    assert [(result.session, result.version, result.payloads) for result in flash.results] == [
+        ("busy", 1, (1,)),
+        ("calm", 3, (2, 3, 4)),
+    ]
+    assert flash.evaluator.coalesced == {"busy": 0, "calm": 2}
+    flash.check(flash.results[1], calm)
+    assert not flash.failures
+
+
+def test_the_gap_of_a_payload_is_told_once() -> None:
+    flash = Flash(YES_NO, PAPER_SIX[0])
+    tape = flash.session()
+    for gap in (False, True, False):
+        flash.feed(tape, gap=gap)
+        flash.h.run()
+    assert [result.gap for result in flash.results] == [False, False, True, True, False, False]
+
+
+def test_dropped_records_are_a_gap_in_the_next_answers() -> None:
+    flash = Flash(YES_NO)
+    tape = flash.session()
+    flash.feed(tape)
+    flash.h.executor.fail_next = 2
+    flash.h.run()
+    assert flash.results == []
+    for _ in range(2):
+        flash.feed(tape)
+        flash.h.run()
+    assert [(result.payloads, result.gap) for result in flash.results] == [((2,), True), ((3,), False)]
+
+
+def test_a_failed_evaluation_is_reported_and_its_gap_passed_on() -> None:
+    flash = Flash(YES_NO, PAPER_SIX[0])
+    tape = flash.session()
+    flash.feed(tape, gap=True)
+    flash.h.scheduler.step()
+    flash.h.executor.fail_next = 1
+    flash.h.run()
+    assert flash.results == []
+    assert [(item.question, item.version, item.failure.code, item.payloads) for item in flash.failures] == [
+        ("yes", 1, "engine", (-1,)),
+        ("trend", 1, "engine", (-1,)),
+    ]
+    for _ in range(2):
+        flash.feed(tape)
+        flash.h.run()
+    assert [result.gap for result in flash.results] == [True, True, False, False]
+
+
+def test_a_gap_lost_by_a_running_evaluation_reaches_the_version_that_waits() -> None:
+    flash = Flash(LONG)
+    tape = flash.session()
+    flash.feed(tape, gap=True)
+    for _ in range(3):
+        flash.h.scheduler.step()
+    flash.feed(tape)
+    flash.h.scheduler.step()
+    flash.h.executor.fail_next = 1
+    flash.h.run()
+    assert [item.version for item in flash.failures] == [1]
+    assert [(result.version, result.gap) for result in flash.results] == [(2, True)]
+
+
+def test_a_gap_before_the_first_question_is_told_when_there_is_one() -> None:
+    flash = Flash(YES_NO)
+    tape = flash.h.tape("A")
+    flash.feed(tape, gap=True)
+    flash.h.run()
+    flash.session("A")
+    flash.feed(tape)
+    flash.h.run()
+    assert [(result.version, result.payloads, result.gap) for result in flash.results] == [(2, (2,), True)]
+    assert flash.evaluator.coalesced["A"] == 0
+
+
+def test_one_unusable_answer_does_not_fail_the_others() -> None:
+    flash = Flash(YES_NO, PAPER_SIX[0])
+    tape = flash.session()
+    flash.h.executor.nan_after = prepare(YES_NO).prompt_tokens
+    flash.feed(tape)
+    flash.h.run()
+    assert [item.failure.code for item in flash.failures] == ["nan_logits"]
+    assert [result.question for result in flash.results] == ["trend"]
+
+
+def test_timings_come_from_the_requests_events() -> None:
+    flash = Flash(LONG)
+    tape = flash.session()
+    flash.feed(tape)
+    flash.h.run()
+    [result] = flash.results
+    assert result.queue_ns > 0
+    assert result.forward_ns > 0
+    assert result.finished_at - result.queued_at == result.queue_ns + result.forward_ns
+    assert result.prompt_tokens == len(prepare(LONG).prompt_tokens)
+
+
+def test_a_receiver_that_raises_does_not_stop_the_session(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    flash = Flash(YES_NO)
+    tape = flash.session()
+
+    def broken(_: FlashResult) -> None:
+        raise OSError("nobody there")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(flash.evaluator, "_on_result", broken)
+        flash.feed(tape)
+        flash.h.run()
+    assert "nobody there" in caplog.text
+    flash.feed(tape)
+    flash.h.run()
+    assert [result.version for result in flash.results] == [2]
+
+
+def test_closing_the_scheduler_ends_running_and_waiting_evaluations() -> None:
+    flash = Flash(LONG, YES_NO)
+    tape = flash.session()
+    flash.feed(tape)
+    for _ in range(3):
+        flash.h.scheduler.step()
+    flash.feed(tape)
+    flash.h.scheduler.step()
+    flash.h.scheduler.close()
+    assert [(item.question, item.version, item.failure.code) for item in flash.failures] == [
+        ("long", 1, "stopping"),
+        ("long", 2, "stopping"),
+        ("yes", 2, "stopping"),
+    ]
+    assert set(flash.h.memory.references) == set(tape.blocks)
+
+
+actions = st.lists(
+    st.one_of(
+        st.tuples(st.just("feed"), st.integers(0, 1), st.integers(1, 3), st.booleans()),
+        st.tuples(st.just("ask"), st.integers(0, 1), st.integers(1, 20), st.booleans()),
+        st.just(("step", 0, 0, False)),
+        st.just(("step", 0, 0, False)),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(actions, st.integers(40, 90), st.integers(3, 12))
+def test_every_record_is_answered_for_exactly_once_and_every_answer_is_exact(
+    load: list[tuple[str, int, int, bool]], blocks: int, rows: int
+) -> None:
+    limits = Limits(max_batch_tokens=48, max_batch_requests=rows, chunk_min=4, chunk_max=16)
+    flash = Flash(YES_NO, LONG, PAPER_SIX[5], blocks=blocks, limits=limits)
+    tapes = [flash.session("A", retention=12), flash.session("B", retention=12)]
+    for what, which, n, gap in load:
+        if what == "feed":
+            flash.feed(tapes[which], n, gap=gap)
+        elif what == "ask":
+            flash.h.ask(range(n), 4, PriorityClass.SESSION, tapes[which])
+        else:
+            flash.h.scheduler.step()
+    flash.h.run()
+    assert flash.failures == []
+    for tape in tapes:
+        committed = [
+            r.payload for name, _, records in flash.h.log.commits if name == tape.name for r in records
+        ]
+        for question in flash.questions:
+            results = [r for r in flash.results if (r.session, r.question) == (tape.name, question.name)]
+            assert [payload for result in results for payload in result.payloads] == committed
+            assert [result.version for result in results] == sorted({result.version for result in results})
+            assert sum(result.coalesced for result in results) == flash.evaluator.coalesced[tape.name]
+            assert sum(result.coalesced for result in results) == len(committed) - len(results)
+            for result in results:
+                flash.check(result, tape)
+                assert result.payload == result.payloads[-1]
+                assert result.gap == any(isinstance(p, int) and p < 0 for p in result.payloads)
+        if committed:
+            newest = [result for result in flash.results if result.session == tape.name][-1]
+            assert newest.version == tape.version
+    assert flash.h.memory.references == {block: 1 for tape in tapes for block in tape.blocks}

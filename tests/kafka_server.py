@@ -1,0 +1,187 @@
+"""A real Apache Kafka for tests: a KRaft broker on loopback, jars fetched by Maven (tests/kafka/pom.xml)."""
+
+import hashlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+POM = REPOSITORY / "tests" / "kafka" / "pom.xml"
+JARS = REPOSITORY / ".cache" / "kafka"
+
+READY_S = 60.0
+STOP_S = 20.0
+
+
+class KafkaUnavailable(RuntimeError):
+    """Something that must be installed is missing; the message says what."""
+
+
+def missing_tools() -> list[str]:
+    """What has to be installed before a broker can run here, as Debian package names."""
+    needed = {"java": "default-jre-headless", "mvn": "maven"}
+    return [package for program, package in needed.items() if shutil.which(program) is None]
+
+
+def resolve_jars() -> Path:
+    """Directory of the broker's jars, fetched once for every content of pom.xml. Raises KafkaUnavailable."""
+    digest = hashlib.sha256(POM.read_bytes()).hexdigest()[:12]
+    ready = JARS / f"jars-{digest}"
+    if ready.is_dir():
+        return ready
+    JARS.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=JARS) as fetching:
+        goal = "dependency:copy-dependencies"
+        command = ["mvn", "-q", "-B", "-f", str(POM), goal, "-DincludeScope=runtime"]
+        command.append(f"-DoutputDirectory={fetching}/jars")
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+        if done.returncode:
+            raise KafkaUnavailable(
+                f"Maven could not fetch Apache Kafka: {(done.stdout + done.stderr)[-800:]}"
+            )
+        os.replace(f"{fetching}/jars", ready)  # whole or not at all, also when two runs race
+    return ready
+
+
+def free_ports(count: int) -> list[int]:
+    """Loopback ports that nobody listens on right now."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+class KafkaServer:
+    """One broker in KRaft combined mode. ``stop`` and ``start`` again keep its ports and its data."""
+
+    def __init__(self, heap_mb: int = 512) -> None:
+        self._heap_mb = heap_mb
+        self._home = Path(tempfile.mkdtemp(prefix="foretick-kafka-"))
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log: IO[bytes] | None = None
+        self._formatted = False
+        self._port, self._controller = free_ports(2)
+        self.bootstrap = f"127.0.0.1:{self._port}"
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Start the broker and wait until it takes requests."""
+        settings = self._home / "server.properties"
+        if not self._formatted:
+            settings.write_text(self._properties())
+            self._format(settings)
+        self._log = (self._home / "broker.log").open("ab")
+        self._process = subprocess.Popen(
+            self._java("kafka.Kafka", str(settings)), stdout=self._log, stderr=subprocess.STDOUT
+        )
+        self._wait_ready()
+
+    def stop(self) -> None:
+        """End the broker: politely, then after 20 s by force. Idempotent."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def close(self) -> None:
+        """Stop and delete all data."""
+        self.stop()
+        shutil.rmtree(self._home, ignore_errors=True)
+
+    def _format(self, settings: Path) -> None:
+        identity = self._run("kafka.tools.StorageTool", "random-uuid").splitlines()[-1].strip()
+        self._run("kafka.tools.StorageTool", "format", "--standalone", "-t", identity, "-c", str(settings))
+        self._formatted = True
+
+    def _run(self, *arguments: str) -> str:
+        done = subprocess.run(
+            self._java(*arguments),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        if done.returncode:
+            raise RuntimeError(f"{arguments[:2]} failed: {(done.stdout + done.stderr)[-800:]}")
+        return done.stdout
+
+    def _java(self, *arguments: str) -> list[str]:
+        return [
+            "java",
+            f"-Xmx{self._heap_mb}m",
+            "-XX:+UseSerialGC",
+            "-XX:TieredStopAtLevel=1",  # a short-lived broker starts faster without the optimising compiler
+            "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+            "-cp",
+            f"{resolve_jars()}/*",
+            *arguments,
+        ]
+
+    def _properties(self) -> str:
+        listeners = f"PLAINTEXT://127.0.0.1:{self._port},CONTROLLER://127.0.0.1:{self._controller}"
+        settings = {
+            "process.roles": "broker,controller",
+            "node.id": 1,
+            "controller.quorum.bootstrap.servers": f"127.0.0.1:{self._controller}",
+            "controller.listener.names": "CONTROLLER",
+            "listeners": listeners,
+            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{self._port}",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "log.dirs": self._home / "data",
+            "num.partitions": 1,
+            "offsets.topic.num.partitions": 1,
+            "offsets.topic.replication.factor": 1,
+            "transaction.state.log.num.partitions": 1,
+            "transaction.state.log.replication.factor": 1,
+            "transaction.state.log.min.isr": 1,
+            "share.coordinator.state.topic.replication.factor": 1,
+            "share.coordinator.state.topic.min.isr": 1,
+            "group.initial.rebalance.delay.ms": 0,
+            "auto.create.topics.enable": "false",
+            "log.cleaner.dedupe.buffer.size": 8 << 20,
+        }
+        return "".join(f"{name}={value}\n" for name, value in settings.items())
+
+    def _wait_ready(self) -> None:
+        """A broker opens its listener only when it is ready, so a connection that is taken is the sign."""
+        deadline = time.monotonic() + READY_S
+        while time.monotonic() < deadline:
+            if self._process is None or self._process.poll() is not None:
+                break
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", self._port)) == 0:
+                    return
+            time.sleep(0.1)
+        tail = (self._home / "broker.log").read_bytes()[-1500:].decode(errors="replace")
+        self.stop()
+        raise RuntimeError(f"Apache Kafka did not get ready within {READY_S:g} s: {tail}")

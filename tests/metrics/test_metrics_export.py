@@ -1,0 +1,66 @@
+"""The exposition: parsed by prometheus_client's own parser, quantiles as Prometheus reads them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from metrics.catalogue import METRICS
+from metrics.export import BOUNDS_SECONDS, exposition
+from metrics.store import MetricStore
+
+STAGE = "foretick_stage_seconds"
+
+
+def histogram_quantile(q: float, buckets: list[tuple[float, float]]) -> float:
+    """Prometheus' `histogram_quantile` on cumulative (bound, count) pairs: linear within a bucket."""
+    rank = q * buckets[-1][1]
+    lower, below = 0.0, 0.0
+    for bound, count in buckets:
+        if count >= rank:
+            return lower + (bound - lower) * (rank - below) / (count - below)
+        lower, below = bound, count
+    raise AssertionError("the last bucket holds everything")
+
+
+def test_every_catalogue_name_appears_even_without_series() -> None:
+    families = {f.name: f for f in text_string_to_metric_families(exposition(MetricStore.local({})).decode())}
+    for metric in METRICS:
+        family = families[metric.name.removesuffix("_total")]
+        assert (family.type, family.documentation) == (metric.kind, metric.help)
+
+
+def test_values_come_out_under_their_labels() -> None:
+    store = MetricStore.local({"session": ['odd "name"\n'], "source": ["k"], "sink": []})
+    store.inc("foretick_bars_total", 12, session='odd "name"\n')
+    store.set("foretick_staleness_seconds", 0.25, session='odd "name"\n')
+    store.inc("foretick_records_malformed_total", 3, reason="json")
+    samples = {
+        (s.name, tuple(s.labels.values())): s.value
+        for f in text_string_to_metric_families(exposition(store).decode())
+        for s in f.samples
+    }
+    assert samples["foretick_bars_total", ('odd "name"\n',)] == 12
+    assert samples["foretick_staleness_seconds", ('odd "name"\n',)] == 0.25
+    assert samples["foretick_records_malformed_total", ("json",)] == 3
+    assert samples["foretick_records_malformed_total", ("price",)] == 0
+
+
+@pytest.mark.parametrize("scale_ns", [20e3, 3e6, 2e9])
+def test_p99_as_prometheus_reads_it_is_within_a_tenth(scale_ns: float) -> None:
+    values = np.random.default_rng(1).lognormal(np.log(scale_ns), 0.7, 20_000).astype(int)
+    store = MetricStore.local({})
+    handle = store.histogram(STAGE, stage="end_to_end")
+    for value in values.tolist():
+        handle.observe(value)
+    family = next(f for f in text_string_to_metric_families(exposition(store).decode()) if f.name == STAGE)
+    own = [s for s in family.samples if s.labels["stage"] == "end_to_end"]
+    buckets = [(float(s.labels["le"]), s.value) for s in own if s.name.endswith("_bucket")]
+    assert [bound for bound, _ in buckets] == [*BOUNDS_SECONDS, float("inf")]
+    for bound, count in buckets:
+        assert count == np.count_nonzero(values < round(bound * 1e9) if bound < 1e3 else values > -1)
+    assert next(s.value for s in own if s.name.endswith("_count")) == len(values)
+    assert next(s.value for s in own if s.name.endswith("_sum")) == pytest.approx(values.sum() / 1e9)
+    for q in (0.5, 0.9, 0.99):
+        assert histogram_quantile(q, buckets) * 1e9 == pytest.approx(np.quantile(values, q), rel=0.1)

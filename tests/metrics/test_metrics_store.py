@@ -1,0 +1,191 @@
+"""The store: values, layout, and two processes on one block."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from metrics import histogram, shm
+from metrics.catalogue import BY_NAME, METRICS, OPEN_LABELS, STAGES
+from metrics.store import MetricStore, UnknownSeriesError
+
+LABELS = {"session": ["btc", "spx"], "source": ["kafka"], "sink": ["kafka", "zmq"]}
+STAGE = "foretick_stage_seconds"
+
+
+@pytest.fixture
+def shared() -> Iterator[MetricStore]:
+    store = MetricStore.create(LABELS)
+    yield store
+    store.close()
+    store.unlink()
+
+
+def test_catalogue_is_well_formed() -> None:
+    assert len(BY_NAME) == len(METRICS)
+    for metric in METRICS:
+        assert metric.name.startswith("foretick_")
+        assert metric.help.endswith(".")
+        assert metric.name.endswith("_total") == (metric.kind == "counter")
+        assert set(metric.values) <= set(metric.labels)
+        assert set(metric.labels) - set(metric.values) <= set(OPEN_LABELS)
+
+
+def test_series_do_not_touch_each_other() -> None:
+    """Every series gets a value of its own; all are still there at the end."""
+    store = MetricStore.local(LABELS)
+    expected: dict[tuple[str, tuple[str, ...]], int] = {}
+    for metric in METRICS:
+        for labels in store.series(metric):
+            n = len(expected) + 1
+            expected[metric.name, tuple(labels.values())] = n
+            if metric.kind == "counter":
+                store.inc(metric.name, n, **labels)
+            elif metric.kind == "gauge":
+                store.set(metric.name, n, **labels)
+            else:
+                store.observe(metric.name, n * 1000, **labels)
+    for (name, values), n in expected.items():
+        labels = dict(zip(BY_NAME[name].labels, values, strict=True))
+        if BY_NAME[name].kind == "histogram":
+            assert store.count(name, **labels) == 1
+            assert store.total_seconds(name, **labels) == pytest.approx(n * 1e-6)
+        else:
+            assert store.value(name, **labels) == n
+    sizes = (math.prod(len(m.values.get(label) or LABELS[label]) for label in m.labels) for m in METRICS)
+    assert len(expected) == sum(sizes)
+
+
+def test_class_label_may_be_spelt_cls() -> None:
+    store = MetricStore.local({})
+    store.inc("foretick_batch_tokens_total", 7, cls="flash")
+    assert store.value("foretick_batch_tokens_total", **{"class": "flash"}) == 7
+    assert store.value("foretick_batch_tokens_total", cls="pool") == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "labels"),
+    [
+        ("foretick_nonsense_total", {}),
+        ("foretick_bars_total", {}),
+        ("foretick_bars_total", {"session": "nobody"}),
+        ("foretick_bars_total", {"session": "btc", "source": "kafka"}),
+        ("foretick_engine_up", {}),
+    ],
+)
+def test_unknown_series_is_refused_by_name(name: str, labels: dict[str, str]) -> None:
+    with pytest.raises(UnknownSeriesError, match=name):
+        MetricStore.local(LABELS).inc(name, **labels)
+
+
+@pytest.mark.parametrize("labels", [{"stage": ["x"]}, {"session": ["a", "a"]}])
+def test_bad_label_values_are_refused(labels: dict[str, list[str]]) -> None:
+    with pytest.raises(ValueError, match=next(iter(labels))):
+        MetricStore.local(labels)
+
+
+@given(
+    values=st.lists(st.integers(1_000, 10**12), min_size=1, max_size=200),
+    q=st.floats(0, 1),
+)
+@settings(max_examples=100, deadline=None)
+def test_quantile_is_within_a_32nd_of_numpy(values: list[int], q: float) -> None:
+    store = MetricStore.local({})
+    handle = store.histogram(STAGE, stage="forward")
+    for value in values:
+        handle.observe(value)
+    exact = float(np.quantile(np.array(values, np.float64), q, method="inverted_cdf"))
+    assert store.quantile(STAGE, q, stage="forward") * 1e9 == pytest.approx(exact, rel=1 / 32)
+    assert store.count(STAGE, stage="forward") == len(values)
+    assert store.total_seconds(STAGE, stage="forward") == pytest.approx(sum(values) / 1e9)
+
+
+@given(st.integers(-(10**6), 2**63 - 1))
+@settings(max_examples=300, deadline=None)
+def test_every_latency_lands_between_its_edges(ns: int) -> None:
+    bucket = histogram.bucket_of(ns)
+    clamped = min(max(ns, 0), histogram.LIMIT_NS - 1)
+    assert histogram.lower_edge(bucket) <= clamped < histogram.lower_edge(bucket + 1)
+
+
+def test_edges_are_where_the_kernel_changes_bucket() -> None:
+    for bucket in range(1, histogram.BUCKETS):
+        edge = histogram.lower_edge(bucket)
+        assert (histogram.bucket_of(edge - 1), histogram.bucket_of(edge)) == (bucket - 1, bucket)
+    assert histogram.first_bucket(36) == histogram.bucket_of(1 << 36)
+
+
+def test_empty_histogram_has_no_quantile() -> None:
+    store = MetricStore.local({})
+    assert math.isnan(store.quantile(STAGE, 0.5, stage="ask"))
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        store.quantile(STAGE, 1.5, stage="ask")
+
+
+def _engine(name: str) -> None:
+    store = MetricStore.attach(name, LABELS)
+    bars = store.counter("foretick_bars_total", session="spx")
+    for _ in range(1000):
+        bars.inc(3)
+        store.observe(STAGE, 5_000_000, stage="forward")
+    store.set("foretick_data_version", 41.0, session="spx")
+    store.close()
+
+
+def test_two_processes_share_a_store(shared: MetricStore) -> None:
+    process = multiprocessing.get_context("spawn").Process(target=_engine, args=(shared.name,))
+    process.start()
+    shared.inc("foretick_records_total", 5, source="kafka")
+    process.join(60)
+    assert process.exitcode == 0
+    assert shared.value("foretick_bars_total", session="spx") == 3000
+    assert shared.value("foretick_bars_total", session="btc") == 0
+    assert shared.value("foretick_data_version", session="spx") == 41.0
+    assert shared.count(STAGE, stage="forward") == 1000
+    assert shared.quantile(STAGE, 0.99, stage="forward") == pytest.approx(0.005, rel=1 / 32)
+    # The other process ended: in Python's own shared memory the block would be unlinked by now.
+    again = MetricStore.attach(shared.name, LABELS)
+    assert again.value("foretick_records_total", source="kafka") == 5
+    again.close()
+
+
+@pytest.mark.parametrize("labels", [{**LABELS, "session": ["btc", "ndx"]}, {**LABELS, "session": ["btc"]}])
+def test_attach_with_other_labels_is_refused(shared: MetricStore, labels: dict[str, list[str]]) -> None:
+    with pytest.raises(ValueError, match="other label values"):
+        MetricStore.attach(shared.name, labels)
+    assert set(STAGES) == {labels["stage"] for labels in shared.series(BY_NAME[STAGE])}
+
+
+def test_unlinked_store_is_gone_for_newcomers_only(shared: MetricStore) -> None:
+    other = MetricStore.attach(shared.name, LABELS)
+    shared.close()
+    shared.unlink()
+    shared.unlink()
+    other.inc("foretick_batches_total")
+    assert shared.value("foretick_batches_total") == 1
+    other.close()
+    with pytest.raises(FileNotFoundError):
+        MetricStore.attach(shared.name, LABELS)
+
+
+def _crash() -> None:
+    shm.SharedBlock.create(4096)
+    os._exit(1)
+
+
+def test_block_of_a_crashed_process_is_swept_and_a_live_one_kept(shared: MetricStore) -> None:
+    process = multiprocessing.get_context("spawn").Process(target=_crash)
+    process.start()
+    process.join(60)
+    assert process.exitcode == 1
+    assert list(shm.ROOT.glob(f"{shm.PREFIX}{process.pid}-*"))
+    assert shm.sweep() >= 1
+    assert not list(shm.ROOT.glob(f"{shm.PREFIX}{process.pid}-*"))
+    MetricStore.attach(shared.name, LABELS).close()

@@ -1,0 +1,234 @@
+"""An exact, tiny stand-in for the engine: blocks are counted one by one and the "model" is a hash.
+
+The next token is a hash of every visible token, so an answer depends on the exact history: a token computed
+twice, left out, or read from the wrong version changes it. `one_by_one` is the oracle: the same answer
+without any batching.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+
+from scheduler.types import Chunk, Row
+
+VOCABULARY = 97
+
+
+def model(tokens: Sequence[int], choices: tuple[int, ...] | None = None) -> Row:
+    """Greedy row after `tokens`: each candidate's logit is a hash of it and the whole history."""
+    history = b"".join(token.to_bytes(4, "big") for token in tokens)
+
+    def logit(candidate: int) -> float:
+        digest = blake2b(history + candidate.to_bytes(4, "big"), digest_size=6).digest()
+        return int.from_bytes(digest, "big") / 2**40
+
+    ranked = sorted(choices or range(VOCABULARY), key=logit, reverse=True)
+    return Row(ranked[0], logit(ranked[0]), logit(ranked[1]))
+
+
+def one_by_one(
+    past: Sequence[int],
+    prompt: Sequence[int],
+    max_tokens: int,
+    stop_ids: frozenset[int] = frozenset(),
+    choices: tuple[int, ...] | None = None,
+) -> list[Row]:
+    """The rows a request must end with."""
+    tokens, rows = [*past, *prompt], []
+    while True:
+        row = model(tokens, choices)
+        rows.append(row)
+        tokens.append(row.token)
+        if choices or row.token in stop_ids or len(rows) >= max_tokens:
+            return rows
+
+
+class FakeMemory:
+    """A pool of reference-counted blocks."""
+
+    def __init__(self, total_blocks: int, block_size: int = 4) -> None:
+        self.total_blocks, self.block_size = total_blocks, block_size
+        self.references: dict[int, int] = {}
+        self._unused = list(range(total_blocks))
+
+    @property
+    def free_blocks(self) -> int:
+        return len(self._unused)
+
+    def take(self, n: int) -> list[int] | None:
+        if n > len(self._unused):
+            return None
+        blocks = [self._unused.pop() for _ in range(n)]
+        self.references.update(dict.fromkeys(blocks, 1))
+        return blocks
+
+    def share(self, blocks: Sequence[int]) -> list[int]:
+        for block in blocks:
+            self.references[block] += 1
+        return list(blocks)
+
+    def drop(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            self.references[block] -= 1
+            if not self.references[block]:
+                del self.references[block]
+                self._unused.append(block)
+
+
+class FakeReader:
+    def __init__(
+        self, memory: FakeMemory, past: Sequence[int] = (), version: int = 0, pinned: Sequence[int] = ()
+    ) -> None:
+        self.memory, self.past, self.version = memory, tuple(past), version
+        self.pinned = memory.share(pinned)
+        self.private: list[int] = []
+        self.kv: list[int] = []
+        self.released = False
+
+    @property
+    def past_tokens(self) -> int:
+        return len(self.past)
+
+    @property
+    def length(self) -> int:
+        return len(self.kv)
+
+    def blocks_needed(self, n: int) -> int:
+        return max(0, -(-(self.length + n) // self.memory.block_size) - len(self.private))
+
+    def acquire(self, n: int) -> bool:
+        assert not self.released
+        blocks = self.memory.take(self.blocks_needed(n))
+        if blocks is None:
+            return False
+        self.private += blocks
+        return True
+
+    def release(self) -> None:
+        self.reset()
+        self.memory.drop(self.pinned)
+        self.pinned, self.released = [], True
+
+    def reset(self) -> None:
+        self.memory.drop(self.private)
+        self.private, self.kv = [], []
+
+    def write(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        assert not self.released
+        assert self.length + len(tokens) <= len(self.private) * self.memory.block_size, "no blocks held"
+        self.kv += tokens
+        return (*self.past, *self.kv)
+
+
+class FakeTape:
+    """Tokens in consecutive slots of a list of blocks; eviction frees the blocks it empties at the head."""
+
+    def __init__(self, memory: FakeMemory, name: str, retention: int = 40) -> None:
+        self.memory, self.name, self.retention = memory, name, retention
+        self.version = 0
+        self.records: list[list[int]] = []
+        self.blocks: list[int] = []
+        self.head = 0
+        self.written: list[int] | None = None
+        self.history: dict[int, tuple[int, ...]] = {0: ()}
+        self.fail_commit = False
+
+    @property
+    def tokens(self) -> list[int]:
+        return [token for record in self.records for token in record]
+
+    @property
+    def live_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def live_records(self) -> int:
+        return len(self.records)
+
+    def fork(self) -> FakeReader:
+        return FakeReader(self.memory, self.tokens, self.version, self.blocks)
+
+    def blocks_needed(self, n: int) -> int:
+        return max(0, -(-(self.head + self.live_tokens + n) // self.memory.block_size) - len(self.blocks))
+
+    def make_room(self, n_tokens: int, n_records: int) -> int:
+        evicted = 0
+        while self.records and self.live_tokens + n_tokens > self.retention:
+            evicted += len(self.records[0])
+            self.head += len(self.records.pop(0))
+        size = self.memory.block_size
+        self.memory.drop(self.blocks[: self.head // size])
+        self.blocks, self.head = self.blocks[self.head // size :], self.head % size
+        return evicted
+
+    def acquire(self, n: int) -> bool:
+        blocks = self.memory.take(self.blocks_needed(n))
+        if blocks is None:
+            return False
+        self.blocks += blocks
+        return True
+
+    def write(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        assert self.head + self.live_tokens + len(tokens) <= len(self.blocks) * self.memory.block_size
+        self.written = list(tokens)
+        return (*self.tokens, *tokens)
+
+    def commit(self, record_lengths: Sequence[int]) -> int:
+        if self.fail_commit:
+            raise RuntimeError("commit refused")
+        assert self.written is not None
+        assert sum(record_lengths) == len(self.written)
+        for length in record_lengths:
+            self.records.append(self.written[:length])
+            self.written = self.written[length:]
+        self.written = None
+        self.version += 1
+        self.history[self.version] = tuple(self.tokens)
+        return self.version
+
+
+class FakeExecutor:
+    """Runs the hash model, checks the contract, and keeps every batch for inspection."""
+
+    def __init__(self, max_tokens: int = 10**9, max_rows: int = 10**9) -> None:
+        self.max_tokens, self.max_rows = max_tokens, max_rows
+        self.batches: list[list[Chunk]] = []
+        self.fail_next = 0
+        self.nan_after: tuple[int, ...] | None = None
+        self.before: Callable[[], object] = lambda: None
+
+    def execute(self, batch: Sequence[Chunk]) -> list[Row | None]:
+        self.before()
+        assert batch, "an empty batch"
+        assert len({id(chunk.target) for chunk in batch}) == len(batch) <= self.max_rows
+        assert all(chunk.tokens for chunk in batch)
+        assert sum(len(chunk.tokens) for chunk in batch) <= self.max_tokens
+        self.batches.append(list(batch))
+        if self.fail_next:
+            self.fail_next -= 1
+            raise RuntimeError("device lost")
+        return [self._run(chunk) for chunk in batch]
+
+    def _run(self, chunk: Chunk) -> Row | None:
+        visible = chunk.target.write(chunk.tokens)  # type: ignore[union-attr] # fakes only, by construction
+        if not chunk.sample:
+            return None
+        if self.nan_after is not None and visible[-len(self.nan_after) :] == self.nan_after:
+            return Row(0, float("nan"), float("nan"), error="the logits are not finite")
+        return model(visible, chunk.choices)
+
+    def trace(self) -> list[list[tuple[tuple[int, ...], bool]]]:
+        """The batches without object identities, to compare two runs."""
+        return [[(tuple(chunk.tokens), chunk.sample) for chunk in batch] for batch in self.batches]
+
+
+class FakeClock:
+    """One nanosecond later at every look."""
+
+    def __init__(self) -> None:
+        self.now = 0
+
+    def __call__(self) -> int:
+        self.now += 1
+        return self.now

@@ -1,0 +1,108 @@
+"""A scheduler over the fakes, with the shorthand the tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from scheduler.observer import Observer
+from scheduler.request import Event, Failure, Record, Request, State
+from scheduler.scheduler import Scheduler
+from scheduler.types import Limits, PriorityClass, Tape
+from tests.scheduler.fakes import FakeClock, FakeExecutor, FakeMemory, FakeReader, FakeTape, one_by_one
+
+SMALL = Limits(max_batch_tokens=24, max_batch_requests=6, chunk_min=3, chunk_max=8)
+
+
+class Log:
+    """Listener that keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.commits: list[tuple[str, int, list[Record]]] = []
+        self.drops: list[tuple[str, list[Record], Failure]] = []
+
+    def on_commit(self, tape: Tape, version: int, records: Sequence[Record]) -> None:
+        self.commits.append((tape.name, version, list(records)))
+
+    def on_drop(self, tape: Tape, records: Sequence[Record], failure: Failure) -> None:
+        self.drops.append((tape.name, list(records), failure))
+
+
+class Harness:
+    def __init__(
+        self, blocks: int = 64, limits: Limits = SMALL, observer: Observer | None = None, block_size: int = 4
+    ) -> None:
+        self.memory = FakeMemory(blocks, block_size)
+        self.executor = FakeExecutor(limits.max_batch_tokens, limits.max_batch_requests)
+        self.scheduler = Scheduler(self.executor, self.memory, limits, FakeClock(), observer)
+        self.log = Log()
+        self.scheduler.subscribe(self.log)
+        self.done: list[Request] = []
+        self.pasts: dict[int, tuple[int, ...]] = {}
+        """What each request's reader saw, by request."""
+
+    def tape(self, name: str = "T", retention: int = 40) -> FakeTape:
+        return FakeTape(self.memory, name, retention)
+
+    def ask(
+        self,
+        prompt: Sequence[int] = (1, 2, 3),
+        max_tokens: int = 1,
+        cls: PriorityClass = PriorityClass.SESSION,
+        tape: FakeTape | None = None,
+        *,
+        forked: bool = False,
+        stop_ids: frozenset[int] = frozenset(),
+        choices: tuple[int, ...] | None = None,
+        on_done: Callable[[Request], None] | None = None,
+    ) -> Request:
+        """Submit a request on a tape's newest version (or stateless), or on a fork taken now."""
+        opened: list[FakeReader] = []
+
+        def fork() -> FakeReader:
+            opened.append(tape.fork() if tape else FakeReader(self.memory))
+            return opened[-1]
+
+        def done(ended: Request) -> None:
+            self.pasts[ended.id] = opened[-1].past if opened else ()
+            self.done.append(ended)
+            if on_done:
+                on_done(ended)
+
+        request = Request(
+            cls=cls,
+            session=tape.name if tape else "",
+            prompt=tuple(prompt),
+            max_tokens=max_tokens,
+            on_done=done,
+            open_reader=None if forked else fork,
+            reader=fork() if forked else None,
+            stop_ids=stop_ids,
+            choices=choices,
+        )
+        self.scheduler.submit(request)
+        return request
+
+    def feed(self, tape: FakeTape, *records: Sequence[int]) -> None:
+        self.scheduler.append(tape, [Record(tuple(record), payload=tuple(record)) for record in records])
+
+    def run(self, steps: int = 10_000) -> int:
+        """Step until idle; the number of steps. Fails when the scheduler does not come to rest."""
+        for done in range(steps):
+            if not self.scheduler.step():
+                return done
+        raise AssertionError(f"not at rest after {steps} steps")
+
+    def check(self, request: Request) -> None:
+        """The answer is the one-by-one answer on the past it read."""
+        assert request.state is State.FINISHED, request.error
+        expected = one_by_one(
+            self.pasts[request.id], request.prompt, request.max_tokens, request.stop_ids, request.choices
+        )
+        assert request.rows == expected
+        assert request.output == [row.token for row in expected]
+
+
+def started(request: Request) -> int:
+    at = request.first(Event.SCHEDULED)
+    assert at is not None
+    return at

@@ -1,0 +1,300 @@
+"""Both phases under memory pressure: what is planned, who is preempted, and that something always moves."""
+
+from __future__ import annotations
+
+from scheduler.acquisition import acquire
+from scheduler.planner import Entry, Plan, adaptive_chunk, cell_budget, plan
+from scheduler.policy import by_class
+from scheduler.request import Append, Event, Pending, Record, Request, State
+from scheduler.types import Limits, PriorityClass
+from tests.scheduler.fakes import FakeMemory, FakeReader, FakeTape, one_by_one
+from tests.scheduler.harness import Harness
+
+FLASH, SESSION, POOL, STREAM = PriorityClass
+WIDE = Limits(max_batch_tokens=4000, max_batch_requests=64)
+
+
+def request(memory: FakeMemory, seq: int, prompt: int, new: int = 1, cls: PriorityClass = SESSION) -> Request:
+    made = Request(cls, "", (0,) * prompt, new, lambda _: None, open_reader=lambda: FakeReader(memory))
+    made.id = seq
+    return made
+
+
+def append(memory: FakeMemory, seq: int, *records: int) -> Append:
+    work = Append(FakeTape(memory, f"T{seq}"))
+    work.queue.extend(Pending(seq, Record((0,) * size), 0) for size in records)
+    return work
+
+
+def test_chunks_adapt_to_the_number_of_prefills_within_their_clamp() -> None:
+    """clamp(n_batch / N, 128, 1024) with n_batch = 4000 less one token for each running answer."""
+    memory = FakeMemory(10_000)
+    prefills = [request(memory, n, 5000) for n in range(40)]
+    assert adaptive_chunk(prefills[:1], WIDE) == 1024
+    assert adaptive_chunk(prefills[:8], WIDE) == 500
+    assert adaptive_chunk(prefills, WIDE) == 128
+    decode = request(memory, 99, 4)
+    decode.open().acquire(4)
+    decode.reader.write(decode.prompt)  # type: ignore[union-attr] # the fake's own method
+    decode.output.append(1)
+    assert decode.decoding
+    assert adaptive_chunk([*prefills[:7], decode] + [decode] * 7, WIDE) == (4000 - 8) // 7
+
+
+def test_the_plan_changes_nothing() -> None:
+    memory = FakeMemory(8)
+    work = by_class([request(memory, 1, 9), append(memory, 2, 3, 3)])
+    first = plan(work, memory, WIDE)
+    assert plan(work, memory, WIDE) == first
+    assert [(entry.work.cls, entry.n) for entry in first.entries] == [(SESSION, 9), (STREAM, 2)]
+    assert memory.free_blocks == 8
+    assert all(item.reader is None for item in work if isinstance(item, Request))
+
+
+def test_admission_stops_at_the_cell_budget_and_closes_the_door() -> None:
+    """64 cells: 30 + 30 fit, the next 30 do not, and the small one behind may not overtake."""
+    memory = FakeMemory(32)
+    assert cell_budget(memory, WIDE) == 64
+    work = by_class(
+        [request(memory, n, 20, 10) for n in range(3)] + [request(memory, 3, 1), append(memory, 4, 2)]
+    )
+    assert [(entry.work.seq, entry.n) for entry in plan(work, memory, WIDE).entries] == [
+        (0, 20),
+        (1, 20),
+        (4, 1),
+    ]
+
+
+def test_lower_classes_cells_do_not_keep_flash_out() -> None:
+    memory = FakeMemory(32)
+    running = request(memory, 1, 40, 24)
+    running.open().acquire(40)
+    running.state = State.RUNNING
+    flash = request(memory, 2, 8, 1, FLASH)
+    entries = plan(by_class([running, flash]), memory, WIDE).entries
+    assert [entry.work for entry in entries] == [flash, running]
+
+
+def test_above_the_high_water_mark_prefill_chunks_wait_and_decodes_go_on() -> None:
+    """20 blocks, mark at 0.75: 5 blocks stay out of reach of prefills."""
+    limits = Limits(max_batch_tokens=400, high_water=0.75, cell_budget_fraction=1.0)
+    memory = FakeMemory(20)
+    decode, prefill = request(memory, 1, 8, 4), request(memory, 2, 40)
+    decode.open().acquire(8)
+    decode.reader.write(decode.prompt)  # type: ignore[union-attr] # the fake's own method
+    decode.output.append(1)
+    decode.state = State.RUNNING
+    entries = plan(by_class([decode, prefill]), memory, limits).entries
+    # 18 free, one for the decode, 5 in reserve: 12 blocks of 4 hold the whole prefill of 40.
+    assert [(entry.work.seq, entry.n) for entry in entries] == [(1, 1), (2, 40)]
+    memory.take(10)
+    entries = plan(by_class([decode, prefill]), memory, limits).entries
+    assert [(entry.work.seq, entry.n) for entry in entries] == [(1, 1), (2, 8)]
+    memory.take(3)
+    entries = plan(by_class([decode, prefill]), memory, limits).entries
+    assert [(entry.work.seq, entry.n) for entry in entries] == [(1, 1)]
+
+
+def test_records_are_whole_and_bounded_by_tokens_and_blocks() -> None:
+    memory = FakeMemory(4)
+    limits = Limits(max_batch_tokens=20)
+    assert plan([append(memory, 1, 8, 8, 8)], memory, limits).entries[0].n == 2
+    assert plan([append(memory, 1, 12, 8, 8)], memory, limits).entries[0].n == 1
+    memory.take(4)
+    assert plan([append(memory, 1, 8, 8)], memory, limits).entries[0].n == 1, "eviction may make room"
+
+
+def test_preemption_takes_the_lowest_rank_and_changes_no_answer() -> None:
+    """Twelve blocks, four of them a tape's: three answers that grow to four blocks each do not all fit."""
+    h = Harness(blocks=12, limits=Limits(max_batch_tokens=64, cell_budget_fraction=1.0, high_water=1.0))
+    h.feed(h.tape(), range(16))
+    h.run()
+    first, second = h.ask((1, 2, 3), max_tokens=13), h.ask((4, 5, 6), max_tokens=13)
+    third = h.ask((7, 8, 9), max_tokens=13, cls=POOL)
+    h.run()
+    for each in (first, second, third):
+        h.check(each)
+    assert first.tokens_invalidated == 0
+    assert third.tokens_invalidated > 0
+    events = [event for event, _ in third.events]
+    assert events.count(Event.SCHEDULED) == events.count(Event.PREEMPTED_RECOMPUTE) + 1 > 1
+    assert h.memory.free_blocks == 8
+
+
+def test_running_answers_go_before_prefills_of_their_class_and_never_before_a_higher_class() -> None:
+    memory = FakeMemory(40)
+    prefill, decode, flash = request(memory, 1, 9), request(memory, 2, 4, 9), request(memory, 3, 9, 1, FLASH)
+    decode.open().acquire(4)
+    decode.reader.write(decode.prompt)  # type: ignore[union-attr] # the fake's own method
+    decode.output.append(1)
+    stream = append(memory, 0, 1)
+    assert by_class([stream, prefill, decode, flash]) == [flash, decode, prefill, stream]
+
+
+def running_on(memory: FakeMemory, seq: int, tokens: int, cls: PriorityClass = SESSION) -> Request:
+    """A request in the middle of its prefill that holds its blocks."""
+    made = request(memory, seq, 2 * tokens, 4, cls)
+    made.open().acquire(tokens)
+    made.reader.write(made.next_tokens(tokens))  # type: ignore[union-attr] # the fake's own method
+    made.state = State.RUNNING
+    return made
+
+
+def test_several_flash_requests_may_count_on_blocks_of_lower_ranks() -> None:
+    memory = FakeMemory(8)
+    running = [running_on(memory, 1, 16), running_on(memory, 2, 16)]
+    flashes = [request(memory, 3, 15, 1, FLASH), request(memory, 4, 15, 1, FLASH)]
+    limits = Limits(cell_budget_fraction=1.0, max_batch_tokens=100, high_water=1.0)
+    assert memory.free_blocks == 0
+    entries = plan(by_class([*running, flashes[0]]), memory, limits).entries
+    # The second running request's blocks are spoken for; the first goes on only with what is left: nothing.
+    assert [(entry.work.seq, entry.n) for entry in entries] == [(3, 15)]
+    entries = plan(by_class([*running, *flashes]), memory, limits).entries
+    assert [(entry.work.seq, entry.n) for entry in entries] == [(3, 15), (4, 15)]
+
+
+def preempt(victim: Request) -> None:
+    victim.preempt(0)
+
+
+def test_victims_are_the_unplanned_from_the_tail_then_the_planned_from_the_tail() -> None:
+    memory = FakeMemory(16)
+    running = [running_on(memory, seq, 16) for seq in (1, 2, 3, 4)]
+    flash = request(memory, 9, 16, 1, FLASH)
+    order = by_class([*running, flash])
+    got = acquire(Plan((Entry(flash, 16), Entry(running[3], 1))), order, memory, preempt)
+    # The third is the last of those left out. The fourth finds nothing below itself and is deferred.
+    assert [item.state for item in running] == [State.RUNNING, State.RUNNING, State.QUEUED, State.RUNNING]
+    assert [entry.work for entry in got.entries] == [flash]
+    assert not got.failures
+
+
+def test_a_planned_request_that_falls_victim_is_out_of_the_batch() -> None:
+    memory = FakeMemory(8)
+    running = [running_on(memory, seq, 16) for seq in (1, 2)]
+    flash = request(memory, 9, 16, 1, FLASH)
+    order = by_class([*running, flash])
+    got = acquire(Plan((Entry(flash, 16), Entry(running[1], 1))), order, memory, preempt)
+    assert [item.state for item in running] == [State.QUEUED, State.RUNNING]
+    assert [entry.work for entry in got.entries] == [flash]
+    flash.close()
+    running[1].close()
+    running = [running_on(memory, seq, 16) for seq in (1, 2)]
+    order = by_class([*running, flash])
+    got = acquire(Plan((Entry(flash, 8), Entry(running[0], 1), Entry(running[1], 1))), order, memory, preempt)
+    assert [item.state for item in running] == [State.RUNNING, State.QUEUED]
+    assert [entry.work for entry in got.entries] == [flash, running[0]]
+
+
+def test_a_deferred_request_pins_nothing() -> None:
+    """Estimated to fit, but the pool shrank: it is closed again and will read a fresher version."""
+    memory = FakeMemory(4)
+    first, second = request(memory, 1, 8), request(memory, 2, 12)
+    got = acquire(Plan((Entry(first, 8), Entry(second, 12))), [first, second], memory, preempt)
+    assert [entry.work for entry in got.entries] == [first]
+    assert second.reader is None
+    assert second.state is State.QUEUED
+
+
+def test_flash_takes_blocks_from_a_running_answer() -> None:
+    h = Harness(blocks=8, limits=Limits(max_batch_tokens=64, cell_budget_fraction=1.0))
+    running = h.ask(range(25), max_tokens=7)
+    h.scheduler.step()
+    flash = h.ask(range(9), cls=FLASH)
+    h.scheduler.step()
+    assert flash.state is State.FINISHED
+    assert running.tokens_invalidated == 25
+    h.run()
+    h.check(running)
+
+
+def test_a_preempted_answer_resumes_at_its_own_version() -> None:
+    h = Harness(blocks=16, limits=Limits(max_batch_tokens=64, cell_budget_fraction=1.0))
+    tape = h.tape(retention=8)
+    h.feed(tape, range(8))
+    h.run()
+    running = h.ask(range(20), max_tokens=10, tape=tape)
+    for _ in range(3):
+        h.scheduler.step()
+    h.feed(tape, (50, 51))
+    flash = h.ask(range(36), cls=FLASH)
+    h.run()
+    h.check(flash)
+    assert running.tokens_invalidated > 0
+    assert (running.version, tape.version) == (1, 2)
+    assert h.pasts[running.id] == tuple(range(8))
+    h.check(running)
+
+
+def test_pinned_versions_are_given_up_before_the_top_request_fails() -> None:
+    """The pool is full of an old version that a queued request pins; it reads a fresh one later instead."""
+    h = Harness(blocks=6, limits=Limits(max_batch_tokens=64, cell_budget_fraction=1.0))
+    tape = h.tape(retention=8)
+    h.feed(tape, range(8))
+    h.run()
+    pinning = h.ask((1, 2), max_tokens=1, tape=tape, cls=POOL)
+    assert pinning.open().version == 1  # as if opened and preempted before
+    tape.make_room(8, 1)  # the window moves on; two blocks are now held by the pin alone
+    assert h.memory.free_blocks == 4
+    big = h.ask(range(20), max_tokens=1)
+    h.run()
+    h.check(big)
+    assert big.tokens_invalidated == 0
+    assert pinning.state is State.FINISHED
+
+
+def test_a_version_that_can_be_read_anew_is_given_up_before_one_that_cannot() -> None:
+    h = Harness(blocks=8, limits=Limits(max_batch_tokens=64, cell_budget_fraction=1.0))
+    one, other = h.tape("one", retention=8), h.tape("other", retention=8)
+    for tape in (one, other):
+        h.feed(tape, range(8))
+    h.run()
+    anew = h.ask((1, 2), max_tokens=1, tape=one, cls=POOL)
+    anew.open()  # as if preempted before
+    bound = h.ask((1, 2), max_tokens=1, tape=other, cls=POOL, forked=True)
+    for tape in (one, other):
+        tape.make_room(8, 1)
+    big = h.ask(range(23), max_tokens=1)
+    h.run()
+    for ended in (big, bound, anew):
+        h.check(ended)
+
+
+def test_an_answer_bound_to_a_version_fails_only_when_nothing_else_helps() -> None:
+    h = Harness(blocks=6, limits=Limits(max_batch_tokens=64, cell_budget_fraction=1.0))
+    tape = h.tape(retention=8)
+    h.feed(tape, range(8))
+    h.run()
+    bound = h.ask((1, 2), max_tokens=1, tape=tape, cls=POOL, forked=True)
+    tape.make_room(8, 1)
+    big = h.ask(range(20), max_tokens=1)
+    h.run()
+    h.check(big)
+    assert bound.error is not None
+    assert (bound.state, bound.error.code) == (State.FAILED, "no_memory")
+
+
+def test_what_cannot_fit_beside_the_tapes_fails_with_the_figures_and_blocks_nobody() -> None:
+    h = Harness(blocks=6, limits=Limits(max_batch_tokens=64, cell_budget_fraction=1.0))
+    tape = h.tape(retention=16)
+    h.feed(tape, range(16))
+    h.run()
+    big, small = h.ask(range(9), tape=tape), h.ask(range(3), tape=tape)
+    h.run()
+    assert big.error is not None
+    assert big.error.code == "no_memory"
+    assert "0 of 6 blocks (4 tokens each) free" in big.error.sentence
+    h.check(small)
+    assert small.rows == one_by_one(range(16), range(3), 1)
+
+
+def test_a_tape_that_cannot_grow_drops_its_records_and_says_so() -> None:
+    h = Harness(blocks=2)
+    tape = h.tape(retention=100)
+    h.feed(tape, range(8))
+    h.feed(tape, range(4))
+    h.run()
+    assert tape.live_tokens == 8
+    [(_, records, failure)] = h.log.drops
+    assert failure.code == "no_memory"
+    assert [list(record.tokens) for record in records] == [[0, 1, 2, 3]]

@@ -1,0 +1,88 @@
+"""The unit file, judged by systemd's own tools."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from daemon.config import load_config
+from daemon.units import parse_duration
+
+UNIT = Path(__file__).parents[2] / "systemd" / "foretick.service"
+COMMAND = "/opt/foretick/bin/foretick"
+
+
+def settings(section: str) -> dict[str, list[str]]:
+    """The section's keys with all their values, in order."""
+    found: dict[str, list[str]] = {}
+    current = ""
+    for line in UNIT.read_text().splitlines():
+        if line.startswith("["):
+            current = line.strip("[]")
+        elif current == section and "=" in line and not line.startswith("#"):
+            key, _, value = line.partition("=")
+            found.setdefault(key, []).append(value)
+    return found
+
+
+@pytest.fixture(scope="module")
+def analyze() -> str:
+    program = shutil.which("systemd-analyze")
+    if program is None:
+        sentence = "systemd-analyze is missing: apt-get install systemd"
+        if os.environ.get("CI") == "true":
+            pytest.fail(sentence)
+        pytest.skip(sentence)
+    return program
+
+
+def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "SYSTEMD_COLORS": "0", "SYSTEMD_PAGER": ""}
+    return subprocess.run(
+        [program, *arguments], capture_output=True, text=True, timeout=60, check=False, env=environment
+    )
+
+
+def installed(folder: Path, text: str) -> str:
+    """A copy to verify: verify wants a program that is there, and the file's own name."""
+    path = folder / "foretick.service"
+    path.write_text(text.replace(COMMAND, "/bin/true"))
+    return str(path)
+
+
+def test_systemd_understands_every_line(analyze, tmp_path):
+    # It exits 0 even on keys it does not know: only its silence counts.
+    assert run(analyze, "verify", installed(tmp_path, UNIT.read_text())).stderr == ""
+
+
+def test_the_silence_above_means_something(analyze, tmp_path):
+    broken = UNIT.read_text().replace("ProtectClock=yes", "ProtectClocks=yes")
+    assert "ProtectClocks" in run(analyze, "verify", installed(tmp_path, broken)).stderr
+
+
+def test_the_exposure_stays_low(analyze, tmp_path):
+    result = run(
+        analyze, "security", "--offline=true", "--threshold=20", installed(tmp_path, UNIT.read_text())
+    )
+    assert result.returncode == 0, result.stdout[-400:]
+
+
+def test_it_is_supervised_through_notify_and_watchdog():
+    service = settings("Service")
+    assert service["Type"] == ["notify"]
+    assert service["NotifyAccess"] == ["main"]
+    assert int(service["WatchdogSec"][0]) > 0
+    assert service["ExecStart"] == [f"{COMMAND} run --config /etc/foretick/foretick.toml"]
+
+
+def test_it_waits_longer_for_the_stop_than_the_daemon_drains():
+    stop_timeout = parse_duration(settings("Service")["TimeoutStopSec"][0] + "s")
+    assert stop_timeout >= 2 * load_config(None, {}).process.drain
+
+
+def test_a_bad_configuration_is_not_started_again():
+    assert settings("Service")["RestartPreventExitStatus"] == ["2"]
