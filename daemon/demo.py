@@ -11,6 +11,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import uvloop
 from rich.console import Console
@@ -27,13 +28,16 @@ from daemon.synthetic import INSTRUMENTS, SyntheticTape
 from daemon.units import Duration, parse_duration
 from feeds import kafka as kafka_feeds
 from feeds.codec import decode_message, encode, make_headers
-from feeds.messages import Answer
+from feeds.messages import Answer, Trade
 from feeds.mock_broker import NOTICE, MockBroker
+from flash.questions import PAPER_SIX
 from metrics.catalogue import BY_NAME
 
 TRADES, ANSWERS, DEAD = "md.trades.v1", "answers.v1", "dlq.v1"
 HISTORY_S = 60
 QUESTION = "Did the price rise or fall over the last ten bars?"
+_SLOT_NS = 50_000_000
+"""Trades of the same slot of event time are sent together."""
 _LATE = 5
 """Seconds of wall clock the live tape runs behind, so that a slow start never produces from the future."""
 
@@ -49,6 +53,8 @@ class Seen:
 def demo(seconds: int | None, seed: int) -> int:
     """Run for ``seconds`` of live tape (None: until Ctrl-C); the exit status."""
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=120)
     set_up_logging(Log(level="warning"), "demo")
     with MockBroker() as broker:
         broker.create_topic(TRADES, 3)
@@ -108,16 +114,18 @@ async def _produce(bootstrap: str, seed: int, stop: asyncio.Event) -> None:
     try:
         while not stop.is_set():
             trades = [trade for tape in tapes for trade in tape.second(second * 1_000_000_000)]
-            await asyncio.gather(
-                *(
-                    sink.publish(TRADES, t.key.encode(), encode(t), make_headers(t, "json", "demo", t.seq))
-                    for t in trades
-                )
-            )
+            trades.sort(key=lambda trade: trade.ts_event)
+            for slot, due in groupby(trades, key=lambda trade: trade.ts_event // _SLOT_NS):
+                await asyncio.sleep(max(0.0, slot * _SLOT_NS / 1e9 + _LATE - time.time()))
+                await asyncio.gather(*(_send(sink, trade) for trade in due))
             second += 1
-            await asyncio.sleep(max(0.0, second + _LATE - time.time()))
     finally:
         await sink.stop()
+
+
+async def _send(sink: kafka_feeds.KafkaSink, trade: Trade) -> None:
+    headers = make_headers(trade, "json", "demo", trade.seq)
+    await sink.publish(TRADES, trade.key.encode(), encode(trade), headers)
 
 
 async def _consume(bootstrap: str, seen: Seen) -> None:
@@ -175,7 +183,8 @@ def _table(seen: Seen) -> Table:
         table.add_column(column, justify="right")
     table.add_column("flags")
     previous = ""
-    for (session, question), answer in seen.answers.items():
+    order = {question.name: i for i, question in enumerate(PAPER_SIX)}
+    for (session, question), answer in sorted(seen.answers.items(), key=lambda i: (i[0][0], order[i[0][1]])):
         table.add_row(
             answer.symbol if session != previous else "",
             question,
