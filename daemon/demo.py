@@ -48,6 +48,7 @@ class Seen:
 
     answers: dict[tuple[str, str], Answer] = field(default_factory=dict)
     count: int = 0
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 def demo(seconds: int | None, seed: int) -> int:
@@ -98,9 +99,11 @@ async def _demo(console: Console, config: Config, seconds: int | None, seed: int
             f"[yellow]untrained: its answers show the way, not the market[/yellow]; "
             f"metrics on port {front.http.port}"
         )
-        async with _running(_produce(bootstrap, seed, stop), _consume(bootstrap, seen)):
-            reply = await _watch(console, front, seen, seconds, stop)
-        clean = await front.stop()
+        async with _running(_consume(bootstrap, seen)):
+            async with _running(_produce(bootstrap, seed, stop)):
+                reply = await _watch(console, front, seen, seconds, stop)
+            clean = await front.stop()
+            await _read_back(front, seen)
     _close(console, front, seen, reply)
     return 0 if clean else 1
 
@@ -138,8 +141,23 @@ async def _consume(bootstrap: str, seen: Seen) -> None:
                 if isinstance(answer, Answer):
                     seen.answers[answer.session, answer.question] = answer
                     seen.count += 1
+            seen.arrived.set()
     finally:
         await source.stop()
+
+
+async def _read_back(front: Front, seen: Seen) -> None:
+    """Give the consumer a moment to see what was acknowledged last."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(5):
+            while seen.count < _acknowledged(front):
+                seen.arrived.clear()
+                await seen.arrived.wait()
+
+
+def _acknowledged(front: Front) -> int:
+    names = [session.name for session in front.config.sessions]
+    return int(sum(front.store.value("foretick_answers_total", session=name) for name in names))
 
 
 async def _watch(
@@ -214,7 +232,7 @@ def _close(console: Console, front: Front, seen: Seen, reply: AskReply | None) -
         "records read": store.value("foretick_records_total", source="kafka"),
         "bars": sum(store.value("foretick_bars_total", session=s) for s in sessions),
         "data versions": sum(store.value("foretick_versions_total", session=s) for s in sessions),
-        "answers acknowledged": sum(store.value("foretick_answers_total", session=s) for s in sessions),
+        "answers acknowledged": _acknowledged(front),
         "answers read back": seen.count,
         "updates coalesced": sum(store.value("foretick_flash_coalesced_total", session=s) for s in sessions),
         "records late": sum(store.value("foretick_records_late_total", session=s) for s in sessions),

@@ -265,6 +265,7 @@ class Front:
             self.store,
             self.publisher.dead_letter,
             max_bytes=self.config.source.max_message_bytes,
+            max_ahead_ns=self.config.source.max_ahead,
         )
         self.publisher.gate = intake.gate
         self._intake_task = asyncio.create_task(self._take_in(intake), name="intake")

@@ -43,6 +43,7 @@ class Intake:
         dead_letter: Callable[[DeadLetter], None],
         *,
         max_bytes: int,
+        max_ahead_ns: int,
     ) -> None:
         self._source = source
         self._ring = ring
@@ -51,6 +52,7 @@ class Intake:
         self._store = store
         self._dead_letter = dead_letter
         self._max_bytes = max_bytes
+        self._max_ahead_ns = max_ahead_ns
         self._writer = RecordWriter(SLICE)
         self._numbers = count(1)
         self._lost = 0
@@ -86,6 +88,7 @@ class Intake:
             return False
         try:
             record = decode_record(message.payload, header_encoding(message.headers), self._max_bytes)
+            self._check_clock(record, message)
         except MalformedRecord as error:
             self._refuse(message, error)
             self._tracker.disposed(stream, message.offset)
@@ -105,6 +108,13 @@ class Intake:
             kind, index, record.ts_event, record.ts_recv, values, x=x, seq=record.seq, offset=number, gap=gap
         )
         return True
+
+    def _check_clock(self, record: AnyRecord, message: Incoming) -> None:
+        ahead = record.ts_event - message.ts_recv_ns
+        if ahead > self._max_ahead_ns:
+            raise MalformedRecord(
+                "clock", f"ts_event is {ahead / 1e9:.0f} s ahead of this machine's clock (source.max_ahead)"
+            )
 
     def _upstream_loss(self) -> bool:
         lost, self._lost = self._source.lost - self._lost, self._source.lost

@@ -100,7 +100,7 @@ class Publisher:
             lane.task = asyncio.create_task(work, name=f"publish {name or 'dead letters'}")
 
     async def stop(self, drain_s: float) -> int:
-        """Publish what waits, at most ``drain_s`` seconds; returns how many messages were left unpublished."""
+        """Publish what waits, at most ``drain_s`` seconds; returns how many messages are left."""
         tasks = [lane.task for lane in self._lanes.values() if lane.task is not None]
         for lane in self._lanes.values():
             lane.queue.put_nowait(None)

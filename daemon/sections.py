@@ -164,6 +164,13 @@ class Source(Section, frozen=True, forbid_unknown_fields=True):
     ring_capacity: Annotated[
         int, Meta(ge=64, le=2**24, description="records between feed and engine; a power of two")
     ] = 65536
+    max_ahead: Annotated[
+        Duration,
+        Meta(
+            description="a record stamped so far ahead of this machine's clock is refused, for it would "
+            "make everything behind it late"
+        ),
+    ] = Duration(3600 * SECOND)
     max_message_bytes: Annotated[
         int, Meta(ge=256, description="a longer message is refused without decoding it")
     ] = 1 << 20
