@@ -8,6 +8,7 @@ import sys
 from datetime import UTC, datetime
 
 from daemon.sections import Log
+from feeds.kafka import quiet_client_log
 
 
 class JsonFormatter(logging.Formatter):
@@ -36,6 +37,6 @@ def set_up_logging(settings: Log, process: str) -> None:
             logging.Formatter(f"%(asctime)s {process} %(levelname)-7s %(name)s: %(message)s")
         )
     logging.basicConfig(level=settings.level.upper(), handlers=[handler], force=True)
-    # These report every reconnect attempt in their own words; the feeds log each change of state once.
-    for noisy in ("aiokafka", "kafka", "numba", "asyncio", "transformers"):
+    quiet_client_log()
+    for noisy in ("numba", "asyncio", "transformers"):
         logging.getLogger(noisy).setLevel(logging.ERROR)

@@ -55,8 +55,42 @@ async def until(stop: asyncio.Event, doing: Awaitable[Any]) -> bool:
 
 
 async def close_client(client: Any, timeout_s: float) -> None:
-    """Stop an aiokafka client in bounded time, whatever state it or its broker is in."""
+    """Stop an aiokafka client in about ``timeout_s``, whatever state it or its broker is in. Never raises."""
+    if not await _quietly(client.stop(), timeout_s):
+        await _tear_down(client, timeout_s)
+
+
+async def _tear_down(client: Any, timeout_s: float) -> None:
+    """Close the parts of a client whose own ``stop`` gave up half way.
+
+    aiokafka 0.14 leaves the rest open when one step hangs (leaving a group without a broker) or is cancelled
+    (a fetch under way), and offers no public way to close it; hence the private names.
+    """
+    coordinator = getattr(client, "_coordinator", None)
+    for name in ("_stop_heartbeat_task", "_stop_commit_offsets_refresh_task"):
+        if hasattr(coordinator, name):
+            await _quietly(getattr(coordinator, name)(), timeout_s)
+    fetcher = getattr(client, "_fetcher", None)
+    if fetcher is not None:
+        fetching = [fetcher._fetch_task, *fetcher._pending_tasks]
+        for task in fetching:
+            task.cancel()
+        await asyncio.gather(*fetching, return_exceptions=True)
+    sender = getattr(client, "_sender", None)
+    if sender is not None:
+        await _quietly(sender.close(), timeout_s)
+    await _quietly(client._client.close() if hasattr(client, "_client") else client.client.close(), timeout_s)
+
+
+async def _quietly(doing: Awaitable[Any], timeout_s: float) -> bool:
+    """Await ``doing`` for ``timeout_s`` at most; False when it failed or had to be cancelled."""
+    task = asyncio.ensure_future(doing)
     try:
-        await asyncio.wait_for(client.stop(), timeout_s)
-    except (KafkaError, OSError, TimeoutError) as error:
-        log.debug("closing a Kafka client: %r", error)
+        await asyncio.wait((task,), timeout=timeout_s)
+    finally:
+        task.cancel()  # nothing happens to a task that is done
+    await asyncio.gather(task, return_exceptions=True)
+    if task.cancelled() or task.exception() is not None:
+        log.debug("closing a Kafka client: %s", "given up" if task.cancelled() else repr(task.exception()))
+        return False
+    return True

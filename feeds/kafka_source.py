@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, ConsumerStoppedError, TopicPartition
@@ -100,7 +100,7 @@ class KafkaSource:
         self._consumer = await open_client(self._new_consumer, self._link, self._stop, self._stop_timeout_s)
         self._quiet_since = time.monotonic()
 
-    async def batches(self) -> AsyncIterator[list[Incoming]]:
+    async def batches(self) -> AsyncGenerator[list[Incoming], None]:
         """Up to ``max_records`` messages at a time, in offset order within each partition, until ``stop``."""
         while self._consumer is not None and not self._stop.is_set():
             self._hold_back(self._consumer)

@@ -1,9 +1,9 @@
 """librdkafka's in-process mock cluster, as an embedded stand-in for a Kafka broker.
 
 This is not Apache Kafka. It lives in this process's memory, keeps 5 MiB a partition, forgets everything at
-exit and fakes what it does not do (transactions, topic creation over the wire). It exists for the demo and
-for fault injection in tests. confluent-kafka ships the library; only its mock cluster is used, through
-ctypes.
+exit and fakes what it does not do (transactions, topic creation over the wire, groups of several members). It
+exists for the demo and for fault injection in tests. confluent-kafka ships the library; only its mock cluster
+is used, through ctypes.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ NOTICE = "embedded broker: librdkafka's mock cluster, in this process's memory; 
 
 _PRODUCER = 0
 _REBALANCE_DELAY_MS = 300
-"""Group members arriving within this time form one generation; without it a second member is not admitted."""
+"""The mock cluster forms a group only after a delay. One member a group: it refuses a second one's sync."""
 
 
 class MockUnavailable(RuntimeError):

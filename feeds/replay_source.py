@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 from feeds.backoff import Sleep
@@ -72,7 +72,7 @@ class ReplaySource:
         with self._path.open("rb"):
             self.state = State.UP
 
-    async def batches(self) -> AsyncIterator[list[Incoming]]:
+    async def batches(self) -> AsyncGenerator[list[Incoming], None]:
         """Records as they fall due, up to ``max_records`` at a time, to the end of the file or ``stop``."""
         batch: list[Incoming] = []
         for record in self._records():

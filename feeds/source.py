@@ -1,6 +1,6 @@
 """What every way in and every way out looks like to the daemon, whatever carries it."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from enum import StrEnum
 from typing import Literal, Protocol, runtime_checkable
 
@@ -62,7 +62,7 @@ class Source(Protocol):
         """Connect; returns once messages can arrive, retrying for as long as it takes."""
         ...
 
-    def batches(self) -> AsyncIterator[list[Incoming]]:
+    def batches(self) -> AsyncGenerator[list[Incoming], None]:
         """Batches in arrival order, until ``stop`` or the end of the data. One consumer at a time."""
         ...
 

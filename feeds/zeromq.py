@@ -8,7 +8,7 @@ some topics would see gaps that are none) and the subscriber counts what is miss
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
 import msgspec
 import zmq
@@ -110,7 +110,7 @@ class ZmqSource:
         self._socket = socket
         self.state = State.UP
 
-    async def batches(self) -> AsyncIterator[list[Incoming]]:
+    async def batches(self) -> AsyncGenerator[list[Incoming], None]:
         """Whatever is there, up to ``max_records`` messages at a time, until ``stop``."""
         self._idle.clear()
         try:

@@ -11,6 +11,7 @@ from feeds.decimal9 import Fixed9
 from feeds.kafka import KafkaSink, KafkaSource, ensure_topics, missing_topics, quiet_client_log
 from feeds.messages import Trade
 from feeds.source import Incoming, PublishRefused, State
+from tests.feeds.waiting import eventually
 from tests.fixtures_kafka import RealKafka
 
 pytestmark = pytest.mark.kafka
@@ -40,7 +41,7 @@ def trade(n: int) -> Trade:
     now = 1_723_161_255_000_000_000 + n
     return Trade(
         venue="V",
-        symbol=f"S{n % 5}",
+        symbol=f"S{n % 16}",
         ts_event=now,
         ts_recv=now,
         price=Fixed9(10**9 + n),
@@ -83,6 +84,53 @@ async def test_round_trip_commit_and_resume(real_kafka: RealKafka, topic: str) -
     await sink.stop()
 
 
+async def test_what_was_not_committed_comes_again(real_kafka: RealKafka, topic: str) -> None:
+    sink = KafkaSink("out", real_kafka.bootstrap)
+    await sink.start()
+    await publish(sink, topic, 0, 20)
+    for _ in range(2):
+        source = KafkaSource("in", real_kafka.bootstrap, [topic], topic)
+        await source.start()
+        assert len(await take(source, 20)) == 20
+        await source.stop()
+    await sink.stop()
+
+
+async def test_two_members_share_the_partitions(real_kafka: RealKafka, topic: str) -> None:
+    sink = KafkaSink("out", real_kafka.bootstrap)
+    members = [KafkaSource(name, real_kafka.bootstrap, [topic], topic, poll_ms=50) for name in ("a", "b")]
+    await sink.start()
+    await asyncio.gather(*(member.start() for member in members))
+    got: list[list[Incoming]] = [[], []]
+
+    async def read(index: int) -> None:
+        async for batch in members[index].batches():
+            got[index] += batch
+
+    reading = [asyncio.ensure_future(read(index)) for index in range(2)]
+    sent = 0
+    while not (got[0] and got[1]):  # the first to join has everything until the second is in
+        assert sent < 100_000
+        await publish(sink, topic, sent, sent + 100)
+        sent += 100
+    settled = sent
+    await publish(sink, topic, settled, settled + 100)
+
+    def latest(index: int) -> list[Incoming]:
+        return [m for m in got[index] if int(m.headers["seq"]) >= settled]
+
+    await eventually(lambda: len(latest(0)) + len(latest(1)) == 100)
+    assert len({m.partition for m in latest(0)}) == len({m.partition for m in latest(1)}) == 1
+    assert {m.partition for m in latest(0)}.isdisjoint({m.partition for m in latest(1)})
+    # Offsets of partitions that belong to the other member are its business.
+    everything = next_offsets(got[0] + got[1])
+    await asyncio.gather(*(member.commit(everything) for member in members))
+    for member in members:
+        await member.stop()
+    await asyncio.gather(*reading)
+    await sink.stop()
+
+
 async def test_the_broker_refuses_what_is_too_large_and_the_sink_goes_on(
     real_kafka: RealKafka, topic: str
 ) -> None:
@@ -92,6 +140,8 @@ async def test_the_broker_refuses_what_is_too_large_and_the_sink_goes_on(
         PublishRefused, match="4000000 bytes as too large"
     ):  # ours would do, the broker's is 1 MiB
         await asyncio.wait_for(sink.publish(topic, b"k", b"x" * 4_000_000, {}), 30)
+    with pytest.raises(PublishRefused, match=r"InvalidTopic|does not exist"):
+        await asyncio.wait_for(sink.publish("no/such topic", b"k", b"x", {}), 30)
     with pytest.raises(PublishRefused, match="does not exist"):
         await asyncio.wait_for(sink.publish("nowhere.v1", b"k", b"x", {}), 30)
     await publish(sink, topic, 0, 10)
@@ -116,9 +166,7 @@ async def test_broker_gone_and_back(real_kafka: RealKafka, topic: str) -> None:
     await asyncio.to_thread(real_kafka.server.stop)
     waiting = asyncio.ensure_future(publish(sink, topic, 100, 200))
     more = asyncio.ensure_future(take(source, 100, timeout_s=90))
-    async with asyncio.timeout(20):
-        while not (sink.state is State.DOWN and source.state is State.DOWN):
-            await asyncio.sleep(0.05)
+    await eventually(lambda: sink.state is State.DOWN and source.state is State.DOWN)
     assert not waiting.done()
     await asyncio.to_thread(real_kafka.server.start)
     await waiting
