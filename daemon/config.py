@@ -24,8 +24,8 @@ from daemon.units import Duration, Instant, parse_duration, parse_instant
 
 __all__ = ["RESERVED_VARIABLES", "Config", "ConfigError", "Problem", "exposure_warnings", "load_config"]
 
-# Variables with our prefix that are not settings: where the tests find real data and a real broker.
-RESERVED_VARIABLES = frozenset({"FORETICK_DATA", "FORETICK_KAFKA"})
+# Variables with our prefix that are no settings: the cache folder, and where tests find data and a broker.
+RESERVED_VARIABLES = frozenset({"FORETICK_CACHE", "FORETICK_DATA", "FORETICK_KAFKA"})
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
 

@@ -20,6 +20,7 @@ from daemon.standing import questions_of
 from flash.evaluator import FlashEvaluator, FlashFailure, FlashResult
 from flash.questions import Prepared, Question
 from flash.registry import Registry, check_choices
+from ingest import warm_up
 from ingest.bars import GAP, SKEWED, BarBuilder, BarPolicy
 from ingest.lines import LineSpec
 from ingest.plane import DataPlane, SessionSpec, SourceRing, TapeRecord
@@ -86,6 +87,7 @@ class EngineHost:
 
     def start(self) -> None:
         """Begin; emits `Ready` first."""
+        warm_up()
         loaded = self._built.loaded
         self._emit(
             seam.Ready(

@@ -28,6 +28,7 @@ from daemon.query import QueryServer
 from daemon.query_messages import Ask, Request
 from daemon.sections import Config
 from feeds.source import CommitFailed, Source
+from ingest import warm_up
 from ingest.ring import Ring
 from metrics.export import exposition
 from metrics.store import MetricStore
@@ -105,6 +106,8 @@ class Front:
         self.publisher.start()
         self._notifier.status("starting: loading the model")
         await self._start_engine()
+        # the front's own kernels (it writes the ring) compile while the engine process loads the model
+        await self._or_failure(asyncio.to_thread(warm_up))
         await self._or_failure(self._ready.wait())
         self._notifier.status("starting: connecting the source")
         await self._or_failure(self._start_source())

@@ -8,7 +8,6 @@ everything else falls back to bytes.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tempfile
 from itertools import product
@@ -17,6 +16,8 @@ from pathlib import Path
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from metrics.cache_home import cache_home
 
 VOCABULARY = 2048
 BOS, END, PAD = "<|bos|>", "<|end|>", "<|pad|>"
@@ -111,7 +112,7 @@ def embedded_directory(
 ) -> Path:
     """A local model directory of that shape in ``cache``, built on first use.
 
-    The default cache is ``$FORETICK_CACHE``, else the user's cache directory.
+    The default is `metrics.cache_home`.
     """
     shape = {
         "hidden": hidden,
@@ -122,7 +123,7 @@ def embedded_directory(
         "seed": seed,
     }
     name = "untrained-llama-v2-" + "-".join(str(value) for value in shape.values())
-    target = (cache or default_cache()) / name
+    target = (cache or cache_home()) / name
     if (target / "config.json").exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -138,10 +139,3 @@ def embedded_directory(
     except OSError:  # another process was first
         shutil.rmtree(building)
     return target
-
-
-def default_cache() -> Path:
-    """Where built models are kept."""
-    if configured := os.environ.get("FORETICK_CACHE"):
-        return Path(configured)
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "foretick"

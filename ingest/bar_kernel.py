@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingest.record import BAR as READY_BAR
-from ingest.record import QUOTE, Records
+from ingest.record import FLAG_GAP, QUOTE, Records
 from metrics.kernel import kernel
 
 SKEWED, GAP, EMPTY = 1, 2, 4
@@ -99,6 +99,14 @@ def _emit_empty(session: Row, index: int, safe_offset: int, out: Bars, at: int) 
 
 
 @kernel
+def mark_gap(session: Row, slots: Slots) -> None:
+    """Records were lost: flag the open bars, the empty ones up to the next record, and that record's."""
+    session["gap"] = 1
+    for slot in range(slots.shape[0]):
+        slots[slot].bar.flags |= np.uint32(GAP)
+
+
+@kernel
 def close_below(
     session: Row, slots: Slots, limit: int, max_fill: int, fallback: int, out: Bars, at: int
 ) -> int:
@@ -163,7 +171,7 @@ def _add(slot: Row, record: Row, price: int, volume: int, now: int) -> None:
     bar["l"] = min(bar["l"], price)
     bar["v"] = bar["v"] + min(volume, _MOST - bar["v"])
     bar["n_ticks"] += np.uint32(1)
-    bar["flags"] |= np.uint32(record["flags"] & (SKEWED | GAP))
+    bar["flags"] |= np.uint32(record["flags"] & SKEWED)
     bar["partition"] = record["partition"]
     bar["ts_recv"] = np.int64(record["ts_recv"])
     bar["ts_ring"] = np.int64(record["ts_ring"])
@@ -182,7 +190,7 @@ def _pass_through(session: Row, record: Row, now: int, out: Bars, at: int) -> in
     bar = session["last"]
     bar["session"] = record["session"]
     bar["partition"] = record["partition"]
-    bar["flags"] = np.uint32(record["flags"] & (SKEWED | GAP)) | np.uint32(GAP if session["gap"] else 0)
+    bar["flags"] = np.uint32(record["flags"] & SKEWED) | np.uint32(GAP if session["gap"] else 0)
     bar["n_ticks"] = 1
     bar["ts_open"] = opened
     bar["interval"] = record["x"]
@@ -253,6 +261,8 @@ def update(
             session["kind"] = kind
         session["last_offset"] = record["offset"]
         session["last_ring"] = np.int64(record["ts_ring"])
+        if record["flags"] & FLAG_GAP:
+            mark_gap(session, slots[record["session"]])
         if kind != session["kind"]:
             session["ignored"] += np.uint64(1)
         elif kind == READY_BAR:

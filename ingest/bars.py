@@ -116,10 +116,12 @@ class BarBuilder:
         return self._close(range(len(self._sessions)))
 
     def mark_gap(self, sessions: Iterable[int]) -> None:
-        """Records of these sessions may be lost: flag their open bars and the bar of their next record."""
+        """Records of these sessions may be lost: flag their open bars and the bar of their next record.
+
+        A record with the gap flag does the same for its own session.
+        """
         for session in sessions:
-            self._sessions[session]["gap"] = 1
-            self._slots["bar"]["flags"][session] |= GAP
+            bar_kernel.mark_gap(self._sessions[session], self._slots[session])
 
     @property
     def late(self) -> list[int]:

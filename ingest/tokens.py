@@ -25,7 +25,7 @@ Encode = Callable[[str], Sequence[int]]
 
 # Characters of the longest line: six digits, then five numbers of sign, 19 digits, point and separator.
 MAX_LINE_TOKENS = 6 + 5 * 22
-_SELF_TEST_LINES = 256
+_SELF_TEST_LINES = 1024
 _JOINED = 16
 
 

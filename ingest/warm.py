@@ -48,6 +48,7 @@ def _one_bar(ring: Ring) -> None:
     writer = RecordWriter(2)
     for second in (1, 2):
         writer.add(QUOTE, 0, second * 1_000_000_000, second * 1_000_000_000, (1, 1, 1, 1, 0))
+    builder.mark_gap([0])
     ring.push(writer.records)
     plane.run(stop)
     ring.wait(0.0)

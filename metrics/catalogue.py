@@ -28,7 +28,9 @@ STAGES: tuple[str, ...] = (
 )
 CLASSES: tuple[str, ...] = ("flash", "session", "pool", "stream")
 BLOCK_STATES: tuple[str, ...] = ("free", "used")
-# Why a record was refused; `other` catches a reason that a newer codec knows and this list does not.
+# What the store counts a value as that is not in a list which has this one.
+OTHER = "other"
+# Why a record was refused.
 REASONS: tuple[str, ...] = (
     "json",
     "msgpack",
@@ -42,10 +44,20 @@ REASONS: tuple[str, ...] = (
     "symbol",
     "bar_ohlc",
     "encoding",
-    "other",
+    OTHER,
 )
 # Why a question got no answer.
-FAILURES: tuple[str, ...] = ("too_long", "engine", "nan_logits", "publish", "cancelled", "other")
+FAILURES: tuple[str, ...] = (
+    "too_long",
+    "engine",
+    "nan_logits",
+    "no_memory",
+    "open_failed",
+    "publish",
+    "cancelled",
+    "stopping",
+    OTHER,
+)
 # How an ask on the query socket ended: served from the cache, computed, or an error's code.
 OUTCOMES: tuple[str, ...] = (
     "cached",

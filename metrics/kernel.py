@@ -1,20 +1,41 @@
 """The one way a function becomes machine code here: cached on disk, and without the interpreter lock.
 
-The cache lies beside the sources (or in `NUMBA_CACHE_DIR`); numba notices a change in the file of the kernel
-itself, not in a kernel it calls from another file, so after editing `ingest.atomics` remove the `__pycache__`
-folders.
+numba notices a change in the file of a kernel, not in a kernel it calls from another file. So the cache lies
+in a folder named after the content of all files that define kernels: an upgrade can never run stale code, and
+read-only sources are no obstacle.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from hashlib import blake2b
+from pathlib import Path
 from typing import TypeVar, cast
 
-from numba import njit
+import numba
+
+from metrics.cache_home import cache_home
 
 F = TypeVar("F", bound=Callable[..., object])
+
+_PACKAGES = ("metrics", "ingest")
+_ROOT = Path(__file__).parent.parent
+
+
+def _fingerprint() -> str:
+    digest = blake2b(numba.__version__.encode(), digest_size=8)
+    for package in _PACKAGES:
+        for path in sorted((_ROOT / package).glob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+numba.config.CACHE_DIR = str(
+    Path(os.environ.get("NUMBA_CACHE_DIR") or cache_home() / "numba") / _fingerprint()
+)
 
 
 def kernel(function: F) -> F:
     """Compile `function` with numba on its first call; types are inferred, the signature is kept for mypy."""
-    return cast(F, njit(cache=True, nogil=True)(function))
+    return cast(F, numba.njit(cache=True, nogil=True)(function))

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from metrics.catalogue import BY_NAME, METRICS, OPEN_LABELS, Kind, Metric
+from metrics.catalogue import BY_NAME, METRICS, OPEN_LABELS, OTHER, Kind, Metric
 from metrics.histogram import BUCKETS, WORDS, Words, quantile, record
 from metrics.shm import SharedBlock
 
@@ -183,10 +183,18 @@ class MetricStore:
         given = {"class" if label == "cls" else label: value for label, value in labels.items()}
         if set(given) != set(metric.labels):
             raise UnknownSeriesError(f"{name} takes the labels {metric.labels}, not {tuple(given)}")
-        index = self._series.get((name, tuple(given[label] for label in metric.labels)))
+        index = self._series.get(
+            (name, tuple(_known(metric, label, given[label]) for label in metric.labels))
+        )
         if index is None:
             raise UnknownSeriesError(f"{name} has no series {given}")
         return index
+
+
+def _known(metric: Metric, label: str, value: str) -> str:
+    """`value`, or `other` where the fixed values have that and not this: a new reason stops nobody."""
+    values = metric.values.get(label, ())
+    return OTHER if OTHER in values and value not in values else value
 
 
 def layout(labels: Labels) -> tuple[dict[Key, int], int, int]:

@@ -70,6 +70,15 @@ def test_class_label_may_be_spelt_cls() -> None:
     assert store.value("foretick_batch_tokens_total", cls="pool") == 0
 
 
+def test_a_reason_not_in_the_list_counts_as_other() -> None:
+    store = MetricStore.local({})
+    store.inc("foretick_records_malformed_total", 2, reason="invented yesterday")
+    store.inc("foretick_records_malformed_total", reason="other")
+    assert store.value("foretick_records_malformed_total", reason="other") == 3
+    with pytest.raises(UnknownSeriesError, match="invented"):
+        store.inc("foretick_asks_total", outcome="invented")
+
+
 @pytest.mark.parametrize(
     ("name", "labels"),
     [

@@ -1,0 +1,19 @@
+"""Where things that can be made again are kept: compiled kernels, the embedded model."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+
+def cache_home() -> Path:
+    """`$FORETICK_CACHE`, else `foretick` in the user's cache, or without a home in the temporary one."""
+    if configured := os.environ.get("FORETICK_CACHE"):
+        return Path(configured)
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "foretick"
+    try:
+        return Path.home() / ".cache" / "foretick"
+    except RuntimeError:
+        return Path(tempfile.gettempdir()) / f"foretick-{os.getuid()}"

@@ -1,0 +1,97 @@
+"""Bars in plain Python: dictionaries, sorting and no cleverness. The oracle of the numba builder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ingest.bars import EMPTY, GAP, SKEWED, BarPolicy
+
+MOST = 2**63 - 1
+
+
+@dataclass
+class Tick:
+    ts_event: int
+    price: int
+    size: int = 1
+    skewed: bool = False
+    gap_before: bool = False  # records were lost between the one before and this one
+    says_gap: bool = False  # ... and the feed's numbering showed it, not the ring
+    offset: int = 0
+
+
+@dataclass
+class ReferenceSession:
+    """Ticks fed one by one; `closed` has (open time, o, h, l, c, v, ticks, flags, safe offset) a bar."""
+
+    policy: BarPolicy
+    closed: list[tuple[int, ...]] = field(default_factory=list)
+    open: dict[int, list[Tick]] = field(default_factory=dict)
+    gaps: set[int] = field(default_factory=set)  # intervals whose bar has the gap flag
+    newest: int | None = None
+    floor: int | None = None  # intervals below are closed
+    late: int = 0
+    empty_run: int = 0
+    pending_gap: bool = False
+
+    def tick(self, tick: Tick) -> None:
+        interval = self.policy.interval_ns
+        if tick.gap_before:
+            self.pending_gap = True
+            self.gaps |= set(self.open)
+        if self.newest is None or tick.ts_event > self.newest:
+            self.newest = tick.ts_event
+            # Bars whose end the watermark has reached: (index + 1) * interval <= watermark.
+            self.close_below((self.newest - self.policy.lateness_ns) // interval, tick.offset)
+        index = tick.ts_event // interval
+        if self.floor is not None and index < self.floor:
+            self.late += 1
+            return
+        self.open.setdefault(index, []).append(tick)
+        if self.pending_gap:
+            self.gaps.add(index)
+            self.pending_gap = False
+
+    def flush(self, after: int) -> None:
+        if self.open:
+            self.close_below(max(self.open) + 1, after)
+
+    def close_below(self, limit: int, fallback: int) -> None:
+        start = limit if self.floor is None else self.floor
+        if not self.closed and self.open:
+            start = min(self.open)
+        for index in range(start, limit):
+            if index in self.open:
+                self.emit(index, fallback)
+            elif self.closed and self.policy.empty == "fill" and self.empty_run < self.policy.max_fill:
+                self.empty_run += 1
+                last = self.closed[-1][4]
+                flags = EMPTY | (GAP if self.pending_gap else 0)
+                safe = self.safe_offset(fallback)
+                at = index * self.policy.interval_ns
+                self.closed.append((at, last, last, last, last, 0, 0, flags, safe))
+        self.floor = limit if self.floor is None else max(self.floor, limit)
+
+    def emit(self, index: int, fallback: int) -> None:
+        ticks = self.open.pop(index)
+        ordered = sorted(ticks, key=lambda tick: tick.ts_event)  # stable: equal times keep arrival order
+        prices = [tick.price for tick in ticks]
+        volume = min(sum(tick.size for tick in ticks), MOST)
+        flags = (SKEWED if any(tick.skewed for tick in ticks) else 0) | (GAP if index in self.gaps else 0)
+        self.empty_run = 0
+        self.closed.append(
+            (
+                index * self.policy.interval_ns,
+                ordered[0].price,
+                max(prices),
+                min(prices),
+                ordered[-1].price,
+                volume,
+                len(ticks),
+                flags,
+                self.safe_offset(fallback),
+            )
+        )
+
+    def safe_offset(self, fallback: int) -> int:
+        return min([fallback, *(min(tick.offset for tick in ticks) for ticks in self.open.values())])

@@ -1,0 +1,206 @@
+"""Bars against a plain Python reference: order, equal times, empty intervals, late ticks, any batches."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ingest.bars import BAR, EMPTY, GAP, SKEWED, BarBuilder, BarPolicy, Bars
+from ingest.record import BAR as READY
+from ingest.record import QUOTE, RECORD, TRADE, Records, RecordWriter
+from tests.ingest.reference_bars import MOST, ReferenceSession, Tick
+
+START = 1_000_000  # a multiple of no interval below
+FIELDS = ["ts_open", "o", "h", "l", "c", "v", "n_ticks", "flags", "safe_offset"]
+
+ticks = st.builds(
+    Tick,
+    ts_event=st.integers(START, START + 120),  # few instants: equal times are common
+    price=st.integers(1, 50),
+    size=st.one_of(st.integers(0, 9), st.just(MOST)),
+    skewed=st.sampled_from([False, False, True]),
+    gap_before=st.sampled_from([False] * 9 + [True]),
+    says_gap=st.booleans(),
+)
+policies = st.builds(
+    BarPolicy,
+    interval_ns=st.sampled_from([1, 7, 10, 60]),
+    lateness_ns=st.sampled_from([0, 3, 10, 45]),
+    empty=st.sampled_from(["skip", "fill"]),
+    max_fill=st.sampled_from([0, 1, 3, 60]),
+)
+
+
+def trades(items: list[tuple[int, Tick]]) -> Records:
+    writer = RecordWriter(max(1, len(items)))
+    for offset, (session, tick) in enumerate(items):
+        received = tick.ts_event - 1 if tick.skewed else tick.ts_event
+        values = (tick.price, tick.size, 0, 0, 0)
+        writer.add(
+            TRADE,
+            session,
+            tick.ts_event,
+            received,
+            values,
+            partition=session,
+            offset=offset,
+            gap=tick.gap_before and tick.says_gap,
+        )
+        tick.offset = offset
+    return writer.records
+
+
+def rows(bars: Bars, session: int) -> list[tuple[int, ...]]:
+    return bars[bars["session"] == session][FIELDS].tolist()
+
+
+def build(policy: BarPolicy, items: list[tuple[int, Tick]], cuts: list[int]) -> tuple[Bars, list[int]]:
+    """All bars of two sessions, fed in the batches that `cuts` and the gaps make, flushed at the end."""
+    builder = BarBuilder(2, policy)
+    records = trades(items)
+    gaps = [i for i, (_, tick) in enumerate(items) if tick.gap_before and not tick.says_gap]
+    borders = sorted({0, len(items), *gaps, *(cut % (len(items) + 1) for cut in cuts)})
+    closed = [np.zeros(0, BAR)]
+    for start, end in itertools.pairwise(borders):
+        if start in gaps:
+            builder.mark_gap([items[start][0]])
+        closed.append(builder.update(records[start:end], 0))
+    closed.append(builder.flush())
+    assert len(builder.flush()) == 0
+    return np.concatenate(closed), builder.late
+
+
+@given(
+    policy=policies,
+    items=st.lists(st.tuples(st.integers(0, 1), ticks), max_size=60),
+    cuts=st.lists(st.integers(0, 60), max_size=4),
+)
+@settings(max_examples=500, deadline=None)
+def test_bars_equal_the_reference_in_any_batches(
+    policy: BarPolicy, items: list[tuple[int, Tick]], cuts: list[int]
+) -> None:
+    bars, late = build(policy, items, cuts)
+    for session in (0, 1):
+        own = [tick for number, tick in items if number == session]
+        reference = ReferenceSession(policy)
+        for tick in own:
+            reference.tick(tick)
+        reference.flush(own[-1].offset + 1 if own else 0)
+        assert rows(bars, session) == reference.closed
+        assert late[session] == reference.late
+
+
+@given(items=st.lists(st.tuples(st.just(0), ticks), min_size=1, max_size=40))
+@settings(max_examples=200, deadline=None)
+def test_in_order_ticks_are_never_late_and_none_is_missing(items: list[tuple[int, Tick]]) -> None:
+    items.sort(key=lambda item: item[1].ts_event)
+    bars, late = build(BarPolicy(10), items, [])
+    assert late == [0, 0]
+    assert int(bars["n_ticks"].sum()) == len(items)
+    assert (np.diff(bars["ts_open"]) > 0).all()
+    assert (bars["first_offset"][1:] == bars["last_offset"][:-1] + 1).all()
+
+
+def feed(builder: BarBuilder, *moments: int, kind: int = TRADE, now: int = 0) -> Bars:
+    writer = RecordWriter(len(moments))
+    for moment in moments:
+        writer.add(kind, 0, moment, moment, (moment, 1, 0, 0, 0))
+    return builder.update(writer.records, now)
+
+
+def test_newest_tick_and_its_wait_are_those_of_the_last_arrival() -> None:
+    builder = BarBuilder(1, BarPolicy(100, lateness_ns=100))
+    records = np.zeros(2, RECORD)
+    records["kind"] = TRADE
+    records["ts_event"], records["ts_recv"], records["ts_ring"] = (150, 120), (1000, 1001), (40, 45)
+    records["a"], records["partition"], records["offset"] = 5, 3, (10, 11)
+    builder.update(records[:1], 50)
+    builder.update(records[1:], 60)
+    (bar,) = builder.flush()
+    assert (bar["ts_last_event"], bar["ts_recv"], bar["ts_ring"], bar["ring_wait"]) == (150, 1001, 45, 15)
+    assert (bar["partition"], bar["first_offset"], bar["last_offset"], bar["safe_offset"]) == (3, 10, 11, 12)
+
+
+def test_quotes_make_bars_of_the_mid_without_volume() -> None:
+    writer = RecordWriter(3)
+    for moment, (bid, ask) in enumerate([(10, 12), (10, 13), (MOST - 2, MOST)]):
+        writer.add(QUOTE, 0, moment, moment, (bid, ask, 5, 5, 0))
+    builder = BarBuilder(1, BarPolicy(10))
+    builder.update(writer.records, 0)
+    (bar,) = builder.flush()
+    assert (bar["o"], bar["h"], bar["l"], bar["c"], bar["v"]) == (11, MOST - 1, 11, MOST - 1, 0)
+
+
+def test_ready_made_bars_pass_through_and_old_ones_are_late() -> None:
+    writer = RecordWriter(4)
+    for offset, (opened, received) in enumerate([(60, 70), (120, 110), (120, 130), (60, 130)]):
+        writer.add(READY, 0, opened, received, (1, 4, 1, 2, 9), x=60, partition=1, offset=offset)
+    builder = BarBuilder(1, BarPolicy(10, empty="fill"))
+    builder.mark_gap([0])
+    bars = builder.update(writer.records, 0)
+    assert rows(bars, 0) == [(60, 1, 4, 1, 2, 9, 1, GAP, 1), (120, 1, 4, 1, 2, 9, 1, SKEWED, 2)]
+    assert bars["interval"].tolist() == [60, 60]
+    assert builder.late == [2]
+    assert len(builder.flush()) == 0
+
+
+@pytest.mark.parametrize(
+    ("source_kind", "n_ticks", "ignored"), [("auto", 1, 2), ("trade", 2, 1), ("quote", 1, 2)]
+)
+def test_one_kind_makes_a_sessions_bars(source_kind: str, n_ticks: int, ignored: int) -> None:
+    builder = BarBuilder(1, BarPolicy(100, source_kind=source_kind))  # type: ignore[arg-type]  # parametrised
+    feed(builder, 1, kind=QUOTE)
+    feed(builder, 2, 3)
+    (bar,) = builder.flush()
+    assert (int(bar["n_ticks"]), builder.ignored) == (n_ticks, [ignored])
+
+
+def test_idle_sessions_are_closed_by_the_wall_clock_and_their_stragglers_are_late() -> None:
+    builder = BarBuilder(2, BarPolicy(100))
+    records = trades([(0, Tick(150, 7)), (1, Tick(150, 8))])
+    records["ts_ring"] = (1000, 1900)
+    builder.update(records, 0)
+    assert len(builder.close_idle(1999, 1000)) == 0
+    closed = builder.close_idle(2000, 1000)
+    assert rows(closed, 0) == [(100, 7, 7, 7, 7, 1, 1, 0, 1)]
+    assert rows(closed, 1) == []
+    assert len(builder.close_idle(2000, 1000)) == 0
+    assert len(feed(builder, 160, 199)) == 0
+    assert builder.late == [2, 0]
+    assert feed(builder, 210, 310)["ts_open"].tolist() == [200]
+
+
+def test_more_bars_than_the_output_holds_at_once() -> None:
+    builder = BarBuilder(1, BarPolicy(1))
+    assert feed(builder, *range(5, 5005))["ts_open"].tolist() == list(range(5, 5004))
+
+
+def test_a_long_silence_is_filled_up_to_the_cap_and_costs_no_more() -> None:
+    builder = BarBuilder(1, BarPolicy(1, empty="fill", max_fill=2))
+    bars = feed(builder, 10, 10**15)
+    assert bars["ts_open"].tolist() == [10, 11, 12]
+    assert bars["flags"].tolist() == [0, EMPTY, EMPTY]
+
+
+def test_records_of_a_session_that_does_not_exist_are_skipped() -> None:
+    builder = BarBuilder(1, BarPolicy(10))
+    assert len(builder.update(trades([(1, Tick(5, 1)), (0, Tick(5, 2))]), 0)) == 0
+    assert builder.flush()["o"].tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"interval_ns": 0}, "interval"),
+        ({"interval_ns": 1, "lateness_ns": -1}, "lateness"),
+        ({"interval_ns": 1, "max_fill": -1}, "max_fill"),
+        ({"interval_ns": 1, "lateness_ns": 10**9}, "4096 intervals"),
+    ],
+)
+def test_senseless_policies_are_refused(arguments: dict[str, int], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        BarPolicy(**arguments)  # type: ignore[arg-type]  # only integer fields are given

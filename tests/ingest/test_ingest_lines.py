@@ -1,0 +1,54 @@
+"""The tape's text against Python's exact decimals and calendar."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from decimal import ROUND_HALF_EVEN, Decimal
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from ingest.bars import BAR
+from ingest.lines import MINUTE_NS, LineSpec, bar_line, clock_text, decimal
+
+NANO = 10**9
+
+
+@given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 9))
+@example(5, 8)
+@example(15, 8)
+@example(2_500_000_000, 0)
+@example(999_999_999, 2)
+def test_decimals_are_rounded_half_to_even(nano: int, decimals: int) -> None:
+    exact = Decimal(nano).scaleb(-9).quantize(Decimal(1).scaleb(-decimals), ROUND_HALF_EVEN)
+    expected = f"{exact:f}"
+    assert decimal(nano, decimals) == (expected.removeprefix("-") if exact == 0 else expected)
+
+
+@given(st.integers(0, 4 * 10**18))
+def test_time_is_utc_time_of_day(moment: int) -> None:
+    date = datetime.fromtimestamp(moment // NANO, UTC)
+    assert clock_text(moment, MINUTE_NS - 1) == date.strftime("%H%M%S")
+    assert clock_text(moment, MINUTE_NS) == date.strftime("%H%M")
+
+
+def test_a_line() -> None:
+    bar = np.zeros(1, BAR)[0]
+    bar["ts_open"] = int(datetime(2026, 3, 2, 14, 30, tzinfo=UTC).timestamp()) * NANO
+    bar["interval"] = NANO
+    prices = {"o": 101_250_000_000, "h": 101_500_000_000, "l": 101_245_000_000, "c": 101_375_000_001}
+    for name, value in prices.items():
+        bar[name] = value
+    bar["v"] = 12_500_000_000
+    assert bar_line(bar, LineSpec(2, 3)) == "143000,101.25,101.50,101.24,101.38,12.500\n"
+    bar["interval"] = MINUTE_NS
+    assert bar_line(bar, LineSpec(0, 0)) == "1430,101,102,101,101,12\n"
+
+
+@pytest.mark.parametrize("name", ["price_decimals", "volume_decimals"])
+@pytest.mark.parametrize("value", [-1, 10])
+def test_decimals_outside_the_fixed_point_are_refused(name: str, value: int) -> None:
+    with pytest.raises(ValueError, match=name):
+        LineSpec(**{name: value})

@@ -1,0 +1,115 @@
+"""Token ids by table equal the tokenizer's own, for every way of splitting numbers."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import chain
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ingest.bars import BAR, Bars
+from ingest.lines import MINUTE_NS, LineSpec, bar_line
+from ingest.tokens import Tokeniser
+from tests.ingest.bpe import make_encode
+
+STYLES = [("llama3", 3200, True), ("llama3", 500, True), ("qwen", 600, True), ("gpt2", 3200, False)]
+MOST = 2**63 - 1
+
+
+def random_bars(n: int, seed: int, interval: int) -> Bars:
+    source = np.random.default_rng(seed)
+    bars = np.zeros(n, BAR)
+    bars["interval"] = interval
+    bars["ts_open"] = source.integers(0, 2 * 10**18, n)
+    for name in "ohlcv":
+        bars[name] = source.integers(0, 10 ** source.integers(1, 19, n))
+    return bars
+
+
+def oracle(encode: object, bars: Bars, spec: LineSpec) -> list[list[int]]:
+    assert callable(encode)
+    return [encode(bar_line(bar, spec)) for bar in bars]
+
+
+@pytest.mark.parametrize(("style", "vocabulary", "fast"), STYLES)
+@pytest.mark.parametrize("decimals", [(0, 0), (2, 3), (5, 9)])
+def test_ids_equal_the_tokenizers(style: str, vocabulary: int, fast: bool, decimals: tuple[int, int]) -> None:
+    encode = make_encode(style, vocabulary)
+    tokeniser = Tokeniser(encode)
+    assert tokeniser.fast is fast
+    spec = LineSpec(*decimals)
+    for interval in (MINUTE_NS // 60, MINUTE_NS):
+        bars = random_bars(200, 7, interval)
+        lines = tokeniser.lines(bars, spec)
+        assert lines == oracle(encode, bars, spec)
+        if fast:  # lines stand on their own, so a tape of them is the text's own tokens
+            assert list(chain.from_iterable(lines)) == encode("".join(bar_line(bar, spec) for bar in bars))
+
+
+@cache
+def llama3_tokeniser() -> Tokeniser:
+    return Tokeniser(make_encode("llama3", 3200))
+
+
+@given(
+    values=st.lists(st.sampled_from([0, 1, 499, 500, 501, 10**9 - 1, 10**9, MOST]), min_size=5, max_size=5),
+    decimals=st.tuples(st.integers(0, 9), st.integers(0, 9)),
+)
+@settings(max_examples=200, deadline=None)
+def test_extreme_numbers_by_table(values: list[int], decimals: tuple[int, int]) -> None:
+    encode = make_encode("llama3", 3200)
+    tokeniser = llama3_tokeniser()
+    bars = np.zeros(1, BAR)
+    bars["interval"], bars["ts_open"] = 1, 86_399 * 10**9
+    for name, value in zip("ohlcv", values, strict=True):
+        bars[name] = value
+    spec = LineSpec(*decimals)
+    assert tokeniser.lines(bars, spec) == oracle(encode, bars, spec)
+
+
+def test_negative_prices_go_through_the_tokenizer() -> None:
+    encode = make_encode("llama3", 3200)
+    bars = random_bars(3, 1, MINUTE_NS)
+    bars["l"][1] = -37_630_000_000  # crude oil, 20 April 2020
+    assert Tokeniser(encode).lines(bars, LineSpec()) == oracle(encode, bars, LineSpec())
+
+
+def test_no_bars_no_lines() -> None:
+    assert Tokeniser(make_encode("qwen", 600)).lines(np.zeros(0, BAR), LineSpec()) == []
+
+
+def joins_newline_and_digit(text: str) -> list[int]:
+    """Single characters, but a newline swallows the digit behind it: only joined lines show it."""
+    ids: list[int] = []
+    for character in text:
+        if ids and ids[-1] == ord("\n") and character == "0":
+            ids[-1] = 1000
+        else:
+            ids.append(ord(character))
+    return ids
+
+
+def merges_one_long_number(text: str) -> list[int]:
+    """Single characters, but one six-digit run has a token of its own."""
+    return [ord(character) if character != "!" else 2000 for character in text.replace("000000", "!")]
+
+
+def prepends_a_token(text: str) -> list[int]:
+    return [1, *map(ord, text)]
+
+
+@pytest.mark.parametrize("encode", [joins_newline_and_digit, merges_one_long_number, prepends_a_token])
+def test_a_tokenizer_that_differs_anywhere_gets_no_tables(encode: object) -> None:
+    assert callable(encode)
+    tokeniser = Tokeniser(encode)
+    assert not tokeniser.fast
+    bars = random_bars(5, 3, MINUTE_NS)
+    assert tokeniser.lines(bars, LineSpec()) == oracle(encode, bars, LineSpec())
+
+
+def test_plain_characters_are_the_simplest_tokenizer_with_tables() -> None:
+    """The refusals above are the differences, not the fakes."""
+    assert Tokeniser(lambda text: list(map(ord, text))).fast
