@@ -118,7 +118,8 @@ def replay(file: Path, format_name: str, target: str, **options: Any) -> None:
     from daemon.replay import ReplayError
     from daemon.replay import replay as run_replay
 
-    config = _config(options["config_path"], options.pop("settings")) if target == "inproc" else None
+    settings = options.pop("settings")
+    config = _config(options["config_path"], settings) if target == "inproc" else None
     try:
         sys.exit(run_replay(file, format_name, target, config=config, **options))
     except ReplayError as error:

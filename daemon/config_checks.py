@@ -97,11 +97,17 @@ def _positions(config: Config) -> Iterator[Problem]:
 def _pool(config: Config) -> Iterator[Problem]:
     tokens = config.pool.blocks * config.pool.block_size
     kept = sum(session.retention_tokens for session in config.sessions)
-    if tokens and tokens <= kept:
+    limits = config.scheduler
+    # a version's readers keep what the next append evicts, so each session may hold one append more
+    appends = sum(min(session.retention_tokens, limits.max_batch_tokens) for session in config.sessions)
+    question = limits.max_prompt_tokens + limits.max_new_tokens
+    needed = kept + appends + question
+    if tokens and tokens < needed:
         yield Problem(
             "pool.blocks",
             f"{config.pool.blocks} blocks of {config.pool.block_size} hold {tokens} tokens, but the sessions"
-            f" alone retain {kept}; 0 sizes the pool by itself",
+            f" retain {kept}, append {appends} and a question takes {question}: {needed};"
+            f" 0 sizes the pool by itself",
         )
 
 

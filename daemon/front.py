@@ -93,6 +93,7 @@ class Front:
         self._heard = time.monotonic()
         self._progress, self._idle = 0, True
         self._seen_progress = -1
+        self._retries = {route.sink.name: 0 for route in self.routes}
         self._intake_task: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -293,7 +294,7 @@ class Front:
         while True:
             await asyncio.sleep(COMMIT_EVERY_S)
             await self._commit()
-            if self.config.process.mode == "two" and time.monotonic() - self._heard > ENGINE_SILENT_S:
+            if self._ready.is_set() and time.monotonic() - self._heard > ENGINE_SILENT_S:
                 self._fail(RuntimeError(f"the engine has been silent for {ENGINE_SILENT_S:.0f} s"))
 
     async def _commit(self) -> None:
@@ -313,6 +314,10 @@ class Front:
     def _metrics(self) -> bytes:
         for name, state in self.board.states.items():
             self.store.set("foretick_staleness_seconds", state.staleness_ns() / 1e9, session=name)
+        for route in self.routes:
+            retries = int(getattr(route.sink, "retries", 0)) - self._retries[route.sink.name]
+            self._retries[route.sink.name] += retries
+            self.store.inc("foretick_publish_retries_total", retries, sink=route.sink.name)
         return exposition(self.store)
 
     def _not_ready(self) -> list[str]:

@@ -13,7 +13,7 @@ from itertools import count
 
 from daemon.offsets import OffsetTracker
 from feeds.codec import MalformedRecord, decode_record, header_encoding
-from feeds.messages import AnyRecord, DeadLetter, Quote, Trade
+from feeds.messages import AnyRecord, Bar, DeadLetter, Quote, Trade
 from feeds.source import Incoming, Source
 from ingest.record import BAR, QUOTE, SIDE_BUY, SIDE_SELL, SIDE_UNKNOWN, TRADE, Records, RecordWriter
 from ingest.ring import Ring
@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 RETRY_S = 0.005
 SLICE = 4096
 """Records packed and pushed at a time."""
+LETTER_BYTES = 1 << 18
+"""What a dead letter keeps of its payload: in base64 it still fits into what a broker takes."""
 _SIDES = {"unknown": SIDE_UNKNOWN, "buy": SIDE_BUY, "sell": SIDE_SELL}
 
 
@@ -55,7 +57,9 @@ class Intake:
         self._max_ahead_ns = max_ahead_ns
         self._writer = RecordWriter(SLICE)
         self._numbers = count(1)
-        self._lost = 0
+        self._lost = source.lost  # what an earlier intake has counted
+        self._shapeless = getattr(source, "malformed", 0)
+        self._gaps: set[int] = set()
         self._gate = asyncio.Event()
         self._gate.set()
 
@@ -63,11 +67,11 @@ class Intake:
         """Until the source ends."""
         async for batch in self._source.batches():
             self._store.inc("foretick_records_total", len(batch), source=self._source.name)
-            gap = self._upstream_loss()
+            self._note_loss()
             for start in range(0, len(batch), SLICE):
                 self._writer.clear()
                 for message in batch[start : start + SLICE]:
-                    gap &= not self._pack(message, gap)
+                    self._pack(message)
                 if len(self._writer):
                     await self._push(self._writer.records)
             if self._source.kind == "pausing" and not self._gate.is_set():
@@ -80,34 +84,36 @@ class Intake:
         else:
             self._gate.clear()
 
-    def _pack(self, message: Incoming, gap: bool) -> bool:
-        """Pack one message if it is usable, else account for it; True if it was packed."""
+    def _pack(self, message: Incoming) -> None:
+        """Pack one message if it is usable, else account for it."""
         stream = (message.topic, message.partition)
         if self._source.kind == "pausing" and self._tracker.repeats(stream, message.offset):
             self._store.inc("foretick_records_repeated_total", source=self._source.name)
-            return False
+            return
         try:
             record = decode_record(message.payload, header_encoding(message.headers), self._max_bytes)
             self._check_clock(record, message)
+            _check_width(record)
         except MalformedRecord as error:
             self._refuse(message, error)
             self._tracker.disposed(stream, message.offset)
-            return False
+            return
         session = self._sessions.get(record.key)
         if session is None:
             self._store.inc("foretick_records_unknown_symbol_total")
             self._tracker.disposed(stream, message.offset)
-            return False
+            return
         index, name = session
         number = next(self._numbers)
         self._tracker.passed_on(name, number, stream, message.offset)
         if record.skewed:
             self._store.inc("foretick_clock_skew_records_total", source=self._source.name)
+        gap = index in self._gaps
+        self._gaps.discard(index)
         kind, values, x = _fields(record)
         self._writer.add(
             kind, index, record.ts_event, record.ts_recv, values, x=x, seq=record.seq, offset=number, gap=gap
         )
-        return True
 
     def _check_clock(self, record: AnyRecord, message: Incoming) -> None:
         ahead = record.ts_event - message.ts_recv_ns
@@ -116,11 +122,16 @@ class Intake:
                 "clock", f"ts_event is {ahead / 1e9:.0f} s ahead of this machine's clock (source.max_ahead)"
             )
 
-    def _upstream_loss(self) -> bool:
+    def _note_loss(self) -> None:
+        """Count what is missing upstream; nobody knows whose it was, so every session's next record tells."""
         lost, self._lost = self._source.lost - self._lost, self._source.lost
         if lost:
             self._store.inc("foretick_records_lost_upstream_total", lost, source=self._source.name)
-        return lost > 0
+            self._gaps.update(index for index, _ in self._sessions.values())
+        shapeless = getattr(self._source, "malformed", 0) - self._shapeless
+        if shapeless:  # what a source could not even make a message of
+            self._shapeless += shapeless
+            self._store.inc("foretick_records_malformed_total", shapeless, reason="other")
 
     def _refuse(self, message: Incoming, error: MalformedRecord) -> None:
         self._store.inc("foretick_records_malformed_total", reason=error.reason)
@@ -134,13 +145,12 @@ class Intake:
                 topic=message.topic,
                 partition=message.partition,
                 offset=message.offset,
-                payload=message.payload[: self._max_bytes],
+                payload=message.payload[:LETTER_BYTES],
             )
         )
 
     async def _push(self, records: Records) -> None:
         done = self._ring.push(records)
-        self._store.set("foretick_ring_fill_ratio", self._ring.fill, source=self._source.name)
         if done < len(records):
             await self._paused(self._push_rest(records[done:]))
 
@@ -156,6 +166,14 @@ class Intake:
             await until
         finally:
             self._source.resume()
+
+
+def _check_width(record: AnyRecord) -> None:
+    """Integers of JSON have no bounds, those of the ring have 64 bits."""
+    if not 0 <= record.seq < 1 << 64:
+        raise MalformedRecord("type", f"seq must have 64 bits and no sign, got {record.seq}")
+    if isinstance(record, Bar) and record.interval_ns >= 1 << 62:
+        raise MalformedRecord("type", f"interval_ns is longer than 146 years: {record.interval_ns}")
 
 
 def _fields(record: AnyRecord) -> tuple[int, tuple[int, int, int, int, int], int]:

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
 from daemon import seam
 from daemon.board import Board
@@ -19,6 +20,7 @@ from daemon.sections import Config
 from feeds.codec import encode, make_headers
 from feeds.messages import Answer, AnyMessage, DataUpdated, DeadLetter, Flag, InputRange, Latency
 from feeds.source import PublishRefused, Sink, SinkStopped
+from metrics.catalogue import FAILURES
 from metrics.store import MetricStore
 
 log = logging.getLogger(__name__)
@@ -43,6 +45,15 @@ class Route:
         return self.dead_letters if isinstance(message, DeadLetter) else self.answers
 
 
+class _Outcome(Enum):
+    DELIVERED = "every sink has it"
+    REFUSED = "a sink will never take it"
+    STOPPED = "a sink was stopped before it had it"
+
+
+Done = Callable[[_Outcome], None]
+
+
 @dataclass
 class _Version:
     """Answers of one version that are still to be acknowledged."""
@@ -56,7 +67,7 @@ class _Outgoing:
     message: AnyMessage
     key: bytes
     headers: dict[str, bytes]
-    done: Callable[[bool], None]
+    done: Done
 
 
 @dataclass
@@ -116,7 +127,7 @@ class Publisher:
     def committed(self, event: seam.Committed) -> None:
         """A new data version; without standing questions it is acknowledged with its own event."""
         lane = self._lanes[event.session]
-        done: Callable[[bool], None]
+        done: Done
         if self._asked[event.session]:
             done = _ignore
         else:
@@ -136,22 +147,26 @@ class Publisher:
         settle = self._settler(event.session, event.version)
         published = time.monotonic_ns()
 
-        def done(acknowledged: bool) -> None:
+        def done(outcome: _Outcome) -> None:
             now = time.monotonic_ns()
-            if acknowledged:
+            if outcome is _Outcome.REFUSED:
+                self._store.inc("foretick_answers_failed_total", reason="publish")
+            elif outcome is _Outcome.DELIVERED:
                 self._store.inc("foretick_answers_total", session=event.session)
                 self._store.observe("foretick_stage_seconds", now - published, stage="publish")
                 self._store.observe("foretick_stage_seconds", now - event.ts_ring, stage="end_to_end")
-            settle(acknowledged)
+            settle(outcome)
 
         self._put(lane, answer, answer.symbol, _answer_id(answer), done)
 
     def failed(self, event: seam.AnswerFailed) -> None:
-        """A standing question without an answer: its records count as done with."""
+        """A question without an answer: its records count as done with, unless the engine was stopped."""
         log.warning("%s/%s version %d: %s", event.session, event.question, event.version, event.sentence)
-        self._store.inc("foretick_answers_failed_total", reason=event.code)
+        reason = event.code if event.code in FAILURES else "other"
+        self._store.inc("foretick_answers_failed_total", reason=reason)
         self._open(self._lanes[event.session], event.session, event.version, event.inputs.safe)
-        self._settler(event.session, event.version)(True)
+        stopping = event.code == "stopping"
+        self._settler(event.session, event.version)(_Outcome.STOPPED if stopping else _Outcome.REFUSED)
 
     def dead_letter(self, letter: DeadLetter) -> None:
         """A message that could not be used."""
@@ -210,17 +225,18 @@ class Publisher:
     def _open(self, lane: _Lane, session: str, version: int, safe: int) -> None:
         lane.versions.setdefault(version, _Version(self._asked[session], safe))
 
-    def _settler(self, session: str, version: int) -> Callable[[bool], None]:
+    def _settler(self, session: str, version: int) -> Done:
         lane = self._lanes[session]
 
-        def settle(acknowledged: bool) -> None:
+        def settle(outcome: _Outcome) -> None:
             state = lane.versions.get(version)
-            if state is None or not acknowledged:
+            if state is None or outcome is _Outcome.STOPPED:
                 return
             state.open -= 1
-            if not state.open:
-                del lane.versions[version]
-                self._tracker.acknowledged(session, state.safe)
+            # in order: a version's offsets stand for those of all before it, whichever is acknowledged first
+            while lane.versions and not (oldest := next(iter(lane.versions.items())))[1].open:
+                del lane.versions[oldest[0]]
+                self._tracker.acknowledged(session, oldest[1].safe)
 
         return settle
 
@@ -230,12 +246,12 @@ class Publisher:
         message: AnyMessage,
         key: str,
         headers: dict[str, bytes],
-        done: Callable[[bool], None],
+        done: Done,
     ) -> None:
         self._sent += 1
         headers |= make_headers(message, "json", "foretick", self._sent)
         self._waiting += 1
-        if self._waiting == BACKLOG:
+        if self._waiting >= BACKLOG:
             self.gate(False)
         lane.queue.put_nowait(_Outgoing(message, key.encode(), headers, done))
 
@@ -250,26 +266,33 @@ class Publisher:
 
     async def _publish(self, outgoing: _Outgoing) -> None:
         payload = encode(outgoing.message)
-        acknowledged = True
-        for route in self._routes:
-            topic = route.topic(outgoing.message)
-            if not topic:
-                continue
-            try:
-                await route.sink.publish(topic, outgoing.key, payload, outgoing.headers)
-            except PublishRefused as error:
-                # it can never be delivered: holding back its records for ever would help nobody
-                log.error("%s refused a message for good: %s", route.sink.name, error)
-                self._store.inc("foretick_answers_failed_total", reason="publish")
-            except SinkStopped:
-                acknowledged = False
+        outcomes = [
+            await self._deliver(route.sink, topic, outgoing, payload)
+            for route in self._routes
+            if (topic := route.topic(outgoing.message))
+        ]
         self._waiting -= 1
         if self._waiting < BACKLOG // 2:
             self.gate(True)
-        outgoing.done(acknowledged)
+        worst = (o for o in (_Outcome.STOPPED, _Outcome.REFUSED) if o in outcomes)
+        outgoing.done(next(worst, _Outcome.DELIVERED))
+
+    async def _deliver(self, sink: Sink, topic: str, outgoing: _Outgoing, payload: bytes) -> _Outcome:
+        try:
+            await sink.publish(topic, outgoing.key, payload, outgoing.headers)
+        except SinkStopped:
+            return _Outcome.STOPPED
+        # it can never be delivered: holding back its records for ever would help nobody
+        except PublishRefused as error:
+            log.error("%s refused a message for good: %s", sink.name, error)
+            return _Outcome.REFUSED
+        except Exception:
+            log.exception("%s failed to publish a message", sink.name)
+            return _Outcome.REFUSED
+        return _Outcome.DELIVERED
 
 
-def _ignore(_acknowledged: bool) -> None:
+def _ignore(_outcome: _Outcome) -> None:
     pass
 
 

@@ -23,7 +23,7 @@ from ingest.ring import Ring, wait_any
 from ingest.tokens import Tokeniser
 from metrics.histogram import Words, record
 from metrics.kernel import kernel
-from metrics.store import HistogramHandle, MetricStore
+from metrics.store import CounterHandle, HistogramHandle, MetricStore
 
 _STAGE = "foretick_stage_seconds"
 _DRAIN = 4096  # records a step; bounds how long one step can keep the interpreter
@@ -82,12 +82,28 @@ def record_waits(words: Words, base: int, records: Records, now: int) -> None:
         record(words, base, waited)
 
 
+class _Growth:
+    """Carries totals by session over to counters."""
+
+    def __init__(self, totals: Callable[[], list[int]], counters: Sequence[CounterHandle]) -> None:
+        self._totals, self._counters, self._seen = totals, counters, totals()
+
+    def update(self) -> None:
+        """Add what came since the last call."""
+        totals = self._totals()
+        for counter, now, before in zip(self._counters, totals, self._seen, strict=True):
+            if now != before:
+                counter.inc(now - before)
+        self._seen = totals
+
+
 class DataPlane:
     """Rings in, tape records out through `submit(session number, records)`.
 
     `clock` is the monotonic clock in ns. `idle_close_ns` (0: never) closes bars of sessions silent for so
     long. Metrics written here, and by nobody else: the stages ring_wait, bars and tokenise,
-    `foretick_bars_total`, `foretick_records_late_total`, `foretick_ring_dropped_total` and
+    `foretick_bars_total`, `foretick_records_late_total`, `foretick_records_ignored_total`,
+    `foretick_ring_dropped_total` and
     `foretick_ring_fill_ratio`. An exception of `submit` leaves through `step`, `flush` or `run`.
     """
 
@@ -113,13 +129,18 @@ class DataPlane:
         self._buffer = np.zeros(_DRAIN, RECORD)
         # What a ring lost under an earlier reader was counted by that one.
         self._lost = [source.ring.lost for source in self._sources]
-        self._late = builder.late
         names = [source.name for source in self._sources]
         self._dropped = [metrics.counter("foretick_ring_dropped_total", source=name) for name in names]
         self._fill = [metrics.gauge("foretick_ring_fill_ratio", source=name) for name in names]
-        self._late_counters = [
-            metrics.counter("foretick_records_late_total", session=spec.name) for spec in self._specs
-        ]
+        sessions = [spec.name for spec in self._specs]
+        self._late = _Growth(
+            lambda: builder.late,
+            [metrics.counter("foretick_records_late_total", session=name) for name in sessions],
+        )
+        self._ignored = _Growth(
+            lambda: builder.ignored,
+            [metrics.counter("foretick_records_ignored_total", session=name) for name in sessions],
+        )
         self._bar_counters = [
             metrics.counter("foretick_bars_total", session=spec.name) for spec in self._specs
         ]
@@ -163,7 +184,7 @@ class DataPlane:
         record_waits(self._ring_wait.words, self._ring_wait.base, records, started)
         bars = self._builder.update(records, started)
         bars_ns = self._since(started, self._bars)
-        self._count_late()
+        self._count_dropped()
         self._deliver(bars, bars_ns)
         return n
 
@@ -176,12 +197,9 @@ class DataPlane:
             self._dropped[number].inc(lost)
             self._builder.mark_gap(i for i, spec in enumerate(self._specs) if spec.source == source.name)
 
-    def _count_late(self) -> None:
-        late = self._builder.late
-        for counter, now, before in zip(self._late_counters, late, self._late, strict=True):
-            if now != before:
-                counter.inc(now - before)
-        self._late = late
+    def _count_dropped(self) -> None:
+        for counted in (self._late, self._ignored):
+            counted.update()
 
     def _deliver(self, bars: Bars, bars_ns: int) -> None:
         for session in np.unique(bars["session"]).tolist():

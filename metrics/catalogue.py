@@ -103,10 +103,16 @@ METRICS: tuple[Metric, ...] = (
         ("stage",),
         {"stage": STAGES},
     ),
-    _counter("foretick_records_total", "Records decoded and accepted.", "records", "source"),
+    _counter("foretick_records_total", "Messages taken from the source.", "records", "source"),
     _counter("foretick_records_malformed_total", "Records refused, by reason.", "records", reason=REASONS),
     _counter("foretick_records_unknown_symbol_total", "Records of a symbol no session asks for.", "records"),
     _counter("foretick_records_late_total", "Records whose bar was already closed.", "records", "session"),
+    _counter(
+        "foretick_records_ignored_total",
+        "Records of a kind that does not make the session's bars.",
+        "records",
+        "session",
+    ),
     _counter(
         "foretick_clock_skew_records_total",
         "Records received before their exchange time by this machine's clock.",

@@ -86,6 +86,16 @@ class Tape:
         return len(self._records)
 
     @property
+    def append_tokens(self) -> int:
+        """Most tokens of one append: what the retention keeps."""
+        return self._retention.tokens
+
+    @property
+    def append_records(self) -> int:
+        """Most records of one append; without a limit on records, as many as there are tokens."""
+        return self._retention.records or self._retention.tokens
+
+    @property
     def max_position(self) -> int:
         """The highest local position in use; never above the frame limit."""
         return max(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, islice
 
 from scheduler.request import Append, Request, State, Work
 from scheduler.types import Limits, Memory, PriorityClass
@@ -146,9 +146,10 @@ class _Walk:
         n = tokens = blocks = 0
         if not self.rows:
             return 0, 0, 0
-        for pending in append.queue:
+        most = min(self.tokens, append.tape.append_tokens)
+        for pending in islice(append.queue, append.tape.append_records):
             after = tokens + len(pending.record.tokens)
-            if after > self.tokens:
+            if after > most:
                 break
             need = append.tape.blocks_needed(after)
             if n and need > self.free + below:

@@ -194,11 +194,11 @@ class Scheduler:
         return Failure("too_long", sentence)
 
     def _enqueue(self, tape: Tape, pending: list[Pending]) -> None:
-        limit = self._limits.max_batch_tokens
+        limit = min(self._limits.max_batch_tokens, tape.append_tokens)
         fitting = [item for item in pending if len(item.record.tokens) <= limit]
         if len(fitting) < len(pending):
             too_long = [item.record for item in pending if len(item.record.tokens) > limit]
-            sentence = f"a record has {max(len(r.tokens) for r in too_long)} tokens, a batch holds {limit}"
+            sentence = f"a record has {max(len(r.tokens) for r in too_long)} tokens, an append holds {limit}"
             self._dropped(tape, too_long, Failure("too_long", sentence))
         if fitting:
             self._appends.setdefault(tape, Append(tape)).queue.extend(fitting)

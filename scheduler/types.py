@@ -108,6 +108,14 @@ class Tape(Protocol):
     def live_records(self) -> int:
         """Records in the sliding region."""
 
+    @property
+    def append_tokens(self) -> int:
+        """Most tokens of one append: what the retention keeps."""
+
+    @property
+    def append_records(self) -> int:
+        """Most records of one append."""
+
     def fork(self) -> Reader:
         """A reader of exactly the current version. O(extents), takes no block."""
 

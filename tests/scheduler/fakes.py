@@ -135,6 +135,14 @@ class FakeTape:
         self.fail_commit = False
 
     @property
+    def append_tokens(self) -> int:
+        return self.retention
+
+    @property
+    def append_records(self) -> int:
+        return self.retention
+
+    @property
     def tokens(self) -> list[int]:
         return [token for record in self.records for token in record]
 

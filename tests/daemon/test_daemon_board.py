@@ -1,0 +1,253 @@
+"""The board: what is answered from the cache, what is asked of the engine, and who waits how long."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import partial
+
+import msgspec
+import pytest
+
+from daemon import seam
+from daemon.board import Board
+from daemon.query_messages import Answers, Ask, QueryError, Sessions, Stats
+from feeds.messages import Answer, Latency
+from flash.questions import PAPER_SIX
+from metrics.catalogue import STAGES
+from metrics.store import MetricStore
+from tests.e2e.support import START, inproc_config, until
+
+TREND = PAPER_SIX[0]
+assert TREND.choices is not None
+CACHED_ASK = partial(Ask, session="aaa", question=TREND.text, choices=TREND.choices)
+
+
+class Rig:
+    """A board and what it sends to the engine."""
+
+    def __init__(self) -> None:
+        config = inproc_config(["V:AAA", "V:BBB"])
+        labels = {"session": ["aaa", "bbb"], "source": ["test"], "sink": []}
+        self.store = MetricStore.local(labels)
+        self.sent: list[seam.Command] = []
+        self.board = Board(config, self.store, self.sent.append)
+
+    def committed(self, version: int, session: str = "aaa") -> None:
+        now = time.monotonic_ns()
+        inputs = seam.Inputs(1, 1, 2)
+        self.board.committed(
+            seam.Committed(session, version, 1, 40 * version, version, START + version, START, now, inputs)
+        )
+
+    def answered(self, version: int, session: str = "aaa", **fields: object) -> Answer:
+        answers = [answer(version, session, q.name, q.hash) for q in PAPER_SIX]
+        for each in answers:
+            self.board.answered(msgspec.structs.replace(each, **fields))
+        return answers[0]
+
+    def asks(self, outcome: str) -> float:
+        return self.store.value("foretick_asks_total", outcome=outcome)
+
+    async def sent_ask(self) -> seam.AskEngine:
+        command = await until(lambda: self.sent and self.sent[-1])
+        assert isinstance(command, seam.AskEngine)
+        return command
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
+
+
+def answer(version: int, session: str, name: str, question_hash: str) -> Answer:
+    return Answer(
+        session=session,
+        symbol=f"V:{session.upper()}",
+        question=name,
+        question_hash=question_hash,
+        text=f"{name} {version}",
+        choice="UP",
+        logit_gap=0.5,
+        probability=None,
+        data_version=version,
+        inputs=[],
+        as_of=START + version,
+        staleness_ns=1,
+        model="m",
+        model_revision="r",
+        untrained=True,
+        latency=Latency(),
+        reused_tokens=1,
+        computed_tokens=1,
+        flags=["gap", "untrained"],
+        published_at=START,
+    )
+
+
+async def test_a_standing_question_of_the_current_version_never_reaches_the_engine(rig):
+    rig.committed(3)
+    rig.answered(3)
+    reply = await rig.board.ask(CACHED_ASK(id=7))
+    assert (reply.id, reply.cached, reply.data_version, reply.text) == (7, True, 3, "trend 3")
+    assert (reply.choice, reply.logit_gap, reply.flags) == ("UP", 0.5, ("gap", "untrained"))
+    assert (reply.as_of, reply.untrained) == (START + 3, True)
+    assert 0 < reply.staleness_ns < 10**9
+    assert rig.sent == []
+    assert (rig.asks("cached"), rig.asks("computed")) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"question": TREND.text + " Or neither?"},
+        {"choices": ()},
+        {"choices": ("DOWN", "UP")},
+        {"session": "bbb"},
+    ],
+)
+async def test_anything_else_goes_to_the_engine(rig, change):
+    rig.committed(3)
+    rig.answered(3)
+    request = msgspec.structs.replace(CACHED_ASK(id=7), **change)
+    asking = asyncio.create_task(rig.board.ask(request))
+    command = await rig.sent_ask()
+    assert (command.session, command.text, command.choices) == (
+        request.session,
+        request.question,
+        request.choices,
+    )
+    rig.board.asked(seam.AskDone(command.id, 4, "sideways", None, 0.25, 30, 400))
+    reply = await asking
+    assert (reply.id, reply.cached, reply.data_version, reply.text) == (7, False, 4, "sideways")
+    assert (rig.asks("cached"), rig.asks("computed")) == (0, 1)
+    await asyncio.sleep(0)
+    assert rig.sent == [command], "an answered ask is not cancelled"
+
+
+async def test_white_space_does_not_make_another_question(rig):
+    rig.committed(1)
+    rig.answered(1)
+    reply = await rig.board.ask(CACHED_ASK(id=1, question="  " + TREND.text.replace(" ", "\n ")))
+    assert reply.cached
+
+
+async def test_an_answer_to_an_older_version_is_not_served(rig):
+    rig.committed(3)
+    rig.answered(3)
+    rig.committed(4)
+    asking = asyncio.create_task(rig.board.ask(CACHED_ASK(id=1)))
+    command = await rig.sent_ask()
+    rig.board.asked(seam.AskDone(command.id, 4, "UP", "UP", 0.25, 30, 400))
+    assert (await asking).data_version == 4
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("too_long", "too_long"),
+        ("unknown_session", "unknown_session"),
+        ("bad_request", "bad_request"),
+        ("stopping", "shutting_down"),
+        ("no_memory", "engine"),
+        ("nan_logits", "engine"),
+    ],
+)
+async def test_what_the_engine_refuses_is_an_error_with_its_sentence(rig, code, expected):
+    asking = asyncio.create_task(rig.board.ask(CACHED_ASK(id=1)))
+    command = await rig.sent_ask()
+    rig.board.asked(seam.AskFailed(command.id, code, "the prompt has 900 tokens, the limit is 10"))
+    with pytest.raises(QueryError, match="900 tokens") as raised:
+        await asking
+    assert raised.value.code == expected
+
+
+async def test_an_ask_nobody_waits_for_any_more_is_cancelled_and_its_answer_ignored(rig):
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.02):
+            await rig.board.ask(CACHED_ASK(id=1))
+    command = rig.sent[0]
+    assert isinstance(command, seam.AskEngine)
+    assert rig.sent[1:] == [seam.CancelAsk(command.id)]
+    rig.board.asked(seam.AskDone(command.id, 4, "late", None, 0.25, 30, 400))
+
+
+async def test_when_the_engine_goes_every_ask_in_flight_hears_of_it(rig):
+    asking = [asyncio.create_task(rig.board.ask(CACHED_ASK(id=n, session="bbb"))) for n in range(3)]
+    await until(lambda: len(rig.sent) == 3)
+    rig.board.engine_gone("the engine process ended with status -9")
+    for task in asking:
+        with pytest.raises(QueryError, match="status -9") as raised:
+            await task
+        assert raised.value.code == "engine"
+    assert len(rig.sent) == 3, "nobody is there to cancel anything"
+
+
+async def test_an_unknown_session_is_refused_with_those_there_are(rig):
+    for request in (CACHED_ASK(id=1, session="zzz"), Answers(1, "zzz")):
+        with pytest.raises(QueryError, match="aaa, bbb") as raised:
+            await (rig.board.ask if isinstance(request, Ask) else rig.board.answers)(request)
+        assert raised.value.code == "unknown_session"
+
+
+@pytest.mark.parametrize("change", [{"choices": ("UP",)}, {"choices": ("UP", "UP")}, {"question": "   "}])
+async def test_a_question_that_makes_no_sense_is_refused_without_the_engine(rig, change):
+    with pytest.raises(QueryError) as raised:
+        await rig.board.ask(msgspec.structs.replace(CACHED_ASK(id=1), **change))
+    assert (raised.value.code, rig.sent) == ("bad_request", [])
+
+
+async def test_latest_answers_of_all_questions_or_of_one(rig):
+    assert (await rig.board.answers(Answers(1, "aaa"))).answers == ()
+    rig.answered(1)
+    rig.answered(2)
+    every = await rig.board.answers(Answers(1, "aaa"))
+    assert [(a.question, a.data_version) for a in every.answers] == [(q.name, 2) for q in PAPER_SIX]
+    for name in ("trend", TREND.text):
+        one = await rig.board.answers(Answers(1, "aaa", name))
+        assert [a.text for a in one.answers] == ["trend 2"]
+    with pytest.raises(QueryError, match="no standing question"):
+        await rig.board.answers(Answers(1, "aaa", "weather"))
+
+
+async def test_waiting_for_a_version_ends_when_all_answers_are_of_it_or_newer(rig):
+    rig.committed(1)
+    rig.answered(1)
+    waiting = asyncio.create_task(rig.board.answers(Answers(1, "aaa", min_version=3, timeout_s=10)))
+    rig.answered(2)
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    rig.answered(4)
+    assert {a.data_version for a in (await waiting).answers} == {4}
+    at_once = await rig.board.answers(Answers(1, "aaa", min_version=4, timeout_s=0))
+    assert len(at_once.answers) == 6
+
+
+async def test_waiting_for_a_version_is_given_up_in_time_and_says_where_the_session_is(rig):
+    rig.committed(2)
+    with pytest.raises(QueryError, match="at version 2; version 9 was not answered") as raised:
+        await rig.board.answers(Answers(1, "aaa", min_version=9, timeout_s=0.02))
+    assert raised.value.code == "timeout"
+    rig.answered(9)  # and nobody is left to be told
+
+
+async def test_sessions_say_where_they_are(rig):
+    rig.committed(5)
+    first, second = (await rig.board.sessions(Sessions(1))).sessions
+    assert (first.name, first.symbol, first.data_version, first.live_tokens) == ("aaa", "V:AAA", 5, 200)
+    assert (first.live_records, first.as_of) == (5, START + 5)
+    assert first.questions == tuple(q.name for q in PAPER_SIX)
+    assert 0 < first.staleness_ns < 10**9
+    assert (second.name, second.data_version, second.staleness_ns) == ("bbb", 0, 0)
+
+
+async def test_stats_hold_every_series_and_every_stage(rig):
+    rig.store.inc("foretick_bars_total", 3, session="aaa")
+    rig.store.observe("foretick_stage_seconds", 2_000_000, stage="forward")
+    stats = await rig.board.stats(Stats(1))
+    assert stats.values['foretick_bars_total{session="aaa"}'] == 3
+    assert stats.values["foretick_engine_restarts_total"] == 0
+    assert set(stats.stages) == set(STAGES)
+    assert stats.stages["forward"].count == 1
+    assert stats.stages["forward"].p50_s == pytest.approx(0.002, rel=1 / 16)
+    assert stats.stages["ask"].count == 0

@@ -1,0 +1,308 @@
+"""The way in: every message has one outcome, its neighbours are unharmed, a full ring waits or overwrites."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from daemon.intake import Intake
+from daemon.offsets import OffsetTracker
+from feeds.codec import encode
+from feeds.decimal9 import Fixed9
+from feeds.messages import Bar, DeadLetter, Quote, Trade
+from feeds.source import Incoming, Kind
+from ingest.record import BAR, FLAG_GAP, FLAG_SKEWED, QUOTE, RECORD, SIDE_SELL, TRADE, Records
+from ingest.ring import Ring
+from metrics.store import MetricStore
+from tests.e2e.support import SECOND, START, TOPIC, QueueSource, incoming, trade, until
+
+STREAM = (TOPIC, 0)
+SYMBOLS = ("V:AAA", "V:AAA", "V:BBB")
+LIMITS = {"max_bytes": 1 << 20, "max_ahead_ns": 3600 * SECOND}
+KAFKA_LIMIT = 1 << 20
+"""What a broker takes by default, and so the most that a dead letter may be."""
+
+
+@dataclass
+class Rig:
+    source: QueueSource
+    ring: Ring
+    intake: Intake
+    tracker: OffsetTracker
+    store: MetricStore
+    letters: list[DeadLetter] = field(default_factory=list)
+
+    async def run(self, *batches: list[Incoming]) -> None:
+        """Play the batches to their end."""
+        self.source.put(*batches)
+        self.source.end()
+        await asyncio.wait_for(self.intake.run(), 20)
+
+    def popped(self) -> Records:
+        out = np.zeros(1024, RECORD)
+        return out[: self.ring.pop(out)].copy()
+
+    def count(self, name: str, **labels: str) -> float:
+        return self.store.value(name, **labels)
+
+
+@pytest.fixture
+def rig() -> Iterator[Callable[..., Rig]]:
+    made: list[Ring] = []
+
+    def make(kind: Kind = "pausing", capacity: int = 64) -> Rig:
+        source = QueueSource(kind)
+        ring = Ring.create(capacity, "overwrite" if kind == "dropping" else "pause")
+        made.append(ring)
+        tracker, letters = OffsetTracker(), list[DeadLetter]()
+        store = MetricStore.local({"session": ["aaa", "bbb"], "source": ["test"], "sink": []})
+        sessions = {"V:AAA": (0, "aaa"), "V:BBB": (1, "bbb")}
+        intake = Intake(source, ring, sessions, tracker, store, letters.append, **LIMITS)
+        return Rig(source, ring, intake, tracker, store, letters)
+
+    yield make
+    for ring in made:
+        ring.unlink()
+        ring.close()
+
+
+def good(n: int, symbol: str = "V:AAA") -> bytes:
+    return trade(symbol, START + n * SECOND, price=f"{100 + n}.5", size="2", seq=n, side="sell")
+
+
+async def test_a_record_crosses_exactly(rig):
+    r = rig()
+    await r.run([incoming(good(1), 40), incoming(good(2, "V:BBB"), 41)])
+    first, second = r.popped()
+    assert (first["kind"], first["session"], second["session"]) == (TRADE, 0, 1)
+    assert (first["a"], first["b"], first["x"]) == (101_500_000_000, 2_000_000_000, SIDE_SELL)
+    assert (first["ts_event"], first["ts_recv"]) == (START + SECOND, START + SECOND)
+    assert (first["seq"], first["offset"], second["offset"]) == (1, 1, 2)
+    assert r.tracker.ranges("bbb", 2, 2) == [(TOPIC, 0, 41, 41)]
+    assert r.count("foretick_records_total", source="test") == 2
+
+
+async def test_quotes_and_bars_cross_exactly(rig):
+    one = Fixed9(10**9)
+    common = {"venue": "V", "symbol": "AAA", "ts_event": START, "ts_recv": START}
+    quote = Quote(**common, bid=one, ask=Fixed9(2 * one), bid_size=Fixed9(3), ask_size=Fixed9(4))
+    bar = Bar(
+        **common,
+        open=Fixed9(2 * one),
+        high=Fixed9(4 * one),
+        low=one,
+        close=Fixed9(3 * one),
+        volume=Fixed9(5),
+        interval_ns=60 * SECOND,
+    )
+    r = rig()
+    await r.run([incoming(encode(quote), 0), incoming(encode(bar), 1)])
+    crossed = r.popped()
+    assert crossed["kind"].tolist() == [QUOTE, BAR]
+    assert [crossed[0][name] for name in "abcde"] == [one, 2 * one, 3, 4, 0]
+    assert [crossed[1][name] for name in "abcdex"] == [2 * one, 4 * one, one, 3 * one, 5, 60 * SECOND]
+
+
+def with_bytes(**fields: object) -> bytes:
+    return trade("V:AAA", START, **fields)
+
+
+BAD = {
+    "malformed JSON": (b'{"type":"trade",', "json"),
+    "not UTF-8": (b'{"type":"trade","venue":"\xff"}', "json"),
+    "empty": (b"", "json"),
+    "missing field": (
+        b'{"type":"trade","venue":"V","symbol":"AAA","ts_event":1,"ts_recv":1}',
+        "missing_field",
+    ),
+    "negative price": (with_bytes(price="-1"), "price"),
+    "price of zero": (with_bytes(price="0"), "price"),
+    "absurd price": (with_bytes(price="1000000000"), "price"),
+    "price beyond any number": (with_bytes(price="9" * 40), "price"),
+    "price as a float": (with_bytes(price=1.5), "price"),
+    "negative size": (with_bytes(size="-1"), "size"),
+    "milliseconds": (trade("V:AAA", START // 10**6), "timestamp_unit"),
+    "seconds": (trade("V:AAA", START // SECOND), "timestamp_unit"),
+    "10 MB": (b'{"type":"trade","pad":"' + b"x" * 10_000_000 + b'"}', "oversize"),
+    "a day ahead of the clock": (trade("V:AAA", time.time_ns() + 86_400 * SECOND), "clock"),
+    "symbol with a blank": (trade("V:A A", START), "symbol"),
+    "negative sequence number": (with_bytes(seq=-1), None),
+    "sequence number of 65 bits": (with_bytes(seq=2**64), None),
+    "bar of 2^63 ns": (
+        encode(
+            Bar(
+                venue="V",
+                symbol="AAA",
+                ts_event=START,
+                ts_recv=START,
+                open=Fixed9(1),
+                high=Fixed9(1),
+                low=Fixed9(1),
+                close=Fixed9(1),
+                volume=Fixed9(1),
+                interval_ns=2**63,
+            )
+        ),
+        None,
+    ),
+}
+"""Payload, and the reason it is counted under (None: whichever)."""
+
+
+@pytest.mark.parametrize("name", BAD)
+async def test_a_message_that_cannot_be_used_is_counted_put_aside_and_harms_no_neighbour(rig, name):
+    payload, reason = BAD[name]
+    r = rig()
+    await r.run([incoming(good(1), 0), incoming(payload, 1), incoming(good(2), 2)])
+    assert r.popped()["a"].tolist() == [101_500_000_000, 102_500_000_000]
+    (letter,) = r.letters
+    assert reason in (None, letter.reason)
+    assert r.count("foretick_records_malformed_total", reason=letter.reason) == 1
+    assert r.count("foretick_records_total", source="test") == 3
+    assert (letter.topic, letter.partition, letter.offset) == (TOPIC, 0, 1)
+    assert letter.error
+    assert payload.startswith(letter.payload)
+    assert len(letter.payload) == len(payload) or len(letter.payload) > 1000
+    assert len(encode(letter)) < KAFKA_LIMIT, "a dead letter that no broker takes tells nobody anything"
+    # Its offset is done with: once the neighbours are answered, the position is past all three.
+    r.tracker.acknowledged("aaa", 3)
+    assert r.tracker.to_commit() == {STREAM: 3}
+
+
+async def test_the_wrong_encoding_is_refused_by_name(rig):
+    r = rig()
+    message = Incoming(TOPIC, 0, 0, None, good(1), {"encoding": b"avro"})
+    await r.run([message])
+    assert [letter.reason for letter in r.letters] == ["encoding"]
+
+
+async def test_an_unknown_symbol_is_counted_and_done_with_but_is_nobody_s_fault(rig):
+    r = rig()
+    await r.run([incoming(good(1), 0), incoming(good(1, "V:ZZZ"), 1)])
+    assert r.count("foretick_records_unknown_symbol_total") == 1
+    assert (len(r.popped()), r.letters) == (1, [])
+    r.tracker.acknowledged("aaa", 2)
+    assert r.tracker.to_commit() == {STREAM: 2}
+
+
+async def test_receive_time_before_exchange_time_is_kept_and_flagged(rig):
+    r = rig()
+    late = trade("V:AAA", START, ts_recv=START - 1_272_000_000)
+    await r.run([incoming(late, 0), incoming(good(1), 1)])
+    assert r.popped()["flags"].tolist() == [FLAG_SKEWED, 0]
+    assert r.count("foretick_clock_skew_records_total", source="test") == 1
+
+
+async def test_what_a_pausing_source_gives_twice_is_read_once(rig):
+    r = rig()
+    again = [incoming(good(n), n) for n in (1, 2)]
+    await r.run(
+        [incoming(good(n), n) for n in range(3)],
+        [*again, incoming(good(3), 3), incoming(good(9), 0, partition=1)],
+    )
+    assert r.popped()["seq"].tolist() == [0, 1, 2, 3, 9]
+    assert r.count("foretick_records_repeated_total", source="test") == 2
+
+
+async def test_a_full_ring_pauses_the_source_and_goes_on_where_it_stood(rig):
+    r = rig(capacity=8)
+    r.source.put([incoming(good(n), n) for n in range(20)], [incoming(good(20), 20)])
+    r.source.end()
+    running = asyncio.create_task(r.intake.run())
+    await until(lambda: r.source.paused)
+    seen: list[int] = []
+    assert r.ring.fill == 1.0
+    await asyncio.sleep(0.03)  # several tries: still paused, nothing lost
+    assert r.source.paused
+
+    def drained() -> bool:
+        seen.extend(r.popped()["seq"].tolist())
+        return running.done()
+
+    await until(drained)
+    await running
+    assert seen == list(range(21))
+    assert not r.source.paused
+    assert r.count("foretick_ring_pauses_total", source="test") == r.source.pauses == 1
+    assert r.ring.lost == 0
+
+
+async def test_a_ring_that_overwrites_never_holds_the_source_up(rig):
+    r = rig("dropping", capacity=8)
+    await r.run(*([incoming(good(n), n)] for n in range(100)))
+    kept = r.popped()["seq"].tolist()
+    assert kept == list(range(100))[-len(kept) :]
+    assert r.ring.lost + len(kept) == 100
+    assert (r.source.pauses, r.count("foretick_ring_pauses_total", source="test")) == (0, 0)
+
+
+async def test_loss_upstream_flags_the_next_record_of_every_session_once(rig):
+    """The feed's numbering does not say whose records are missing."""
+    r = rig("dropping")
+    running = asyncio.create_task(r.intake.run())
+    r.source.put([incoming(good(1), 0)])
+    await until(lambda: r.ring.fill)
+    assert r.popped()["flags"].tolist() == [0]
+    r.source.lost = 3
+    # Nothing usable in the batch that tells of it: the flag waits.
+    r.source.put([incoming(b"{", 1)], [incoming(good(n, s), n) for n, s in enumerate(SYMBOLS, 2)])
+    r.source.end()
+    await asyncio.wait_for(running, 20)
+    assert r.popped()["flags"].tolist() == [FLAG_GAP, 0, FLAG_GAP]
+    assert r.count("foretick_records_lost_upstream_total", source="test") == 3
+
+
+async def test_what_was_lost_before_this_intake_is_not_counted_again(rig):
+    r = rig("dropping")
+    r.source.lost = 5
+    again = Intake(r.source, r.ring, {"V:AAA": (0, "aaa")}, r.tracker, r.store, r.letters.append, **LIMITS)
+    r.source.put([incoming(good(1), 0)])
+    r.source.end()
+    await asyncio.wait_for(again.run(), 20)
+    assert r.count("foretick_records_lost_upstream_total", source="test") == 0
+
+
+@pytest.mark.parametrize("kind", ["pausing", "dropping"])
+async def test_a_closed_gate_holds_a_source_up_that_can_wait_and_no_other(rig, kind):
+    r = rig(kind)
+    r.intake.gate(False)
+    r.source.put([incoming(good(1), 0)], [incoming(good(2), 1)])
+    r.source.end()
+    running = asyncio.create_task(r.intake.run())
+    if kind == "dropping":
+        await asyncio.wait_for(running, 20)
+        assert r.source.pauses == 0
+    else:
+        await until(lambda: r.source.paused)
+        assert len(r.popped()) == 1
+        r.intake.gate(True)
+        await asyncio.wait_for(running, 20)
+        assert not r.source.paused
+    assert r.popped()["seq"].tolist()[-1] == 2
+
+
+async def test_a_record_that_never_reached_the_ring_is_not_committed(rig):
+    """Stopped while the ring was full: what waits is read again."""
+    r = rig(capacity=8)
+    r.source.put([incoming(good(n), n) for n in range(12)])
+    running = asyncio.create_task(r.intake.run())
+    await until(lambda: r.source.paused)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert not r.source.paused
+    numbers = r.popped()["offset"]
+    r.tracker.acknowledged("aaa", int(numbers.max()) + 1)
+    assert r.tracker.to_commit() == {STREAM: 8}
+
+
+async def test_msgpack_is_read_where_the_header_says_so(rig):
+    r = rig()
+    record = Trade(venue="V", symbol="BBB", ts_event=START, ts_recv=START, price=Fixed9(7), size=Fixed9(0))
+    now = time.time_ns()
+    await r.run([Incoming(TOPIC, 0, 0, None, encode(record, "msgpack"), {"encoding": b"msgpack"}, now)])
+    assert (r.popped()[0]["a"], r.letters) == (7, [])

@@ -1,0 +1,130 @@
+"""The offset tracker against a plain model: what may be committed, whatever arrives and is answered when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from daemon.offsets import OffsetRange, OffsetTracker, Stream
+
+SESSIONS = ["a", "b"]
+STREAMS: list[Stream] = [("t", 0), ("t", 1), ("u", 0)]
+
+
+@dataclass
+class Model:
+    """Everything that ever arrived, in a list, and which of it is acknowledged."""
+
+    records: list[tuple[int, str, Stream, int]] = field(default_factory=list)
+    """Number, session, stream, offset."""
+    safe: dict[str, int] = field(default_factory=dict)
+    next: dict[Stream, int] = field(default_factory=dict)
+    stored: dict[Stream, int] = field(default_factory=dict)
+    numbers: int = 0
+
+    def waiting(self) -> list[tuple[int, str, Stream, int]]:
+        return [r for r in self.records if r[0] >= self.safe.get(r[1], 0)]
+
+    def positions(self) -> dict[Stream, int]:
+        """The least offset of a stream that no acknowledged answer covers, else the one after the last."""
+        return {
+            stream: min([r[3] for r in self.waiting() if r[2] == stream], default=offset)
+            for stream, offset in self.next.items()
+        }
+
+
+arrive = st.tuples(
+    st.just("arrive"),
+    st.sampled_from(STREAMS),
+    st.sampled_from([*SESSIONS, ""]),  # "": of no session
+    st.integers(1, 3),  # offsets may have holes: aborted transactions, compaction
+)
+acknowledge = st.tuples(st.just("acknowledge"), st.sampled_from(SESSIONS), st.integers(0, 4), st.just(0))
+commit = st.tuples(st.just("commit"), st.booleans(), st.just(0), st.just(0))
+
+
+def play(operations: list[tuple], tracker: OffsetTracker, model: Model) -> None:
+    for name, one, two, step in operations:
+        if name == "arrive":
+            offset = model.next.get(one, 0) - 1 + step
+            assert not tracker.repeats(one, offset)
+            model.next[one] = offset + 1
+            if two:
+                model.numbers += 1
+                model.records.append((model.numbers, two, one, offset))
+                tracker.passed_on(two, model.numbers, one, offset)
+            else:
+                tracker.disposed(one, offset)
+        elif name == "acknowledge":
+            safe = max(model.safe.get(one, 0), model.numbers + 1 - two)
+            model.safe[one] = safe
+            tracker.acknowledged(one, safe)
+        else:
+            moved = tracker.to_commit()
+            expected = {s: o for s, o in model.positions().items() if model.stored.get(s) != o}
+            assert moved == expected
+            for _, _, stream, offset in model.waiting():
+                assert moved.get(stream, 0) <= offset, "past a record that nothing answers for yet"
+            if one:
+                model.stored.update(moved)
+            else:
+                tracker.not_committed(moved)
+                for stream in moved:
+                    model.stored.pop(stream, None)
+
+
+@given(st.lists(arrive | acknowledge | commit, max_size=60))
+def test_what_may_be_committed_is_what_a_plain_model_says(operations):
+    tracker, model = OffsetTracker(), Model()
+    play(operations, tracker, model)
+    assert tracker.outstanding() == len(model.waiting())
+
+
+@given(st.lists(arrive | acknowledge | commit, max_size=60))
+def test_when_everything_is_acknowledged_every_stream_reaches_its_end(operations):
+    tracker, model = OffsetTracker(), Model()
+    play(operations, tracker, model)
+    for session in SESSIONS:
+        tracker.acknowledged(session, model.numbers + 1)
+    moved = tracker.to_commit()
+    assert {**model.stored, **moved} == model.next
+    assert tracker.to_commit() == {}
+    assert tracker.outstanding() == 0
+
+
+@given(st.lists(arrive, min_size=1, max_size=40), st.integers(1, 40), st.integers(0, 20))
+def test_ranges_are_the_first_and_last_offset_of_each_stream(operations, first, length):
+    tracker, model = OffsetTracker(), Model()
+    play(operations, tracker, model)
+    for session in SESSIONS:
+        expected = {}
+        for number, owner, stream, offset in model.records:
+            if owner == session and first <= number <= first + length:
+                low = expected[stream].first if stream in expected else offset
+                expected[stream] = OffsetRange(*stream, low, offset)
+        found = tracker.ranges(session, first, first + length)
+        assert {r[:2]: r for r in found} == expected
+        assert len(found) == len(expected)
+
+
+def test_a_source_that_goes_back_is_noticed_record_by_record():
+    tracker = OffsetTracker()
+    for offset in range(5):
+        tracker.passed_on("a", offset + 1, ("t", 0), offset)
+    tracker.disposed(("t", 0), 5)
+    assert [offset for offset in range(8) if tracker.repeats(("t", 0), offset)] == [0, 1, 2, 3, 4, 5]
+    assert not tracker.repeats(("t", 1), 0)
+
+
+def test_a_failed_commit_is_given_again_and_forgetting_forgets():
+    tracker = OffsetTracker()
+    tracker.passed_on("a", 1, ("t", 0), 7)
+    tracker.disposed(("t", 1), 3)
+    assert tracker.to_commit() == {("t", 0): 7, ("t", 1): 4}
+    tracker.not_committed({("t", 1): 4})
+    assert tracker.to_commit() == {("t", 1): 4}
+    tracker.clear()
+    assert (tracker.to_commit(), tracker.outstanding()) == ({}, 0)
+    assert not tracker.repeats(("t", 0), 7)

@@ -1,0 +1,356 @@
+"""The way out: order, acknowledgement before commit, refusals, stops, and what an answer says."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from daemon import seam
+from daemon.board import Board
+from daemon.offsets import OffsetTracker
+from daemon.publisher import BACKLOG, Publisher, Route
+from daemon.sections import Config
+from daemon.units import Duration
+from feeds.messages import Answer, DataUpdated, DeadLetter, InputRange, Latency
+from flash.questions import PAPER_SIX
+from metrics.store import MetricStore
+from tests.e2e.support import SECOND, START, TOPIC, MemorySink, inproc_config, sessions, until
+
+STREAM = (TOPIC, 0)
+NAMES = [question.name for question in PAPER_SIX]
+
+
+class Rig:
+    """A publisher with everything around it that is not the engine."""
+
+    def __init__(self, *routes: Route, config: Config | None = None) -> None:
+        self.config = config or inproc_config(["V:AAA", "V:BBB"])
+        names = [session.name for session in self.config.sessions]
+        sinks = [route.sink.name for route in routes]
+        self.store = MetricStore.local({"session": names, "source": [], "sink": sinks})
+        self.tracker = OffsetTracker()
+        self.board = Board(self.config, self.store, lambda command: None)
+        self.gate: list[bool] = []
+        self.publisher = Publisher(
+            self.config, routes, self.tracker, self.board, self.store, self.gate.append
+        )
+        self.publisher.model, self.publisher.revision, self.publisher.untrained = "m", "r1", True
+        self.publisher.start()
+        self._numbers = 0
+
+    def arrive(self, session: str, *offsets: int) -> None:
+        for offset in offsets:
+            self._numbers += 1
+            self.tracker.passed_on(session, self._numbers, STREAM, offset)
+
+    def committed(self, session: str, version: int, safe: int) -> None:
+        event = seam.Committed(
+            *(session, version, 1, 20, version, START, START, time.monotonic_ns()),
+            seam.Inputs(safe - 1, safe - 1, safe),
+        )
+        self.board.committed(event)
+        self.publisher.committed(event)
+
+    def answer(
+        self, session: str, version: int, safe: int, names: list[str] = NAMES, **fields: object
+    ) -> None:
+        for name in names:
+            self.publisher.answered(answered(session, version, safe, question=name, **fields))
+
+    def count(self, name: str, **labels: str) -> float:
+        return self.store.value(name, **labels)
+
+
+def answered(session: str, version: int, safe: int, **fields: object) -> seam.Answered:
+    whole: dict[str, object] = {
+        "session": session,
+        "question": "trend",
+        "question_hash": "h",
+        "version": version,
+        "text": "UP",
+        "choice": "UP",
+        "logit_gap": 1.5,
+        "as_of": START,
+        "ts_recv": START,
+        "ts_ring": time.monotonic_ns(),
+        "inputs": seam.Inputs(safe - 1, safe - 1, safe),
+        "stages": seam.Stages(1, 2, 3, 4, 5),
+        "computed_tokens": 30,
+        "reused_tokens": 400,
+        "coalesced": 0,
+        "flags": (),
+    }
+    return seam.Answered(**(whole | fields))  # type: ignore[arg-type]  # exactly its fields
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Callable[..., Rig]]:
+    made: list[Rig] = []
+
+    def make(*routes: Route, config: Config | None = None) -> Rig:
+        made.append(Rig(*routes, config=config))
+        return made[-1]
+
+    yield make
+    for each in made:
+        await each.publisher.stop(0.0)
+
+
+async def test_an_answer_says_everything_about_itself(rig):
+    sink = MemorySink()
+    r = rig(Route(sink, "answers.v1", "updates.v1"))
+    r.arrive("aaa", 7, 8, 9)
+    before, monotonic = time.time_ns(), time.monotonic_ns()
+    r.answer("aaa", 3, 4, ["trend"], inputs=seam.Inputs(1, 3, 4), flags=("gap", "warm_up"), ts_ring=monotonic)
+    await until(lambda: sink.sent)
+    (answer,) = sink.messages("answers.v1")
+    assert isinstance(answer, Answer)
+    age = answer.staleness_ns
+    assert 0 < age < time.monotonic_ns() - monotonic
+    assert before <= answer.published_at <= time.time_ns()
+    assert answer == Answer(
+        session="aaa",
+        symbol="V:AAA",
+        question="trend",
+        question_hash="h",
+        text="UP",
+        choice="UP",
+        logit_gap=1.5,
+        probability=None,
+        data_version=3,
+        inputs=[InputRange(TOPIC, 0, 7, 9)],
+        as_of=START,
+        staleness_ns=age,
+        model="m",
+        model_revision="r1",
+        untrained=True,
+        latency=Latency(
+            ring_wait_ns=1,
+            bars_ns=2,
+            tokenise_ns=3,
+            queue_ns=4,
+            forward_ns=5,
+            total_ns=answer.latency.total_ns,
+        ),
+        reused_tokens=400,
+        computed_tokens=30,
+        flags=["gap", "warm_up"],
+        published_at=answer.published_at,
+    )
+    _, key, _, headers = sink.sent[0]
+    assert key == b"V:AAA"
+    assert headers["schema"] == b"answer.v1"
+    assert headers["answer_id"] == f"aaa:h:{TOPIC}/0/9".encode()
+
+
+async def test_an_old_answer_is_flagged_stale(rig):
+    sink = MemorySink()
+    r = rig(
+        Route(sink, "answers.v1"),
+        config=inproc_config(sessions=sessions("V:AAA", stale_after=Duration(SECOND))),
+    )
+    r.answer("aaa", 1, 1, ["trend"], ts_ring=time.monotonic_ns() - 2 * SECOND)
+    r.answer("aaa", 2, 1, ["trend"])
+    await until(lambda: len(sink.sent) == 2)
+    assert [answer.flags for answer in sink.messages("answers.v1")] == [["stale"], []]
+
+
+async def test_messages_of_a_session_keep_their_order_and_sessions_do_not_wait_for_each_other(rig):
+    sink = MemorySink()
+    r = rig(Route(sink, "answers.v1", "updates.v1", "dlq.v1"))
+    for version in range(1, 21):
+        for session in ("aaa", "bbb"):
+            r.committed(session, version, 1)
+            r.answer(session, version, 1)
+    await until(lambda: len(sink.sent) == 2 * 20 * 7)
+    for session in ("aaa", "bbb"):
+        mine = [m for _, _, p, _ in sink.sent if (m := _decoded(p)).session == session]
+        versions = [m.data_version for m in mine]
+        assert versions == sorted(versions)
+        assert [type(m) for m in mine[:7]] == [DataUpdated, *[Answer] * 6]
+        assert [m.question for m in mine[1:7]] == NAMES
+    await until(lambda: r.count("foretick_answers_total", session="aaa") == 120)
+
+
+def _decoded(payload: bytes) -> Answer | DataUpdated:
+    from feeds.codec import decode_message
+
+    message = decode_message(payload)
+    assert isinstance(message, Answer | DataUpdated)
+    return message
+
+
+async def test_offsets_move_only_when_the_last_answer_of_a_version_is_acknowledged_by_every_sink(rig):
+    quick, slow = MemorySink("quick"), MemorySink("slow")
+    r = rig(Route(quick, "answers.v1"), Route(slow, "answers.v1"))
+    slow.acknowledging.clear()
+    r.arrive("aaa", 0, 1, 2)
+    r.answer("aaa", 1, 3, NAMES[:5])
+    await until(lambda: len(slow.sent) == 5)
+    assert r.tracker.to_commit() == {STREAM: 0}
+    slow.acknowledging.set()
+    await until(lambda: r.count("foretick_answers_total", session="aaa") == 5)
+    assert r.tracker.to_commit() == {}, "one question of the version is still open"
+    r.answer("aaa", 1, 3, NAMES[5:])
+    await until(lambda: r.count("foretick_answers_total", session="aaa") == 6)
+    assert r.tracker.to_commit() == {STREAM: 2}, "the third record is in no closed bar yet"
+    assert r.store.count("foretick_stage_seconds", stage="end_to_end") == 6
+
+
+async def test_a_version_acknowledged_before_an_older_one_waits_for_it(rig):
+    """Its offsets stand for the older one's records too."""
+    sink = MemorySink()
+    r = rig(Route(sink, "answers.v1"))
+    sink.acknowledging.clear()
+    sink.holds = lambda payload: b'"data_version":1,' in payload
+    r.arrive("aaa", 0, 1, 2)
+    r.answer("aaa", 1, 2)
+    r.answer("aaa", 2, 3)
+    await until(lambda: r.count("foretick_answers_total", session="aaa") == 6)
+    assert r.tracker.to_commit() == {STREAM: 0}
+    sink.acknowledging.set()
+    await until(lambda: r.count("foretick_answers_total", session="aaa") == 12)
+    assert r.tracker.to_commit() == {STREAM: 2}
+
+
+async def test_a_question_without_an_answer_does_not_hold_its_records_back(rig):
+    sink = MemorySink()
+    r = rig(Route(sink, "answers.v1"))
+    r.arrive("aaa", 0, 1)
+    r.answer("aaa", 1, 2, NAMES[:5])
+    r.publisher.failed(seam.AnswerFailed("aaa", NAMES[5], 1, "nan_logits", "NaN", seam.Inputs(1, 1, 2)))
+    await until(lambda: r.tracker.outstanding() == 1)
+    assert r.count("foretick_answers_failed_total", reason="nan_logits") == 1
+
+
+@pytest.mark.parametrize("code", ["no_memory", "open_failed", "whatever comes next"])
+async def test_every_code_of_the_engine_is_counted(rig, code):
+    r = rig()
+    r.publisher.failed(seam.AnswerFailed("aaa", "trend", 1, code, "a sentence", seam.Inputs(1, 1, 2)))
+    assert r.count("foretick_answers_failed_total", reason="other") == 1
+
+
+async def test_questions_cut_off_by_the_end_leave_their_records_uncommitted(rig):
+    """The engine stopped before it could answer: the records are for the next run."""
+    r = rig()
+    r.arrive("aaa", 0, 1)
+    for name in NAMES:
+        r.publisher.failed(
+            seam.AnswerFailed("aaa", name, 1, "stopping", "shutting down", seam.Inputs(1, 2, 3))
+        )
+    assert r.tracker.to_commit() == {STREAM: 0}
+
+
+async def test_a_refused_answer_is_counted_and_holds_nothing_up(rig):
+    sink = MemorySink()
+    r = rig(Route(sink, "answers.v1"))
+    sink.refuses = lambda payload: b'"volume"' in payload
+    r.arrive("aaa", 0, 1)
+    r.answer("aaa", 1, 2)
+    await until(lambda: r.tracker.outstanding() == 1)
+    assert r.count("foretick_answers_failed_total", reason="publish") == 1
+    assert r.count("foretick_answers_total", session="aaa") == 5, "refused is not answered"
+    assert len(sink.sent) == 5
+
+
+async def test_a_sink_that_breaks_in_its_own_way_does_not_end_the_lane(rig):
+    sink = MemorySink()
+    r = rig(Route(sink, "answers.v1"))
+
+    def explode(payload: bytes) -> bool:
+        raise RuntimeError("a defect")
+
+    sink.refuses = explode
+    r.arrive("aaa", 0, 1)
+    r.answer("aaa", 1, 2, ["trend"])
+    await asyncio.sleep(0.02)
+    sink.refuses = lambda payload: False
+    r.answer("aaa", 2, 2)
+    await until(lambda: len(sink.sent) == 6)
+    assert await r.publisher.stop(1.0) == 0
+
+
+async def test_a_sink_stopped_before_the_acknowledgement_leaves_the_inputs_uncommitted(rig):
+    sink = MemorySink()
+    r = rig(Route(sink, "answers.v1"))
+    sink.acknowledging.clear()
+    r.arrive("aaa", 0, 1)
+    r.answer("aaa", 1, 3)
+    await until(lambda: len(sink.sent) == 6)
+    await sink.stop()
+    assert await r.publisher.stop(5.0) == 0
+    assert r.tracker.to_commit() == {STREAM: 0}
+    assert r.count("foretick_answers_total", session="aaa") == 0
+
+
+async def test_stopping_publishes_what_waits_and_says_what_is_left(rig):
+    sink = MemorySink()
+    r = rig(Route(sink, "answers.v1"))
+    r.answer("aaa", 1, 1)
+    assert await r.publisher.stop(5.0) == 0
+    assert len(sink.sent) == 6
+    held = MemorySink()
+    r = rig(Route(held, "answers.v1"))
+    held.acknowledging.clear()
+    r.answer("aaa", 1, 1)
+    assert await r.publisher.stop(0.05) == 6
+
+
+async def test_the_gate_closes_on_a_backlog_and_opens_when_half_of_it_is_gone(rig):
+    sink = MemorySink()
+    r = rig(Route(sink, "answers.v1"))
+    sink.acknowledging.clear()
+    for version in range(BACKLOG - 1):
+        r.answer("aaa", version, 1, ["trend"])
+    assert False not in r.gate
+    r.answer("aaa", BACKLOG, 1, ["trend"])
+    assert r.gate[-1] is False
+    await until(lambda: len(sink.sent) == BACKLOG)
+    sink.acknowledging.set()
+    await until(lambda: r.count("foretick_answers_total", session="aaa") == BACKLOG)
+    assert r.gate[-1] is True
+
+
+async def test_a_session_without_questions_acknowledges_with_its_versions(rig):
+    sink = MemorySink()
+    r = rig(
+        Route(sink, "answers.v1", "updates.v1"),
+        config=inproc_config(standing="none"),
+    )
+    r.arrive("aaa", 0, 1)
+    r.committed("aaa", 1, 2)
+    await until(lambda: r.tracker.outstanding() == 1)
+    (update,) = sink.messages("updates.v1")
+    assert update == DataUpdated(session="aaa", data_version=1, as_of=START, bars=1)
+    assert r.tracker.to_commit() == {STREAM: 1}
+
+
+async def test_after_the_engine_is_gone_old_acknowledgements_move_nothing(rig):
+    sink = MemorySink()
+    r = rig(Route(sink, "answers.v1"))
+    sink.acknowledging.clear()
+    r.arrive("aaa", 0, 1)
+    r.answer("aaa", 1, 2)
+    await until(lambda: len(sink.sent) == 6)
+    r.publisher.forget()
+    r.tracker.clear()
+    r.arrive("aaa", 0, 1)  # read again
+    sink.acknowledging.set()
+    await until(lambda: r.count("foretick_answers_total", session="aaa") == 6)
+    assert r.tracker.to_commit() == {STREAM: 0}
+
+
+async def test_dead_letters_go_to_their_topic_with_the_reason_in_the_headers(rig):
+    sink, deaf = MemorySink(), MemorySink("deaf")
+    r = rig(Route(sink, "answers.v1", dead_letters="dlq.v1"), Route(deaf, "answers.v1"))
+    letter = DeadLetter(error="json: no", reason="json", topic=TOPIC, partition=2, offset=9, payload=b"{\xff")
+    r.publisher.dead_letter(letter)
+    await until(lambda: sink.sent)
+    assert sink.messages("dlq.v1") == [letter]
+    assert sink.sent[0][1] == f"{TOPIC}:2".encode()
+    assert sink.sent[0][3]["reason"] == b"json"
+    assert deaf.sent == []
+    assert r.count("foretick_dead_letters_total") == 1

@@ -1,0 +1,239 @@
+"""The documentation holds: its examples decode, its tables are complete, its links and commands exist."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+import msgspec
+import pytest
+
+from daemon import query_messages
+from daemon.cli import main
+from daemon.config import Config, load_config
+from daemon.query_messages import Code, decode_reply, decode_request
+from feeds import messages
+from feeds.codec import REASONS, decode_message, decode_record, encode
+from feeds.file_format import FileFormat, load_format
+from feeds.messages import Answer, Bar, Flag, Record
+from feeds.replay import read_records
+from feeds.zeromq import Header
+from flash.questions import PAPER_SIX
+from metrics.catalogue import STAGES
+from tests.docs import metrics_table
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "examples/README.md", *ROOT.glob("docs/*.md")]
+)
+NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+FENCE = re.compile(r"(?:<!-- example: (\w+) -->\n)?```(\w*)\n(.*?)^```$", re.M | re.S)
+FIELDS = re.compile(r"<!-- fields: (\w+) -->\n((?:\|.*\n)+)")
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block; ``kind`` is what its mark says it is an example of."""
+
+    page: str
+    kind: str
+    language: str
+    text: str
+
+
+def page(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def blocks() -> list[Block]:
+    return [Block(name, *found) for name in NAMES for found in FENCE.findall(page(name))]
+
+
+def examples(*kinds: str) -> list[Any]:
+    return [pytest.param(b, id=f"{b.page}-{b.kind}-{i}") for i, b in enumerate(blocks()) if b.kind in kinds]
+
+
+def test_every_json_and_toml_block_says_what_it_is_an_example_of() -> None:
+    """So that no example escapes its decoder; and there are some."""
+    assert [b for b in blocks() if b.language in ("json", "toml") and not b.kind] == []
+    assert {b.kind for b in blocks() if b.kind} == {
+        "config", "format", "header", "message", "record", "reply", "request",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("block", examples("record", "message"))
+def test_messages_decode_and_encode_to_the_same(block: Block) -> None:
+    """With the decoders of the daemon; records pass its checks as well."""
+    payload = block.text.encode()
+    decoded = decode_record(payload) if block.kind == "record" else decode_message(payload)
+    assert decode_message(encode(decoded)) == decoded
+    if block.kind == "message":
+        assert msgspec.json.decode(encode(decoded)) == msgspec.json.decode(payload)
+
+
+def test_the_answer_example_shows_every_member() -> None:
+    """Its question is one of the standing six, its hash the real one."""
+    (answer,) = [
+        m
+        for b in blocks()
+        if b.kind == "message" and isinstance(m := decode_message(b.text.encode()), Answer)
+    ]
+    question = next(q for q in PAPER_SIX if q.name == answer.question)
+    assert answer.question_hash == question.hash
+    assert question.choices is not None
+    assert answer.choice in question.choices
+    assert answer.latency.total_ns == answer.staleness_ns
+
+
+@pytest.mark.parametrize("block", examples("request", "reply", "header"))
+def test_socket_messages_decode_and_encode_to_the_same(block: Block) -> None:
+    """Shown as JSON, sent as msgpack."""
+    shown = msgspec.json.decode(block.text)
+    wire = msgspec.msgpack.encode(shown)
+    decoded: msgspec.Struct
+    if block.kind == "header":
+        decoded = msgspec.msgpack.decode(wire, type=Header)
+    else:
+        decoded = decode_request(wire) if block.kind == "request" else decode_reply(wire)
+    written = msgspec.json.decode(msgspec.json.encode(decoded))
+    assert {key: written[key] for key in shown} == shown
+
+
+@pytest.mark.parametrize("block", examples("config"))
+def test_configurations_load(block: Block, tmp_path: Path) -> None:
+    """With every check that needs no model."""
+    file = tmp_path / "example.toml"
+    file.write_text(block.text)
+    assert load_config(file, environment={}).sessions
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("examples/*.toml")), ids=lambda path: path.name)
+def test_example_files_load_and_are_listed(path: Path) -> None:
+    assert load_config(path, environment={}).sessions
+    assert f"({path.name})" in page("examples/README.md")
+
+
+def test_the_quickstart_file_is_read_by_the_quickstart_format(tmp_path: Path) -> None:
+    """The block of comma separated lines, through the declared format, to bars."""
+    (form,) = [b.text for b in blocks() if b.kind == "format"]
+    (lines,) = [b.text for b in blocks() if b.page == "docs/quickstart.md" and b.text.startswith("time,open")]
+    (tmp_path / "bars.toml").write_text(form)
+    (tmp_path / "bars.csv").write_text(lines)
+    bars = list(read_records(tmp_path / "bars.csv", load_format(tmp_path / "bars.toml")))
+    assert [bar.key for bar in bars] == ["DEMO:ACME"] * 2
+    assert all(isinstance(bar, Bar) and bar.interval_ns == 60 * 10**9 for bar in bars)
+
+
+def test_shipped_formats_are_named() -> None:
+    for file in ROOT.glob("feeds/formats/*.toml"):
+        msgspec.toml.decode(file.read_bytes(), type=FileFormat)
+        assert f"`{file.stem}`" in page("docs/quickstart.md")
+
+
+def tables() -> list[Any]:
+    found = FIELDS.findall(page("docs/protocol.md"))
+    return [pytest.param(name, rows, id=name) for name, rows in found]
+
+
+@pytest.mark.parametrize(("name", "rows"), tables())
+def test_tables_list_exactly_the_members(name: str, rows: str) -> None:
+    """Each struct's own members; those every record has stand in a table of their own."""
+    struct = Header if name == "Header" else getattr(messages, name, None) or getattr(query_messages, name)
+    common = {f.name for f in msgspec.structs.fields(Record)} if name in ("Trade", "Quote", "Bar") else set()
+    members = {f.name for f in msgspec.structs.fields(struct)} - common
+    listed = [name for row in rows.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])]
+    assert sorted(listed) == sorted(members)
+
+
+def test_the_table_of_metrics_is_the_catalogue() -> None:
+    """`python -m tests.docs.metrics_table` writes it anew."""
+    assert metrics_table.committed() == metrics_table.table()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("docs/operations.md", [*REASONS, *STAGES]),
+        ("docs/protocol.md", [*get_args(Code), *get_args(Flag)]),
+        ("docs/configuration.md", [f.encode_name for f in msgspec.structs.fields(Config)]),
+    ],
+)
+def test_closed_sets_are_complete(name: str, words: list[str]) -> None:
+    text = page(name)
+    assert [word for word in words if not re.search(rf"`\[*{word}[`.\]]", text)] == []
+
+
+def anchors(text: str) -> set[str]:
+    """GitHub's anchors of a page's headings."""
+    prose = FENCE.sub("", text)
+    titles = re.findall(r"^#+ (.+)$", prose, re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_resolve(name: str) -> None:
+    """To files of the repository and to headings in them."""
+    broken = []
+    for link in LINK.findall(FENCE.sub("", page(name))):
+        if link.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (ROOT / name).parent / path if path else ROOT / name
+        if not target.exists() or (anchor and anchor not in anchors(target.read_text(encoding="utf-8"))):
+            broken.append(link)
+    assert broken == []
+
+
+def commands(language: str = "sh") -> Iterator[tuple[str, list[str]]]:
+    """(page, words) of every command line shown, and of `foretick ...` in running text."""
+    for block in blocks():
+        if block.language == language:
+            yield from ((block.page, line.split(" #")[0].split()) for line in block.text.splitlines() if line)
+    for name in NAMES:
+        for words in re.findall(r"`(foretick [^`]+)`", FENCE.sub("", page(name))):
+            yield name, words.split()
+
+
+def test_foretick_commands_and_their_options_exist() -> None:
+    """Walked through click, as the shell would."""
+    shown = [(name, words) for name, words in commands() if words[0] == "foretick"]
+    assert {words[1] for _, words in shown} >= {"run", "check", "demo", "replay", "ask", "dashboards"}
+    for name, words in shown:
+        command: click.Command = main
+        rest = words[1:]
+        context = click.Context(main)
+        while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
+            found = command.get_command(context, rest.pop(0))
+            assert found is not None, f"{name}: {' '.join(words)}"
+            command = found
+        known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
+        assert {word for word in rest if word.startswith("--")} <= known, f"{name}: {' '.join(words)}"
+
+
+def test_make_targets_exist() -> None:
+    targets = set(re.findall(r"^(\w+):", page("Makefile"), re.M))
+    shown = {words[1] for _, words in commands() if words[0] == "make"}
+    assert {"run", "test"} <= shown <= targets
+
+
+def test_settings_named_in_the_text_exist() -> None:
+    """`section.key` in running text or after --set is a key of the configuration."""
+    reference = page("docs/configuration.md")
+    known = set()
+    for section, rows in re.findall(r"^## `\[+([\w.]+)\]+`\n(.*?)(?=^## |\Z)", reference, re.M | re.S):
+        known |= {f"{section}.{key}" for key in re.findall(r"^\| `(\w+)`", rows, re.M)}
+    sections = "|".join({key.split(".")[0] for key in known})
+    for name in NAMES:
+        named = re.findall(rf"(?:`|--set )((?:{sections})\.[a-z_.]+)(?==|`| )", page(name))
+        assert [key for key in named if key not in known and not key.endswith((".py", ".csv", ".toml"))] == []
+
+
+def test_the_changelog_has_this_version() -> None:
+    version = tomllib.loads(page("pyproject.toml"))["project"]["version"]
+    assert re.search(rf"^## {re.escape(version)}\b", page("CHANGELOG.md"), re.M)
