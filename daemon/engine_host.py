@@ -61,9 +61,13 @@ class EngineHost:
         self._coalesced = dict.fromkeys(self._names, 0)
         self._asks: dict[int, Request] = {}
         self._stop = threading.Event()
+        self._input_ended = threading.Event()
+        self._leave_ring = threading.Event()
+        """The data plane's endless loop ends: because of either of the two above."""
         self._lock = threading.Lock()
         self._waiting = 0
         self._store = store
+        self._ring = ring
         self._scheduler = Scheduler(
             DeviceExecutor(built.engine),
             built.engine.pool,
@@ -110,6 +114,9 @@ class EngineHost:
             request = self._asks.pop(command.id, None)
             if request is not None:
                 self._scheduler.cancel(request.id)
+        elif isinstance(command, seam.EndInput):
+            self._input_ended.set()
+            self._leave_ring.set()
         else:
             self.stop(command.drain_s)
 
@@ -117,6 +124,7 @@ class EngineHost:
         """Take what the ring holds and finish it within ``drain_s`` seconds; emits `Stopped` last."""
         deadline = time.monotonic() + drain_s
         self._stop.set()
+        self._leave_ring.set()
         for thread in self._threads:
             thread.join(drain_s)
         drained = self._worker.stop(max(0.0, deadline - time.monotonic()))
@@ -298,9 +306,24 @@ class EngineHost:
 
     def _feed(self) -> None:
         """The data plane's thread: until told to stop, then what the ring still holds."""
-        self._plane.run(self._stop)
+        self._plane.run(self._leave_ring)
+        if self._input_ended.is_set():
+            self._finish_input()
         while self._plane.step():
             pass
+
+    def _finish_input(self) -> None:
+        """All that is left, at the engine's pace, and the open bars; `stop` ends it early."""
+        while self._ring.fill and not self._stop.is_set():
+            if not self._plane.step():
+                self._stop.wait(0.001)
+        if not self._stop.is_set():
+            self._plane.flush()
+        # in this order: what no longer waits is committed, and what a commit started ends before idleness
+        while not (self._waiting == 0 and self._worker.idle):
+            if self._stop.wait(0.005):
+                return
+        self._emit(seam.InputDone())
 
     def _beat(self) -> None:
         while not self._stop.wait(HEARTBEAT_S):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from daemon.engine_spec import SettingError
 from daemon.publisher import Route
 from daemon.sections import Config
-from feeds.file_format import load_format
+from feeds.file_format import FormatError, load_format
 from feeds.kafka import KafkaSink, KafkaSource
 from feeds.replay_source import ReplaySource
 from feeds.source import Source
@@ -17,7 +18,7 @@ UPDATES = "data_updated.v1"
 
 
 def make_source(config: Config) -> Source | None:
-    """The configured source; None for ``kind = "none"``."""
+    """The configured source; None for ``kind = "none"``. Raises SettingError."""
     settings = config.source
     if settings.kind == "kafka" and settings.kafka is not None:
         kafka = settings.kafka
@@ -34,10 +35,14 @@ def make_source(config: Config) -> Source | None:
         return ZmqSource("zeromq", zeromq.endpoint, zeromq.topics, bind=zeromq.bind, rcvhwm=zeromq.hwm)
     if settings.kind == "replay" and settings.replay is not None:
         replay = settings.replay
+        try:
+            form = load_format(replay.format)
+        except FormatError as error:
+            raise SettingError("source.replay.format", str(error)) from error
         return ReplaySource(
             "replay",
             Path(replay.file),
-            load_format(replay.format),
+            form,
             speed=replay.speed,
             from_ns=replay.from_,
             until_ns=replay.until,

@@ -78,6 +78,7 @@ class Front:
         )
         self.exhausted = asyncio.Event()
         """The source came to its end (a replayed file)."""
+        self._input_done = asyncio.Event()
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Ends with the exception that makes going on impossible."""
         self._notifier = notifier or Notifier()
@@ -120,6 +121,12 @@ class Front:
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until ``stop``. Raises what made going on impossible."""
         await self._or_failure(stop.wait())
+
+    async def finish(self) -> None:
+        """Serve until the source ends and all it gave is answered. Raises what made going on impossible."""
+        await self._or_failure(self.exhausted.wait())
+        self._send(seam.EndInput())
+        await self._or_failure(self._input_done.wait())
 
     async def stop(self) -> bool:
         """Drain and close within about the configured time; True if nothing was left behind."""
@@ -207,6 +214,8 @@ class Front:
                 self.publisher.untrained = self.board.untrained = event.untrained
                 self.store.set("foretick_engine_up", 1)
                 self._ready.set()
+            case seam.InputDone():
+                self._input_done.set()
             case seam.Stopped():
                 self._stopped.set()
             case seam.Fatal():

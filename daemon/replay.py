@@ -141,9 +141,13 @@ async def _through_daemon(source: ReplaySource, config: Config) -> int:
     printer = AnswerPrinter(sys.stdout.write)
     with stopping_on_signals(stop):
         front = Front(config, source=source, routes=[Route(printer, "answers")])
-        await front.start()
-        await _until(stop, front.exhausted.wait())
-        clean = await front.stop()
+        try:
+            await front.start()
+            await _until(stop, front.finish())
+        except Exception as error:
+            raise ReplayError(f"{type(error).__name__}: {error}") from error
+        finally:
+            clean = await front.stop()
     print(f"{printer.count} answers, {source.malformed} malformed lines")
     return 0 if clean else 1
 

@@ -24,13 +24,17 @@ class CancelAsk(msgspec.Struct, frozen=True, tag="cancel"):
     id: int
 
 
+class EndInput(msgspec.Struct, frozen=True, tag="end_input"):
+    """The source has nothing more: take what the ring holds, however long, and close the open bars."""
+
+
 class StopEngine(msgspec.Struct, frozen=True, tag="stop"):
     """Finish what is queued within ``drain_s`` seconds and end."""
 
     drain_s: float
 
 
-Command = AskEngine | CancelAsk | StopEngine
+Command = AskEngine | CancelAsk | EndInput | StopEngine
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -137,6 +141,10 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     idle: bool
 
 
+class InputDone(msgspec.Struct, frozen=True, tag="input_done"):
+    """After `EndInput`: everything the source gave is answered."""
+
+
 class Stopped(msgspec.Struct, frozen=True, tag="stopped"):
     """The engine has drained; nothing follows."""
 
@@ -150,7 +158,18 @@ class Fatal(msgspec.Struct, frozen=True, tag="fatal"):
     sentence: str
 
 
-EngineEvent = Ready | Committed | Answered | AnswerFailed | AskDone | AskFailed | Heartbeat | Stopped | Fatal
+EngineEvent = (
+    Ready
+    | Committed
+    | Answered
+    | AnswerFailed
+    | AskDone
+    | AskFailed
+    | Heartbeat
+    | InputDone
+    | Stopped
+    | Fatal
+)
 
 encode = msgspec.msgpack.Encoder().encode
 decode_command = msgspec.msgpack.Decoder(Command).decode

@@ -29,7 +29,11 @@ def serve(config: Config) -> int:
     set_up_logging(config.log, "front")
     for warning in exposure_warnings(config):
         log.warning(warning)
-    return uvloop.run(_serve(config))
+    try:
+        return uvloop.run(_serve(config))
+    except SettingError as error:  # before there was anything to stop
+        log.error("%s", error)
+        return EXIT_CONFIG
 
 
 async def _serve(config: Config) -> int:

@@ -124,16 +124,19 @@ class CpuAttention:
             output.add(part.rows, out, lse)
         for new in call.plan.new(call.window):
             rows_ = slice(new.start, new.stop)
-            repeats = call.query.shape[0] // kv_heads
+            query = call.query[:, rows_]
+            heads, rows, dim = query.shape
+            groups = heads // kv_heads
+            # kv heads as the batch, their query heads as heads: the keys are shared by stride, not copied
             out, lse = _flash(
-                call.query[None, :, rows_],
-                call.new_key[None, :, rows_].repeat_interleave(repeats, 1),
-                call.new_value[None, :, rows_].repeat_interleave(repeats, 1),
+                query.reshape(kv_heads, groups, rows, dim),
+                call.new_key[:, None, rows_].expand(-1, groups, -1, -1),
+                call.new_value[:, None, rows_].expand(-1, groups, -1, -1),
                 call.scale,
                 new.visible,
                 causal=new.visible is None,
             )
-            output.add(rows_, out[0], lse[0])
+            output.add(rows_, out.reshape(heads, rows, -1), lse.reshape(heads, rows))
         return output.result()
 
 
@@ -161,20 +164,32 @@ class Merged:
     def __init__(self, call: LayerCall) -> None:
         heads, rows, _ = call.query.shape
         self._dtype = call.query.dtype
-        self._out = call.query.new_zeros(heads, rows, call.values.shape[-1], dtype=torch.float32)
-        self._lse = call.query.new_full((heads, rows), float("-inf"), dtype=torch.float32)
+        self._rows = slice(0, rows)
+        self._shape = (heads, rows, call.values.shape[-1])
+        self._device = call.query.device
+        self._state: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def add(self, rows: slice | torch.Tensor, out: torch.Tensor, lse: torch.Tensor) -> None:
         """Merge a part over ``rows``: ``out`` [heads, rows, dim], ``lse`` [heads, rows]."""
-        lse = lse.float()
-        merged = torch.logaddexp(self._lse[:, rows], lse)
-        # a row that sees nothing yet, on both sides, has -inf - -inf
-        floor = merged.clamp(min=torch.finfo(torch.float32).min)
-        old = torch.exp(self._lse[:, rows] - floor)[..., None]
-        new = torch.exp(lse - floor)[..., None]
-        self._out[:, rows] = self._out[:, rows] * old + out.float() * new
-        self._lse[:, rows] = merged
+        out, lse = out.float(), lse.float()
+        if self._state is None:
+            if isinstance(rows, slice) and rows == self._rows:  # the usual first part
+                self._state = out, lse
+                return
+            self._state = self._nothing()
+        whole, whole_lse = self._state
+        before = whole_lse[:, rows]
+        # One sigmoid in place of two exponentials: exp goes through a threaded library even for few numbers.
+        # A row that sees no key of this part nor of those before has -inf - -inf: it keeps its zeros.
+        weight = torch.sigmoid(lse - before).masked_fill_(lse == float("-inf"), 0.0)[..., None]
+        whole[:, rows] = torch.lerp(whole[:, rows], out, weight)
+        whole_lse[:, rows] = torch.logaddexp(before, lse)
 
     def result(self) -> torch.Tensor:
         """The merged output in the model's dtype."""
-        return self._out.to(self._dtype)
+        whole, _ = self._state or self._nothing()
+        return whole.to(self._dtype)
+
+    def _nothing(self) -> tuple[torch.Tensor, torch.Tensor]:
+        out = torch.zeros(self._shape, dtype=torch.float32, device=self._device)
+        return out, out.new_full(self._shape[:2], float("-inf"))

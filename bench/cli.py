@@ -1,0 +1,74 @@
+"""`foretick bench`: measure, and render what was measured. Heavy modules are imported by what needs them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+
+THREADS = 2
+PARTS = ("ring", "kafka", "hits", "questions")
+
+
+@click.group()
+def bench() -> None:
+    """Benchmarks: every figure beside a reference measured in the same run."""
+
+
+@bench.command()
+@click.option("--model", type=click.Choice(["embedded", "80m", "both"]), default="both", show_default=True)
+@click.option("--part", "parts", type=click.Choice(PARTS), multiple=True, help="Only these; default: all.")
+@click.option("--quick", is_flag=True, help="Small sizes: to see that it works, not for figures.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Save to.")
+def stream(model: str, parts: tuple[str, ...], quick: bool, json_file: Path | None) -> None:
+    """The paper's scenario, flash hits under load, Kafka to bars, and the ring."""
+    import msgspec
+
+    from bench.report import Report
+    from bench.report import render as tables
+    from bench.suite import Disagreement, Miscounted, MockUnavailable, measure
+
+    def keep(report: Report) -> None:  # after each part: a run takes minutes and may be cut short
+        if json_file is not None:
+            json_file.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+
+    models = ("embedded", "80m") if model == "both" else (model,)
+    arguments = " ".join(sys.argv[1:]) or "bench stream"
+    try:
+        report = measure(
+            f"foretick {arguments}",
+            datetime.now(UTC).isoformat(" ", "minutes"),
+            THREADS,
+            models,
+            parts or PARTS,
+            quick=quick,
+            say=lambda text: click.echo(text, err=True),
+            keep=keep,
+        )
+    except (Disagreement, Miscounted, MockUnavailable) as error:
+        raise click.ClickException(str(error)) from None
+    click.echo(tables(report), nl=False)
+
+
+@bench.command()
+@click.argument("json_file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--into", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Page to update.")
+def render(json_file: Path, into: Path | None) -> None:
+    """Print the tables of a saved run, or put them between a page's markers."""
+    import msgspec
+
+    from bench.report import Report, put_into
+    from bench.report import render as tables
+
+    report = msgspec.json.decode(json_file.read_bytes(), type=Report)
+    if into is None:
+        click.echo(tables(report), nl=False)
+        return
+    try:
+        put_into(into, tables(report))
+    except ValueError as error:
+        raise click.ClickException(f"{into}: {error}") from None
+    click.echo(f"wrote {os.fspath(into)}")

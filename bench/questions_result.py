@@ -1,0 +1,43 @@
+"""What the question benchmark found, as plain data: rendering it needs no torch."""
+
+from __future__ import annotations
+
+import msgspec
+
+from bench.figures import Latency
+
+
+class Disagreement(RuntimeError):
+    """Two contenders that read the same tokens gave different answers."""
+
+
+class Point(msgspec.Struct, frozen=True):
+    """One context size: medians of the question's latency in ms; ``dense_ms`` where it ran."""
+
+    context_tokens: int
+    ours_ms: float
+    kept_ms: float
+    dense_ms: float | None
+
+
+class Questions(msgspec.Struct, frozen=True):
+    """One model's figures. Ratios are ours over the reference, medians over pairs taken in turn."""
+
+    model: str
+    parameters: int
+    question_tokens: int
+    bar_tokens: float
+    bars_an_update: int
+    ours: Latency
+    kept: Latency
+    ratio_kept: float
+    ratio_dense: list[float]
+    slope_ours: float
+    slope_kept: float
+    ingest_ours: Latency
+    ingest_kept: Latency
+    ingest_ratio: float
+    agreed: int
+    compared: int
+    largest_logit_difference: float
+    points: list[Point]

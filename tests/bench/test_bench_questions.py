@@ -1,0 +1,110 @@
+"""The question benchmark measures contenders that give the same answers, and notices when they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from bench.contenders import Dense, KeptCache, Regions, Reply
+from bench.questions import EIGHTY, EMBEDDED, Race, run
+from bench.questions_result import Disagreement
+from bench.scenario import Scenario, Size, make_scenario, synthetic_bars
+from engine.embedded import build_model, embedded_directory
+from engine.model import LoadedModel, load_model
+from engine.prompt import PromptFormat
+
+SIZE = Size(first=6, rounds=3, bars=4)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return embedded_directory(tmp_path_factory.mktemp("models"), hidden=64, layers=2)
+
+
+@pytest.fixture(scope="module")
+def loaded(directory: Path) -> LoadedModel:
+    return load_model(directory, dtype="float32", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def scenario(loaded: LoadedModel) -> Scenario:
+    return make_scenario(PromptFormat.of(loaded.tokenizer), SIZE)
+
+
+def test_a_run_has_every_point_and_every_answer_agrees(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Contexts grow by whole updates; ours, kept cache and dense give the same tokens and logits."""
+    monkeypatch.setattr("bench.questions.embedded_directory", lambda **shape: directory)
+    found = run(replace(EMBEDDED, size=SIZE, repeats=2, dense_rounds=(0, 2)), threads=1)
+    assert [point.dense_ms is None for point in found.points] == [False, True, False]
+    steps = [b.context_tokens - a.context_tokens for a, b in pairwise(found.points)]
+    assert sum(steps) == pytest.approx(found.bar_tokens * 4 * 2, rel=0.2)
+    assert found.ours.n == found.kept.n == 6
+    assert found.agreed == found.compared == 8
+    assert found.largest_logit_difference < 1e-3
+
+
+def test_contenders_answer_alike_and_asking_changes_nothing(
+    directory: Path, loaded: LoadedModel, scenario: Scenario
+) -> None:
+    """Asked twice at every context, each contender repeats itself and equals the dense forward."""
+    plain = AutoModelForCausalLM.from_pretrained(directory, attn_implementation="sdpa").eval()
+    contenders = [Regions(loaded, scenario), KeptCache(plain, scenario), Dense(plain, scenario)]
+    for update in (scenario.first, *scenario.updates):
+        for contender in contenders:
+            contender.ingest(update)
+        replies = [contender.ask(scenario.question) for contender in contenders for _ in range(2)]
+        for reply in replies:
+            assert reply.token == replies[-1].token
+            assert reply.logit == pytest.approx(replies[-1].logit, abs=1e-4)
+
+
+class Fixed:
+    """Answers the same whatever it is asked."""
+
+    def __init__(self, reply: Reply) -> None:
+        self._reply = reply
+
+    def ingest(self, records: Sequence[Sequence[int]]) -> None:
+        pass
+
+    def ask(self, question: Sequence[int]) -> Reply:
+        return self._reply
+
+
+def test_a_different_answer_fails_the_run_unless_it_is_a_tie(scenario: Scenario) -> None:
+    """Another token with a clear gap raises; within fp32's noise it is counted as not agreed."""
+    ours, clear, tied = Fixed(Reply(5, 1.0, 2e-4)), Fixed(Reply(6, 1.0, 0.5)), Fixed(Reply(6, 1.0, 1e-4))
+    with pytest.raises(Disagreement, match="token=6"):
+        Race(scenario, ours, clear, ours).round(scenario.updates[0], 1, with_dense=False)
+    race = Race(scenario, ours, tied, ours)
+    for update in scenario.updates:
+        race.round(update, 1, with_dense=True)
+    found = race.result("fixed", 0)
+    assert (found.agreed, found.compared) == (3, 6)
+
+
+def test_the_scenario_is_the_papers(loaded: LoadedModel) -> None:
+    """925 bars of one second each in order, about 16 tokens a bar, a question of about 40 tokens."""
+    full = make_scenario(PromptFormat.of(loaded.tokenizer), EMBEDDED.size)
+    assert [len(full.first), len(full.updates), {len(update) for update in full.updates}] == [100, 15, {55}]
+    bars = synthetic_bars(20, 7)
+    assert (bars["ts_open"][1:] - bars["ts_open"][:-1] == 1_000_000_000).all()
+    per_bar = (full.tokens - len(full.frozen)) / 925
+    assert 14 <= per_bar <= 19
+    assert 30 <= len(full.question) <= 50
+
+
+def test_the_larger_model_has_about_eighty_million_parameters() -> None:
+    """The shape the issue names, counted without building its weights."""
+    import torch
+
+    with torch.device("meta"):
+        model = build_model(**EIGHTY.shape, seed=0)
+    assert sum(parameter.numel() for parameter in model.parameters()) == 81_808_128

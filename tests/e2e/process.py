@@ -1,0 +1,241 @@
+"""A `foretick` command as a subprocess, and what surrounds it: a service manager, readers and writers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from click.testing import CliRunner, Result
+
+from daemon.cli import main
+from feeds.codec import decode_message
+from feeds.kafka import KafkaSink, KafkaSource
+from feeds.messages import Answer, AnyMessage
+from tests.e2e.support import until
+from tests.kafka_server import free_ports
+
+START_S = 60.0
+FORETICK = str(Path(sys.executable).with_name("foretick"))
+
+
+def command(*arguments: str, timeout_s: float = 90.0) -> subprocess.CompletedProcess[str]:
+    """Run `foretick ARGUMENTS` to its end."""
+    return subprocess.run(
+        [FORETICK, *arguments], capture_output=True, text=True, timeout=timeout_s, check=False
+    )
+
+
+def invoke(*arguments: str) -> Result:
+    """As `command`, in this process and without its start-up; logging is put back afterwards."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    try:
+        return CliRunner().invoke(main, arguments)
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+
+
+class Manager:
+    """The service manager's end of NOTIFY_SOCKET."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = str(folder / "notify")
+        self.messages: list[str] = []
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(self.path)
+        self._socket.setblocking(False)
+
+    def saw(self, state: str) -> int:
+        """How often a state like READY=1 was told so far."""
+        while True:
+            try:
+                self.messages.append(self._socket.recv(4096).decode())
+            except BlockingIOError:
+                break
+        return sum(state in message.splitlines() for message in self.messages)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class Daemon:
+    """`foretick run` on a configuration; ended by its process id when the block is left."""
+
+    def __init__(self, folder: Path, config: str, environment: Mapping[str, str] | None = None) -> None:
+        (self.http_port,) = free_ports(1)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._config = folder / "foretick.toml"
+        self._config.write_text(f"{config}\n[http]\nport = {self.http_port}\n")
+        self._log = folder / "log"
+        self._environment = {**os.environ, **(environment or {})}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [FORETICK, "run", "--config", str(self._config)],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self._environment,
+            )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        process = self._running
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        if error is not None:
+            error.add_note(f"log of the daemon:\n{self.log[-6000:]}")
+
+    @property
+    def _running(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None, "only inside its block"
+        return self._process
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def signal(self, number: int) -> None:
+        self._running.send_signal(number)
+
+    def wait(self, timeout_s: float) -> int:
+        """The exit status."""
+        return self._running.wait(timeout_s)
+
+    def terminate(self, timeout_s: float) -> int:
+        """SIGTERM, and the exit status."""
+        self.signal(signal.SIGTERM)
+        return self.wait(timeout_s)
+
+    def engine(self) -> int | None:
+        """Process id of the engine, while there is one."""
+        pid = self._running.pid
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            if b"engine_process" in Path(f"/proc/{child}/cmdline").read_bytes():
+                return int(child)
+        return None
+
+    def get(self, path: str) -> tuple[int, str]:
+        """Status and body of an HTTP request; (0, "") while nobody listens."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}{path}", timeout=5) as response:
+                return response.status, response.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+        except OSError:
+            return 0, ""
+
+    async def ready(self, timeout_s: float = START_S) -> None:
+        """Until /readyz says so; fails at once if the process ended."""
+
+        def look() -> bool:
+            if self._running.poll() is not None:
+                raise AssertionError(f"the daemon ended with {self._running.returncode}")
+            return self.get("/readyz")[0] == 200
+
+        await until_slowly(look, timeout_s, "readiness")
+
+    def metric(self, name: str, **labels: str) -> float:
+        """One series of /metrics; sums those that have the labels."""
+        found = [
+            float(value)
+            for series, value in re.findall(r"^(\S+) (\S+)$", self.get("/metrics")[1], re.MULTILINE)
+            if series.partition("{")[0] == name and all(f'{k}="{v}"' in series for k, v in labels.items())
+        ]
+        assert found, f"/metrics has no {name} with {labels}"
+        return sum(found)
+
+    def reasons(self) -> list[str]:
+        """What /readyz says is missing."""
+        return list(json.loads(self.get("/readyz")[1])["reasons"])
+
+
+async def until_slowly(condition: Callable[[], object], timeout_s: float = START_S, what: str = "") -> None:
+    """As `until`, for conditions that block or cost something: a look every 100 ms, in a thread."""
+    deadline = time.monotonic() + timeout_s
+    while not await asyncio.to_thread(condition):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {timeout_s:g} s: {what or condition}")
+        await asyncio.sleep(0.1)
+
+
+class Topics:
+    """The other side of the broker: writes records, and reads a topic from its beginning."""
+
+    def __init__(self, bootstrap: str, trades: str, answers: str) -> None:
+        self._bootstrap = bootstrap
+        self._trades = trades
+        self._sink = KafkaSink("test-trades", bootstrap)
+        self._source = KafkaSource("test-answers", bootstrap, [answers], None)
+        self._reading: asyncio.Task[None] | None = None
+        self.messages: list[AnyMessage] = []
+
+    async def __aenter__(self) -> Self:
+        await asyncio.gather(self._sink.start(), self._source.start())
+        self._reading = asyncio.create_task(self._read())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
+        await asyncio.gather(self._sink.stop(), self._source.stop())
+
+    async def produce(self, records: Iterable[tuple[str, bytes]]) -> None:
+        """(key, payload) each; returns when all are acknowledged."""
+        sent = [self._sink.publish(self._trades, key.encode(), payload, {}) for key, payload in records]
+        await asyncio.wait_for(asyncio.gather(*sent), 60)
+
+    def answers(self, session: str) -> list[Answer]:
+        return [m for m in self.messages if isinstance(m, Answer) and m.session == session]
+
+    async def answered(self, session: str, version: int, questions: int = 6, timeout_s: float = 30) -> None:
+        """Until so many answers of a version were read back."""
+
+        def there() -> bool:
+            return sum(a.data_version == version for a in self.answers(session)) >= questions
+
+        await until(there, timeout_s, f"{questions} answers of {session} version {version}")
+
+    async def _read(self) -> None:
+        async for batch in self._source.batches():
+            self.messages += [decode_message(message.payload) for message in batch]
+
+
+async def committed(bootstrap: str, group: str, topic: str, partitions: int) -> dict[int, int | None]:
+    """The group's stored offsets by partition."""
+    consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, group_id=group, enable_auto_commit=False)
+    await consumer.start()
+    try:
+        return {p: await consumer.committed(TopicPartition(topic, p)) for p in range(partitions)}
+    finally:
+        await consumer.stop()
+
+
+def gone(pid: int) -> bool:
+    """The process is no more (or only waits to be reaped)."""
+    try:
+        return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return True

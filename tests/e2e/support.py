@@ -1,0 +1,165 @@
+"""What the daemon's tests share: sources and sinks in memory, messages, and waiting for a condition."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from daemon.sections import Bars, Config, Http, Log, Process, Query, Scheduler, Session
+from daemon.units import Duration
+from feeds.codec import decode_message
+from feeds.messages import Answer, DataUpdated, DeadLetter
+from feeds.source import CommitFailed, Incoming, Kind, Partition, PublishRefused, SinkStopped
+
+T = TypeVar("T")
+TOPIC = "md.trades.v1"
+SECOND = 1_000_000_000
+START = 1_723_161_255 * SECOND
+"""Event time of a test's first trade, ns."""
+
+
+async def until(condition: Callable[[], T], timeout_s: float = 20.0, what: str = "") -> T:
+    """The first truthy value of ``condition``, looked at every 5 ms; TimeoutError names what was awaited."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {timeout_s:g} s: {what or condition}")
+        await asyncio.sleep(0.005)
+    return value
+
+
+def trade(symbol: str, ts_event: int, price: str = "100.00", size: str = "1", **more: object) -> bytes:
+    """A trade as it stands on the wire, JSON."""
+    venue, _, name = symbol.partition(":")
+    fields = {
+        "type": "trade",
+        "venue": venue,
+        "symbol": name,
+        "ts_event": ts_event,
+        "ts_recv": ts_event,
+        "price": price,
+        "size": size,
+    }
+    return msgspec.json.encode(fields | more)
+
+
+def incoming(payload: bytes, offset: int, partition: int = 0, topic: str = TOPIC) -> Incoming:
+    return Incoming(topic, partition, offset, None, payload, {}, time.time_ns())
+
+
+class QueueSource:
+    """A source that yields what a test puts in, and remembers what is asked of it."""
+
+    def __init__(self, kind: Kind = "pausing", name: str = "test") -> None:
+        self.name, self.kind = name, kind
+        self.lost = 0
+        self.paused = False
+        self.pauses = 0
+        self.starts = 0
+        self.committed: dict[Partition, int] = {}
+        self.refuse_commits = False
+        self.refused = 0
+        self._queue: asyncio.Queue[list[Incoming] | None] = asyncio.Queue()
+
+    def put(self, *batches: Sequence[Incoming]) -> None:
+        for batch in batches:
+            self._queue.put_nowait(list(batch))
+
+    def end(self) -> None:
+        """No more data: ``batches`` ends after what was put."""
+        self._queue.put_nowait(None)
+
+    async def start(self) -> None:
+        self.starts += 1
+
+    async def batches(self) -> AsyncIterator[list[Incoming]]:
+        while (batch := await self._queue.get()) is not None:
+            yield batch
+
+    def pause(self) -> None:
+        self.paused = True
+        self.pauses += 1
+
+    def resume(self) -> None:
+        self.paused = False
+
+    async def commit(self, offsets: Mapping[Partition, int]) -> None:
+        if self.refuse_commits:
+            self.refused += 1
+            raise CommitFailed("the test says no")
+        self.committed.update(offsets)
+
+    async def stop(self) -> None:
+        pass
+
+
+class MemorySink:
+    """A sink that keeps what it gets, holds acknowledgements back, or refuses."""
+
+    def __init__(self, name: str = "test") -> None:
+        self.name = name
+        self.sent: list[tuple[str, bytes | None, bytes, dict[str, bytes]]] = []
+        self.acknowledging = asyncio.Event()
+        self.acknowledging.set()
+        self.refuses: Callable[[bytes], bool] = lambda payload: False
+        self.holds: Callable[[bytes], bool] = lambda payload: True
+        """Which messages wait for ``acknowledging``."""
+        self._stopped = asyncio.Event()
+
+    async def start(self) -> None:
+        pass
+
+    async def publish(
+        self, topic: str, key: bytes | None, payload: bytes, headers: Mapping[str, bytes]
+    ) -> None:
+        if self._stopped.is_set():
+            raise SinkStopped("stopped")
+        if self.refuses(payload):
+            raise PublishRefused("the test refuses it")
+        self.sent.append((topic, key, payload, dict(headers)))
+        if not self.holds(payload):
+            return
+        waits = [asyncio.ensure_future(event.wait()) for event in (self.acknowledging, self._stopped)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        if not self.acknowledging.is_set():
+            raise SinkStopped("stopped before the acknowledgement")
+
+    async def flush(self) -> None:
+        pass
+
+    async def stop(self) -> None:
+        self._stopped.set()
+
+    def messages(self, topic: str) -> list[Answer | DataUpdated | DeadLetter]:
+        """What was sent to a topic, decoded, in order."""
+        return [decode_message(payload) for to, _, payload, _ in self.sent if to == topic]  # type: ignore[misc]  # these are
+
+
+def sessions(*symbols: str, **settings: object) -> tuple[Session, ...]:
+    """A session for each VENUE:SYMBOL, named like the symbol in small letters."""
+    return tuple(
+        Session(name=symbol.partition(":")[2].lower(), symbol=symbol, **settings)  # type: ignore[arg-type]  # a Session's
+        for symbol in symbols
+    )
+
+
+def inproc_config(symbols: Iterable[str] = ("V:AAA",), **settings: object) -> Config:
+    """A daemon in this process on free ports, one-second bars; ``settings`` replace the file's sections."""
+    defaults: dict[str, object] = {
+        "sessions": sessions(*symbols, retention_tokens=1024),
+        "bars": Bars(interval=Duration(SECOND)),
+        "scheduler": Scheduler(max_new_tokens=64),
+        "query": Query(endpoint="tcp://127.0.0.1:*"),
+        "http": Http(port=0),
+        "process": Process(mode="inproc", drain=Duration(5 * SECOND)),
+        "log": Log(level="warning"),
+    }
+    return Config(**(defaults | settings))  # type: ignore[arg-type]  # a Config's

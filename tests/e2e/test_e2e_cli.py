@@ -1,0 +1,388 @@
+"""The commands, as typed: replay in three directions, check, ask, demo."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import os
+import re
+import socket
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import msgspec
+import pytest
+import zmq.asyncio
+from click.testing import Result
+
+from daemon.front import Front
+from daemon.query_client import QueryClient
+from feeds.codec import decode_record
+from feeds.kafka import KafkaSource, quiet_client_log
+from feeds.messages import AnyRecord
+from feeds.mock_broker import MockBroker
+from feeds.replay_source import ReplaySource
+from feeds.source import Incoming
+from flash.questions import PAPER_SIX
+from tests.e2e.process import FORETICK, Daemon, command, invoke, until_slowly
+from tests.e2e.support import TOPIC
+from tests.kafka_server import REPOSITORY, free_ports
+
+LINE = re.compile(r"^(\S+) v(\d+) (\w+): (.*) \(gap [\d.]+\)(?: \[(.*)\])?$")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A small file of one shape, and how its real counterpart is called."""
+
+    form: str
+    content: str
+    symbol: str
+    records: int
+    bars: int
+    real: str
+    until: str
+    """Where playing the real file ends, so that a slow machine is through in seconds."""
+    real_bars: int
+    """Bars up to there."""
+
+
+_FRAME = (
+    '{"stream":"btcusdt@trade","data":{"s":"BTCUSDT","t":%d,"p":"61837.%02d","q":"0.02","T":%d,"m":true}}'
+)
+_T0 = 1_723_161_255_342
+SAMPLES = [
+    Sample(
+        "btc_perp_bars",
+        "timestamp,open,high,low,close,volume\n"
+        + "".join(
+            f"2022-01-05 00:{m:02d}:00,46319.0,46385.0,46300.5,46377.0,23004{m}.7295\n" for m in range(7)
+        ),
+        "PERP:BTCUSD",
+        7,
+        7,
+        "btc_perp_1m_202201.csv",
+        "2022-01-01T00:00:00Z",
+        59,  # every minute from 23:01
+    ),
+    Sample(
+        "sp500_bars",
+        "Date,Open,Close,High,Low,Volume\n"
+        + "".join(f"11/5/2019 9:{m},3080.8,3080.49,3081.47,3080.3,0\n" for m in range(30, 36)),
+        "INDEX:SPX",
+        6,
+        6,
+        "sp500_index_1m_20191105.csv",
+        "2019-11-05T15:00:00Z",
+        30,  # 9:30 to 10:00 Eastern
+    ),
+    Sample(
+        "histdata_quotes",
+        "".join(f"20200101 1700{s:02d}065,1.12106,1.1213{s % 10},0\n" for s in range(12)),
+        "HISTDATA:EURUSD",
+        12,
+        12,
+        "histdata_eurusd_ticks_20200101.csv",
+        "2020-01-01T22:02:00Z",
+        17,
+    ),
+    Sample(
+        "binance_capture",
+        "".join(
+            f"{(_T0 - 1272 + n * 400) * 1_000_000} {_FRAME % (n, n, _T0 + n * 400)}\n" for n in range(16)
+        ),
+        "BINANCE:BTCUSDT",
+        16,
+        7,  # 6.0 s from x.342: seconds x to x + 6
+        "binance_spot_btcusdt_20240808_raw.gz",
+        "2024-08-08T23:54:25Z",
+        11,  # of quotes, which come first in the capture
+    ),
+]
+
+
+@pytest.fixture(params=SAMPLES, ids=lambda sample: sample.form)
+def sample(request: pytest.FixtureRequest) -> Sample:
+    found: Sample = request.param
+    return found
+
+
+def write(sample: Sample, folder: Path) -> Path:
+    path = folder / ("tape.gz" if sample.form == "binance_capture" else "tape.csv")
+    raw = sample.content.encode()
+    path.write_bytes(gzip.compress(raw) if path.suffix == ".gz" else raw)
+    return path
+
+
+def real_file(sample: Sample) -> Path:
+    folder = os.environ.get("FORETICK_DATA")
+    if not folder:
+        pytest.skip("set FORETICK_DATA to the folder of the recorded files to play them")
+    return Path(folder) / sample.real
+
+
+@pytest.fixture
+def front(monkeypatch: pytest.MonkeyPatch) -> list[Front]:
+    """The front that a replay makes, once it has."""
+    made: list[Front] = []
+
+    class Remembered(Front):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            made.append(self)
+
+    monkeypatch.setattr("daemon.replay.Front", Remembered)
+    return made
+
+
+def bars(front: Front) -> int:
+    (session,) = front.config.sessions
+    return int(front.store.value("foretick_bars_total", session=session.name))
+
+
+def printed(text: str) -> list[re.Match[str]]:
+    return [found for line in text.splitlines() if (found := LINE.match(line))]
+
+
+def test_a_file_through_the_daemon_is_answered_to_its_last_bar(
+    tmp_path: Path, sample: Sample, front: list[Front]
+) -> None:
+    done = invoke(*_replay(write(sample, tmp_path), sample), "--to", "inproc", "--speed", "0")
+    assert done.exit_code == 0, done.stderr
+    lines = printed(done.stdout)
+    assert {line[1] for line in lines} == {sample.symbol}
+    by_version = Counter(int(line[2]) for line in lines)
+    assert set(by_version.values()) == {6}
+    assert all("untrained" in line[5] for line in lines)
+    assert ("skewed_clock" in done.stdout) == (sample.form == "binance_capture")
+    assert done.stdout.splitlines()[-1] == f"{len(lines)} answers, 0 malformed lines"
+    assert bars(front[0]) == sample.bars
+    assert front[0].tracker.outstanding() == 0, "an answer covers every record, the last bar's too"
+    assert ("warm_up" in lines[-1][5]) == (sample.bars <= 10)
+
+
+def test_a_real_file_through_the_daemon(sample: Sample, front: list[Front]) -> None:
+    path = real_file(sample)
+    done = invoke(*_replay(path, sample), "--to", "inproc", "--speed", "0", "--until", sample.until)
+    assert done.exit_code == 0, done.stderr
+    lines = printed(done.stdout)
+    assert lines
+    assert {line[1] for line in lines} == {sample.symbol}
+    assert bars(front[0]) == sample.real_bars
+    assert front[0].tracker.outstanding() == 0
+    assert done.stdout.splitlines()[-1] == f"{len(lines)} answers, 0 malformed lines"
+
+
+def _replay(path: Path, sample: Sample) -> list[str]:
+    return ["replay", str(path), "--format", sample.form]
+
+
+async def test_a_file_to_kafka_arrives_record_by_record(tmp_path: Path, sample: Sample) -> None:
+    quiet_client_log()
+    with MockBroker() as broker:
+        broker.create_topic(TOPIC)
+        arguments = [*_replay(write(sample, tmp_path), sample), "--speed", "0", "--to", "kafka"]
+        done = await asyncio.to_thread(command, *arguments, "--bootstrap", broker.bootstrap)
+        assert (done.returncode, done.stdout) == (
+            0,
+            f"{sample.records} records sent, 0 refused, 0 malformed lines\n",
+        )
+        source = KafkaSource("test", broker.bootstrap, [TOPIC], None)
+        await source.start()
+        got: list[AnyRecord] = []
+        keys = set()
+        async with asyncio.timeout(20):
+            async for batch in source.batches():
+                got += [decode_record(m.payload, m.headers["encoding"].decode()) for m in batch]
+                keys |= {m.key for m in batch}
+                if len(got) >= sample.records:
+                    break
+        await source.stop()
+    assert keys == {sample.symbol.encode()}
+    assert [record.seq for record in got] == list(range(1, sample.records + 1))
+    assert [record.ts_event for record in got] == sorted(record.ts_event for record in got)
+
+
+async def test_a_file_to_zeromq_arrives_record_by_record(tmp_path: Path) -> None:
+    sample = SAMPLES[0]
+    endpoint = f"tcp://127.0.0.1:{free_ports(1)[0]}"
+    context = zmq.asyncio.Context()
+    subscriber = context.socket(zmq.SUB)
+    subscriber.setsockopt(zmq.SUBSCRIBE, b"md.")
+    subscriber.setsockopt(zmq.RECONNECT_IVL, 20)
+    subscriber.connect(endpoint)
+    try:
+        arguments = [*_replay(write(sample, tmp_path), sample), "--speed", "0", "--to", "zmq"]
+        sending = asyncio.create_task(asyncio.to_thread(command, *arguments, "--endpoint", endpoint))
+        async with asyncio.timeout(60):
+            frames = [await subscriber.recv_multipart() for _ in range(sample.records)]
+        assert (await sending).returncode == 0
+    finally:
+        subscriber.close(linger=0)
+        context.term()
+    assert [msgspec.msgpack.decode(header)["seq"] for _, header, _ in frames] == list(range(1, 8))
+    assert [decode_record(payload).seq for *_, payload in frames] == list(range(1, 8))
+
+
+def test_replay_says_what_it_needs(tmp_path: Path) -> None:
+    path = write(SAMPLES[0], tmp_path)
+    for arguments, expected in (
+        (["--format", "nothing", "--to", "inproc"], "nothing"),
+        (["--format", "btc_perp_bars", "--to", "kafka"], "--bootstrap"),
+        (["--format", "btc_perp_bars", "--to", "zmq"], "--endpoint"),
+        (["--format", "btc_perp_bars", "--to", "inproc", "--from", "yesterday"], "zone"),
+        (["--format", "histdata_quotes", "--to", "inproc"], "no record"),
+    ):
+        done = invoke("replay", str(path), *arguments)
+        assert done.exit_code == 2, (arguments, done.stderr)
+        assert expected in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_a_truncated_file_is_played_to_where_it_breaks_off(tmp_path: Path) -> None:
+    sample = SAMPLES[3]
+    path = write(sample, tmp_path)
+    path.write_bytes(path.read_bytes()[:-12])
+    done = invoke(*_replay(path, sample), "--to", "inproc", "--speed", "0")
+    assert done.exit_code == 0, done.stderr
+    assert printed(done.stdout)
+    assert done.stdout.splitlines()[-1].endswith(" answers, 1 malformed lines")
+
+
+def test_a_file_that_cannot_be_read_any_more_ends_the_replay_with_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(self: ReplaySource) -> AsyncIterator[list[Incoming]]:
+        raise OSError("the disk is gone")
+        yield []
+
+    monkeypatch.setattr(ReplaySource, "batches", broken)
+    done = invoke(*_replay(write(SAMPLES[0], tmp_path), SAMPLES[0]), "--to", "inproc", "--speed", "0")
+    assert done.exit_code == 2
+    assert "OSError: the disk is gone" in done.stderr
+
+
+def test_check_passes_what_would_run_and_names_what_would_not(tmp_path: Path) -> None:
+    """All three examples: against a broker and ports that are there, then against none."""
+    with MockBroker() as broker, socket.create_server(("127.0.0.1", 0)) as taken:
+        for topic in ("md.trades.v1", "answers.v1", "dlq.v1"):
+            broker.create_topic(topic)
+        query, answers, feed, http = free_ports(4)
+        ports = [f"query.endpoint=tcp://127.0.0.1:{query}", f"sink.zeromq.endpoint=tcp://127.0.0.1:{answers}"]
+        ports.append(f"http.port={http}")
+        kafka = [f"{end}.kafka.bootstrap={broker.bootstrap}" for end in ("source", "sink")]
+        tape = write(SAMPLES[0], tmp_path)
+        zeromq = f"source.zeromq.endpoint=tcp://127.0.0.1:{feed}"
+        good = {"kafka": kafka, "zeromq": [zeromq], "replay": [f"source.replay.file={tape}"]}
+        for name, settings in good.items():
+            done = _check(name, *ports, *settings)
+            assert done.exit_code == 0, done.stdout + done.stderr
+            assert "WRONG" not in done.stdout
+            assert "passes its canary, untrained" in done.stdout
+        assert "12 standing questions over 2 sessions" not in done.stdout  # that one is kafka's
+        port = taken.getsockname()[1]
+        bad = [
+            *ports[1:2],
+            f"query.endpoint=tcp://127.0.0.1:{port}",
+            f"http.port={port}",
+            *kafka,
+            "source.kafka.topics=nowhere.v1",
+            "scheduler.max_prompt_tokens=5",
+        ]
+        done = _check("kafka", *bad)
+    assert done.exit_code == 2
+    wrong = {line.split()[1].rstrip(":") for line in done.stdout.splitlines() if line.startswith("WRONG")}
+    assert wrong == {"source.kafka.topic", "query.endpoint", "http.port", "scheduler.max_prompt_tokens"}
+    assert "nowhere.v1 does not exist" in done.stdout
+
+
+def test_check_names_a_missing_model_file_broker_and_format(tmp_path: Path) -> None:
+    port, nobody = free_ports(2)
+    model = f"model.path={tmp_path / 'none'}"
+    done = _check(
+        "replay", model, f"http.port={port}", "source.replay.file=none.csv", "source.replay.format=x"
+    )
+    assert done.exit_code == 2
+    wrong = {line.split()[1].rstrip(":") for line in done.stdout.splitlines() if line.startswith("WRONG")}
+    assert {"model.path", "source.replay.file", "source.replay.format"} <= wrong
+    done = _check(
+        "kafka", model, *(f"{end}.kafka.bootstrap=127.0.0.1:{nobody}" for end in ("source", "sink"))
+    )
+    assert done.exit_code == 2
+    assert "WRONG source.kafka.bootstrap: no" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def _check(example: str, *settings: str) -> Result:
+    path = REPOSITORY / "examples" / f"{example}.toml"
+    return invoke("check", "--config", str(path), *(w for s in settings for w in ("--set", s)))
+
+
+async def test_asking_a_running_daemon(tmp_path: Path) -> None:
+    """It replays a file; the standing question comes from the cache, another one is computed."""
+    (query_port,) = free_ports(1)
+    endpoint = f"tcp://127.0.0.1:{query_port}"
+    sample = SAMPLES[0]
+    config = f"""
+[bars]
+interval = "1m"
+[[sessions]]
+name = "btcperp"
+symbol = "{sample.symbol}"
+[source]
+kind = "replay"
+[source.replay]
+file = "{write(sample, tmp_path)}"
+format = "{sample.form}"
+speed = 0.0
+[query]
+endpoint = "{endpoint}"
+"""
+    trend = PAPER_SIX[0]
+    with Daemon(tmp_path, config) as daemon:
+        await daemon.ready()
+        await until_slowly(lambda: daemon.metric("foretick_bars_total") == sample.bars)
+        version = int(daemon.metric("foretick_data_version"))
+        with QueryClient(endpoint) as client:
+            await asyncio.to_thread(client.answers, "btcperp", "", version)
+
+        def ask(*arguments: str) -> Awaitable[CompletedProcess[str]]:
+            return asyncio.to_thread(command, "ask", *arguments, "--endpoint", endpoint)
+
+        choices = [word for choice in trend.choices or () for word in ("--choice", choice)]
+        cached = await ask("btcperp", trend.text, *choices)
+        computed = await ask("btcperp", "Rise or fall?", "--choice", "UP", "--choice", "DOWN")
+        nobody = await ask("nobody", "Rise or fall?")
+        assert daemon.terminate(20) == 0
+    assert cached.returncode == computed.returncode == 0
+    assert cached.stdout.splitlines()[0] in (trend.choices or ())
+    assert "answered ahead, untrained model" in cached.stdout
+    assert f"version {version}, " in cached.stdout
+    assert "computed now, untrained model" in computed.stdout
+    assert nobody.returncode == 1
+    assert "there is no session 'nobody'; there are: btcperp (unknown_session)" in nobody.stderr
+
+
+def test_the_demo_runs_by_itself_and_says_what_it_is() -> None:
+    done = command("demo", "--seconds", "6")
+    assert done.returncode == 0, done.stderr
+    assert "not Apache Kafka" in done.stdout
+    assert "untrained" in done.stdout
+    assert "asked over the query socket" in done.stdout
+    assert "latency by stage, ms" in done.stdout
+    counts = {
+        name: int(value.replace(",", ""))
+        for name, value in re.findall(r"│ ([a-z ]+?) +│ +([\d,]+) │", done.stdout)
+    }
+    assert counts["answers acknowledged"] == counts["answers read back"] > 0
+    assert counts["bars"] > 3 * 60
+    assert counts["records late"] == 0
+
+
+def test_the_console_script_is_installed() -> None:
+    assert Path(FORETICK).is_file()
+    assert command("--version").stdout.startswith("foretick")

@@ -1,0 +1,391 @@
+"""Records in, answers out, through the whole daemon in this process: real engine, no broker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from daemon.engine_build import build, limits_of
+from daemon.engine_spec import SettingError
+from daemon.executor import DeviceExecutor
+from daemon.front import Front
+from daemon.publisher import Route
+from daemon.query_client import QueryClient
+from daemon.query_messages import Ask, QueryError
+from daemon.sections import Bars, Config, Model, Question, Scheduler, Source
+from daemon.units import Duration
+from feeds.messages import Answer, DataUpdated, DeadLetter
+from feeds.source import Incoming
+from flash.questions import PAPER_SIX
+from regions.fork import Fork
+from scheduler.request import Record, Request, State
+from scheduler.scheduler import Scheduler as Steps
+from scheduler.types import Chunk, PriorityClass, Row
+from tests.e2e.support import (
+    SECOND,
+    START,
+    TOPIC,
+    MemorySink,
+    QueueSource,
+    incoming,
+    inproc_config,
+    sessions,
+    trade,
+    until,
+)
+
+NAMES = [question.name for question in PAPER_SIX]
+ANSWERS, UPDATES, DEAD = "answers.v1", "updates.v1", "dlq.v1"
+
+
+class Tape:
+    """Trades second by second, with running offsets."""
+
+    def __init__(self, *symbols: str) -> None:
+        self._symbols = symbols
+        self._offset = 0
+
+    def second(self, n: int, trades: int = 4) -> list[Incoming]:
+        """``trades`` trades of each symbol in second ``n``."""
+        batch = []
+        for i in range(trades):
+            for symbol in self._symbols:
+                price = f"{100 + (n * 7 + i * 3) % 11}.{n % 10}5"
+                batch.append(self.message(trade(symbol, START + n * SECOND + i * 1000, price, f"{i + 1}")))
+        return batch
+
+    def message(self, payload: bytes) -> Incoming:
+        self._offset += 1
+        return incoming(payload, self._offset - 1)
+
+
+class Recorder(DeviceExecutor):
+    """The real executor, remembering what every forward pass held."""
+
+    passes: ClassVar[list[list[tuple[int, int]]]] = []
+    """By pass: (version, tokens) of every fork in it; class-wide, because the daemon makes the executor."""
+
+    def execute(self, batch: Sequence[Chunk]) -> list[Row | None]:
+        forks = [c for c in batch if isinstance(c.target, Fork)]
+        self.passes.append([(c.target.version, len(c.tokens)) for c in forks])
+        return super().execute(batch)
+
+
+@contextlib.asynccontextmanager
+async def running(config: Config, source: QueueSource, sink: MemorySink) -> AsyncIterator[Front]:
+    front = Front(config, source=source, routes=[Route(sink, ANSWERS, UPDATES, DEAD)])
+    try:
+        await asyncio.wait_for(front.start(), 60)
+        yield front
+    finally:
+        if not front._stopping:  # the test has not done it
+            await front.stop()
+
+
+def answers(sink: MemorySink, session: str = "aaa") -> list[Answer]:
+    return [a for a in sink.messages(ANSWERS) if isinstance(a, Answer) and a.session == session]
+
+
+def count(front: Front, name: str, **labels: str) -> int:
+    return int(front.store.value(f"foretick_{name}_total", **labels))
+
+
+async def test_every_version_answers_all_questions_in_one_pass_and_says_what_it_read(monkeypatch):
+    monkeypatch.setattr("daemon.engine_host.DeviceExecutor", Recorder)
+    monkeypatch.setattr(Recorder, "passes", [])
+    source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
+    config = inproc_config(sessions=sessions("V:AAA", warm_up_records=5), standing="paper_six")
+    async with running(config, source, sink) as front:
+        for n in range(13):
+            source.put(tape.second(n))
+            await until(lambda n=n: len(answers(sink)) == 6 * n)  # second n closes the bar of n - 1
+        found = answers(sink)
+        assert [(a.data_version, a.question) for a in found if a.question != "exact_value"] == [
+            (v, name) for v in range(1, 13) for name in NAMES[:5]
+        ]
+        exact = [a for a in found if a.question == "exact_value"]
+        assert [a.data_version for a in exact] == list(range(1, 13))
+        # one forward pass a version answers the one-token questions and prefills the other
+        prompts = defaultdict(list)
+        for number, forks in enumerate(Recorder.passes):
+            for version, tokens in forks:
+                if tokens > 1:
+                    prompts[version].append(number)
+        assert set(prompts) == set(range(1, 13))
+        assert all(len(numbers) == 6 and len(set(numbers)) == 1 for numbers in prompts.values())
+        # what was read: four trades a bar, no trade twice, none left out
+        ranges = {a.data_version: [(i.first_offset, i.last_offset) for i in a.inputs] for a in found}
+        assert ranges == {v: [(4 * v - 4, 4 * v - 1)] for v in range(1, 13)}
+        assert {i.topic for a in found for i in a.inputs} == {TOPIC}
+        assert {a.data_version: a.as_of for a in found} == {
+            v: START + (v - 1) * SECOND + 3000 for v in range(1, 13)
+        }
+        # every answer owns up to what it is
+        assert {a.data_version for a in found if "warm_up" in a.flags} == set(range(1, 6))
+        assert all(a.untrained and "untrained" in a.flags and "gap" not in a.flags for a in found)
+        for question in PAPER_SIX[:5]:
+            assert {a.choice for a in found if a.question == question.name} <= set(question.choices or ())
+        assert {a.choice for a in exact} == {None}
+        assert all(a.logit_gap >= 0 and a.computed_tokens > 0 < a.latency.forward_ns for a in found)
+        # the past is reused, and grows
+        assert all(a.reused_tokens > b.reused_tokens for a, b in zip(found[6:], found, strict=False))
+        assert [m.data_version for m in sink.messages(UPDATES) if isinstance(m, DataUpdated)] == list(
+            range(1, 13)
+        )
+        # committed up to the open bar, and no further
+        await until(lambda: source.committed == {(TOPIC, 0): 48}, what="commit of everything answered")
+        assert count(front, "versions", session="aaa") == 12
+        assert count(front, "answers", session="aaa") == 72
+        assert await front.stop()
+    assert source.committed == {(TOPIC, 0): 48}
+
+
+async def test_asked_one_by_one_the_questions_get_the_answers_they_got_together():
+    source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
+    async with running(inproc_config(), source, sink) as front:
+        source.put(*(tape.second(n) for n in range(12)))
+        await until(lambda: [a for a in answers(sink) if a.data_version == front.board.states["aaa"].version])
+        await until(lambda: Counter(a.data_version for a in answers(sink))[_newest(front)] == 6)
+        version = _newest(front)
+        together = {a.question: a for a in answers(sink) if a.data_version == version}
+        for question in PAPER_SIX:
+            ask = Ask(1, "aaa", question.text, question.max_tokens, question.choices or ())
+            alone = await front.board._engine_ask(ask)  # past the cache
+            batched = together[question.name]
+            assert (alone.version, alone.text, alone.choice) == (version, batched.text, batched.choice)
+            assert alone.logit_gap == pytest.approx(batched.logit_gap, abs=1e-4)
+        # Over the socket the same question is served from the cache, reordered choices are computed.
+        assert front.query is not None
+        trend = PAPER_SIX[0]
+        with QueryClient(front.query.endpoint) as client:
+            cached = await asyncio.to_thread(client.ask, "aaa", trend.text, 1, trend.choices)
+            computed = await asyncio.to_thread(client.ask, "aaa", trend.text, 1, trend.choices[::-1])
+            assert (cached.cached, computed.cached) == (True, False)
+            assert cached.choice == computed.choice == together["trend"].choice
+            waited = await asyncio.to_thread(client.answers, "aaa", "", version)
+            assert {a.question: a.text for a in waited.answers} == {q: a.text for q, a in together.items()}
+            stats = await asyncio.to_thread(client.stats)
+            assert stats.values['foretick_asks_total{outcome="cached"}'] == 1
+            assert stats.stages["ask"].count == 2
+
+
+def _newest(front: Front) -> int:
+    return front.board.states["aaa"].version
+
+
+async def test_a_flood_is_coalesced_counted_and_answered_for_to_the_last_record():
+    source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA", "V:BBB")
+    async with running(inproc_config(["V:AAA", "V:BBB"]), source, sink) as front:
+        batches = [tape.second(n, trades=2) for n in range(200)]
+        last = batches[-1][0].offset - 1
+        source.put(*batches)
+        await until(lambda: source.committed.get((TOPIC, 0)) == last + 1, 60, "everything committed")
+        for session in ("aaa", "bbb"):
+            versions = count(front, "versions", session=session)
+            assert count(front, "bars", session=session) == 199
+            evaluated = Counter(a.data_version for a in answers(sink, session))
+            assert set(evaluated.values()) == {6}
+            assert count(front, "flash_coalesced", session=session) == 199 - len(evaluated) > 0
+            # Skipped versions hand their inputs on: the answers' ranges have no hole and no overlap.
+            trend = [a for a in answers(sink, session) if a.question == "trend"]
+            read = [(i.first_offset, i.last_offset) for a in trend for i in a.inputs]
+            mine = [m.offset for b in batches[:-1] for m in b if f'"{session.upper()}"'.encode() in m.payload]
+            assert [o for o in mine if not any(first <= o <= to for first, to in read)] == []
+            assert all(to < first for (_, to), (first, _) in pairwise(read))
+            assert max(evaluated) == versions
+        assert count(front, "ring_dropped", source="test") == 0
+
+
+async def test_what_a_dropping_ring_loses_is_counted_and_flagged():
+    source, sink, tape = QueueSource("dropping"), MemorySink(), Tape("V:AAA")
+    config = inproc_config(source=Source(ring_capacity=64))
+    async with running(config, source, sink) as front:
+        source.put(tape.second(0), tape.second(1))
+        await until(lambda: len(answers(sink)) == 6)
+        assert "gap" not in answers(sink)[0].flags
+        source.put([m for n in range(2, 4) for m in tape.second(n, trades=2000)])  # one push of 4000
+        source.put(tape.second(4))
+        await until(
+            lambda: count(front, "ring_dropped", source="test") and answers(sink)[-1].data_version > 1
+        )
+        source.put(tape.second(5), tape.second(6))
+        await until(lambda: answers(sink)[-1].as_of >= START + 5 * SECOND)
+        flagged = {a.data_version for a in answers(sink) if "gap" in a.flags}
+        assert flagged
+        assert 1 not in flagged
+        for n in range(7, 10):
+            source.put(tape.second(n))
+            await until(lambda n=n: answers(sink)[-1].as_of >= START + (n - 1) * SECOND)
+        assert "gap" not in answers(sink)[-1].flags, "one loss is told once"
+        assert source.pauses == 0
+
+
+async def test_late_and_out_of_order_ticks():
+    source, sink = QueueSource(), MemorySink()
+    config = inproc_config(bars=Bars(interval=Duration(SECOND), lateness=Duration(SECOND)))
+    tape = Tape("V:AAA")
+    async with running(config, source, sink) as front:
+
+        def tick(at_s: float) -> Incoming:
+            return tape.message(trade("V:AAA", START + int(at_s * SECOND)))
+
+        # 0.9 comes after 1.1: in time for its bar; 0.5 comes when that bar is closed: late
+        source.put([tick(0.1), tick(1.1), tick(0.9), tick(2.2), tick(0.5), tick(3.3)])
+        await until(lambda: len([a for a in answers(sink) if a.question == "trend"]) >= 1)
+        await until(lambda: count(front, "bars", session="aaa") == 2)
+        await until(lambda: answers(sink)[-1].data_version == front.board.states["aaa"].version > 0)
+        assert count(front, "records_late", session="aaa") == 1
+        await until(lambda: answers(sink)[-1].as_of == START + int(1.1 * SECOND))
+
+
+async def test_bad_messages_between_good_ones_change_nothing_but_the_counters():
+    source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
+    async with running(inproc_config(), source, sink) as front:
+        for n in range(4):
+            good = tape.second(n)
+            bad = [tape.message(p) for p in (b"{", b"x" * 10_000_000, trade("V:ZZZ", START))]
+            source.put(good[:2] + bad + good[2:])
+        await until(lambda: source.committed.get((TOPIC, 0)) == 21, what="commit up to the open bar")
+        assert count(front, "bars", session="aaa") == 3
+        letters = [m for m in sink.messages(DEAD) if isinstance(m, DeadLetter)]
+        assert Counter(letter.reason for letter in letters) == {"json": 4, "oversize": 4}
+        assert count(front, "records_malformed", reason="json") == 4
+        assert count(front, "records_malformed", reason="oversize") == 4
+        assert count(front, "records_unknown_symbol") == 4
+        assert count(front, "dead_letters") == 8
+
+
+async def test_a_question_longer_than_the_budget_fails_alone():
+    source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
+    long = "is the trend up or down " * 40
+    config = inproc_config(
+        questions=(Question(name="long", text=long), Question(name="short", text="Up or down?")),
+        scheduler=Scheduler(max_prompt_tokens=100, max_new_tokens=64),
+        standing="none",
+    )
+    async with running(config, source, sink) as front:
+        source.put(tape.second(0), tape.second(1))
+        await until(lambda: answers(sink))
+        assert [a.question for a in answers(sink)] == ["short"]
+        assert count(front, "answers_failed", reason="too_long") == 1
+        await until(lambda: source.committed.get((TOPIC, 0)) == 4, what="its records count as done with")
+        assert front.query is not None
+        with QueryClient(front.query.endpoint) as client:
+            with pytest.raises(QueryError, match="the limit is 100") as raised:
+                await asyncio.to_thread(client.ask, "aaa", long)
+            assert raised.value.code == "too_long"
+            with pytest.raises(QueryError, match="new tokens") as raised:
+                await asyncio.to_thread(client.ask, "aaa", "Up?", 65)
+            assert raised.value.code == "too_long"
+
+
+async def test_a_commit_that_fails_is_made_up_for():
+    source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
+    source.refuse_commits = True
+    async with running(inproc_config(), source, sink):
+        source.put(tape.second(0), tape.second(1))
+        await until(lambda: len(answers(sink)) == 6)
+        await until(lambda: source.refused)
+        assert source.committed == {}
+        source.refuse_commits = False
+        await until(lambda: source.committed == {(TOPIC, 0): 4})
+
+
+async def test_a_clean_stop_drains_and_leaves_nothing_behind():
+    source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
+    async with running(inproc_config(), source, sink) as front:
+        names = [front.store.name, front._ring.name if front._ring else ""]
+        assert all((Path("/dev/shm") / name.lstrip("/")).exists() for name in names)
+        source.put(*(tape.second(n) for n in range(30)))
+        await until(lambda: front.board.states["aaa"].version)
+        assert await front.stop(), "stopped in the middle of the work, nothing is lost"
+        found = answers(sink)
+        assert front.publisher._waiting == 0
+        assert found[-1].data_version == front.board.states["aaa"].version
+        assert source.committed[TOPIC, 0] == max(i.last_offset for a in found for i in a.inputs) + 1
+    assert not any((Path("/dev/shm") / name.lstrip("/")).exists() for name in names)
+    assert {task.get_name() for task in asyncio.all_tasks()} == {asyncio.current_task().get_name()}  # type: ignore[union-attr]  # we are one
+    alive = {thread.name for thread in threading.enumerate()}
+    assert not alive & {"device-worker", "data-plane", "heartbeat"}
+
+
+async def test_a_model_that_is_not_there_is_a_setting_s_fault(tmp_path):
+    config = inproc_config(model=Model(path=str(tmp_path / "nowhere")))
+    front = Front(config, source=QueueSource(), routes=[])
+    try:
+        with pytest.raises(SettingError, match=r"no config\.json") as raised:
+            await asyncio.wait_for(front.start(), 60)
+        assert raised.value.key == "model.path"
+        assert front._not_ready() == ["the engine is not up", "the source is not connected"]
+    finally:
+        await front.stop()
+
+
+async def test_a_source_that_fails_ends_the_daemon_with_its_error():
+    class Broken(QueueSource):
+        async def batches(self) -> AsyncIterator[list[Incoming]]:
+            raise ConnectionError("the feed is gone for good")
+            yield []
+
+    async with running(inproc_config(), Broken(), MemorySink()) as front:
+        with pytest.raises(ConnectionError, match="gone for good"):
+            await asyncio.wait_for(front.run(asyncio.Event()), 10)
+
+
+def test_an_answer_under_way_does_not_notice_that_the_tape_moves_on():
+    """Scheduler and engine alone, so that every step is ours: the question with and without new bars."""
+    question = "What comes next on this tape?"
+    still = _answer_while(question, new_bars=0)
+    moving = _answer_while(question, new_bars=24)
+    assert len(still) == 24
+    assert len(set(still)) > 3, "an answer of one repeated token would prove little"
+    assert moving == still
+
+
+def _answer_while(question: str, new_bars: int) -> list[int]:
+    """Tokens of a 24-token answer; after each step one more bar is appended, until older ones are evicted."""
+    config = inproc_config(sessions=sessions("V:AAA", retention_tokens=300))
+    built = build(config, {})
+    tape = built.tapes["aaa"]
+    scheduler = Steps(DeviceExecutor(built.engine), built.engine.pool, limits_of(config), lambda: 0)
+
+    def bar(n: int) -> Record:
+        return Record(
+            built.prompt.encode(f"10{n:02d}00,{100 + n}.25,{101 + n}.50,{99 + n}.75,101.25,{n}.500\n")
+        )
+
+    scheduler.append(tape, [bar(n) for n in range(12)])
+    while scheduler.step():
+        pass
+    version, evicted = tape.version, tape.evicted_tokens
+    done: list[Request] = []
+    scheduler.submit(
+        Request(
+            cls=PriorityClass.SESSION,
+            session="aaa",
+            prompt=built.prompt.question(question),
+            max_tokens=24,
+            on_done=done.append,
+            open_reader=tape.fork,
+        )
+    )
+    for n in range(100):
+        scheduler.step()
+        if done:
+            break
+        if n < new_bars:
+            scheduler.append(tape, [bar(12 + n)])
+    (request,) = done
+    assert (request.state, request.version) == (State.FINISHED, version)
+    if new_bars:
+        assert tape.version > version + 10
+        assert tape.evicted_tokens > evicted + 300, "nothing of what the answer reads is on the tape any more"
+    return request.output

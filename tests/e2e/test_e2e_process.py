@@ -1,0 +1,298 @@
+"""`foretick run` as its operator sees it: a process, its broker, its signals, its exit status."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import time
+import uuid
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from transformers import BloomConfig, BloomForCausalLM, GPT2Config, GPT2LMHeadModel
+
+from engine.embedded import build_tokenizer
+from feeds.kafka import KafkaSource, ensure_topics, quiet_client_log
+from feeds.messages import Answer
+from feeds.mock_broker import MockBroker
+from flash.questions import PAPER_SIX
+from tests.e2e.process import Daemon, Manager, Topics, command, committed, gone, until_slowly
+from tests.e2e.support import SECOND, START, trade, until
+from tests.fixtures_kafka import RealKafka
+from tests.kafka_server import free_ports
+
+SYMBOLS = {"aaa": "V:AAA", "bbb": "V:BBB"}
+DRAIN_S = 5.0
+MARGIN_S = 8.0
+"""Closing connections to a broker, and a busy machine."""
+NAMES = {question.name for question in PAPER_SIX}
+WATCHDOG_S = 2.0
+
+
+def kafka_config(bootstrap: str, suffix: str = "") -> str:
+    (query_port,) = free_ports(1)
+    tables = [
+        f'[[sessions]]\nname = "{name}"\nsymbol = "{symbol}"\nretention_tokens = 1024\n'
+        for name, symbol in SYMBOLS.items()
+    ]
+    return "\n".join(
+        [
+            *tables,
+            f'[source]\nkind = "kafka"\n[source.kafka]\nbootstrap = "{bootstrap}"',
+            f'topics = ["md.trades.v1{suffix}"]\ngroup = "foretick{suffix}"',
+            f'[sink.kafka]\nbootstrap = "{bootstrap}"\ntopic = "answers.v1{suffix}"\ndlq = "dlq.v1{suffix}"',
+            f'[query]\nendpoint = "tcp://127.0.0.1:{query_port}"',
+            f'[process]\ndrain = "{DRAIN_S:g}s"',
+        ]
+    )
+
+
+def second(n: int, trades: int = 3) -> list[tuple[str, bytes]]:
+    """Trades of both symbols in second ``n``, as (key, payload)."""
+    return [
+        (symbol, trade(symbol, START + n * SECOND + i * 1000, f"{100 + n % 7}.{i}5"))
+        for i in range(trades)
+        for symbol in SYMBOLS.values()
+    ]
+
+
+async def play(topics: Topics, seconds: range, version: int) -> int:
+    """Second by second, each when the one before is answered; returns the version reached.
+
+    ``version``: the sessions' version when the bar that is open now closes.
+    """
+    for n in seconds:
+        await topics.produce(second(n))
+        if n > 0:  # it closes the bar before
+            await asyncio.gather(*(topics.answered(name, version) for name in SYMBOLS))
+            version += 1
+    return version - 1
+
+
+def once_each(answers: list[Answer], versions: range) -> None:
+    """Every version and question exactly once, versions in order."""
+    assert Counter((a.data_version, a.question) for a in answers) == {
+        (version, name): 1 for version in versions for name in NAMES
+    }
+    trend = [a.data_version for a in answers if a.question == "trend"]
+    assert trend == list(versions)
+
+
+def read_by(answers: list[Answer]) -> dict[int, list[tuple[int, int]]]:
+    """Offset ranges by partition, sorted, each once."""
+    ranges = defaultdict(set)
+    for answer in answers:
+        for i in answer.inputs:
+            ranges[i.partition].add((i.first_offset, i.last_offset))
+    return {partition: sorted(found) for partition, found in ranges.items()}
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[Manager]:
+    quiet_client_log()
+    made = Manager(tmp_path)
+    yield made
+    made.close()
+
+
+async def test_a_daemon_s_life_on_the_embedded_broker(tmp_path: Path, manager: Manager) -> None:
+    """The broker comes later, ticks are answered once each, the engine is killed, a second Ctrl-C forces."""
+    with MockBroker() as broker:
+        for topic in ("md.trades.v1", "answers.v1", "dlq.v1"):
+            broker.create_topic(topic)
+        config = kafka_config(broker.bootstrap)
+        environment = {"NOTIFY_SOCKET": manager.path, "WATCHDOG_USEC": str(int(WATCHDOG_S * 1e6))}
+        broker.set_down()
+        with Daemon(tmp_path, config, environment) as daemon:
+            await until_slowly(lambda: "does not answer, retrying" in daemon.log, what="a line in the log")
+            await until_slowly(lambda: daemon.get("/healthz")[0] == 200)
+            assert daemon.get("/readyz")[0] == 503
+            assert daemon.reasons() == ["the engine is not up", "the source is not connected"]
+            assert (manager.saw("READY=1"), manager.saw("WATCHDOG=1")) == (0, 0)
+            broker.set_up()
+            await daemon.ready()
+            await until(lambda: manager.saw("READY=1") == 1)
+            async with Topics(broker.bootstrap, "md.trades.v1", "answers.v1") as topics:
+                reached = await play(topics, range(8), 1)
+                assert reached == 7
+                for name, symbol in SYMBOLS.items():
+                    once_each(topics.answers(name), range(1, 8))
+                    assert {a.symbol for a in topics.answers(name)} == {symbol}
+                    assert all(a.untrained and a.staleness_ns >= 0 for a in topics.answers(name))
+                await _bad_messages(daemon, topics, broker)
+                beats = manager.saw("WATCHDOG=1")
+                assert beats
+                await until(lambda: manager.saw("WATCHDOG=1") > beats + 1, what="signs of life")
+                assert daemon.metric("foretick_engine_up") == 1
+                assert daemon.metric("foretick_versions_total", session="aaa") == 7
+                assert daemon.metric("foretick_answers_total") == 2 * 7 * 6
+                before = time.monotonic()
+                assert daemon.terminate(DRAIN_S + MARGIN_S) == 0
+                assert time.monotonic() - before < DRAIN_S
+                assert manager.saw("STOPPING=1") == 1
+                # the trades of seconds 0 to 6 are answered; the open bar's and what follows it wait
+                stored = await committed(broker.bootstrap, "foretick", "md.trades.v1", 1)
+                assert stored == {0: 7 * 6}
+                first_life = {name: topics.answers(name) for name in SYMBOLS}
+
+                with Daemon(tmp_path / "second", config, environment) as again:
+                    await again.ready()
+                    await _second_life(again, topics, first_life)
+                    await _engine_killed(again, topics)
+                    broker.set_down()
+                    engine = again.engine()
+                    assert engine is not None
+                    again.signal(signal.SIGINT)
+                    await until(lambda: manager.saw("STOPPING=1") == 2)
+                    again.signal(signal.SIGINT)
+                    assert again.wait(5) == 130
+                    await until(lambda: gone(engine), what="the engine's end")
+                    broker.set_up()
+
+
+async def _bad_messages(daemon: Daemon, topics: Topics, broker: MockBroker) -> None:
+    """What cannot be used is counted and read back from the dead letters; nothing else changes."""
+    bad = [("V:AAA", b"{"), ("V:AAA", trade("V:AAA", START, "-1")), ("V:ZZZ", trade("V:ZZZ", START))]
+    await topics.produce(bad)
+    await until_slowly(lambda: daemon.metric("foretick_dead_letters_total") == 2)
+    assert daemon.metric("foretick_records_malformed_total", reason="json") == 1
+    assert daemon.metric("foretick_records_malformed_total", reason="price") == 1
+    assert daemon.metric("foretick_records_unknown_symbol_total") == 1
+    letters = KafkaSource("test-letters", broker.bootstrap, ["dlq.v1"], None)
+    await letters.start()
+    reasons: list[bytes] = []
+    async with asyncio.timeout(20):
+        async for batch in letters.batches():
+            reasons += [message.headers["reason"] for message in batch]
+            if len(reasons) == 2:
+                break
+    await letters.stop()
+    assert reasons == [b"json", b"price"]
+
+
+async def _second_life(daemon: Daemon, topics: Topics, before: dict[str, list[Answer]]) -> None:
+    """A restart goes on after the last answered tick: nothing twice, nothing left out."""
+    topics.messages.clear()
+    # second 7 was read and not answered: it is read again, and second 8 closes it as version 1
+    reached = await play(topics, range(8, 11), 1)
+    assert reached == 3
+    for name in SYMBOLS:
+        once_each(topics.answers(name), range(1, 4))
+        ranges = sorted(read_by(before[name] + topics.answers(name))[0])
+        assert all(last < first for (_, last), (first, _) in pairwise(ranges))
+        assert len(ranges) == 10
+    assert daemon.metric("foretick_records_repeated_total") == 0
+
+
+async def _engine_killed(daemon: Daemon, topics: Topics) -> None:
+    """The front starts another, reads again what was not answered, and versions go on where they were."""
+    engine = daemon.engine()
+    assert engine is not None
+    os.kill(engine, signal.SIGKILL)
+    await until_slowly(lambda: daemon.get("/readyz")[0] == 503)
+    assert "the engine process ended with status -9; starting it again" in daemon.log
+    await daemon.ready()
+    assert daemon.engine() not in (None, engine)
+    assert daemon.metric("foretick_engine_restarts_total") == 1
+    await until_slowly(lambda: daemon.metric("foretick_engine_up") == 1)
+    await topics.produce(second(11))
+    await asyncio.gather(*(topics.answered(name, 4, timeout_s=60) for name in SYMBOLS))
+    await topics.produce(second(12))
+    await asyncio.gather(*(topics.answered(name, 5) for name in SYMBOLS))
+    for name in SYMBOLS:
+        ranges = read_by(topics.answers(name))[0]
+        assert len(ranges) == 5, "three bars before, two after, none of them twice"
+
+
+@pytest.mark.kafka
+async def test_a_daemon_s_life_on_apache_kafka(
+    tmp_path: Path, manager: Manager, real_kafka: RealKafka
+) -> None:
+    """Once each over two partitions; the broker goes and comes back; SIGTERM; a restart goes on."""
+    suffix = f".{uuid.uuid4().hex[:8]}"
+    trades, answers = f"md.trades.v1{suffix}", f"answers.v1{suffix}"
+    bootstrap = real_kafka.bootstrap
+    await ensure_topics(bootstrap, {trades: 2, answers: 1, f"dlq.v1{suffix}": 1})
+    config = kafka_config(bootstrap, suffix)
+    async with Topics(bootstrap, trades, answers) as topics:
+        with Daemon(tmp_path, config) as daemon:
+            await daemon.ready()
+            reached = await play(topics, range(6), 1)
+            for name in SYMBOLS:
+                once_each(topics.answers(name), range(1, reached + 1))
+            if real_kafka.server is not None:
+                lines = daemon.log.count("does not answer")
+                await asyncio.to_thread(real_kafka.server.stop)
+                await until_slowly(lambda: daemon.log.count("does not answer") > lines)
+                await asyncio.to_thread(real_kafka.server.start)
+                reached = await play(topics, range(6, 10), reached + 1)
+            for name in SYMBOLS:
+                found = topics.answers(name)
+                assert {(a.data_version, a.question) for a in found} == {
+                    (version, question) for version in range(1, reached + 1) for question in NAMES
+                }, "nothing acknowledged was lost, nothing was skipped"
+            assert daemon.metric("foretick_engine_restarts_total") == 0
+            assert daemon.terminate(DRAIN_S + MARGIN_S) == 0
+        stored = await committed(bootstrap, f"foretick{suffix}", trades, 2)
+        read = read_by([a for name in SYMBOLS for a in topics.answers(name)])
+        assert {partition: stored[partition] for partition in read} == {
+            partition: max(last for _, last in ranges) + 1 for partition, ranges in read.items()
+        }, "committed up to the open bars, and no further"
+        before = {name: topics.answers(name) for name in SYMBOLS}
+        topics.messages.clear()
+        with Daemon(tmp_path / "second", config) as again:
+            await again.ready()
+            await play(topics, range(reached + 1, reached + 3), 1)
+            assert again.terminate(DRAIN_S + MARGIN_S) == 0
+        for name in SYMBOLS:
+            (ranges,) = read_by(before[name] + topics.answers(name)).values()
+            assert all(last < first for (_, last), (first, _) in pairwise(ranges)), "a tick answered twice"
+
+
+def test_an_unknown_key_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "bad.toml"
+    file.write_text("[pool]\nblokcs = 3\n")
+    done = command("run", "--config", str(file))
+    assert done.returncode == 2
+    assert done.stderr.startswith("pool.blokcs: there is no such key")
+
+
+@pytest.mark.parametrize("kind", ["missing", "gpt2", "bloom"])
+def test_a_model_that_cannot_be_served_is_named(tmp_path: Path, kind: str) -> None:
+    """GPT-2 has learnt positions and BLOOM has ALiBi: neither can live in position frames."""
+    model = tmp_path / kind
+    if kind == "gpt2":
+        gpt2 = GPT2Config(vocab_size=2048, n_positions=256, n_embd=32, n_layer=2, n_head=2)
+        GPT2LMHeadModel(gpt2).save_pretrained(model)
+        build_tokenizer().save_pretrained(model)
+    elif kind == "bloom":
+        BloomForCausalLM(BloomConfig(vocab_size=2048, hidden_size=32, n_layer=2, n_head=2)).save_pretrained(
+            model
+        )
+        build_tokenizer().save_pretrained(model)
+    port, query_port = free_ports(2)
+    file = tmp_path / "config.toml"
+    file.write_text(
+        f'[model]\npath = "{model}"\n[http]\nport = {port}\n[query]\nendpoint = "tcp://127.0.0.1:{query_port}"\n'
+    )
+    done = command("run", "--config", str(file))
+    assert done.returncode == 2, done.stderr
+    wrong = [line for line in done.stderr.splitlines() if "model.path: " in line]
+    assert wrong, done.stderr
+    assert ("no config.json" if kind == "missing" else kind) in wrong[0]
+
+
+def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        file = tmp_path / "config.toml"
+        file.write_text(f"[http]\nport = {port}\n")
+        done = command("run", "--config", str(file))
+    assert done.returncode == 1
+    assert f"cannot bind HTTP to 127.0.0.1:{port}" in done.stderr
+    assert "Traceback" not in done.stderr
