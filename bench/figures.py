@@ -34,7 +34,7 @@ def median_ratio(ours_ns: Sequence[int], reference_ns: Sequence[int]) -> float:
     return float(np.median([a / b for a, b in zip(ours_ns, reference_ns, strict=True)]))
 
 
-def slope_ms_per_1k(tokens: Sequence[int], samples_ns: Sequence[int]) -> float:
+def slope_ms_per_1k(tokens: Sequence[int], samples_ns: Sequence[float]) -> float:
     """Least-squares slope of latency over context, in ms for each 1,000 tokens.
 
     Raises ValueError when all contexts are the same.

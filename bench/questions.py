@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from bench.contenders import Contender, Dense, KeptCache, Regions, Reply
-from bench.figures import latency, median_ratio, slope_ms_per_1k
+from bench.figures import latency, median_ratio
 from bench.questions_result import Disagreement, Point, Questions
 from bench.scenario import PAPER, Records, Scenario, Size, make_scenario
 from engine.embedded import embedded_directory
@@ -69,7 +69,6 @@ class Race:
         self._scenario = scenario
         self._ours, self._kept, self._dense = ours, kept, dense
         self._context = len(scenario.frozen)
-        self._contexts: list[int] = []
         self._ask: tuple[list[int], list[int]] = ([], [])
         self._ingest: tuple[list[int], list[int]] = ([], [])
         self._points: list[Point] = []
@@ -86,7 +85,6 @@ class Race:
         question = self._scenario.question
         for turn in range(repeats):
             asked = in_turn([self._ours.ask, self._kept.ask], question, turn)
-            self._contexts.append(self._context)
             for times, (_, ns) in zip(self._ask, asked, strict=True):
                 times.append(ns)
             self._compare(asked[0][0], asked[1][0])
@@ -112,8 +110,6 @@ class Race:
             kept=latency(self._ask[1]),
             ratio_kept=median_ratio(*self._ask),
             ratio_dense=[p.ours_ms / p.dense_ms for p in self._points if p.dense_ms is not None],
-            slope_ours=slope_ms_per_1k(self._contexts, self._ask[0]),
-            slope_kept=slope_ms_per_1k(self._contexts, self._ask[1]),
             ingest_ours=latency(self._ingest[0]),
             ingest_kept=latency(self._ingest[1]),
             ingest_ratio=median_ratio(*self._ingest),

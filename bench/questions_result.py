@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from bench.figures import Latency
+from bench.figures import Latency, slope_ms_per_1k
 
 
 class Disagreement(RuntimeError):
@@ -32,8 +32,6 @@ class Questions(msgspec.Struct, frozen=True):
     kept: Latency
     ratio_kept: float
     ratio_dense: list[float]
-    slope_ours: float
-    slope_kept: float
     ingest_ours: Latency
     ingest_kept: Latency
     ingest_ratio: float
@@ -41,3 +39,17 @@ class Questions(msgspec.Struct, frozen=True):
     compared: int
     largest_logit_difference: float
     points: list[Point]
+
+    @property
+    def slope_ours(self) -> float:
+        """Ms for 1,000 tokens of context, through the medians: a few stalled samples would decide it else."""
+        return slope_ms_per_1k(
+            [p.context_tokens for p in self.points], [p.ours_ms * 1e6 for p in self.points]
+        )
+
+    @property
+    def slope_kept(self) -> float:
+        """The same of the kept cache."""
+        return slope_ms_per_1k(
+            [p.context_tokens for p in self.points], [p.kept_ms * 1e6 for p in self.points]
+        )

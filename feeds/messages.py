@@ -100,9 +100,9 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
     """One answer of one question about one session, and everything needed to judge it.
 
-    ``as_of`` is the event time of the newest record in the data version. ``staleness_ns`` is the
-    time since this daemon received that record (monotonic clock). ``logit_gap`` is the best logit minus the
-    second best over the choices (or the vocabulary); ``probability`` is set where the gap was calibrated. ``choice`` is
+    ``as_of`` is the event time of the newest record in the data version. ``staleness_ns`` is the time since
+    this daemon received that record (monotonic clock). ``logit_gap`` is the best logit minus the second best
+    over the choices (or the vocabulary); ``probability`` is set where the gap was calibrated. ``choice`` is
     None for free text.
     """
 

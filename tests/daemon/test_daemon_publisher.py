@@ -16,6 +16,7 @@ from daemon.sections import Config
 from daemon.units import Duration
 from feeds.messages import Answer, DataUpdated, DeadLetter, InputRange, Latency
 from flash.questions import PAPER_SIX
+from metrics.catalogue import FAILURES
 from metrics.store import MetricStore
 from tests.e2e.support import SECOND, START, TOPIC, MemorySink, inproc_config, sessions, until
 
@@ -226,11 +227,12 @@ async def test_a_question_without_an_answer_does_not_hold_its_records_back(rig):
     assert r.count("foretick_answers_failed_total", reason="nan_logits") == 1
 
 
-@pytest.mark.parametrize("code", ["no_memory", "open_failed", "whatever comes next"])
+@pytest.mark.parametrize("code", ["no_memory", "open_failed", "nan_logits", "whatever comes next"])
 async def test_every_code_of_the_engine_is_counted(rig, code):
     r = rig()
     r.publisher.failed(seam.AnswerFailed("aaa", "trend", 1, code, "a sentence", seam.Inputs(1, 1, 2)))
-    assert r.count("foretick_answers_failed_total", reason="other") == 1
+    reason = code if code in FAILURES else "other"
+    assert r.count("foretick_answers_failed_total", reason=reason) == 1
 
 
 async def test_questions_cut_off_by_the_end_leave_their_records_uncommitted(rig):

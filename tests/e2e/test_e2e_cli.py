@@ -18,9 +18,11 @@ import msgspec
 import pytest
 import zmq.asyncio
 from click.testing import Result
+from transformers import BloomConfig, BloomForCausalLM
 
 from daemon.front import Front
 from daemon.query_client import QueryClient
+from engine.embedded import build_tokenizer
 from feeds.codec import decode_record
 from feeds.kafka import KafkaSource, quiet_client_log
 from feeds.messages import AnyRecord
@@ -315,6 +317,16 @@ def test_check_names_a_missing_model_file_broker_and_format(tmp_path: Path) -> N
     assert done.exit_code == 2
     assert "WRONG source.kafka.bootstrap: no" in done.stdout
     assert "Traceback" not in done.stderr
+
+
+def test_check_names_an_architecture_that_cannot_be_served(tmp_path: Path) -> None:
+    """BLOOM's positions are ALiBi: there is nothing to turn when a frame moves on."""
+    bloom = BloomConfig(vocab_size=2048, hidden_size=32, n_layer=2, n_head=2)
+    BloomForCausalLM(bloom).save_pretrained(tmp_path)
+    build_tokenizer().save_pretrained(tmp_path)
+    done = _check("zeromq", f"model.path={tmp_path}", f"http.port={free_ports(1)[0]}")
+    assert done.exit_code == 2
+    assert "WRONG model.path: bloom: not exactly one rotary position base" in done.stdout
 
 
 def _check(example: str, *settings: str) -> Result:

@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from transformers import BloomConfig, BloomForCausalLM, GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from engine.embedded import build_tokenizer
 from feeds.kafka import KafkaSource, ensure_topics, quiet_client_log
@@ -262,18 +262,23 @@ def test_an_unknown_key_is_named(tmp_path: Path) -> None:
     assert done.stderr.startswith("pool.blokcs: there is no such key")
 
 
-@pytest.mark.parametrize("kind", ["missing", "gpt2", "bloom"])
+def test_a_format_that_is_not_there_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    session = '[[sessions]]\nname = "a"\nsymbol = "V:A"\n'
+    file.write_text(session + '[source]\nkind = "replay"\n[source.replay]\nfile = "x"\nformat = "nothing"\n')
+    done = command("run", "--config", str(file))
+    assert done.returncode == 2
+    assert "source.replay.format: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["missing", "gpt2"])
 def test_a_model_that_cannot_be_served_is_named(tmp_path: Path, kind: str) -> None:
-    """GPT-2 has learnt positions and BLOOM has ALiBi: neither can live in position frames."""
+    """GPT-2 has learnt positions, which cannot live in position frames."""
     model = tmp_path / kind
     if kind == "gpt2":
         gpt2 = GPT2Config(vocab_size=2048, n_positions=256, n_embd=32, n_layer=2, n_head=2)
         GPT2LMHeadModel(gpt2).save_pretrained(model)
-        build_tokenizer().save_pretrained(model)
-    elif kind == "bloom":
-        BloomForCausalLM(BloomConfig(vocab_size=2048, hidden_size=32, n_layer=2, n_head=2)).save_pretrained(
-            model
-        )
         build_tokenizer().save_pretrained(model)
     port, query_port = free_ports(2)
     file = tmp_path / "config.toml"
