@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from daemon.delivery import Route
 from daemon.engine_spec import SettingError
-from daemon.publisher import Route
 from daemon.sections import Config
 from feeds.file_format import FormatError, load_format
 from feeds.kafka import KafkaSink, KafkaSource
@@ -15,6 +15,11 @@ from feeds.zeromq import ZmqSink, ZmqSource
 
 UPDATES = "data_updated.v1"
 """Topic of `DataUpdated` on ZeroMQ; on Kafka the answers alone tell."""
+
+
+def _stop_timeout_s(config: Config) -> float:
+    """What closing a broker's client may add, twice at most, to the drain."""
+    return max(0.5, config.process.drain / 4e9)
 
 
 def make_source(config: Config) -> Source | None:
@@ -28,6 +33,7 @@ def make_source(config: Config) -> Source | None:
             list(kafka.topics),
             kafka.group,
             max_records=kafka.max_records,
+            stop_timeout_s=_stop_timeout_s(config),
             options={"client_id": kafka.client_id},
         )
     if settings.kind == "zeromq" and settings.zeromq is not None:
@@ -55,7 +61,13 @@ def make_routes(config: Config) -> list[Route]:
     routes: list[Route] = []
     if config.sink.kafka is not None:
         kafka = config.sink.kafka
-        routes.append(Route(KafkaSink("kafka", kafka.bootstrap), kafka.topic, dead_letters=kafka.dlq))
+        routes.append(
+            Route(
+                KafkaSink("kafka", kafka.bootstrap, stop_timeout_s=_stop_timeout_s(config)),
+                kafka.topic,
+                dead_letters=kafka.dlq,
+            )
+        )
     if config.sink.zeromq is not None:
         zeromq = config.sink.zeromq
         routes.append(

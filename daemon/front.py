@@ -16,6 +16,7 @@ from typing import Any
 
 from daemon import seam
 from daemon.board import Board
+from daemon.delivery import Route
 from daemon.engine_spec import SettingError
 from daemon.feeding import make_routes, make_source
 from daemon.http import HttpServer
@@ -23,7 +24,7 @@ from daemon.intake import Intake
 from daemon.links import InprocLink, Link, ProcessLink
 from daemon.notify import Notifier
 from daemon.offsets import OffsetTracker
-from daemon.publisher import Publisher, Route
+from daemon.publisher import Publisher
 from daemon.query import QueryServer
 from daemon.query_messages import Ask, Request
 from daemon.sections import Config
@@ -64,7 +65,10 @@ class Front:
         self.store = MetricStore.create(self.labels)
         self.tracker = OffsetTracker()
         self.board = Board(config, self.store, self._send)
-        self.publisher = Publisher(config, self.routes, self.tracker, self.board, self.store)
+        lossless = self.source is None or self.source.kind == "pausing"
+        self.publisher = Publisher(
+            config, self.routes, self.tracker, self.board, self.store, lossless=lossless
+        )
         self.http = HttpServer(self._metrics, self._not_ready, config.http.host, config.http.port)
         self.query = (
             QueryServer(
@@ -105,7 +109,7 @@ class Front:
             await self.query.start()
         self._notifier.status("starting: connecting sinks")
         await self._or_failure(self._start_sinks())
-        self.publisher.start()
+        self.publisher.delivery.start()
         self._notifier.status("starting: loading the model")
         await self._start_engine()
         # the front's own kernels (it writes the ring) compile while the engine process loads the model
@@ -138,7 +142,7 @@ class Front:
         if self.query is not None:
             await self.query.stop(min(1.0, drain_s))
         clean = await self._drain_engine(drain_s)
-        left = await self.publisher.stop(max(0.5, deadline - time.monotonic()))
+        left = await self.publisher.delivery.stop(max(0.5, deadline - time.monotonic()))
         await self._commit()
         for task in self._tasks:
             task.cancel()
@@ -280,7 +284,7 @@ class Front:
             max_bytes=self.config.source.max_message_bytes,
             max_ahead_ns=self.config.source.max_ahead,
         )
-        self.publisher.gate = intake.gate
+        self.publisher.delivery.gate = intake.gate
         self._intake_task = asyncio.create_task(self._take_in(intake), name="intake")
         self._feeds_up = True
 

@@ -6,52 +6,22 @@ it: offsets are committed after the answers that depend on them (at-least-once).
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 
 from daemon import seam
 from daemon.board import Board
+from daemon.delivery import Delivery, Done, Outcome, Route
 from daemon.offsets import OffsetRange, OffsetTracker
 from daemon.sections import Config
-from feeds.codec import encode, make_headers
+from feeds.codec import make_headers
 from feeds.messages import Answer, AnyMessage, DataUpdated, DeadLetter, Flag, InputRange, Latency
-from feeds.source import PublishRefused, Sink, SinkStopped
 from metrics.catalogue import FAILURES
 from metrics.store import MetricStore
 
 log = logging.getLogger(__name__)
-
-BACKLOG = 4096
-"""Messages waiting for their sinks above which a source that can wait is held up."""
-
-
-@dataclass(frozen=True)
-class Route:
-    """A sink and the topics it uses; an empty topic means that this sink does not carry that message."""
-
-    sink: Sink
-    answers: str
-    updates: str = ""
-    dead_letters: str = ""
-
-    def topic(self, message: AnyMessage) -> str:
-        """Where the message goes."""
-        if isinstance(message, DataUpdated):
-            return self.updates
-        return self.dead_letters if isinstance(message, DeadLetter) else self.answers
-
-
-class _Outcome(Enum):
-    DELIVERED = "every sink has it"
-    REFUSED = "a sink will never take it"
-    STOPPED = "a sink was stopped before it had it"
-
-
-Done = Callable[[_Outcome], None]
 
 
 @dataclass
@@ -62,26 +32,16 @@ class _Version:
     safe: int
 
 
-@dataclass(frozen=True)
-class _Outgoing:
-    message: AnyMessage
-    key: bytes
-    headers: dict[str, bytes]
-    done: Done
-
-
 @dataclass
 class _Lane:
-    """One session's messages, published in order."""
+    """What one session's answers still have to settle."""
 
-    queue: asyncio.Queue[_Outgoing | None] = field(default_factory=asyncio.Queue)
     versions: dict[int, _Version] = field(default_factory=dict)
     ranges: tuple[int, list[OffsetRange]] = (0, [])
-    task: asyncio.Task[None] | None = None
 
 
 class Publisher:
-    """Publishes what the engine says; one lane a session, dead letters in a lane of their own."""
+    """Publishes what the engine says. ``lossless``: the source can wait, so nothing is ever dropped."""
 
     def __init__(
         self,
@@ -90,37 +50,18 @@ class Publisher:
         tracker: OffsetTracker,
         board: Board,
         store: MetricStore,
-        gate: Callable[[bool], None] = lambda _open: None,
+        *,
+        lossless: bool = True,
     ) -> None:
-        self._routes = routes
+        self.delivery = Delivery(routes, ["", *board.states], lossless=lossless)
         self._tracker = tracker
         self._board = board
         self._store = store
-        self.gate = gate
         self._stale_after = {s.name: s.stale_after for s in config.sessions}
         self._asked = {name: len(state.questions) for name, state in board.states.items()}
-        self._lanes = {name: _Lane() for name in ["", *board.states]}
-        self._waiting = 0
+        self._lanes = {name: _Lane() for name in board.states}
         self._sent = 0
         self.model, self.revision, self.untrained = "", "", False
-
-    def start(self) -> None:
-        """Begin publishing."""
-        for name, lane in self._lanes.items():
-            work = self._publish_lane(lane)
-            lane.task = asyncio.create_task(work, name=f"publish {name or 'dead letters'}")
-
-    async def stop(self, drain_s: float) -> int:
-        """Publish what waits, at most ``drain_s`` seconds; returns how many messages are left."""
-        tasks = [lane.task for lane in self._lanes.values() if lane.task is not None]
-        for lane in self._lanes.values():
-            lane.queue.put_nowait(None)
-        if tasks:
-            _, late = await asyncio.wait(tasks, timeout=drain_s)
-            for task in late:
-                task.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
-        return self._waiting
 
     # What the engine says.
 
@@ -136,7 +77,7 @@ class Publisher:
         update = DataUpdated(
             session=event.session, data_version=event.version, as_of=event.as_of, bars=event.bars
         )
-        self._put(lane, update, event.session, {}, done)
+        self._put(event.session, update, event.session, {}, done)
 
     def answered(self, event: seam.Answered) -> None:
         """A standing question's answer."""
@@ -147,17 +88,17 @@ class Publisher:
         settle = self._settler(event.session, event.version)
         published = time.monotonic_ns()
 
-        def done(outcome: _Outcome) -> None:
+        def done(outcome: Outcome) -> None:
             now = time.monotonic_ns()
-            if outcome is _Outcome.REFUSED:
+            if outcome is Outcome.REFUSED:
                 self._store.inc("foretick_answers_failed_total", reason="publish")
-            elif outcome is _Outcome.DELIVERED:
+            elif outcome is Outcome.DELIVERED:
                 self._store.inc("foretick_answers_total", session=event.session)
                 self._store.observe("foretick_stage_seconds", now - published, stage="publish")
                 self._store.observe("foretick_stage_seconds", now - event.ts_ring, stage="end_to_end")
             settle(outcome)
 
-        self._put(lane, answer, answer.symbol, _answer_id(answer), done)
+        self._put(event.session, answer, answer.symbol, _answer_id(answer), done)
 
     def failed(self, event: seam.AnswerFailed) -> None:
         """A question without an answer: its records count as done with, unless the engine was stopped."""
@@ -166,13 +107,13 @@ class Publisher:
         self._store.inc("foretick_answers_failed_total", reason=reason)
         self._open(self._lanes[event.session], event.session, event.version, event.inputs.safe)
         stopping = event.code == "stopping"
-        self._settler(event.session, event.version)(_Outcome.STOPPED if stopping else _Outcome.REFUSED)
+        self._settler(event.session, event.version)(Outcome.STOPPED if stopping else Outcome.REFUSED)
 
     def dead_letter(self, letter: DeadLetter) -> None:
         """A message that could not be used."""
         self._store.inc("foretick_dead_letters_total")
         headers = {"error": letter.error.encode(), "reason": letter.reason.encode()}
-        self._put(self._lanes[""], letter, f"{letter.topic}:{letter.partition}", headers, _ignore)
+        self._put("", letter, f"{letter.topic}:{letter.partition}", headers, _ignore)
 
     def forget(self) -> None:
         """The engine is gone: what was not acknowledged will be read again."""
@@ -220,7 +161,7 @@ class Publisher:
             published_at=time.time_ns(),
         )
 
-    # Lanes.
+    # Settling.
 
     def _open(self, lane: _Lane, session: str, version: int, safe: int) -> None:
         lane.versions.setdefault(version, _Version(self._asked[session], safe))
@@ -228,9 +169,9 @@ class Publisher:
     def _settler(self, session: str, version: int) -> Done:
         lane = self._lanes[session]
 
-        def settle(outcome: _Outcome) -> None:
+        def settle(outcome: Outcome) -> None:
             state = lane.versions.get(version)
-            if state is None or outcome is _Outcome.STOPPED:
+            if state is None or outcome is Outcome.STOPPED:
                 return
             state.open -= 1
             # in order: a version's offsets stand for those of all before it, whichever is acknowledged first
@@ -240,59 +181,13 @@ class Publisher:
 
         return settle
 
-    def _put(
-        self,
-        lane: _Lane,
-        message: AnyMessage,
-        key: str,
-        headers: dict[str, bytes],
-        done: Done,
-    ) -> None:
+    def _put(self, lane: str, message: AnyMessage, key: str, headers: dict[str, bytes], done: Done) -> None:
         self._sent += 1
         headers |= make_headers(message, "json", "foretick", self._sent)
-        self._waiting += 1
-        if self._waiting >= BACKLOG:
-            self.gate(False)
-        lane.queue.put_nowait(_Outgoing(message, key.encode(), headers, done))
-
-    async def _publish_lane(self, lane: _Lane) -> None:
-        ended = False
-        while not ended:
-            batch = [await lane.queue.get()]
-            while not lane.queue.empty():
-                batch.append(lane.queue.get_nowait())
-            ended = batch[-1] is None  # the end marker is the last thing put
-            await asyncio.gather(*(self._publish(outgoing) for outgoing in batch if outgoing))
-
-    async def _publish(self, outgoing: _Outgoing) -> None:
-        payload = encode(outgoing.message)
-        outcomes = [
-            await self._deliver(route.sink, topic, outgoing, payload)
-            for route in self._routes
-            if (topic := route.topic(outgoing.message))
-        ]
-        self._waiting -= 1
-        if self._waiting < BACKLOG // 2:
-            self.gate(True)
-        worst = (o for o in (_Outcome.STOPPED, _Outcome.REFUSED) if o in outcomes)
-        outgoing.done(next(worst, _Outcome.DELIVERED))
-
-    async def _deliver(self, sink: Sink, topic: str, outgoing: _Outgoing, payload: bytes) -> _Outcome:
-        try:
-            await sink.publish(topic, outgoing.key, payload, outgoing.headers)
-        except SinkStopped:
-            return _Outcome.STOPPED
-        # it can never be delivered: holding back its records for ever would help nobody
-        except PublishRefused as error:
-            log.error("%s refused a message for good: %s", sink.name, error)
-            return _Outcome.REFUSED
-        except Exception:
-            log.exception("%s failed to publish a message", sink.name)
-            return _Outcome.REFUSED
-        return _Outcome.DELIVERED
+        self.delivery.put(lane, message, key, headers, done)
 
 
-def _ignore(_outcome: _Outcome) -> None:
+def _ignore(_outcome: Outcome) -> None:
     pass
 
 

@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 import uvloop
 
+from daemon.delivery import Route
 from daemon.front import Front
 from daemon.logs import set_up_logging
-from daemon.publisher import Route
 from daemon.sections import Bars, Config, Http, Log, Query, Session
 from daemon.serve import stopping_on_signals
 from daemon.units import Duration, parse_instant

@@ -130,8 +130,8 @@ METRICS: tuple[Metric, ...] = (
     _counter("foretick_answers_failed_total", "Questions that got no answer.", "answers", reason=FAILURES),
     _counter(
         "foretick_flash_coalesced_total",
-        "Standing evaluations skipped because a newer version was ready.",
-        "evaluations",
+        "Bars whose standing questions were answered only together with later ones.",
+        "bars",
         "session",
     ),
     _counter("foretick_asks_total", "Ad-hoc questions, by how they ended.", "asks", outcome=OUTCOMES),

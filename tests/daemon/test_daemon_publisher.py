@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 
@@ -10,8 +9,9 @@ import pytest
 
 from daemon import seam
 from daemon.board import Board
+from daemon.delivery import BACKLOG, Route
 from daemon.offsets import OffsetTracker
-from daemon.publisher import BACKLOG, Publisher, Route
+from daemon.publisher import Publisher
 from daemon.sections import Config
 from daemon.units import Duration
 from feeds.messages import Answer, DataUpdated, DeadLetter, InputRange, Latency
@@ -27,7 +27,7 @@ NAMES = [question.name for question in PAPER_SIX]
 class Rig:
     """A publisher with everything around it that is not the engine."""
 
-    def __init__(self, *routes: Route, config: Config | None = None) -> None:
+    def __init__(self, *routes: Route, config: Config | None = None, lossless: bool = True) -> None:
         self.config = config or inproc_config(["V:AAA", "V:BBB"])
         names = [session.name for session in self.config.sessions]
         sinks = [route.sink.name for route in routes]
@@ -36,10 +36,11 @@ class Rig:
         self.board = Board(self.config, self.store, lambda command: None)
         self.gate: list[bool] = []
         self.publisher = Publisher(
-            self.config, routes, self.tracker, self.board, self.store, self.gate.append
+            self.config, routes, self.tracker, self.board, self.store, lossless=lossless
         )
+        self.publisher.delivery.gate = self.gate.append
         self.publisher.model, self.publisher.revision, self.publisher.untrained = "m", "r1", True
-        self.publisher.start()
+        self.publisher.delivery.start()
         self._numbers = 0
 
     def arrive(self, session: str, *offsets: int) -> None:
@@ -97,7 +98,7 @@ async def rig() -> AsyncIterator[Callable[..., Rig]]:
 
     yield make
     for each in made:
-        await each.publisher.stop(0.0)
+        await each.publisher.delivery.stop(0.0)
 
 
 async def test_an_answer_says_everything_about_itself(rig):
@@ -268,11 +269,11 @@ async def test_a_sink_that_breaks_in_its_own_way_does_not_end_the_lane(rig):
     sink.refuses = explode
     r.arrive("aaa", 0, 1)
     r.answer("aaa", 1, 2, ["trend"])
-    await asyncio.sleep(0.02)
+    await until(lambda: r.count("foretick_answers_failed_total", reason="publish") == 1)
     sink.refuses = lambda payload: False
     r.answer("aaa", 2, 2)
     await until(lambda: len(sink.sent) == 6)
-    assert await r.publisher.stop(1.0) == 0
+    assert await r.publisher.delivery.stop(1.0) == 0
 
 
 async def test_a_sink_stopped_before_the_acknowledgement_leaves_the_inputs_uncommitted(rig):
@@ -283,7 +284,7 @@ async def test_a_sink_stopped_before_the_acknowledgement_leaves_the_inputs_uncom
     r.answer("aaa", 1, 3)
     await until(lambda: len(sink.sent) == 6)
     await sink.stop()
-    assert await r.publisher.stop(5.0) == 0
+    assert await r.publisher.delivery.stop(5.0) == 0
     assert r.tracker.to_commit() == {STREAM: 0}
     assert r.count("foretick_answers_total", session="aaa") == 0
 
@@ -292,13 +293,13 @@ async def test_stopping_publishes_what_waits_and_says_what_is_left(rig):
     sink = MemorySink()
     r = rig(Route(sink, "answers.v1"))
     r.answer("aaa", 1, 1)
-    assert await r.publisher.stop(5.0) == 0
+    assert await r.publisher.delivery.stop(5.0) == 0
     assert len(sink.sent) == 6
     held = MemorySink()
     r = rig(Route(held, "answers.v1"))
     held.acknowledging.clear()
     r.answer("aaa", 1, 1)
-    assert await r.publisher.stop(0.05) == 6
+    assert await r.publisher.delivery.stop(0.05) == 6
 
 
 async def test_the_gate_closes_on_a_backlog_and_opens_when_half_of_it_is_gone(rig):

@@ -13,11 +13,11 @@ from typing import ClassVar
 
 import pytest
 
+from daemon.delivery import Route
 from daemon.engine_build import build, limits_of
 from daemon.engine_spec import SettingError
 from daemon.executor import DeviceExecutor
 from daemon.front import Front
-from daemon.publisher import Route
 from daemon.query_client import QueryClient
 from daemon.query_messages import Ask, QueryError
 from daemon.sections import Bars, Config, Model, Question, Scheduler, Source

@@ -1,0 +1,156 @@
+"""Messages to their sinks: in order within a lane and a sink, and no sink waits for another.
+
+A lane is a session (dead letters have one of their own). Its messages to one sink go out in order; a broker
+that is away thus holds up neither other sessions nor the ZeroMQ subscribers of the same one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from feeds.codec import encode
+from feeds.messages import AnyMessage, DataUpdated, DeadLetter
+from feeds.source import PublishRefused, Sink, SinkStopped
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 4096
+"""Messages waiting for their sinks above which a source that can wait is held up."""
+
+
+class Outcome(IntEnum):
+    """How a message fared; of several sinks the worst counts."""
+
+    DELIVERED = 0
+    """Every sink has it."""
+    REFUSED = 1
+    """A sink will never take it, or it gave way to newer ones."""
+    STOPPED = 2
+    """A sink was stopped before it had it."""
+
+
+Done = Callable[[Outcome], None]
+
+
+@dataclass(frozen=True)
+class Route:
+    """A sink and the topics it uses; an empty topic means that this sink does not carry that message."""
+
+    sink: Sink
+    answers: str
+    updates: str = ""
+    dead_letters: str = ""
+
+    def topic(self, message: AnyMessage) -> str:
+        """Where the message goes."""
+        if isinstance(message, DataUpdated):
+            return self.updates
+        return self.dead_letters if isinstance(message, DeadLetter) else self.answers
+
+
+@dataclass
+class _Outgoing:
+    payload: bytes
+    key: bytes
+    headers: Mapping[str, bytes]
+    done: Done
+    open: int
+    """Sinks that still have to take it."""
+    outcome: Outcome = Outcome.DELIVERED
+
+
+class Delivery:
+    """Delivers over ``routes`` in ``lanes``.
+
+    ``lossless``: nothing is ever dropped, since the source can wait: ``gate(False)`` asks it to above
+    `BACKLOG` messages. Otherwise a lane that holds `BACKLOG` messages for a sink drops its oldest.
+    """
+
+    def __init__(self, routes: Sequence[Route], lanes: Iterable[str], *, lossless: bool = True) -> None:
+        self._routes = routes
+        self._lossless = lossless
+        self._queues: dict[tuple[str, int], asyncio.Queue[tuple[str, _Outgoing] | None]] = {
+            (lane, place): asyncio.Queue() for lane in lanes for place in range(len(routes))
+        }
+        self._tasks: list[asyncio.Task[None]] = []
+        self.waiting = 0
+        """Messages that not every sink has settled."""
+        self.gate: Callable[[bool], None] = lambda _open: None
+
+    def start(self) -> None:
+        """Begin delivering."""
+        for (lane, place), queue in self._queues.items():
+            sink = self._routes[place].sink
+            name = f"publish {lane or 'dead letters'} to {sink.name}"
+            self._tasks.append(asyncio.create_task(self._deliver_all(sink, queue), name=name))
+
+    async def stop(self, drain_s: float) -> int:
+        """Deliver what waits, at most ``drain_s`` seconds; returns how many messages are left."""
+        for queue in self._queues.values():
+            queue.put_nowait(None)
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=drain_s)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+        return self.waiting
+
+    def put(self, lane: str, message: AnyMessage, key: str, headers: Mapping[str, bytes], done: Done) -> None:
+        """Queue one message; ``done`` is called once, when no sink has anything more to do with it."""
+        legs = [(place, topic) for place, route in enumerate(self._routes) if (topic := route.topic(message))]
+        self.waiting += 1
+        outgoing = _Outgoing(encode(message), key.encode(), headers, done, max(1, len(legs)))
+        if self.waiting >= BACKLOG:
+            self.gate(False)
+        if not legs:
+            self._settle(outgoing, Outcome.DELIVERED)
+        for place, topic in legs:
+            queue = self._queues[lane, place]
+            if not self._lossless and queue.qsize() >= BACKLOG:
+                self._drop_oldest(self._routes[place].sink, queue)
+            queue.put_nowait((topic, outgoing))
+
+    def _drop_oldest(self, sink: Sink, queue: asyncio.Queue[tuple[str, _Outgoing] | None]) -> None:
+        oldest = queue.get_nowait()
+        if oldest is None:  # stopping: the mark stays
+            queue.put_nowait(None)
+            return
+        log.warning("%s is behind by %d messages: the oldest gives way", sink.name, BACKLOG)
+        self._settle(oldest[1], Outcome.REFUSED)
+
+    async def _deliver_all(self, sink: Sink, queue: asyncio.Queue[tuple[str, _Outgoing] | None]) -> None:
+        ended = False
+        while not ended:
+            batch = [await queue.get()]
+            while not queue.empty():
+                batch.append(queue.get_nowait())
+            ended = batch[-1] is None  # the mark is the last thing put
+            await asyncio.gather(*(self._deliver(sink, *item) for item in batch if item))
+
+    async def _deliver(self, sink: Sink, topic: str, outgoing: _Outgoing) -> None:
+        outcome = Outcome.REFUSED
+        try:
+            await sink.publish(topic, outgoing.key, outgoing.payload, outgoing.headers)
+            outcome = Outcome.DELIVERED
+        except SinkStopped:
+            outcome = Outcome.STOPPED
+        # it can never be delivered: holding back its records for ever would help nobody
+        except PublishRefused as error:
+            log.error("%s refused a message for good: %s", sink.name, error)
+        except Exception:
+            log.exception("%s failed to publish a message", sink.name)
+        self._settle(outgoing, outcome)
+
+    def _settle(self, outgoing: _Outgoing, outcome: Outcome) -> None:
+        outgoing.outcome = max(outgoing.outcome, outcome)
+        outgoing.open -= 1
+        if outgoing.open:
+            return
+        self.waiting -= 1
+        if self.waiting < BACKLOG // 2:
+            self.gate(True)
+        outgoing.done(outgoing.outcome)
