@@ -208,6 +208,7 @@ class Front:
             case seam.Answered():
                 self.publisher.answered(event)
             case seam.AnswerFailed():
+                self.board.failed(event)
                 self.publisher.failed(event)
             case seam.AskDone() | seam.AskFailed():
                 self.board.asked(event)

@@ -65,7 +65,7 @@ class AskReply(msgspec.Struct, frozen=True, tag="ask_reply"):
     """The answer, read from exactly `data_version`.
 
     `logit_gap` is the top logit minus the second one at the first answer token, over the choices if there are
-    any. `cached`: it was a standing question's answer and cost no forward pass. `latency_ns` runs from the
+    any. `cached`: a standing question's answer that was ready before it was asked. `latency_ns` runs from the
     request's arrival to its reply, on the daemon's clock. `as_of` is the event time (ns since 1970) of the
     newest record in the version, `staleness_ns` the time since this daemon received it.
     """

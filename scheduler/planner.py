@@ -89,6 +89,8 @@ class _Walk:
     block_size: int
     first: bool = field(default=True)
     admitting: bool = field(default=True)
+    asked: bool = field(default=False)
+    """A request has a row in this batch."""
 
     @classmethod
     def begin(cls, order: Sequence[Work], memory: Memory, limits: Limits) -> _Walk:
@@ -117,6 +119,7 @@ class _Walk:
             n, tokens, blocks = self._prompt(work, below)
             if not n and work.state is State.QUEUED:
                 self.admitting = False
+            self.asked |= n > 0
         if n:
             self.first = False
             self.rows -= 1
@@ -147,9 +150,11 @@ class _Walk:
         if not self.rows:
             return 0, 0, 0
         most = min(self.tokens, append.tape.append_tokens)
+        # Beside questions the tape gets the smallest chunk (or one record): they wait for the whole pass.
+        share = min(most, self.limits.chunk_min) if self.asked else most
         for pending in islice(append.queue, append.tape.append_records):
             after = tokens + len(pending.record.tokens)
-            if after > most:
+            if after > most or (n and after > share):
                 break
             need = append.tape.blocks_needed(after)
             if n and need > self.free + below:

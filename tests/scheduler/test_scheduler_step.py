@@ -410,15 +410,29 @@ def test_the_observer_hears_of_waits_batches_and_evictions() -> None:
     h = Harness(observer=seen)
     tape = h.tape(retention=4)
     h.ask((1, 2, 3), max_tokens=2)
-    h.feed(tape, (1, 2), (3, 4))
+    h.feed(tape, (1, 2), (3,))
     h.scheduler.step()
     assert seen.counts == {FLASH: 0, SESSION: 1, POOL: 0, STREAM: 0}
-    h.feed(tape, (5,))
+    h.feed(tape, (5, 6))
     h.run()
     assert seen.waits == [SESSION, STREAM, STREAM, STREAM]
-    assert seen.batches == [({SESSION: 3, STREAM: 4}, 2), ({SESSION: 1, STREAM: 1}, 2)]
+    assert seen.batches == [({SESSION: 3, STREAM: 3}, 2), ({SESSION: 1, STREAM: 2}, 2)]
     assert seen.evictions == [("T", 2)]
     assert seen.counts == dict.fromkeys(PriorityClass, 0)
+
+
+def test_beside_a_question_the_tape_takes_its_smallest_chunk_and_alone_all_that_fits() -> None:
+    """A backlog must not make the pass long that a question waits for; a record is never cut for it."""
+    h = Harness()  # chunk_min is 3
+    tape = h.tape(retention=20)
+    h.ask((1,), max_tokens=2)
+    h.feed(tape, (1, 2), (3,), (4, 5, 6, 7), (8,), (9,))
+    h.scheduler.step()
+    assert tape.records == [[1, 2], [3]]
+    h.scheduler.step()
+    assert tape.records == [[1, 2], [3], [4, 5, 6, 7]]
+    h.scheduler.step()
+    assert tape.records == [[1, 2], [3], [4, 5, 6, 7], [8], [9]]
 
 
 @pytest.mark.parametrize(
