@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -57,12 +57,6 @@ class SessionState:
     live_records: int = 0
     as_of: int = 0
     received: int = 0
-    failed: set[str] = field(default_factory=set)
-    """Names of standing questions whose last evaluation failed."""
-
-    def under_way(self) -> set[str]:
-        """Hashes of the standing questions that every version answers."""
-        return {question.hash for question in self.questions if question.name not in self.failed}
 
     def staleness_ns(self) -> int:
         """Age of the newest record in the newest version, since this daemon received it."""
@@ -93,12 +87,7 @@ class Board:
 
     def answered(self, answer: Answer) -> None:
         """A standing question has a new answer."""
-        self.states[answer.session].failed.discard(answer.question)
         self.cache.put(answer.session, answer.question_hash, answer.data_version, answer)
-
-    def failed(self, event: seam.AnswerFailed) -> None:
-        """A standing question got no answer: who asks it goes to the engine until it does."""
-        self.states[event.session].failed.add(event.question)
 
     def asked(self, event: seam.AskDone | seam.AskFailed) -> None:
         """The engine replied to an ask."""
@@ -120,7 +109,7 @@ class Board:
     # The query socket's backend.
 
     async def ask(self, request: Ask) -> AskReply:
-        """From the cache, from the standing evaluation that is under way, or from the engine."""
+        """From the cache if it is a standing question of the current version, else from the engine."""
         state = self._state(request.session)
         try:
             question = Question("ask", request.question, request.choices or None, request.max_tokens)
@@ -129,12 +118,19 @@ class Board:
         known = self.cache.latest(request.session, question.hash)
         if known is not None and known.data_version == state.version:
             self._store.inc("foretick_asks_total", outcome="cached")
-            return self._reply(request, known, state, cached=True)
-        if state.version and question.hash in state.under_way():
-            # the engine is on it already, ahead of everything else: asking again would only add work
-            answer = await self._when(request.session, question.hash, state.version)
-            self._store.inc("foretick_asks_total", outcome="computed")
-            return self._reply(request, answer, state, cached=False)
+            return AskReply(
+                request.id,
+                request.session,
+                known.data_version,
+                known.text,
+                known.choice,
+                known.logit_gap,
+                cached=True,
+                untrained=known.untrained,
+                flags=tuple(known.flags),
+                as_of=known.as_of,
+                staleness_ns=state.staleness_ns(),
+            )
         done = await self._engine_ask(request)
         self._store.inc("foretick_asks_total", outcome="computed")
         return AskReply(
@@ -148,21 +144,6 @@ class Board:
             untrained=self.untrained,
             flags=("untrained",) if self.untrained else (),
             as_of=state.as_of,
-            staleness_ns=state.staleness_ns(),
-        )
-
-    def _reply(self, request: Ask, answer: Answer, state: SessionState, *, cached: bool) -> AskReply:
-        return AskReply(
-            request.id,
-            request.session,
-            answer.data_version,
-            answer.text,
-            answer.choice,
-            answer.logit_gap,
-            cached=cached,
-            untrained=answer.untrained,
-            flags=tuple(answer.flags),
-            as_of=answer.as_of,
             staleness_ns=state.staleness_ns(),
         )
 

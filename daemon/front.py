@@ -208,7 +208,6 @@ class Front:
             case seam.Answered():
                 self.publisher.answered(event)
             case seam.AnswerFailed():
-                self.board.failed(event)
                 self.publisher.failed(event)
             case seam.AskDone() | seam.AskFailed():
                 self.board.asked(event)

@@ -57,7 +57,14 @@ class Scheduler(Section, frozen=True, forbid_unknown_fields=True):
     """What one batch may hold and what may be admitted."""
 
     max_batch_tokens: Annotated[int, Meta(ge=1, description="tokens of one forward pass")] = 1024
-    chunk_min: Annotated[int, Meta(ge=1, description="smallest prefill chunk, in tokens")] = 128
+    chunk_min: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="smallest prefill chunk, in tokens; also the most that a tape with a backlog adds to a "
+            "pass with questions",
+        ),
+    ] = 128
     chunk_max: Annotated[int, Meta(ge=1, description="largest prefill chunk, in tokens")] = 1024
     cell_budget: Annotated[
         float, Meta(gt=0, le=1, description="share of the pool promised to questions and their answers")
