@@ -61,7 +61,7 @@ class Scheduler(Section, frozen=True, forbid_unknown_fields=True):
         int,
         Meta(
             ge=1,
-            description="smallest prefill chunk, in tokens; also the most that a tape with a backlog adds to a "
+            description="smallest prefill chunk, in tokens; also the most a tape with a backlog adds to a "
             "pass with questions",
         ),
     ] = 128
