@@ -308,7 +308,7 @@ async def test_a_clean_stop_drains_and_leaves_nothing_behind():
         await until(lambda: front.board.states["aaa"].version)
         assert await front.stop(), "stopped in the middle of the work, nothing is lost"
         found = answers(sink)
-        assert front.publisher._waiting == 0
+        assert front.publisher.delivery.waiting == 0
         assert found[-1].data_version == front.board.states["aaa"].version
         assert source.committed[TOPIC, 0] == max(i.last_offset for a in found for i in a.inputs) + 1
     assert not any((Path("/dev/shm") / name.lstrip("/")).exists() for name in names)
