@@ -1,9 +1,8 @@
 """Flash hits through the query socket, with the engine idle and with the engine flooded.
 
 Three conditions: nothing to do; the *other* sessions flooded, the asked one still; the asked session flooded
-itself. In the last one an answer is seldom of the newest version, since the next update runs in the same
-forward pass as the questions about the last one, so there the latest answer (request ``answers``) is what a
-cache can give.
+itself. In the last one an answer is seldom of the newest version, since the next update is committed before
+the last one is answered, so there the latest answer (request ``answers``) is what a cache can give.
 """
 
 from __future__ import annotations

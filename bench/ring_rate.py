@@ -105,7 +105,7 @@ def take(queue: Queue[bytes], messages: int, pipe: Connection) -> None:
 
 
 def _copied(total: int) -> float:
-    # as words: numpy copies records of named fields field by field, sixteen times slower than memory is
+    # as words: numpy copies records of named fields field by field, far below memory's speed
     ring, source, out = (np.zeros((n, WORDS), np.uint64) for n in (_RING, BATCH, BATCH))
     began = time.perf_counter()
     for i in range(total // BATCH):
