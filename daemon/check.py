@@ -18,7 +18,6 @@ from daemon.sections import Config
 from daemon.standing import questions_of
 from feeds.file_format import FormatError, load_format
 from feeds.kafka import BrokerError, missing_topics
-from flash.questions import Prepared, Question
 from flash.registry import BadQuestion, Registry
 
 
@@ -54,13 +53,7 @@ def _model(config: Config) -> Iterator[Finding]:
     yield Finding("model.path", f"{built.loaded.name} passes its canary{untrained}")
     pool = built.engine.pool
     yield Finding("pool.blocks", f"{pool.total_blocks} blocks, {pool.bytes / 2**20:.0f} MiB")
-    prompt = built.prompt
-
-    def prepare(question: Question) -> Prepared:
-        choices = tuple(prompt.choice(c) for c in question.choices) if question.choices else None
-        return Prepared(tuple(prompt.question(question.text)), choices, prompt.stop_ids)
-
-    registry = Registry(prepare)
+    registry = Registry(built.prepare)
     asked = 0
     for session, question in questions_of(config):
         try:

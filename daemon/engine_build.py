@@ -16,6 +16,7 @@ from engine.embedded import embedded_directory
 from engine.engine import Engine
 from engine.model import LoadedModel, ModelError, load_model
 from engine.prompt import PromptFormat
+from flash.questions import Prepared, Question
 from regions.tape import Retention, Tape
 from scheduler.types import Limits
 
@@ -30,6 +31,11 @@ class Built:
     prompt: PromptFormat
     engine: Engine
     tapes: dict[str, Tape]
+
+    def prepare(self, question: Question) -> Prepared:
+        """A question rendered and encoded for this model. Raises ValueError for an empty choice."""
+        choices = tuple(map(self.prompt.choice, question.choices)) if question.choices else None
+        return Prepared(tuple(self.prompt.question(question.text)), choices, self.prompt.stop_ids)
 
 
 def limits_of(config: Config) -> Limits:

@@ -76,7 +76,7 @@ class EngineHost:
             EngineObserver(store, built.engine.pool),
         )
         self._scheduler.subscribe(self)
-        registry = Registry(self._prepare)
+        registry = Registry(built.prepare)
         for session, question in questions_of(config):
             registry.register(session, question)
         self._evaluator = FlashEvaluator(
@@ -222,7 +222,7 @@ class EngineHost:
             return
         try:
             question = Question("ask", ask.text, ask.choices or None, max(1, ask.max_tokens))
-            prepared = self._prepare(question)
+            prepared = self._built.prepare(question)
             check_choices(question, prepared)
         except ValueError as error:
             self._emit(seam.AskFailed(ask.id, "bad_request", str(error)))
@@ -260,11 +260,6 @@ class EngineHost:
                 request.past_tokens,
             )
         )
-
-    def _prepare(self, question: Question) -> Prepared:
-        prompt = self._built.prompt
-        choices = tuple(prompt.choice(choice) for choice in question.choices) if question.choices else None
-        return Prepared(tuple(prompt.question(question.text)), choices, prompt.stop_ids)
 
     def _detokenise(self, tokens: Sequence[int]) -> str:
         return self._built.prompt.decode(list(tokens))

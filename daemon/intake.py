@@ -55,6 +55,7 @@ class Intake:
         self._dead_letter = dead_letter
         self._max_bytes = max_bytes
         self._max_ahead_ns = max_ahead_ns
+        self._skewed = store.counter("foretick_clock_skew_records_total", source=source.name)
         self._writer = RecordWriter(SLICE)
         self._numbers = count(1)
         self._lost = source.lost  # what an earlier intake has counted
@@ -108,7 +109,7 @@ class Intake:
         number = next(self._numbers)
         self._tracker.passed_on(name, number, stream, message.offset)
         if record.skewed:
-            self._store.inc("foretick_clock_skew_records_total", source=self._source.name)
+            self._skewed.inc()
         gap = index in self._gaps
         self._gaps.discard(index)
         kind, values, x = _fields(record)

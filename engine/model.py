@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from engine.attention import Attention, LayerCall
@@ -183,14 +183,6 @@ def resolve_device(device: str) -> str:
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ModelError("device cuda was asked for and no GPU is visible")
     return device
-
-
-def read_architecture(path: Path) -> str:
-    """The architecture a model directory declares. Raises ModelError when there is no readable config."""
-    try:
-        return str(AutoConfig.from_pretrained(path, local_files_only=True).model_type)
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path}: {error}") from error
 
 
 def _dtype(name: str) -> Any:
