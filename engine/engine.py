@@ -8,7 +8,9 @@ from itertools import accumulate
 
 import torch
 
-from engine.attention import Attention, CpuAttention, ReferenceAttention
+from engine.attention import Attention
+from engine.attention_cpu import CpuAttention
+from engine.attention_reference import ReferenceAttention
 from engine.batch import BatchPlan, Packed
 from engine.model import LoadedModel, ModelError, Pass
 from engine.sampling import Choice, choose
@@ -106,7 +108,7 @@ class Engine:
         pass_ = Pass(BatchPlan(packed, device), self.pool, slots, self._attention, self.model.turner)
         logits = self.model.forward(pass_, tokens, torch.tensor(keep, device=device))
         for work, part in zip(batch, packed, strict=True):
-            work.target.wrote(part.step, part.rows)
+            work.target.wrote(part.step, work.tokens)
         return logits
 
     def _freeze(self, tokens: tuple[int, ...]) -> Frozen:

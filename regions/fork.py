@@ -7,6 +7,8 @@ evict and be forked again meanwhile. It replaces the in-place strip/extend/clear
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from regions.allocator import Run
 from regions.extents import Extent, Step, extend
 from regions.pool import KVPool
@@ -61,8 +63,9 @@ class Fork:
             self._origin = self._base
         return Step(self.extents, self._slots.next(n), coord, self._origin)
 
-    def wrote(self, step: Step, n: int) -> None:
-        """The ``n`` tokens of ``step`` are in KV."""
+    def wrote(self, step: Step, tokens: Sequence[int]) -> None:
+        """The ``tokens`` of ``step`` are in KV."""
+        n = len(tokens)
         extend(self._extents, step.slots, step.coord, step.origin)
         self._slots.advance(n)
         self.length += n

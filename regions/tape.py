@@ -146,8 +146,9 @@ class Tape:
         """Begin a position frame: the next token's local position is ``at``, by default the anchored one."""
         self._origin = self._base if at is None else self._written - at
 
-    def wrote(self, step: Step, n: int) -> None:
-        """The ``n`` tokens of ``step`` are in KV."""
+    def wrote(self, step: Step, tokens: Sequence[int]) -> None:
+        """The ``tokens`` of ``step`` are in KV."""
+        n = len(tokens)
         extend(self._extents, step.slots, step.coord, step.origin)
         self._slots.advance(n)
         self._written += n

@@ -7,7 +7,9 @@ import random
 import pytest
 import torch
 
-from engine.attention import Attention, CpuAttention, ReferenceAttention
+from engine.attention import Attention
+from engine.attention_cpu import CpuAttention
+from engine.attention_reference import ReferenceAttention
 from engine.canary import check, dense_logits
 from engine.engine import Engine, Work
 from regions.fork import Fork

@@ -21,7 +21,7 @@ def pool(blocks: int = 40, block_size: int = 4) -> KVPool:
 def tape_of(memory: KVPool, retention: Retention, frame_limit: int = 64) -> Tape:
     prompt = Fork(memory, frame_limit=frame_limit)
     assert prompt.acquire(FROZEN)
-    prompt.wrote(prompt.step(FROZEN), FROZEN)
+    prompt.wrote(prompt.step(FROZEN), [0] * FROZEN)
     return Tape("t", memory, freeze(prompt), retention, frame_limit=frame_limit)
 
 
@@ -29,7 +29,7 @@ def append(tape: Tape, n: int) -> bool:
     tape.make_room(n, 1)
     if not tape.acquire(n):
         return False
-    tape.wrote(tape.step(n), n)
+    tape.wrote(tape.step(n), [0] * n)
     tape.commit([n])
     return True
 
@@ -107,7 +107,7 @@ def test_tape_and_forks_keep_their_promises(operations: list[tuple[str, int]], m
         elif name == "fork":
             fork = tape.fork()
             if fork.acquire(n):
-                fork.wrote(fork.step(n), n)
+                fork.wrote(fork.step(n), [0] * n)
             forks.append((fork, fork.extents))
             assert fork.past_tokens == FROZEN + sum(records)
         elif forks and name == "drop":
@@ -140,7 +140,7 @@ def test_slots_of_a_live_fork_are_never_reused() -> None:
         step = tape.step(6)
         written = {slot for first, count in step.slots for slot in range(first, first + count)}
         assert not written & seen
-        tape.wrote(step, 6)
+        tape.wrote(step, [0] * 6)
         tape.commit([6])
     fork.release()
 
