@@ -15,8 +15,9 @@ from engine.batch import BatchPlan, Packed
 from engine.model import LoadedModel, ModelError, Pass
 from engine.sampling import Choice, choose
 from regions.fork import Fork
+from regions.held import Past
 from regions.pool import KVPool
-from regions.tape import Frozen, Retention, Tape, freeze
+from regions.tape import Retention, Tape
 
 FREEZE_CHUNK = 1024
 """Tokens of one pass while a frozen prefix is prefilled."""
@@ -55,7 +56,7 @@ class Engine:
         self._attention = attention or (
             CpuAttention() if model.device.type == "cpu" else ReferenceAttention()
         )
-        self._frozen: dict[tuple[int, ...], Frozen] = {}
+        self._frozen: dict[tuple[int, ...], Past] = {}
 
     def open_tape(self, name: str, frozen: Sequence[int], retention: Retention) -> Tape:
         """A new session. Its frozen prefix is prefilled once and shared with sessions of the same tokens.
@@ -66,7 +67,7 @@ class Engine:
         key = tuple(frozen)
         if key not in self._frozen:
             self._frozen[key] = self._freeze(key)
-        return Tape(name, self.pool, self._frozen[key], retention, frame_limit=self.frame_limit)
+        return Tape(name, self.pool, self._frozen[key].retain(), retention, frame_limit=self.frame_limit)
 
     def open_prompt(self) -> Fork:
         """A stateless prompt: a fork of nothing."""
@@ -111,7 +112,7 @@ class Engine:
             work.target.wrote(part.step, work.tokens)
         return logits
 
-    def _freeze(self, tokens: tuple[int, ...]) -> Frozen:
+    def _freeze(self, tokens: tuple[int, ...]) -> Past:
         prompt = self.open_prompt()
         if not prompt.acquire(len(tokens)):
             raise ModelError(
@@ -119,4 +120,6 @@ class Engine:
             )
         for start in range(0, len(tokens), FREEZE_CHUNK):
             self.forward([Work(prompt, tokens[start : start + FREEZE_CHUNK], sample=False)])
-        return freeze(prompt)
+        frozen = prompt.prefix()
+        prompt.release()
+        return frozen

@@ -76,6 +76,21 @@ class BlockAllocator:
             for first, last in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
                 self._free_run(first, last)
 
+    @property
+    def references(self) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+        """References to each block; not to be written."""
+        return self._references
+
+    @property
+    def largest_free_run(self) -> int:
+        """Blocks of the longest free run."""
+        return max((run.blocks for run in self._free), default=0)
+
+    @property
+    def fragmentation(self) -> float:
+        """Share of the free blocks that lies outside the longest free run, 0 to 1."""
+        return 1.0 - self.largest_free_run / self.free_blocks if self.free_blocks else 0.0
+
     def check_integrity(self) -> None:
         """Raise AssertionError unless counts, free list and references agree."""
         free = np.zeros(self.total_blocks, bool)

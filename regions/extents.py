@@ -70,3 +70,27 @@ def drop_oldest(extents: list[Extent], tokens: int) -> None:
 def anchor(extents: Iterable[Extent], origin: int) -> tuple[Extent, ...]:
     """The same extents (stored in a frame of origin 0) with their coordinates moved by ``origin``."""
     return tuple(Extent(e.slot, e.length, e.coord + origin, e.origin + origin) for e in extents)
+
+
+def keep_oldest(extents: list[Extent], tokens: int) -> None:
+    """Remove everything behind the first ``tokens`` tokens of ``extents``."""
+    for i, extent in enumerate(extents):
+        if tokens <= extent.length:
+            extents[i:] = [extent._replace(length=tokens)] if tokens else []
+            return
+        tokens -= extent.length
+
+
+def relay(extents: Iterable[Extent], ranges: Iterable[SlotRange]) -> list[Extent]:
+    """The same tokens, coordinates and frames over other slots, merged where slots and frame continue."""
+    laid: list[Extent] = []
+    places = list(ranges)
+    for extent in extents:
+        coord, left = extent.coord, extent.length
+        while left:
+            slot, count = places[0]
+            here = min(left, count)
+            extend(laid, [(slot, here)], coord, extent.origin)
+            coord, left = coord + here, left - here
+            places[0:1] = [(slot + here, count - here)] if here < count else []
+    return laid

@@ -1,8 +1,8 @@
 """Ephemeral region: a question and its answer over an immutable past (snapshot isolation by references).
 
-A fork holds references to the blocks of its past as they were when it was taken, so the tape may move on,
-evict and be forked again meanwhile. It replaces the in-place strip/extend/clear/restore of
-*Attention Once* section 3.9.3: nothing has to be restored, and many forks run in one pass.
+A fork holds its past as it was when it was taken, so the tape may move on, evict and be forked again
+meanwhile. It replaces the in-place strip/extend/clear/restore of *Attention Once* section 3.9.3: nothing
+has to be restored, and many forks run in one pass.
 """
 
 from __future__ import annotations
@@ -10,43 +10,57 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from regions.allocator import Run
-from regions.extents import Extent, Step, extend
+from regions.extents import Extent, Step, extend, keep_oldest
+from regions.held import Held, Past
 from regions.pool import KVPool
 from regions.slots import Slots
 
 
 class Fork:
-    """Private tokens behind a shared, immutable past. With an empty past it is a stateless prompt.
+    """Private tokens behind a shared, immutable past, which it holds from here on.
 
-    ``base``: stream coordinate at which the anchored frozen prefix begins (the origin of a fresh frame).
+    With an empty past it is a stateless prompt. ``grows``: expect many more tokens (a window that is
+    prefilled anew) and look for room to grow in.
     """
 
     def __init__(
-        self,
-        pool: KVPool,
-        *,
-        frame_limit: int,
-        version: int = 0,
-        past: tuple[Extent, ...] = (),
-        past_blocks: list[Run] | None = None,
-        coord: int = 0,
-        origin: int = 0,
-        base: int = 0,
+        self, pool: KVPool, *, frame_limit: int, past: Past | None = None, grows: bool = False
     ) -> None:
-        self.version = version
-        self.past_tokens = sum(extent.length for extent in past)
-        self.length = 0
+        self.tokens: list[int] = []
         self._pool = pool
-        self._past = past
-        self._past_blocks = past_blocks or []
-        self._coord = coord
-        self._shared_origin = self._origin = origin
-        self._base = base
+        self._past = (past or Past()).retain()
+        self._origin = self._past.origin
         self._frame_limit = frame_limit
-        self._slots = Slots(pool, grows=False)
-        self._extents: list[Extent] = []
+        self._slots = Slots(pool, grows=grows)
+        self._extents: list[Extent] = []  # all private tokens, the fixed ones first
+        self._fixed = 0  # oldest private tokens that others hold too; they lie outside the slots
+        self._fixed_holds: list[Held] = []
         self._released = False
-        pool.blocks.share(self._past_blocks)
+
+    @property
+    def version(self) -> int:
+        """The data version it reads; 0 without a tape."""
+        return self._past.version
+
+    @property
+    def past_tokens(self) -> int:
+        """Tokens of the shared past."""
+        return self._past.tokens
+
+    @property
+    def length(self) -> int:
+        """Private tokens in KV."""
+        return len(self.tokens)
+
+    @property
+    def begins_at(self) -> int:
+        """Stream coordinate of its first own token."""
+        return self._past.coord
+
+    @property
+    def slots(self) -> Slots:
+        """Where the private tokens lie that nobody else holds."""
+        return self._slots
 
     def blocks_needed(self, n: int) -> int:
         """Blocks to take before ``n`` more private tokens fit."""
@@ -58,40 +72,99 @@ class Fork:
 
     def step(self, n: int) -> Step:
         """The step that appends ``n`` tokens. Raises RuntimeError if their blocks were not acquired."""
-        coord = self._coord + self.length
+        coord = self._past.coord + self.length
         if coord + n - self._origin > self._frame_limit:
-            self._origin = self._base
+            self._origin = self._past.base
         return Step(self.extents, self._slots.next(n), coord, self._origin)
 
     def wrote(self, step: Step, tokens: Sequence[int]) -> None:
         """The ``tokens`` of ``step`` are in KV."""
-        n = len(tokens)
         extend(self._extents, step.slots, step.coord, step.origin)
-        self._slots.advance(n)
-        self.length += n
+        self._slots.advance(len(tokens))
+        self.tokens.extend(tokens)
 
     @property
     def extents(self) -> tuple[Extent, ...]:
         """What the next token sees, oldest first."""
-        return (*self._past, *self._extents)
+        return (*self._past.extents, *self._extents)
+
+    @property
+    def private_extents(self) -> tuple[Extent, ...]:
+        """Where its own tokens lie, oldest first."""
+        return tuple(self._extents)
 
     @property
     def private_blocks(self) -> list[Run]:
         """The blocks of the private tokens."""
-        return self._slots.live_runs()
+        return [run for held in self._fixed_holds for run in held.blocks] + self._slots.live_runs()
+
+    def keep(self, n: int) -> None:
+        """Only the first ``n`` private tokens stay in KV: rejected drafts, a changed prompt.
+
+        A block that others read is never written again: the next token then goes to a fresh block, and
+        nothing is copied. Raises ValueError when there are fewer than ``n``.
+        """
+        if n > self.length:
+            raise ValueError(f"{n} tokens cannot be kept of {self.length}")
+        keep_oldest(self._extents, n)
+        del self.tokens[n:]
+        self._origin = self._extents[-1].origin if self._extents else self._past.origin
+        self._slots.keep(max(0, n - self._fixed))
+        if n <= self._fixed:
+            self._fixed = n
+        elif self._slots.tail_is_shared:
+            self._fixed_holds.append(Held(self._pool, self._slots.live_runs()))
+            self._slots.release()
+            self._fixed = n
+        if not n:
+            self._let_go()
 
     def reset(self) -> None:
         """Preemption by recompute: drop the private KV, keep the past."""
-        self._slots.release()
-        self._extents.clear()
-        self._origin = self._shared_origin
-        self.length = 0
+        self.keep(0)
 
     def release(self) -> None:
-        """Drop everything, the references to the past included. Further calls do nothing."""
+        """Drop everything, the past included. Further calls do nothing."""
         if self._released:
             return
-        self._released = True
         self.reset()
-        self._pool.blocks.release(self._past_blocks)
-        self._past, self._past_blocks = (), []
+        self._released = True
+        self._past.release()
+        self._past = Past()
+
+    def surrender(self) -> tuple[Slots, list[Extent], int]:
+        """Hand the private KV over to somebody else and release the rest: (slots, extents, origin).
+
+        Raises RuntimeError when others hold some of it.
+        """
+        if self._fixed:
+            raise RuntimeError("a reader that others hold tokens of cannot be taken over")
+        slots, extents = self._slots, self._extents
+        self._slots, self._extents = Slots(self._pool, grows=False), []
+        self.tokens = []
+        origin = self._origin
+        self.release()
+        return slots, extents, origin
+
+    def prefix(self) -> Past:
+        """All it sees as a past for others, held once more: the prefix stays when the fork goes.
+
+        Raises ValueError for a fork of a tape, whose past moves.
+        """
+        if self._past.version or self._past.base:
+            raise ValueError("only a prompt, not a fork of a tape, can become a prefix")
+        held = Held(self._pool, self.private_blocks)
+        self._past.retain()
+        return Past(
+            self.extents,
+            (*self._past.holds, held),
+            self._past.coord + self.length,
+            self._origin,
+            self._past.base,
+        )
+
+    def _let_go(self) -> None:
+        for held in self._fixed_holds:
+            held.release()
+        self._fixed_holds.clear()
+        self._fixed = 0

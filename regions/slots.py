@@ -17,6 +17,16 @@ class Slots:
         self._head = 0  # slots before the oldest live one, counted from the first run's start
         self._tail = 0  # slots before the next one to write
         self._capacity = 0
+        pool.owners.add(self)
+
+    @property
+    def length(self) -> int:
+        """Live slots."""
+        return self._tail - self._head
+
+    def held_blocks(self) -> list[Run]:
+        """The blocks it has a reference to, those taken ahead included."""
+        return self._runs
 
     def blocks_needed(self, n: int) -> int:
         """Blocks to take before ``n`` more tokens fit."""
@@ -28,7 +38,7 @@ class Slots:
         if not needed:
             return True
         behind = self._runs[-1].stop if self._runs else None
-        runs = self._pool.blocks.take(needed, behind=behind, grows=self._grows)
+        runs = self._pool.take(needed, behind=behind, grows=self._grows)
         if runs is None:
             return False
         if behind is not None and runs[0].start == behind:
@@ -64,13 +74,62 @@ class Slots:
             passed -= blocks
         self._pool.blocks.release(freed)
 
+    def keep(self, n: int) -> None:
+        """Only the oldest ``n`` live slots stay; every block behind them is given back."""
+        self._tail = self._head + n
+        keep = -(-self._tail // self._pool.block_size) if n else 0
+        freed: list[Run] = []
+        kept: list[Run] = []
+        for run in self._runs:
+            here = min(keep, run.blocks)
+            keep -= here
+            kept += [Run(run.start, run.start + here)] if here else []
+            freed += [Run(run.start + here, run.stop)] if here < run.blocks else []
+        self._pool.blocks.release(freed)
+        self._runs = kept
+        self._capacity = sum(run.blocks for run in kept) * self._pool.block_size
+        if not n:
+            self._head = self._tail = 0
+
+    @property
+    def tail_is_shared(self) -> bool:
+        """Somebody else refers to the block that holds the newest live slot."""
+        if not self.length:
+            return False
+        last = self._ranges(self._tail - 1, 1)[0][0] // self._pool.block_size
+        return int(self._pool.blocks.references[last]) > 1
+
+    def rehome(self, runs: list[Run]) -> None:
+        """The live slots now lie on ``runs``: as many blocks, taken for this sequence and already copied to.
+
+        What was held before is given back.
+        """
+        self._pool.blocks.release(self._runs)
+        length, size = self.length, self._pool.block_size
+        self._head %= size
+        self._tail = self._head + length
+        self._runs = runs
+        self._capacity = sum(run.blocks for run in runs) * size
+        if self._capacity < self._tail:
+            raise ValueError(f"{len(runs)} runs hold {self._capacity} slots, {self._tail} are needed")
+
+    def vacate(self) -> None:
+        """Give every block back but remember the live slots, for a later `rehome`."""
+        self._pool.blocks.release(self._runs)
+        self._runs = []
+        self._capacity = 0
+        length = self.length
+        self._head %= self._pool.block_size
+        self._tail = self._head + length
+
+    def live_ranges(self) -> tuple[SlotRange, ...]:
+        """The live slots, oldest first."""
+        return self._ranges(self._head, self.length)
+
     def live_runs(self) -> list[Run]:
         """The blocks that hold a live token."""
         size = self._pool.block_size
-        return [
-            Run(slot // size, -(-(slot + count) // size))
-            for slot, count in self._ranges(self._head, self._tail - self._head)
-        ]
+        return [Run(slot // size, -(-(slot + count) // size)) for slot, count in self.live_ranges()]
 
     def release(self) -> None:
         """Give every block back."""
