@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from regions.allocator import BlockAllocator, Run
 from regions.fork import Fork
+from regions.held import Held, Past
 from regions.pool import KVPool, LayerShape
 from regions.tape import Retention, Tape
 
@@ -159,3 +160,161 @@ def test_impossible_sizes_are_refused() -> None:
         tape.step(9)
     with pytest.raises(ValueError, match="at least one block"):
         BlockAllocator(0)
+
+
+def prompt_of(memory: KVPool, tokens: list[int], past: Past | None = None) -> Fork:
+    prompt = Fork(memory, frame_limit=64, past=past)
+    assert prompt.acquire(len(tokens))
+    prompt.wrote(prompt.step(len(tokens)), tokens)
+    return prompt
+
+
+def slots_of(fork: Fork) -> list[int]:
+    return [slot for e in fork.extents for slot in range(e.slot, e.slot + e.length)]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from(["write", "keep", "share", "reset"]), st.integers(0, 13)), max_size=40)
+)
+def test_a_cut_back_prompt_never_overwrites_what_others_read(operations: list[tuple[str, int]]) -> None:
+    """Prefixes handed out keep their slots to themselves whatever the prompt they came from does next."""
+    memory = pool(60)
+    prompt = Fork(memory, frame_limit=1000)
+    expected: list[int] = []
+    shared: list[tuple[Past, list[int]]] = []
+    for name, n in operations:
+        if name == "write" and n and prompt.acquire(n):
+            step = prompt.step(n)
+            written = {slot for first, count in step.slots for slot in range(first, first + count)}
+            assert not any(written & set(slots) for _, slots in shared)
+            prompt.wrote(step, list(range(n)))
+            expected += range(n)
+        elif name == "keep":
+            prompt.keep(min(n, prompt.length))
+            del expected[n:]
+        elif name == "share" and prompt.length:
+            shared.append((prompt.prefix(), slots_of(prompt)))
+        elif name == "reset":
+            prompt.reset()
+            expected = []
+        assert prompt.tokens == expected
+        assert len(slots_of(prompt)) == len(set(slots_of(prompt))) == prompt.length
+        assert [e.coord for e in prompt.extents] == [
+            sum(e.length for e in prompt.extents[:i]) for i in range(len(prompt.extents))
+        ]
+        memory.check_integrity()
+    prompt.release()
+    for past, _ in shared:
+        past.release()
+    assert memory.free_blocks == memory.total_blocks
+
+
+def test_cutting_back_gives_blocks_back() -> None:
+    memory = pool(20)
+    prompt = prompt_of(memory, list(range(33)))
+    assert memory.free_blocks == 20 - 9
+    prompt.keep(5)
+    assert memory.free_blocks == 20 - 2
+    with pytest.raises(ValueError, match="6 tokens cannot be kept of 5"):
+        prompt.keep(6)
+    prompt.release()
+
+
+def test_forking_does_not_touch_the_blocks_of_the_context() -> None:
+    """A fork and its end leave every reference count as it was: the version is held as one object."""
+    memory = pool(60)
+    tape = tape_of(memory, Retention(40))
+    append(tape, 30)
+    before = memory.blocks.references.copy()
+    forks = [tape.fork() for _ in range(5)]
+    assert (memory.blocks.references == before).all()
+    for fork in forks:
+        fork.release()
+    prompt = prompt_of(memory, [1])
+    past = prompt.prefix()
+    prompt.release()
+    past.release()
+    with pytest.raises(RuntimeError, match="already given back"):
+        past.release()
+    tape.release()
+
+
+def test_a_window_prefilled_anew_takes_the_place_of_the_carried_one() -> None:
+    """Readers see it from the next commit on; what was evicted meanwhile is dropped from it."""
+    memory = pool(120)
+    tape = tape_of(memory, Retention(30), frame_limit=200)
+    for _ in range(6):
+        append(tape, 7)
+    fresh = tape.anew()
+    window = tape.window
+    assert fresh.acquire(len(window))
+    fresh.wrote(fresh.step(len(window)), window)
+    append(tape, 6)
+    with pytest.raises(ValueError, match="not the live window"):
+        tape.adopt(fresh)
+    missing = tape.window[-6:]
+    assert fresh.acquire(6)
+    fresh.wrote(fresh.step(6), missing)
+    before = tape.fork()
+    tape.adopt(fresh)
+    memory.check_integrity()
+    still = tape.fork()
+    assert still.extents == before.extents
+    assert append(tape, 3)
+    after = tape.fork()
+    assert not {e.slot for e in after.extents[1:]} & {e.slot for e in before.extents[1:]}
+    assert after.past_tokens == FROZEN + tape.live_tokens
+    for fork in (before, still, after):
+        fork.release()
+    tape.release()
+    assert memory.free_blocks == memory.total_blocks
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 40)), min_size=1, max_size=40))
+def test_records_leave_by_event_time(records: list[tuple[int, int]]) -> None:
+    """Nothing older than the span before the newest record stays, and nothing younger goes."""
+    memory = pool()
+    tape = tape_of(memory, Retention(40, span_ns=50))
+    now, kept = 0, []
+    for n, gap in records:
+        now += gap
+        tape.make_room(n, 1, now)
+        assert tape.acquire(n)
+        tape.wrote(tape.step(n), [0] * n)
+        tape.commit([n], [now])
+        kept = [(size, at) for size, at in [*kept, (n, now)] if at >= now - 50]
+        while sum(size for size, _ in kept) > 40:
+            kept.pop(0)
+        assert [(len(r.tokens), r.ts_event) for r in tape.records] == kept
+    tape.release()
+
+
+def test_a_lost_block_is_found() -> None:
+    """The check names a block whose references outnumber its owners, and the reverse."""
+    memory = pool()
+    runs = memory.take(2)
+    assert runs is not None
+    with pytest.raises(AssertionError, match="1 references and 0 owners"):
+        memory.check_integrity()
+    held = Held(memory, runs)
+    memory.blocks.release(runs)
+    memory.check_integrity()
+    memory.blocks.share(runs)
+    with pytest.raises(AssertionError, match="2 references and 1 owners"):
+        memory.check_integrity()
+    memory.blocks.release(runs)
+    held.release()
+
+
+def test_fragmentation_is_the_share_outside_the_longest_run() -> None:
+    allocator = BlockAllocator(10)
+    assert allocator.fragmentation == 0
+    first, _, third = allocator.take(2), allocator.take(6), allocator.take(2)
+    assert allocator.fragmentation == 0  # nothing free, nothing torn
+    assert first is not None
+    assert third is not None
+    allocator.release(first)
+    allocator.release(third)
+    assert (allocator.largest_free_run, allocator.fragmentation) == (2, 0.5)
