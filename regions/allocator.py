@@ -72,6 +72,8 @@ class BlockAllocator:
             if not references.any():
                 self._free_run(start, stop)
                 continue
+            if references.all():
+                continue
             edges = np.flatnonzero(np.diff(np.concatenate(([1], references, [1])) == 0)) + start
             for first, last in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
                 self._free_run(first, last)

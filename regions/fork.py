@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from regions.allocator import Run
-from regions.extents import Extent, Step, extend, keep_oldest
+from regions.extents import Extent, Step, extend, keep_oldest, relay
 from regions.held import Held, Past
 from regions.pool import KVPool
 from regions.slots import Slots
+from regions.stored import Store, Stored
 
 
 class Fork:
@@ -35,6 +36,7 @@ class Fork:
         self._extents: list[Extent] = []  # all private tokens, the fixed ones first
         self._fixed = 0  # oldest private tokens that others hold too; they lie outside the slots
         self._fixed_holds: list[Held] = []
+        self._stored: Stored | None = None
         self._released = False
 
     @property
@@ -67,8 +69,11 @@ class Fork:
         return self._slots.blocks_needed(n)
 
     def acquire(self, n: int) -> bool:
-        """Take blocks for ``n`` more private tokens; False, and nothing changed, when the pool cannot."""
-        return self._slots.acquire(n)
+        """Take blocks for ``n`` more private tokens, swapping in what was swapped out.
+
+        False, and nothing changed, when the pool cannot.
+        """
+        return self._slots.acquire(n) if self._stored is None else self._return(n)
 
     def step(self, n: int) -> Step:
         """The step that appends ``n`` tokens. Raises RuntimeError if their blocks were not acquired."""
@@ -84,13 +89,37 @@ class Fork:
         self.tokens.extend(tokens)
 
     @property
+    def swapped(self) -> bool:
+        """Its private tokens are not in the pool."""
+        return self._stored is not None
+
+    def swap_out(self, host: Store) -> bool:
+        """Preemption by swapping: move the private tokens to ``host``; the past stays held.
+
+        What others hold too stays where it is, for leaving would free nothing. False, and nothing changed,
+        when the host has no room.
+        """
+        if self._stored is None and self._slots.length:
+            self._stored = self._slots.swap_out(host)
+            return self._stored is not None
+        if self._stored is None:
+            self._slots.release()
+        return True
+
+    def swap_in(self) -> bool:
+        """Bring the private tokens back; False, and nothing changed, when the pool has no room."""
+        return self._stored is None or self._return(0)
+
+    @property
     def extents(self) -> tuple[Extent, ...]:
-        """What the next token sees, oldest first."""
-        return (*self._past.extents, *self._extents)
+        """What the next token sees, oldest first. Raises RuntimeError while swapped."""
+        return (*self._past.extents, *self.private_extents)
 
     @property
     def private_extents(self) -> tuple[Extent, ...]:
-        """Where its own tokens lie, oldest first."""
+        """Where its own tokens lie, oldest first. Raises RuntimeError while swapped."""
+        if self._stored is not None:
+            raise RuntimeError("a reader that is swapped out has no place in the pool")
         return tuple(self._extents)
 
     @property
@@ -102,7 +131,8 @@ class Fork:
         """Only the first ``n`` private tokens stay in KV: rejected drafts, a changed prompt.
 
         A block that others read is never written again: the next token then goes to a fresh block, and
-        nothing is copied. Raises ValueError when there are fewer than ``n``.
+        nothing is copied. While swapped the rest is freed on the host, and only what is kept comes back
+        (*Stream2LLM* section 4.2). Raises ValueError when there are fewer than ``n``.
         """
         if n > self.length:
             raise ValueError(f"{n} tokens cannot be kept of {self.length}")
@@ -116,6 +146,9 @@ class Fork:
             self._fixed_holds.append(Held(self._pool, self._slots.live_runs()))
             self._slots.release()
             self._fixed = n
+        if self._stored is not None:
+            self._stored.keep(self._slots.live_blocks)
+            self._stored = self._stored if self._slots.length else None
         if not n:
             self._let_go()
 
@@ -135,10 +168,10 @@ class Fork:
     def surrender(self) -> tuple[Slots, list[Extent], int]:
         """Hand the private KV over to somebody else and release the rest: (slots, extents, origin).
 
-        Raises RuntimeError when others hold some of it.
+        Raises RuntimeError when others hold some of it, or when it is swapped.
         """
-        if self._fixed:
-            raise RuntimeError("a reader that others hold tokens of cannot be taken over")
+        if self._fixed or self.swapped:
+            raise RuntimeError("a reader that is swapped or that others hold tokens of cannot be taken over")
         slots, extents = self._slots, self._extents
         self._slots, self._extents = Slots(self._pool, grows=False), []
         self.tokens = []
@@ -153,15 +186,27 @@ class Fork:
         """
         if self._past.version or self._past.base:
             raise ValueError("only a prompt, not a fork of a tape, can become a prefix")
+        extents = self.extents
         held = Held(self._pool, self.private_blocks)
         self._past.retain()
         return Past(
-            self.extents,
+            extents,
             (*self._past.holds, held),
             self._past.coord + self.length,
             self._origin,
             self._past.base,
         )
+
+    def _return(self, n: int) -> bool:
+        assert self._stored is not None  # the callers asked
+        if not self._slots.swap_in(self._stored, n):
+            return False
+        self._stored = None
+        fixed = list(self._extents)
+        keep_oldest(fixed, self._fixed)
+        places = [(extent.slot, extent.length) for extent in fixed]
+        self._extents = relay(self._extents, [*places, *self._slots.live_ranges()])
+        return True
 
     def _let_go(self) -> None:
         for held in self._fixed_holds:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 import numpy as np
 import torch
@@ -60,7 +60,7 @@ class KVPool:
         self.blocks = BlockAllocator(n_blocks)
         self.block_size = block_size
         self.owners: WeakSet[Owner] = WeakSet()
-        self.reclaimers: list[Reclaimer] = []
+        self._reclaimers: list[ref[Reclaimer]] = []
         slots = n_blocks * block_size
 
         def zeros(layer: LayerShape, dim: int) -> torch.Tensor:
@@ -69,6 +69,25 @@ class KVPool:
 
         self.keys = [zeros(layer, layer.key_dim) for layer in layers]
         self.values = [zeros(layer, layer.value_dim) for layer in layers]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of keys and values."""
+        return self.keys[0].dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where keys and values are."""
+        return self.keys[0].device
+
+    @property
+    def reclaimers(self) -> list[Reclaimer]:
+        """Those that are asked for blocks, in this order."""
+        return [reclaimer for weak in self._reclaimers if (reclaimer := weak()) is not None]
+
+    def add_reclaimer(self, reclaimer: Reclaimer) -> None:
+        """Ask ``reclaimer`` after the others, for as long as somebody else keeps it."""
+        self._reclaimers.append(ref(reclaimer))
 
     @property
     def free_blocks(self) -> int:
@@ -104,11 +123,17 @@ class KVPool:
         Both must hold as many blocks and not overlap. Copies between devices are queued on the current
         stream and not waited for when the host side is pinned.
         """
+        crossing = self.device != other.device
         for (src, dst), count in _pieces(source, target):
             here = slice(dst * self.block_size, (dst + count) * self.block_size)
             there = slice(src * self.block_size, (src + count) * self.block_size)
             for mine, theirs in zip((*self.keys, *self.values), (*other.keys, *other.values), strict=True):
-                mine[:, here].copy_(theirs[:, there], non_blocking=True)
+                if not crossing:
+                    mine[:, here].copy_(theirs[:, there])
+                    continue
+                # one head at a time: only a contiguous copy between devices is not waited for
+                for to, of in zip(mine, theirs, strict=True):
+                    to[here].copy_(of[there], non_blocking=True)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless allocator, free list and owners agree on every block."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from regions.allocator import Run
 from regions.extents import SlotRange
 from regions.pool import KVPool
+from regions.stored import Store, Stored
 
 
 class Slots:
@@ -77,14 +80,7 @@ class Slots:
     def keep(self, n: int) -> None:
         """Only the oldest ``n`` live slots stay; every block behind them is given back."""
         self._tail = self._head + n
-        keep = -(-self._tail // self._pool.block_size) if n else 0
-        freed: list[Run] = []
-        kept: list[Run] = []
-        for run in self._runs:
-            here = min(keep, run.blocks)
-            keep -= here
-            kept += [Run(run.start, run.start + here)] if here else []
-            freed += [Run(run.start + here, run.stop)] if here < run.blocks else []
+        kept, freed = split(self._runs, -(-self._tail // self._pool.block_size) if n else 0)
         self._pool.blocks.release(freed)
         self._runs = kept
         self._capacity = sum(run.blocks for run in kept) * self._pool.block_size
@@ -94,7 +90,7 @@ class Slots:
     @property
     def tail_is_shared(self) -> bool:
         """Somebody else refers to the block that holds the newest live slot."""
-        if not self.length:
+        if not self.length or not self._runs:
             return False
         last = self._ranges(self._tail - 1, 1)[0][0] // self._pool.block_size
         return int(self._pool.blocks.references[last]) > 1
@@ -122,6 +118,53 @@ class Slots:
         self._head %= self._pool.block_size
         self._tail = self._head + length
 
+    def swap_out(self, store: Store) -> Stored | None:
+        """Move the live slots to ``store``; None, and nothing changed, when that has no room."""
+        stored = store.put(self.live_runs())
+        if stored is not None:
+            self.vacate()
+        return stored
+
+    def swap_in(self, stored: Stored, n: int = 0) -> bool:
+        """Fetch the live slots from ``stored`` and release it; take blocks for ``n`` more tokens as well.
+
+        False, and nothing changed, when too few blocks are free. Raises StoredLost, and nothing changed.
+        """
+        runs = self._pool.take(self.blocks_needed(n), grows=self._grows)
+        if runs is None:
+            return False
+        try:
+            stored.load(split(runs, self.live_blocks)[0])
+        except BaseException:
+            self._pool.blocks.release(runs)
+            raise
+        self.rehome(runs)
+        stored.release()
+        return True
+
+    def gather(self) -> bool:
+        """Copy the live slots to one run, when they lie in several and one that long is free."""
+        runs, blocks = self.live_runs(), self.live_blocks
+        if len(runs) < 2 or self._pool.blocks.largest_free_run < blocks:
+            return False
+        target = self._pool.blocks.take(blocks, grows=self._grows)
+        assert target is not None  # the longest free run holds them
+        self._pool.copy_from(self._pool, runs, target)
+        self.rehome(target)
+        return True
+
+    def expect(self, n: int) -> None:
+        """There are ``n`` live slots, to be fetched by `swap_in`. For a sequence that has none yet."""
+        if self._capacity or self._tail:
+            raise RuntimeError("slots that hold something cannot expect something else")
+        self._tail = n
+
+    @property
+    def live_blocks(self) -> int:
+        """How many blocks the live slots take, wherever they are."""
+        size = self._pool.block_size
+        return -(-self._tail // size) - self._head // size if self.length else 0
+
     def live_ranges(self) -> tuple[SlotRange, ...]:
         """The live slots, oldest first."""
         return self._ranges(self._head, self.length)
@@ -148,3 +191,17 @@ class Slots:
                 ranges.append((run.start * size + low - before, high - low))
             before += length
         return tuple(ranges)
+
+
+def split(runs: Sequence[Run], blocks: int) -> tuple[list[Run], list[Run]]:
+    """The first ``blocks`` blocks of ``runs`` (all, when there are fewer), and those behind them."""
+    first: list[Run] = []
+    rest: list[Run] = []
+    for start, stop in runs:
+        border = min(stop, start + blocks)
+        blocks -= border - start
+        if border > start:
+            first.append(Run(start, border))
+        if border < stop:
+            rest.append(Run(border, stop))
+    return first, rest

@@ -9,33 +9,29 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import chain
-from typing import NamedTuple
+from typing import Protocol
 
-from regions.extents import Extent, Step, anchor, drop_oldest, extend
+from regions.extents import Extent, SlotRange, Step, anchor
 from regions.fork import Fork
-from regions.held import Held, Past
+from regions.held import Past
 from regions.pool import KVPool
-from regions.slots import Slots
+from regions.records import LiveRecord, Retention, TapeState
+from regions.stored import NotResident, Store, Stored
+from regions.window import WindowKV
+
+__all__ = ["Keeper", "LiveRecord", "Retention", "Tape"]
 
 
-@dataclass(frozen=True)
-class Retention:
-    """How much of the tape stays: at most ``tokens`` tokens and, unless 0, at most ``records`` records, none
-    of them older than ``span_ns`` of event time before the newest.
-    """
+class Keeper(Protocol):
+    """Whoever decides which tapes stay in the pool."""
 
-    tokens: int
-    records: int = 0
-    span_ns: int = 0
+    def used(self, tape: Tape) -> None:
+        """``tape`` is about to be read or written."""
 
-
-class LiveRecord(NamedTuple):
-    """A record of the window: its tokens and its event time, ns."""
-
-    tokens: Sequence[int]
-    ts_event: int
+    def restore(self, tape: Tape, n: int) -> bool:
+        """Bring ``tape`` back with room for ``n`` more tokens; False when the pool cannot."""
 
 
 class Tape:
@@ -55,6 +51,7 @@ class Tape:
                 f"no room for a question below the frame limit of {frame_limit} positions"
             )
         self.name = name
+        self.keeper: Keeper | None = None
         self.version = 0
         self.evicted_tokens = 0
         self.evicted_records = 0
@@ -62,13 +59,13 @@ class Tape:
         self._frozen = frozen
         self._retention = retention
         self._frame_limit = frame_limit
-        self._slots = Slots(pool, grows=True)
-        self._extents: list[Extent] = []
+        self._kv = WindowKV(pool)
         self._records: deque[LiveRecord] = deque()
         self._pending: list[int] = []  # tokens in KV that no record claims yet
         self._written = 0  # tokens ever in KV, the pending ones included
         self._origin = -self._frozen_tokens  # before the first eviction positions are exactly the dense ones
         self._committed = self._past(())
+        self._growing = False  # blocks are taken for an append that is not committed
 
     @property
     def live_tokens(self) -> int:
@@ -93,9 +90,7 @@ class Tape:
     @property
     def max_position(self) -> int:
         """The highest local position in use; never above the frame limit."""
-        return max(
-            (e.coord + e.length - e.origin - 1 for e in self._extents), default=self._frozen_tokens - 1
-        )
+        return max((s.max_position for s in self._kv.stretches), default=self._frozen_tokens - 1)
 
     @property
     def records(self) -> tuple[LiveRecord, ...]:
@@ -109,12 +104,12 @@ class Tape:
 
     @property
     def extents(self) -> tuple[Extent, ...]:
-        """What the next record sees, oldest first."""
-        return (*anchor(self._frozen.extents, self._base), *self._extents)
+        """What the next record sees, oldest first. Raises RuntimeError while it is not resident."""
+        return (*anchor(self._frozen.extents, self._base), *self._kv.extents)
 
     def blocks_needed(self, n: int) -> int:
         """Blocks to take before ``n`` more tokens fit."""
-        return self._slots.blocks_needed(n)
+        return self._kv.blocks_needed(n)
 
     def make_room(self, n_tokens: int, n_records: int, newest_ns: int = 0) -> int:
         """Evict whole records, oldest first, until the retention holds after the append.
@@ -134,18 +129,27 @@ class Tape:
         ):
             evicted += len(self._records.popleft().tokens)
             self.evicted_records += 1
-        self._forget(evicted)
+        self.evicted_tokens += evicted
+        self._kv.drop_oldest(evicted)
         return evicted
 
     def acquire(self, n: int) -> bool:
-        """Take blocks for ``n`` more tokens; False, and nothing changed, when the pool cannot."""
-        return self._slots.acquire(n)
+        """Take blocks for ``n`` more tokens, bringing back what was stored.
+
+        False, and nothing changed, when the pool cannot.
+        """
+        if not self._present(n):
+            return False
+        growing, self._growing = self._growing, True  # so that making room never moves this very tape
+        acquired = self._kv.acquire(n)
+        self._growing = acquired or growing
+        return acquired
 
     def step(self, n: int) -> Step:
         """The step that appends ``n`` tokens. Raises RuntimeError if their blocks were not acquired."""
         if self._written + n - self._origin > self._frame_limit:
             self.new_frame()
-        return Step(self.extents, self._slots.next(n), self._written, self._origin)
+        return Step(self.extents, self._kv.next(n), self._written, self._origin)
 
     def new_frame(self, at: int | None = None) -> None:
         """Begin a position frame: the next token's local position is ``at``, by default the anchored one."""
@@ -153,8 +157,7 @@ class Tape:
 
     def wrote(self, step: Step, tokens: Sequence[int]) -> None:
         """The ``tokens`` of ``step`` are in KV."""
-        extend(self._extents, step.slots, step.coord, step.origin)
-        self._slots.advance(len(tokens))
+        self._kv.wrote(step, len(tokens))
         self._pending.extend(tokens)
         self._written += len(tokens)
 
@@ -171,12 +174,17 @@ class Tape:
             self._records.append(LiveRecord(self._pending[start : start + length], ts_event))
             start += length
         self._pending = []
+        self._growing = False
         self.version += 1
         self._publish()
         return self.version
 
     def fork(self) -> Fork:
-        """A reader of exactly the current version: O(1) in the length of the context."""
+        """A reader of exactly the current version: O(1) in the length of the context.
+
+        Raises NotResident when its KV is stored elsewhere and the pool has no room to bring it back.
+        """
+        self._need()
         return Fork(self._pool, frame_limit=self._frame_limit, past=self._committed)
 
     def anew(self) -> Fork:
@@ -199,26 +207,150 @@ class Tape:
         """Go on from a window that was prefilled anew; takes ``fresh`` over.
 
         Readers see it from the next commit on. Records evicted since it was begun are dropped from it.
-        Raises ValueError, and changes nothing, unless it holds exactly the live tokens.
+        Raises ValueError, and changes nothing, unless it holds exactly the live tokens; NotResident when
+        the version that readers go on seeing cannot be brought back.
         """
         passed = self.evicted_tokens - fresh.begins_at
         if self._pending or passed < 0 or fresh.tokens[passed:] != self.window:
             raise ValueError(f"session {self.name}: what was prefilled anew is not the live window")
-        self._slots.release()
-        self._slots, self._extents, self._origin = fresh.surrender()
-        drop_oldest(self._extents, passed)
-        self._slots.drop_oldest(passed)
+        self._need()
+        self._origin = self._kv.replace(fresh)
+        self._kv.drop_oldest(passed)
+
+    @property
+    def resident(self) -> bool:
+        """Its KV is in the pool."""
+        return self._kv.stored is None
+
+    @property
+    def movable(self) -> bool:
+        """Its KV is in the pool, and exactly the current version: no append or eviction is under way."""
+        return (
+            self.resident
+            and not self._growing
+            and self.live_tokens > 0
+            and self._committed.extents == self.extents
+        )
+
+    @property
+    def read(self) -> bool:
+        """Somebody reads the current version; its blocks would stay where they are."""
+        return self.resident and self._committed.holds[-1].holders > 1
+
+    @property
+    def live_ranges(self) -> tuple[SlotRange, ...]:
+        """Where the sliding region lies, oldest token first."""
+        return self._kv.live_ranges
+
+    @property
+    def runs(self) -> int:
+        """Runs of blocks the window lies in; 0 when it is not in the pool."""
+        return len(self.live_ranges)
+
+    def swap_out(self, host: Store) -> bool:
+        """Move the window to ``host``; False, and nothing changed, when it has no room or it is not movable.
+
+        Readers of the current version keep the blocks they see.
+        """
+        stored = host.put(self._kv.live_runs) if self.movable else None
+        if stored is not None:
+            self.leave(stored)
+        return stored is not None
+
+    def leave(self, stored: Stored) -> None:
+        """``stored`` has the window's KV from here on. Raises RuntimeError unless the tape is movable."""
+        if not self.movable:
+            raise RuntimeError(f"session {self.name} cannot leave the pool now")
+        self._committed.holds[-1].release()
+        self._kv.leave(stored)
+
+    def swap_in(self, n: int = 0) -> bool:
+        """Bring the window back, as the same version, with room for ``n`` more tokens.
+
+        False, and nothing changed, when the pool has no room. Raises StoredLost, and nothing changed.
+        """
+        if self.resident:
+            return True
+        if not self._kv.swap_in(n):
+            return False
+        self._committed = replace(
+            self._committed,
+            extents=(*anchor(self._frozen.extents, self._committed.base), *self._kv.extents),
+            holds=(*self._frozen.holds, self._kv.hold()),
+        )
+        self._kv.settle()
+        return True
+
+    def rebuild(self, fresh: Fork) -> None:
+        """What was stored is lost: the current version is the window as `anew` prefilled it into ``fresh``.
+
+        Takes ``fresh`` over. Raises ValueError, and changes nothing, unless it holds exactly the live tokens.
+        """
+        if self.resident or fresh.begins_at != self.evicted_tokens or fresh.tokens != self.window:
+            raise ValueError(f"session {self.name}: what was prefilled anew is not the lost window")
+        self._origin = self._kv.replace(fresh)
+        self._committed = self._past(self.extents)
+
+    def gather(self) -> bool:
+        """Copy the window to one run of blocks, if it lies in several and one is free.
+
+        Readers keep the old blocks until they go; tokens keep their frames.
+        """
+        if not self.movable or not self._kv.gather():
+            return False
+        self._publish()
+        return True
+
+    @property
+    def state(self) -> TapeState:
+        """All that must be known to go on from its KV, as of the current version."""
+        return TapeState(
+            self.version,
+            self.evicted_tokens,
+            self.evicted_records,
+            self._origin,
+            tuple(LiveRecord([int(token) for token in r.tokens], int(r.ts_event)) for r in self._records),
+            self._kv.stretches,
+        )
+
+    def resume(self, state: TapeState, stored: Stored) -> None:
+        """Begin where another tape was, its KV in ``stored``. For a tape that has nothing yet.
+
+        Raises ValueError, and nothing changed, when it has, when the positions pass the frame limit, or when
+        records and stretches do not add up.
+        """
+        if self._written:
+            raise ValueError(f"session {self.name} has a window of its own")
+        state.check(self._frame_limit)
+        self._committed.holds[-1].release()
+        self.version, self._origin = state.version, state.origin
+        self.evicted_tokens, self.evicted_records = state.evicted_tokens, state.evicted_records
+        self._written = state.evicted_tokens + state.tokens
+        self._records = deque(state.records)
+        self._kv.expect(state, stored)
+        self._committed = Past((), (), self._written, self._origin, self._base, self.version)
 
     def release(self) -> None:
         """Drop the sliding region and the hold of the frozen one."""
-        self._committed.holds[-1].release()
-        self._slots.release()
+        if self.resident:
+            self._committed.holds[-1].release()
+        self._kv.release()
         self._frozen.release()
 
-    def _forget(self, tokens: int) -> None:
-        drop_oldest(self._extents, tokens)
-        self._slots.drop_oldest(tokens)
-        self.evicted_tokens += tokens
+    def _present(self, n: int) -> bool:
+        """Whether its KV is in the pool, brought back with room for ``n`` more tokens if need be."""
+        if self.keeper is not None:
+            self.keeper.used(self)
+        if self.resident:
+            return True
+        return self.swap_in(n) if self.keeper is None else self.keeper.restore(self, n)
+
+    def _need(self) -> None:
+        if not self._present(0):
+            raise NotResident(
+                f"session {self.name} is stored outside the pool, which has {self._pool.free_blocks} of "
+                f"{self._pool.total_blocks} blocks free, not enough to bring it back"
+            )
 
     def _publish(self) -> None:
         """Pin what a reader of this version sees: until the next commit an eviction takes nothing from it."""
@@ -227,9 +359,8 @@ class Tape:
         before.release()
 
     def _past(self, extents: tuple[Extent, ...]) -> Past:
-        window = Held(self._pool, self._slots.live_runs())
         extents = extents or anchor(self._frozen.extents, self._base)
-        holds = (*self._frozen.holds, window)
+        holds = (*self._frozen.holds, self._kv.hold())
         return Past(extents, holds, self._written, self._origin, self._base, self.version)
 
     @property

@@ -1,0 +1,117 @@
+"""A prompt that changes while it is being prefilled (*Stream2LLM* section 4.2).
+
+Input arrives in pieces or is replaced as a whole. The longest common prefix of what is in KV and what is
+wanted stays, by tokens; everything behind it is freed wherever it lies.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from regions.fork import Fork
+from regions.held import Past
+from regions.pool import KVPool
+from regions.prefix import alias
+from regions.radix import RadixCache
+from regions.tokens import TokenArray, Tokens, common_length, token_array
+
+
+class StreamingPrompt:
+    """A stateless prompt whose tokens may be appended to and replaced.
+
+    ``fork`` holds its KV: run ``next(n)`` on it. It is another one after the prompt was cut back into, or
+    extended by, a prefix of ``cache``, so it is to be looked up for every pass.
+    """
+
+    def __init__(self, pool: KVPool, cache: RadixCache, *, frame_limit: int, salt: str = "") -> None:
+        self.fork = Fork(pool, frame_limit=frame_limit)
+        self.total_tokens_invalidated = 0
+        """Tokens whose KV existed and was given up because the input changed."""
+        self._pool = pool
+        self._cache = cache
+        self._frame_limit = frame_limit
+        self._salt = salt
+        self._tokens = token_array(())
+
+    @property
+    def tokens(self) -> TokenArray:
+        """The prompt as it is wanted, int32 [tokens]; not to be written."""
+        return self._tokens
+
+    @property
+    def computed(self) -> int:
+        """Tokens in KV, aliased ones and those of an answer included."""
+        return self.fork.past_tokens + self.fork.length
+
+    @property
+    def remaining(self) -> int:
+        """Tokens of the prompt that are not in KV yet."""
+        return max(0, len(self._tokens) - self.computed)
+
+    def next(self, n: int) -> list[int]:
+        """The next ``n`` tokens to compute, or as many as remain."""
+        piece: list[int] = self._tokens[self.computed : self.computed + n].tolist()
+        return piece
+
+    def append(self, tokens: Tokens) -> int:
+        """Add ``tokens`` behind the prompt; returns how many tokens in KV, of an answer, were invalidated."""
+        return self.update(np.concatenate((self._tokens, token_array(tokens))))
+
+    def update(self, tokens: Tokens) -> int:
+        """Replace the prompt; returns how many tokens in KV were invalidated."""
+        wanted = token_array(tokens).copy()
+        before = self.computed
+        kept = common_length(self._in_kv(), wanted)
+        self._keep(kept)
+        self._tokens = wanted
+        self.total_tokens_invalidated += before - kept
+        return before - kept
+
+    def match(self) -> int:
+        """Read from the cache what it holds beyond the tokens in KV; returns how many tokens that gained.
+
+        For the start, and after a change or a preemption. One token always remains to be computed: its row
+        gives the answer's first token.
+        """
+        before = self.computed
+        if self._cache.match_length(self._tokens[:-1], self._salt) > before:
+            past = self._cache.match(self._tokens[:-1], self._salt)
+            assert past is not None
+            self._restart(past)
+        return self.computed - before
+
+    def save(self) -> int:
+        """Offer all tokens in KV to the cache; returns how many it took.
+
+        Raises RuntimeError while the fork is swapped out.
+        """
+        return self._cache.save(self._in_kv(), self.fork, self._salt)
+
+    def leave_one(self) -> None:
+        """If nothing remains to be computed, give the last token's KV up, so that its row can be computed."""
+        if len(self._tokens) and not self.remaining:
+            self._keep(len(self._tokens) - 1)
+
+    def release(self) -> None:
+        """Drop everything."""
+        self.fork.release()
+
+    def _in_kv(self) -> TokenArray:
+        """The tokens in KV: of the prompt, and of an answer behind it."""
+        answer = self.fork.tokens[len(self._tokens) - self.fork.past_tokens :]  # the past is never longer
+        return np.concatenate((self._tokens[: self.computed], token_array(answer)))
+
+    def _keep(self, tokens: int) -> None:
+        """Only the first ``tokens`` tokens stay in KV."""
+        own = tokens - self.fork.past_tokens
+        if own >= 0:
+            self.fork.keep(own)
+        else:
+            self.fork.reset()  # first of all, for extents cannot be asked of a fork that is swapped out
+            self._restart(alias(self._pool, self.fork.extents, tokens))
+
+    def _restart(self, past: Past) -> None:
+        """Go on behind ``past``, taking its hold over; all private KV goes."""
+        old, self.fork = self.fork, Fork(self._pool, frame_limit=self._frame_limit, past=past)
+        past.release()
+        old.release()

@@ -1,0 +1,73 @@
+"""What a tape keeps, and what it is apart from its KV."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+
+
+@dataclass(frozen=True)
+class Retention:
+    """How much of the tape stays: at most ``tokens`` tokens and, unless 0, at most ``records`` records, none
+    of them older than ``span_ns`` of event time before the newest.
+    """
+
+    tokens: int
+    records: int = 0
+    span_ns: int = 0
+
+
+class LiveRecord(NamedTuple):
+    """A record of the window: its tokens and its event time, ns."""
+
+    tokens: Sequence[int]
+    ts_event: int
+
+
+class Stretch(NamedTuple):
+    """``length`` consecutive tokens of one position frame: an extent without a place in the pool."""
+
+    length: int
+    coord: int
+    origin: int
+
+    @property
+    def max_position(self) -> int:
+        """The highest local position of its tokens."""
+        return self.coord + self.length - self.origin - 1
+
+
+class TapeState(msgspec.Struct, frozen=True):
+    """All of a tape but the KV itself and the frozen prefix: enough to go on from stored KV.
+
+    ``origin``: of the frame the next token is written in. ``stretches``: the records' tokens by frame.
+    """
+
+    version: int
+    evicted_tokens: int
+    evicted_records: int
+    origin: int
+    records: tuple[LiveRecord, ...]
+    stretches: tuple[Stretch, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the window."""
+        return sum(len(record.tokens) for record in self.records)
+
+    def check(self, frame_limit: int) -> None:
+        """Raise ValueError unless records and stretches agree, with all positions below ``frame_limit``."""
+        coord = self.evicted_tokens
+        for stretch in self.stretches:
+            if stretch.coord != coord or stretch.length < 1:
+                raise ValueError(f"the stored window has a hole at token {coord}")
+            if stretch.max_position >= frame_limit:
+                raise ValueError(
+                    f"stored positions reach {stretch.max_position}, the frame limit is {frame_limit}"
+                )
+            coord += stretch.length
+        if coord != self.evicted_tokens + self.tokens:
+            raise ValueError("the stored window and its records have different lengths")

@@ -1,0 +1,25 @@
+"""Token ids as arrays: whole prompts are compared at memory speed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+TokenArray = npt.NDArray[np.int32]
+Tokens = Sequence[int] | TokenArray
+
+
+def token_array(tokens: Tokens) -> TokenArray:
+    """``tokens`` as int32 [tokens]; an array of that type is returned as it is, not copied."""
+    if isinstance(tokens, np.ndarray):
+        return tokens.astype(np.int32, copy=False)
+    return np.fromiter(tokens, np.int32, len(tokens))
+
+
+def common_length(a: TokenArray, b: TokenArray) -> int:
+    """How many tokens ``a`` and ``b`` have in common from their start."""
+    n = min(len(a), len(b))
+    differ = a[:n] != b[:n]
+    return int(differ.argmax()) if differ.any() else n

@@ -1,0 +1,67 @@
+"""Compaction: a torn window is copied to one run, and nobody who reads it notices."""
+
+from __future__ import annotations
+
+from regions.compaction import compact
+from regions.fork import Fork
+from regions.pool import KVPool
+from regions.tape import Retention, Tape
+from tests.regions.numbered import append, pool, read, scribble, tape_of
+
+
+def torn_tape(memory: KVPool, runs: int) -> Tape:
+    tape = tape_of(memory, Retention(60), frame_limit=200)
+    while tape.runs < runs:
+        last = tape.extents[-1]
+        behind = -(-(last.slot + last.length) // 4)
+        blocked = memory.blocks.take(1, behind=behind)
+        assert blocked is not None
+        assert append(memory, tape, [tape.version + 1] * 5)
+        memory.blocks.release(blocked)
+    return tape
+
+
+def test_a_torn_window_is_gathered_into_one_run() -> None:
+    """Same numbers, same frames, readers undisturbed; the most torn first, one at a time."""
+    memory = pool(100)
+    little, much = torn_tape(memory, 2), torn_tape(memory, 4)
+    free = memory.free_blocks
+    reader = much.fork()
+    before = reader.extents
+    seen = read(memory, before)
+    assert compact([little, much])
+    assert (little.runs, much.runs) == (2, 1)
+    assert reader.extents == before
+    later = much.fork()
+    assert read(memory, later.extents) == read(memory, before) == seen
+    assert not {e.slot for e in later.extents[1:]} & {e.slot for e in before[1:]}
+    assert [(e.coord, e.origin) for e in later.extents[:2]] == [(e.coord, e.origin) for e in before[:2]]
+    assert compact([little, much])
+    assert not compact([little, much])
+    for fork in (reader, later):
+        fork.release()
+    assert memory.free_blocks == free  # nobody holds the old blocks any more
+    scribble(memory)
+    assert read(memory, much.extents) == seen
+    assert append(memory, much, [1, 2])
+    little.release()
+    much.release()
+    assert memory.free_blocks == memory.total_blocks
+
+
+def test_no_run_is_made_free_for_it() -> None:
+    """Without a free run that long, or in the middle of an append, the window stays where it is."""
+    memory = pool(40)
+    tape = torn_tape(memory, 3)
+    blocks = sum(run.blocks for run in memory.blocks.take(0) or []) or 5
+    hogs = []
+    while memory.blocks.largest_free_run >= blocks - 1:
+        hog = Fork(memory, frame_limit=1000)
+        assert hog.acquire(4)
+        hogs.append(hog)
+    assert not compact([tape])
+    for hog in hogs:
+        hog.release()
+    assert tape.acquire(1)
+    assert not compact([tape])
+    tape.release()

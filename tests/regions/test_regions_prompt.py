@@ -1,0 +1,251 @@
+"""Prompts that change while they are prefilled, against a plain list of what must be in KV."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from regions.host import HostTier
+from regions.pool import KVPool
+from regions.prompt import StreamingPrompt
+from regions.radix import RadixCache
+from tests.regions.contents import reads, small_pool, write
+
+
+def streaming(blocks: int = 60) -> tuple[KVPool, RadixCache, StreamingPrompt]:
+    pool = small_pool(blocks)
+    cache = RadixCache(pool, blocks * 4)
+    return pool, cache, StreamingPrompt(pool, cache, frame_limit=1000)
+
+
+def run(pool: KVPool, prompt: StreamingPrompt, n: int = 1000) -> bool:
+    """Prefill up to ``n`` of the remaining tokens."""
+    piece = prompt.next(n)
+    return write(pool, prompt.fork, prompt.tokens[: prompt.computed].tolist(), piece)
+
+
+def common(a: list[int], b: list[int]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=12)
+CHANGES = ["append", "update", "change"]
+EVENTS = ["run", "run", "answer", "save", "match", "preempt", "swap", "return", "evict", "leave one"]
+OPERATIONS = st.tuples(
+    st.sampled_from(CHANGES + EVENTS),
+    st.integers(0, 30),
+    TOKENS,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(OPERATIONS, min_size=15, max_size=50))
+def test_what_is_in_kv_is_always_the_prompt(operations: list[tuple[str, int, list[int]]]) -> None:
+    """Any order of changes, saves, evictions and preemptions, also when swapped: right KV, nothing lost."""
+    pool, cache, prompt = streaming(40)
+    host = HostTier(pool, 6)
+    wanted: list[int] = []
+    in_kv: list[int] = []
+    invalidated = 0
+    for name, n, tokens in operations:
+        if name in ("append", "update", "change"):
+            changed = {
+                "append": wanted + tokens,
+                "update": tokens,
+                "change": wanted[: max(0, len(wanted) - n % 9)] + tokens,
+            }[name]
+            kept = common(in_kv, changed)
+            lost = prompt.append(tokens) if name == "append" else prompt.update(changed)
+            assert lost == len(in_kv) - kept
+            invalidated += lost
+            wanted, in_kv = changed, in_kv[:kept]
+        elif name == "run" and len(wanted) > len(in_kv) and not prompt.fork.swapped:
+            if run(pool, prompt, n):
+                in_kv = wanted[: len(in_kv) + n]
+        elif name == "answer" and wanted and len(in_kv) >= len(wanted) and not prompt.fork.swapped:
+            if write(pool, prompt.fork, in_kv, tokens):
+                in_kv = in_kv + tokens
+        elif name == "save" and not prompt.fork.swapped:
+            known = cache.match_length(in_kv)
+            assert prompt.save() == len(in_kv) - known
+        elif name == "match":
+            longest = cache.match_length(wanted[:-1])
+            assert prompt.match() == max(0, longest - len(in_kv))
+            in_kv = wanted[:longest] if longest > len(in_kv) else in_kv
+        elif name == "preempt":
+            prompt.fork.reset()
+            in_kv = in_kv[: prompt.fork.past_tokens]
+        elif name == "swap":
+            prompt.fork.swap_out(host)
+        elif name == "return":
+            prompt.fork.swap_in()
+        elif name == "evict":
+            cache.reclaim(n)
+        elif name == "leave one" and wanted:
+            prompt.leave_one()
+            in_kv = in_kv if len(in_kv) < len(wanted) else wanted[:-1]
+            assert prompt.remaining >= 1
+        assert prompt.tokens.tolist() == wanted
+        assert prompt.computed == len(in_kv)
+        assert prompt.remaining == max(0, len(wanted) - len(in_kv))
+        assert prompt.total_tokens_invalidated == invalidated
+        assert prompt.fork.swapped or reads(pool, prompt.fork.extents, in_kv)
+        for either in (pool, host.pool):
+            either.check_integrity()
+        cache.check_integrity()
+    prompt.release()
+    assert (pool.free_blocks, host.pool.free_blocks) == (40, 6)
+
+
+def test_only_the_changed_end_is_invalidated_and_freed() -> None:
+    """The paper's example: a document is replaced, what stood before it stays, blocks behind it go."""
+    pool, _, prompt = streaming()
+    system, old, new, question = [1] * 10, [2] * 12, [3] * 14, [4] * 6
+    prompt.append(system)
+    prompt.append(old + question)
+    run(pool, prompt)
+    assert pool.free_blocks == 60 - 7
+    assert prompt.update(system + new + question) == 18
+    assert (prompt.computed, prompt.remaining) == (10, 20)
+    assert pool.free_blocks == 60 - 3
+    assert prompt.next(4) == [3] * 4
+    assert prompt.update(system + old) == 0  # what was not in KV yet cannot be invalidated
+    assert prompt.total_tokens_invalidated == 18
+    prompt.release()
+
+
+def test_a_change_inside_the_aliased_part_lets_go_of_the_rest() -> None:
+    """The shared prefix is cut, not copied, and its end may be reclaimed by others."""
+    pool, cache, donor = streaming()
+    tokens = list(range(24))
+    donor.append(tokens)
+    run(pool, donor)
+    assert donor.save() == 24
+    donor.release()
+    prompt = StreamingPrompt(pool, cache, frame_limit=1000)
+    prompt.append([*tokens, 50, 51])
+    assert prompt.match() == 24
+    run(pool, prompt)
+    assert cache.reclaimable == 0
+    assert prompt.update([*tokens[:9], 99, *tokens[10:]]) == 26 - 9
+    assert (prompt.computed, prompt.fork.past_tokens, prompt.fork.length) == (9, 9, 0)
+    assert cache.reclaimable == 6 - 3
+    run(pool, prompt)
+    assert reads(pool, prompt.fork.extents, [*tokens[:9], 99, *tokens[10:]])
+    assert cache.match_length(tokens) == 24
+    prompt.release()
+
+
+def test_a_change_in_a_block_that_the_cache_holds_does_not_touch_the_cached_tokens() -> None:
+    pool, cache, prompt = streaming()
+    prompt.append(list(range(10)))
+    run(pool, prompt)
+    prompt.save()
+    assert prompt.update([*range(9), 77, 78]) == 1
+    run(pool, prompt)
+    past = cache.match(list(range(10)))
+    assert past is not None
+    assert reads(pool, past.extents, list(range(10)))
+    assert reads(pool, prompt.fork.extents, [*range(9), 77, 78])
+    past.release()
+    prompt.release()
+
+
+def test_a_preempted_prompt_goes_on_from_what_it_had_saved() -> None:
+    pool, _, prompt = streaming()
+    prompt.append(list(range(20)))
+    run(pool, prompt, 13)
+    assert prompt.save() == 13
+    prompt.fork.reset()
+    assert prompt.match() == 13
+    assert prompt.next(3) == [13, 14, 15]
+    prompt.release()
+
+
+def test_one_token_is_always_left_to_compute() -> None:
+    """A prompt that is wholly cached, or was shortened to what is in KV, still has a row to answer from."""
+    pool, cache, prompt = streaming()
+    prompt.append(list(range(9)))
+    run(pool, prompt)
+    prompt.save()
+    prompt.leave_one()
+    assert prompt.next(5) == [8]
+    again = StreamingPrompt(pool, cache, frame_limit=1000)
+    again.append(list(range(9)))
+    assert again.match() == 8
+    assert again.update(list(range(5))) == 3
+    assert again.remaining == 0
+    again.leave_one()
+    assert again.next(5) == [4]
+    short = StreamingPrompt(pool, cache, frame_limit=1000)
+    short.append([0])
+    assert short.match() == 0
+    short.release()
+    assert again.total_tokens_invalidated == 3
+    prompt.release()
+    again.release()
+
+
+def test_a_swapped_prompt_is_invalidated_on_the_host() -> None:
+    """The paper's order: free on the host, bring back what is left, compute the rest."""
+    pool, cache, prompt = streaming()
+    host = HostTier(pool, 10)
+    prompt.append(list(range(30)))
+    run(pool, prompt)
+    assert prompt.fork.swap_out(host)
+    assert (pool.free_blocks, host.pool.free_blocks) == (60, 2)
+    assert prompt.update([*range(14), 99]) == 16
+    assert (host.pool.free_blocks, prompt.computed) == (6, 14)
+    with pytest.raises(RuntimeError, match="swapped out"):
+        prompt.save()
+    assert prompt.fork.swap_in()
+    assert (pool.free_blocks, host.pool.free_blocks) == (56, 10)
+    run(pool, prompt)
+    assert reads(pool, prompt.fork.extents, [*range(14), 99])
+    assert prompt.save() == 15
+    assert prompt.fork.swap_out(host)
+    assert prompt.update([5, 6]) == 15  # nothing is left, here or there
+    assert (cache.reclaimable, host.pool.free_blocks) == (4, 10)
+    prompt.release()
+
+
+def test_a_swapped_prompt_can_be_cut_into_its_aliased_part() -> None:
+    """The host's copy goes whole; what is left of the prefix was never swapped."""
+    pool, _, prompt = streaming()
+    host = HostTier(pool, 10)
+    prompt.append(list(range(12)))
+    run(pool, prompt)
+    prompt.save()
+    prompt.fork.reset()
+    prompt.append([50] * 6)
+    assert prompt.match() == 12
+    run(pool, prompt)
+    assert prompt.fork.swap_out(host)
+    assert prompt.update(list(range(7))) == 11
+    assert (prompt.fork.swapped, host.pool.free_blocks) == (False, 10)
+    assert reads(pool, prompt.fork.extents, list(range(7)))
+    prompt.release()
+
+
+def test_the_next_turn_of_a_conversation_keeps_the_answer() -> None:
+    """What is appended begins with the generated answer: only what differs from it is invalidated."""
+    pool, _, prompt = streaming()
+    prompt.append([1, 2, 3])
+    run(pool, prompt)
+    assert write(pool, prompt.fork, [1, 2, 3], [7, 8, 9])
+    assert prompt.remaining == 0
+    assert prompt.append([7, 8, 5, 5]) == 1
+    assert (prompt.computed, prompt.next(9)) == (5, [5, 5])
+    prompt.release()
+
+
+def test_the_prompt_does_not_change_with_the_callers_array() -> None:
+    _, _, prompt = streaming()
+    tokens = [1, 2, 3]
+    prompt.update(tokens)
+    array = prompt.tokens.copy()
+    prompt.update(array)
+    array[:] = 9
+    assert prompt.tokens.tolist() == [1, 2, 3]
+    prompt.release()

@@ -1,0 +1,341 @@
+"""Which sessions are in the pool and where: leaving when idle or for want of blocks, coming back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from regions.allocator import Run
+from regions.fork import Fork
+from regions.host import HostTier
+from regions.residency import Idleness, Residency
+from regions.snapshot import Identity, SnapshotError
+from regions.stored import NotResident
+from regions.tape import Retention, Tape
+from tests.regions.numbered import (
+    FROZEN,
+    append,
+    late_tier,
+    pool,
+    prompt_of,
+    read,
+    scribble,
+    tape_of,
+    write,
+)
+
+
+class House:
+    """Some tapes of one pool in the care of a residency, and the clock."""
+
+    def __init__(
+        self,
+        tapes: int,
+        *,
+        blocks: int = 100,
+        limit: int = 100,
+        host_blocks: int = 0,
+        directory: Path | None = None,
+    ) -> None:
+        self.pool = pool(blocks)
+        self.now = 0
+        self.prefills: list[list[int]] = []
+        self.broken = False
+        self.host = HostTier(self.pool, host_blocks) if host_blocks else None
+        self.residency = Residency(
+            self.pool, Idleness(limit, directory, 1000), lambda: self.now, self.prefill, host=self.host
+        )
+        self.tapes = [self.tape(f"t{i}") for i in range(tapes)]
+
+    def tape(self, name: str) -> Tape:
+        tape = tape_of(self.pool, Retention(30))
+        tape.name = name
+        self.residency.attach(tape, self.identity)
+        return tape
+
+    @property
+    def identity(self) -> Identity:
+        return Identity.of(self.pool, model="m", tokenizer="t", frozen=[0] * FROZEN)
+
+    def prefill(self, fork: Fork, tokens: Sequence[int]) -> None:
+        if self.broken:
+            raise RuntimeError("device lost")
+        self.prefills.append(list(tokens))
+        write(self.pool, fork, list(tokens))
+
+    @property
+    def resident(self) -> list[bool]:
+        return [tape.resident for tape in self.tapes]
+
+    def fill(self, *which: int) -> None:
+        """14 tokens a tape, 1 ns apart."""
+        for i in which:
+            self.now += 1
+            assert append(self.pool, self.tapes[i], [100 * i + j for j in range(14)])
+
+    def seen(self, i: int) -> list[int]:
+        fork = self.tapes[i].fork()
+        numbers = read(self.pool, fork.extents)[FROZEN:]
+        fork.release()
+        return numbers
+
+    def release(self) -> None:
+        for tape in self.tapes:
+            self.residency.detach(tape)
+            tape.release()
+        assert self.pool.free_blocks == self.pool.total_blocks
+
+
+def numbers(i: int) -> list[int]:
+    return [100 * i + j for j in range(14)]
+
+
+def test_idle_sessions_leave_the_least_recently_used_first(tmp_path: Path) -> None:
+    """To the host while it has room, then to disk; a session that was used in between stays."""
+    house = House(4, host_blocks=4, directory=tmp_path)
+    house.fill(2, 0, 1, 3)  # used at 1, 2, 3 and 4
+    assert not house.residency.spill_idle()
+    assert house.residency.next_due() == 97
+    house.now = 102
+    house.tapes[0].fork().release()
+    assert house.residency.spill_idle()
+    assert house.resident == [True, True, False, True]
+    house.now = 103
+    assert house.residency.spill_idle()
+    assert house.resident == [True, False, False, True]
+    assert not house.residency.spill_idle()
+    assert house.residency.spills == {"host": 1, "disk": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["t1.kv"]
+    assert house.residency.next_due() == 1  # t3 at 104
+    scribble(house.pool)
+    assert [house.seen(i) for i in range(4)] == [numbers(i) for i in range(4)]
+    assert house.residency.restores == {"host": 1, "disk": 1}
+    assert list(tmp_path.iterdir()) == []
+    house.release()
+
+
+def test_a_file_is_laid_into_whatever_blocks_are_free(tmp_path: Path) -> None:
+    """A window whose oldest token stands in the middle of a block, back into single blocks far apart."""
+    house = House(1, directory=tmp_path)
+    tape = house.tapes[0]
+    for i in range(6):
+        assert append(house.pool, tape, [10 * i + j for j in range(7)])
+    expected = tape.window
+    assert tape.live_ranges[0][0] % 4 == 2
+    house.now = 1000
+    assert house.residency.spill_idle()
+    taken = house.pool.take(house.pool.free_blocks)
+    assert taken is not None
+    ((start, stop),) = taken
+    house.pool.blocks.release([Run(block, block + 1) for block in range(start, stop, 2)])
+    assert house.seen(0) == expected
+    assert tape.runs == 8
+    house.pool.blocks.release([Run(block, block + 1) for block in range(start + 1, stop, 2)])
+    house.release()
+
+
+def test_without_a_limit_nobody_leaves_for_being_idle(tmp_path: Path) -> None:
+    house = House(1, limit=0, directory=tmp_path)
+    house.fill(0)
+    house.now = 10**12
+    assert not house.residency.spill_idle()
+    assert house.residency.next_due() is None
+    house.release()
+
+
+def test_want_of_blocks_moves_sessions_before_anything_fails(tmp_path: Path) -> None:
+    """The least recently used first, only as many as needed, never one that is read or being written."""
+    house = House(5, blocks=32, directory=tmp_path)  # 2 blocks frozen each, 4 for 14 tokens
+    house.fill(0, 1, 2, 3, 4)
+    assert house.pool.free_blocks == 2
+    reader = house.tapes[0].fork()
+    assert house.tapes[1].acquire(1)  # a pass is about to write to it
+    house.tapes[2].fork().release()  # used last
+    prompt = prompt_of(house.pool, list(range(12)))
+    assert house.resident == [True, True, True, False, True]
+    more = prompt_of(house.pool, list(range(16)))
+    assert house.resident == [True, True, True, False, False]
+    assert house.pool.free_blocks == 3
+    assert not Fork(house.pool, frame_limit=100).acquire(60)  # not even with t2 gone
+    assert house.resident == [True, True, False, False, False]
+    kept = house.tapes[3].fork()
+    with pytest.raises(NotResident, match="session t4 is stored outside the pool, which has 3 of 32 blocks"):
+        house.tapes[4].fork()
+    for fork in (prompt, more, reader, kept):
+        fork.release()
+    for i in range(5):
+        assert house.seen(i) == numbers(i)
+    house.release()
+
+
+def test_a_tape_is_not_moved_for_its_own_append(tmp_path: Path) -> None:
+    """Alone and short of blocks, it is told no, and keeps its place."""
+    house = House(1, blocks=10, directory=tmp_path)
+    house.fill(0)
+    hog = prompt_of(house.pool, [1] * 8)
+    assert not house.tapes[0].acquire(12)
+    assert house.resident == [True]
+    house.pool.check_integrity()
+    hog.release()
+    assert append(house.pool, house.tapes[0], list(range(12)))
+    assert house.seen(0) == [*numbers(0), *range(12)]
+    house.release()
+
+
+def test_a_session_that_comes_back_may_send_another_away(tmp_path: Path) -> None:
+    """More sessions than the pool holds: each can still be read and written, one after the other."""
+    house = House(6, blocks=26, directory=tmp_path)
+    house.fill(0, 1, 2, 3, 4, 5)
+    assert sum(house.resident) == 3
+    for _ in range(2):
+        for i in range(6):
+            house.now += 1
+            assert house.seen(i) == numbers(i)
+    for i in range(6):
+        assert append(house.pool, house.tapes[i], [7, 8])
+        assert house.seen(i) == [*numbers(i), 7, 8]
+    house.release()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_blocks_that_are_still_being_copied_are_waited_for() -> None:
+    house = House(2, blocks=14)
+    tier, late = late_tier(house.pool, 10)
+    house.residency = Residency(house.pool, Idleness(), lambda: 0, house.prefill, host=tier)
+    for tape in house.tapes:
+        house.residency.attach(tape, house.identity)
+    house.fill(0, 1)
+    prompt = prompt_of(house.pool, list(range(16)))
+    assert late.waits == 1
+    assert house.resident == [False, True]
+    prompt.release()
+    scribble(house.pool)
+    assert house.seen(0) == numbers(0)
+    house.release()
+
+
+@pytest.mark.parametrize("harm", ["flipped", "torn", "gone", "older"])
+def test_a_refused_snapshot_is_rebuilt_from_the_tokens(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, harm: str
+) -> None:
+    """With a sentence in the log; nothing of the file reaches the pool, and the file is removed."""
+    house = House(1, directory=tmp_path)
+    house.fill(0)
+    house.now = 1000
+    assert house.residency.spill_idle()
+    file = tmp_path / "t0.kv"
+    older = file.read_bytes()
+    if harm == "older":
+        assert append(house.pool, house.tapes[0], [7])
+        house.now = 3000
+        assert house.residency.spill_idle()
+        file.write_bytes(older)  # sound in itself, but of another version
+    elif harm == "gone":
+        file.unlink()
+    else:
+        file.write_bytes(older[:-1] if harm == "torn" else older[:-1] + bytes([older[-1] ^ 1]))
+    version, expected = house.tapes[0].version, house.tapes[0].window
+    assert house.seen(0) == expected
+    assert house.tapes[0].version == version
+    assert house.prefills == [expected]
+    assert house.residency.restores["rebuilt"] == house.residency.failures == 1
+    assert "session t0 is prefilled anew from its own tokens" in caplog.text
+    assert not file.exists()
+    assert append(house.pool, house.tapes[0], [8, 9])
+    assert house.seen(0) == [*expected, 8, 9]
+    house.release()
+
+
+def test_what_was_evicted_meanwhile_is_not_rebuilt(tmp_path: Path) -> None:
+    house = House(1, directory=tmp_path)
+    for i in range(3):
+        house.fill(0) if i == 0 else append(house.pool, house.tapes[0], [i] * 7)
+    house.now = 1000
+    assert house.residency.spill_idle()
+    (tmp_path / "t0.kv").unlink()
+    assert house.tapes[0].make_room(10, 1) == 14
+    assert house.tapes[0].acquire(10)
+    write(house.pool, house.tapes[0], [5] * 10)
+    house.tapes[0].commit([10])
+    assert house.prefills == [[1] * 7 + [2] * 7]
+    assert house.seen(0) == [1] * 7 + [2] * 7 + [5] * 10
+    house.release()
+
+
+def test_a_session_that_cannot_be_rebuilt_yet_waits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Without room, or with a failing model: the answer is no, once told and no more, until it works."""
+    house = House(1, blocks=10, directory=tmp_path)
+    house.fill(0)
+    house.now = 1000
+    assert house.residency.spill_idle()
+    (tmp_path / "t0.kv").unlink()
+    hog = prompt_of(house.pool, [1] * 28)
+    assert not house.tapes[0].acquire(1)
+    with pytest.raises(NotResident):
+        house.tapes[0].fork()
+    hog.release()
+    assert house.residency.failures == 0  # nothing was read without room for it
+    house.broken = True
+    for _ in range(3):
+        with pytest.raises(NotResident):
+            house.tapes[0].fork()
+    assert house.residency.failures == 1
+    assert caplog.text.count("is prefilled anew") == 1
+    assert "could not be prefilled anew" in caplog.text
+    house.pool.check_integrity()
+    house.broken = False
+    assert house.seen(0) == numbers(0)
+    house.release()
+
+
+def test_a_disk_that_refuses_is_left_alone_for_a_while(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The session stays, the error is told once, and later the disk is tried again."""
+    directory = tmp_path / "later"
+    house = House(2, directory=directory)
+    house.fill(0, 1)
+    house.now = 500
+    assert not house.residency.spill_idle()
+    assert not house.residency.spill_idle()
+    assert house.residency.failures == 1
+    assert caplog.text.count("stays in the pool") == 1
+    assert house.resident == [True, True]
+    directory.mkdir()
+    house.now = 1499
+    assert not house.residency.spill_idle()
+    house.now = 1500
+    assert house.residency.spill_idle()
+    house.release()
+
+
+def test_a_session_resumes_only_from_its_own_snapshot(tmp_path: Path) -> None:
+    house = House(1, directory=tmp_path)
+    house.fill(0)
+    house.now = 1000
+    assert house.residency.spill_idle()
+    other = House(2)
+    with pytest.raises(SnapshotError, match="is of session t0, not t1"):
+        other.residency.resume(other.tapes[1], tmp_path / "t0.kv")
+    other.fill(0)
+    with pytest.raises(SnapshotError, match="has a window of its own"):
+        other.residency.resume(other.tapes[0], tmp_path / "t0.kv")
+    third = House(1)
+    assert third.residency.resume(third.tapes[0], tmp_path / "t0.kv") == {}
+    assert third.seen(0) == numbers(0)
+    for each in (third, other, house):
+        each.release()
+
+
+def test_the_log_is_silent_when_all_goes_well(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    house = House(1, directory=tmp_path)
+    house.fill(0)
+    house.now = 1000
+    assert house.residency.spill_idle()
+    assert house.seen(0) == numbers(0)
+    house.release()
+    assert caplog.text == ""

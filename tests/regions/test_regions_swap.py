@@ -1,0 +1,391 @@
+"""Swapping to the host: what leaves comes back bit by bit; no block is reused while it is being copied."""
+
+from __future__ import annotations
+
+import random
+from itertools import chain
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from regions.fork import Fork
+from regions.host import HostTier
+from regions.stored import NotResident
+from regions.tape import Retention
+from tests.regions.numbered import (
+    FROZEN,
+    append,
+    late_tier,
+    pool,
+    prompt_of,
+    read,
+    scribble,
+    tape_of,
+    write,
+)
+
+
+def test_a_fork_swaps_out_and_in() -> None:
+    """Elsewhere in the pool, with the same numbers, and the host is empty again."""
+    memory = pool()
+    host = HostTier(memory, 20)
+    fork = prompt_of(memory, list(range(1, 15)))
+    assert fork.swap_out(host)
+    assert fork.swapped
+    assert (memory.free_blocks, host.pool.free_blocks) == (40, 16)
+    other = prompt_of(memory, [9] * 3)
+    scribble(memory)
+    with pytest.raises(RuntimeError, match="swapped out has no place"):
+        fork.extents  # noqa: B018  # the property raises
+    assert fork.length == 14
+    assert fork.swap_in()
+    assert not fork.swapped
+    assert read(memory, fork.extents) == list(range(1, 15))
+    assert host.pool.free_blocks == 20
+    assert (host.swapped_out, host.swapped_in) == (1, 1)
+    assert fork.acquire(3)
+    write(memory, fork, [15, 16, 17])
+    assert read(memory, fork.extents) == list(range(1, 18))
+    fork.release()
+    other.release()
+
+
+def test_without_room_on_the_other_side_nothing_changes() -> None:
+    memory = pool(10)
+    host = HostTier(memory, 3)
+    large = prompt_of(memory, list(range(16)))
+    assert not large.swap_out(host)
+    assert read(memory, large.extents) == list(range(16))
+    small = prompt_of(memory, list(range(11)))
+    assert small.swap_out(host)
+    rest = prompt_of(memory, [7] * 20)
+    assert not small.swap_in()
+    assert not small.acquire(1)
+    assert small.swapped
+    memory.check_integrity()
+    rest.release()
+    assert small.acquire(30 - 16 - 11)  # brings it back as well, in one go
+    assert read(memory, small.extents) == list(range(11))
+    large.release()
+    small.release()
+    assert (memory.free_blocks, host.pool.free_blocks) == (10, 3)
+
+
+def test_acquiring_a_swapped_fork_counts_what_it_has_to_bring_back() -> None:
+    """All of it or nothing: not the swapped tokens alone when there is no room for the new ones."""
+    memory = pool(10)
+    host = HostTier(memory, 10)
+    fork = prompt_of(memory, list(range(12)))
+    assert fork.swap_out(host)
+    rest = prompt_of(memory, [7] * 24)
+    assert fork.blocks_needed(5) == 5
+    assert not fork.acquire(5)
+    assert memory.free_blocks == 4
+    assert fork.acquire(4)
+    assert memory.free_blocks == 0
+    rest.release()
+    fork.release()
+
+
+@pytest.mark.parametrize("kept", [0, 1, 4, 5, 8, 13, 14])
+def test_an_update_of_a_swapped_prompt_frees_on_the_host(kept: int) -> None:
+    """*Stream2LLM* section 4.2: invalidate there, free, swap the rest back, compute what changed."""
+    memory = pool()
+    host = HostTier(memory, 20)
+    fork = prompt_of(memory, list(range(14)))
+    assert fork.swap_out(host)
+    fork.keep(kept)
+    assert host.pool.free_blocks == 20 - -(-kept // 4)
+    assert fork.swapped == (kept > 0)
+    host.pool.check_integrity()
+    assert fork.acquire(6)
+    write(memory, fork, list(range(100, 106)))
+    assert read(memory, fork.extents) == [*range(kept), *range(100, 106)]
+    fork.release()
+    assert host.pool.free_blocks == 20
+
+
+def test_tokens_that_others_hold_stay_in_the_pool() -> None:
+    memory = pool()
+    host = HostTier(memory, 20)
+    fork = prompt_of(memory, list(range(6)))
+    cached = fork.prefix()
+    fork.keep(5)  # its last block is the cache's too: from here on it writes behind it
+    assert fork.acquire(7)
+    write(memory, fork, list(range(50, 57)))
+    assert fork.swap_out(host)
+    assert host.pool.free_blocks == 20 - 2
+    scribble(memory)
+    assert fork.swap_in()
+    assert read(memory, fork.extents) == [*range(5), *range(50, 57)]
+    assert fork.swap_out(host)
+    fork.keep(3)
+    assert not fork.swapped
+    assert read(memory, fork.extents) == [0, 1, 2]
+    fork.release()
+    cached.release()
+
+
+def test_an_empty_fork_gives_back_what_it_took_ahead() -> None:
+    memory = pool()
+    fork = Fork(memory, frame_limit=100)
+    assert fork.acquire(9)
+    assert fork.swap_out(HostTier(memory, 1))
+    assert memory.free_blocks == 40
+    assert not fork.swapped
+    fork.release()
+
+
+@pytest.mark.parametrize("end", ["reset", "release"])
+def test_the_end_of_a_swapped_fork_frees_the_host(end: str) -> None:
+    memory = pool()
+    host = HostTier(memory, 20)
+    fork = prompt_of(memory, list(range(9)))
+    assert fork.swap_out(host)
+    getattr(fork, end)()
+    assert (memory.free_blocks, host.pool.free_blocks) == (40, 20)
+    assert not fork.swapped
+    fork.release()
+
+
+def test_a_swapped_fork_cannot_be_taken_over_or_become_a_prefix() -> None:
+    memory = pool()
+    host = HostTier(memory, 20)
+    fork = prompt_of(memory, list(range(9)))
+    assert fork.swap_out(host)
+    with pytest.raises(RuntimeError, match="cannot be taken over"):
+        fork.surrender()
+    with pytest.raises(RuntimeError, match="no place in the pool"):
+        fork.prefix()
+    fork.release()
+
+
+def test_blocks_are_not_handed_out_before_their_copy_is_done() -> None:
+    """They stay out of the free list; who needs them waits for the copy, and all of it arrives."""
+    memory = pool(10)
+    host, late = late_tier(memory, 20)
+    fork = prompt_of(memory, list(range(32)))
+    assert fork.swap_out(host)
+    assert memory.blocks.free_blocks == 2
+    assert memory.free_blocks == 10  # surely free as soon as somebody asks
+    memory.check_integrity()
+    small = prompt_of(memory, [-1] * 8)
+    assert late.waits == 0
+    assert memory.blocks.free_blocks == 0
+    other = prompt_of(memory, [-1] * 4)  # needs one of the blocks that are being copied
+    assert late.waits == 1
+    small.release()
+    other.release()
+    scribble(memory)
+    assert fork.swap_in()
+    assert read(memory, fork.extents) == list(range(32))
+    fork.release()
+
+
+def test_finished_copies_are_noticed_without_waiting() -> None:
+    memory = pool(10)
+    host, late = late_tier(memory, 20)
+    fork = prompt_of(memory, list(range(32)))
+    assert fork.swap_out(host)
+    host.poll()
+    assert memory.blocks.free_blocks == 2
+    late.finish()
+    host.poll()
+    assert memory.blocks.free_blocks == 10
+    assert late.waits == 0
+    fork.release()
+
+
+def test_a_fork_comes_back_while_it_is_still_leaving() -> None:
+    """Copies keep their order, so the way back reads what the way out has written."""
+    memory = pool(20)
+    host, late = late_tier(memory, 30)
+    fork = prompt_of(memory, list(range(13)))
+    assert fork.swap_out(host)
+    assert late.pending
+    assert fork.swap_in()
+    assert read(memory, fork.extents) == list(range(13))
+    host.poll()
+    assert host.pool.blocks.free_blocks == 30
+    fork.release()
+
+
+def test_a_tape_swaps_out_and_comes_back_as_the_same_version() -> None:
+    """Readers of before keep what they see; a reader of afterwards sees the same, elsewhere."""
+    memory = pool(60)
+    host = HostTier(memory, 30)
+    tape = tape_of(memory, Retention(30))
+    for i in range(6):
+        append(memory, tape, [10 * i + j for j in range(7)])
+    before = tape.fork()
+    seen = read(memory, before.extents)
+    assert tape.swap_out(host)
+    assert not tape.resident
+    held = host.pool.total_blocks - host.pool.free_blocks
+    assert held == 8  # 28 tokens, the oldest of them in the middle of a block
+    assert read(memory, before.extents) == seen
+    after = tape.fork()
+    assert tape.resident
+    assert after.version == before.version == 6
+    assert read(memory, after.extents) == seen
+    assert [e[1:] for e in after.extents] == [e[1:] for e in before.extents]
+    before.release()
+    after.release()
+    assert append(memory, tape, [1, 2, 3])
+    tape.release()
+    assert (memory.free_blocks, host.pool.free_blocks) == (60, 30)
+
+
+def test_a_stored_version_is_whole_until_the_next_commit() -> None:
+    """Evicting for an append that is not executed yet takes nothing from the version on the host."""
+    memory = pool(60)
+    host = HostTier(memory, 30)
+    tape = tape_of(memory, Retention(20))
+    for i in range(4):
+        append(memory, tape, [10 * i + j for j in range(5)])
+    seen, before = read(memory, tape.extents), tape.extents
+    assert tape.swap_out(host)
+    assert tape.make_room(7, 1) == 10
+    assert tape.live_tokens == 10
+    early = tape.fork()
+    assert read(memory, early.extents) == seen
+    assert [e[1:] for e in early.extents] == [e[1:] for e in before]  # the frozen prefix, too
+    assert tape.acquire(7)
+    write(memory, tape, list(range(50, 57)))
+    tape.commit([7])
+    late = tape.fork()
+    assert read(memory, late.extents)[FROZEN:] == [*range(20, 25), *range(30, 35), *range(50, 57)]
+    assert read(memory, early.extents) == seen
+    early.release()
+    late.release()
+    tape.release()
+    assert memory.free_blocks == memory.total_blocks
+
+
+def test_a_tape_in_the_middle_of_an_append_does_not_move() -> None:
+    memory = pool(60)
+    host = HostTier(memory, 30)
+    tape = tape_of(memory, Retention(20))
+    assert not tape.swap_out(host)  # nothing to move
+    for i in range(4):
+        append(memory, tape, [i] * 5)
+    assert tape.movable
+    assert tape.acquire(3)  # blocks for a pass that is about to run
+    assert not tape.swap_out(host)
+    write(memory, tape, [7] * 3)
+    assert not tape.swap_out(host)
+    tape.commit([3])
+    assert tape.movable
+    tape.make_room(5, 1)
+    assert not tape.swap_out(host)  # the version readers see is more than the window
+    assert host.pool.free_blocks == 30
+    tape.release()
+
+
+def test_a_tape_that_cannot_come_back_says_so() -> None:
+    memory = pool(20)
+    host = HostTier(memory, 30)
+    tape = tape_of(memory, Retention(40))
+    append(memory, tape, list(range(38)))
+    assert tape.swap_out(host)
+    hog = prompt_of(memory, [1] * 4 * 17)
+    assert tape.blocks_needed(2) == 10
+    with pytest.raises(NotResident, match="session t is stored outside the pool, which has 1 of 20 blocks"):
+        tape.fork()
+    assert not tape.acquire(1)
+    assert not tape.swap_in()
+    assert memory.free_blocks == 1
+    hog.release()
+    assert tape.acquire(2)
+    assert read(memory, tape.extents)[FROZEN:] == list(range(38))
+    tape.release()
+
+
+def test_releasing_a_stored_tape_frees_the_host() -> None:
+    memory = pool(20)
+    host = HostTier(memory, 30)
+    tape = tape_of(memory, Retention(40))
+    append(memory, tape, list(range(38)))
+    assert tape.swap_out(host)
+    tape.release()
+    assert (memory.free_blocks, host.pool.free_blocks) == (20, 30)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(0, 10**9), st.booleans())
+def test_any_order_of_operations_keeps_every_number(seed: int, late: bool) -> None:
+    """Append, evict, fork, cut back, swap both ways, gather: every reader sees exactly its own numbers."""
+    rng = random.Random(seed)
+    memory = pool(50)
+    host, copies = late_tier(memory, rng.randrange(4, 40))
+    host = host if late else HostTier(memory, 21)
+    tape = tape_of(memory, Retention(30), rng.choice([44, 64]))
+    window: list[list[int]] = []
+    forks: list[tuple[Fork, list[int], list[int]]] = []
+    number = 0
+
+    def fresh(n: int) -> list[int]:
+        nonlocal number
+        number += n
+        return list(range(number - n + 1, number + 1))
+
+    def check() -> None:
+        memory.check_integrity()
+        host.pool.check_integrity()
+        if tape.resident:
+            assert read(memory, tape.extents) == [*[0] * FROZEN, *chain.from_iterable(window)]
+        for fork, past, own in forks:
+            assert fork.tokens == own
+            if not fork.swapped:
+                assert read(memory, fork.extents) == past + own
+
+    for _ in range(40):
+        action = rng.choice(
+            ["append", "fork", "grow", "keep", "out", "in", "drop", "tape", "gather", "copies"]
+        )
+        picked = rng.choice(forks) if forks else None
+        if action == "append":
+            record = fresh(rng.randrange(1, 9))
+            if append(memory, tape, record):
+                window.append(record)
+                while sum(map(len, window)) > 30:
+                    window.pop(0)
+            else:  # what was evicted for it is gone with the next commit
+                while sum(map(len, window)) > tape.live_tokens:
+                    window.pop(0)
+        elif action == "fork" and len(forks) < 4 and tape.acquire(0):
+            fork = tape.fork()
+            forks.append((fork, read(memory, fork.extents), []))
+        elif action == "tape":
+            tape.swap_out(host) if rng.random() < 0.7 else tape.swap_in()
+        elif action == "gather":
+            tape.gather()
+        elif action == "copies":
+            copies.finish()
+            host.poll()
+        elif picked is not None:
+            fork, _, own = picked
+            if action == "grow":
+                numbers = fresh(rng.randrange(1, 7))
+                if fork.acquire(len(numbers)):
+                    write(memory, fork, numbers)
+                    own += numbers
+            elif action == "keep":
+                n = rng.randrange(len(own) + 1)
+                fork.keep(n)
+                del own[n:]
+            elif action == "out":
+                fork.swap_out(host)
+            elif action == "in":
+                fork.swap_in()
+            else:
+                fork.release()
+                forks.remove(picked)
+        check()
+    for fork, _, _ in forks:
+        fork.release()
+    tape.release()
+    copies.finish()
+    host.poll()
+    assert (memory.free_blocks, host.pool.free_blocks) == (memory.total_blocks, host.pool.total_blocks)
