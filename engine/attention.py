@@ -52,40 +52,47 @@ class Attention(Protocol):
 
 
 class Merged:
-    """Parts of one layer's output, merged by their log-sum-exp as they come."""
+    """Parts of one layer's output, merged by their log-sum-exp as they come.
+
+    Everything is per row, so a row that has become NaN leaves the others as they are.
+    """
 
     def __init__(self, call: LayerCall) -> None:
-        heads, rows, _ = call.query.shape
-        self._dtype = call.query.dtype
-        self._sinks = call.sinks
-        self._rows = slice(0, rows)
-        self._shape = (heads, rows, call.values.shape[-1])
-        self._device = call.query.device
+        self._call = call
+        self._whole = slice(0, call.query.shape[1])
         self._state: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def add(self, rows: slice | torch.Tensor, out: torch.Tensor, lse: torch.Tensor) -> None:
-        """Merge a part over ``rows``: ``out`` [heads, rows, dim], ``lse`` [heads, rows]."""
+        """Merge a part over ``rows``, each of which saw some key of it; both tensors become the merger's own.
+
+        ``out`` [..., rows, dim], ``lse`` [..., rows], where what comes before is the same for all parts: the
+        query heads, together or as groups of each KV head.
+        """
         out, lse = out.float(), lse.float()
         if self._state is None:
-            if isinstance(rows, slice) and rows == self._rows:  # the usual first part
+            if isinstance(rows, slice) and rows == self._whole:  # the usual first part
                 self._state = out, lse
                 return
-            self._state = self._nothing()
+            self._state = self._nothing(out)
         whole, whole_lse = self._state
-        before = whole_lse[:, rows]
+        before = whole_lse[..., rows]
         # One sigmoid in place of two exponentials: exp goes through a threaded library even for few numbers.
-        # A row that sees no key of this part nor of those before has -inf - -inf: it keeps its zeros.
-        weight = torch.sigmoid(lse - before).masked_fill_(lse == float("-inf"), 0.0)[..., None]
-        whole[:, rows] = torch.lerp(whole[:, rows], out, weight)
-        whole_lse[:, rows] = torch.logaddexp(before, lse)
+        weight = torch.sigmoid(lse - before)[..., None]
+        if isinstance(rows, slice):
+            whole[..., rows, :].lerp_(out, weight)
+        else:
+            whole[..., rows, :] = whole[..., rows, :].lerp_(out, weight)
+        whole_lse[..., rows] = torch.logaddexp(before, lse)
 
     def result(self) -> torch.Tensor:
-        """The merged output in the model's dtype."""
-        whole, lse = self._state or self._nothing()
-        if self._sinks is not None:  # a sink takes its share of the weight and gives nothing
-            whole = whole * torch.sigmoid(lse - self._sinks.float()[:, None])[..., None]
-        return whole.to(self._dtype)
+        """The merged output in the model's dtype, [q_heads, rows, dim], one row after the other in memory."""
+        assert self._state is not None, "every row sees at least itself"
+        whole, lse = self._state
+        if self._call.sinks is not None:  # a sink takes its share of the weight and gives nothing
+            sinks = self._call.sinks.float().view(*lse.shape[:-1], 1)
+            whole = whole * torch.sigmoid(lse - sinks)[..., None]
+        return whole.movedim(-2, 0).flatten(1, -2).transpose(0, 1).to(self._call.query.dtype)
 
-    def _nothing(self) -> tuple[torch.Tensor, torch.Tensor]:
-        out = torch.zeros(self._shape, dtype=torch.float32, device=self._device)
-        return out, out.new_full(self._shape[:2], float("-inf"))
+    def _nothing(self, out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        shape = (*out.shape[:-2], self._whole.stop, out.shape[-1])
+        return out.new_zeros(shape), out.new_full(shape[:-1], float("-inf"))

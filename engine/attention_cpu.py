@@ -1,61 +1,98 @@
 """The CPU backend: extents read in place by torch's CPU flash kernel, grouped query heads folded into rows.
 
-The kernel returns the log-sum-exp, so an extent shared by many readers is read once for all of them.
+The kernel returns the log-sum-exp, so an extent shared by many readers is read once for all of them. It has
+no soft-cap: models that have one get a plain softmax over a few keys at a time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from engine.attention import LayerCall, Merged
-from engine.attention_reference import ReferenceAttention
+from engine.attention_reference import attend, attend_new
+from engine.batch import NewPart, PastPart
+
+RANGE_KEYS = 4096
+"""Few rows read a long extent by so many keys at a time, which then stay in the cache for all of them."""
+RANGE_ROWS = 192
+"""The kernel takes blocks of 32 rows below so many, and reads all keys it is given for each block."""
+CAPPED_SCORES = 1 << 22
+"""Scores held at once under a soft-cap, about so many (16 MiB)."""
+
+Output = tuple[torch.Tensor, torch.Tensor]
+"""What `Merged.add` takes."""
 
 
 class CpuAttention:
-    """Extents in place by torch's CPU flash kernel; models with a soft-cap fall back to the plain softmax."""
-
-    def __init__(self) -> None:
-        self._plain = ReferenceAttention()
+    """Extents in place by torch's CPU flash kernel, or a few keys at a time under a soft-cap."""
 
     def __call__(self, call: LayerCall) -> torch.Tensor:
         """The output, [q_heads, rows, value_dim]."""
-        if call.softcap is not None:  # the flash kernel has no soft-cap
-            return self._plain(call)
         output = Merged(call)
-        kv_heads = call.keys.shape[0]
+        of_past, of_new = (_past, _new) if call.softcap is None else (_capped_past, attend_new)
         for part in call.plan.past(call.window):
-            query = call.turned(part)
-            heads, rows, dim = query.shape
-            groups = heads // kv_heads
-            folded, lse = _flash(
-                query.reshape(1, kv_heads, groups * rows, dim),
-                call.keys[None, :, part.start : part.stop],
-                call.values[None, :, part.start : part.stop],
-                call.scale,
-                None if part.visible is None else part.visible.repeat(groups, 1),
-            )
-            out, lse = folded.reshape(heads, rows, -1), lse.reshape(heads, rows)
-            if part.visible is not None:  # the kernel leaves NaN in rows that see no key of the part
-                blind = ~part.visible.any(-1)
-                out = out.masked_fill(blind[:, None], 0.0)
-                lse = lse.masked_fill(blind, float("-inf"))
-            output.add(part.rows, out, lse)
+            for out in of_past(call, part):
+                output.add(part.rows, *out)
         for new in call.plan.new(call.window):
-            rows_ = slice(new.start, new.stop)
-            query = call.query[:, rows_]
-            heads, rows, dim = query.shape
-            groups = heads // kv_heads
-            # kv heads as the batch, their query heads as heads: the keys are shared by stride, not copied
-            out, lse = _flash(
-                query.reshape(kv_heads, groups, rows, dim),
-                call.new_key[:, None, rows_].expand(-1, groups, -1, -1),
-                call.new_value[:, None, rows_].expand(-1, groups, -1, -1),
-                call.scale,
-                new.visible,
-                causal=new.visible is None,
-            )
-            output.add(rows_, out.reshape(heads, rows, -1), lse.reshape(heads, rows))
+            output.add(new.rows, *of_new(call, new))
         return output.result()
+
+
+def _past(call: LayerCall, part: PastPart) -> Iterator[Output]:
+    query = torch.unflatten(call.turned(part), 0, (call.keys.shape[0], -1))
+    kv_heads, groups, rows, dim = query.shape
+    if part.visible is not None:
+        keys, values = call.keys[:, part.start : part.stop], call.values[:, part.start : part.stop]
+        yield _flash(query, _grouped(keys, groups), _grouped(values, groups), call.scale, part.visible)
+        return
+    folded = query.reshape(1, kv_heads, groups * rows, dim)
+    most = RANGE_KEYS if groups * rows < RANGE_ROWS else part.stop - part.start
+    for keys, values in _ranges(call, part, most):
+        out, lse = _flash(folded, keys[None], values[None], call.scale)
+        yield torch.unflatten(out[0], 1, (groups, rows)), torch.unflatten(lse[0], 1, (groups, rows))
+
+
+def _capped_past(call: LayerCall, part: PastPart) -> Iterator[Output]:
+    query = call.turned(part)
+    # a mask is small, and a row of it may see none of the first keys
+    whole = part.visible is not None
+    most = part.stop - part.start if whole else max(64, CAPPED_SCORES // query.shape[:2].numel())
+    for keys, values in _ranges(call, part, most):
+        yield attend(query, keys, values, call, part.visible)
+
+
+def _ranges(call: LayerCall, part: PastPart, most: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Keys and values of the part in equal ranges of at most ``most``."""
+    length = part.stop - part.start
+    step = -(-length // -(-length // most))
+    for start in range(part.start, part.stop, step):
+        keys = slice(start, min(start + step, part.stop))
+        yield call.keys[:, keys], call.values[:, keys]
+
+
+def _new(call: LayerCall, new: NewPart) -> Output:
+    """Sequences and KV heads are the kernel's batch, the query heads of each its heads."""
+    kv_heads, groups = call.keys.shape[0], call.query.shape[0] // call.keys.shape[0]
+    query, key, value = (
+        torch.unflatten(tensor[:, new.rows], 1, (new.count, -1))
+        for tensor in (call.query, call.new_key, call.new_value)
+    )
+    query = torch.unflatten(query, 0, (kv_heads, groups))
+    if key.shape[2] == 1:  # a row that sees itself alone
+        own = (query.float() * key[:, None].float()).sum(-1) * call.scale
+        return value[:, None, :, 0].repeat(1, groups, 1, 1), own.flatten(2)
+    keys, values = (_grouped(tensor.flatten(0, 1), groups) for tensor in (key, value))
+    parts = _flash(query.transpose(1, 2).flatten(0, 1), keys, values, call.scale, causal=True)
+    apart = (kv_heads, new.count)
+    out, lse = (torch.unflatten(part, 0, apart).transpose(1, 2).flatten(2, 3) for part in parts)
+    return out, lse
+
+
+def _grouped(tensor: torch.Tensor, groups: int) -> torch.Tensor:
+    """[batch, keys, dim] as [batch, groups, keys, dim] without a copy."""
+    return tensor[:, None].expand(-1, groups, -1, -1)
 
 
 def _flash(
@@ -63,10 +100,11 @@ def _flash(
     keys: torch.Tensor,
     values: torch.Tensor,
     scale: float,
-    visible: torch.Tensor | None,
+    visible: torch.Tensor | None = None,
     *,
     causal: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> Output:
+    """[batch, heads, rows, dim] against keys of as many heads; ``visible`` as in `PastPart`."""
     mask = None
     if visible is not None:
         mask = torch.zeros(visible.shape, dtype=query.dtype).masked_fill_(~visible, float("-inf"))

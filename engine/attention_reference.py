@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from engine.attention import LayerCall, Merged
+from engine.batch import NewPart
 
 
 def attend(
@@ -14,7 +15,10 @@ def attend(
     call: LayerCall,
     visible: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Plain softmax attention of ``query`` [q_heads, rows, dim]: output, log-sum-exp [q_heads, rows]."""
+    """Plain softmax attention of ``query`` [q_heads, rows, dim]: output, log-sum-exp [q_heads, rows].
+
+    ``keys``, ``values`` [kv_heads, keys, dim]; ``visible``: bool [rows, keys], None when all is.
+    """
     heads, rows, _ = query.shape
     groups = heads // keys.shape[0]
     folded = query.reshape(keys.shape[0], groups * rows, -1)
@@ -30,7 +34,7 @@ def attend(
 
 
 class ReferenceAttention:
-    """One softmax per sequence over every key it sees, scores side by side. Slow and plain."""
+    """One softmax per part, every score of it at once. Slow and plain."""
 
     def __call__(self, call: LayerCall) -> torch.Tensor:
         """The output, [q_heads, rows, value_dim]."""
@@ -39,12 +43,15 @@ class ReferenceAttention:
             keys, values = call.keys[:, part.start : part.stop], call.values[:, part.start : part.stop]
             output.add(part.rows, *attend(call.turned(part), keys, values, call, part.visible))
         for new in call.plan.new(call.window):
-            rows = slice(new.start, new.stop)
-            visible = new.visible
-            if visible is None:
-                visible = torch.ones(
-                    new.stop - new.start, new.stop - new.start, dtype=torch.bool, device=call.query.device
-                ).tril()
-            keys, values = call.new_key[:, rows], call.new_value[:, rows]
-            output.add(rows, *attend(call.query[:, rows], keys, values, call, visible))
+            output.add(new.rows, *attend_new(call, new))
         return output.result()
+
+
+def attend_new(call: LayerCall, new: NewPart) -> tuple[torch.Tensor, torch.Tensor]:
+    """`attend` for each sequence of ``new`` by itself."""
+    tensors = (call.query, call.new_key, call.new_value)
+    queries, keys, values = (tensor[:, new.rows].chunk(new.count, 1) for tensor in tensors)
+    rows = queries[0].shape[1]
+    causal = torch.ones(rows, rows, dtype=torch.bool, device=call.query.device).tril()
+    parts = [attend(*sequence, call, causal) for sequence in zip(queries, keys, values, strict=True)]
+    return torch.cat([out for out, _ in parts], 1), torch.cat([lse for _, lse in parts], 1)

@@ -3,20 +3,28 @@
 Made once on the host per pass and read by every layer. Rows of different readers that share an extent
 (the frozen prefix of all sessions, the tape under k standing questions) meet it in one part, so its keys
 are read once for all of them.
+
+A pass writes its new keys before it attends, so rows of a sequence can be cut off from those before them:
+what came before has become one more extent of their past. Long sequences are cut that way, which bounds
+every causal square and every mask, and so is a last layer of which only some rows are read.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass, field, replace
+from itertools import groupby, pairwise
 
 import torch
 
-from regions.extents import Extent, Step
+from regions.extents import Extent, SlotRange, Step
 
-PACK_ROWS = 512
-"""New tokens of several sequences share one masked product up to this many rows."""
+PIECE_ROWS = 1024
+"""Longer sequences are cut into pieces of so many rows."""
+
+WINDOWED_PIECE_ROWS = 512
+"""And under a sliding window so many, at most the window: masks are no larger than this squared."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +43,7 @@ class Packed:
 
 @dataclass(frozen=True)
 class PastPart:
-    """Rows that attend to slots ``start`` to ``stop`` of the pool.
+    """Rows that attend to slots ``start`` to ``stop`` of the pool; each of them sees at least one key.
 
     ``turns``: positions by which each row's query is turned towards the extent's frame, None when all
     are zero. ``visible``: bool [rows, keys], None when every row sees every key.
@@ -50,11 +58,13 @@ class PastPart:
 
 @dataclass(frozen=True)
 class NewPart:
-    """Rows ``start`` to ``stop`` attend to each other's keys. ``visible`` None: one sequence, causal."""
+    """``count`` sequences of equally many rows; a row sees those of its own sequence up to itself.
 
-    start: int
-    stop: int
-    visible: torch.Tensor | None
+    No product ever spans two sequences, so one that has become NaN leaves the others as they are.
+    """
+
+    rows: slice | torch.Tensor
+    count: int
 
 
 @dataclass
@@ -80,6 +90,17 @@ class BatchPlan:
             ]
         ).to(self.device)
 
+    def only(self, rows: Sequence[int]) -> BatchPlan:
+        """The plan of a pass over ``rows`` alone (ascending), whose every row has its keys in the pool."""
+        kept: list[Packed] = []
+        for sequence in self.sequences:
+            mine = rows[bisect_left(rows, sequence.start) : bisect_left(rows, sequence.stop)]
+            for _, numbered in groupby(enumerate(mine), key=lambda pair: pair[1] - pair[0]):
+                run = [row for _, row in numbered]
+                at = kept[-1].stop if kept else 0
+                kept.append(Packed(at, at + len(run), after(sequence.step, run[0] - sequence.start)))
+        return BatchPlan(kept, self.device)
+
     def past(self, window: int | None) -> list[PastPart]:
         """Parts over the pool for layers with this sliding window (None: full attention)."""
         if window not in self._past:
@@ -89,38 +110,48 @@ class BatchPlan:
     def new(self, window: int | None) -> list[NewPart]:
         """Parts among the batch's own rows."""
         if window not in self._new:
-            self._new[window] = self._new_parts(window)
+            by_rows = sorted(self._pieces(window), key=lambda piece: piece.rows)
+            groups = (list(group) for _, group in groupby(by_rows, key=lambda piece: piece.rows))
+            self._new[window] = [NewPart(self._rows(group), len(group)) for group in groups]
         return self._new[window]
+
+    def _pieces(self, window: int | None) -> list[Packed]:
+        """The sequences, cut so that within a piece every row is in the window of every other."""
+        most = PIECE_ROWS if window is None else min(window, WINDOWED_PIECE_ROWS)
+        return [
+            Packed(start, min(start + most, sequence.stop), after(sequence.step, start - sequence.start))
+            for sequence in self.sequences
+            for start in range(sequence.start, sequence.stop, most)
+        ]
 
     def _past_parts(self, window: int | None) -> list[PastPart]:
         shared: dict[tuple[int, int], list[tuple[Packed, int]]] = {}
         parts: list[PastPart] = []
-        for sequence in self.sequences:
-            for extent in sequence.step.past:
-                turn = sequence.step.origin - extent.origin
-                seen = clip(extent, sequence.step.coord, sequence.rows, window)
-                if seen is None:
-                    continue
-                if window is None or sequence.step.coord + sequence.rows - 1 - seen.coord < window:
-                    shared.setdefault((seen.slot, seen.length), []).append((sequence, turn))
-                else:
-                    parts.append(self._windowed(sequence, seen, turn, window))
+        for piece in self._pieces(window):
+            for extent in piece.step.past:
+                turn = piece.step.origin - extent.origin
+                leaving, staying = split(extent, piece.step.coord, piece.rows, window)
+                if leaving.length and window is not None:
+                    parts.append(self._masked(piece, leaving, turn, window))
+                if staying.length:
+                    shared.setdefault((staying.slot, staying.length), []).append((piece, turn))
         parts.extend(
-            PastPart(_rows([s for s, _ in readers]), slot, slot + length, self._turns(readers), None)
+            PastPart(self._rows([s for s, _ in readers]), slot, slot + length, self._turns(readers), None)
             for (slot, length), readers in shared.items()
         )
         return parts
 
-    def _windowed(self, sequence: Packed, extent: Extent, turn: int, window: int) -> PastPart:
-        queries = torch.arange(sequence.step.coord, sequence.step.coord + sequence.rows)
+    def _masked(self, piece: Packed, extent: Extent, turn: int, window: int) -> PastPart:
+        seeing = min(piece.rows, extent.coord + extent.length - 1 + window - piece.step.coord)
+        seers = replace(piece, stop=piece.start + seeing)
+        queries = torch.arange(piece.step.coord, piece.step.coord + seeing)
         keys = torch.arange(extent.coord, extent.coord + extent.length)
-        visible = queries[:, None] - keys[None] < window
         return PastPart(
-            slice(sequence.start, sequence.stop),
+            slice(seers.start, seers.stop),
             extent.slot,
             extent.slot + extent.length,
-            self._turns([(sequence, turn)]),
-            visible.to(self.device),
+            self._turns([(seers, turn)]),
+            (queries[:, None] - keys[None] < window).to(self.device),
         )
 
     def _turns(self, readers: list[tuple[Packed, int]]) -> torch.Tensor | None:
@@ -128,46 +159,40 @@ class BatchPlan:
             return None
         return torch.cat([torch.full((s.rows,), turn) for s, turn in readers]).to(self.device)
 
-    def _new_parts(self, window: int | None) -> list[NewPart]:
-        parts: list[NewPart] = []
-        pack: list[Packed] = []
-        for sequence in self.sequences:
-            if pack and sequence.stop - pack[0].start > PACK_ROWS:
-                parts.append(self._pack(pack, window))
-                pack = []
-            pack.append(sequence)
-        parts.append(self._pack(pack, window))
-        return parts
-
-    def _pack(self, pack: list[Packed], window: int | None) -> NewPart:
-        start, stop = pack[0].start, pack[-1].stop
-        if len(pack) == 1 and (window is None or pack[0].rows <= window):
-            return NewPart(start, stop, None)
-        visible = torch.zeros(stop - start, stop - start, dtype=torch.bool)
-        for s in pack:
-            square = torch.ones(s.rows, s.rows, dtype=torch.bool).tril()
-            if window is not None:
-                square &= ~torch.ones_like(square).tril(-window)
-            visible[s.start - start : s.stop - start, s.start - start : s.stop - start] = square
-        return NewPart(start, stop, visible.to(self.device))
+    def _rows(self, pieces: list[Packed]) -> slice | torch.Tensor:
+        """The rows of ``pieces`` in their order: a slice when they lie side by side."""
+        if all(a.stop == b.start for a, b in pairwise(pieces)):
+            return slice(pieces[0].start, pieces[-1].stop)
+        return torch.cat([torch.arange(s.start, s.stop) for s in pieces]).to(self.device)
 
 
-def clip(extent: Extent, coord: int, rows: int, window: int | None) -> Extent | None:
-    """The part of ``extent`` that the oldest of the rows (at stream coordinate ``coord``) still sees."""
+def after(step: Step, tokens: int) -> Step:
+    """What is left of ``step`` behind its first ``tokens`` tokens, which have become past."""
+    past = list(step.past)
+    left: list[SlotRange] = []
+    coord = step.coord
+    for slot, count in step.slots:
+        written = min(count, step.coord + tokens - coord)
+        if written:
+            past.append(Extent(slot, written, coord, step.origin))
+            coord += written
+        if written < count:
+            left.append((slot + written, count - written))
+    return Step(tuple(past), tuple(left), step.coord + tokens, step.origin)
+
+
+def split(extent: Extent, coord: int, rows: int, window: int | None) -> tuple[Extent, Extent]:
+    """The keys of ``extent`` that some of the rows see but not all, and those that all rows see.
+
+    ``coord``: stream coordinate of the first row. Either may have length 0.
+    """
     if window is None:
-        return extent
-    hidden = coord - window + 1 - extent.coord
-    if hidden >= extent.length:
-        return None
-    if hidden <= 0:
-        return extent
-    return extent._replace(
-        slot=extent.slot + hidden, length=extent.length - hidden, coord=extent.coord + hidden
+        return extent._replace(length=0), extent
+    first_sees, last_sees = (
+        min(max(row - window + 1 - extent.coord, 0), extent.length) for row in (coord, coord + rows - 1)
     )
+    return _cut(extent, first_sees, last_sees), _cut(extent, last_sees, extent.length)
 
 
-def _rows(sequences: list[Packed]) -> slice | torch.Tensor:
-    """The rows of ``sequences`` in batch order: a slice when they lie side by side."""
-    if all(a.stop == b.start for a, b in pairwise(sequences)):
-        return slice(sequences[0].start, sequences[-1].stop)
-    return torch.cat([torch.arange(s.start, s.stop) for s in sequences])
+def _cut(extent: Extent, start: int, stop: int) -> Extent:
+    return extent._replace(slot=extent.slot + start, length=stop - start, coord=extent.coord + start)

@@ -2,42 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import partial
+from itertools import islice
+from typing import TypeVar
 
 import torch
 
 from engine.attention import Attention
 from engine.attention_cpu import CpuAttention
-from engine.attention_reference import ReferenceAttention
 from engine.batch import BatchPlan, Packed
+from engine.graphs import GraphRunner, Recorder, runner_for
+from engine.last_layer import LastLayer
+from engine.memory import guarded
 from engine.model import LoadedModel, ModelError, Pass
 from engine.sampling import Choice, choose
+from engine.seeding import Sampling
+from engine.transfer import to_device
+from engine.verify import accept
 from regions.fork import Fork
 from regions.held import Past
 from regions.pool import KVPool
+from regions.prompt import StreamingPrompt
+from regions.radix import RadixCache
 from regions.tape import Retention, Tape
 
 FREEZE_CHUNK = 1024
 """Tokens of one pass while a frozen prefix is prefilled."""
+
+Read = TypeVar("Read")
 
 
 @dataclass(frozen=True)
 class Work:
     """Tokens to append to one target; ``sample``: choose the token that follows the last of them.
 
-    ``choices``: token ids the choice is restricted to; None means the whole vocabulary.
+    ``choices``: token ids the choice is restricted to; None means the whole vocabulary. ``sampling``: draw it
+    instead of taking the best. ``drafts``: the last so many of the tokens are guesses, to be verified; at
+    least one token comes before them, and ``sampling`` is that of the first of them. Raises ValueError when
+    none does.
     """
 
     target: Tape | Fork
     tokens: Sequence[int]
     sample: bool = True
     choices: tuple[int, ...] | None = None
+    sampling: Sampling | None = None
+    drafts: int = 0
+
+    def __post_init__(self) -> None:
+        if self.sample and not 0 <= self.drafts < len(self.tokens):
+            raise ValueError(f"{self.drafts} drafts need a token before them, got {len(self.tokens)} tokens")
+
+    @property
+    def chosen(self) -> int:
+        """How many of its last rows choose a token."""
+        return self.drafts + 1 if self.sample else 0
 
 
 class Engine:
-    """Runs a loaded model over regions of one pool. Not thread-safe: one worker thread owns it."""
+    """Runs a loaded model over regions of one pool. Not thread-safe: one worker thread owns it.
+
+    ``attention``: by default Triton kernels on a GPU, the CPU backend elsewhere. ``cache_tokens``: the most
+    tokens the prefix cache keeps, by default as many as the pool holds. ``record``: how small passes are
+    recorded, by default as CUDA graphs on a GPU. ``eager``: never record.
+    """
 
     def __init__(
         self,
@@ -47,79 +77,150 @@ class Engine:
         block_size: int = 16,
         frame_limit: int = 8192,
         attention: Attention | None = None,
+        cache_tokens: int | None = None,
+        record: Recorder | None = None,
+        eager: bool = False,
     ) -> None:
         self.model = model
         self.frame_limit = min(frame_limit, model.max_positions)
         self.pool = KVPool(
             list(model.layers), blocks, block_size=block_size, dtype=model.dtype, device=model.device
         )
-        self._attention = attention or (
-            CpuAttention() if model.device.type == "cpu" else ReferenceAttention()
-        )
-        self._frozen: dict[tuple[int, ...], Past] = {}
+        self.attention = attention or default_attention(model.device)
+        self.cache = RadixCache(self.pool, blocks * block_size if cache_tokens is None else cache_tokens)
+        self.graphs: GraphRunner | None = None
+        if not eager:
+            self.graphs = runner_for(model, self.pool, self.attention, record)
 
     def open_tape(self, name: str, frozen: Sequence[int], retention: Retention) -> Tape:
         """A new session. Its frozen prefix is prefilled once and shared with sessions of the same tokens.
 
         Raises ValueError when prefix and retention leave no room below the frame limit, ModelError when
-        the pool cannot hold the prefix.
+        the pool cannot hold the prefix, DeviceOutOfMemory when there is no memory for its pass.
         """
-        key = tuple(frozen)
-        if key not in self._frozen:
-            self._frozen[key] = self._freeze(key)
-        return Tape(name, self.pool, self._frozen[key].retain(), retention, frame_limit=self.frame_limit)
+        past = self._freeze(frozen)
+        try:
+            return Tape(name, self.pool, past, retention, frame_limit=self.frame_limit)
+        except ValueError:
+            past.release()
+            raise
 
-    def open_prompt(self) -> Fork:
-        """A stateless prompt: a fork of nothing."""
-        return Fork(self.pool, frame_limit=self.frame_limit)
+    def open_prompt(self, tokens: Sequence[int] = (), salt: str = "") -> Fork:
+        """A stateless prompt behind the longest cached prefix of ``tokens``: `Fork.past_tokens` of them.
+
+        At least one token remains to be computed. ``salt``: whose prefixes, from the authenticated identity.
+        """
+        past = self.cache.match(tokens[:-1], salt) if len(tokens) > 1 else None
+        fork = Fork(self.pool, frame_limit=self.frame_limit, past=past)
+        if past:
+            past.release()
+        return fork
+
+    def save_prompt(self, fork: Fork, tokens: Sequence[int], salt: str = "") -> int:
+        """Offer the prompt's oldest ``tokens`` to the cache; as `RadixCache.save`."""
+        return self.cache.save(tokens, fork, salt)
+
+    def open_stream(self, salt: str = "") -> StreamingPrompt:
+        """A stateless prompt that may still change."""
+        return StreamingPrompt(self.pool, self.cache, frame_limit=self.frame_limit, salt=salt)
 
     def forward(self, batch: Sequence[Work]) -> list[Choice | None]:
         """One forward pass over a mixed batch; afterwards every target's tokens are in KV.
 
         The targets' blocks must have been acquired. Results are in batch order, None where nothing was to
         be sampled. Work of the same session should lie side by side: shared extents are then read as one.
+        Of ``d`` drafts ``len(choice.accepted)`` were right; the others are in KV all the same, and the caller
+        drops them: ``fork.keep(fork.length - d + len(choice.accepted))``.
+
+        Raises DeviceOutOfMemory when there is no memory for the pass. Whatever is raised, no target has
+        changed: what the pass wrote lies behind the targets' ends and is written again.
         """
-        sampled = [i for i, work in enumerate(batch) if work.sample]
-        ends = list(accumulate(len(work.tokens) for work in batch))
-        # the model wants at least one row; a pass that only appends computes one nobody reads
-        logits = self._run(batch, [ends[i] - 1 for i in sampled] or [ends[-1] - 1])
-        chosen = choose(logits, [batch[i].choices for i in sampled]) if sampled else []
-        results: list[Choice | None] = [None] * len(batch)
-        for index, choice in zip(sampled, chosen, strict=True):
-            results[index] = choice
-        return results
+        keep: list[int] = []
+        choices: list[tuple[int, ...] | None] = []
+        sampling: list[Sampling | None] = []
+        end = 0
+        for work in batch:
+            end += len(work.tokens)
+            keep += range(end - work.chosen, end)
+            choices += [work.choices] * work.chosen
+            sampling += [work.sampling and work.sampling.later(i) for i in range(work.chosen)]
+        if not keep:
+            self._run(batch, [], lambda logits: None)
+            return [None] * len(batch)
+        chosen = iter(self._run(batch, keep, partial(choose, choices=choices, sampling=sampling)))
+        return [
+            accept(work.tokens[len(work.tokens) - work.drafts :], list(islice(chosen, work.chosen)))
+            if work.sample
+            else None
+            for work in batch
+        ]
 
-    def logits(self, batch: Sequence[Work]) -> torch.Tensor:
-        """The logits of every row of the batch, fp32 [rows, vocabulary]; otherwise as `forward`."""
-        return self._run(batch, range(sum(len(work.tokens) for work in batch)))
+    def logits(self, batch: Sequence[Work], rows: Sequence[int] | None = None) -> torch.Tensor:
+        """The logits of ``rows`` of the batch (ascending, by default all), fp32 [rows, vocabulary].
 
-    def _run(self, batch: Sequence[Work], keep: Sequence[int]) -> torch.Tensor:
-        device = self.model.device
+        Otherwise as `forward`.
+        """
+        if rows is None:
+            rows = range(sum(len(work.tokens) for work in batch))
+        # a recorded pass gives its logits at the same address each time
+        return self._run(batch, rows, torch.clone)
+
+    def _run(self, batch: Sequence[Work], keep: Sequence[int], read: Callable[[torch.Tensor], Read]) -> Read:
+        """One pass; what ``read`` makes of the logits of rows ``keep`` [keep, vocabulary].
+
+        The tokens count as written only after ``read``: on a device an error may show up as late as that.
+        """
         packed: list[Packed] = []
         for work in batch:
             start = packed[-1].stop if packed else 0
             packed.append(Packed(start, start + len(work.tokens), work.target.step(len(work.tokens))))
-        tokens = torch.tensor([token for work in batch for token in work.tokens], device=device)
-        ranges = [slot for part in packed for slot in part.step.slots]
-        slots: torch.Tensor | slice
-        if len(ranges) == 1:
-            slots = slice(ranges[0][0], sum(ranges[0]))
-        else:
-            slots = torch.cat([torch.arange(slot, slot + count) for slot, count in ranges]).to(device)
-        pass_ = Pass(BatchPlan(packed, device), self.pool, slots, self._attention, self.model.turner)
-        logits = self.model.forward(pass_, tokens, torch.tensor(keep, device=device))
+        result = guarded(self.model.device, lambda: read(self._logits(batch, packed, keep)))
         for work, part in zip(batch, packed, strict=True):
             work.target.wrote(part.step, work.tokens)
-        return logits
+        return result
 
-    def _freeze(self, tokens: tuple[int, ...]) -> Past:
-        prompt = self.open_prompt()
-        if not prompt.acquire(len(tokens)):
-            raise ModelError(
-                f"a pool of {self.pool.total_blocks} blocks cannot hold {len(tokens)} frozen tokens"
-            )
-        for start in range(0, len(tokens), FREEZE_CHUNK):
-            self.forward([Work(prompt, tokens[start : start + FREEZE_CHUNK], sample=False)])
-        frozen = prompt.prefix()
-        prompt.release()
-        return frozen
+    def _logits(self, batch: Sequence[Work], packed: list[Packed], keep: Sequence[int]) -> torch.Tensor:
+        device = self.model.device
+        plan = BatchPlan(packed, device)
+        tokens = [token for work in batch for token in work.tokens]
+        if self.graphs is not None and self.graphs.takes(plan):
+            return self.graphs.logits(plan, tokens, keep or [plan.rows - 1])
+        last = LastLayer(keep, plan) if self.model.trims and 2 * len(keep) <= plan.rows else None
+        if last is None:
+            keep = keep or [plan.rows - 1]  # the model wants at least one row
+        ranges = [slot for part in packed for slot in part.step.slots]
+        run = slice(ranges[0][0], sum(ranges[0])) if len(ranges) == 1 else None
+        scattered = [] if run else [slot for first, count in ranges for slot in range(first, first + count)]
+        ids, rows, places = to_device(device, tokens, keep, scattered)
+        pass_ = Pass(plan, self.pool, run or places, self.attention, self.model.turners, last)
+        return self.model.forward(pass_, ids, rows)
+
+    def _freeze(self, tokens: Sequence[int]) -> Past:
+        """All of ``tokens`` as a past held once for the caller; only what is not cached is computed."""
+        past = self.cache.match(tokens)
+        if past and past.tokens == len(tokens):
+            return past
+        prompt = Fork(self.pool, frame_limit=self.frame_limit, past=past)
+        if past:
+            past.release()
+        try:
+            if not prompt.acquire(len(tokens) - prompt.past_tokens):
+                raise ModelError(
+                    f"a pool of {self.pool.total_blocks} blocks cannot hold {len(tokens)} frozen tokens"
+                )
+            for start in range(prompt.past_tokens, len(tokens), FREEZE_CHUNK):
+                self.forward([Work(prompt, tokens[start : start + FREEZE_CHUNK], sample=False)])
+            self.cache.save(tokens, prompt)
+            return prompt.prefix()
+        finally:
+            prompt.release()
+
+
+def default_attention(device: torch.device) -> Attention:
+    """The backend for ``device``."""
+    if device.type == "cpu":
+        return CpuAttention()
+    # only here: compiling kernels needs a GPU, and importing Triton takes a while
+    from engine.attention_triton import TritonAttention
+
+    return TritonAttention()

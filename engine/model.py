@@ -1,52 +1,56 @@
-"""Loading a causal language model and proving, before it serves, that it computes what the dense model does.
+"""Loading a causal language model so that its attention runs over regions.
 
 transformers' own modelling code runs unmodified; its `AttentionInterface` hands every layer's queries, keys
-and values to `region_attention`. Some architectures pass through silently wrong (hybrids, learned positions,
-other rotary layouts), so loading ends with a *canary*: every layer calls us once, packed equals dense, also
-when the tokens lie in two position frames. A model that fails is refused with the reason.
+and values to `region_attention`. Some architectures would pass through silently wrong (hybrids, learned
+positions, other rotary layouts): known ones are refused by name (`engine.architectures`), all are measured
+(`engine.probe`), and `engine.canary` compares logits with the dense forward. A model that fails is refused
+with the reason.
 """
 
 from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import is_accelerate_available
 from transformers.utils.logging import disable_progress_bar
 
+from engine.architectures import ModelError, check_known
 from engine.attention import Attention, LayerCall
 from engine.batch import BatchPlan
-from engine.rotary import FrameTurner, find_turner
+from engine.last_layer import LastLayer, NothingRead, Written, install, wanting
+from engine.probe import probe
+from engine.rotary import FrameTurner
+from engine.tensor_parallel import shard
 from regions.pool import KVPool, LayerShape
+
+__all__ = ["ATTENTION", "LoadedModel", "ModelError", "Pass", "load_model", "prepare", "resolve_device"]
 
 ATTENTION = "foretick_regions"
 disable_progress_bar()
 
 
-class ModelError(Exception):
-    """The model cannot be served; the message says why."""
-
-
 @dataclass
 class Pass:
-    """What the attention function needs during one forward pass."""
+    """What the attention function needs during one forward pass; ``turners``: one a layer.
+
+    ``last``: what is wanted of the last layer, None for all of it.
+    """
 
     plan: BatchPlan
     pool: KVPool
     slots: torch.Tensor | slice
     attention: Attention
-    turner: FrameTurner
+    turners: tuple[FrameTurner, ...]
+    last: LastLayer | None = None
     calls: int = 0
 
-
-Probe = Callable[[int, torch.Tensor, torch.Tensor], None]
-"""Called instead of attention with (layer, key, value) while shapes are discovered."""
 
 # Some layers drop the extra keyword arguments of a forward call, so the current pass is kept here; one
 # worker thread owns the device.
@@ -68,16 +72,15 @@ def region_attention(
     """transformers' attention function: [1, q_heads, rows, dim] to [1, rows, q_heads, dim]."""
     if attention_mask is not None:
         raise ModelError("transformers built an attention mask: this architecture masks in its own way")
-    if s_aux is not None:
-        raise ModelError("attention sinks are not supported")
-    work: Pass | Probe = _current.work
+    work: Pass = _current.work
     layer = int(module.layer_idx)  # type: ignore[arg-type]  # a plain int on every attention module
-    if not isinstance(work, Pass):
-        work(layer, key, value)
-        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
     work.calls += 1
-    work.pool.keys[layer][:, work.slots] = key[0]
-    work.pool.values[layer][:, work.slots] = value[0]
+    last = work.last if layer == len(work.turners) - 1 else None
+    if last is None or not last.reading:
+        work.pool.keys[layer][:, work.slots] = key[0]
+        work.pool.values[layer][:, work.slots] = value[0]
+        if last is not None:
+            raise Written
     output = work.attention(
         LayerCall(
             query[0],
@@ -88,11 +91,13 @@ def region_attention(
             query.shape[-1] ** -0.5 if scaling is None else scaling,
             softcap,
             sliding_window,
-            work.plan,
-            work.turner,
+            work.plan if last is None else last.plan,
+            work.turners[layer],
+            s_aux,
         )
     )
-    return output.transpose(0, 1)[None], None
+    # contiguous, as transformers' own functions give it: a layer would copy it otherwise, or fail to view it
+    return output.transpose(0, 1).contiguous()[None], None
 
 
 AttentionInterface.register(ATTENTION, region_attention)
@@ -100,16 +105,22 @@ AttentionInterface.register(ATTENTION, region_attention)
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model ready to run over regions."""
+    """A model ready to run over regions.
+
+    ``layers``: KV shapes and ``turners``: of queries, one a layer; under tensor parallelism of this rank.
+    ``max_positions``: local positions stay below it. ``trims``: a pass may ask for some rows of the last
+    layer alone.
+    """
 
     model: Any
     tokenizer: Any
     layers: tuple[LayerShape, ...]
-    turner: FrameTurner
+    turners: tuple[FrameTurner, ...]
     name: str
     revision: str
     untrained: bool
     max_positions: int
+    trims: bool = False
 
     @property
     def device(self) -> torch.device:
@@ -123,56 +134,78 @@ class LoadedModel:
         return dtype
 
     @torch.inference_mode()
-    def forward(self, work: Pass, tokens: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
-        """One pass over packed ``tokens`` [rows]; logits of rows ``keep``, fp32 [keep, vocabulary]."""
+    def forward(
+        self, work: Pass, tokens: torch.Tensor, keep: torch.Tensor, positions: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """One pass over packed ``tokens`` [rows]; logits of rows ``keep``, fp32 [keep, vocabulary].
+
+        ``positions``: local positions [rows], by default those of the plan. With ``work.last``, ``keep`` must
+        be its rows; if there are none the result is empty.
+        """
         _current.work = work
         try:
-            output = self.model(
-                input_ids=tokens[None],
-                position_ids=work.plan.positions()[None],
-                use_cache=False,
-                logits_to_keep=keep,
-            )
+            with wanting(work.last):
+                output = self.model(
+                    input_ids=tokens[None],
+                    position_ids=(work.plan.positions() if positions is None else positions)[None],
+                    use_cache=False,
+                    logits_to_keep=keep if work.last is None else 0,
+                )
+        except NothingRead:
+            return torch.empty(0, 0, device=tokens.device)
         finally:
             _current.work = None
         return output.logits[0].float()  # type: ignore[no-any-return]  # transformers is untyped here
 
 
-def load_model(path: Path, *, dtype: str = "auto", device: str = "auto") -> LoadedModel:
+def load_model(
+    path: Path, *, dtype: str = "auto", device: str = "auto", tensor_parallel: bool = False
+) -> LoadedModel:
     """Load the causal language model and tokenizer in directory ``path``.
 
+    ``tensor_parallel``: this process keeps its rank's part of the weights, on the device of the
+    torch.distributed group, which must be initialised; every rank must load, and then make the same calls.
     Raises ModelError when the directory or its architecture cannot be served.
     """
     if not (path / "config.json").is_file():
         raise ModelError(f"{path} is not a model directory: it has no config.json")
+    where = "cpu" if tensor_parallel else resolve_device(device)
+    # transformers needs accelerate to fill parameters on the device itself; without it they stay mapped from
+    # the files until they are copied there one by one
+    placed = {"device_map": {"": where}} if is_accelerate_available() else {}
     try:
+        config = AutoConfig.from_pretrained(path, local_files_only=True)
+        check_known(config)
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
         model = AutoModelForCausalLM.from_pretrained(
-            path, local_files_only=True, dtype=_dtype(dtype), attn_implementation="eager"
+            path, local_files_only=True, dtype=_dtype(dtype), attn_implementation="eager", **placed
         )
     except (ValueError, OSError, KeyError, ImportError) as error:
         raise ModelError(f"{path} cannot be loaded: {error}") from error
-    model.to(resolve_device(device))
-    return prepare(model, tokenizer, name=path.name, revision=_revision(path))
+    model = shard(model) if tensor_parallel else model.to(where)
+    return _wrap(model, tokenizer, name=path.name, revision=_revision(path))
 
 
 def prepare(model: Any, tokenizer: Any, *, name: str, revision: str = "") -> LoadedModel:
-    """Wrap a loaded transformers model. Raises ModelError when our attention cannot serve it."""
+    """Wrap a transformers model made in this process. Raises ModelError when regions cannot serve it."""
+    check_known(model.config)
+    return _wrap(model, tokenizer, name=name, revision=revision)
+
+
+def _wrap(model: Any, tokenizer: Any, *, name: str, revision: str) -> LoadedModel:
     model.eval().requires_grad_(False)
-    turner = find_turner(model)
-    if turner is None:
-        raise ModelError(
-            f"{model.config.model_type}: not exactly one rotary position base, which frames need"
-        )
+    probed = probe(model)
+    model.set_attn_implementation(ATTENTION)
     return LoadedModel(
         model,
         tokenizer,
-        _probe(model),
-        turner,
+        probed.layers,
+        probed.turners,
         name,
         revision,
         bool(getattr(model.config, "foretick_untrained", False)),
-        int(getattr(model.config, "max_position_embeddings", 0) or 1 << 30),
+        probed.max_positions,
+        install(model, len(probed.layers)),
     )
 
 
@@ -187,34 +220,6 @@ def resolve_device(device: str) -> str:
 
 def _dtype(name: str) -> Any:
     return "auto" if name == "auto" else getattr(torch, name)
-
-
-@torch.inference_mode()
-def _probe(model: Any) -> tuple[LayerShape, ...]:
-    """Per-layer KV shapes, from one token's pass; proves that every layer calls us exactly once."""
-    kind = model.config.model_type
-    shapes: dict[int, LayerShape] = {}
-    calls: list[int] = []
-
-    def probe(layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        calls.append(layer)
-        shapes[layer] = LayerShape(key.shape[1], key.shape[3], value.shape[3])
-
-    model.set_attn_implementation(ATTENTION)
-    _current.work = probe
-    try:
-        zero = torch.zeros(1, 1, dtype=torch.long, device=model.device)
-        model(input_ids=zero, position_ids=zero, use_cache=False)
-    except ModelError:
-        raise
-    except Exception as error:
-        raise ModelError(f"{kind}: its forward pass does not run over our attention: {error}") from error
-    finally:
-        _current.work = None
-    expected = list(range(int(model.config.get_text_config().num_hidden_layers)))
-    if calls != expected:
-        raise ModelError(f"{kind}: layers {calls} reach our attention, expected each of {len(expected)} once")
-    return tuple(shapes[layer] for layer in expected)
 
 
 def _revision(path: Path) -> str:

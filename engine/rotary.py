@@ -7,43 +7,51 @@ span a whole frame.
 
 from __future__ import annotations
 
+from collections import deque
+
 import torch
 from torch import nn
+
+_KEPT_TABLES = 8
+"""A pass asks every layer for the same few turns: one for each extent of another frame."""
 
 
 class FrameTurner:
     """Rotates queries by whole positions; half-split layout over the first ``2 * len(inv_freq)`` dims.
 
-    ``inv_freq``: the model's own inverse frequencies, float [rotary_dim / 2].
+    ``inv_freq``: the model's own inverse frequencies, float [rotary_dim / 2]; empty for a layer whose
+    queries and keys do not know positions. Layers with the same frequencies share one turner.
     """
 
     def __init__(self, inv_freq: torch.Tensor) -> None:
-        self._inv_freq = inv_freq.double()
-        self._tables: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+        self.inv_freq = inv_freq.detach().double()
+        self._tables: deque[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = deque(maxlen=_KEPT_TABLES)
 
     def turn(self, query: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
         """``query`` [heads, rows, dim] rotated by ``turns`` positions, int64 [rows]."""
+        half = self.inv_freq.numel()
+        if not half:
+            return query
         cos, sin = self._angles(turns)
-        half = self._inv_freq.numel()
         first, second, rest = query[..., :half], query[..., half : 2 * half], query[..., 2 * half :]
         turned = (first * cos - second * sin, second * cos + first * sin)
         return torch.cat((*turned, rest), -1).to(query.dtype)
 
     def _angles(self, turns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        # every layer of a pass asks for the same turns: keep the last tables by identity
-        if self._tables is None or self._tables[0] is not turns:
-            angles = turns.double()[:, None] * self._inv_freq
-            self._tables = (turns, angles.cos().float(), angles.sin().float())
-        return self._tables[1], self._tables[2]
+        # by identity, which is safe because the entry keeps its key alive
+        for known, cos, sin in self._tables:
+            if known is turns:
+                return cos, sin
+        angles = turns.double()[:, None] * self.inv_freq
+        cos, sin = angles.cos().float(), angles.sin().float()
+        self._tables.append((turns, cos, sin))
+        return cos, sin
 
 
-def find_turner(model: nn.Module) -> FrameTurner | None:
-    """The turner of a model with one rotary base for all layers, None when it has none or several."""
-    tables = [
-        buffer
-        for name, buffer in model.named_buffers()
-        if name.endswith("inv_freq") and not name.endswith("original_inv_freq")
-    ]
-    if len(tables) != 1:
-        return None
-    return FrameTurner(tables[0].detach())
+def rotary_tables(model: nn.Module) -> list[FrameTurner]:
+    """One turner for each distinct table of frequencies the model holds, and one that turns nothing."""
+    found: list[torch.Tensor] = []
+    for name, buffer in model.named_buffers():
+        if name.endswith("inv_freq") and not any(torch.equal(buffer, other) for other in found):
+            found.append(buffer)
+    return [*(FrameTurner(table) for table in found), FrameTurner(torch.empty(0))]

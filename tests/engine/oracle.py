@@ -4,7 +4,8 @@ All tokens go through the model at position 0, where rotary embedding is the ide
 rotates queries and keys itself, in float64, to the positions the semantics prescribe: a tape token at
 stream coordinate ``s`` sees a tape key at ``s'`` at distance ``s - s'`` and frozen key ``i`` at distance
 ``frozen + s - evicted - i``, where ``evicted`` is what had left the window when the token was computed. It
-knows nothing of extents, frames or pools.
+knows nothing of extents, frames or pools. A layer's rotary table is the model's own, by the layer type of the
+configuration; attention scaling of the rope is in queries and keys at position 0 already.
 """
 
 from __future__ import annotations
@@ -19,9 +20,21 @@ from engine.model import ATTENTION, LoadedModel, prepare
 
 VOCABULARY = 199
 ARCHITECTURES: dict[str, dict[str, Any]] = {
-    "llama": {},
+    "llama": {
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 1000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        }
+    },
+    "qwen2": {},
     "qwen3": {"head_dim": 16},
+    "qwen3_moe": {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
     "mistral": {"head_dim": 16, "sliding_window": 9},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 64},
     "gemma2": {
         "head_dim": 16,
         "sliding_window": 9,
@@ -29,12 +42,60 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "attn_logit_softcapping": 5.0,
         "final_logit_softcapping": 7.0,
     },
+    "gemma3_text": {
+        "head_dim": 16,
+        "sliding_window": 9,
+        "query_pre_attn_scalar": 16,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            "full_attention": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 8.0},
+        },
+    },
+    "phi3": {
+        "original_max_position_embeddings": 128,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.5,
+            "short_factor": [1.0, 1.1, 1.3, 1.7],
+            "long_factor": [2.0, 3.0, 5.0, 9.0],
+            "original_max_position_embeddings": 128,
+        },
+    },
+    "smollm3": {"no_rope_layer_interval": 2},
+    "gpt_oss": {
+        "head_dim": 16,
+        "sliding_window": 9,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 64,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 150000.0,
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 128,
+        },
+    },
 }
 
 
 def tiny(architecture: str, *, layers: int = 4, **extra: Any) -> LoadedModel:
     """A tiny random model of the architecture, fp32."""
-    config = CONFIG_MAPPING[architecture](
+    return prepare(
+        random_weights(tiny_config(architecture, layers=layers, **extra)), None, name=f"tiny-{architecture}"
+    )
+
+
+def tiny_config(architecture: str, *, layers: int = 4, **extra: Any) -> Any:
+    """The configuration of that model; ``extra`` overrides it."""
+    special = ARCHITECTURES.get(architecture, {})
+    if "layer_types" in special:
+        special = {**special, "layer_types": special["layer_types"][:layers]}
+    return CONFIG_MAPPING[architecture](
         **{
             "vocab_size": VOCABULARY,
             "hidden_size": 64,
@@ -46,17 +107,23 @@ def tiny(architecture: str, *, layers: int = 4, **extra: Any) -> LoadedModel:
             "pad_token_id": 0,
             "bos_token_id": 1,
             "eos_token_id": 2,
-            **ARCHITECTURES.get(architecture, {}),
+            **special,
             **extra,
         }
     )
+
+
+def random_weights(config: Any) -> Any:
+    """A model of ``config``, fp32, always the same; wide, so that answers depend on the context."""
     torch.manual_seed(1)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() >= 2:
                 torch.nn.init.normal_(parameter, std=0.5 if "embed" in name else 0.08)
-    return prepare(model, None, name=f"tiny-{architecture}")
+            elif "sinks" in name:
+                torch.nn.init.normal_(parameter, std=1.0)
+    return model
 
 
 @dataclass(frozen=True)
@@ -89,18 +156,29 @@ class History:
 
 def _rotate(x: torch.Tensor, positions: torch.Tensor, inv_freq: torch.Tensor) -> torch.Tensor:
     angles = positions.double()[:, None] * inv_freq.double()
-    half = x.shape[-1] // 2
-    first, second = x[..., :half].double(), x[..., half:].double()
+    half = inv_freq.numel()
+    first, second, rest = x.double().split([half, half, x.shape[-1] - 2 * half], -1)
     cos, sin = angles.cos(), angles.sin()
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), -1)
 
 
-_history: list[History] = []
-_inv_freq: list[torch.Tensor] = []
+def _inv_freq_of(model: Any, layer: int) -> torch.Tensor:
+    rotary = model.model.rotary_emb
+    if not getattr(model.config, "no_rope_layers", [1] * (layer + 1))[layer]:
+        return torch.empty(0)
+    if hasattr(rotary, "inv_freq"):
+        return rotary.inv_freq
+    return getattr(rotary, f"{model.config.layer_types[layer]}_inv_freq")
 
 
-def _oracle_attention(module, query, key, value, mask, scaling=None, sliding_window=None, softcap=None, **_):  # type: ignore[no-untyped-def]
-    history, inv_freq = _history[-1], _inv_freq[-1]
+_asked: list[tuple[Any, History]] = []
+
+
+def _oracle_attention(  # type: ignore[no-untyped-def]  # transformers' signature
+    module, query, key, value, mask, scaling=None, sliding_window=None, softcap=None, s_aux=None, **_
+):
+    model, history = _asked[-1]
+    inv_freq = _inv_freq_of(model, module.layer_idx)
     frozen, total = history.frozen, len(history.tokens)
     coords, evicted = torch.tensor(history.coords), torch.tensor(history.evicted)
     owner = torch.tensor(history.owner)
@@ -129,7 +207,10 @@ def _oracle_attention(module, query, key, value, mask, scaling=None, sliding_win
     visible &= ~(later & (coords[None] >= starts[:, None]))
     if sliding_window:
         visible &= distance < sliding_window
-    weights = torch.softmax(scores.masked_fill(~visible, float("-inf")), -1)
+    scores = scores.masked_fill(~visible, float("-inf"))
+    if s_aux is not None:
+        scores = torch.cat((scores, s_aux.double()[:, None, None].expand(-1, total, 1)), -1)
+    weights = torch.softmax(scores, -1)[..., :total]
     return (weights @ values).to(query.dtype).transpose(0, 1)[None], None
 
 
@@ -139,8 +220,7 @@ AttentionInterface.register("oracle", _oracle_attention)
 @torch.inference_mode()
 def oracle_logits(loaded: LoadedModel, history: History) -> torch.Tensor:
     """Logits of every token of ``history``, fp32 [tokens, vocabulary]."""
-    _history.append(history)
-    _inv_freq.append(loaded.model.model.rotary_emb.inv_freq)
+    _asked.append((loaded.model, history))
     loaded.model.set_attn_implementation("oracle")
     try:
         ids = torch.tensor([history.tokens])
@@ -149,5 +229,4 @@ def oracle_logits(loaded: LoadedModel, history: History) -> torch.Tensor:
         )
     finally:
         loaded.model.set_attn_implementation(ATTENTION)
-        _history.pop()
-        _inv_freq.pop()
+        _asked.pop()

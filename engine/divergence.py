@@ -1,0 +1,94 @@
+"""How far a tape's carried state is from a fresh prefill of its window, seen from its questions.
+
+A surviving record keeps what it absorbed from records that were evicted since, so a tape that slides answers
+like one that has read more than its window. Whether that matters depends on the model and the question;
+this measures it on both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine.engine import Engine, Work
+from regions.extents import anchor, drop_oldest
+from regions.fork import Fork
+from regions.held import Past
+from regions.tape import Tape
+
+Probe = tuple[Sequence[int], tuple[int, ...] | None]
+"""A question's tokens, and the token ids its answer is one of, if it is restricted."""
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """One question answered from both states."""
+
+    agrees: bool
+    """The first token of the answer is the same, out of the choices if there are any."""
+    kl_nats: float
+    """KL(fresh || carried) of the next-token distribution over the whole vocabulary."""
+
+
+def divergences(
+    fresh: torch.Tensor, carried: torch.Tensor, choices: Sequence[tuple[int, ...] | None]
+) -> list[Divergence]:
+    """Compare next-token logits row by row, both [rows, vocabulary]. ``choices[row]``: as in `Probe`."""
+    log_fresh, log_carried = (logits.double().log_softmax(-1) for logits in (fresh, carried))
+    kl = (log_fresh.exp() * (log_fresh - log_carried)).sum(-1).clamp(min=0.0).tolist()
+    return [
+        Divergence(_best(new, allowed) == _best(old, allowed), nats)
+        for new, old, allowed, nats in zip(fresh, carried, choices, kl, strict=True)
+    ]
+
+
+def probe(engine: Engine, tape: Tape, fresh: Fork, probes: Sequence[Probe]) -> list[Divergence]:
+    """Ask the tape's current version and ``fresh`` all questions, each state in the same passes.
+
+    ``fresh`` holds the tape's window as `Tape.anew` prefilled it; what was evicted since it was begun is left
+    out. Nothing is changed. Empty, when the two do not hold the same records (an append is under way) or the
+    pool has no room for the questions. Raises NotResident and DeviceOutOfMemory.
+    """
+    past = window_of(tape, fresh)
+    readers = [tape.fork() for _ in probes]
+    try:
+        if past is None or any(reader.past_tokens != past.tokens for reader in readers):
+            return []
+        readers += [Fork(engine.pool, frame_limit=engine.frame_limit, past=past) for _ in probes]
+        prompts = [tokens for tokens, _ in probes] * 2
+        if not all(reader.acquire(len(tokens)) for reader, tokens in zip(readers, prompts, strict=True)):
+            return []
+        asked = list(zip(readers, prompts, strict=True))
+        begun = [Work(reader, tokens[:-1], sample=False) for reader, tokens in asked if len(tokens) > 1]
+        if begun:
+            engine.forward(begun)
+        # the last tokens in a pass of their own: every row of it comes back with the whole vocabulary
+        logits = engine.logits([Work(reader, tokens[-1:]) for reader, tokens in asked])
+        carried, anew = logits.split(len(probes))
+        return divergences(anew, carried, [choices for _, choices in probes])
+    finally:
+        for reader in readers:
+            reader.release()
+
+
+def window_of(tape: Tape, fresh: Fork) -> Past | None:
+    """What readers of ``tape`` would see of ``fresh``, not held: valid while ``fresh`` is not touched.
+
+    The frozen prefix is anchored where the window begins now. None when the window is another one.
+    """
+    passed = tape.evicted_tokens - fresh.begins_at
+    if not tape.live_tokens or fresh.length - passed != tape.live_tokens:
+        return None
+    window = list(fresh.private_extents)
+    frozen = fresh.extents[: -len(window)]
+    drop_oldest(window, passed)
+    step = fresh.step(0)
+    base = tape.evicted_tokens - fresh.past_tokens
+    return Past((*anchor(frozen, passed), *window), (), step.coord, step.origin, base, tape.version)
+
+
+def _best(logits: torch.Tensor, choices: tuple[int, ...] | None) -> int:
+    allowed = logits if choices is None else logits[list(choices)]
+    return int(allowed.argmax())

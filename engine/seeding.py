@@ -1,0 +1,69 @@
+"""Where the randomness of an answer comes from: its prompt, and how far the answer has come.
+
+Nothing else goes in, so an answer at any temperature is the same whatever was batched around it, however its
+prompt was cut into chunks, and whether it was preempted on the way. No torch here: the scheduler uses it too.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+MASK = (1 << 64) - 1
+GOLDEN = 0x9E3779B97F4A7C15
+"""Step of splitmix64's counter."""
+MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+SHIFTS = (30, 27, 31)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Draw token ``index`` of an answer at ``temperature`` above 0; ``seed``: 32 bits, one answer's.
+
+    Raises ValueError for a temperature that is not a number above 0.
+    """
+
+    temperature: float
+    seed: int
+    index: int
+
+    def __post_init__(self) -> None:
+        if not (self.temperature > 0 and math.isfinite(self.temperature)):
+            raise ValueError(f"a sampling temperature lies above 0, not at {self.temperature}")
+
+    def later(self, tokens: int) -> Sampling:
+        """The same answer, ``tokens`` tokens on."""
+        return replace(self, index=self.index + tokens)
+
+    @property
+    def key(self) -> int:
+        """64 bits that differ for every (seed, index) below 2**32: where the row's noise begins."""
+        return mix(((self.seed << 32) | self.index) & MASK)
+
+
+def prompt_seed(tokens: Sequence[int]) -> int:
+    """The 32-bit seed of a prompt (*Attention Once* equation 20); a token id is 4 bytes, little-endian."""
+    return fnv1a(struct.pack(f"<{len(tokens)}I", *tokens))
+
+
+def fnv1a(data: bytes) -> int:
+    """The 32-bit FNV-1a hash."""
+    value = 0x811C9DC5
+    for byte in data:
+        value = (value ^ byte) * 0x01000193 & 0xFFFFFFFF
+    return value
+
+
+def mix(value: int) -> int:
+    """splitmix64's finaliser: a permutation of the 64-bit numbers in which every bit depends on every bit."""
+    first, second = MULTIPLIERS
+    value = (value ^ value >> SHIFTS[0]) * first & MASK
+    value = (value ^ value >> SHIFTS[1]) * second & MASK
+    return value ^ value >> SHIFTS[2]
+
+
+def signed(value: int) -> int:
+    """The same 64 bits as a signed number, as a tensor holds them."""
+    return value - (1 << 64) if value >> 63 else value

@@ -1,0 +1,99 @@
+"""Compiles kernels for sm_90 without a GPU and says what came out; `test_engine_triton` runs it as a module.
+
+Takes a JSON list of variants and prints one with an object for each. A process of its own, because under
+TRITON_INTERPRET=1 kernels cannot be compiled.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from engine.attention_triton import merge_shape, tiling
+from engine.triton_kernels import attend, merge, turn_table
+
+TYPES = {"bf16": 2, "fp16": 2, "fp32": 4}
+POINTERS = {
+    "items": "i32",
+    "entries": "i32",
+    "targets": "i32",
+    "offsets": "i32",
+    "turns": "i32",
+    "table": "fp32",
+    "part_out": "fp32",
+    "part_lse": "fp32",
+    "inv_freq": "fp64",
+}
+
+
+def source(kernel: Any, dtype: str, constants: dict[str, Any]) -> ASTSource:
+    """As the launcher specialises a real call: 16-byte aligned pointers, strides in whole 16-byte steps."""
+    signature, aligned = {}, {}
+    for index, name in enumerate(kernel.arg_names):
+        if name in constants:
+            signature[name] = "constexpr"
+        elif name.endswith("stride"):
+            signature[name] = "i32"
+            aligned[(index,)] = [["tt.divisibility", 16]]
+        elif name in ("scale", "softcap"):
+            signature[name] = "fp32"
+        else:
+            signature[name] = "*" + POINTERS.get(name, dtype)
+            aligned[(index,)] = [["tt.divisibility", 16]]
+    return ASTSource(kernel, signature, constants, aligned)
+
+
+def build(variant: dict[str, Any]) -> Any:
+    dtype, kind = variant["dtype"], variant["kernel"]
+    if kind == "turn_table":
+        kernel, constants, options = turn_table, {"HALF": 64, "BLOCK": 64}, {"num_warps": 1}
+    elif kind == "merge":
+        parts, columns = merge_shape(variant["rows"])
+        constants = {"HEADS": 32, "VALUE_DIM": variant["dim"], "SINKS": variant["sinks"]}
+        constants |= {"PARTS": parts, "COLUMNS": columns}
+        kernel, options = merge, {"num_warps": 4}
+    else:
+        dim = variant["dim"]
+        padded = triton.next_power_of_2(dim)
+        shape = tiling(variant["tile"], padded, TYPES[dtype])
+        constants = {"KV_HEADS": 8, "GROUPS": 4, "KEY_DIM": dim, "VALUE_DIM": dim, "KEY_PADDED": padded}
+        constants |= {"VALUE_PADDED": padded, "HALF": dim // 2, "SOFTCAP": variant["softcap"]}
+        constants |= {"TILE": variant["tile"], "BLOCK": shape.block}
+        kernel, options = attend, {"num_warps": shape.warps, "num_stages": shape.stages}
+    return triton.compile(source(kernel, dtype, constants), target=GPUTarget("cuda", 90, 32), options=options)
+
+
+def describe(variant: dict[str, Any]) -> dict[str, Any]:
+    """Shared memory and spills in bytes, registers a thread, and what the machine code is made of."""
+    compiled = build(variant)
+    ptx = compiled.asm["ptx"]
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
+        cubin.write(compiled.asm["cubin"])
+        cubin.flush()
+        tool = triton.knobs.nvidia.cuobjdump.path
+        usage = subprocess.check_output([tool, "--dump-resource-usage", cubin.name], text=True)
+    found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
+    assert found, usage
+    widths = re.findall(r"cp\.async\.c[ag]\.shared\.global \[[^]]*\], \[[^]]*\], (0x\w+)", ptx)
+    return {
+        **variant,
+        "shared": compiled.metadata.shared,
+        "registers": int(found[1]),
+        "stack": int(found[2]),
+        "wgmma": ptx.count("wgmma.mma_async.sync"),
+        "mma": ptx.count("mma.sync"),
+        "async_copies": widths.count("0x10"),
+        "narrow_copies": len(widths) - widths.count("0x10"),
+    }
+
+
+if __name__ == "__main__":
+    json.dump([describe(variant) for variant in json.loads(sys.argv[1])], sys.stdout)

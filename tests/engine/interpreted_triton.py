@@ -1,0 +1,317 @@
+"""The Triton backend against the reference and the oracle; `test_engine_triton` runs it in its own process.
+
+Triton decides when it is imported whether kernels are interpreted, and torch imports it: so this must run
+with TRITON_INTERPRET=1 set before, unless there is a GPU, which then runs the real kernels.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import triton.language as tl
+from triton.runtime import interpreter
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+import engine.attention_triton as backend
+from engine.attention import Attention, LayerCall
+from engine.attention_reference import ReferenceAttention
+from engine.attention_triton import TritonAttention
+from engine.batch import BatchPlan, Packed
+from engine.engine import Engine, Work
+from engine.model import prepare
+from engine.rotary import FrameTurner
+from regions.extents import Extent, Step
+from regions.tape import Retention
+from tests.engine.oracle import VOCABULARY, History, oracle_logits, random_weights, tiny, tiny_config
+from tests.engine.triton_batches import mixed_batch
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+PROGRAMS = 24  # splits keys of the small cases below
+
+
+@pytest.fixture(autouse=True)
+def bf16_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter multiplies the bits of bf16 as integers and cuts where a GPU rounds to nearest."""
+    plain = InterpreterBuilder.create_dot
+
+    def wide(handle: TensorHandle) -> TensorHandle:
+        if handle.dtype.scalar != tl.bfloat16:
+            return handle
+        return TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    def create_dot(self: Any, a: TensorHandle, b: TensorHandle, *rest: Any) -> TensorHandle:
+        return plain(self, wide(a), wide(b), *rest)
+
+    def convert(data: Any, source: Any, target: Any, rounding: Any) -> Any:
+        if (source, target) != (tl.float32, tl.bfloat16):
+            return cutting(data, source, target, rounding)
+        return (
+            torch.from_numpy(np.ascontiguousarray(data)).bfloat16().view(torch.int16).numpy().view(np.uint16)
+        )
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
+    cutting = interpreter._convert_float
+    monkeypatch.setattr(interpreter, "_convert_float", convert)
+
+
+def layer_call(
+    plan: BatchPlan,
+    slots: int,
+    *,
+    dim: int = 64,
+    value_dim: int | None = None,
+    kv_heads: int = 2,
+    groups: int = 2,
+    dtype: torch.dtype = torch.float32,
+    rotary: float = 1.0,
+    page_major: bool = False,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: bool = False,
+    poisoned: bool = False,
+) -> LayerCall:
+    """Random queries, keys and values; ``poisoned``: slots nobody reads hold NaN."""
+
+    def pool(dim: int) -> torch.Tensor:
+        shape = (slots, kv_heads, dim) if page_major else (kv_heads, slots, dim)
+        made = torch.randn(shape, dtype=dtype, device=DEVICE)
+        return made.transpose(0, 1) if page_major else made
+
+    keys, values = pool(dim), pool(value_dim or dim)
+    if poisoned:
+        read = {
+            slot + i
+            for s in plan.sequences
+            for slot, n in (*((e.slot, e.length) for e in s.step.past), *s.step.slots)
+            for i in range(n)
+        }
+        unread = [slot for slot in range(slots) if slot not in read]
+        keys[:, unread] = float("nan")
+        values[:, unread] = float("nan")
+    new = torch.cat([torch.arange(a, a + n) for s in plan.sequences for a, n in s.step.slots]).to(DEVICE)
+    half = int(dim * rotary) // 2
+    inv_freq = 10000.0 ** (-torch.arange(half, device=DEVICE) / max(half, 1))
+    # queries as transformers hands them over: rows before heads in memory
+    query = torch.randn(plan.rows, kv_heads * groups, dim, dtype=dtype, device=DEVICE).transpose(0, 1)
+    return LayerCall(
+        query=query,
+        new_key=keys[:, new],
+        new_value=values[:, new],
+        keys=keys,
+        values=values,
+        scale=dim**-0.5,
+        softcap=softcap,
+        window=window,
+        plan=plan,
+        turner=FrameTurner(inv_freq),
+        sinks=torch.randn(kv_heads * groups, dtype=dtype, device=DEVICE) if sinks else None,
+    )
+
+
+def difference(call: LayerCall) -> float:
+    actual = TritonAttention(programs=PROGRAMS)(call)
+    expected = ReferenceAttention()(call)
+    assert actual.shape == expected.shape
+    assert actual.dtype == expected.dtype
+    return float((actual.float() - expected.float()).abs().max())
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "window": {"window": 37},
+    "window of one": {"window": 1},
+    "softcap": {"softcap": 3.0},
+    "sinks": {"sinks": True},
+    "everything": {"window": 60, "softcap": 20.0, "sinks": True, "groups": 3, "rotary": 0.5},
+    "dim 128, page-major": {"dim": 128, "page_major": True},
+    "dim 256, one head": {"dim": 256, "kv_heads": 1, "groups": 1, "window": 90},
+    "dims 96 and 80": {"dim": 96, "value_dim": 80, "kv_heads": 1, "groups": 7},
+    "no positions": {"rotary": 0.0},
+    "partial rotary of an odd size": {"dim": 80, "rotary": 0.6},
+    "dim 16": {"dim": 16, "kv_heads": 1, "groups": 20},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_mixed_batches_equal_the_reference(case: str) -> None:
+    """fp32 to 1e-5: shared extents in several frames, causal rows, NaN in slots that nobody reads."""
+    torch.manual_seed(1)
+    plan, slots = mixed_batch(random.Random(case), DEVICE)
+    assert difference(layer_call(plan, slots, poisoned=True, **CASES[case])) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_half_precision_is_within_its_own_rounding(dtype: torch.dtype, dim: int) -> None:
+    """As near to the fp32 answer as the reference in the same type is, within a factor."""
+    torch.manual_seed(dim)
+    plan, slots = mixed_batch(random.Random(dim), DEVICE)
+    call = layer_call(
+        plan, slots, dim=dim, dtype=dtype, kv_heads=1, groups=4, window=150, softcap=30.0, sinks=True
+    )
+    wide = {
+        name: value.float() if isinstance(value, torch.Tensor) else value
+        for name, value in vars(call).items()
+    }
+    exact = ReferenceAttention()(LayerCall(**wide))
+
+    def off(attention: Callable[[LayerCall], torch.Tensor]) -> float:
+        return float((attention(call).float() - exact).abs().max())
+
+    assert off(TritonAttention(programs=PROGRAMS)) < 1.3 * off(ReferenceAttention())
+
+
+def test_a_request_that_writes_nan_spoils_no_other() -> None:
+    """Two readers of a tape that fit one tile, one of them appending NaN: the other stays as it was."""
+    tape = Extent(5, 100, 0, 0)
+    append = Packed(0, 2, Step((tape,), ((105, 2),), 100, 0))
+    question = Packed(2, 4, Step((tape,), ((120, 2),), 100, 0))
+    plan = BatchPlan([append, question], DEVICE)
+    torch.manual_seed(0)
+    call = layer_call(plan, 130, groups=4)
+    expected = ReferenceAttention()(call)
+    call.values[:, 106] = float("nan")
+    output = TritonAttention(programs=PROGRAMS)(call)
+    assert output[:, 1].isnan().all()
+    assert (output[:, 2:] - expected[:, 2:]).abs().max() < 1e-5
+
+
+class Recorder:
+    """Stands for a kernel and remembers its launches, as the capture of a CUDA graph does."""
+
+    def __init__(self, kernel: Any, launches: list[Callable[[], None]]) -> None:
+        self.kernel, self.launches = kernel, launches
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        def launch(*args: Any, **kwargs: Any) -> None:
+            self.launches.append(lambda: self.kernel[grid](*args, **kwargs))
+            self.launches[-1]()
+
+        return launch
+
+
+def test_a_captured_call_answers_another_batch_after_prepare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launches of one pass, run again as recorded, serve a plan of other extents, frames and fewer rows.
+
+    Nothing of the first plan may be in the arguments or the grid, only in the tensors `prepare` refills.
+    """
+    first = BatchPlan([Packed(0, 6, Step((Extent(3, 200, 50, 40),), ((210, 6),), 250, 40))], DEVICE)
+    shared = Extent(40, 130, 7000, 6990)
+    second = BatchPlan(
+        [
+            Packed(0, 1, Step((shared,), ((5, 1),), 7130, 9)),
+            Packed(1, 5, Step((shared,), ((220, 3), (18, 1)), 7130, 6990)),
+        ],
+        DEVICE,
+    )
+    torch.manual_seed(0)
+    call, other = layer_call(first, 230, dim=32), layer_call(second, 230, dim=32)
+    padded = torch.cat((call.query, torch.zeros_like(call.query[:, :2])), 1)  # to the bucket's 8 rows
+    static = LayerCall(**{**vars(call), "query": padded})
+    attention = TritonAttention(programs=PROGRAMS)
+    attention(static)
+    captured_for = attention.prepare(first)
+    launches: list[Callable[[], None]] = []
+    with monkeypatch.context() as patch:
+        for name in ("attend", "merge", "turn_table"):
+            patch.setattr(backend, name, Recorder(getattr(backend, name), launches))
+        output = attention(static)
+    assert (output[:, :6] - ReferenceAttention()(call)).abs().max() < 1e-5
+    assert len(launches) == 3
+
+    call.keys.copy_(other.keys)
+    call.values.copy_(other.values)
+    padded[:, :5].copy_(other.query)
+    assert attention.prepare(second) == captured_for
+    for launch in launches:
+        launch()
+    assert (output[:, :5] - ReferenceAttention()(other)).abs().max() < 1e-5
+    assert not output[:, 5:].any()  # rows of padding
+
+
+def test_the_table_of_turns_is_made_once_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers that share a turner share its table; the next pass makes its own."""
+    plan = BatchPlan([Packed(0, 1, Step((Extent(3, 20, 0, 0),), ((30, 1),), 20, 7))], DEVICE)
+    again = BatchPlan(plan.sequences, DEVICE)
+    launches: list[Callable[[], None]] = []
+    monkeypatch.setattr(backend, "turn_table", Recorder(backend.turn_table, launches))
+    attention = TritonAttention(programs=PROGRAMS)
+    call = layer_call(plan, 40, dim=16)
+    for _ in range(3):
+        attention(call)
+    assert len(launches) == 1
+    attention(LayerCall(**{**vars(call), "plan": again}))
+    assert len(launches) == 2
+
+
+class Switch:
+    """The reference until `attention` is set to another: how a state is reached is not what is tested."""
+
+    def __init__(self) -> None:
+        self.attention: Attention = ReferenceAttention()
+
+    def __call__(self, call: LayerCall) -> torch.Tensor:
+        return self.attention(call)
+
+
+def test_turns_of_a_whole_frame_are_precise() -> None:
+    """Cosines and sines of 32k positions are as near as fp32 can say; no turn at all is exactly 1 and 0."""
+    inv_freq = 500000.0 ** (-torch.arange(0, 1, 1 / 24, dtype=torch.float64, device=DEVICE))
+    turns = torch.tensor([0, 31999, -32003], dtype=torch.int32, device=DEVICE)
+    table = torch.empty(3, 2, 24, device=DEVICE)
+    backend.turn_table[(3,)](turns, inv_freq, table, HALF=24, BLOCK=32)
+    angles = turns.double()[:, None] * inv_freq
+    assert (table - torch.stack((angles.cos(), angles.sin()), 1)).abs().max() < 1e-7
+    assert (table[0, 0] == 1).all()
+    assert (table[0, 1] == 0).all()
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma2", "mistral", "gemma3_text", "phi3", "gpt_oss"])
+def test_a_tape_with_questions_equals_the_oracle(architecture: str) -> None:
+    """Through the engine: an append to a tape of several frames, then questions of two versions of it."""
+    weights = random_weights(tiny_config(architecture, layers=2)).to(DEVICE)
+    model = prepare(weights, None, name=architecture)
+    switch = Switch()
+    engine = Engine(model, blocks=96, block_size=4, frame_limit=70, attention=switch)
+    rng = random.Random(5)
+
+    def tokens(n: int) -> list[int]:
+        return [rng.randrange(3, VOCABULARY) for _ in range(n)]
+
+    frozen = tokens(7)
+    tape = engine.open_tape("tape", frozen, Retention(40, 9))
+    history = History.begin(frozen)
+    checks: list[tuple[slice, torch.Tensor]] = []
+    forks = []
+    for owner in range(1, 12):
+        if owner == 11:
+            switch.attention = TritonAttention(programs=PROGRAMS)
+        record = tokens(rng.randrange(6, 12))
+        tape.make_room(len(record), 1)
+        assert tape.acquire(len(record))
+        logits = engine.logits([Work(tape, record)])
+        tape.commit([len(record)])
+        written = tape.evicted_tokens + tape.live_tokens
+        checks.append((history.add(record, written - len(record), tape.evicted_tokens), logits))
+        if owner >= 10:
+            forks.append((owner, tape.fork(), written, tape.evicted_tokens))
+    questions = [tokens(5), tokens(2)]
+    work = []
+    for (_, fork, _, _), question in zip(forks, questions, strict=True):
+        assert fork.acquire(len(question))
+        work.append(Work(fork, question))
+    parts = engine.logits(work).split([len(question) for question in questions])
+    for (owner, _, coord, evicted), question, part in zip(forks, questions, parts, strict=True):
+        checks.append((history.add(question, coord, evicted, owner=owner), part))
+    assert tape.evicted_tokens > 40
+    assert len({extent.origin for extent in forks[-1][1].extents}) > 1
+    expected = oracle_logits(tiny(architecture, layers=2), history)
+    assert max(float((actual.cpu() - expected[where]).abs().max()) for where, actual in checks) < 1e-4
+    for _, fork, _, _ in forks:
+        fork.release()
+    tape.release()

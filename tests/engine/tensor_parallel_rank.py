@@ -1,0 +1,89 @@
+"""One rank of the tensor-parallel test: run as a module with (rank, ranks, directory) by the test.
+
+In the directory lie the models, one folder each, and the group's file store. Every rank writes what
+`scenario` gave it for each model.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.distributed.tensor import DTensor
+
+from engine.canary import check
+from engine.engine import Engine, Work
+from engine.model import LoadedModel, load_model
+from regions.tape import Retention
+
+VOCABULARY = 199
+
+
+def scenario(loaded: LoadedModel) -> list[torch.Tensor]:
+    """Logits of appends, evictions over several frames, and batches of forks of several versions."""
+    engine = Engine(loaded, blocks=64, block_size=4, frame_limit=80)
+    rng = random.Random(4)
+
+    def tokens(n: int) -> list[int]:
+        return [rng.randrange(3, VOCABULARY) for _ in range(n)]
+
+    tape = engine.open_tape("tape", tokens(9), Retention(40, 6))
+    logits = []
+    forks = []
+    for i in range(24):
+        record = tokens(rng.randrange(4, 9))
+        tape.make_room(len(record), 1)
+        assert tape.acquire(len(record))
+        logits.append(engine.logits([Work(tape, record)]))
+        tape.commit([len(record)])
+        forks.append(tape.fork())
+        if i % 4 == 3:
+            work = [Work(fork, tokens(3)) for fork in forks]
+            for item in work:
+                assert item.target.acquire(3)
+            logits.append(engine.logits(work))
+            for fork in forks:
+                fork.release()
+            forks.clear()
+    assert tape.evicted_tokens > 80
+    tape.release()
+    return logits
+
+
+def bytes_held(model: Any) -> int:
+    """Bytes of the storages behind the model's parameters, each counted once."""
+    held = {}
+    for parameter in model.parameters():
+        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        held[local.untyped_storage().data_ptr()] = local.untyped_storage().nbytes()
+    return sum(held.values())
+
+
+def main(rank: int, ranks: int, directory: Path) -> None:
+    torch.set_num_threads(1)
+    distributed.init_process_group(
+        "gloo",
+        init_method=f"file://{directory / 'store'}",
+        rank=rank,
+        world_size=ranks,
+        timeout=timedelta(seconds=120),
+    )
+    for path in sorted(p for p in directory.iterdir() if p.is_dir()):
+        loaded = load_model(path, tensor_parallel=True)
+        check(loaded)
+        found = {
+            "logits": scenario(loaded),
+            "kv_heads": loaded.layers[0].kv_heads,
+            "bytes": bytes_held(loaded.model),
+        }
+        torch.save(found, directory / f"{path.name}.{rank}.pt")
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

@@ -1,0 +1,299 @@
+"""Attention over mixed batches: what the definition says, whatever is packed, cut, masked or broken."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import engine.attention_cpu as cpu
+import engine.batch as batch
+from engine.attention import Attention, LayerCall
+from engine.attention_cpu import CpuAttention
+from engine.attention_reference import ReferenceAttention
+from engine.batch import BatchPlan, Packed, after, split
+from engine.rotary import FrameTurner
+from regions.extents import Extent, SlotRange, Step
+
+BACKENDS: list[type[Attention]] = [CpuAttention, ReferenceAttention]
+KV_HEADS, GROUPS, DIM, ROTARY = 2, 3, 16, 12
+INV_FREQ = 0.7 ** torch.arange(ROTARY // 2)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """A second one only waits at tensors this small."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Layer:
+    """A pool of one layer and the sequences of a pass over it, made up as they are added."""
+
+    def __init__(self, seed: int, slots: int = 1200) -> None:
+        self.rng = random.Random(seed)
+        self.keys, self.values = torch.randn(2, KV_HEADS, slots, DIM, generator=self._generator(seed))
+        self.next = 0
+        self.sequences: list[Packed] = []
+
+    @staticmethod
+    def _generator(seed: int) -> torch.Generator:
+        return torch.Generator().manual_seed(seed)
+
+    def extent(self, length: int, coord: int, origin: int) -> Extent:
+        """A run of ``length`` slots behind all others."""
+        self.next += length + 1
+        return Extent(self.next - length, length, coord, origin)
+
+    def past(self, *lengths: int, coord: int = 0) -> tuple[Extent, ...]:
+        """Runs one after the other, each in a frame of its own."""
+        extents = []
+        for length in lengths:
+            extents.append(self.extent(length, coord, coord - self.rng.randrange(50)))
+            coord += length
+        return tuple(extents)
+
+    def add(self, past: tuple[Extent, ...], rows: int) -> Packed:
+        """A sequence of ``rows`` new tokens behind ``past``, written to one or two runs of slots."""
+        coord = past[-1].coord + past[-1].length if past else 0
+        cut = self.rng.randrange(1, rows) if rows > 1 and self.rng.random() < 0.5 else rows
+        slots: list[SlotRange] = [(self.extent(n, 0, 0).slot, n) for n in (cut, rows - cut) if n]
+        start = self.sequences[-1].stop if self.sequences else 0
+        origin = coord - self.rng.randrange(50)
+        self.sequences.append(Packed(start, start + rows, Step(past, tuple(slots), coord, origin)))
+        return self.sequences[-1]
+
+    def mixed(self) -> None:
+        """Readers of a shared past, some with tokens of their own, of equal and other lengths; a prompt."""
+        shared = self.past(*(self.rng.randrange(1, 60) for _ in range(self.rng.randrange(1, 4))))
+        for _ in range(self.rng.randrange(1, 6)):
+            past = shared
+            if self.rng.random() < 0.4:
+                past += self.past(self.rng.randrange(1, 20), coord=shared[-1].coord + shared[-1].length)
+            self.add(past, self.rng.choice([1, 1, 7, 7, 12, 45]))
+            if self.rng.random() < 0.3:
+                self.add((), self.rng.randrange(1, 50))
+
+    def call(
+        self, window: int | None = None, softcap: float | None = None, *, sinks: bool = False
+    ) -> LayerCall:
+        """The pass, its new keys and values in the pool."""
+        rows = self.sequences[-1].stop
+        generator = self._generator(rows)
+        new = [slot for s in self.sequences for first, n in s.step.slots for slot in range(first, first + n)]
+        return LayerCall(
+            torch.randn(KV_HEADS * GROUPS, rows, DIM, generator=generator) * 2,
+            self.keys[:, new],
+            self.values[:, new],
+            self.keys,
+            self.values,
+            DIM**-0.5,
+            softcap,
+            window,
+            BatchPlan(self.sequences),
+            FrameTurner(INV_FREQ),
+            torch.randn(KV_HEADS * GROUPS, generator=generator) if sinks else None,
+        )
+
+
+def defined(call: LayerCall) -> torch.Tensor:
+    """Row by row from the definition, in float64: every key within the window, at its distance."""
+    outputs = []
+    for sequence in call.plan.sequences:
+        step = sequence.step
+        for row in range(sequence.start, sequence.stop):
+            coord = step.coord + row - sequence.start
+            written = [slot for first, n in step.slots for slot in range(first, first + n)]
+            seen = [
+                (e.slot + i, e.coord + i, step.origin - e.origin) for e in step.past for i in range(e.length)
+            ]
+            seen += [(slot, step.coord + i, 0) for i, slot in enumerate(written[: coord - step.coord + 1])]
+            if call.window is not None:
+                seen = [key for key in seen if coord - key[1] < call.window]
+            slots, turns = [key[0] for key in seen], [key[2] for key in seen]
+            heads = call.query[:, row].double().view(KV_HEADS, GROUPS, 1, DIM).expand(-1, -1, len(seen), -1)
+            turned = rotated(heads, torch.tensor(turns))
+            scores = (turned * call.keys[:, None, slots].double()).sum(-1) * call.scale
+            if call.softcap is not None:
+                scores = call.softcap * torch.tanh(scores / call.softcap)
+            if call.sinks is not None:
+                scores = torch.cat((scores, call.sinks.double().view(KV_HEADS, GROUPS, 1)), -1)
+            weights = torch.softmax(scores, -1)[..., : len(seen)]
+            outputs.append((weights[..., None] * call.values[:, None, slots].double()).sum(2).flatten(0, 1))
+    return torch.stack(outputs, 1).float()
+
+
+def rotated(x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
+    """Each pair of dimensions as a complex number, turned."""
+    pairs = torch.complex(x[..., : ROTARY // 2], x[..., ROTARY // 2 : ROTARY])
+    pairs = pairs * torch.exp(1j * turns.double()[:, None] * INV_FREQ.double())
+    return torch.cat((pairs.real, pairs.imag, x[..., ROTARY:]), -1)
+
+
+def largest(difference: torch.Tensor) -> float:
+    return float(difference.abs().max())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("window", [None, 1, 6, 40])
+@pytest.mark.parametrize("softcap", [None, 1.5])
+def test_mixed_batches_follow_the_definition(
+    backend: type[Attention], window: int | None, softcap: float | None
+) -> None:
+    """Shared and private extents in several frames, windows, soft-caps and sinks, in any mixture."""
+    for seed in range(12):
+        layer = Layer(seed)
+        layer.mixed()
+        call = layer.call(window, softcap, sinks=seed % 2 == 1)
+        assert largest(backend()(call) - defined(call)) < 1e-5, f"seed {seed}"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("window", [None, 9, 40])
+@pytest.mark.parametrize("softcap", [None, 1.5])
+def test_long_sequences_and_extents_are_cut_without_a_seam(
+    backend: type[Attention], window: int | None, softcap: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch, "PIECE_ROWS", 16)
+    monkeypatch.setattr(batch, "WINDOWED_PIECE_ROWS", 12)
+    monkeypatch.setattr(cpu, "RANGE_KEYS", 10)
+    monkeypatch.setattr(cpu, "CAPPED_SCORES", 1)
+    layer = Layer(5)
+    shared = layer.past(33, 150)
+    for rows in (50, 3, 50, 33):
+        layer.add(shared, rows)
+    call = layer.call(window, softcap)
+    assert largest(backend()(call) - defined(call)) < 1e-5
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("window", [None, 6, 40])
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_a_broken_sequence_leaves_its_neighbours_bit_for_bit(
+    backend: type[Attention], window: int | None, softcap: float | None, poison: float
+) -> None:
+    """Its queries, new keys and values and private past are not finite; lengths are equal and others."""
+    for rows in (1, 7, 45):
+        layer = Layer(rows)
+        shared = layer.past(20, 50)
+        private = layer.past(30, coord=70)
+        for n in (rows, 12, rows, rows):
+            layer.add(shared + private if len(layer.sequences) == 2 else shared, n)
+        broken = layer.sequences[2]
+        expected = backend()(layer.call(window, softcap))
+        for first, n in (*broken.step.slots, private[0][:2]):
+            layer.keys[:, first : first + n] = poison
+            layer.values[:, first : first + n] = poison
+        call = layer.call(window, softcap)
+        call.query[:, broken.start : broken.stop] = poison
+        actual = backend()(call)
+        assert not actual[:, broken.start : broken.stop].isfinite().any()
+        others = [row for row in range(actual.shape[1]) if not broken.start <= row < broken.stop]
+        assert torch.equal(actual[:, others], expected[:, others])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("window", [None, 6, 40])
+def test_a_pass_over_some_rows_gives_what_they_get_among_all(
+    backend: type[Attention], window: int | None
+) -> None:
+    """The rows before them have become past, in the slots they were written to."""
+    for seed in range(12):
+        layer = Layer(seed)
+        layer.mixed()
+        call = layer.call(window)
+        rows = sorted(layer.rng.sample(range(call.plan.rows), layer.rng.randrange(1, call.plan.rows + 1)))
+        some = replace(
+            call,
+            query=call.query[:, rows],
+            new_key=call.new_key[:, rows],
+            new_value=call.new_value[:, rows],
+            plan=call.plan.only(rows),
+        )
+        assert some.plan.rows == len(rows)
+        assert torch.equal(some.plan.positions(), call.plan.positions()[rows])
+        assert largest(backend()(some) - backend()(call)[:, rows]) < 1e-5, f"seed {seed}"
+
+
+def test_soft_capped_scores_are_held_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An append behind a long past never has all its scores in memory."""
+    monkeypatch.setattr(cpu, "CAPPED_SCORES", 64 * 1024)
+    held: list[int] = []
+
+    def attend(query: torch.Tensor, keys: torch.Tensor, *rest: object) -> tuple[torch.Tensor, torch.Tensor]:
+        held.append(query.shape[:2].numel() * keys.shape[1])
+        return cpu_attend(query, keys, *rest)  # type: ignore[arg-type]  # passed on as they came
+
+    cpu_attend = cpu.attend
+    monkeypatch.setattr(cpu, "attend", attend)
+    layer = Layer(1, 6000)
+    layer.add(layer.past(4900), 100)
+    CpuAttention()(layer.call(softcap=5.0))
+    assert sum(held) == KV_HEADS * GROUPS * 100 * 4900
+    assert max(held) <= 64 * 1024
+
+
+def test_shared_extents_are_met_by_all_their_readers_at_once() -> None:
+    layer = Layer(2)
+    prefix, tape = layer.past(100, 60)
+    for _ in range(16):
+        layer.add((prefix, *layer.past(5, coord=100)), 1)
+    for _ in range(25):
+        layer.add((prefix, tape), 7)
+    parts = BatchPlan(layer.sequences).past(None)
+    rows = {(part.start, part.stop): part.rows for part in parts}
+    assert rows[prefix.slot, prefix.slot + 100] == slice(0, 16 + 25 * 7)
+    assert rows[tape.slot, tape.slot + 60] == slice(16, 16 + 25 * 7)
+    assert len(parts) == 2 + 16
+    assert [new.count for new in BatchPlan(layer.sequences).new(None)] == [16, 25]
+
+
+@pytest.mark.parametrize("window", [300, 700, 5000])
+def test_masks_are_no_larger_than_a_piece_and_leave_no_row_blind(window: int) -> None:
+    layer = Layer(3)
+    layer.add(layer.past(1000, 3000), 1500)
+    masks = [part.visible for part in BatchPlan(layer.sequences).past(window) if part.visible is not None]
+    assert masks
+    assert all(max(mask.shape) <= batch.WINDOWED_PIECE_ROWS for mask in masks)
+    assert all(mask.any(-1).all() for mask in masks)
+
+
+@given(st.integers(1, 30), st.integers(0, 40), st.integers(1, 20), st.one_of(st.none(), st.integers(1, 40)))
+def test_an_extent_splits_into_what_some_rows_and_what_all_rows_see(
+    length: int, gap: int, rows: int, window: int | None
+) -> None:
+    extent, coord = Extent(7, length, 100, 90), 100 + length + gap
+    some, every = split(extent, coord, rows, window)
+    reach = math.inf if window is None else window
+    seen = [sum(row - key < reach for row in range(coord, coord + rows)) for key in range(100, 100 + length)]
+    keys = [key for key, readers in zip(range(100, 100 + length), seen, strict=True) if readers]
+    assert [
+        *range(some.coord, some.coord + some.length),
+        *range(every.coord, every.coord + every.length),
+    ] == keys
+    assert every.length == sum(readers == rows for readers in seen)
+    assert some.slot - 7 == some.coord - 100
+    assert every.slot - 7 == every.coord - 100
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.data())
+def test_the_rest_of_a_step_has_what_came_before_as_its_past(counts: list[int], data: st.DataObject) -> None:
+    slots = tuple((100 * i, count) for i, count in enumerate(counts))
+    tokens = data.draw(st.integers(0, sum(counts) - 1))
+    rest = after(Step((Extent(900, 5, 40, 3),), slots, 45, 10), tokens)
+    written = [(e.slot + i, e.coord + i) for e in rest.past[1:] for i in range(e.length)]
+    left = [slot for first, n in rest.slots for slot in range(first, first + n)]
+    everything = [slot for first, n in slots for slot in range(first, first + n)]
+    assert [slot for slot, _ in written] + left == everything
+    assert [coord for _, coord in written] == list(range(45, 45 + tokens))
+    assert all(e.origin == 10 for e in rest.past[1:])
+    assert (rest.coord, rest.origin) == (45 + tokens, 10)

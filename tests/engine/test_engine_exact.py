@@ -1,0 +1,285 @@
+"""A window prefilled anew is the dense model's, taken over at a data version; how far carry is from it."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from engine.canary import dense_logits
+from engine.divergence import Divergence, divergences, probe, window_of
+from engine.engine import Engine, Work
+from regions.fork import Fork
+from regions.tape import Retention
+from tests.engine.oracle import VOCABULARY, History, oracle_logits, tiny
+
+CHUNK = 13
+SLIDING = ["llama", "gemma2", "gpt_oss"]
+
+
+def tokens(rng: random.Random, n: int) -> list[int]:
+    return [rng.randrange(3, VOCABULARY) for _ in range(n)]
+
+
+def ask(engine: Engine, fork: Fork, question: Sequence[int]) -> torch.Tensor:
+    assert fork.acquire(len(question))
+    return engine.logits([Work(fork, question)])
+
+
+def prefill(engine: Engine, fork: Fork, window: Sequence[int]) -> None:
+    for start in range(0, len(window), CHUNK):
+        part = window[start : start + CHUNK]
+        assert fork.acquire(len(part))
+        engine.forward([Work(fork, part, sample=False)])
+
+
+class World:
+    """A tape past evictions and position frames, and the history the oracle needs."""
+
+    def __init__(self, architecture: str = "llama", frame_limit: int = 170, records: int = 22) -> None:
+        self.rng = random.Random(5)
+        self.model = tiny(architecture, layers=2)
+        self.engine = Engine(self.model, blocks=120, block_size=4, frame_limit=frame_limit)
+        self.frozen = tokens(self.rng, 11)
+        self.tape = self.engine.open_tape("t", self.frozen, Retention(64))
+        self.history = History.begin(self.frozen)
+        for _ in range(records):
+            self.append()
+        assert self.tape.evicted_tokens > 60
+
+    @property
+    def coord(self) -> int:
+        return self.tape.evicted_tokens + self.tape.live_tokens
+
+    def append(self, length: int | None = None, at: int = 0) -> torch.Tensor:
+        record = tokens(self.rng, length or self.rng.randrange(4, 10))
+        self.tape.make_room(len(record), 1, at)
+        assert self.tape.acquire(len(record))
+        logits = self.engine.logits([Work(self.tape, record)])
+        self.tape.commit([len(record)], [at])
+        self.history.add(record, self.coord - len(record), self.tape.evicted_tokens)
+        return logits
+
+    def answer(self, question: Sequence[int]) -> torch.Tensor:
+        """Logits of a question to the current version."""
+        fork = self.tape.fork()
+        logits = ask(self.engine, fork, question)
+        fork.release()
+        return logits
+
+    def dense(self, window: Sequence[int], then: Sequence[int]) -> torch.Tensor:
+        """The unmodified model's logits of ``then`` behind frozen prefix and ``window``."""
+        return dense_logits(self.model, [*self.frozen, *window, *then])[-len(then) :]
+
+    def refresh(self) -> None:
+        fresh = self.tape.anew()
+        prefill(self.engine, fresh, self.tape.window)
+        self.tape.adopt(fresh)
+
+
+@pytest.mark.parametrize("architecture", SLIDING)
+def test_after_a_refresh_behind_the_last_eviction_logits_are_those_of_a_fresh_prefill(
+    architecture: str,
+) -> None:
+    """The new record's and a question's; a carried tape's are far from them."""
+    world = World(architecture)
+    tape, question = world.tape, tokens(world.rng, 6)
+    tape.make_room(20, 1)  # the last eviction: what comes below fits
+    world.append(5)
+    window = tape.window
+    carried = world.answer(question)
+    expected = world.dense(window, question)
+    assert (carried - expected).abs().max() > 0.01
+    world.refresh()
+    version, before = tape.version, tape.window
+    record = world.append(7)
+    assert tape.version == version + 1
+    assert tape.window[: len(before)] == before == window  # nothing was evicted
+    new = tape.window[len(before) :]
+    assert (record - world.dense(window, new)).abs().max() < 1e-4
+    assert (world.answer(question) - world.dense(tape.window, question)).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("architecture", SLIDING)
+def test_questions_of_the_version_before_the_adoption_read_the_carried_state(architecture: str) -> None:
+    """Forked before the adoption and asked after it, and forked after it while the version is the same."""
+    world = World(architecture)
+    tape = world.tape
+    tape.make_room(20, 1)  # what comes below fits
+    world.append(5)
+    coord, evicted = world.coord, tape.evicted_tokens
+    early = tape.fork()
+    question = tokens(world.rng, 6)
+    before = world.answer(question)
+    world.refresh()
+    late = tape.fork()
+    assert early.version == late.version == tape.version
+    for owner, fork in enumerate((early, late), 1):
+        where = world.history.add(question, coord, evicted, owner)
+        actual = ask(world.engine, fork, question)
+        assert (actual - oracle_logits(world.model, world.history)[where]).abs().max() < 1e-4
+        assert (actual - before).abs().max() < 1e-5
+    # once an append made a version, that reads the fresh window, and the old reader still the old one
+    world.append(4)
+    second = tokens(world.rng, 3)
+    where = world.history.add(second, coord + 6, evicted, owner=1)
+    assert (
+        ask(world.engine, early, second) - oracle_logits(world.model, world.history)[where]
+    ).abs().max() < 1e-4
+    assert (world.answer(question) - world.dense(tape.window, question)).abs().max() < 1e-4
+    early.release()
+    late.release()
+
+
+def test_what_was_appended_and_evicted_during_the_prefill_is_caught_up_with_and_left_out() -> None:
+    """Records evicted since are absorbed by those behind them, as in any window: the oracle's, begun anew."""
+    world = World()
+    tape = world.tape
+    fresh = tape.anew()
+    window, begun, evicted = tape.window, tape.evicted_tokens, tape.evicted_tokens
+    prefill(world.engine, fresh, window)
+    for _ in range(4):
+        world.append(9)
+    missing = tape.window[fresh.begins_at + fresh.length - tape.evicted_tokens :]
+    assert len(missing) == 36
+    passed = tape.evicted_tokens - begun
+    assert 0 < passed < len(window)
+    prefill(world.engine, fresh, missing)
+    history = History.begin(world.frozen)
+    history.add([*window, *missing], begun, evicted)
+    tape.adopt(fresh)
+    assert tape.window == [*window, *missing][passed:]
+    record = tokens(world.rng, 5)
+    tape.make_room(5, 1)
+    assert tape.acquire(5)
+    actual = world.engine.logits([Work(tape, record)])
+    where = history.add(record, begun + len(window) + len(missing), tape.evicted_tokens)
+    tape.commit([5])
+    assert (actual - oracle_logits(world.model, history)[where]).abs().max() < 1e-4
+
+
+def test_hand_made_logits_have_the_divergence_of_the_textbook() -> None:
+    """KL(fresh || carried) in nats, each way another value; agreement over what may be answered."""
+    fresh = torch.tensor([[0.75, 0.25], [0.5, 0.5], [0.2, 0.8]]).log()
+    carried = torch.tensor([[0.5, 0.5], [0.75, 0.25], [0.2, 0.8]]).log() + 3.0  # logits have no level
+    first, second, third = divergences(fresh, carried, [None] * 3)
+    assert first.kl_nats == pytest.approx(0.75 * math.log(1.5) + 0.25 * math.log(0.5), abs=1e-6)
+    assert second.kl_nats == pytest.approx(0.5 * math.log(2 / 3) + 0.5 * math.log(2), abs=1e-6)
+    assert third == Divergence(True, pytest.approx(0.0, abs=1e-9))
+    three = torch.tensor([[5.0, 1.0, 0.0], [5.0, 1.0, 0.0]])
+    other = torch.tensor([[1.0, 5.0, 0.0], [5.0, 0.0, 1.0]])
+    assert [d.agrees for d in divergences(three, other, [None, None])] == [False, True]
+    assert [d.agrees for d in divergences(three, other, [(0, 2), (1, 2)])] == [True, False]
+
+
+def test_logits_far_apart_have_a_finite_divergence() -> None:
+    """A token that one state rules out costs its log-probability, not infinity."""
+    (apart,) = divergences(torch.tensor([[200.0, 0.0]]), torch.tensor([[0.0, 200.0]]), [None])
+    assert apart.kl_nats == pytest.approx(200.0)
+    assert not apart.agrees
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+def test_a_probe_compares_the_carried_with_the_fresh_state(architecture: str) -> None:
+    """The same figures as from the oracles of the two states; nothing is changed and no block is kept.
+
+    Records were evicted while the window was prefilled.
+    """
+    world = World(architecture)
+    tape, engine = world.tape, world.engine
+    fresh = tape.anew()
+    begun, old = tape.evicted_tokens, tape.window
+    prefill(engine, fresh, tape.window)
+    for _ in range(2):
+        world.append(8)
+    passed = tape.evicted_tokens - begun
+    prefill(engine, fresh, tape.window[fresh.length - passed :])
+    probes = [
+        (tuple(tokens(world.rng, n)), choices) for n, choices in ((6, None), (1, (5, 9)), (4, (7, 8, 70)))
+    ]
+    before = (tape.extents, fresh.extents, engine.pool.free_blocks)
+    found = probe(engine, tape, fresh, probes)
+    assert (tape.extents, fresh.extents, engine.pool.free_blocks) == before
+    logits: list[list[torch.Tensor]] = [[], []]
+    other = History.begin(world.frozen)
+    other.add(list(fresh.tokens), begun, begun)
+    assert fresh.tokens[: len(old)] == old
+    for owner, (question, _) in enumerate(probes, 1):
+        for rows, history in zip(logits, (other, world.history), strict=True):
+            where = history.add(list(question), world.coord, tape.evicted_tokens, owner)
+            rows.append(oracle_logits(world.model, history)[where][-1])
+    expected = divergences(torch.stack(logits[0]), torch.stack(logits[1]), [choices for _, choices in probes])
+    assert [d.agrees for d in found] == [d.agrees for d in expected]
+    assert [d.kl_nats for d in found] == pytest.approx([d.kl_nats for d in expected], rel=0.02, abs=1e-6)
+    assert min(d.kl_nats for d in found) > 2e-5
+    fresh.release()
+
+
+def test_a_probe_of_a_tape_where_nothing_was_evicted_finds_no_divergence() -> None:
+    world = World(frame_limit=400)
+    tape = world.engine.open_tape("new", world.frozen, Retention(64))
+    world.tape.release()
+    world.tape = tape
+    for _ in range(4):
+        world.append()
+    fresh = tape.anew()
+    prefill(world.engine, fresh, tape.window)
+    for found in probe(world.engine, tape, fresh, [((5, 6, 7), None), ((9,), None)]):
+        assert found.agrees
+        assert found.kl_nats < 1e-6
+    fresh.release()
+
+
+def test_a_probe_is_left_out_when_the_states_differ_or_the_pool_is_full() -> None:
+    """While an append is under way the current version holds what the window no longer does."""
+    world = World()
+    tape, engine = world.tape, world.engine
+    fresh = tape.anew()
+    prefill(engine, fresh, tape.window)
+    question = [((4, 5, 6), None)]
+    assert len(probe(engine, tape, fresh, question)) == 1
+    hog = engine.open_prompt()
+    assert hog.acquire(engine.pool.blocks.free_blocks * 4)
+    free = engine.pool.blocks.free_blocks
+    assert probe(engine, tape, fresh, question) == []
+    assert engine.pool.blocks.free_blocks == free
+    hog.release()
+    tape.make_room(30, 1)
+    assert window_of(tape, fresh) is not None
+    assert probe(engine, tape, fresh, question) == []
+    world.append(20)
+    assert window_of(tape, fresh) is None
+    assert probe(engine, tape, fresh, question) == []
+    fresh.release()
+
+
+@pytest.mark.parametrize("span", [0, 7, 40])
+def test_records_evicted_by_event_time_are_those_of_a_plain_list(span: int) -> None:
+    """Event times with gaps, repeats and steps back; by time and by tokens, whichever is stricter."""
+    rng = random.Random(span)
+    engine = Engine(tiny("llama", layers=1), blocks=120, block_size=4, frame_limit=400)
+    tape = engine.open_tape("t", tokens(rng, 5), Retention(60, span_ns=span))
+    plain: list[tuple[int, list[int]]] = []
+    now, by_time = 1000, 0
+    for _ in range(400):
+        now += rng.choice([-2, 0, 1, 1, 3, 30])
+        records = [tokens(rng, rng.randrange(1, 9)) for _ in range(rng.randrange(1, 4))]
+        times = [now + rng.choice([0, 0, 1, -1]) for _ in records]
+        room = sum(map(len, records))
+        while plain and sum(len(r) for _, r in plain) + room > 60:
+            plain.pop(0)
+        while span and plain and plain[0][0] < max(times) - span:
+            plain.pop(0)
+            by_time += 1
+        tape.make_room(room, len(records), max(times))
+        assert tape.acquire(room)
+        tape.wrote(tape.step(room), [token for r in records for token in r])  # no model is needed for it
+        tape.commit(list(map(len, records)), times)
+        plain += zip(times, records, strict=True)
+        assert [(r.ts_event, list(r.tokens)) for r in tape.records] == plain
+        assert tape.window == [token for _, r in plain for token in r]
+    assert by_time > 50 or not span
+    tape.release()

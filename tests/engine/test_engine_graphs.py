@@ -1,0 +1,127 @@
+"""Recorded passes: padding, static inputs and refilled plans give what eager passes give."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Hashable
+
+import pytest
+import torch
+
+from engine.attention_reference import ReferenceAttention
+from engine.batch import BatchPlan, Packed
+from engine.capture import capture_obstacle
+from engine.engine import Engine, Work
+from engine.graphs import GraphRunner, Replay
+from engine.model import ATTENTION
+from regions.fork import Fork
+from regions.tape import Retention, Tape
+from tests.engine.oracle import VOCABULARY, tiny
+
+
+class Prepared(ReferenceAttention):
+    """The reference in the part of a backend that is told of the plan before each pass."""
+
+    def prepare(self, plan: BatchPlan) -> Hashable:
+        return ()
+
+
+def again(run: Replay) -> Replay:
+    """A recorder that runs the pass once more: everything but the plan must then come from static tensors."""
+    return run
+
+
+def tokens(rng: random.Random, n: int) -> list[int]:
+    return [rng.randrange(3, VOCABULARY) for _ in range(n)]
+
+
+def append(engine: Engine, tape: Tape, record: list[int]) -> None:
+    tape.make_room(len(record), 1)
+    assert tape.acquire(len(record))
+    engine.forward([Work(tape, record, sample=False)])
+    tape.commit([len(record)])
+
+
+def ask(engine: Engine, forks: list[Fork], questions: list[list[int]]) -> list[tuple[int, float]]:
+    for fork, question in zip(forks, questions, strict=True):
+        assert fork.acquire(len(question))
+    chosen = engine.forward([Work(f, q) for f, q in zip(forks, questions, strict=True)])
+    return [(c.token, c.top1) for c in chosen if c is not None]
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma2"])
+def test_recorded_passes_give_what_eager_passes_give(architecture: str) -> None:
+    """Questions and their answers' next tokens, over an evicting tape, at sizes that share recordings."""
+    model = tiny(architecture, layers=2)
+    engines = [
+        Engine(model, blocks=80, block_size=4, frame_limit=90, attention=Prepared(), record=record)
+        for record in (None, again)
+    ]
+    rng = random.Random(3)
+    frozen = tokens(rng, 9)
+    tapes = [engine.open_tape("t", frozen, Retention(40)) for engine in engines]
+    for _ in range(9):
+        record = tokens(rng, 11)
+        questions = [tokens(rng, rng.randrange(3, 9)) for _ in range(rng.randrange(1, 4))]
+        answers = []
+        for engine, tape in zip(engines, tapes, strict=True):
+            append(engine, tape, record)
+            forks = [tape.fork() for _ in questions]
+            first = ask(engine, forks, questions)
+            answers.append(first + ask(engine, forks, [[token] for token, _ in first]))
+            for fork in forks:
+                fork.release()
+        for (eager, eager_logit), (replayed, replayed_logit) in zip(*answers, strict=True):
+            assert eager == replayed
+            assert eager_logit == pytest.approx(replayed_logit, abs=1e-4)
+    graphs = engines[1].graphs
+    assert graphs is not None
+    assert graphs.recordings < 12
+    assert graphs.replays > graphs.recordings
+    for tape in tapes:
+        tape.release()
+
+
+def test_a_large_batch_is_not_recorded() -> None:
+    model = tiny("llama", layers=1)
+    engine = Engine(model, blocks=60, attention=Prepared(), record=again)
+    assert engine.graphs is not None
+    prompt = engine.open_prompt()
+    question = tokens(random.Random(1), 300)
+    assert ask(engine, [prompt], [question])
+    assert engine.graphs.recordings == 0
+    prompt.release()
+
+
+def test_only_so_many_recordings_are_kept() -> None:
+    model = tiny("llama", layers=1)
+    engine = Engine(model, blocks=60, attention=Prepared())
+    runner = GraphRunner(model, engine.pool, Prepared(), record=again, most_graphs=2)
+    rng = random.Random(2)
+    for n in (1, 2, 4, 1, 1):
+        prompt = engine.open_prompt()
+        words = tokens(rng, n)
+        assert prompt.acquire(n)
+        plan = BatchPlan([Packed(0, n, prompt.step(n))])
+        runner.logits(plan, words, [n - 1])
+        prompt.release()
+    assert (runner.recordings, runner.replays) == (4, 1)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "mistral", "gemma2"])
+def test_models_that_read_nothing_on_the_host_can_be_captured(architecture: str) -> None:
+    assert capture_obstacle(tiny(architecture, layers=2).model, ATTENTION) is None
+
+
+def test_what_cannot_be_captured_says_why() -> None:
+    """Rotary tables that follow the longest position are read on the host."""
+    model = tiny("llama", layers=2).model
+
+    def reads(*args: object, **kwargs: object) -> None:
+        if int(torch.zeros(1, dtype=torch.long).max()):
+            raise AssertionError
+
+    model.model.norm.register_forward_pre_hook(reads)
+    obstacle = capture_obstacle(model, ATTENTION)
+    assert obstacle is not None
+    assert "DataDependent" in obstacle

@@ -1,0 +1,167 @@
+"""What nobody reads of the last layer is not computed, and what is read stays the same."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+
+import pytest
+import torch
+
+from engine.attention import LayerCall
+from engine.attention_cpu import CpuAttention
+from engine.batch import BatchPlan
+from engine.canary import check, dense_logits
+from engine.engine import Engine, Work
+from engine.last_layer import LastLayer, install
+from engine.model import LoadedModel, ModelError
+from regions.tape import Retention
+from tests.engine.oracle import ARCHITECTURES, VOCABULARY, tiny
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """A second one only waits at models this small."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Counting:
+    """The CPU backend; ``rows``: those of each call."""
+
+    def __init__(self) -> None:
+        self.inner = CpuAttention()
+        self.rows: list[int] = []
+
+    def __call__(self, call: LayerCall) -> torch.Tensor:
+        self.rows.append(call.query.shape[1])
+        return self.inner(call)
+
+
+class Session:
+    """A tape of two records in two frames and forks of it."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        self.rng = random.Random(4)
+        self.counting = Counting()
+        self.engine = Engine(model, blocks=64, block_size=4, attention=self.counting)
+        self.tape = self.engine.open_tape("tape", self.tokens(9), Retention(90))
+        self.append(self.tokens(21))
+        self.tape.new_frame(at=3)
+        self.append(self.tokens(13))
+
+    def tokens(self, n: int) -> list[int]:
+        return [self.rng.randrange(3, VOCABULARY) for _ in range(n)]
+
+    def append(self, record: list[int]) -> None:
+        assert self.tape.acquire(len(record))
+        assert self.engine.forward([Work(self.tape, record, sample=False)]) == [None]
+        self.tape.commit([len(record)])
+
+    def ask(self, questions: Sequence[Sequence[int]], drafts: Sequence[int | None]) -> list[Work]:
+        """A fork of the tape for each question; ``drafts`` None: nothing is sampled."""
+        forks = [self.tape.fork() for _ in questions]
+        assert all(fork.acquire(len(question)) for fork, question in zip(forks, questions, strict=True))
+        return [
+            Work(fork, question, sample=d is not None, drafts=d or 0)
+            for fork, question, d in zip(forks, questions, drafts, strict=True)
+        ]
+
+    def close(self, work: Sequence[Work]) -> None:
+        for each in work:
+            each.target.release()
+        self.tape.release()
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_rows_that_are_read_have_the_logits_of_a_whole_pass(
+    architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Questions of several lengths, one with drafts, one not sampled, over two frames."""
+    model = tiny(architecture)
+    assert model.trims
+    session = Session(model)
+    questions = [session.tokens(n) for n in (17, 5, 11, 17)]
+    work = session.ask(questions, [0, None, 2, 0])
+    whole = session.engine.logits(work)
+    read: list[torch.Tensor] = []
+
+    def choose(logits: torch.Tensor, **_: object) -> list[None]:
+        read.append(logits)
+        return [None] * len(logits)
+
+    session.close(work)
+
+    session = Session(model)
+    session.counting.rows.clear()
+    work = session.ask(questions, [0, None, 2, 0])
+    monkeypatch.setattr("engine.engine.choose", choose)
+    monkeypatch.setattr("engine.engine.accept", lambda *_: None)
+    session.engine.forward(work)
+    layers = len(model.layers)
+    assert session.counting.rows == [50] * (layers - 1) + [5]
+    assert (read[0] - whole[[16, 30, 31, 32, 49]]).abs().max() < 1e-5
+    session.close(work)
+
+
+def test_a_pass_that_only_appends_ends_at_the_last_layer_s_keys() -> None:
+    """KV is bit for bit that of a pass which computes everything."""
+    model = tiny("llama")
+    session = Session(model)
+    session.counting.rows.clear()
+    record = session.tokens(30)
+    assert session.tape.acquire(30)
+    step = session.tape.step(30)
+    places = [slot for first, n in step.slots for slot in range(first, first + n)]
+    session.engine.logits([Work(session.tape, record)])
+    pool = session.engine.pool
+    assert session.counting.rows == [30] * len(model.layers)
+    expected = [tensor[:, places].clone() for tensor in (*pool.keys, *pool.values)]
+    session.tape.commit([30])
+    session.close([])
+
+    session = Session(model)
+    session.counting.rows.clear()
+    session.append(record)
+    pool = session.engine.pool
+    assert session.counting.rows == [30] * (len(model.layers) - 1)
+    for tensor, kv in zip((*pool.keys, *pool.values), expected, strict=True):
+        assert torch.equal(tensor[:, places], kv)
+    session.close([])
+
+
+def test_a_pass_that_reads_every_row_computes_them_all() -> None:
+    """After one that did not; so does the unmodified model."""
+    model = tiny("llama")
+    session = Session(model)
+    session.counting.rows.clear()
+    work = session.ask([session.tokens(6)], [0])
+    assert session.engine.logits(work).shape == (6, VOCABULARY)
+    assert session.counting.rows == [6] * len(model.layers)
+    assert dense_logits(model, [3, 4, 5, 6]).shape == (4, VOCABULARY)
+    session.close(work)
+
+
+def test_the_canary_compares_rows_that_are_read_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer that mixes rows in a way its arguments do not show is refused at load."""
+    model = tiny("llama")
+    check(model)
+    whole = LastLayer.__init__
+
+    def shifted(last: LastLayer, rows: Sequence[int], plan: BatchPlan) -> None:
+        whole(last, [max(0, row - 1) for row in rows], plan)
+
+    monkeypatch.setattr(LastLayer, "__init__", shifted)
+    with pytest.raises(ModelError, match="differ"):
+        check(model)
+
+
+def test_layers_that_are_not_found_or_wrapped_already_are_left_alone() -> None:
+    model = tiny("llama").model
+    del model.model.layers[-1].forward
+    assert not install(model, len(model.model.layers) + 1)
+    assert not install(model.model.rotary_emb, len(model.model.layers))
+    assert install(model, len(model.model.layers))
+    assert not install(model, len(model.model.layers))

@@ -1,0 +1,159 @@
+"""Ten million tokens through one tape: the last window is the oracle's, and nothing has grown on the way."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from engine.engine import Engine, Work
+from regions.tape import Retention, Tape
+from tests.engine.oracle import VOCABULARY, History, oracle_logits, tiny
+
+TOKENS = 10_000_000
+LAYERS = 2
+RETENTION = 1200
+FRAME_LIMIT = 8192
+RECORDS = 14  # of an append, 56 to 83 tokens each
+FROZEN = list(range(3, 40))
+
+
+@dataclass(frozen=True)
+class Appended:
+    """One append as the oracle has to know it."""
+
+    tokens: list[int]
+    coord: int
+    evicted: int
+
+
+@dataclass(frozen=True)
+class Size:
+    """What may not grow: blocks in use, runs and extents of the window, bytes of all Python containers."""
+
+    blocks: int
+    runs: int
+    extents: int
+    records: int
+    host_bytes: int
+
+    @classmethod
+    def of(cls, engine: Engine, tape: Tape) -> Size:
+        gc.collect()
+        return cls(
+            engine.pool.total_blocks - engine.pool.free_blocks,
+            tape.runs,
+            len(tape.extents),
+            tape.live_records,
+            sum(map(sys.getsizeof, gc.get_objects())),
+        )
+
+
+class Stream:
+    """A tape that is fed random records, and the last windows of its history."""
+
+    def __init__(self) -> None:
+        model = tiny(
+            "llama",
+            layers=LAYERS,
+            hidden_size=16,
+            intermediate_size=16,
+            num_attention_heads=1,
+            num_key_value_heads=1,
+            max_position_embeddings=2 * FRAME_LIMIT,
+        )
+        self.engine = Engine(model, blocks=320, block_size=16, frame_limit=FRAME_LIMIT)
+        self.tape = self.engine.open_tape("t", FROZEN, Retention(RETENTION))
+        self.rng = np.random.default_rng(0)
+        self.past: deque[Appended] = deque()
+        self.highest = self.frames = self.most_blocks = 0
+        self._origin: int | None = None
+
+    @property
+    def written(self) -> int:
+        return self.tape.evicted_tokens + self.tape.live_tokens
+
+    def append(self) -> Work:
+        """Make the next append ready; `commit` follows the forward pass."""
+        tape = self.tape
+        self.lengths = self.rng.integers(56, 84, RECORDS).tolist()
+        tokens = self.rng.integers(3, VOCABULARY, sum(self.lengths)).tolist()
+        tape.make_room(len(tokens), RECORDS)
+        assert tape.acquire(len(tokens))
+        self.past.append(Appended(tokens, self.written, tape.evicted_tokens))
+        # a row sees its own window, a window back for each layer; older appends are nobody's past any more
+        while self.past[0].coord + len(self.past[0].tokens) < self.written - (LAYERS + 1) * RETENTION:
+            self.past.popleft()
+        return Work(tape, tokens, sample=False)
+
+    def commit(self) -> None:
+        self.tape.commit(self.lengths)
+        self.highest = max(self.highest, self.tape.max_position)
+        self.most_blocks = max(self.most_blocks, self.engine.pool.total_blocks - self.engine.pool.free_blocks)
+        origin = self.tape.extents[-1].origin
+        self.frames += origin != self._origin
+        self._origin = origin
+
+    def run(self, tokens: int) -> None:
+        """Feed until so many tokens are written."""
+        while self.written < tokens:
+            self.engine.forward([self.append()])
+            self.commit()
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Matrices this small are slower on two."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
+def test_ten_million_tokens_leave_the_oracle_s_window_and_no_trace() -> None:
+    """Real frames, two layers, evictions at every append. The oracle sees the last windows only, which is all
+    that any row of the last one depends on; its positions are those of the stream, in double precision.
+    """
+    stream = Stream()
+    engine, tape = stream.engine, stream.tape
+    stream.run(TOKENS // 10)
+    early, most_blocks = Size.of(engine, tape), stream.most_blocks
+    stream.run(TOKENS)
+    late = Size.of(engine, tape)
+
+    checks: list[tuple[Appended, torch.Tensor]] = []
+    while sum(len(appended.tokens) for appended, _ in checks) < RETENTION:
+        logits = engine.logits([stream.append()])
+        stream.commit()
+        checks.append((stream.past[-1], logits))
+    fork, question = tape.fork(), list(range(50, 70))
+    assert fork.acquire(len(question))
+    answer = engine.logits([Work(fork, question)])
+    fork.release()
+
+    history = History.begin(FROZEN)
+    where = [history.add(past.tokens, past.coord, past.evicted) for past in stream.past]
+    asked = history.add(question, stream.written, tape.evicted_tokens, owner=1)
+    expected = oracle_logits(engine.model, history)
+    places = dict(zip([past.coord for past in stream.past], where, strict=True))
+    for appended, logits in checks:
+        assert (logits - expected[places[appended.coord]]).abs().max() < 1e-4
+    assert (answer - expected[asked]).abs().max() < 1e-4
+
+    assert tape.evicted_tokens > TOKENS - RETENTION
+    assert stream.frames > TOKENS / FRAME_LIMIT
+    assert RETENTION + len(FROZEN) < stream.highest < FRAME_LIMIT
+    assert stream.most_blocks == most_blocks
+    assert (late.runs, late.extents) <= (early.runs + 1, early.extents + 1)
+    assert abs(late.records - early.records) <= 2
+    assert late.blocks <= most_blocks
+    assert late.host_bytes < early.host_bytes + 100_000
+    tape.release()

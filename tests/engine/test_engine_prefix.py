@@ -1,0 +1,237 @@
+"""Logits behind aliased prefixes and of changing prompts equal those of the unmodified model."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.attention import Attention
+from engine.attention_cpu import CpuAttention
+from engine.attention_reference import ReferenceAttention
+from engine.canary import dense_logits
+from engine.engine import Engine, Work
+from engine.model import LoadedModel
+from engine.sampling import Choice
+from regions.host import HostTier
+from regions.prompt import StreamingPrompt
+from regions.tape import Retention
+from tests.engine.oracle import VOCABULARY, tiny
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Models this small are slower on several."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def tokens(rng: random.Random, n: int) -> list[int]:
+    return [rng.randrange(3, VOCABULARY) for _ in range(n)]
+
+
+class Counting(Engine):
+    """An engine that counts the tokens it computes."""
+
+    computed = 0
+
+    def _run(self, batch: Sequence[Work], *args: object) -> object:  # type: ignore[override]  # passed on
+        self.computed += sum(len(work.tokens) for work in batch)
+        return super()._run(batch, *args)  # type: ignore[arg-type]
+
+
+def finish(engine: Engine, prompt: list[int], *, save: bool = True) -> tuple[int, torch.Tensor]:
+    """Compute and save what is not cached: (how many tokens were, the logits of the others)."""
+    fork = engine.open_prompt(prompt)
+    rest = prompt[fork.past_tokens :]
+    assert fork.acquire(len(rest))
+    logits = engine.logits([Work(fork, rest)])
+    if save:
+        engine.save_prompt(fork, prompt)
+    found = fork.past_tokens
+    fork.release()
+    return found, logits
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt_oss"])
+@pytest.mark.parametrize("backend", [CpuAttention, ReferenceAttention])
+def test_prompts_behind_several_levels_of_splits_equal_the_dense_model(
+    architecture: str, backend: type[Attention]
+) -> None:
+    """Each prompt leaves an earlier one in the middle of a block, at another depth of the trie."""
+    model = tiny(architecture, layers=2)
+    engine = Engine(model, blocks=80, block_size=4, attention=backend())
+    rng = random.Random(2)
+    base = tokens(rng, 41)
+    prompts = [base]
+    for cut in (30, 17, 23, 9, 26, 41):
+        prompts.append(prompts[-1][:cut] + tokens(rng, 10) if cut < 41 else base + tokens(rng, 7))
+    expected_found = [0]
+    for i, prompt in enumerate(prompts[1:], 1):
+        best = 0
+        for earlier in prompts[:i]:
+            n = 0
+            while n < min(len(earlier), len(prompt) - 1) and earlier[n] == prompt[n]:
+                n += 1
+            best = max(best, n)
+        expected_found.append(best)
+    for prompt, expected in zip(prompts, expected_found, strict=True):
+        found, logits = finish(engine, prompt)
+        assert found == expected
+        assert (logits - dense_logits(model, prompt)[found:]).abs().max() < 1e-4
+    for prompt in prompts:  # all of it cached by now: one row is left
+        found, logits = finish(engine, prompt)
+        assert found == len(prompt) - 1
+        assert (logits[-1] - dense_logits(model, prompt)[-1]).abs().max() < 1e-4
+    assert engine.cache.nodes > len(prompts)
+    engine.cache.check_integrity()
+
+
+def test_frozen_prefixes_are_computed_once_and_only_where_they_are_new() -> None:
+    """Sessions of one prefix share it, a longer one computes the rest; all equal the dense model."""
+    model = tiny("llama", layers=2)
+    engine = Counting(model, blocks=80, block_size=4)
+    rng = random.Random(4)
+    frozen, record = tokens(rng, 18), tokens(rng, 9)
+    longer = frozen + tokens(rng, 7)
+    branch = frozen[:11] + tokens(rng, 5)
+    tapes = []
+    for name, prefix, new in (("a", frozen, 18), ("b", frozen, 0), ("c", longer, 7), ("d", branch, 5)):
+        before = engine.computed
+        tapes.append((engine.open_tape(name, prefix, Retention(30)), prefix))
+        assert engine.computed - before == new
+    engine.cache.reclaim(80)  # the sessions still read all of it
+    assert engine.cache.match_length(longer) == 25
+    assert engine.cache.match_length(branch) == 16
+    for tape, prefix in tapes:
+        tape.make_room(9, 1)
+        assert tape.acquire(9)
+        logits = engine.logits([Work(tape, record)])
+        tape.commit([9])
+        assert (logits - dense_logits(model, prefix + record)[len(prefix) :]).abs().max() < 1e-4
+    for tape, _ in tapes:
+        tape.release()
+    assert engine.pool.free_blocks == 80
+    engine.cache.reclaim(80)
+    assert engine.pool.blocks.free_blocks == 80
+
+
+def test_a_session_that_cannot_be_opened_holds_nothing() -> None:
+    engine = Engine(tiny("llama", layers=2), blocks=40, block_size=4, frame_limit=64)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no room for a question"):
+            engine.open_tape("t", [5] * 20, Retention(50))
+    assert engine.pool.free_blocks == 40
+
+
+def test_without_a_budget_nothing_is_cached_and_all_is_right() -> None:
+    model = tiny("llama", layers=2)
+    engine = Engine(model, blocks=40, block_size=4, cache_tokens=0)
+    prompt = tokens(random.Random(1), 20)
+    for _ in range(2):
+        found, logits = finish(engine, prompt)
+        assert found == 0
+        assert (logits - dense_logits(model, prompt)).abs().max() < 1e-4
+    assert engine.cache.refused == 2
+    assert engine.pool.blocks.free_blocks == 40
+
+
+def test_another_tenants_prompt_is_computed_anew() -> None:
+    engine = Engine(tiny("llama", layers=2), blocks=40, block_size=4)
+    prompt = tokens(random.Random(1), 20)
+    finish(engine, prompt)
+    for salt, expected in (("", 19), ("bob", 0)):
+        fork = engine.open_prompt(prompt, salt)
+        assert fork.past_tokens == expected
+        fork.release()
+
+
+@cache
+def small_llama() -> LoadedModel:
+    return tiny("llama", layers=2)
+
+
+def run(engine: Engine, prompt: StreamingPrompt, n: int) -> None:
+    """Compute the next ``n`` tokens if there is room; every row equals the dense model's."""
+    piece = prompt.next(n)
+    if piece and prompt.fork.acquire(len(piece)):
+        at = prompt.computed
+        logits = engine.logits([Work(prompt.fork, piece)])
+        expected = dense_logits(small_llama(), prompt.tokens[: at + len(piece)].tolist())[at:]
+        assert (logits - expected).abs().max() < 1e-4
+
+
+def answer(engine: Engine, prompt: StreamingPrompt, n: int) -> None:
+    """Generate a few tokens behind a finished prompt, if there is room."""
+    prompt.leave_one()
+    run(engine, prompt, len(prompt.tokens))
+    token = 3
+    for _ in range(n % 4):
+        if prompt.remaining or not prompt.fork.acquire(1):
+            return
+        (choice,) = engine.forward([Work(prompt.fork, [token])])
+        assert isinstance(choice, Choice)
+        token = choice.token
+
+
+OPERATIONS = st.tuples(
+    st.sampled_from(
+        ["append", "update", "run", "run", "answer", "save", "match", "evict", "preempt", "swap", "return"]
+    ),
+    st.integers(0, 1),
+    st.integers(0, 40),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(OPERATIONS, min_size=5, max_size=40), st.integers(0, 1 << 20))
+def test_any_history_of_a_prompt_gives_the_logits_of_a_fresh_prefill(
+    operations: list[tuple[str, int, int]], seed: int
+) -> None:
+    """Two prompts that change and share a cache are saved, evicted, preempted and swapped in a small pool."""
+    engine = Engine(small_llama(), blocks=36, block_size=4)
+    host = HostTier(engine.pool, 10)
+    rng = random.Random(seed)
+    source = tokens(rng, 40)  # both are cut from it, so that they share beginnings
+    prompts = [engine.open_stream(), engine.open_stream()]
+    for name, which, n in operations:
+        prompt = prompts[which]
+        if name == "append" and len(prompt.tokens) < 50:
+            at = len(prompt.tokens)
+            prompt.append(source[at : at + n % 9] if n % 3 else tokens(rng, n % 9 + 1))
+        elif name == "update":
+            prompt.update([*source[: n % 29], *tokens(rng, n % 4), *source[n % 29 : n % 35]])
+        elif name == "run":
+            run(engine, prompt, n)
+        elif name == "answer" and len(prompt.tokens):
+            answer(engine, prompt, n)
+        elif name == "save" and not prompt.fork.swapped:
+            prompt.save()
+        elif name == "match":
+            prompt.match()
+        elif name == "evict":
+            engine.cache.reclaim(n)
+        elif name == "preempt":
+            prompt.fork.reset()
+        elif name == "swap":
+            prompt.fork.swap_out(host)
+        elif name == "return":
+            prompt.fork.swap_in()
+        engine.cache.check_integrity()
+        engine.pool.check_integrity()
+    for prompt in prompts:
+        prompt.append(tokens(rng, 2))
+        prompt.match()
+        run(engine, prompt, 100)
+        if prompt.remaining:  # the other one takes the room it needs
+            prompts[0].fork.reset()
+            run(engine, prompt, 100)
+        prompt.release()
+    assert engine.pool.free_blocks == engine.pool.total_blocks

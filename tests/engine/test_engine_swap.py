@@ -1,0 +1,232 @@
+"""Logits behind KV that was swapped, spilled, restored, gathered or prefilled anew are the dense model's."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.canary import dense_logits
+from engine.engine import Engine, Work
+from regions.compaction import compact
+from regions.fork import Fork
+from regions.host import HostTier
+from regions.residency import Idleness, Residency
+from regions.snapshot import Header, Identity, write_snapshot
+from regions.tape import Retention, Tape
+from tests.engine.oracle import VOCABULARY, History, oracle_logits, tiny
+
+IDENTITY_OF = {"model": "tiny", "tokenizer": "none"}
+
+
+def tokens(rng: random.Random, n: int) -> list[int]:
+    return [rng.randrange(3, VOCABULARY) for _ in range(n)]
+
+
+def append(engine: Engine, tape: Tape, record: Sequence[int]) -> None:
+    tape.make_room(len(record), 1)
+    assert tape.acquire(len(record))
+    engine.forward([Work(tape, record, sample=False)])
+    tape.commit([len(record)])
+
+
+def ask(engine: Engine, fork: Fork, part: Sequence[int]) -> torch.Tensor:
+    assert fork.acquire(len(part))
+    return engine.logits([Work(fork, part)])
+
+
+def scribble(engine: Engine) -> None:
+    """Whatever is free is overwritten, as others would."""
+    pool = engine.pool
+    free = torch.from_numpy(pool.blocks.references == 0).repeat_interleave(pool.block_size)
+    for tensor in (*pool.keys, *pool.values):
+        tensor[:, free] = 9.0
+
+
+def prefill(engine: Engine):  # type: ignore[no-untyped-def]  # a closure for Residency
+    def run(fork: Fork, window: Sequence[int]) -> None:
+        for start in range(0, len(window), 16):
+            engine.forward([Work(fork, window[start : start + 16], sample=False)])
+
+    return run
+
+
+class World:
+    """A tape past evictions and frames, its history, and a question to be asked of it at any time."""
+
+    def __init__(self, model: str = "llama", blocks: int = 60, frame_limit: int = 110) -> None:
+        self.rng = random.Random(5)
+        self.model = tiny(model, layers=2)
+        self.engine = Engine(self.model, blocks=blocks, block_size=4, frame_limit=frame_limit)
+        self.frozen = tokens(self.rng, 11)
+        self.tape = self.engine.open_tape("t", self.frozen, Retention(64))
+        self.history = History.begin(self.frozen)
+        self.checks: list[tuple[slice, torch.Tensor]] = []
+        self.owners = 0
+        for _ in range(25):
+            self.append()
+        assert self.tape.evicted_tokens > 60
+        assert len({e.origin for e in self.tape.extents[1:]}) > 1  # several frames
+
+    @property
+    def coord(self) -> int:
+        return self.tape.evicted_tokens + self.tape.live_tokens
+
+    def append(self) -> None:
+        record = tokens(self.rng, self.rng.randrange(4, 10))
+        append(self.engine, self.tape, record)
+        self.history.add(record, self.coord - len(record), self.tape.evicted_tokens)
+
+    def ask(self) -> None:
+        fork = self.tape.fork()
+        self.answer(fork, self.owner(), self.coord, self.tape.evicted_tokens)
+        fork.release()
+
+    def owner(self) -> int:
+        self.owners += 1
+        return self.owners
+
+    def answer(self, fork: Fork, owner: int, coord: int, evicted: int, n: int = 6) -> None:
+        part = tokens(self.rng, n)
+        self.checks.append((self.history.add(part, coord, evicted, owner), ask(self.engine, fork, part)))
+
+    def verify(self) -> None:
+        expected = oracle_logits(self.model, self.history)
+        for where, actual in self.checks:
+            assert (actual - expected[where]).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma2"])
+def test_swapped_tapes_and_forks_equal_the_oracle(architecture: str) -> None:
+    """Both ways, in several frames, after evictions, to other slots, with readers of older versions."""
+    world = World(architecture)
+    host = HostTier(world.engine.pool, 60)
+    for _ in range(4):
+        reader, who = world.tape.fork(), world.owner()
+        coord, evicted = world.coord, world.tape.evicted_tokens
+        world.answer(reader, who, coord, evicted)
+        world.append()
+        assert reader.swap_out(host)
+        old = world.tape.extents
+        assert world.tape.swap_out(host)
+        scribble(world.engine)
+        shift = world.engine.open_prompt()  # so that the window comes back to other slots
+        assert shift.acquire(4 * world.rng.randrange(1, 9))
+        world.ask()
+        assert world.tape.extents != old
+        shift.release()
+        assert reader.swap_in()
+        world.answer(reader, who, coord + 6, evicted, n=5)
+        reader.release()
+        world.append()
+    world.verify()
+    world.tape.release()
+    assert host.pool.free_blocks == 60
+
+
+def test_an_updated_swapped_prompt_equals_the_dense_model() -> None:
+    """Cut back on the host, brought back, and continued otherwise: the logits of a fresh prefill."""
+    rng = random.Random(2)
+    model = tiny("llama", layers=2)
+    engine = Engine(model, blocks=60, block_size=4)
+    host = HostTier(engine.pool, 30)
+    prompt = engine.open_prompt()
+    text = tokens(rng, 30)
+    ask(engine, prompt, text)
+    for kept in (21, 16, 3):
+        assert prompt.swap_out(host)
+        prompt.keep(kept)
+        scribble(engine)
+        text = text[:kept] + tokens(rng, 14)
+        seen = ask(engine, prompt, text[kept:])
+        assert (seen - dense_logits(model, text)[kept:]).abs().max() < 1e-4
+    prompt.release()
+
+
+def test_gathered_windows_equal_the_oracle() -> None:
+    """A window in several runs and frames is copied to one run; readers of before keep the old blocks."""
+    world = World(blocks=120)
+    blocks = world.engine.pool.blocks
+    for _ in range(3):
+        while world.tape.runs < 3:
+            last = world.tape.extents[-1]
+            blocked = blocks.take(1, behind=-(-(last.slot + last.length) // 4))
+            assert blocked is not None
+            world.append()
+            blocks.release(blocked)
+        before, who = world.tape.fork(), world.owner()
+        coord, evicted = world.coord, world.tape.evicted_tokens
+        assert compact([world.tape])
+        assert world.tape.runs == 1
+        assert not compact([world.tape])
+        world.ask()
+        world.answer(before, who, coord, evicted)
+        before.release()
+        world.append()
+    world.verify()
+    world.tape.release()
+
+
+@pytest.mark.parametrize("spoiled", [False, True])
+def test_spilled_sessions_come_back_by_themselves(tmp_path: Path, spoiled: bool) -> None:
+    """From disk they equal the oracle; a spoiled file is refused and the window prefilled anew."""
+    world = World()
+    engine, tape = world.engine, world.tape
+    now = [0]
+    residency = Residency(engine.pool, Idleness(100, tmp_path), lambda: now[0], prefill(engine))
+    residency.attach(tape, Identity.of(engine.pool, frozen=world.frozen, **IDENTITY_OF))
+    now[0] = 100
+    assert residency.spill_idle()
+    assert not tape.resident
+    (file,) = tmp_path.iterdir()
+    if spoiled:
+        raw = bytearray(file.read_bytes())
+        raw[-100] ^= 1
+        file.write_bytes(raw)
+    scribble(engine)
+    fork = tape.fork()
+    assert list(tmp_path.iterdir()) == []
+    question = tokens(world.rng, 6)
+    seen = ask(engine, fork, question)
+    fork.release()
+    if spoiled:
+        assert (residency.restores["rebuilt"], residency.failures) == (1, 1)
+        dense = dense_logits(world.model, [*world.frozen, *tape.window, *question])
+        assert (seen - dense[-6:]).abs().max() < 1e-4
+    else:
+        where = world.history.add(question, world.coord, tape.evicted_tokens, world.owner())
+        world.checks.append((where, seen))
+        world.append()
+        world.ask()
+        world.verify()
+        assert (residency.restores["disk"], residency.failures) == (1, 0)
+    tape.release()
+
+
+def test_a_session_goes_on_from_its_snapshot_in_another_engine(tmp_path: Path) -> None:
+    """Records, frames, versions and logits: as if the first engine had gone on."""
+    world = World()
+    identity = Identity.of(world.engine.pool, frozen=world.frozen, **IDENTITY_OF)
+    file = tmp_path / "t.kv"
+    header = Header("t", identity, 4, world.tape.state, {"offset": 17}, 1)
+    write_snapshot(file, header, world.engine.pool, world.tape.live_ranges)
+    left = world.tape
+
+    engine = Engine(world.model, blocks=70, block_size=16, frame_limit=110)  # other blocks, too
+    tape = engine.open_tape("t", world.frozen, Retention(64))
+    residency = Residency(engine.pool, Idleness(), lambda: 0, prefill(engine))
+    residency.attach(tape, identity)
+    assert residency.resume(tape, file) == {"offset": 17}
+    assert (tape.version, tape.evicted_tokens, tape.records) == (25, left.evicted_tokens, left.records)
+    left.release()
+    world.engine, world.tape = engine, tape
+    world.ask()
+    for _ in range(12):
+        world.append()
+        world.ask()
+    world.verify()
+    tape.release()
+    assert engine.pool.blocks.free_blocks + len(world.frozen) // 16 + 1 >= engine.pool.total_blocks

@@ -1,0 +1,92 @@
+"""Tensor parallelism: two processes over gloo, each with half of the heads, give one process's logits."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine import tensor_parallel
+from engine.embedded import build_tokenizer
+from engine.model import LoadedModel, ModelError, load_model
+from tests.engine.oracle import tiny
+from tests.engine.tensor_parallel_rank import bytes_held, scenario
+
+RANKS = 2
+# plain, tied embeddings with a rope base for each layer type, experts split over the ranks
+KINDS = ("llama", "gemma3_text", "mixtral")
+
+
+@pytest.fixture(scope="module")
+def both_ranks(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[dict[str, LoadedModel], dict[str, list[Any]]]:
+    """The models in one process, and what each rank of the pair found."""
+    directory = tmp_path_factory.mktemp("ranks")
+    alone = {}
+    for kind in KINDS:
+        alone[kind] = tiny(kind)
+        alone[kind].model.save_pretrained(directory / kind)
+        build_tokenizer().save_pretrained(directory / kind)
+    command = [sys.executable, "-m", "tests.engine.tensor_parallel_rank"]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), str(RANKS), str(directory)],
+            cwd=Path(__file__).parents[2],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(RANKS)
+    ]
+    try:
+        for rank in ranks:
+            output, _ = rank.communicate(timeout=240)
+            assert rank.returncode == 0, output
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    found = {kind: [torch.load(directory / f"{kind}.{rank}.pt") for rank in range(RANKS)] for kind in KINDS}
+    return alone, found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_ranks_give_the_logits_of_one_process(
+    kind: str, both_ranks: tuple[dict[str, LoadedModel], dict[str, list[Any]]]
+) -> None:
+    """Through appends, forks of several versions, evictions and frames, on a pool of half the heads each."""
+    alone, found = both_ranks
+    expected = scenario(alone[kind])
+    first, second = found[kind]
+    assert first["kv_heads"] == second["kv_heads"] == alone[kind].layers[0].kv_heads // RANKS
+    for one, other, whole in zip(first["logits"], second["logits"], expected, strict=True):
+        assert torch.equal(one, other)  # so that both ranks choose the same token
+        assert (one - whole).abs().max() < 1e-4
+
+
+def test_a_rank_holds_its_part_of_the_weights(
+    both_ranks: tuple[dict[str, LoadedModel], dict[str, list[Any]]],
+) -> None:
+    """The whole weights that were loaded are freed, views of them would keep them."""
+    alone, found = both_ranks
+    for rank in found["llama"]:
+        assert rank["bytes"] < 0.55 * bytes_held(alone["llama"].model)
+
+
+def test_without_a_group_it_is_refused(tmp_path: Path) -> None:
+    tiny("llama", layers=1).model.save_pretrained(tmp_path)
+    build_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"needs an initialised torch\.distributed process group"):
+        load_model(tmp_path, tensor_parallel=True)
+
+
+def test_heads_that_cannot_be_divided_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensor_parallel.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(tensor_parallel.distributed, "get_world_size", lambda: 4)
+    with pytest.raises(ModelError, match="llama: 2 key-value heads cannot be divided among 4 ranks"):
+        tensor_parallel.shard(tiny("llama", layers=1).model)

@@ -1,0 +1,227 @@
+"""The Triton backend: the host's plan and, in other processes, what kernels answer and compile to."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.batch import BatchPlan, Packed
+from engine.device_plan import DevicePlan, Layout, View, lay_out, reads_of
+from regions.extents import Extent, Step
+from tests.engine.triton_batches import mixed_batch
+
+ROOT = Path(__file__).parents[2]
+
+
+def laid_out(plan: BatchPlan, view: View, programs: int) -> Layout:
+    return lay_out(reads_of(plan), plan.rows, view, programs)
+
+
+def visible(plan: BatchPlan, window: int | None) -> Counter[tuple[int, int, int]]:
+    """(row, slot, turn) of every key each row must see, from the definition."""
+    seen: Counter[tuple[int, int, int]] = Counter()
+    for sequence in plan.sequences:
+        step = sequence.step
+        keys = [(e.slot + i, e.coord + i, step.origin - e.origin) for e in step.past for i in range(e.length)]
+        coord = step.coord
+        for slot, count in step.slots:
+            keys += [(slot + i, coord + i, 0) for i in range(count)]
+            coord += count
+        for row in range(sequence.rows):
+            at = step.coord + row
+            seen.update(
+                (sequence.start + row, slot, turn)
+                for slot, coord, turn in keys
+                if coord <= at and (window is None or at - coord < window)
+            )
+    return seen
+
+
+def covered(layout: Layout) -> Counter[tuple[int, int, int]]:
+    """(row, slot, turn) of every key each row meets in the items."""
+    met: Counter[tuple[int, int, int]] = Counter()
+    for first, count, start, stop, *_ in layout.items:
+        for row, turn, low, high in layout.entries[first : first + count]:
+            slots = range(max(low, start), min(high, stop))
+            met.update((int(row), slot, int(layout.turns[turn])) for slot in slots)
+    return met
+
+
+@given(
+    seed=st.integers(0, 1 << 30),
+    window=st.one_of(st.none(), st.integers(1, 250)),
+    programs=st.integers(1, 200),
+    groups=st.sampled_from([1, 3, 4, 20]),
+)
+def test_every_row_meets_every_key_it_sees_once(
+    seed: int, window: int | None, programs: int, groups: int
+) -> None:
+    """Items cover what the definition of causal and windowed attention says, in the right frame."""
+    plan, _ = mixed_batch(random.Random(seed))
+    view = View(window, 2, groups, 128)
+    layout = laid_out(plan, view, programs)
+    assert covered(layout) == visible(plan, window)
+    per_tile = layout.tile // groups
+    for first, count, start, stop, common_start, common_stop, _, _ in layout.items:
+        assert 0 < count <= per_tile
+        readers = layout.entries[first : first + count]
+        assert start < stop
+        # the loop without masks runs over no key that a reader must not see
+        assert common_start >= readers[:, 2].max()
+        assert common_stop <= readers[:, 3].min()
+        assert start >= readers[:, 2].min()
+        assert stop <= readers[:, 3].max()
+    lengths = layout.items[:, 3] - layout.items[:, 2]
+    assert (np.diff(lengths) <= 0).all()
+    # each entry of each item writes a part of its own, among those its row merges
+    assert sorted(layout.targets) == list(range(layout.offsets[-1]))
+    for first, count, *_, target, _ in layout.items:
+        rows = layout.entries[first : first + count, 0]
+        parts = layout.targets[target : target + count]
+        assert (layout.offsets[rows] <= parts).all()
+        assert (parts < layout.offsets[rows + 1]).all()
+
+
+def questions_on_a_tape(count: int, rows: int, keys: int) -> BatchPlan:
+    tape = Extent(0, keys, 0, 0)
+    return BatchPlan(
+        [
+            Packed(i * rows, (i + 1) * rows, Step((tape,), ((keys + 100 * (i + 1), rows),), keys, 0))
+            for i in range(count)
+        ]
+    )
+
+
+def key_reads(layout: Layout) -> int:
+    return int((layout.items[:, 3] - layout.items[:, 2]).sum())
+
+
+def test_a_shared_tape_is_read_once_for_a_tile_of_readers() -> None:
+    """25 questions of one row with 4 grouped heads fill one tile: their tape is read once, not 25 times."""
+    view = View(None, 8, 4, 128)
+    layout = laid_out(questions_on_a_tape(25, 1, 8192), view, 792)
+    assert layout.tile == 128
+    assert key_reads(layout) == 8192 + 25
+    assert laid_out(questions_on_a_tape(1, 1, 8192), view, 792).tile == 16
+
+
+def test_one_row_over_a_long_context_fills_the_device() -> None:
+    """One row of 128k keys is split over at least two programs for each of 132 multiprocessors."""
+    view = View(None, 8, 4, 128)
+    for rows, keys in ((1, 131072), (1, 16384), (1024, 15000)):
+        layout = laid_out(questions_on_a_tape(1, rows, keys), view, 792)
+        assert 2 * 132 <= len(layout.items) * view.kv_heads <= 2 * 792
+
+
+def test_new_slots_behind_a_private_run_are_one_read_with_it() -> None:
+    """A decode step over its own tokens is one run; behind a run that others read too it stays apart."""
+    own = Extent(10, 30, 100, 90)
+    alone = reads_of(BatchPlan([Packed(0, 1, Step((own,), ((40, 1),), 130, 90))]))
+    assert list(zip(alone.slot, alone.stop, strict=True)) == [(10, 41)]
+    frame = reads_of(BatchPlan([Packed(0, 1, Step((own,), ((40, 1),), 130, 130))]))
+    assert list(zip(frame.slot, frame.stop, frame.turn, strict=True)) == [(10, 40, 40), (40, 41, 0)]
+    shared = reads_of(
+        BatchPlan(
+            [
+                Packed(0, 1, Step((own,), ((40, 1),), 130, 90)),
+                Packed(1, 2, Step((own,), ((80, 1),), 130, 90)),
+            ]
+        )
+    )
+    assert sorted(zip(shared.slot, shared.stop, strict=True)) == [(10, 40), (10, 40), (40, 41), (80, 81)]
+
+
+def test_a_plan_is_refilled_in_place() -> None:
+    """Passes of one bucket use the same memory, and nothing of a longer pass is left in a shorter one."""
+    view = View(None, 2, 4, 128)
+    longer, shorter = (laid_out(questions_on_a_tape(2, 4, n), view, 30) for n in (1900, 300))
+    assert longer.bucket == shorter.bucket
+    device_plan = DevicePlan(view, longer.bucket, torch.device("cpu"))
+    tensors = [getattr(device_plan, name) for name in ("items", "entries", "targets", "turns", "offsets")]
+    addresses = [tensor.data_ptr() for tensor in tensors]
+    device_plan.fill(longer)
+    device_plan.fill(shorter)
+    assert [tensor.data_ptr() for tensor in tensors] == addresses
+    items = device_plan.items.view(-1, 8).numpy()
+    assert (items[: len(shorter.items)] == shorter.items).all()
+    assert not items[len(shorter.items) :].any()
+    assert len(longer.items) > len(shorter.items)
+    offsets = device_plan.offsets.numpy()
+    assert (offsets[: len(shorter.offsets)] == shorter.offsets).all()
+    assert (offsets[len(shorter.offsets) :] == shorter.offsets[-1]).all()
+
+
+def test_more_grouped_heads_than_a_tile_holds_are_refused() -> None:
+    with pytest.raises(ValueError, match="71 query heads share a KV head"):
+        View(None, 1, 71, 64)
+
+
+def python(*arguments: str, interpret: bool, cache: Path) -> subprocess.CompletedProcess[str]:
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(cache)
+    if interpret:
+        environment["TRITON_INTERPRET"] = "1"
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_kernels_equal_the_reference_and_the_oracle(tmp_path: Path) -> None:
+    """Everything in `interpreted_triton`: on the GPU if there is one, else in Triton's interpreter."""
+    done = python(
+        "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/engine/interpreted_triton.py",
+        interpret=not torch.cuda.is_available(), cache=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "passed" in done.stdout
+
+
+def variants() -> list[dict[str, Any]]:
+    """Each head dim, 16-bit type and tile; windows are data, sinks the merge's."""
+    made: list[dict[str, Any]] = [{"kernel": "turn_table", "dtype": "fp32"}]
+    for dtype in ("bf16", "fp16"):
+        for sinks, rows in ((False, 1), (True, 64)):
+            made.append({"kernel": "merge", "dtype": dtype, "dim": 128, "sinks": sinks, "rows": rows})
+        for dim in (64, 128, 256):
+            tiles = (16, 64, 128) if dtype == "bf16" else (16,)
+            for tile in tiles[: 2 if dim == 256 else 3]:
+                softcap = dtype == "fp16" or tile == 64
+                made.append(
+                    {"kernel": "attend", "dtype": dtype, "dim": dim, "tile": tile, "softcap": softcap}
+                )
+    made.append({"kernel": "attend", "dtype": "bf16", "dim": 96, "tile": 16, "softcap": False})
+    made.append({"kernel": "attend", "dtype": "fp32", "dim": 128, "tile": 16, "softcap": False})
+    return made
+
+
+def test_kernels_compile_for_hopper_as_meant(tmp_path: Path) -> None:
+    """For sm_90 without a GPU: 16-byte asynchronous loads, matrix instructions, no spills."""
+    done = python(
+        "-m", "tests.engine.compiled_triton", json.dumps(variants()), interpret=False, cache=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    built = json.loads(done.stdout)
+    assert len(built) == len(variants())
+    for kernel in built:
+        if kernel["kernel"] != "attend":
+            continue
+        assert kernel["shared"] <= 227 << 10, kernel
+        assert kernel["stack"] == 0, kernel
+        assert kernel["async_copies"] > 0, kernel
+        assert kernel["narrow_copies"] == 0, kernel
+        if kernel["dtype"] != "fp32":
+            assert kernel["mma" if kernel["tile"] == 16 else "wgmma"] > 0, kernel
+        if kernel["tile"] == 16:  # three programs fit a multiprocessor
+            assert 3 * kernel["shared"] <= 227 << 10, kernel

@@ -1,0 +1,70 @@
+"""Random batches over shared extents, as sessions with questions make them."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from engine.batch import BatchPlan, Packed
+from regions.extents import Extent, SlotRange, Step
+
+
+class Slots:
+    """Hands out runs of slots that never touch, except where `behind` continues one."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.next = 1
+
+    def run(self, length: int) -> int:
+        slot = self.next + self.rng.randrange(1, 4)
+        self.next = slot + length
+        return slot
+
+    def ranges(self, rows: int) -> tuple[SlotRange, ...]:
+        """One or two runs for ``rows`` new rows."""
+        cut = self.rng.randrange(1, rows) if rows > 1 and self.rng.random() < 0.4 else rows
+        return tuple((self.run(n), n) for n in (cut, rows - cut) if n)
+
+
+def mixed_batch(rng: random.Random, device: str = "cpu") -> tuple[BatchPlan, int]:
+    """Readers of a frozen prefix and a tape in several frames, an append to it, a stateless prompt.
+
+    Also the slots a pool for it needs.
+    """
+    slots = Slots(rng)
+    begin = rng.randrange(3000, 90000)
+    prefix = rng.randrange(1, 40)
+    past = [Extent(slots.run(prefix), prefix, begin - prefix, begin - prefix)]
+    coord = begin
+    for _ in range(rng.randrange(1, 4)):
+        length = rng.randrange(1, 180)
+        past.append(Extent(slots.run(length), length, coord, coord - rng.randrange(0, 3000)))
+        coord += length
+    steps = []
+    for _ in range(rng.randrange(1, 5)):  # questions, some with tokens of their own in KV
+        own = list(past)
+        at, rows = coord, rng.choice([1, 1, 1, 2, 5, 23])
+        if rng.random() < 0.5:
+            length = rng.randrange(1, 30)
+            own.append(Extent(slots.run(length), length, at, past[-1].origin))
+            at += length
+        steps.append(Step(tuple(own), slots.ranges(rows), at, own[-1].origin))
+    if rng.random() < 0.5:  # the tape's next record right behind its last slot, as allocators place it
+        tail = past[-1]
+        slot = slots.run(300)
+        past[-1] = tail._replace(slot=slot)
+        steps = [Step(tuple(past[-1] if e == tail else e for e in s.past), *_rest(s)) for s in steps]
+        steps.append(Step(tuple(past), ((slot + tail.length, 9),), coord, tail.origin))
+    rows = rng.randrange(1, 30)
+    steps.append(Step((), slots.ranges(rows), 0, 0))
+    rng.shuffle(steps)
+    packed: list[Packed] = []
+    for step in steps:
+        start = packed[-1].stop if packed else 0
+        packed.append(Packed(start, start + sum(n for _, n in step.slots), step))
+    return BatchPlan(packed, device), slots.next + 2
+
+
+def _rest(step: Step) -> tuple[Any, ...]:
+    return step.slots, step.coord, step.origin
