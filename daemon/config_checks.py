@@ -96,7 +96,9 @@ def _positions(config: Config) -> Iterator[Problem]:
 
 def _pool(config: Config) -> Iterator[Problem]:
     tokens = config.pool.blocks * config.pool.block_size
-    kept = sum(session.retention_tokens for session in config.sessions)
+    # an exact session's window is there twice while one takes the other's place
+    windows = {"carry": 1, "exact": 2}
+    kept = sum(session.retention_tokens * windows[session.semantics] for session in config.sessions)
     limits = config.scheduler
     # a version's readers keep what the next append evicts, so each session may hold one append more
     appends = sum(min(session.retention_tokens, limits.max_batch_tokens) for session in config.sessions)

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from daemon.engine_spec import SettingError
+from daemon.housekeeping import Tiers, identity_of, tiers_of
 from daemon.sections import Config
 from engine import canary
 from engine.embedded import embedded_directory
@@ -31,6 +32,7 @@ class Built:
     prompt: PromptFormat
     engine: Engine
     tapes: dict[str, Tape]
+    tiers: Tiers
 
     def prepare(self, question: Question) -> Prepared:
         """A question rendered and encoded for this model. Raises ValueError for an empty choice."""
@@ -79,9 +81,11 @@ def build(config: Config, versions: Mapping[str, int]) -> Built:
     engine = Engine(
         loaded, blocks=blocks, block_size=config.pool.block_size, frame_limit=config.pool.frame_limit
     )
+    tiers = tiers_of(config, engine)
+    identity = identity_of(engine, prompt.frozen)
     tapes: dict[str, Tape] = {}
     for index, session in enumerate(config.sessions):
-        retention = Retention(session.retention_tokens, session.retention_records)
+        retention = Retention(session.retention_tokens, session.retention_records, session.retention_span)
         try:
             tape = engine.open_tape(session.name, prompt.frozen, retention)
         except ValueError as error:
@@ -90,18 +94,28 @@ def build(config: Config, versions: Mapping[str, int]) -> Built:
             raise SettingError("pool.blocks", str(error)) from error
         tape.version = versions.get(session.name, 0)
         tapes[session.name] = tape
-    return Built(loaded, prompt, engine, tapes)
+        if tiers.residency is not None:
+            tiers.residency.attach(tape, identity)
+    return Built(loaded, prompt, engine, tapes, tiers)
+
+
+def fresh_tokens(config: Config) -> int:
+    """Most tokens of windows prefilled anew that are in the pool at a time."""
+    exact = sum(s.retention_tokens for s in config.sessions if s.semantics == "exact")
+    compared = (s.retention_tokens for s in config.sessions if s.semantics == "carry" and s.divergence_every)
+    return exact + max(compared, default=0)
 
 
 def pool_blocks(config: Config, frozen_tokens: int) -> int:
     """Blocks for every session at its retention, twice over.
 
-    A tape needs its window and one batch; forks that read old versions keep what was evicted meanwhile, and
-    the cell budget promises its share of the pool to questions.
+    A tape needs its window and one batch, an `exact` one also the window that takes its place, and for all
+    others together there is room for one that is only compared. Forks that read old versions keep what was
+    evicted meanwhile, and the cell budget promises its share of the pool to questions.
     """
     size = config.pool.block_size
     batch = config.scheduler.max_batch_tokens
-    tapes = sum(session.retention_tokens + batch for session in config.sessions)
+    tapes = sum(session.retention_tokens + batch for session in config.sessions) + fresh_tokens(config)
     question = config.scheduler.max_prompt_tokens + config.scheduler.max_new_tokens
     tokens = frozen_tokens + 2 * tapes + int(2 * question / config.scheduler.cell_budget)
     return -(-tokens // size) + 2 * len(config.sessions) + 1

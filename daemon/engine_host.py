@@ -10,11 +10,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from daemon import seam
 from daemon.engine_build import Built, limits_of
 from daemon.executor import DeviceExecutor
+from daemon.housekeeping import Housekeeping
 from daemon.observing import EngineObserver
+from daemon.refresh import Refresher
 from daemon.sections import Config
 from daemon.standing import questions_of
 from flash.evaluator import FlashEvaluator, FlashFailure, FlashResult
@@ -82,7 +85,19 @@ class EngineHost:
         self._evaluator = FlashEvaluator(
             self._scheduler, registry, self._detokenise, self._answered, self._failed, _has_gap
         )
-        self._worker = Worker(self._scheduler)
+        keeping = Housekeeping(built.engine.pool, built.tapes.values(), built.tiers, store)
+        self._refresher = Refresher(
+            self._scheduler,
+            built.engine,
+            [(session, built.tapes[session.name]) for session in config.sessions],
+            lambda session: [
+                (it.prepared.prompt_tokens, it.prepared.choice_tokens) for it in registry.standing(session)
+            ],
+            store,
+            time.monotonic_ns,
+            batch_tokens=config.scheduler.max_batch_tokens,
+        )
+        self._worker = Worker(self._scheduler, when_idle=partial(_soonest, self._refresher.idle, keeping))
         self._plane = self._data_plane(ring, source)
         self._threads = [
             threading.Thread(target=self._feed, name="data-plane", daemon=True),
@@ -124,6 +139,7 @@ class EngineHost:
         """Take what the ring holds and finish it within ``drain_s`` seconds; emits `Stopped` last."""
         deadline = time.monotonic() + drain_s
         self._stop.set()
+        self._scheduler.run_between(self._refresher.stop)
         self._leave_ring.set()
         for thread in self._threads:
             thread.join(drain_s)
@@ -136,6 +152,7 @@ class EngineHost:
         """Tell the front of every new data version."""
         self._taken(len(records))
         newest = _tape_record(records[-1].payload)
+        self._built.tiers.inputs[tape.name] = {"last": newest.last_offset, "safe": newest.safe_offset}
         self._store.inc("foretick_versions_total", session=tape.name)
         self._store.set("foretick_data_version", version, session=tape.name)
         self._store.set("foretick_session_tokens", tape.live_tokens, session=tape.name)
@@ -292,7 +309,10 @@ class EngineHost:
             self._waiting += len(records)
         self._scheduler.append(
             self._built.tapes[name],
-            [Record(record.tokens, (record, first + i)) for i, record in enumerate(records)],
+            [
+                Record(record.tokens, (record, first + i), record.ts_last_event)
+                for i, record in enumerate(records)
+            ],
         )
 
     def _taken(self, records: int) -> None:
@@ -323,6 +343,11 @@ class EngineHost:
     def _beat(self) -> None:
         while not self._stop.wait(HEARTBEAT_S):
             self._emit(seam.Heartbeat(self._worker.progress, self._worker.idle))
+
+
+def _soonest(*hooks: Callable[[], float | None]) -> float | None:
+    """Call every idle hook; the seconds until the first of them is due again."""
+    return min((wait for hook in hooks if (wait := hook()) is not None), default=None)
 
 
 def _payload(payload: object) -> tuple[TapeRecord, int]:

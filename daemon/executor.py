@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import cast
 
 from engine.engine import Engine, Work
+from engine.memory import DeviceOutOfMemory
 from regions.fork import Fork
 from regions.tape import Tape
-from scheduler.types import Chunk, Row
+from scheduler.types import Chunk, OutOfMemory, Row
 
 
 class DeviceExecutor:
@@ -19,7 +20,11 @@ class DeviceExecutor:
 
     def execute(self, batch: Sequence[Chunk]) -> list[Row | None]:
         """One forward pass; see `scheduler.types.Executor`."""
-        choices = self._engine.forward(
-            [Work(cast("Tape | Fork", c.target), c.tokens, c.sample, c.choices) for c in batch]
-        )
+        works = [
+            Work(cast("Tape | Fork", c.target), c.tokens, c.sample, c.choices, c.sampling) for c in batch
+        ]
+        try:
+            choices = self._engine.forward(works)
+        except DeviceOutOfMemory as error:
+            raise OutOfMemory(str(error)) from error
         return [None if c is None else Row(c.token, c.top1, c.top2, c.error) for c in choices]

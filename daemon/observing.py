@@ -37,6 +37,10 @@ class EngineObserver(Observer):
         """A request lost its KV."""
         self._store.inc("foretick_preemptions_total")
 
+    def out_of_memory(self, *, retried: bool) -> None:
+        """A forward pass found no memory."""
+        self._store.inc("foretick_oom_total", outcome="retried" if retried else "failed")
+
     def evicted(self, session: str, tokens: int) -> None:
         """A tape's oldest records left."""
         self._store.inc("foretick_evicted_tokens_total", tokens, session=session)

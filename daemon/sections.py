@@ -51,6 +51,24 @@ class Pool(Section, frozen=True, forbid_unknown_fields=True):
     frame_limit: Annotated[
         int, Meta(ge=128, description="no token ever gets a position at or above this")
     ] = 8192
+    host_blocks: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="blocks of the host tier, where sessions go that leave the pool; 0 is no host tier",
+        ),
+    ] = 0
+    idle_spill: Annotated[
+        Duration,
+        Meta(
+            description="a session unused for so long leaves the pool, to the host tier or to disk, and "
+            "comes back when used; 0s is never"
+        ),
+    ] = OFF
+    spill_dir: Annotated[
+        str,
+        Meta(description='directory of the files of idle sessions; "" is `sessions` in the cache folder'),
+    ] = ""
 
 
 class Scheduler(Section, frozen=True, forbid_unknown_fields=True):
@@ -103,6 +121,32 @@ class Session(Section, frozen=True, forbid_unknown_fields=True):
         int, Meta(ge=64, description="tape kept, in tokens; the oldest whole records go first")
     ] = 4096
     retention_records: Annotated[int, Meta(ge=0, description="tape kept, in bars; 0 is no limit")] = 0
+    retention_span: Annotated[
+        Duration, Meta(description="tape kept, in event time before its newest bar; 0s is no limit")
+    ] = OFF
+    semantics: Annotated[
+        Literal["carry", "exact"],
+        Meta(
+            description="carry: bars keep what they absorbed from evicted ones; exact: the tape is computed "
+            "anew in the background"
+        ),
+    ] = "carry"
+    refresh_every: Annotated[
+        int, Meta(ge=0, description="with exact: anew after so many evicted bars; 0 is only when idle")
+    ] = 64
+    refresh_idle: Annotated[
+        Duration,
+        Meta(
+            description="with exact: anew when a bar was evicted and no new one came for so long; 0s is off"
+        ),
+    ] = Duration(10 * SECOND)
+    divergence_every: Annotated[
+        Duration,
+        Meta(
+            description="with carry: how often the tape is computed anew, only to compare; 0s is never. "
+            "With exact every time is compared"
+        ),
+    ] = Duration(3600 * SECOND)
     warm_up_records: Annotated[
         int, Meta(ge=0, description="answers carry the flag warm_up until so many bars are read")
     ] = 10

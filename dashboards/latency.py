@@ -88,6 +88,7 @@ def _rows() -> list[tuple[str, list[Any]]]:
         ("Tick to answer", _tick_to_answer()),
         ("Questions", _questions()),
         ("Freshness", _freshness()),
+        ("Carried state", _carried_state()),
         ("Losses", _losses()),
         ("Queues and memory", _queues_and_memory()),
     ]
@@ -169,6 +170,34 @@ def _freshness() -> list[Any]:
     ]
 
 
+def _carried_state() -> list[Any]:
+    agreements = increase("foretick_divergence_agreements_total", "session")
+    samples = increase("foretick_divergence_samples_total", "session")
+    return [
+        _series(
+            "Answers the same from a fresh state, in this range",
+            "percentunit",
+            _THIRD,
+            [(f"{agreements} / {samples}", "{{session}}")],
+        ),
+        _series(
+            "KL(fresh || carried) of the next token, nats",
+            "short",
+            _THIRD,
+            [(gauge("foretick_divergence_kl_nats", "session"), "{{session}}")],
+        ),
+        _series(
+            "Windows computed anew, in this range",
+            "short",
+            _THIRD,
+            [
+                (increase("foretick_refreshes_total", "session"), "{{session}}"),
+                (increase("foretick_refresh_restarts_total"), "begun again"),
+            ],
+        ),
+    ]
+
+
 def _losses() -> list[Any]:
     return [
         _series(
@@ -216,14 +245,20 @@ def _queues_and_memory() -> list[Any]:
         _series(
             "Tokens a second, by class",
             "short",
-            _HALF,
+            _THIRD,
             [(per_second("foretick_batch_tokens_total", "class"), "{{class}}")],
         ),
         _series(
             "Tape by session, tokens",
             "short",
-            _HALF,
+            _THIRD,
             [(gauge("foretick_session_tokens", "session"), "{{session}}")],
+        ),
+        _series(
+            "Passes that found no memory, a second",
+            "short",
+            _THIRD,
+            [(per_second("foretick_oom_total", "outcome"), "{{outcome}}")],
         ),
     ]
 

@@ -70,6 +70,12 @@ OUTCOMES: tuple[str, ...] = (
     "engine",
     "shutting_down",
 )
+# What became of a batch for which the device had no memory: run again at half the size, or that failed, too.
+OOM_OUTCOMES: tuple[str, ...] = ("retried", "failed")
+# Between the device pool and the host tier.
+DIRECTIONS: tuple[str, ...] = ("out", "in")
+# Where a session that had left the pool came back from; rebuilt: prefilled anew from its own tokens.
+RESTORES: tuple[str, ...] = ("host", "disk", "rebuilt")
 # Labels whose values a deployment decides; the store is told them when it is created.
 OPEN_LABELS: tuple[str, ...] = ("session", "source", "sink")
 
@@ -141,6 +147,40 @@ METRICS: tuple[Metric, ...] = (
     _counter("foretick_batches_total", "Forward passes run.", "batches"),
     _counter("foretick_batch_tokens_total", "Tokens run through the model.", "tokens", **{"class": CLASSES}),
     _counter("foretick_preemptions_total", "Requests that lost their KV to a higher rank.", "requests"),
+    _counter("foretick_swaps_total", "Copies to and from the host tier.", "swaps", direction=DIRECTIONS),
+    _counter("foretick_spills_total", "Sessions moved out of the pool, to the host or to disk.", "sessions"),
+    _counter("foretick_restores_total", "Sessions brought back to the pool.", "sessions", outcome=RESTORES),
+    _counter(
+        "foretick_snapshot_failures_total",
+        "Session files that could not be written, or not be had back.",
+        "files",
+    ),
+    _counter("foretick_integrity_failures_total", "Audits of the pool's books that failed.", "audits"),
+    _counter("foretick_oom_total", "Forward passes that found no memory.", "passes", outcome=OOM_OUTCOMES),
+    _counter("foretick_refreshes_total", "Windows computed anew and gone on from.", "windows", "session"),
+    _counter(
+        "foretick_refresh_restarts_total",
+        "Windows begun again because the tape had moved past them before they were ready.",
+        "windows",
+    ),
+    _counter(
+        "foretick_divergence_samples_total",
+        "Standing questions asked of the carried and of a freshly computed state.",
+        "questions",
+        "session",
+    ),
+    _counter(
+        "foretick_divergence_agreements_total",
+        "Those of them whose answers begin with the same token.",
+        "questions",
+        "session",
+    ),
+    _gauge(
+        "foretick_divergence_kl_nats",
+        "KL divergence of the next token, fresh from carried state; mean over the last sample's questions.",
+        "nats",
+        "session",
+    ),
     _gauge(
         "foretick_staleness_seconds",
         "Age of the newest record in the latest data version, since it was received.",
@@ -149,6 +189,12 @@ METRICS: tuple[Metric, ...] = (
     ),
     _gauge("foretick_data_version", "Latest data version.", "versions", "session"),
     _gauge("foretick_pool_blocks", "KV blocks by state.", "blocks", state=BLOCK_STATES),
+    _gauge("foretick_host_blocks", "KV blocks of the host tier by state.", "blocks", state=BLOCK_STATES),
+    _gauge(
+        "foretick_pool_fragmentation_ratio",
+        "Share of the free blocks outside the longest free run, 0 to 1, when last idle.",
+        "ratio",
+    ),
     _gauge("foretick_ring_fill_ratio", "Share of the ring in use, 0 to 1.", "ratio", "source"),
     _gauge("foretick_waiting_requests", "Live requests by class.", "requests", **{"class": CLASSES}),
     _gauge("foretick_engine_up", "1 while the engine process answers.", "bool"),

@@ -69,7 +69,7 @@ class _Acquisition:
         work = entry.work
         if isinstance(work, Append):
             lengths = work.lengths(entry.n)
-            evicted = work.tape.make_room(sum(lengths), len(lengths))
+            evicted = work.tape.make_room(sum(lengths), len(lengths), max(work.times(entry.n)))
             if evicted:
                 self.out.evicted.append((work.tape.name, evicted))
             return True

@@ -26,5 +26,8 @@ class Observer:
     def executor_failed(self, error: Exception) -> None:
         """A forward pass raised; its requests failed."""
 
+    def out_of_memory(self, *, retried: bool) -> None:
+        """A forward pass found no memory: half of its batch is tried again, or that failed, too."""
+
     def waiting(self, counts: Mapping[PriorityClass, int]) -> None:
         """Live work of each class after a step."""

@@ -53,7 +53,9 @@ def adaptive_chunk(order: Sequence[Work], limits: Limits) -> int:
     n_batch leaves out the running answers' tokens, so that prefills do not starve them within an iteration.
     """
     decodes = sum(work.decoding for work in order)
-    prefills = sum(isinstance(work, Request) and not work.decoding for work in order)
+    prefills = sum(
+        isinstance(work, Request) and not work.decoding and not work.prefill_only for work in order
+    )
     share = (limits.max_batch_tokens - decodes) // max(1, prefills)
     return min(max(share, limits.chunk_min), limits.chunk_max)
 
@@ -119,7 +121,7 @@ class _Walk:
             n, tokens, blocks = self._prompt(work, below)
             if not n and work.state is State.QUEUED:
                 self.admitting = False
-            self.asked |= n > 0
+            self.asked |= n > 0 and not work.prefill_only
         if n:
             self.first = False
             self.rows -= 1
@@ -140,8 +142,13 @@ class _Walk:
     def _wanted(self, request: Request) -> int:
         if not self.rows:
             return 0
-        # A standing question is short and its wait is the product: no chunking, all that fit go together.
-        chunk = request.remaining if request.cls is PriorityClass.FLASH else self.chunk
+        if request.prefill_only:
+            chunk = 0 if self.asked else self.limits.chunk_min
+        elif request.cls is PriorityClass.FLASH:
+            # It is short and its wait is the product: no chunking, all that fit go together.
+            chunk = request.remaining
+        else:
+            chunk = self.chunk
         return min(request.remaining, chunk, self.tokens)
 
     def _records(self, append: Append, below: int) -> tuple[int, int, int]:

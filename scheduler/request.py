@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
 
+from engine.seeding import Sampling, prompt_seed
 from scheduler.types import PriorityClass, Reader, Row, Tape
 
 
@@ -53,20 +54,31 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One indivisible piece of a tape (a bar) with whatever its owner wants back at commit."""
+    """One indivisible piece of a tape (a bar) with whatever its owner wants back at commit.
+
+    ``ts_event``: its event time, ns; needed when the tape keeps a span of event time.
+    """
 
     tokens: Sequence[int]
     payload: object = None
+    ts_event: int = 0
 
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """A prompt to be continued greedily after one version of a session, or after nothing.
+    """A prompt to be continued after one version of a session, or after nothing.
 
     Give either `open_reader`, called when the request first gets blocks so that it reads the freshest
     version, or `reader`, already forked at the version that must be read. The request owns the reader and
-    releases it at its end. `on_done` is called once, on the thread that steps the scheduler. Raises
-    ValueError if both or neither are given, or for an empty prompt or `max_tokens` below 1.
+    releases it at its end. `on_done` is called once, on the thread that steps the scheduler.
+
+    With `max_tokens` 0 it only prefills: it finishes when its prompt is in KV and then leaves its reader to
+    whoever asked for it. It is done in what the other work leaves over: behind all of its class, never in a
+    pass with a question, in the smallest chunks, since whatever arrives waits for the pass under way. No
+    limit on prompts holds for it and it claims no cells: who submits one sees to the room.
+
+    Raises ValueError if both or neither of the readers are given, for an empty prompt, for `max_tokens` below
+    0, or for a `temperature` that is negative or not a number.
     """
 
     cls: PriorityClass
@@ -79,6 +91,8 @@ class Request:
     stop_ids: frozenset[int] = frozenset()
     choices: tuple[int, ...] | None = None
     """Token ids the answer is one of; such a request ends after one token."""
+    temperature: float = 0.0
+    """0 takes the best token; above, tokens are drawn, the same ones for the same prompt (equation 20)."""
 
     id: int = field(init=False, default=0)
     """Sequence number, given at submit."""
@@ -96,12 +110,16 @@ class Request:
     """Data version read; survives the reader."""
     past_tokens: int = field(init=False, default=0)
     """Tokens of the shared past that were reused, not computed."""
+    _sampling: Sampling | None = field(init=False, default=None)
+    """How the first token is drawn."""
 
     def __post_init__(self) -> None:
         if (self.open_reader is None) == (self.reader is None):
             raise ValueError("a request takes either open_reader or reader")
-        if not self.prompt or self.max_tokens < 1:
-            raise ValueError("a request needs at least one prompt token and max_tokens of at least 1")
+        if not self.prompt or self.max_tokens < 0:
+            raise ValueError("a request needs at least one prompt token and max_tokens of at least 0")
+        if self.temperature:
+            self._sampling = Sampling(self.temperature, prompt_seed(self.prompt), 0)
 
     @property
     def computed(self) -> int:
@@ -114,14 +132,19 @@ class Request:
         return len(self.prompt) + len(self.output) - self.computed
 
     @property
+    def prefill_only(self) -> bool:
+        """It wants KV and no answer."""
+        return not self.max_tokens
+
+    @property
     def decoding(self) -> bool:
         """The next pass computes just the token sampled last."""
         return bool(self.output) and self.remaining == 1
 
     @property
     def cells(self) -> int:
-        """Tokens of KV it may come to hold: prompt + max_tokens."""
-        return len(self.prompt) + self.max_tokens
+        """Tokens of KV it may come to hold out of the questions' share: prompt + max_tokens."""
+        return 0 if self.prefill_only else len(self.prompt) + self.max_tokens
 
     @property
     def restartable(self) -> bool:
@@ -137,6 +160,11 @@ class Request:
     def answer(self) -> list[int]:
         """Generated tokens without the stop token."""
         return self.output[:-1] if self.output and self.output[-1] in self.stop_ids else self.output
+
+    @property
+    def sampling(self) -> Sampling | None:
+        """How the next token is drawn; None takes the best. Preemption changes nothing about it."""
+        return self._sampling and self._sampling.later(len(self.output))
 
     def next_tokens(self, n: int) -> Sequence[int]:
         """The `n` known tokens after those in KV."""
@@ -179,8 +207,9 @@ class Request:
         return self.choices is not None or row.token in self.stop_ids or len(self.output) >= self.max_tokens
 
     def end(self, state: State, now: int, error: Failure | None = None) -> None:
-        """Reach a final state and give back all memory."""
-        self.close()
+        """Reach a final state and give back all memory; what was only prefilled stays with the reader."""
+        if not (self.prefill_only and state is State.FINISHED):
+            self.close()
         self.state, self.error = state, error
         self.events.append((Event.FINISHED, now))
 
@@ -209,6 +238,7 @@ class Append:
 
     cls = PriorityClass.STREAM
     decoding = False
+    prefill_only = False
 
     @property
     def seq(self) -> int:
@@ -222,6 +252,10 @@ class Append:
     def lengths(self, n: int) -> list[int]:
         """Tokens of each of the `n` oldest records."""
         return [len(record.tokens) for record in self.head(n)]
+
+    def times(self, n: int) -> list[int]:
+        """Event time of each of the `n` oldest records, ns."""
+        return [record.ts_event for record in self.head(n)]
 
     def queued_ns(self, n: int) -> list[int]:
         """When each of the `n` oldest records was queued."""

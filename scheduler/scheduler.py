@@ -16,11 +16,12 @@ from functools import partial
 from typing import Protocol
 
 from scheduler.acquisition import acquire
+from scheduler.halving import upper_half
 from scheduler.observer import Observer
 from scheduler.planner import Entry, cell_budget, plan
 from scheduler.policy import Policy, by_class
 from scheduler.request import Append, Event, Failure, Pending, Record, Request, State, Work
-from scheduler.types import Chunk, Executor, Limits, Memory, PriorityClass, Row, Tape
+from scheduler.types import Chunk, Executor, Limits, Memory, OutOfMemory, PriorityClass, Row, Tape
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +106,16 @@ class Scheduler:
         with self._changed:
             self._post(partial(self._cancel, request_id))
 
+    def run_between(self, callback: Callable[[], None]) -> bool:
+        """Call `callback` on the stepping thread before the next batch is planned: nothing is half done then.
+
+        After `close` it is not called, and False is returned.
+        """
+        with self._changed:
+            if not self._closed:
+                self._post(partial(self._call, callback))
+            return not self._closed
+
     def wait(self, timeout_s: float | None = None) -> bool:
         """Block until the inbox has something (True), or `interrupt` or the time limit (False)."""
         with self._changed:
@@ -135,6 +146,7 @@ class Scheduler:
             for entry, failure in acquired.failures:
                 self._give_up(entry, failure)
             if acquired.entries:
+                self._launch(acquired.entries)
                 self._run(acquired.entries)
             worked = True
         if worked:
@@ -180,6 +192,8 @@ class Scheduler:
         """Why the request can never run, with the numbers."""
         limits, prompt, new = self._limits, len(request.prompt), request.max_tokens
         budget = cell_budget(self._memory, limits)
+        if request.prefill_only:
+            return None
         if prompt > limits.max_prompt_tokens:
             sentence = f"the prompt has {prompt} tokens, the limit is {limits.max_prompt_tokens}"
         elif new > limits.max_new_tokens:
@@ -210,13 +224,32 @@ class Scheduler:
 
     # Execute and commit.
 
-    def _run(self, entries: Sequence[Entry]) -> None:
+    def _launch(self, entries: Sequence[Entry]) -> None:
+        """Requests of a batch are admitted; how long its work waited is told."""
+        now = self._clock()
+        for entry in entries:
+            work = entry.work
+            if isinstance(work, Append):
+                if not work.failures:
+                    for queued_ns in work.queued_ns(entry.n):
+                        self._observer.queue_wait(work.cls, now - queued_ns)
+            elif work.state is State.QUEUED:
+                if work.first(Event.SCHEDULED) is None and not work.prefill_only:
+                    self._observer.queue_wait(work.cls, now - work.events[0][1])
+                work.state = State.RUNNING
+                work.events.append((Event.SCHEDULED, now))
+
+    def _run(self, entries: Sequence[Entry], *, again: bool = False) -> None:
+        """One forward pass and what follows from it. ``again``: the rest of one that found no memory."""
         started = self._clock()
-        chunks = [self._launch(entry, started) for entry in entries]
+        chunks = [_chunk(entry) for entry in entries]
         try:
             rows = self._executor.execute(chunks)
             if len(rows) != len(chunks):
                 raise RuntimeError(f"the executor returned {len(rows)} rows for {len(chunks)} chunks")
+        except OutOfMemory as error:
+            self._out_of_memory(entries, error, again)
+            return
         except Exception as error:
             log.exception("forward pass failed; ending its %d rows", len(entries))
             self._observer.executor_failed(error)
@@ -235,21 +268,20 @@ class Scheduler:
             if isinstance(entry.work, Append):
                 self._commit(entry.work, entry.n)
 
-    def _launch(self, entry: Entry, now: int) -> Chunk:
-        work = entry.work
-        tokens = work.next_tokens(entry.n)
-        if isinstance(work, Append):
-            if not work.failures:
-                for queued_ns in work.queued_ns(entry.n):
-                    self._observer.queue_wait(work.cls, now - queued_ns)
-            return Chunk(work.tape, tokens, sample=False)
-        if work.state is State.QUEUED:
-            if work.first(Event.SCHEDULED) is None:
-                self._observer.queue_wait(work.cls, now - work.events[0][1])
-            work.state = State.RUNNING
-            work.events.append((Event.SCHEDULED, now))
-        assert work.reader is not None  # acquisition opened it
-        return Chunk(work.reader, tokens, sample=entry.n == work.remaining, choices=work.choices)
+    def _out_of_memory(self, entries: Sequence[Entry], error: OutOfMemory, again: bool) -> None:
+        """Preempt the lower half of the batch and try the upper once; if it was that already, it is lost."""
+        log.warning("no memory for a batch of %d rows: %s", len(entries), error)
+        self._observer.out_of_memory(retried=not again)
+        if again:
+            sentence = f"the device has no memory left for one more step, not even a smaller one: {error}"
+            self._lose(entries, Failure("no_memory", sentence))
+            return
+        kept = upper_half(entries)
+        staying = {entry.work for entry in kept}
+        for entry in entries:
+            if isinstance(entry.work, Request) and entry.work not in staying:
+                self._preempt(entry.work)
+        self._run(kept, again=True)
 
     def _advance(self, request: Request, row: Row | None, now: int) -> None:
         """Account for a request's executed chunk; the executor has advanced its reader."""
@@ -257,7 +289,9 @@ class Scheduler:
             return
         if request.events[-1][0] is Event.SCHEDULED:
             request.events.append((Event.KV_ON_GPU, now))
-        if row is None:
+        if request.prefill_only:
+            self._end(request, State.FINISHED)
+        elif row is None:
             self._end(request, State.FAILED, Failure("engine", "the executor returned no row to sample from"))
         elif row.error is not None:
             self._end(request, State.FAILED, Failure("nan_logits", row.error))
@@ -266,7 +300,7 @@ class Scheduler:
 
     def _commit(self, append: Append, n: int) -> None:
         try:
-            version = append.tape.commit(append.lengths(n))
+            version = append.tape.commit(append.lengths(n), append.times(n))
         except Exception as error:
             log.exception("%s: commit failed", append.tape.name)
             self._give_up(Entry(append, n), Failure("engine", f"{type(error).__name__}: {error}"))
@@ -319,3 +353,12 @@ class Scheduler:
             callback()
         except Exception:
             log.exception("a callback raised")
+
+
+def _chunk(entry: Entry) -> Chunk:
+    work, tokens = entry.work, entry.work.next_tokens(entry.n)
+    if isinstance(work, Append):
+        return Chunk(work.tape, tokens, sample=False)
+    assert work.reader is not None  # acquisition opened it
+    sample = entry.n == work.remaining and not work.prefill_only
+    return Chunk(work.reader, tokens, sample, work.choices, work.sampling)

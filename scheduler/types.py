@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol
 
+from engine.seeding import Sampling
+
 
 class PriorityClass(IntEnum):
     """Who goes first; a lower value is a higher priority (*Attention Once* section 3.6, equation 8)."""
@@ -122,8 +124,10 @@ class Tape(Protocol):
     def blocks_needed(self, n: int) -> int:
         """Blocks that appending `n` more tokens takes beyond those already held. Changes nothing."""
 
-    def make_room(self, n_tokens: int, n_records: int) -> int:
+    def make_room(self, n_tokens: int, n_records: int, newest_ns: int) -> int:
         """Evict whole records, oldest first, until retention holds after the append; returns evicted tokens.
+
+        `newest_ns` is the newest event time of the append.
 
         Idempotent for the same arguments: an append that is deferred or retried calls it again.
         """
@@ -131,8 +135,11 @@ class Tape(Protocol):
     def acquire(self, n: int) -> bool:
         """Hold blocks for `n` tokens after the committed ones; those already held count. False: no change."""
 
-    def commit(self, record_lengths: Sequence[int]) -> int:
-        """The tokens just executed, cut into records, become visible; returns the new data version."""
+    def commit(self, record_lengths: Sequence[int], times: Sequence[int]) -> int:
+        """The tokens just executed, cut into records of these event times (ns), become visible.
+
+        Returns the new data version.
+        """
 
 
 class Memory(Protocol):
@@ -161,16 +168,18 @@ class Chunk:
     """Return a `Row` for the last of `tokens`."""
     choices: tuple[int, ...] | None = None
     """Token ids the row is restricted to; None means the whole vocabulary."""
+    sampling: Sampling | None = None
+    """How the row's token is drawn; None takes the best."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Greedy result of one sampled position."""
+    """Result of one sampled position."""
 
     token: int
-    """The argmax over the chunk's choices, or over the vocabulary where it has none."""
+    """Out of the chunk's choices, or of the vocabulary where it has none: the best, or the drawn one."""
     top1: float
-    """Largest logit of that same set."""
+    """Largest logit of that same set, whichever token was drawn."""
     top2: float
     """Second largest logit of that same set."""
     error: str | None = None
@@ -182,6 +191,10 @@ class Row:
         return self.top1 - self.top2
 
 
+class OutOfMemory(Exception):
+    """A forward pass found no memory. Nothing of its batch counts; a smaller one may be tried."""
+
+
 class Executor(Protocol):
     """The device, one forward pass at a time."""
 
@@ -189,5 +202,5 @@ class Executor(Protocol):
         """Run one forward pass; rows in batch order, None where `sample` is False.
 
         On return the tokens are in KV and every reader's `length` has advanced. An exception means that
-        nothing of the batch may be relied upon.
+        nothing of the batch may be relied upon; `OutOfMemory` that besides every target is as it was before.
         """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 
 from scheduler.scheduler import Scheduler
 
@@ -19,11 +20,20 @@ _JOIN_GRACE_S = 5.0
 class Worker:
     """Runs a scheduler until stopped.
 
-    A watchdog reads `progress` and `idle`: alive means idle, or progress since the last look.
+    A watchdog reads `progress` and `idle`: alive means idle, or progress since the last look. ``when_idle``
+    is called, on the same thread, when a step found nothing to do, and again after the seconds it returns
+    (None: after the next work) if still nothing is to be done. Work that arrives meanwhile waits for it, so a
+    call should do one bounded piece.
     """
 
-    def __init__(self, scheduler: Scheduler, name: str = "device-worker") -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        name: str = "device-worker",
+        when_idle: Callable[[], float | None] = lambda: None,
+    ) -> None:
         self._scheduler = scheduler
+        self._when_idle = when_idle
         # A daemon thread: a forward pass that hangs must not keep the process from exiting.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._stopping = threading.Event()
@@ -55,13 +65,22 @@ class Worker:
         while not self._stopping.is_set():
             if not self._step():
                 self.idle = True
-                self._scheduler.wait()
+                self._scheduler.wait(self._rest())
                 self.idle = False
         failures = self.failures
         while time.monotonic() < self._drain_until and self.failures == failures and self._step():
             pass
         self._scheduler.close()
         self.idle = True
+
+    def _rest(self) -> float | None:
+        """Do a piece of what can wait; in how many seconds there is more of it."""
+        try:
+            return self._when_idle()
+        except Exception:
+            log.exception("what is done when idle raised")
+            self.failures += 1
+            return None
 
     def _step(self) -> bool:
         """One step; True when there may be more to do."""

@@ -124,10 +124,11 @@ class FakeReader:
 class FakeTape:
     """Tokens in consecutive slots of a list of blocks; eviction frees the blocks it empties at the head."""
 
-    def __init__(self, memory: FakeMemory, name: str, retention: int = 40) -> None:
-        self.memory, self.name, self.retention = memory, name, retention
+    def __init__(self, memory: FakeMemory, name: str, retention: int = 40, span_ns: int = 0) -> None:
+        self.memory, self.name, self.retention, self.span_ns = memory, name, retention, span_ns
         self.version = 0
         self.records: list[list[int]] = []
+        self.times: list[int] = []
         self.blocks: list[int] = []
         self.head = 0
         self.written: list[int] | None = None
@@ -160,11 +161,15 @@ class FakeTape:
     def blocks_needed(self, n: int) -> int:
         return max(0, -(-(self.head + self.live_tokens + n) // self.memory.block_size) - len(self.blocks))
 
-    def make_room(self, n_tokens: int, n_records: int) -> int:
+    def make_room(self, n_tokens: int, n_records: int, newest_ns: int) -> int:
         evicted = 0
-        while self.records and self.live_tokens + n_tokens > self.retention:
+        while self.records and (
+            self.live_tokens + n_tokens > self.retention
+            or (self.span_ns and self.times[0] < newest_ns - self.span_ns)
+        ):
             evicted += len(self.records[0])
             self.head += len(self.records.pop(0))
+            self.times.pop(0)
         size = self.memory.block_size
         self.memory.drop(self.blocks[: self.head // size])
         self.blocks, self.head = self.blocks[self.head // size :], self.head % size
@@ -182,7 +187,7 @@ class FakeTape:
         self.written = list(tokens)
         return (*self.tokens, *tokens)
 
-    def commit(self, record_lengths: Sequence[int]) -> int:
+    def commit(self, record_lengths: Sequence[int], times: Sequence[int]) -> int:
         if self.fail_commit:
             raise RuntimeError("commit refused")
         assert self.written is not None
@@ -190,6 +195,7 @@ class FakeTape:
         for length in record_lengths:
             self.records.append(self.written[:length])
             self.written = self.written[length:]
+        self.times += times
         self.written = None
         self.version += 1
         self.history[self.version] = tuple(self.tokens)

@@ -437,7 +437,7 @@ def test_beside_a_question_the_tape_takes_its_smallest_chunk_and_alone_all_that_
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"open_reader": None}, {"prompt": ()}, {"max_tokens": 0}],
+    [{"open_reader": None}, {"prompt": ()}, {"max_tokens": -1}],
     ids=["reader", "prompt", "tokens"],
 )
 def test_nonsense_requests_are_refused_by_their_constructor(arguments: dict[str, object]) -> None:

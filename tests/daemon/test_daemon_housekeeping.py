@@ -1,0 +1,203 @@
+"""Idle sessions, tiers and audits, as the daemon wires them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from daemon.engine_spec import SettingError
+from daemon.housekeeping import AUDIT_NS, Housekeeping, Tiers, identity_of, tiers_of
+from daemon.sections import Config, Pool
+from daemon.units import Duration
+from engine.engine import Engine, Work
+from metrics.store import MetricStore
+from regions.tape import Retention, Tape
+from tests.engine.oracle import tiny
+
+FROZEN = list(range(3, 14))
+LABELS: dict[str, list[str]] = {"session": ["a", "b"], "source": ["s"], "sink": ["k"]}
+
+
+class Clock:
+    now = 0
+
+    def __call__(self) -> int:
+        return self.now
+
+
+def small_engine() -> Engine:
+    model = tiny("llama", layers=1)
+    backend = SimpleNamespace(to_str=lambda: "vocabulary")
+    object.__setattr__(model, "tokenizer", SimpleNamespace(backend_tokenizer=backend))
+    return Engine(model, blocks=60, block_size=4, frame_limit=200)
+
+
+def tape_of(engine: Engine, tiers: Tiers, name: str) -> Tape:
+    tape = engine.open_tape(name, FROZEN, Retention(64))
+    if tiers.residency is not None:
+        tiers.residency.attach(tape, identity_of(engine, FROZEN))
+    return tape
+
+
+def append(engine: Engine, tape: Tape, record: list[int]) -> None:
+    tape.make_room(len(record), 1)
+    assert tape.acquire(len(record))
+    engine.forward([Work(tape, record, sample=False)])
+    tape.commit([len(record)])
+
+
+def value(store: MetricStore, name: str, **labels: str) -> float:
+    return store.value(f"foretick_{name}", **labels)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("daemon.housekeeping.time.monotonic_ns", clock)
+    return clock
+
+
+def test_idle_sessions_leave_one_a_call_and_come_back(tmp_path: Path, clock: Clock) -> None:
+    """To the host while it has room, then to the directory; the metrics say what happened."""
+    engine, store = small_engine(), MetricStore.local(LABELS)
+    settings = Pool(host_blocks=6, idle_spill=Duration(10**9), spill_dir=str(tmp_path / "s"))
+    tiers = tiers_of(Config(pool=settings), engine)
+    tapes = [tape_of(engine, tiers, name) for name in "ab"]
+    tiers.inputs["b"] = {"last": 41, "safe": 40}
+    keep = Housekeeping(engine.pool, tapes, tiers, store, clock)
+    for tape in tapes:
+        append(engine, tape, list(range(20, 40)))
+    before = [ask(engine, tape) for tape in tapes]
+    assert keep() == 1.0
+    clock.now = 10**9
+    assert keep() == 0.0
+    assert [tape.resident for tape in tapes] == [False, True]
+    assert keep() == 0.0
+    assert [tape.resident for tape in tapes] == [False, False]
+    assert keep() is None
+    (file,) = (tmp_path / "s").iterdir()
+    assert file.name == "b.kv"
+    assert b"\xa4last\x29\xa4safe\x28" in file.read_bytes()  # the input offsets, msgpack
+    assert value(store, "host_blocks", state="used") == 5
+    assert value(store, "host_blocks", state="free") == 1
+    assert value(store, "spills_total") == 2
+    assert [ask(engine, tape) for tape in tapes] == before
+    assert keep() == 1.0
+    assert value(store, "host_blocks", state="used") == 0
+    assert value(store, "swaps_total", direction="out") == value(store, "swaps_total", direction="in") == 1
+    assert value(store, "restores_total", outcome="host") == 1
+    assert value(store, "restores_total", outcome="disk") == 1
+    assert value(store, "spills_total") == 2
+    for tape in tapes:
+        tape.release()
+
+
+def test_a_lost_file_is_made_good_by_the_model(tmp_path: Path, clock: Clock) -> None:
+    """In passes no longer than the scheduler's; counted as a failure and a rebuilt session."""
+    engine, store = small_engine(), MetricStore.local(LABELS)
+    settings = Config(pool=Pool(idle_spill=Duration(10**9), spill_dir=str(tmp_path)))
+    tiers = tiers_of(settings, engine)
+    tape = tape_of(engine, tiers, "a")
+    keep = Housekeeping(engine.pool, [tape], tiers, store, clock)
+    append(engine, tape, list(range(20, 40)))
+    before = ask(engine, tape)
+    clock.now = 10**9
+    assert keep() == 0.0
+    (tmp_path / "a.kv").unlink()
+    assert ask(engine, tape) == before
+    keep()
+    assert value(store, "snapshot_failures_total") == 1
+    assert value(store, "restores_total", outcome="rebuilt") == 1
+    tape.release()
+
+
+def ask(engine: Engine, tape: Tape) -> list[float]:
+    """Logits behind a question, rounded: the same before and after."""
+    fork = tape.fork()
+    assert fork.acquire(3)
+    logits = engine.logits([Work(fork, [5, 6, 7])])[-1, :8]
+    fork.release()
+    return [round(float(x), 3) for x in logits]
+
+
+def test_without_settings_there_are_no_tiers_and_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORETICK_CACHE", str(tmp_path))
+    engine = small_engine()
+    assert tiers_of(Config(), engine) == Tiers()
+    only_host = tiers_of(Config(pool=Pool(host_blocks=3)), engine)
+    assert only_host.host is not None
+    assert list(tmp_path.iterdir()) == []
+    tiers_of(Config(pool=Pool(idle_spill=Duration(1))), engine)
+    assert [p.name for p in tmp_path.iterdir()] == ["sessions"]
+
+
+def test_impossible_tiers_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = small_engine()
+    (tmp_path / "file").touch()
+    spill = Config(pool=Pool(idle_spill=Duration(1), spill_dir=str(tmp_path / "file" / "x")))
+    with pytest.raises(SettingError, match=r"pool\.spill_dir: cannot make .*: Not a directory"):
+        tiers_of(spill, engine)
+
+    def no_memory(*_: Any) -> None:
+        raise RuntimeError("can't allocate memory")
+
+    monkeypatch.setattr("daemon.housekeeping.HostTier", no_memory)
+    with pytest.raises(SettingError, match=r"pool\.host_blocks: no memory for the host tier"):
+        tiers_of(Config(pool=Pool(host_blocks=3)), engine)
+
+
+def test_a_torn_window_is_gathered_and_fragmentation_told(clock: Clock) -> None:
+    engine, store = small_engine(), MetricStore.local(LABELS)
+    tape = tape_of(engine, Tiers(), "a")
+    append(engine, tape, list(range(20, 28)))
+    last = tape.extents[-1]
+    blocked = engine.pool.blocks.take(1, behind=(last.slot + last.length) // 4)
+    append(engine, tape, list(range(30, 38)))
+    assert tape.runs == 2
+    assert blocked is not None
+    engine.pool.blocks.release(blocked)
+    before = ask(engine, tape)
+    keep = Housekeeping(engine.pool, [tape], Tiers(), store, clock)
+    assert keep() == 0.0
+    assert tape.runs == 1
+    assert ask(engine, tape) == before
+    assert keep() is None
+    assert value(store, "pool_fragmentation_ratio") == engine.pool.blocks.fragmentation > 0
+    tape.release()
+
+
+def test_books_that_do_not_agree_are_told_and_harm_nobody(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Counted and logged, at most once a minute; the worker goes on."""
+    engine, store = small_engine(), MetricStore.local(LABELS)
+    keep = Housekeeping(engine.pool, [], Tiers(), store, clock)
+    lost = engine.pool.take(1)
+    assert lost is not None
+    assert keep() is None
+    assert keep() is None
+    assert value(store, "integrity_failures_total") == 1
+    assert "1 references and 0 owners" in caplog.text
+    clock.now = AUDIT_NS
+    keep()
+    assert value(store, "integrity_failures_total") == 2
+    engine.pool.blocks.release(lost)
+    clock.now = 3 * AUDIT_NS
+    keep()
+    assert value(store, "integrity_failures_total") == 2
+
+
+def test_the_identity_is_that_of_model_and_tokenizer() -> None:
+    engine = small_engine()
+    mine = identity_of(engine, FROZEN)
+    assert mine.model == "tiny-llama@"
+    assert mine.dtype == "float32"
+    assert mine != identity_of(engine, FROZEN[1:])
+    other = SimpleNamespace(get_vocab=lambda: {"a": 1})
+    object.__setattr__(engine.model, "tokenizer", other)
+    assert identity_of(engine, FROZEN) != mine

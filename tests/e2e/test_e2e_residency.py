@@ -1,0 +1,36 @@
+"""Idle sessions through the whole daemon: they leave for the disk, and answers go on as if they had not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from daemon.sections import Pool
+from daemon.units import Duration
+from tests.e2e.support import MemorySink, QueueSource, inproc_config, until
+from tests.e2e.test_e2e_inproc import Tape, answers, count, running
+
+
+def names(directory: Path) -> list[str]:
+    return [file.name for file in directory.iterdir()]
+
+
+async def test_an_idle_session_leaves_for_the_disk_and_comes_back_with_the_next_bar(tmp_path: Path) -> None:
+    """Nothing is computed again: the answers behind it reuse the whole tape; a clean stop loses nothing."""
+    source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
+    pool = Pool(idle_spill=Duration(100_000_000), spill_dir=str(tmp_path))
+    async with running(inproc_config(pool=pool), source, sink) as front:
+        for n in range(5):
+            source.put(tape.second(n))
+            await until(lambda n=n: len(answers(sink)) == 6 * n)
+        await until(lambda: names(tmp_path) == ["aaa.kv"], what="the idle session leaving")
+        await until(lambda: count(front, "spills") > 0)
+        source.put(tape.second(5))
+        await until(lambda: len(answers(sink)) == 30, what="the next bar's answers")
+        await until(lambda: front.store.value("foretick_restores_total", outcome="disk") > 0)
+        found = [a for a in answers(sink) if a.question == "trend"]
+        assert [a.data_version for a in found] == [1, 2, 3, 4, 5]
+        reused = [a.reused_tokens for a in found]
+        assert reused == sorted(set(reused))  # grows with every bar
+        assert front.store.value("foretick_integrity_failures_total") == 0
+        assert await front.stop()
+    assert source.committed == {("md.trades.v1", 0): 20}

@@ -1,0 +1,244 @@
+"""Requests that only prefill: KV for whoever asked for it, in what all other work leaves over."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from scheduler.observer import Observer
+from scheduler.request import Event, Record, Request, State
+from scheduler.types import Limits, PriorityClass
+from scheduler.worker import Worker
+from tests.scheduler.fakes import FakeReader
+from tests.scheduler.harness import SMALL, Harness
+from tests.scheduler.test_scheduler_worker import eventually
+
+STREAM = PriorityClass.STREAM
+
+
+def prefill(
+    h: Harness,
+    prompt: Sequence[int],
+    reader: FakeReader | None = None,
+    on_done: Callable[[Request], None] | None = None,
+) -> tuple[Request, FakeReader]:
+    reader = reader or FakeReader(h.memory)
+    request = Request(
+        cls=STREAM,
+        session="s",
+        prompt=tuple(prompt),
+        max_tokens=0,
+        on_done=on_done or h.done.append,
+        reader=reader,
+    )
+    h.scheduler.submit(request)
+    return request, reader
+
+
+def steps(h: Harness, n: int) -> None:
+    for _ in range(n):
+        h.scheduler.step()
+
+
+def test_it_ends_with_its_prompt_in_kv_and_leaves_the_reader_to_who_asked() -> None:
+    h = Harness()
+    request, reader = prefill(h, range(20))
+    h.run()
+    assert request.state is State.FINISHED
+    assert (request.output, request.rows) == ([], [])
+    assert h.done == [request]
+    assert reader.kv == list(range(20))
+    assert not reader.released
+    assert [event for event, _ in request.events] == [
+        Event.QUEUED,
+        Event.SCHEDULED,
+        Event.KV_ON_GPU,
+        Event.FINISHED,
+    ]
+    assert not any(chunk.sample for batch in h.executor.batches for chunk in batch)
+
+
+def test_a_longer_prompt_on_the_same_reader_computes_only_the_rest() -> None:
+    h = Harness()
+    _, reader = prefill(h, range(7))
+    h.run()
+    done = len(h.executor.batches)
+    prefill(h, range(12), reader)
+    h.run()
+    assert [token for batch in h.executor.batches[done:] for token in batch[0].tokens] == list(range(7, 12))
+    assert reader.kv == list(range(12))
+
+
+def test_it_takes_the_smallest_chunks_and_no_pass_holds_both_it_and_a_question() -> None:
+    """Questions of every class that come while it runs have their passes to themselves, in usual chunks."""
+    h = Harness()
+    request, reader = prefill(h, range(30))
+    h.scheduler.step()
+    for cls in (PriorityClass.FLASH, PriorityClass.SESSION, PriorityClass.POOL):
+        question = h.ask(range(50, 58), max_tokens=3, cls=cls)
+        h.scheduler.step()
+        assert len(question.output) == 1  # all of the prompt at once: nobody shares the chunk with it
+        steps(h, 3)  # two of them the answer's
+        h.check(question)
+    assert request.state is not State.FINISHED
+    h.run()
+    assert reader.kv == list(range(30))
+    for batch in h.executor.batches:
+        if any(chunk.target is reader for chunk in batch):
+            assert len(batch) == 1
+            assert len(batch[0].tokens) == SMALL.chunk_min
+
+
+def test_appends_go_before_it_whenever_they_came() -> None:
+    h = Harness()
+    tape = h.tape()
+    _, reader = prefill(h, range(30))
+    h.scheduler.step()
+    h.feed(tape, range(60, 70), range(70, 82))
+    h.scheduler.step()
+    first, second = h.executor.batches[-1]
+    assert (first.target, list(first.tokens)) == (tape, list(range(60, 82)))
+    assert (second.target, len(second.tokens)) == (reader, 2)  # what was left of the batch's 24 tokens
+    assert tape.version == 1
+
+
+def test_no_limit_on_prompts_refuses_it_and_it_claims_no_cells() -> None:
+    """The questions' share of the pool is theirs, whatever is prefilled beside them."""
+    limits = Limits(max_batch_tokens=24, chunk_min=3, chunk_max=8, max_prompt_tokens=20)
+    h = Harness(blocks=20, limits=limits)  # 80 cells, 40 of them the questions'
+    request, reader = prefill(h, range(30))
+    steps(h, 4)
+    question = h.ask(range(20), max_tokens=20)
+    h.scheduler.step()
+    assert question.state is State.RUNNING
+    h.run()
+    h.check(question)
+    assert request.state is State.FINISHED
+    assert reader.kv == list(range(30))
+
+
+def test_it_loses_its_blocks_to_anybody_and_begins_again() -> None:
+    h = Harness(blocks=10)
+    tape = h.tape()
+    _, reader = prefill(h, range(30))
+    steps(h, 9)
+    assert reader.length == 27
+    question = h.ask(range(16), max_tokens=1)
+    h.feed(tape, range(60, 68))
+    h.run()
+    h.check(question)
+    assert tape.version == 1
+    assert reader.kv == list(range(30))
+    assert h.done[-1].tokens_invalidated == 27
+
+
+def test_what_does_not_fit_beside_the_rest_fails_and_is_released() -> None:
+    h = Harness(blocks=6)
+    request, reader = prefill(h, range(30))
+    h.run()
+    assert request.error is not None
+    assert request.error.code == "no_memory"
+    assert reader.released
+    assert h.memory.free_blocks == 6
+
+
+@pytest.mark.parametrize("how", ["cancel", "error", "close"])
+def test_whatever_ends_it_early_releases_the_reader(how: str) -> None:
+    h = Harness()
+    request, reader = prefill(h, range(30))
+    h.scheduler.step()
+    assert not reader.released
+    if how == "cancel":
+        h.scheduler.cancel(request.id)
+    elif how == "error":
+        h.executor.fail_next = 1
+    else:
+        h.scheduler.close()
+    h.run()
+    assert request.state is (State.CANCELLED if how == "cancel" else State.FAILED)
+    assert h.done == [request]
+    assert reader.released
+    assert h.memory.free_blocks == 64
+
+
+def test_its_wait_is_nobody_s_queueing_time() -> None:
+    waits: list[PriorityClass] = []
+
+    class Waits(Observer):
+        def queue_wait(self, cls: PriorityClass, ns: int) -> None:
+            waits.append(cls)
+
+    h = Harness(observer=Waits())
+    prefill(h, range(5))
+    h.run()
+    assert waits == []
+    h.feed(h.tape(), (1, 2))
+    h.run()
+    assert waits == [STREAM]
+
+
+def test_a_record_s_event_time_reaches_its_tape() -> None:
+    """Records older than the span before the newest of an append go; each keeps the time it came with."""
+    h = Harness()
+    tape = h.tape()
+    tape.span_ns = 10
+    for times in ((1, 2), (5,), (12, 11), (30,)):
+        h.scheduler.append(tape, [Record((at, at), ts_event=at) for at in times])
+        h.scheduler.step()
+        newest = max(times)
+        assert tape.times == [record[0] for record in tape.records]
+        assert all(at >= newest - 10 for at in tape.times)
+    assert tape.times == [30]
+    assert tape.version == 4
+
+
+# Between batches.
+
+
+def test_a_callable_runs_before_the_next_batch_on_the_stepping_thread() -> None:
+    h = Harness()
+    seen: list[tuple[int, int]] = []
+    tape = h.tape()
+
+    def look() -> None:
+        seen.append((len(h.executor.batches), threading.get_ident()))
+        assert tape.written is None  # no append is half done
+
+    h.feed(tape, (1, 2))
+    h.executor.before = lambda: h.scheduler.run_between(look)
+    h.scheduler.step()
+    assert seen == []
+    h.executor.before = lambda: None
+    assert h.scheduler.step()
+    assert seen == [(1, threading.get_ident())]
+
+
+def test_it_wakes_the_worker_and_its_errors_are_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    h = Harness()
+    worker = Worker(h.scheduler)
+    worker.start()
+    assert eventually(lambda: worker.idle)
+
+    def faulty() -> None:
+        raise RuntimeError("not the scheduler's")
+
+    ran = threading.Event()
+    assert h.scheduler.run_between(faulty)
+    assert h.scheduler.run_between(ran.set)
+    assert ran.wait(5)
+    assert worker.stop(1.0)
+    assert worker.failures == 0
+    assert "not the scheduler's" in caplog.text
+
+
+def test_after_closing_nothing_is_called_and_the_caller_knows() -> None:
+    h = Harness()
+    called: list[int] = []
+    assert h.scheduler.run_between(lambda: called.append(1))
+    h.scheduler.close()
+    assert called == [1]
+    assert not h.scheduler.run_between(lambda: called.append(2))
+    h.run()
+    assert called == [1]
