@@ -11,6 +11,7 @@ import click
 
 THREADS = 2
 PARTS = ("ring", "kafka", "hits", "questions")
+ENGINE_PARTS = ("questions", "sessions", "window", "standing", "prefix", "refresh", "bookkeeping")
 
 
 @click.group()
@@ -54,21 +55,68 @@ def stream(model: str, parts: tuple[str, ...], quick: bool, json_file: Path | No
 
 
 @bench.command()
+@click.option("--part", "parts", type=click.Choice(ENGINE_PARTS), multiple=True, help="Only these.")
+@click.option("--quick", is_flag=True, help="Small sizes: to see that it works, not for figures.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Save to.")
+def engine(parts: tuple[str, ...], quick: bool, json_file: Path | None) -> None:
+    """Regions and engine on a CPU: questions, updates, many readers, a sliding window, refresh, forks."""
+    import msgspec
+
+    from bench.engine_report import render as tables
+    from bench.engine_result import EngineReport
+    from bench.engine_suite import measure
+    from bench.questions_result import Disagreement
+
+    def keep(report: EngineReport) -> None:
+        if json_file is not None:
+            json_file.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+
+    arguments = " ".join(sys.argv[1:]) or "bench engine"
+    try:
+        report = measure(
+            f"foretick {arguments}",
+            datetime.now(UTC).isoformat(" ", "minutes"),
+            THREADS,
+            parts or ENGINE_PARTS,
+            quick=quick,
+            say=lambda text: click.echo(text, err=True),
+            keep=keep,
+        )
+    except Disagreement as error:
+        raise click.ClickException(str(error)) from None
+    click.echo(tables(report), nl=False)
+
+
+@bench.command()
+@click.option("--quick", is_flag=True, help="A tiny model: to see that it works, on a CPU too.")
+@click.option("--device", default="cuda", show_default=True, help="Where to measure.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Save to.")
+@click.option("--profiles", type=click.Path(file_okay=False, path_type=Path), help="Save the cost curves in.")
+def gpu(quick: bool, device: str, json_file: Path | None, profiles: Path | None) -> None:
+    """Figures of one GPU: questions, standing questions, ingest, swap and recompute, attention."""
+    from bench.gpu import run
+    from engine.model import ModelError
+
+    try:
+        click.echo(run(quick=quick, device=device, json_file=json_file, profiles=profiles), nl=False)
+    except ModelError as error:
+        raise click.ClickException(str(error)) from None
+
+
+@bench.command()
 @click.argument("json_file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--into", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Page to update.")
 def render(json_file: Path, into: Path | None) -> None:
     """Print the tables of a saved run, or put them between a page's markers."""
-    import msgspec
+    from bench.page import put_into
+    from bench.saved import tables_of
 
-    from bench.report import Report, put_into
-    from bench.report import render as tables
-
-    report = msgspec.json.decode(json_file.read_bytes(), type=Report)
+    section, tables = tables_of(json_file)
     if into is None:
-        click.echo(tables(report), nl=False)
+        click.echo(tables, nl=False)
         return
     try:
-        put_into(into, tables(report))
+        put_into(into, section, tables)
     except ValueError as error:
         raise click.ClickException(f"{into}: {error}") from None
     click.echo(f"wrote {os.fspath(into)}")

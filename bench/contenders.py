@@ -9,12 +9,16 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from transformers import DynamicCache
 
-from bench.scenario import Scenario
+from engine.attention import Attention
 from engine.engine import Engine, Work
 from engine.model import LoadedModel
-from regions.tape import Retention
+from regions.fork import Fork
+from regions.pool import KVPool
+from regions.tape import Retention, Tape
 
 _BLOCK = 16
+_READER_BLOCKS = 8
+"""A question of some 40 tokens, its answer, and a block that begins in the middle."""
 
 
 class Reply(NamedTuple):
@@ -37,47 +41,95 @@ class Contender(Protocol):
         ...
 
 
+def engine_for(
+    loaded: LoadedModel,
+    tokens: int,
+    *,
+    readers: int = 1,
+    frame_limit: int | None = None,
+    attention: Attention | None = None,
+) -> Engine:
+    """An engine whose pool holds ``tokens`` and that many questions at a time, with room to spare."""
+    blocks = -(-tokens * 9 // (8 * _BLOCK)) + readers * _READER_BLOCKS + 64
+    return Engine(
+        loaded,
+        blocks=blocks,
+        block_size=_BLOCK,
+        frame_limit=frame_limit or loaded.max_positions,
+        attention=attention,
+    )
+
+
+def ask_together(engine: Engine, tapes: Sequence[Tape], questions: Sequence[Sequence[int]]) -> list[Reply]:
+    """One pass of one fork a question; taking and dropping the forks is part of it."""
+    forks = [tape.fork() for tape in tapes]
+    try:
+        return append(engine, forks, questions)
+    finally:
+        for fork in forks:
+            fork.release()
+
+
+@torch.inference_mode()
+def append(engine: Engine, forks: Sequence[Fork], tokens: Sequence[Sequence[int]]) -> list[Reply]:
+    """One pass that appends to every fork and samples its next token."""
+    for fork, own in zip(forks, tokens, strict=True):
+        if not fork.acquire(len(own)):
+            raise RuntimeError("the pool is too small for the questions")
+    works = [Work(fork, own) for fork, own in zip(forks, tokens, strict=True)]
+    return [
+        Reply(choice.token, choice.top1, choice.top1 - choice.top2)
+        for choice in engine.forward(works)
+        if choice is not None  # every one was to be sampled
+    ]
+
+
+@torch.inference_mode()
+def read(engine: Engine, tape: Tape, records: Sequence[Sequence[int]]) -> None:
+    """Append ``records`` to ``tape`` in one pass, and commit."""
+    tokens = list(chain.from_iterable(records))
+    tape.make_room(len(tokens), len(records))
+    if not tape.acquire(len(tokens)):
+        raise RuntimeError("the pool is too small for the scenario")
+    engine.forward([Work(tape, tokens, sample=False)])
+    tape.commit([len(record) for record in records])
+
+
 class Regions:
     """Ours: a tape on the pool; a question is a fork that is dropped afterwards."""
 
-    def __init__(self, loaded: LoadedModel, scenario: Scenario) -> None:
-        tape_tokens = scenario.tokens - len(scenario.frozen)
-        blocks = sum(
-            -(-tokens // _BLOCK) + 1 for tokens in (len(scenario.frozen), tape_tokens, len(scenario.question))
-        )
-        self._engine = Engine(loaded, blocks=blocks, block_size=_BLOCK, frame_limit=loaded.max_positions)
-        self._tape = self._engine.open_tape("bench", scenario.frozen, Retention(tape_tokens))
+    def __init__(self, engine: Engine, frozen: Sequence[int], retention: Retention) -> None:
+        self.engine = engine
+        self.tape = engine.open_tape("bench", frozen, retention)
 
-    @torch.inference_mode()
     def ingest(self, records: Sequence[Sequence[int]]) -> None:
         """One STREAM pass and a commit, as the scheduler does it."""
-        tokens = list(chain.from_iterable(records))
-        self._tape.make_room(len(tokens), len(records))
-        if not self._tape.acquire(len(tokens)):
-            raise RuntimeError("the pool is too small for the scenario")
-        self._engine.forward([Work(self._tape, tokens, sample=False)])
-        self._tape.commit([len(record) for record in records])
+        read(self.engine, self.tape, records)
 
     def ask(self, question: Sequence[int]) -> Reply:
         """Fork, one pass, release."""
-        fork = self._tape.fork()
-        try:
-            if not fork.acquire(len(question)):
-                raise RuntimeError("the pool is too small for a question")
-            (choice,) = self._engine.forward([Work(fork, question)])
-        finally:
-            fork.release()
-        assert choice is not None  # it was to be sampled
-        return Reply(choice.token, choice.top1, choice.top1 - choice.top2)
+        (reply,) = ask_together(self.engine, [self.tape], [question])
+        return reply
 
 
 class KeptCache:
     """The unmodified model with a `DynamicCache` that is kept and cropped back after each question."""
 
-    def __init__(self, model: Any, scenario: Scenario) -> None:
+    def __init__(self, model: Any, frozen: Sequence[int]) -> None:
         self._model = model
         self._cache = DynamicCache(config=model.config)
-        self.ingest([scenario.frozen])
+        if frozen:
+            self.ingest([frozen])
+
+    @classmethod
+    def copied(cls, model: Any, pool: KVPool, tape: Tape) -> KeptCache:
+        """One that has what ``tape`` holds, without computing it: before an eviction their KV is the same."""
+        places = [torch.arange(extent.slot, extent.slot + extent.length) for extent in tape.extents]
+        slots = torch.cat(places)
+        kept = cls(model, ())
+        for layer, (keys, values) in enumerate(zip(pool.keys, pool.values, strict=True)):
+            kept._cache.update(keys[None, :, slots], values[None, :, slots], layer)
+        return kept
 
     def ingest(self, records: Sequence[Sequence[int]]) -> None:
         """One pass that extends the cache."""
@@ -100,9 +152,9 @@ class KeptCache:
 class Dense:
     """The unmodified model over everything read so far, for every question anew."""
 
-    def __init__(self, model: Any, scenario: Scenario) -> None:
+    def __init__(self, model: Any, frozen: Sequence[int]) -> None:
         self._model = model
-        self._tokens = list(scenario.frozen)
+        self._tokens = list(frozen)
 
     def ingest(self, records: Sequence[Sequence[int]]) -> None:
         """Remember the tokens; they are computed when a question comes."""

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from bench.contenders import Contender, Dense, KeptCache, Regions, Reply
+from bench.contenders import Contender, Dense, KeptCache, Regions, Reply, engine_for
 from bench.figures import latency, median_ratio
 from bench.questions_result import Disagreement, Point, Questions
 from bench.scenario import PAPER, Records, Scenario, Size, make_scenario
 from engine.embedded import embedded_directory
-from engine.model import load_model
+from engine.model import LoadedModel, load_model
 from engine.prompt import PromptFormat
+from regions.tape import Retention
 
 TIE = 1e-3
 """A logit gap within which two fp32 computations may order the best two tokens either way."""
@@ -49,13 +50,25 @@ EIGHTY = Plan(
 def run(plan: Plan, threads: int) -> Questions:
     """Measure one model with so many torch threads. Raises Disagreement."""
     torch.set_num_threads(threads)
-    path = embedded_directory(**plan.shape)
+    return race(plan, *load(plan.shape))
+
+
+def load(shape: dict[str, Any]) -> tuple[LoadedModel, Any]:
+    """One model twice: over regions, and as transformers runs it. ``shape``: of `embedded_directory`."""
+    path = embedded_directory(**shape)
     loaded = load_model(path, dtype="float32", device="cpu")
     plain = AutoModelForCausalLM.from_pretrained(
         path, local_files_only=True, dtype=torch.float32, attn_implementation="sdpa"
     ).eval()
+    return loaded, plain
+
+
+def race(plan: Plan, loaded: LoadedModel, plain: Any) -> Questions:
+    """The scenario with models that are loaded. Raises Disagreement."""
     scenario = make_scenario(PromptFormat.of(loaded.tokenizer), plan.size)
-    race = Race(scenario, Regions(loaded, scenario), KeptCache(plain, scenario), Dense(plain, scenario))
+    frozen = scenario.frozen
+    ours = Regions(engine_for(loaded, scenario.tokens), frozen, Retention(scenario.tokens - len(frozen)))
+    race = Race(scenario, ours, KeptCache(plain, frozen), Dense(plain, frozen))
     rounds = range(plan.size.rounds) if plan.dense_rounds is None else plan.dense_rounds
     for number, update in enumerate(scenario.updates):
         race.round(update, plan.repeats, with_dense=number in rounds)
@@ -80,7 +93,9 @@ class Race:
 
     def round(self, update: Records, repeats: int, *, with_dense: bool) -> None:
         """One update and its questions."""
-        for times, ns in zip(self._ingest, self._read(update), strict=True):
+        before = self._context
+        read = self._read(update)
+        for times, ns in zip(self._ingest, read, strict=True):
             times.append(ns)
         question = self._scenario.question
         for turn in range(repeats):
@@ -94,7 +109,8 @@ class Race:
             dense_ms = ns / 1e6
             self._compare(asked[0][0], reply)
         ours, kept = (latency(times[-repeats:]).p50_ms for times in self._ask)
-        self._points.append(Point(self._context, ours, kept, dense_ms))
+        ingest = [ns / 1e6 for ns in read]
+        self._points.append(Point(self._context, ours, kept, dense_ms, self._context - before, *ingest))
 
     def result(self, model: str, parameters: int) -> Questions:
         """Summaries of all rounds."""
@@ -128,12 +144,17 @@ class Race:
 
     def _compare(self, ours: Reply, other: Reply) -> None:
         self._compared += 1
-        # a tie is no disagreement, but no agreement to count either
-        if ours.token == other.token:
-            self._agreed += 1
-        elif max(ours.gap, other.gap) > TIE:
-            raise Disagreement(f"at {self._context} tokens we answer {ours}, the reference {other}")
+        self._agreed += agree(ours, other, self._context)
         self._difference = max(self._difference, abs(ours.logit - other.logit))
+
+
+def agree(ours: Reply, other: Reply, context: int) -> bool:
+    """Whether both give the same answer token; False is a tie. Raises Disagreement otherwise."""
+    if ours.token == other.token:
+        return True
+    if max(ours.gap, other.gap) > TIE:
+        raise Disagreement(f"at {context} tokens we answer {ours}, the reference {other}")
+    return False  # neither a disagreement nor an agreement to count
 
 
 def timed(work: Callable[[Any], Any], argument: Sequence[Any]) -> tuple[Any, int]:

@@ -12,12 +12,18 @@ class Disagreement(RuntimeError):
 
 
 class Point(msgspec.Struct, frozen=True):
-    """One context size: medians of the question's latency in ms; ``dense_ms`` where it ran."""
+    """One context size: medians of the question's latency in ms; ``dense_ms`` where it ran.
+
+    ``update_tokens``: read right before, in ``ingest_ours_ms`` and ``ingest_kept_ms``; older files lack them.
+    """
 
     context_tokens: int
     ours_ms: float
     kept_ms: float
     dense_ms: float | None
+    update_tokens: int = 0
+    ingest_ours_ms: float | None = None
+    ingest_kept_ms: float | None = None
 
 
 class Questions(msgspec.Struct, frozen=True):

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
-from bench.contenders import Dense, KeptCache, Regions, Reply
+from bench.contenders import Dense, KeptCache, Regions, Reply, engine_for
 from bench.questions import EIGHTY, EMBEDDED, Race, run
 from bench.questions_result import Disagreement
 from bench.scenario import Scenario, Size, make_scenario, synthetic_bars
 from engine.embedded import build_model, embedded_directory
 from engine.model import LoadedModel, load_model
 from engine.prompt import PromptFormat
+from regions.tape import Retention
 
 SIZE = Size(first=6, rounds=3, bars=4)
 
@@ -55,7 +56,10 @@ def test_contenders_answer_alike_and_asking_changes_nothing(
 ) -> None:
     """Asked twice at every context, each contender repeats itself and equals the dense forward."""
     plain = AutoModelForCausalLM.from_pretrained(directory, attn_implementation="sdpa").eval()
-    contenders = [Regions(loaded, scenario), KeptCache(plain, scenario), Dense(plain, scenario)]
+    engine, frozen = engine_for(loaded, scenario.tokens), scenario.frozen
+    ours = Regions(engine, frozen, Retention(scenario.tokens - len(frozen)))
+    copied = KeptCache.copied(plain, engine.pool, ours.tape)
+    contenders = [ours, copied, KeptCache(plain, frozen), Dense(plain, frozen)]
     for update in (scenario.first, *scenario.updates):
         for contender in contenders:
             contender.ingest(update)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -12,9 +11,12 @@ from bench.cli import bench
 from bench.figures import Latency, Rates
 from bench.hits import Condition, Hits
 from bench.machine import Machine
-from bench.report import BEGIN, END, Report, put_into, render
+from bench.page import markers, put_into
+from bench.report import Report, render
 from bench.ring_rate import RingRate
+from bench.saved import tables_of
 
+BEGIN, END = markers("results")
 DOCS = Path(__file__).parents[2] / "docs"
 MACHINE = Machine("a processor", 2, 0.5, "3.11", {"torch": "2"})
 FAST, SLOW = Latency(10, 0.5, 0.9, 1.0), Latency(10, 100.0, 250.0, 300.0)
@@ -48,7 +50,7 @@ def test_a_page_keeps_everything_outside_its_markers(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
     for _ in range(2):
-        put_into(page, render(REPORT))
+        put_into(page, "results", render(REPORT))
         text = page.read_text()
         assert text.startswith(f"before\n{BEGIN}\n")
         assert text.endswith(f"{END}\nafter\n")
@@ -61,7 +63,7 @@ def test_a_page_without_its_markers_is_left_alone(tmp_path: Path, text: str) -> 
     page = tmp_path / "page.md"
     page.write_text(text)
     with pytest.raises(ValueError, match="results: begin"):
-        put_into(page, "tables")
+        put_into(page, "results", "tables")
     assert page.read_text() == text
 
 
@@ -77,11 +79,11 @@ def test_the_command_saves_what_it_prints(tmp_path: Path) -> None:
     assert run.stdout in page.read_text()
 
 
-def test_the_committed_page_is_the_committed_measurement(tmp_path: Path) -> None:
-    """docs/benchmarks.md holds the tables of docs/measurements/stream.json, nothing typed by hand."""
+@pytest.mark.parametrize("name", ["stream", "engine"])
+def test_the_committed_page_is_the_committed_measurement(tmp_path: Path, name: str) -> None:
+    """docs/benchmarks.md holds the tables of docs/measurements/*.json, nothing typed by hand."""
     page = tmp_path / "benchmarks.md"
     committed = (DOCS / "benchmarks.md").read_text()
     page.write_text(committed)
-    report = msgspec.json.decode((DOCS / "measurements" / "stream.json").read_bytes(), type=Report)
-    put_into(page, render(report))
+    put_into(page, *tables_of(DOCS / "measurements" / f"{name}.json"))
     assert page.read_text() == committed
