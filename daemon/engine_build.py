@@ -78,8 +78,15 @@ def build(config: Config, versions: Mapping[str, int]) -> Built:
         torch.set_num_threads(config.model.threads)
     loaded, prompt = load(config)
     blocks = config.pool.blocks or pool_blocks(config, len(prompt.frozen))
+    size = config.pool.block_size
+    # what the cell budget leaves; the frozen prefix in any case, for all sessions share it
+    cached = max(int(blocks * size * (1 - config.scheduler.cell_budget)), len(prompt.frozen))
     engine = Engine(
-        loaded, blocks=blocks, block_size=config.pool.block_size, frame_limit=config.pool.frame_limit
+        loaded,
+        blocks=blocks,
+        block_size=size,
+        frame_limit=config.pool.frame_limit,
+        cache_tokens=cached,
     )
     tiers = tiers_of(config, engine)
     identity = identity_of(engine, prompt.frozen)

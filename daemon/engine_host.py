@@ -16,6 +16,7 @@ from daemon import seam
 from daemon.engine_build import Built, limits_of
 from daemon.executor import DeviceExecutor
 from daemon.housekeeping import Housekeeping
+from daemon.kv_report import KvReport
 from daemon.observing import EngineObserver
 from daemon.refresh import Refresher
 from daemon.sections import Config
@@ -86,6 +87,7 @@ class EngineHost:
             self._scheduler, registry, self._detokenise, self._answered, self._failed, _has_gap
         )
         keeping = Housekeeping(built.engine.pool, built.tapes.values(), built.tiers, store)
+        self._report = KvReport(built.engine, built.tiers, store)
         self._refresher = Refresher(
             self._scheduler,
             built.engine,
@@ -343,6 +345,7 @@ class EngineHost:
     def _beat(self) -> None:
         while not self._stop.wait(HEARTBEAT_S):
             self._emit(seam.Heartbeat(self._worker.progress, self._worker.idle))
+            self._report()
 
 
 def _soonest(*hooks: Callable[[], float | None]) -> float | None:

@@ -97,7 +97,7 @@ class Housekeeping:
     """The worker's idle hook: each call does one piece and says when it wants the next one.
 
     Finished copies are noticed, then one idle session leaves the pool, or one torn window is gathered. When
-    neither is left, the books are audited and the metrics written. ``clock`` gives ns.
+    neither is left, the books are audited. ``clock`` gives ns.
     """
 
     def __init__(
@@ -111,7 +111,6 @@ class Housekeeping:
         self._pool, self._tapes, self._tiers = pool, list(tapes), tiers
         self._store, self._clock = store, clock
         self._next_audit = clock()
-        self._counted: dict[tuple[str, ...], int] = {}
 
     def __call__(self) -> float | None:
         """Do a piece; seconds until the next is due, None: not before there was work."""
@@ -122,7 +121,6 @@ class Housekeeping:
             return 0.0
         if self._clock() >= self._next_audit:
             self._audit()
-        self._write()
         due = residency.next_due() if residency is not None else None
         return None if due is None else due * _NS
 
@@ -135,23 +133,3 @@ class Housekeeping:
             except AssertionError as error:
                 log.error("the books of the KV pool do not agree: %s", error)
                 self._store.inc("foretick_integrity_failures_total")
-
-    def _write(self) -> None:
-        host, residency = self._tiers.host, self._tiers.residency
-        self._store.set("foretick_pool_fragmentation_ratio", self._pool.blocks.fragmentation)
-        if host is not None:
-            free, total = host.pool.free_blocks, host.pool.total_blocks
-            self._store.set("foretick_host_blocks", free, state="free")
-            self._store.set("foretick_host_blocks", total - free, state="used")
-            self._count("foretick_swaps_total", host.swapped_out, direction="out")
-            self._count("foretick_swaps_total", host.swapped_in, direction="in")
-        if residency is not None:
-            self._count("foretick_spills_total", residency.spills.total())
-            self._count("foretick_snapshot_failures_total", residency.failures)
-            for outcome, count in residency.restores.items():
-                self._count("foretick_restores_total", count, outcome=outcome)
-
-    def _count(self, name: str, total: int, **labels: str) -> None:
-        key = (name, *labels.values())
-        self._store.inc(name, total - self._counted.get(key, 0), **labels)
-        self._counted[key] = total

@@ -125,7 +125,7 @@ class Refresher:
     def forget(self, tape: Tape) -> None:
         """Take no more care of ``tape``; before it is released."""
         kept = self._kept.pop(tape, None)
-        if kept in self._queue:
+        if kept is not None and kept in self._queue:
             self._queue.remove(kept)
         if self._run is not None and self._run.kept is kept:
             self._cancel(self._run)

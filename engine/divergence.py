@@ -66,7 +66,7 @@ def probe(engine: Engine, tape: Tape, fresh: Fork, probes: Sequence[Probe]) -> l
             engine.forward(begun)
         # the last tokens in a pass of their own: every row of it comes back with the whole vocabulary
         logits = engine.logits([Work(reader, tokens[-1:]) for reader, tokens in asked])
-        carried, anew = logits.split(len(probes))
+        carried, anew = logits[: len(probes)], logits[len(probes) :]
         return divergences(anew, carried, [choices for _, choices in probes])
     finally:
         for reader in readers:

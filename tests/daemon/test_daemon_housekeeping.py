@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from daemon.engine_spec import SettingError
 from daemon.housekeeping import AUDIT_NS, Housekeeping, Tiers, identity_of, tiers_of
+from daemon.kv_report import KvReport
 from daemon.sections import Config, Pool
 from daemon.units import Duration
 from engine.engine import Engine, Work
@@ -49,6 +51,20 @@ def append(engine: Engine, tape: Tape, record: list[int]) -> None:
     tape.commit([len(record)])
 
 
+def keeper(
+    engine: Engine, tapes: list[Tape], tiers: Tiers, store: MetricStore, clock: Clock
+) -> Callable[[], float | None]:
+    """One idle call, then the metrics, as a heartbeat would write them."""
+    keeping, report = Housekeeping(engine.pool, tapes, tiers, store, clock), KvReport(engine, tiers, store)
+
+    def call() -> float | None:
+        due = keeping()
+        report()
+        return due
+
+    return call
+
+
 def value(store: MetricStore, name: str, **labels: str) -> float:
     return store.value(f"foretick_{name}", **labels)
 
@@ -67,7 +83,7 @@ def test_idle_sessions_leave_one_a_call_and_come_back(tmp_path: Path, clock: Clo
     tiers = tiers_of(Config(pool=settings), engine)
     tapes = [tape_of(engine, tiers, name) for name in "ab"]
     tiers.inputs["b"] = {"last": 41, "safe": 40}
-    keep = Housekeeping(engine.pool, tapes, tiers, store, clock)
+    keep = keeper(engine, tapes, tiers, store, clock)
     for tape in tapes:
         append(engine, tape, list(range(20, 40)))
     before = [ask(engine, tape) for tape in tapes]
@@ -84,6 +100,9 @@ def test_idle_sessions_leave_one_a_call_and_come_back(tmp_path: Path, clock: Clo
     assert value(store, "host_blocks", state="used") == 5
     assert value(store, "host_blocks", state="free") == 1
     assert value(store, "spills_total") == 2
+    assert value(store, "prefix_cache_tokens") == len(FROZEN)
+    assert value(store, "prefix_tokens_total", event="saved") == len(FROZEN)
+    assert value(store, "prefix_tokens_total", event="reused") == len(FROZEN)  # by the second session
     assert [ask(engine, tape) for tape in tapes] == before
     assert keep() == 1.0
     assert value(store, "host_blocks", state="used") == 0
@@ -101,7 +120,7 @@ def test_a_lost_file_is_made_good_by_the_model(tmp_path: Path, clock: Clock) -> 
     settings = Config(pool=Pool(idle_spill=Duration(10**9), spill_dir=str(tmp_path)))
     tiers = tiers_of(settings, engine)
     tape = tape_of(engine, tiers, "a")
-    keep = Housekeeping(engine.pool, [tape], tiers, store, clock)
+    keep = keeper(engine, [tape], tiers, store, clock)
     append(engine, tape, list(range(20, 40)))
     before = ask(engine, tape)
     clock.now = 10**9
@@ -162,7 +181,7 @@ def test_a_torn_window_is_gathered_and_fragmentation_told(clock: Clock) -> None:
     assert blocked is not None
     engine.pool.blocks.release(blocked)
     before = ask(engine, tape)
-    keep = Housekeeping(engine.pool, [tape], Tiers(), store, clock)
+    keep = keeper(engine, [tape], Tiers(), store, clock)
     assert keep() == 0.0
     assert tape.runs == 1
     assert ask(engine, tape) == before
@@ -176,7 +195,7 @@ def test_books_that_do_not_agree_are_told_and_harm_nobody(
 ) -> None:
     """Counted and logged, at most once a minute; the worker goes on."""
     engine, store = small_engine(), MetricStore.local(LABELS)
-    keep = Housekeeping(engine.pool, [], Tiers(), store, clock)
+    keep = keeper(engine, [], Tiers(), store, clock)
     lost = engine.pool.take(1)
     assert lost is not None
     assert keep() is None
