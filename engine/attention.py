@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from engine.batch import BatchPlan, PastPart
+from engine.batch import BatchPlan
 from engine.rotary import FrameTurner
 
 
@@ -37,10 +37,10 @@ class LayerCall:
     turner: FrameTurner
     sinks: torch.Tensor | None = None
 
-    def turned(self, part: PastPart) -> torch.Tensor:
-        """The part's query rows in the frame of its extent."""
-        rows = self.query[:, part.rows]
-        return rows if part.turns is None else self.turner.turn(rows, part.turns)
+    def turned(self, rows: slice | torch.Tensor, turns: torch.Tensor | None) -> torch.Tensor:
+        """The queries of ``rows``, turned to the frames of what they meet; None: they live there."""
+        queries = self.query[:, rows]
+        return queries if turns is None else self.turner.turn(queries, turns)
 
 
 class Attention(Protocol):

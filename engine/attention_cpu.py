@@ -12,7 +12,8 @@ import torch
 
 from engine.attention import LayerCall, Merged
 from engine.attention_reference import attend, attend_new
-from engine.batch import NewPart, PastPart
+from engine.batch import BatchPlan, NewPart, PastPart
+from engine.short_extents import Gathered, gather
 
 RANGE_KEYS = 4096
 """Few rows read a long extent by so many keys at a time, which then stay in the cache for all of them."""
@@ -28,24 +29,46 @@ Output = tuple[torch.Tensor, torch.Tensor]
 class CpuAttention:
     """Extents in place by torch's CPU flash kernel, or a few keys at a time under a soft-cap."""
 
+    def __init__(self) -> None:
+        self._plan: BatchPlan | None = None
+        self._parts: dict[int | None, tuple[list[PastPart], list[Gathered]]] = {}
+
     def __call__(self, call: LayerCall) -> torch.Tensor:
         """The output, [q_heads, rows, value_dim]."""
         output = Merged(call)
-        of_past, of_new = (_past, _new) if call.softcap is None else (_capped_past, attend_new)
-        for part in call.plan.past(call.window):
-            for out in of_past(call, part):
+        if call.softcap is not None:
+            for part in call.plan.past(call.window):
+                for out in _capped_past(call, part):
+                    output.add(part.rows, *out)
+            for new in call.plan.new(call.window):
+                output.add(new.rows, *attend_new(call, new))
+            return output.result()
+        in_place, short = self._past(call)
+        for part in in_place:
+            for out in _past(call, part):
                 output.add(part.rows, *out)
+        for parts in short:
+            output.add(parts.rows, *_short(call, parts))
         for new in call.plan.new(call.window):
-            output.add(new.rows, *of_new(call, new))
+            output.add(new.rows, *_new(call, new))
         return output.result()
+
+    def _past(self, call: LayerCall) -> tuple[list[PastPart], list[Gathered]]:
+        if call.plan is not self._plan:
+            self._plan = call.plan
+            self._parts.clear()
+        if call.window not in self._parts:
+            self._parts[call.window] = gather(call.plan.past(call.window))
+        return self._parts[call.window]
 
 
 def _past(call: LayerCall, part: PastPart) -> Iterator[Output]:
-    query = torch.unflatten(call.turned(part), 0, (call.keys.shape[0], -1))
+    query = torch.unflatten(call.turned(part.rows, part.turns), 0, (call.keys.shape[0], -1))
     kv_heads, groups, rows, dim = query.shape
     if part.visible is not None:
         keys, values = call.keys[:, part.start : part.stop], call.values[:, part.start : part.stop]
-        yield _flash(query, _grouped(keys, groups), _grouped(values, groups), call.scale, part.visible)
+        hidden = torch.zeros(part.visible.shape).masked_fill_(~part.visible, float("-inf"))
+        yield _flash(query, _grouped(keys, groups), _grouped(values, groups), call.scale, hidden)
         return
     folded = query.reshape(1, kv_heads, groups * rows, dim)
     most = RANGE_KEYS if groups * rows < RANGE_ROWS else part.stop - part.start
@@ -54,8 +77,25 @@ def _past(call: LayerCall, part: PastPart) -> Iterator[Output]:
         yield torch.unflatten(out[0], 1, (groups, rows)), torch.unflatten(lse[0], 1, (groups, rows))
 
 
+def _short(call: LayerCall, parts: Gathered) -> Output:
+    """Readers are the kernel's batch."""
+    kv_heads, groups = call.keys.shape[0], call.query.shape[0] // call.keys.shape[0]
+    query = call.turned(parts.rows, parts.turns)
+    apart = torch.unflatten(torch.unflatten(query, 1, (parts.count, -1)), 0, (kv_heads, groups))
+    rows = apart.shape[3]
+    keys, values = (
+        torch.unflatten(pool.index_select(1, parts.slots), 1, (parts.count, -1)).transpose(0, 1)
+        for pool in (call.keys, call.values)
+    )
+    folded = apart.permute(2, 0, 1, 3, 4).flatten(2, 3)
+    outs = _flash(folded, keys, values, call.scale, parts.hidden)
+    # [count, kv_heads, groups * rows, ...] to [kv_heads, groups, count * rows, ...]
+    out, lse = (torch.unflatten(part, 2, (groups, rows)).movedim(0, 2).flatten(2, 3) for part in outs)
+    return out, lse
+
+
 def _capped_past(call: LayerCall, part: PastPart) -> Iterator[Output]:
-    query = call.turned(part)
+    query = call.turned(part.rows, part.turns)
     # a mask is small, and a row of it may see none of the first keys
     whole = part.visible is not None
     most = part.stop - part.start if whole else max(64, CAPPED_SCORES // query.shape[:2].numel())
@@ -100,14 +140,12 @@ def _flash(
     keys: torch.Tensor,
     values: torch.Tensor,
     scale: float,
-    visible: torch.Tensor | None = None,
+    hidden: torch.Tensor | None = None,
     *,
     causal: bool = False,
 ) -> Output:
-    """[batch, heads, rows, dim] against keys of as many heads; ``visible`` as in `PastPart`."""
-    mask = None
-    if visible is not None:
-        mask = torch.zeros(visible.shape, dtype=query.dtype).masked_fill_(~visible, float("-inf"))
+    """[batch, heads, rows, dim] against keys of as many heads; ``hidden`` is added to the scores."""
+    mask = None if hidden is None else hidden.to(query.dtype)
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query, keys, values, 0.0, causal, attn_mask=mask, scale=scale
     )

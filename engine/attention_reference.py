@@ -41,7 +41,8 @@ class ReferenceAttention:
         output = Merged(call)
         for part in call.plan.past(call.window):
             keys, values = call.keys[:, part.start : part.stop], call.values[:, part.start : part.stop]
-            output.add(part.rows, *attend(call.turned(part), keys, values, call, part.visible))
+            query = call.turned(part.rows, part.turns)
+            output.add(part.rows, *attend(query, keys, values, call, part.visible))
         for new in call.plan.new(call.window):
             output.add(new.rows, *attend_new(call, new))
         return output.result()

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import distributed, nn
-from torch.distributed.tensor import DTensor
 
 from engine.architectures import ModelError
 
@@ -40,7 +38,6 @@ def shard(model: Any) -> Any:
         raise ModelError(f"{kind} has no way of tensor parallelism: {error}") from error
     if mesh is not None:
         model.to(mesh.get_mesh("tp").device_type)
-    _free_the_rest(model)
     return model
 
 
@@ -50,13 +47,3 @@ def _untie(model: Any) -> None:
         owner, _, leaf = name.rpartition(".")
         shared = model.get_parameter(name)
         setattr(model.get_submodule(owner), leaf, nn.Parameter(shared.detach(), requires_grad=False))
-
-
-@torch.no_grad()
-def _free_the_rest(model: Any) -> None:
-    """A part may still be a view of the whole weight: copy it, so that the whole is freed."""
-    for parameter in model.parameters():
-        if isinstance(parameter, DTensor):
-            part = parameter.to_local()
-            if part.untyped_storage().nbytes() > part.nbytes:
-                parameter._local_tensor = part.clone()

@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -156,6 +157,22 @@ def test_mixed_batches_follow_the_definition(
         assert largest(backend()(call) - defined(call)) < 1e-5, f"seed {seed}"
 
 
+@pytest.mark.parametrize("window", [None, 6])
+@pytest.mark.parametrize("softcap", [None, 1.5])
+def test_half_precision_follows_the_definition_within_its_rounding(
+    window: int | None, softcap: float | None
+) -> None:
+    for seed in range(6):
+        layer = Layer(seed)
+        layer.keys, layer.values = layer.keys.bfloat16(), layer.values.bfloat16()
+        layer.mixed()
+        call = layer.call(window, softcap)
+        call = replace(call, query=call.query.bfloat16())
+        actual = CpuAttention()(call)
+        assert actual.dtype == torch.bfloat16
+        assert largest(actual.float() - defined(call)) < 5e-2, f"seed {seed}"
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("window", [None, 9, 40])
 @pytest.mark.parametrize("softcap", [None, 1.5])
@@ -255,6 +272,41 @@ def test_shared_extents_are_met_by_all_their_readers_at_once() -> None:
     assert rows[tape.slot, tape.slot + 60] == slice(16, 16 + 25 * 7)
     assert len(parts) == 2 + 16
     assert [new.count for new in BatchPlan(layer.sequences).new(None)] == [16, 25]
+
+
+def test_short_extents_of_many_readers_are_met_in_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of about the same length, in several frames; two of one reader, a long and a lone one stay apart."""
+    layer = Layer(4)
+    prefix = layer.past(100)
+    for length in (9, 16, 12, 16, 13, 300, 3):
+        layer.add(prefix + layer.past(length, coord=100), 1)
+    layer.add(prefix + layer.past(11, 10, coord=100), 1)
+    call = layer.call()
+    gathered: list[int] = []
+
+    def short(*args: Any) -> Any:
+        gathered.append(args[1].count)
+        return cpu_short(*args)
+
+    cpu_short = cpu._short
+    monkeypatch.setattr(cpu, "_short", short)
+    assert largest(CpuAttention()(call) - defined(call)) < 1e-5
+    assert gathered == [6]
+
+
+def test_a_broken_short_extent_leaves_those_gathered_with_it_bit_for_bit() -> None:
+    """The slots right behind a shorter one are those of the broken one, and hidden by no mask if read."""
+    layer = Layer(6)
+    prefix = layer.past(40)
+    own = [layer.past(length, coord=40) for length in (9, 16, 12)]
+    for past in own:
+        layer.add(prefix + past, 1)
+    expected = CpuAttention()(layer.call())
+    ((slot, length, _, _),) = own[1]
+    layer.values[:, slot : slot + length] = float("nan")
+    actual = CpuAttention()(layer.call())
+    assert actual[:, 1].isnan().all()
+    assert torch.equal(actual[:, [0, 2]], expected[:, [0, 2]])
 
 
 @pytest.mark.parametrize("window", [300, 700, 5000])

@@ -136,11 +136,11 @@ def test_a_pass_that_reads_every_row_computes_them_all() -> None:
     """After one that did not; so does the unmodified model."""
     model = tiny("llama")
     session = Session(model)
+    assert dense_logits(model, [3, 4, 5, 6]).shape == (4, VOCABULARY)
     session.counting.rows.clear()
     work = session.ask([session.tokens(6)], [0])
     assert session.engine.logits(work).shape == (6, VOCABULARY)
     assert session.counting.rows == [6] * len(model.layers)
-    assert dense_logits(model, [3, 4, 5, 6]).shape == (4, VOCABULARY)
     session.close(work)
 
 

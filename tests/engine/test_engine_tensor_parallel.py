@@ -72,7 +72,7 @@ def test_two_ranks_give_the_logits_of_one_process(
 def test_a_rank_holds_its_part_of_the_weights(
     both_ranks: tuple[dict[str, LoadedModel], dict[str, list[Any]]],
 ) -> None:
-    """The whole weights that were loaded are freed, views of them would keep them."""
+    """Nothing keeps the whole weights that were loaded, neither as parameters nor behind views."""
     alone, found = both_ranks
     for rank in found["llama"]:
         assert rank["bytes"] < 0.55 * bytes_held(alone["llama"].model)
