@@ -1,0 +1,92 @@
+"""FCFS, LPM and k-LPM as pure functions (*k-LPM* algorithm 1).
+
+All three are one rule with one number: every k-th choice is the oldest waiting request, the others are the
+longest prefix match. k = 1 is FCFS. k = None is LPM, which never takes the oldest for its age; the paper's
+k = infinity differs from it in the very first choice only.
+
+`choose` takes one request, after which match lengths may be different ones (the model caches the previous
+prompt only). `rank` orders all that wait by match lengths taken once, as a scheduler does that asks its cache
+at the start of a step. Neither knows where the lengths come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+FCFS = 1
+LPM = None
+PIECE = 512
+
+Arrivals = NDArray[np.float64] | NDArray[np.int64]
+
+
+def takes_oldest(step: int, k: int | None) -> bool:
+    """Whether choice number `step` (from 0) is made by age. Raises ValueError for k < 1."""
+    if k is not None and k < 1:
+        raise ValueError(f"k must be 1 or more, not {k}")
+    return k is not None and step % k == 0
+
+
+def choose(
+    step: int,
+    k: int | None,
+    arrivals: Arrivals,
+    matches: NDArray[np.int64],
+    rng: np.random.Generator | None = None,
+) -> int:
+    """Index of the waiting request that goes next: one step of algorithm 1.
+
+    Args:
+        step: how many were chosen before, counted over the whole run.
+        k: see the module; None is LPM.
+        arrivals: [waiting] time or sequence number, smaller is older.
+        matches: [waiting] cached prefix of each, tokens.
+        rng: breaks ties of the match uniformly (the paper's footnote 4); without it the oldest wins.
+
+    Raises ValueError when nothing waits or k < 1.
+    """
+    if takes_oldest(step, k):
+        return int(np.argmin(arrivals))
+    longest = np.flatnonzero(matches == matches.max())
+    if rng is not None:
+        return int(rng.choice(longest))
+    return int(longest[np.argmin(arrivals[longest])])
+
+
+def rank(k: int | None, arrivals: Arrivals, matches: NDArray[np.int64], *, step: int = 0) -> Iterator[int]:
+    """Indices of all waiting requests in the order `choose` would take them, were the matches to stay.
+
+    The iterator is lazy past two sorts: a step that fills its batch after 100 requests pays for 100.
+    Arguments as for `choose`; ties go to the oldest, then to the lower index.
+    """
+    takes_oldest(step, k)
+    by_age = np.argsort(arrivals, kind="stable")  # a queue kept in order of arrival sorts in linear time
+    if k == FCFS or not len(by_age):
+        return iter(by_age.tolist())
+    # One key for match and age: keys differ, so the quicker unstable sort gives the stable order.
+    shortfall = int(matches.max()) - matches[by_age]
+    by_match = by_age[np.argsort(shortfall * len(by_age) + np.arange(len(by_age)))]
+    if k is None:
+        return iter(by_match.tolist())
+    return _alternate(k, step, by_age, by_match)
+
+
+def _alternate(k: int, step: int, by_age: NDArray[np.int64], by_match: NDArray[np.int64]) -> Iterator[int]:
+    """Merge the two orders by algorithm 1, each request once."""
+    taken = bytearray(len(by_age))
+    oldest, longest = _each(by_age), _each(by_match)
+    for at in range(step, step + len(by_age)):
+        # Each source holds every request, so it still has whatever is not taken.
+        source = oldest if takes_oldest(at, k) else longest
+        index = next(i for i in source if not taken[i])
+        taken[index] = 1
+        yield index
+
+
+def _each(indices: NDArray[np.int64]) -> Iterator[int]:
+    """Python's integers, made by the piece: most consumers stop early."""
+    for at in range(0, len(indices), PIECE):
+        yield from indices[at : at + PIECE].tolist()

@@ -1,0 +1,116 @@
+"""The query stream and its computation time (*k-LPM* definitions 1 and 2).
+
+Time is counted in tokens: one unit is what one token costs without attention. The machine takes one query
+at a time, never interrupts it, and remembers the previous prompt only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+Lengths = NDArray[np.int64]
+Prompt = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class QueryStream:
+    """Definition 1: n prompts and their arrival times; query i is position i of both.
+
+    Raises ValueError when the two differ in number, a prompt is empty, or an arrival is negative or not
+    finite.
+    """
+
+    prompts: tuple[Prompt, ...]
+    arrivals: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.prompts) != len(self.arrivals):
+            raise ValueError(f"{len(self.prompts)} prompts but {len(self.arrivals)} arrival times")
+        for query, (prompt, arrival) in enumerate(zip(self.prompts, self.arrivals, strict=True)):
+            if not prompt:
+                raise ValueError(f"query {query} has an empty prompt")
+            if not (math.isfinite(arrival) and arrival >= 0):
+                raise ValueError(f"query {query} arrives at {arrival}, which is not a time from 0 on")
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    @cached_property
+    def _sorted(self) -> tuple[Lengths, Lengths]:
+        """Where each query stands among the sorted prompts, and the overlap of neighbours there."""
+        ranking = sorted(range(len(self)), key=self.prompts.__getitem__)
+        place = np.empty(len(self), np.int64)
+        place[ranking] = np.arange(len(self))
+        neighbours = [overlap(self.prompts[a], self.prompts[b]) for a, b in pairwise(ranking)]
+        return place, np.array(neighbours, np.int64)
+
+    def matches(self, previous: int | None) -> Lengths:
+        """Overlap of every query with the one just processed, [n] tokens; zeros for an empty cache.
+
+        Between sorted prompts the overlap is the least one of the neighbours on the way, so a row costs O(n)
+        whatever the prompts' lengths.
+        """
+        if previous is None:
+            return np.zeros(len(self), np.int64)
+        place, neighbours = self._sorted
+        at = int(place[previous])
+        below = np.minimum.accumulate(neighbours[:at][::-1])[::-1]
+        above = np.minimum.accumulate(neighbours[at:])
+        own = np.array([len(self.prompts[previous])], np.int64)
+        row: Lengths = np.concatenate([below, own, above])[place]
+        return row
+
+    def cost(self, query: int, previous: int | None, match: int, c_attn: float) -> float:
+        """Definition 2: time to process `query` when `match` of its tokens are cached.
+
+        The first query (`previous` is None) costs its length alone: the paper gives it no attention term.
+        """
+        length = len(self.prompts[query])
+        if previous is None:
+            return length
+        # A factor of exactly one keeps whole numbers whole.
+        return (1 + c_attn * length if c_attn else 1) * (length - match)
+
+
+def overlap(x: Sequence[int], y: Sequence[int]) -> int:
+    """Overlap(x, y): length of the longest common prefix, tokens."""
+    return next((at for at, (a, b) in enumerate(zip(x, y, strict=False)) if a != b), min(len(x), len(y)))
+
+
+def completions(
+    stream: QueryStream, order: Sequence[int], *, c_attn: float = 0.0, start: float = 0.0
+) -> tuple[float, ...]:
+    """Definition 2: R, the completion time of each query (by query, not by position in `order`).
+
+    The paper writes R(j1) = |x|: its clock begins when the first query does. Here the first query too waits
+    for `start` and for its own arrival, R(j1) = max(start, t) + |x|, which is the paper's value whenever the
+    first query is there at time 0. Without it an order could begin with a query from the future and have it
+    answered before it was asked. `start` is the T of theorem 2.
+
+    Raises ValueError when `order` does not hold each query once.
+    """
+    if sorted(order) != list(range(len(stream))):
+        raise ValueError(f"the order must hold each of the {len(stream)} queries once")
+    done = [0.0] * len(stream)
+    now, previous = start, None
+    for query in order:
+        # The rows of `matches` cost O(n) each; for one pair the prompts themselves are quicker.
+        match = 0 if previous is None else overlap(stream.prompts[query], stream.prompts[previous])
+        now = max(now, stream.arrivals[query]) + stream.cost(query, previous, match, c_attn)
+        done[query], previous = now, query
+    return tuple(done)
+
+
+def ttfts(
+    stream: QueryStream, order: Sequence[int], *, c_attn: float = 0.0, start: float = 0.0
+) -> tuple[float, ...]:
+    """Completion minus arrival of each query; arguments and errors as for `completions`."""
+    done = completions(stream, order, c_attn=c_attn, start=start)
+    return tuple(end - arrival for end, arrival in zip(done, stream.arrivals, strict=True))
