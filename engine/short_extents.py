@@ -2,8 +2,8 @@
 
 The first tokens of 25 answers, or a few bars of each of 16 sessions, are some dozen keys that one reader
 sees. A product and a merge for each of them cost more than the arithmetic, so extents of about the same
-length, read by equally many rows, are copied side by side and padded. Readers stay apart in the batch
-dimension: padding is a key of the reader's own, hidden by the mask.
+length, read by equally many rows, are copied side by side and padded; several of one reader are joined
+first. Readers stay apart in the batch dimension: padding is a key of the reader's own, hidden by the mask.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ SHORT_KEYS = 256
 
 @dataclass(frozen=True)
 class Gathered:
-    """``count`` parts of equally many rows. ``slots``: int64 [count * keys], those of one part together.
+    """``count`` readers of equally many rows. ``slots``: int64 [count * keys], those of one reader together.
 
-    ``hidden``: float [count, 1, 1, keys], -inf where a part is padded; None when all are equally long.
+    ``hidden``: float [count, 1, 1, keys], -inf where a reader is padded; None when all have equally many.
     ``turns`` as in `PastPart`, for all ``rows``.
     """
 
@@ -35,56 +35,87 @@ class Gathered:
     turns: torch.Tensor | None
 
 
+@dataclass(frozen=True)
+class _Read:
+    """Extents that the same rows meet at the same turns: one row of keys, whatever lies between them."""
+
+    rows: slice
+    parts: list[PastPart]
+
+    @property
+    def keys(self) -> int:
+        return sum(part.stop - part.start for part in self.parts)
+
+    def slots(self, keys: int) -> torch.Tensor:
+        """The slots of its keys, then its first slot again up to ``keys``."""
+        ranges = [torch.arange(part.start, part.stop) for part in self.parts]
+        return torch.cat([*ranges, torch.full((keys - self.keys,), self.parts[0].start)])
+
+
 def gather(parts: Sequence[PastPart]) -> tuple[list[PastPart], list[Gathered]]:
     """``parts`` that stay as they are, and the short ones among them gathered; no row is twice in one."""
     alone: list[PastPart] = []
-    alike: dict[tuple[int, int], list[tuple[slice, PastPart]]] = {}
-    for part in parts:
-        length = part.stop - part.start
-        if part.visible is None and isinstance(part.rows, slice) and length <= SHORT_KEYS:
-            rows = part.rows.stop - part.rows.start
-            # lengths up to the same power of two
-            alike.setdefault((rows, (length - 1).bit_length()), []).append((part.rows, part))
-        else:
-            alone.append(part)
+    alike: dict[tuple[int, int], list[_Read]] = {}
+    for read in _reads(parts, alone):
+        rows = read.rows.stop - read.rows.start
+        # lengths up to the same power of two
+        alike.setdefault((rows, (read.keys - 1).bit_length()), []).append(read)
     groups = [group for candidates in alike.values() for group in _disjoint(candidates)]
-    alone += [part for group in groups if len(group) == 1 for _, part in group]
+    alone += [part for group in groups if len(group) == 1 for part in group[0].parts]
     return alone, [_gathered(group) for group in groups if len(group) > 1]
 
 
-def _disjoint(candidates: list[tuple[slice, PastPart]]) -> list[list[tuple[slice, PastPart]]]:
+def _reads(parts: Sequence[PastPart], alone: list[PastPart]) -> list[_Read]:
+    """The short ones of ``parts``, joined as far as they stay short; the others go to ``alone``."""
+    reads: dict[tuple[int, int, tuple[int, ...] | None], list[_Read]] = {}
+    for part in parts:
+        length = part.stop - part.start
+        if part.visible is not None or not isinstance(part.rows, slice) or length > SHORT_KEYS:
+            alone.append(part)
+            continue
+        turns = None if part.turns is None else tuple(part.turns.tolist())
+        same = reads.setdefault((part.rows.start, part.rows.stop, turns), [])
+        if same and same[-1].keys + length <= SHORT_KEYS:
+            same[-1].parts.append(part)
+        else:
+            same.append(_Read(part.rows, [part]))
+    return [read for same in reads.values() for read in same]
+
+
+def _disjoint(candidates: list[_Read]) -> list[list[_Read]]:
     """As few groups as it takes for the rows of each to be apart, and in order."""
-    groups: list[list[tuple[slice, PastPart]]] = []
-    for rows, part in sorted(candidates, key=lambda candidate: int(candidate[0].start)):
-        group = next((group for group in groups if group[-1][0].stop <= rows.start), None)
+    groups: list[list[_Read]] = []
+    for read in sorted(candidates, key=lambda read: int(read.rows.start)):
+        group = next((group for group in groups if group[-1].rows.stop <= read.rows.start), None)
         if group is None:
             group = []
             groups.append(group)
-        group.append((rows, part))
+        group.append(read)
     return groups
 
 
-def _gathered(group: list[tuple[slice, PastPart]]) -> Gathered:
-    spans = [rows for rows, _ in group]
-    parts = [part for _, part in group]
-    first = torch.tensor([part.start for part in parts])[:, None]
-    lengths = torch.tensor([part.stop - part.start for part in parts])[:, None]
-    at = torch.arange(int(lengths.max())).expand(len(parts), -1)
-    padding = at >= lengths
+def _gathered(group: list[_Read]) -> Gathered:
+    spans = [read.rows for read in group]
+    lengths = torch.tensor([read.keys for read in group])[:, None]
+    keys = int(lengths.max())
+    padding = torch.arange(keys).expand(len(group), -1) >= lengths
     side_by_side = all(a.stop == b.start for a, b in pairwise(spans))
     return Gathered(
         slice(spans[0].start, spans[-1].stop)
         if side_by_side
         else torch.cat([torch.arange(span.start, span.stop) for span in spans]),
-        len(parts),
-        (first + at.masked_fill(padding, 0)).flatten(),
-        torch.zeros(at.shape).masked_fill_(padding, float("-inf"))[:, None, None] if padding.any() else None,
-        _turns(spans, parts),
+        len(group),
+        torch.cat([read.slots(keys) for read in group]),
+        torch.zeros(padding.shape).masked_fill_(padding, float("-inf"))[:, None, None]
+        if padding.any()
+        else None,
+        _turns(group),
     )
 
 
-def _turns(spans: list[slice], parts: list[PastPart]) -> torch.Tensor | None:
-    if all(part.turns is None for part in parts):
+def _turns(group: list[_Read]) -> torch.Tensor | None:
+    turns = [read.parts[0].turns for read in group]
+    if all(own is None for own in turns):
         return None
-    none = torch.zeros(spans[0].stop - spans[0].start, dtype=torch.int64)
-    return torch.cat([none if part.turns is None else part.turns for part in parts])
+    none = torch.zeros(group[0].rows.stop - group[0].rows.start, dtype=torch.int64)
+    return torch.cat([none if own is None else own for own in turns])

@@ -294,6 +294,30 @@ def test_short_extents_of_many_readers_are_met_in_one_product(monkeypatch: pytes
     assert gathered == [6]
 
 
+def test_short_extents_of_one_reader_in_one_frame_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its bars and its question's tokens; up to what counts as short, and not those of another frame."""
+    layer = Layer(7)
+    prefix = layer.past(90)
+    for lengths in ((70, 37), (64, 30), (200, 100), (37, 5, 40)):
+        own, coord, origin = (), 90, layer.rng.randrange(90)
+        for length in lengths:
+            own += (layer.extent(length, coord, origin),)
+            coord += length
+        layer.add(prefix + own, 1)
+    layer.add(prefix + layer.past(70, 37, coord=90), 1)
+    call = layer.call()
+    gathered: list[tuple[int, int]] = []
+
+    def short(*args: Any) -> Any:
+        gathered.append((args[1].count, args[1].slots.numel()))
+        return cpu_short(*args)
+
+    cpu_short = cpu._short
+    monkeypatch.setattr(cpu, "_short", short)
+    assert largest(CpuAttention()(call) - defined(call)) < 1e-5
+    assert gathered == [(5, 5 * 107)]
+
+
 def test_a_broken_short_extent_leaves_those_gathered_with_it_bit_for_bit() -> None:
     """The slots right behind a shorter one are those of the broken one, and hidden by no mask if read."""
     layer = Layer(6)
