@@ -11,7 +11,7 @@ import argparse
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -144,7 +144,7 @@ def describe(plan: Plan, device: str, dtype: torch.dtype) -> Device:
     return Device(name, str(torch.__version__), copy / 1e9, rate / 1e12)
 
 
-def questions(bench: Bench, how: str, device: Device) -> tuple[Question, float]:
+def questions(bench: Bench, how: str, repeats: int, device: Device) -> tuple[Question, float]:
     """Latency of single questions; and of all standing questions in one pass over one question."""
     plan, costs = bench.plan, bench.costs
     for _ in range(3):  # compile, record
@@ -152,11 +152,11 @@ def questions(bench: Bench, how: str, device: Device) -> tuple[Question, float]:
     bench.ask(plan.standing)
     bench.ask(plan.standing)
     first, steps = [], []
-    for _ in range(plan.repeats):
+    for _ in range(repeats):
         one, tokens = bench.ask(1)
         first.append(round(one * 1e9))
         steps += [round(token * 1e9) for token in tokens]
-    many = sorted(bench.ask(plan.standing)[0] for _ in range(max(3, plan.repeats // 10)))
+    many = sorted(bench.ask(plan.standing)[0] for _ in range(max(3, repeats // 10)))
     ask, decode = latency(first), latency(steps)
     floor_ms = 1e3 * costs.memory_floor_s(plan.context, device.copy_gb_s * 1e9)
     found = Question(how, ask, decode, ask.p50_ms / floor_ms, decode.p50_ms / floor_ms)
@@ -199,10 +199,10 @@ def measure(plan: Plan, device: str, say: Callable[[str], None]) -> tuple[GpuRep
     ]
     spent = sum(seconds for _, _, seconds in updates)
     say("questions ...")
-    asked = [questions(bench, "recorded" if bench.engine.graphs else "eager", found)]
+    asked = [questions(bench, "recorded" if bench.engine.graphs else "eager", plan.repeats, found)]
     if bench.engine.graphs:
         bench.engine.graphs = None
-        asked.append(questions(bench, "eager", found))
+        asked.append(questions(bench, "eager", plan.eager_repeats, found))
     bench.close()
     say("recompute and swap ...")
     curves = curve(bench)
@@ -212,7 +212,7 @@ def measure(plan: Plan, device: str, say: Callable[[str], None]) -> tuple[GpuRep
         for rows, context, gb_s in attention_points(bench.engine, plan)
     ]
     report = GpuReport(
-        " ".join(["foretick", "bench", "gpu", *sys.argv[2:]]),
+        command(sys.argv[1:]),
         started,
         found,
         plan.name,
@@ -229,6 +229,12 @@ def measure(plan: Plan, device: str, say: Callable[[str], None]) -> tuple[GpuRep
         time.perf_counter() - began,
     )
     return report, Profile(found.name, plan.name, BLOCK, f"foretick bench gpu, {started}", curves)
+
+
+def command(arguments: Sequence[str]) -> str:
+    """The command again, from the program's arguments, whichever way it was started."""
+    options = arguments[2:] if list(arguments[:2]) == ["bench", "gpu"] else arguments
+    return " ".join(["foretick", "bench", "gpu", *options])
 
 
 def file_name(device: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,7 +35,10 @@ TINY: dict[str, Any] = LLAMA_8B | {
 
 @dataclass(frozen=True)
 class Plan:
-    """What one run measures. Tokens everywhere; ``repeats``: of a question, ``answer``: tokens decoded."""
+    """What one run measures. Tokens everywhere; ``repeats``: of a question, ``answer``: tokens decoded.
+
+    ``eager_repeats``: of a question while passes are not recorded, for comparison: it takes longest.
+    """
 
     name: str
     shape: dict[str, Any]
@@ -43,6 +47,7 @@ class Plan:
     question: int = 40
     answer: int = 64
     repeats: int = 100
+    eager_repeats: int = 15
     standing: int = 25
     curve: Sequence[int] = field(default=tuple(1024 << i for i in range(8)))
     attention_rows: Sequence[int] = (1, 40)
@@ -99,6 +104,10 @@ class Costs:
     """Of one token, all layers."""
     attention_flops: int
     """Of one query token meeting one key, all layers."""
+    unread_flops: int
+    """Of `matrix_flops`: the last layer's but keys and values, of no use for a token that chooses none."""
+    unread_attention_flops: int
+    """Of `attention_flops`: the last layer's."""
 
     @classmethod
     def of(cls, loaded: LoadedModel) -> Costs:
@@ -110,12 +119,17 @@ class Costs:
         matrices = sum(p.numel() for p in model.parameters() if p.dim() == 2)
         element = embedding.element_size()
         heads = config.num_attention_heads
+        last = model.get_decoder().layers[-1].named_parameters()
+        unread = sum(p.numel() for name, p in last if p.dim() == 2 and not re.search(r"[kv]_proj", name))
+        attention = [2 * heads * (layer.key_dim + layer.value_dim) for layer in loaded.layers]
         return cls(
             all_bytes - embedding.numel() * element,
             2 * (matrices - embedding.numel() - head.numel()),
             2 * head.numel(),
             sum(layer.kv_heads * (layer.key_dim + layer.value_dim) for layer in loaded.layers) * element,
-            sum(2 * heads * (layer.key_dim + layer.value_dim) for layer in loaded.layers),
+            sum(attention),
+            2 * unread,
+            attention[-1],
         )
 
     def memory_floor_s(self, context: int, bytes_per_s: float) -> float:
@@ -125,4 +139,6 @@ class Costs:
     def matrix_floor_s(self, rows: int, context: int, flops_per_s: float) -> float:
         """Seconds of arithmetic for ``rows`` new tokens behind ``context`` tokens, none of them sampled."""
         keys = context + (rows + 1) / 2
-        return rows * (self.matrix_flops + keys * self.attention_flops) / flops_per_s
+        matrices = self.matrix_flops - self.unread_flops
+        attention = self.attention_flops - self.unread_attention_flops
+        return rows * (matrices + keys * attention) / flops_per_s

@@ -98,6 +98,7 @@ class EngineHost:
             store,
             time.monotonic_ns,
             batch_tokens=config.scheduler.max_batch_tokens,
+            chunk_tokens=config.scheduler.chunk_min,
         )
         self._worker = Worker(self._scheduler, when_idle=partial(_soonest, self._refresher.idle, keeping))
         self._plane = self._data_plane(ring, source)

@@ -19,7 +19,7 @@ from itertools import accumulate
 
 from daemon.sections import Session
 from engine.divergence import Divergence, Probe, probe
-from engine.engine import Engine
+from engine.engine import Engine, Work
 from engine.memory import DeviceOutOfMemory
 from metrics.store import MetricStore
 from regions.fork import Fork
@@ -68,7 +68,7 @@ class Refresher:
     """Refreshes `exact` sessions and samples the divergence of all.
 
     ``probes``: a session's standing questions. ``batch_tokens``: the most tokens that are asked at a time.
-    ``clock`` gives ns.
+    ``chunk_tokens``: the most that are caught up with between two batches. ``clock`` gives ns.
     """
 
     def __init__(
@@ -81,9 +81,11 @@ class Refresher:
         clock: Callable[[], int],
         *,
         batch_tokens: int,
+        chunk_tokens: int,
     ) -> None:
         self._scheduler, self._engine, self._probes = scheduler, engine, probes
-        self._store, self._clock, self._batch_tokens = store, clock, batch_tokens
+        self._store, self._clock = store, clock
+        self._batch_tokens, self._chunk_tokens = batch_tokens, chunk_tokens
         now = clock()
         self._kept: dict[AnyTape, _Kept] = {tape: _Kept(s, tape, now, now) for s, tape in sessions}
         self._queue: deque[_Kept] = deque()
@@ -207,7 +209,12 @@ class Refresher:
             return
         tape, fresh = run.kept.tape, run.fresh
         missing = tape.window[fresh.begins_at + fresh.length - tape.evicted_tokens :]
-        if missing:
+        try:
+            complete = not missing or self._caught_up(fresh, missing)
+        except Exception:
+            self._end(run)
+            raise
+        if not complete:
             self._prefill(run, [*fresh.tokens, *missing])
             return
         try:
@@ -219,6 +226,16 @@ class Refresher:
             log.warning("%s was not refreshed: %s", tape.name, error)
         finally:
             self._end(run)
+
+    def _caught_up(self, fresh: Fork, missing: list[int]) -> bool:
+        """The last tokens at once: in a batch, the tape's next append would leave others missing for ever."""
+        if len(missing) > self._chunk_tokens or not fresh.acquire(len(missing)):
+            return False
+        try:
+            self._engine.forward([Work(fresh, missing, sample=False)])
+        except DeviceOutOfMemory:
+            return False
+        return True
 
     def _end(self, run: _Run) -> None:
         run.fresh.release()

@@ -94,8 +94,8 @@ class TritonAttention:
         plan = self._filled.get(view) or self._fill(view, query.device)
         shape = tiling(plan.bucket.tile, widest, query.element_size())
         scale = call.scale * LOG2_E
-        part_out = query.new_empty((plan.parts, q_heads, value_dim), dtype=torch.float32)
-        part_lse = query.new_empty((plan.parts, q_heads), dtype=torch.float32)
+        part_out = query.new_empty((plan.bucket.parts, q_heads, value_dim), dtype=torch.float32)
+        part_lse = query.new_empty((plan.bucket.parts, q_heads), dtype=torch.float32)
         out = query.new_empty((rows, q_heads, value_dim))
         attend[(plan.bucket.items * kv_heads,)](
             query,

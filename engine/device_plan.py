@@ -28,6 +28,8 @@ TILES = (16, 64, 128)
 """Query rows times grouped heads of one program: 16 is the least a matrix instruction takes."""
 STEP = 128
 """Splits are whole steps of keys, so that their blocks have no edges but the tile's own."""
+LEAST_PARTS = 1024
+"""Parts are cheap up to so many (16 MiB at 32 heads of 128), and fewer buckets are fewer recordings."""
 _READ_COST = 128
 """What reading a key costs, in rows multiplied with it: 512 bytes against 512 operations on Hopper."""
 
@@ -51,11 +53,15 @@ class View:
 
 
 class Bucket(NamedTuple):
-    """The sizes that fix tensors and grids: ``rows`` of the batch, work ``items``, and rows of a ``tile``."""
+    """The sizes that fix tensors and grids.
+
+    ``rows`` of the batch, work ``items``, rows of a ``tile``, and ``parts``: rows of all items together.
+    """
 
     rows: int
     items: int
     tile: int
+    parts: int
 
 
 class Reads(NamedTuple):
@@ -120,7 +126,8 @@ class Layout:
     def bucket(self) -> Bucket:
         """The least bucket that holds it."""
         items = max(32, len(self.items), len(self.turns))
-        return Bucket(_round_up(len(self.offsets) - 1), _round_up(items), self.tile)
+        parts = max(LEAST_PARTS, len(self.targets))
+        return Bucket(_round_up(len(self.offsets) - 1), _round_up(items), self.tile, _round_up(parts))
 
 
 def lay_out(reads: Reads, rows: int, view: View, programs: int) -> Layout:
@@ -208,11 +215,10 @@ class DevicePlan:
     def __init__(self, view: View, bucket: Bucket, device: torch.device) -> None:
         self.view = view
         self.bucket = bucket
-        self.parts = bucket.items * (bucket.tile // view.groups)
         sizes = {
             "items": bucket.items * ITEM_FIELDS,
-            "entries": self.parts * ENTRY_FIELDS,
-            "targets": self.parts,
+            "entries": bucket.parts * ENTRY_FIELDS,
+            "targets": bucket.parts,
             "turns": bucket.items,
             "offsets": bucket.rows + 1,
         }

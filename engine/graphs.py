@@ -20,6 +20,7 @@ import torch
 from engine.attention import Attention
 from engine.batch import BatchPlan
 from engine.capture import capture_obstacle
+from engine.memory import out_of_memory
 from engine.model import ATTENTION, LoadedModel, Pass
 from regions.held import Held
 from regions.pool import KVPool
@@ -60,7 +61,8 @@ class CudaRecorder:
     def __call__(self, run: Replay) -> Replay:
         """Capture ``run`` on a stream of its own."""
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory):
+        # other threads may allocate or wait for copies meanwhile: that is no part of this pass
+        with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
             result = run()
 
         def replay() -> torch.Tensor:
@@ -168,6 +170,8 @@ class GraphRunner:
         try:
             replay = self._record(run)
         except RuntimeError as error:
+            if out_of_memory(error):  # the pass itself is done; the next of this size is recorded
+                return result
             log.warning("passes of this model cannot be recorded, they run eagerly: %s", error)
             self._refused = True
             return result

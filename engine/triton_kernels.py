@@ -16,8 +16,8 @@ import triton.language as tl  # type: ignore[import-untyped]  # ships no type in
 
 LOG2_E = 1.4426950408889634
 ITEM_FIELDS = 8
-"""first entry, entries, first slot, slot behind the last, first and last-but-one slot that all entries see,
-first target, unused."""
+"""first entry, entries, first slot, slot behind the last, these two of the slots that all entries see, first
+target, unused."""
 ENTRY_FIELDS = 4
 """row of the batch, row of the turn table, first visible slot, slot behind the last visible one."""
 

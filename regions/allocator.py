@@ -90,8 +90,12 @@ class BlockAllocator:
 
     @property
     def fragmentation(self) -> float:
-        """Share of the free blocks that lies outside the longest free run, 0 to 1."""
-        return 1.0 - self.largest_free_run / self.free_blocks if self.free_blocks else 0.0
+        """Share of the free blocks that lies outside the longest free run, 0 to 1.
+
+        May be read beside the thread that takes and releases: it is then near to the truth.
+        """
+        free = self.free_blocks
+        return max(0.0, 1.0 - self.largest_free_run / free) if free else 0.0
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless counts, free list and references agree."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from bench import gpu
 from bench.gpu_result import GpuReport, Profile
@@ -42,5 +43,12 @@ def test_floors_are_counted_from_the_model() -> None:
     assert costs.kv_bytes == layers * 2 * (16 + 16) * 4
     assert costs.attention_flops == layers * 2 * 4 * (16 + 16)
     assert costs.memory_floor_s(10, 100.0) == (costs.weight_bytes + 10 * costs.kv_bytes) / 100.0
-    # one row behind two keys meets three
-    assert costs.matrix_floor_s(1, 2, 1.0) == costs.matrix_flops + 3 * costs.attention_flops
+    # one row behind two keys meets three in the first layer; in the last it leaves its key and value
+    last = 2 * 2 * hidden * 32
+    assert costs.matrix_floor_s(1, 2, 1.0) == costs.matrix_flops / 2 + last + 3 * costs.attention_flops / 2
+
+
+@pytest.mark.parametrize("arguments", [["bench", "gpu", "--quick"], ["--quick"]])
+def test_the_command_is_told_as_it_can_be_given_again(arguments: list[str]) -> None:
+    """Started by `foretick bench gpu` or by `python -m bench.gpu`."""
+    assert gpu.command(arguments) == "foretick bench gpu --quick"

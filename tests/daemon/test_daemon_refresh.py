@@ -84,6 +84,7 @@ class World:
             self.store,
             self.clock,
             batch_tokens=LIMITS.max_batch_tokens,
+            chunk_tokens=LIMITS.chunk_min,
         )
 
     def feed(self, n: int = 1, tape: Tape | None = None, length: int = 6) -> None:
@@ -197,8 +198,12 @@ def test_a_refresh_behind_the_last_eviction_gives_the_dense_logits() -> None:
     world.close()
 
 
-def test_what_is_appended_meanwhile_is_caught_up_with() -> None:
-    """Records come during the prefill and during the catching up; the window is the dense model's."""
+@pytest.mark.parametrize("length", [12, 6])
+def test_what_is_appended_meanwhile_is_caught_up_with(length: int) -> None:
+    """Records come during the prefill and during the catching up; the window is the dense model's.
+
+    What is no longer than a chunk is caught up with at once.
+    """
     world = World(exact(every=0, idle_s=1))
     world.feed_one_by_one(13)
     world.tape.make_room(50, 1)  # all that follows fits
@@ -208,13 +213,51 @@ def test_what_is_appended_meanwhile_is_caught_up_with() -> None:
     begun = world.tape.live_records
     for _ in range(3):
         world.steps.step()
-        world.feed()
-    assert world.total("refreshes") == 0
+        world.feed(length=length)
+    assert world.total("refreshes") == (length <= LIMITS.chunk_min)
     world.run()
     assert world.total("refreshes") == 1
     assert world.tape.live_records == begun + 3
     world.feed_one_by_one(1)
     assert world.off() < 1e-4
+    world.close()
+
+
+def test_a_refresh_ends_although_every_pass_appends() -> None:
+    """Of a flood that leaves room for the chunks: the last tokens are caught up with between two batches."""
+    world = World(exact(every=5))
+    for _ in range(80):
+        world.feed(1, length=2)
+        world.steps.step()
+    assert world.total("refreshes") >= 2
+    assert world.total("refresh_restarts") == 0
+    world.run()
+    world.close()
+
+
+def test_catching_up_that_finds_no_memory_goes_through_the_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(exact(every=5))
+    forward, lost = world.engine.forward, 0
+
+    def scarce(works: Sequence[Work]) -> Any:
+        nonlocal lost
+        if len(works) == 1 and isinstance(works[0].target, Fork) and not lost:
+            lost += 1
+            raise DeviceOutOfMemory("none left")
+        return forward(works)
+
+    while world.tape.evicted_records < 5:
+        world.feed(1, length=2)
+        world.steps.step()
+    monkeypatch.setattr(world.engine, "forward", scarce)
+    for _ in range(16):
+        world.feed(1, length=2)
+        world.steps.step()
+    assert lost
+    monkeypatch.undo()
+    world.run()
+    assert world.total("refreshes") >= 1
+    world.feed_one_by_one(1)
     world.close()
 
 

@@ -125,3 +125,29 @@ def test_what_cannot_be_captured_says_why() -> None:
     obstacle = capture_obstacle(model, ATTENTION)
     assert obstacle is not None
     assert "DataDependent" in obstacle
+
+
+def test_a_recording_that_finds_no_memory_is_made_later() -> None:
+    """The pass itself was done; one that cannot be recorded at all ends recording."""
+    failures: list[RuntimeError] = [torch.OutOfMemoryError("no room")]
+
+    def record(run: Replay) -> Replay:
+        if failures:
+            raise failures.pop()
+        return run
+
+    model = tiny("llama", layers=1)
+    engine = Engine(model, blocks=60, attention=Prepared(), record=record)
+    graphs = engine.graphs
+    assert graphs is not None
+    for n, expected in ((4, (0, 0)), (4, (1, 0)), (4, (1, 1))):
+        prompt = engine.open_prompt()
+        assert ask(engine, [prompt], [tokens(random.Random(n), n)])
+        prompt.release()
+        assert (graphs.recordings, graphs.replays) == expected
+    failures.append(RuntimeError("operation not permitted when stream is capturing"))
+    for _ in range(2):
+        prompt = engine.open_prompt()
+        assert ask(engine, [prompt], [tokens(random.Random(1), 9)])
+        prompt.release()
+    assert (graphs.recordings, graphs.replays) == (1, 1)

@@ -318,3 +318,13 @@ def test_fragmentation_is_the_share_outside_the_longest_run() -> None:
     allocator.release(first)
     allocator.release(third)
     assert (allocator.largest_free_run, allocator.fragmentation) == (2, 0.5)
+
+
+def test_fragmentation_can_be_read_while_another_thread_takes_the_last_block() -> None:
+    class Racing(BlockAllocator):
+        @property
+        def largest_free_run(self) -> int:
+            self.free_blocks = 0
+            return 0
+
+    assert Racing(10).fragmentation == 1
