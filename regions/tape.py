@@ -88,6 +88,11 @@ class Tape:
         return self._retention.records or self._retention.tokens
 
     @property
+    def append_span_ns(self) -> int:
+        """Most event time between the records of one append, 0 for any: none of them is too old at once."""
+        return self._retention.span_ns
+
+    @property
     def max_position(self) -> int:
         """The highest local position in use; never above the frame limit."""
         return max((s.max_position for s in self._kv.stretches), default=self._frozen_tokens - 1)

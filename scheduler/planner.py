@@ -159,9 +159,14 @@ class _Walk:
         most = min(self.tokens, append.tape.append_tokens)
         # Beside questions the tape gets the smallest chunk (or one record): they wait for the whole pass.
         share = min(most, self.limits.chunk_min) if self.asked else most
+        oldest = newest = append.queue[0].record.ts_event
+        span = append.tape.append_span_ns
         for pending in islice(append.queue, append.tape.append_records):
             after = tokens + len(pending.record.tokens)
             if after > most or (n and after > share):
+                break
+            oldest, newest = min(oldest, pending.record.ts_event), max(newest, pending.record.ts_event)
+            if span and newest - oldest > span:
                 break
             need = append.tape.blocks_needed(after)
             if n and need > self.free + below:

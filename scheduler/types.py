@@ -118,6 +118,10 @@ class Tape(Protocol):
     def append_records(self) -> int:
         """Most records of one append."""
 
+    @property
+    def append_span_ns(self) -> int:
+        """Most event time between the records of one append; 0 for any."""
+
     def fork(self) -> Reader:
         """A reader of exactly the current version. O(extents), takes no block."""
 

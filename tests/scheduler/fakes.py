@@ -144,6 +144,10 @@ class FakeTape:
         return self.retention
 
     @property
+    def append_span_ns(self) -> int:
+        return self.span_ns
+
+    @property
     def tokens(self) -> list[int]:
         return [token for record in self.records for token in record]
 

@@ -194,6 +194,18 @@ def test_a_record_s_event_time_reaches_its_tape() -> None:
     assert tape.version == 4
 
 
+def test_a_backlog_longer_than_the_span_is_appended_in_pieces_that_fit_it() -> None:
+    """No version shows a record older than the span before that version's newest."""
+    h = Harness()
+    tape = h.tape()
+    tape.span_ns = 10
+    h.scheduler.append(tape, [Record((at,), ts_event=at) for at in (1, 4, 9, 12, 13, 40, 41)])
+    windows = []
+    while h.scheduler.step():
+        windows.append(list(tape.times))
+    assert windows == [[1, 4, 9], [4, 9, 12, 13], [40, 41]]
+
+
 # Between batches.
 
 
