@@ -55,14 +55,14 @@ class Pool(Section, frozen=True, forbid_unknown_fields=True):
         int,
         Meta(
             ge=0,
-            description="blocks of the host tier, where sessions go that leave the pool; 0 is no host tier",
+            description="blocks of the host tier, where sessions go when the pool is short; 0 is none",
         ),
     ] = 0
     idle_spill: Annotated[
         Duration,
         Meta(
-            description="a session unused for so long leaves the pool, to the host tier or to disk, and "
-            "comes back when used; 0s is never"
+            description="a session unused for so long leaves the pool, to disk, or to the host tier if no "
+            "file can be written, and comes back when used; 0s is never"
         ),
     ] = OFF
     spill_dir: Annotated[

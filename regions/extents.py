@@ -14,6 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from regions.allocator import Run
+
 
 class Extent(NamedTuple):
     """``length`` slots in one position frame; ``coord`` is the stream coordinate of the first key."""
@@ -94,3 +96,8 @@ def relay(extents: Iterable[Extent], ranges: Iterable[SlotRange]) -> list[Extent
             coord, left = coord + here, left - here
             places[0:1] = [(slot + here, count - here)] if here < count else []
     return laid
+
+
+def blocks_of(extents: Iterable[Extent], block_size: int) -> list[Run]:
+    """The blocks under ``extents``, in order."""
+    return [Run(e.slot // block_size, -(-(e.slot + e.length) // block_size)) for e in extents]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from regions.allocator import Run
-from regions.extents import Extent, Step, extend, keep_oldest, relay
+from regions.extents import Extent, Step, blocks_of, extend, keep_oldest, relay
 from regions.held import Held, Past
 from regions.pool import KVPool
 from regions.slots import Slots
@@ -140,17 +140,15 @@ class Fork:
         del self.tokens[n:]
         self._origin = self._extents[-1].origin if self._extents else self._past.origin
         self._slots.keep(max(0, n - self._fixed))
-        if n <= self._fixed:
-            self._fixed = n
-        elif self._slots.tail_is_shared:
+        if n < self._fixed:
+            self._hold_only(n)
+        elif n > self._fixed and self._slots.tail_is_shared:
             self._fixed_holds.append(Held(self._pool, self._slots.live_runs()))
             self._slots.release()
             self._fixed = n
         if self._stored is not None:
             self._stored.keep(self._slots.live_blocks)
             self._stored = self._stored if self._slots.length else None
-        if not n:
-            self._let_go()
 
     def reset(self) -> None:
         """Preemption by recompute: drop the private KV, keep the past."""
@@ -208,8 +206,10 @@ class Fork:
         self._extents = relay(self._extents, [*places, *self._slots.live_ranges()])
         return True
 
-    def _let_go(self) -> None:
-        for held in self._fixed_holds:
+    def _hold_only(self, n: int) -> None:
+        """Of what others hold too, hold the first ``n`` tokens, which are all that is left."""
+        before = self._fixed_holds
+        self._fixed_holds = [Held(self._pool, blocks_of(self._extents, self._pool.block_size))] if n else []
+        self._fixed = n
+        for held in before:
             held.release()
-        self._fixed_holds.clear()
-        self._fixed = 0

@@ -10,8 +10,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from regions.allocator import Run
-from regions.extents import Extent, extend
+from regions.extents import Extent, blocks_of, extend
 from regions.fork import Fork
 from regions.held import Held, Past
 from regions.pool import KVPool
@@ -34,11 +33,6 @@ def between(extents: Iterable[Extent], start: int, stop: int) -> list[Extent]:
         if low < high:
             kept.append(Extent(extent.slot + low - extent.coord, high - low, low, extent.origin))
     return kept
-
-
-def blocks_of(extents: Iterable[Extent], block_size: int) -> list[Run]:
-    """The blocks under ``extents``, in order."""
-    return [Run(e.slot // block_size, -(-(e.slot + e.length) // block_size)) for e in extents]
 
 
 def prompt_extents(source: Fork | Past, tokens: TokenArray) -> tuple[Extent, ...]:

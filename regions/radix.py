@@ -18,11 +18,11 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from regions.extents import Extent
+from regions.extents import Extent, blocks_of
 from regions.fork import Fork
 from regions.held import Held, Past
 from regions.pool import KVPool
-from regions.prefix import alias, between, blocks_of, prompt_extents
+from regions.prefix import alias, between, prompt_extents
 from regions.tokens import TokenArray, Tokens, common_length, token_array
 
 

@@ -1,4 +1,4 @@
-"""Which sessions stay in the pool: idle ones go to the host tier or to disk, and come back when used.
+"""Which sessions stay in the pool: idle ones go to disk or to the host tier, and come back when used.
 
 A session leaves when nobody used it for a while, or, the least recently used first, when a block is wanted
 and no cache has one left to give: before anything is preempted for it. What was stored and cannot be had back
@@ -34,8 +34,9 @@ Place = Literal["host", "disk"]
 class Idleness:
     """When and where sessions leave the pool.
 
-    ``limit_ns``: idle for so long, a session leaves; 0 means only for want of blocks. ``directory``: of the
-    files; None leaves the host tier alone. ``retry_ns``: no file is written for so long after one failed.
+    ``limit_ns``: idle for so long, a session leaves, to a file if it can, so that the host tier keeps room
+    for those that leave for want of blocks; 0 means only for that. ``directory``: of the files; None leaves
+    the host tier alone. ``retry_ns``: no file is written for so long after one failed.
     """
 
     limit_ns: int = 0
@@ -165,7 +166,8 @@ class Residency:
         if not self._idleness.limit_ns:
             return False
         since = self._clock() - self._idleness.limit_ns
-        return any(self._spill(tape) for tape, used in list(self._used.items()) if used <= since)
+        idle = [tape for tape, used in self._used.items() if used <= since]
+        return any(self._spill(tape, self._to_disk, self._to_host) for tape in idle)
 
     def next_due(self) -> int | None:
         """In how many ns the next session in the pool has been idle for the limit; None without one."""
@@ -180,27 +182,26 @@ class Residency:
             if self._pool.free_blocks >= enough:
                 break
             if not tape.read:
-                self._spill(tape)
+                self._spill(tape, self._to_host, self._to_disk)
         if self._host is not None:
             self._host.settle(enough - self._pool.blocks.free_blocks)
 
-    def _spill(self, tape: Tape) -> bool:
-        if not tape.movable:
-            return False
-        if self._host is not None and tape.swap_out(self._host):
-            place: Place = "host"
-        elif self._write(tape):
-            place = "disk"
-        else:
+    def _spill(self, tape: Tape, *ways: Callable[[Tape], Place | None]) -> bool:
+        """Move it away in the first of ``ways`` that works."""
+        place = next((place for way in ways if (place := way(tape))), None) if tape.movable else None
+        if place is None:
             return False
         self._away[tape] = place
         self.spills[place] += 1
         return True
 
-    def _write(self, tape: Tape) -> bool:
+    def _to_host(self, tape: Tape) -> Place | None:
+        return "host" if self._host is not None and tape.swap_out(self._host) else None
+
+    def _to_disk(self, tape: Tape) -> Place | None:
         directory, identity = self._idleness.directory, self._identity[tape]
         if directory is None or self._clock() < self._no_disk_before:
-            return False
+            return None
         path = directory / f"{quote(tape.name, safe='')}.kv"
         inputs = dict(self._inputs(tape.name))
         header = Header(tape.name, identity, self._pool.block_size, tape.state, inputs, time.time_ns())
@@ -211,9 +212,9 @@ class Residency:
             log.error("session %s stays in the pool: %s", tape.name, error)
             self.failures += 1
             self._no_disk_before = self._clock() + self._idleness.retry_ns
-            return False
+            return None
         tape.leave(DiskCopy(self._pool, path, identity, seal, ranges[0][0] % self._pool.block_size))
-        return True
+        return "disk"
 
     def _rebuild(self, tape: Tape) -> bool:
         fresh = tape.anew()

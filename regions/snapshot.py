@@ -163,7 +163,8 @@ def _write(file: BinaryIO, header: Header, pool: KVPool, ranges: Sequence[SlotRa
     file.write(prefix + packed + seal)
     kv = blake2b(seal, digest_size=_DIGEST)
     for tensor in _tensors(pool):
-        live = torch.cat([tensor[:, slot : slot + count] for slot, count in ranges], 1).cpu()
+        # joined on the host: this may run because the device has no memory left
+        live = torch.cat([tensor[:, slot : slot + count].cpu() for slot, count in ranges], 1)
         raw = live.view(torch.uint8).numpy().data.cast("B")  # bytes: numpy has no bfloat16
         kv.update(raw)
         file.write(raw)

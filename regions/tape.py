@@ -169,13 +169,14 @@ class Tape:
     def commit(self, record_lengths: Sequence[int], times: Sequence[int] = ()) -> int:
         """The written tokens become visible as whole records; returns the new data version.
 
-        ``times``: their event times, ns; needed when the retention has a span. Raises RuntimeError when the
-        lengths do not add up to what was written.
+        ``times``: their event times, ns; needed when the retention has a span. Raises RuntimeError, and
+        changes nothing, when the lengths do not add up to what was written, or there are not as many times.
         """
-        if sum(record_lengths) != len(self._pending):
+        times = times or [0] * len(record_lengths)
+        if sum(record_lengths) != len(self._pending) or len(times) != len(record_lengths):
             raise RuntimeError(f"session {self.name}: committed records do not add up to the written tokens")
         start = 0
-        for length, ts_event in zip(record_lengths, times or [0] * len(record_lengths), strict=True):
+        for length, ts_event in zip(record_lengths, times, strict=True):
             self._records.append(LiveRecord(self._pending[start : start + length], ts_event))
             start += length
         self._pending = []

@@ -112,7 +112,7 @@ class Quarantine:
         references = self._pool.blocks.references
         return sum(
             int((references[start:stop] == 1).sum())
-            for _, held in self._pending
+            for _, held in tuple(self._pending)  # metrics are read beside the worker
             for start, stop in held.held_blocks()
         )
 
@@ -124,6 +124,5 @@ class Quarantine:
         enough = self._pool.blocks.free_blocks + blocks
         self.poll()
         while self._pending and self._pool.blocks.free_blocks < enough:
-            transfer, held = self._pending.popleft()
-            transfer.wait()
-            held.release()
+            self._pending[0][0].wait()
+            self._pending.popleft()[1].release()

@@ -291,6 +291,20 @@ def test_records_leave_by_event_time(records: list[tuple[int, int]]) -> None:
     tape.release()
 
 
+def test_a_commit_of_the_wrong_shape_changes_nothing() -> None:
+    memory = pool()
+    tape = tape_of(memory, Retention(20, span_ns=5))
+    assert tape.acquire(6)
+    tape.wrote(tape.step(6), range(6))
+    for lengths, times in (([3, 4], [1, 2]), ([3, 3], [1])):
+        with pytest.raises(RuntimeError, match="do not add up"):
+            tape.commit(lengths, times)
+    assert tape.live_records == 0
+    assert tape.commit([3, 3], [1, 2]) == 1
+    assert tape.window == list(range(6))
+    tape.release()
+
+
 def test_a_lost_block_is_found() -> None:
     """The check names a block whose references outnumber its owners, and the reverse."""
     memory = pool()

@@ -152,6 +152,26 @@ def test_a_change_in_a_block_that_the_cache_holds_does_not_touch_the_cached_toke
     prompt.release()
 
 
+def test_what_is_cut_off_is_not_held_on_to() -> None:
+    """However often a prompt that others read is cut back and grows again."""
+    pool, cache, prompt = streaming()
+    held = set()
+    for turn in range(20):
+        prompt.update([*range(6), *[100 + turn] * 12])
+        run(pool, prompt)
+        prompt.save()
+        prompt.update([*range(6), *[100 + turn] * 8, 7])
+        run(pool, prompt)
+        prompt.update([*range(6), 7])
+        run(pool, prompt)
+        cache.clear()
+        held.add(pool.total_blocks - pool.blocks.free_blocks)
+    assert held == {3}, "6 tokens in two blocks that were shared, and the next"
+    assert reads(pool, prompt.fork.extents, [*range(6), 7])
+    prompt.release()
+    assert pool.free_blocks == pool.total_blocks
+
+
 def test_a_preempted_prompt_goes_on_from_what_it_had_saved() -> None:
     pool, _, prompt = streaming()
     prompt.append(list(range(20)))

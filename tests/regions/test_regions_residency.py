@@ -93,9 +93,10 @@ def numbers(i: int) -> list[int]:
     return [100 * i + j for j in range(14)]
 
 
-def test_idle_sessions_leave_the_least_recently_used_first(tmp_path: Path) -> None:
-    """To the host while it has room, then to disk; a session that was used in between stays."""
-    house = House(4, host_blocks=4, directory=tmp_path)
+@pytest.mark.parametrize("place", ["disk", "host"])
+def test_idle_sessions_leave_the_least_recently_used_first(tmp_path: Path, place: str) -> None:
+    """To disk, without a directory to the host; a session that was used in between stays."""
+    house = House(4, host_blocks=8, directory=tmp_path if place == "disk" else None)
     house.fill(2, 0, 1, 3)  # used at 1, 2, 3 and 4
     assert not house.residency.spill_idle()
     assert house.residency.next_due() == 97
@@ -107,13 +108,25 @@ def test_idle_sessions_leave_the_least_recently_used_first(tmp_path: Path) -> No
     assert house.residency.spill_idle()
     assert house.resident == [True, False, False, True]
     assert not house.residency.spill_idle()
-    assert house.residency.spills == {"host": 1, "disk": 1}
-    assert [p.name for p in tmp_path.iterdir()] == ["t1.kv"]
+    assert house.residency.spills == {place: 2}
+    assert {p.name for p in tmp_path.iterdir()} == ({"t1.kv", "t2.kv"} if place == "disk" else set())
     assert house.residency.next_due() == 1  # t3 at 104
     scribble(house.pool)
     assert [house.seen(i) for i in range(4)] == [numbers(i) for i in range(4)]
-    assert house.residency.restores == {"host": 1, "disk": 1}
+    assert house.residency.restores == {place: 2}
     assert list(tmp_path.iterdir()) == []
+    house.release()
+
+
+def test_for_want_of_blocks_sessions_leave_to_the_host_first(tmp_path: Path) -> None:
+    """A copy is quicker than a file, and somebody waits."""
+    house = House(2, host_blocks=4, directory=tmp_path)
+    house.fill(0, 1)
+    house.residency.reclaim(1)
+    assert house.residency.spills == {"host": 1}
+    house.residency.reclaim(1)
+    assert house.residency.spills == {"host": 1, "disk": 1}
+    assert [house.seen(i) for i in range(2)] == [numbers(i) for i in range(2)]
     house.release()
 
 
