@@ -9,8 +9,14 @@ import torch
 
 Result = TypeVar("Result")
 
-SENTENCES = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
-"""How the CPU allocator, cuBLAS and the driver say it; they raise plain RuntimeErrors."""
+SENTENCES = (
+    "can't allocate memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDA error: out of memory",
+    "CUDA driver error: out of memory",
+    "Triton Error [CUDA]: out of memory",
+)
+"""How the CPU allocator, cuBLAS, the driver and Triton say it; they raise plain RuntimeErrors."""
 
 
 class DeviceOutOfMemory(RuntimeError):

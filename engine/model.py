@@ -9,13 +9,13 @@ with the reason.
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import is_accelerate_available
@@ -25,7 +25,9 @@ from engine.architectures import ModelError, check_known
 from engine.attention import Attention, LayerCall
 from engine.batch import BatchPlan
 from engine.last_layer import LastLayer, NothingRead, Written, install, wanting
+from engine.memory import out_of_memory
 from engine.probe import probe
+from engine.revision import revision_of
 from engine.rotary import FrameTurner
 from engine.tensor_parallel import shard
 from regions.pool import KVPool, LayerShape
@@ -180,10 +182,12 @@ def load_model(
         model = AutoModelForCausalLM.from_pretrained(
             path, local_files_only=True, dtype=_dtype(dtype), attn_implementation="eager", **placed
         )
-    except (ValueError, OSError, KeyError, ImportError) as error:
+    except (ValueError, OSError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+        if out_of_memory(error):
+            raise
         raise ModelError(f"{path} cannot be loaded: {error}") from error
     model = shard(model) if tensor_parallel else model.to(where)
-    return _wrap(model, tokenizer, name=path.name, revision=_revision(path))
+    return _wrap(model, tokenizer, name=path.name, revision=revision_of(path))
 
 
 def prepare(model: Any, tokenizer: Any, *, name: str, revision: str = "") -> LoadedModel:
@@ -220,16 +224,3 @@ def resolve_device(device: str) -> str:
 
 def _dtype(name: str) -> Any:
     return "auto" if name == "auto" else getattr(torch, name)
-
-
-def _revision(path: Path) -> str:
-    """A fingerprint of the configuration, the tokenizer and the headers of the weights."""
-    digest = hashlib.blake2b(digest_size=8)
-    for file in sorted(path.iterdir()):
-        if file.suffix == ".safetensors":
-            with file.open("rb") as stream:
-                digest.update(stream.read(int.from_bytes(stream.read(8), "little")))
-            digest.update(str(file.stat().st_size).encode())
-        elif file.suffix == ".json":
-            digest.update(file.read_bytes())
-    return digest.hexdigest()

@@ -17,6 +17,7 @@ from engine.architectures import REFUSED, TESTED, check_known
 from engine.embedded import build_tokenizer
 from engine.engine import Engine
 from engine.model import LoadedModel, ModelError, load_model, prepare
+from engine.revision import revision_of
 from engine.rotary import FrameTurner
 from regions.tape import Retention
 from tests.engine.oracle import ARCHITECTURES, random_weights, tiny, tiny_config
@@ -231,9 +232,27 @@ def test_a_checkpoint_in_many_files_is_the_same_model(tmp_path: Path) -> None:
     assert len(files) > 4
     tokens = list(range(5, 45))
     assert torch.equal(canary.dense_logits(whole, tokens), canary.dense_logits(many, tokens))
+    assert many.revision == revision_of(tmp_path / "many")
+    with files[-1].open("r+b") as stream:  # the last value of the last tensor
+        stream.seek(-1, 2)
+        last = stream.read(1)
+        stream.seek(-1, 2)
+        stream.write(bytes([last[0] ^ 1]))
+    assert revision_of(tmp_path / "many") != many.revision
+    with files[-1].open("r+b") as stream:
+        stream.seek(-1, 2)
+        stream.write(last)
+    assert revision_of(tmp_path / "many") == many.revision
     with files[-1].open("ab") as stream:
         stream.write(b"\0")
-    assert model._revision(tmp_path / "many") != many.revision
+    assert revision_of(tmp_path / "many") != many.revision
+
+
+def test_a_torn_checkpoint_is_refused(tmp_path: Path) -> None:
+    (file,) = save(tiny("llama"), tmp_path).glob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        load_model(tmp_path)
 
 
 @pytest.mark.parametrize("available", [True, False])

@@ -246,7 +246,8 @@ def allocator_error() -> RuntimeError:
 def test_what_allocators_raise_is_recognised_and_nothing_else() -> None:
     """The CPU's is a real one."""
     assert "can't allocate memory" in str(allocator_error())
-    for error in (allocator_error(), torch.OutOfMemoryError("x"), MemoryError()):
+    triton = RuntimeError("Triton Error [CUDA]: out of memory")
+    for error in (allocator_error(), torch.OutOfMemoryError("x"), MemoryError(), triton):
         assert out_of_memory(error)
     for error in (RuntimeError("shapes do not fit"), ValueError("can't allocate memory"), KeyError()):
         assert not out_of_memory(error)

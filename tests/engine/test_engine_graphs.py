@@ -126,6 +126,12 @@ def test_what_cannot_be_captured_says_why() -> None:
     assert obstacle is not None
     assert "DataDependent" in obstacle
 
+    def fails(*args: object, **kwargs: object) -> None:
+        raise NotImplementedError
+
+    model.model.norm.register_forward_pre_hook(fails, prepend=True)
+    assert capture_obstacle(model, ATTENTION) == "NotImplementedError: "
+
 
 def test_a_recording_that_finds_no_memory_is_made_later() -> None:
     """The pass itself was done; one that cannot be recorded at all ends recording."""

@@ -1,0 +1,45 @@
+"""Which model this is: a fingerprint of a checkpoint's files.
+
+KV that was stored under one revision is not read under another, and every answer names it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from hashlib import blake2b
+from pathlib import Path
+from typing import BinaryIO
+
+SAMPLE = 4096
+"""Bytes read at the beginning, in the middle and at the end of each tensor: training changes all of it."""
+TEXTS = frozenset({".json", ".jinja", ".model", ".txt"})
+"""Configuration, chat template and tokenizer."""
+
+
+def revision_of(path: Path) -> str:
+    """A fingerprint of configuration, tokenizer and weights in directory ``path``, 16 hex digits."""
+    digest = blake2b(digest_size=8)
+    for file in sorted(path.iterdir()):
+        if file.suffix == ".safetensors":
+            digest.update(str(file.stat().st_size).encode())
+            with file.open("rb") as stream:
+                for piece in _samples(stream):
+                    digest.update(piece)
+        elif file.suffix in TEXTS:
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _samples(stream: BinaryIO) -> Iterator[bytes]:
+    """The header of a safetensors file, and pieces of each of its tensors."""
+    size = int.from_bytes(stream.read(8), "little")
+    header = stream.read(size)
+    yield header
+    for name, tensor in json.loads(header).items():
+        if name == "__metadata__":
+            continue
+        start, stop = tensor["data_offsets"]
+        for at in (start, (start + stop) // 2, max(start, stop - SAMPLE)):
+            stream.seek(8 + size + at)
+            yield stream.read(min(SAMPLE, stop - at))
