@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -26,15 +28,8 @@ def bench() -> None:
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Save to.")
 def stream(model: str, parts: tuple[str, ...], quick: bool, json_file: Path | None) -> None:
     """The paper's scenario, flash hits under load, Kafka to bars, and the ring."""
-    import msgspec
-
-    from bench.report import Report
     from bench.report import render as tables
     from bench.suite import Disagreement, Miscounted, MockUnavailable, measure
-
-    def keep(report: Report) -> None:  # after each part: a run takes minutes and may be cut short
-        if json_file is not None:
-            json_file.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
 
     models = ("embedded", "80m") if model == "both" else (model,)
     arguments = " ".join(sys.argv[1:]) or "bench stream"
@@ -47,7 +42,7 @@ def stream(model: str, parts: tuple[str, ...], quick: bool, json_file: Path | No
             parts or PARTS,
             quick=quick,
             say=lambda text: click.echo(text, err=True),
-            keep=keep,
+            keep=partial(_save, json_file),
         )
     except (Disagreement, Miscounted, MockUnavailable) as error:
         raise click.ClickException(str(error)) from None
@@ -60,16 +55,9 @@ def stream(model: str, parts: tuple[str, ...], quick: bool, json_file: Path | No
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Save to.")
 def engine(parts: tuple[str, ...], quick: bool, json_file: Path | None) -> None:
     """Regions and engine on a CPU: questions, updates, many readers, a sliding window, refresh, forks."""
-    import msgspec
-
     from bench.engine_report import render as tables
-    from bench.engine_result import EngineReport
     from bench.engine_suite import measure
     from bench.questions_result import Disagreement
-
-    def keep(report: EngineReport) -> None:
-        if json_file is not None:
-            json_file.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
 
     arguments = " ".join(sys.argv[1:]) or "bench engine"
     try:
@@ -80,7 +68,7 @@ def engine(parts: tuple[str, ...], quick: bool, json_file: Path | None) -> None:
             parts or ENGINE_PARTS,
             quick=quick,
             say=lambda text: click.echo(text, err=True),
-            keep=keep,
+            keep=partial(_save, json_file),
         )
     except Disagreement as error:
         raise click.ClickException(str(error)) from None
@@ -120,3 +108,11 @@ def render(json_file: Path, into: Path | None) -> None:
     except ValueError as error:
         raise click.ClickException(f"{into}: {error}") from None
     click.echo(f"wrote {os.fspath(into)}")
+
+
+def _save(json_file: Path | None, report: Any) -> None:
+    """After each part: a run takes minutes and may be cut short."""
+    from bench.save import save
+
+    if json_file is not None:
+        save(json_file, report)

@@ -16,13 +16,13 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-import msgspec
 import torch
 
 from bench.figures import latency
 from bench.gpu_attention import measure as attention_points
 from bench.gpu_result import AttentionPoint, Curve, Device, GpuReport, Profile, Question, render
 from bench.gpu_shapes import FULL, QUICK, Costs, Plan, random_model
+from bench.save import save
 from engine.engine import Engine, Work
 from engine.model import LoadedModel, resolve_device
 from regions.fork import Fork
@@ -104,11 +104,9 @@ class Bench:
         tokens = self.tokens(n)
 
         def run() -> None:
-            for start in range(0, n, self.plan.chunk):
-                chunk = tokens[start : start + self.plan.chunk]
-                if not prompt.acquire(len(chunk)):
-                    raise RuntimeError("the pool is too small for the curve")
-                self.engine.forward([Work(prompt, chunk, sample=False)])
+            if not prompt.acquire(n):
+                raise RuntimeError("the pool is too small for the curve")
+            self.engine.prefill(prompt, tokens, self.plan.chunk)
 
         return prompt, timed(run)
 
@@ -247,11 +245,11 @@ def run(*, quick: bool, device: str, json_file: Path | None, profiles: Path | No
     plan = QUICK if quick else FULL
     report, profile = measure(plan, resolve_device(device), lambda text: print(text, file=sys.stderr))
     if json_file is not None:
-        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+        save(json_file, report)
     if profiles is not None:
         profiles.mkdir(parents=True, exist_ok=True)
         target = profiles / f"{file_name(profile.device)}.json"
-        target.write_bytes(msgspec.json.format(msgspec.json.encode(profile)) + b"\n")
+        save(target, profile)
     return render(report)
 
 

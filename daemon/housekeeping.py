@@ -12,7 +12,7 @@ from typing import Any
 
 from daemon.engine_spec import SettingError
 from daemon.sections import Config
-from engine.engine import Engine, Work
+from engine.engine import Engine
 from metrics.cache_home import cache_home
 from metrics.store import MetricStore
 from regions.compaction import compact
@@ -61,9 +61,7 @@ def tiers_of(config: Config, engine: Engine) -> Tiers:
     inputs: dict[str, Mapping[str, int]] = {}
 
     def prefill(fork: Fork, tokens: Sequence[int]) -> None:
-        chunk = config.scheduler.max_batch_tokens
-        for start in range(0, len(tokens), chunk):
-            engine.forward([Work(fork, tokens[start : start + chunk], sample=False)])
+        engine.prefill(fork, tokens, config.scheduler.max_batch_tokens)
 
     residency = Residency(
         engine.pool,

@@ -15,6 +15,7 @@ from engine.attention import LayerCall
 from engine.batch import BatchPlan
 from engine.device_plan import TILES, Bucket, DevicePlan, Layout, Reads, View, lay_out, reads_of
 from engine.rotary import FrameTurner
+from engine.static import round_up
 from engine.triton_kernels import LOG2_E, attend, merge, turn_table
 
 
@@ -188,4 +189,4 @@ class TritonAttention:
 
 def _padded(dim: int) -> int:
     """The power of two that holds ``dim``, at least what a matrix instruction takes."""
-    return max(16, int(1 << (dim - 1).bit_length()))
+    return max(16, round_up(dim))

@@ -33,7 +33,8 @@ def capture_obstacle(model: Any, attention: str) -> str | None:
             keep = torch.zeros(2, dtype=torch.long, device=model.device)
             model(input_ids=ids, position_ids=ids, use_cache=False, logits_to_keep=keep)
     except Exception as error:  # whatever it is, the pass does not go through without values
-        return f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
+        sentence = str(error).partition("\n")[0]
+        return f"{type(error).__name__}: {sentence[:200]}"
     finally:
         model.set_attn_implementation(attention)
     return None

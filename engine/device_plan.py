@@ -20,6 +20,7 @@ import numpy.typing as npt
 import torch
 
 from engine.batch import BatchPlan
+from engine.static import Staging, round_up
 from engine.triton_kernels import ENTRY_FIELDS, ITEM_FIELDS
 
 Ints = npt.NDArray[np.int64]
@@ -127,7 +128,7 @@ class Layout:
         """The least bucket that holds it."""
         items = max(32, len(self.items), len(self.turns))
         parts = max(LEAST_PARTS, len(self.targets))
-        return Bucket(_round_up(len(self.offsets) - 1), _round_up(items), self.tile, _round_up(parts))
+        return Bucket(round_up(len(self.offsets) - 1), round_up(items), self.tile, round_up(parts))
 
 
 def lay_out(reads: Reads, rows: int, view: View, programs: int) -> Layout:
@@ -204,11 +205,6 @@ def _spans(first: Ints, count: Ints) -> Ints:
     return spans
 
 
-def _round_up(n: int) -> int:
-    """The next power of two."""
-    return int(1 << (n - 1).bit_length())
-
-
 class DevicePlan:
     """The tensors of one view and bucket; `fill` rewrites them in place with one copy to the device."""
 
@@ -222,26 +218,19 @@ class DevicePlan:
             "turns": bucket.items,
             "offsets": bucket.rows + 1,
         }
-        pinned = device.type == "cuda"
-        self._staging = torch.zeros(sum(sizes.values()), dtype=torch.int32, pin_memory=pinned)
-        self._device = self._staging.to(device)
-        self._copied = torch.cuda.Event() if pinned else None  # type: ignore[no-untyped-call]  # untyped in torch
+        self._staging = Staging(sum(sizes.values()), torch.int32, device)
         stops = accumulate(sizes.values())
         where = {name: slice(stop - sizes[name], stop) for name, stop in zip(sizes, stops, strict=True)}
-        self._host = {name: self._staging.numpy()[here] for name, here in where.items()}
+        self._host = {name: self._staging.host.numpy()[here] for name, here in where.items()}
         self.items, self.entries, self.targets, self.turns, self.offsets = (
-            self._device[here] for here in where.values()
+            self._staging.device[here] for here in where.values()
         )
 
     def fill(self, layout: Layout) -> None:
         """Take over ``layout``, whose bucket must be this one. The copy is queued on the current stream."""
-        if self._copied is not None:
-            self._copied.synchronize()  # the last copy may still be reading the staging memory
-        for name, tensor in self._host.items():
-            values: Ints = getattr(layout, name).ravel()
-            tensor[: len(values)] = values
-            # surplus items have no entries; rows of padding have no parts
-            tensor[len(values) :] = values[-1] if name == "offsets" else 0
-        self._device.copy_(self._staging, non_blocking=True)
-        if self._copied is not None:
-            self._copied.record()
+        with self._staging.filling():
+            for name, tensor in self._host.items():
+                values: Ints = getattr(layout, name).ravel()
+                tensor[: len(values)] = values
+                # surplus items have no entries; rows of padding have no parts
+                tensor[len(values) :] = values[-1] if name == "offsets" else 0

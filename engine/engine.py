@@ -155,6 +155,14 @@ class Engine:
             for work in batch
         ]
 
+    def prefill(self, fork: Fork, tokens: Sequence[int], chunk: int) -> None:
+        """Append ``tokens`` to ``fork``, whose blocks are acquired, in passes of up to ``chunk`` tokens.
+
+        Raises as `forward`; the passes before the one that raised count.
+        """
+        for start in range(0, len(tokens), chunk):
+            self.forward([Work(fork, tokens[start : start + chunk], sample=False)])
+
     def logits(self, batch: Sequence[Work], rows: Sequence[int] | None = None) -> torch.Tensor:
         """The logits of ``rows`` of the batch (ascending, by default all), fp32 [rows, vocabulary].
 
@@ -208,8 +216,7 @@ class Engine:
                 raise ModelError(
                     f"a pool of {self.pool.total_blocks} blocks cannot hold {len(tokens)} frozen tokens"
                 )
-            for start in range(prompt.past_tokens, len(tokens), FREEZE_CHUNK):
-                self.forward([Work(prompt, tokens[start : start + FREEZE_CHUNK], sample=False)])
+            self.prefill(prompt, tokens[prompt.past_tokens :], FREEZE_CHUNK)
             self.cache.save(tokens, prompt)
             return prompt.prefix()
         finally:

@@ -22,6 +22,7 @@ from engine.batch import BatchPlan
 from engine.capture import capture_obstacle
 from engine.memory import out_of_memory
 from engine.model import ATTENTION, LoadedModel, Pass
+from engine.static import Staging, round_up
 from regions.held import Held
 from regions.pool import KVPool
 
@@ -77,23 +78,16 @@ class _Inputs:
 
     def __init__(self, rows: int, kept: int, device: torch.device) -> None:
         sizes = [rows, rows, rows, kept]
-        pinned = device.type == "cuda"
-        self._staging = torch.zeros(sum(sizes), dtype=torch.int64, pin_memory=pinned)
-        self._device = self._staging.to(device)
-        self._copied = torch.cuda.Event() if pinned else None  # type: ignore[no-untyped-call]  # untyped in torch
-        self._parts = torch.split(self._staging, sizes)
-        self.tokens, self.positions, self.slots, self.keep = torch.split(self._device, sizes)
+        self._staging = Staging(sum(sizes), torch.int64, device)
+        self._parts = torch.split(self._staging.host, sizes)
+        self.tokens, self.positions, self.slots, self.keep = torch.split(self._staging.device, sizes)
 
     def fill(self, *values: tuple[Sequence[int], int]) -> None:
         """(numbers, what follows them up to the end) for tokens, positions, slots and rows to keep."""
-        if self._copied is not None:
-            self._copied.synchronize()  # the last copy may still be reading the staging memory
-        for part, (numbers, padding) in zip(self._parts, values, strict=True):
-            part[: len(numbers)] = torch.tensor(numbers)
-            part[len(numbers) :] = padding
-        self._device.copy_(self._staging, non_blocking=True)
-        if self._copied is not None:
-            self._copied.record()
+        with self._staging.filling():
+            for part, (numbers, padding) in zip(self._parts, values, strict=True):
+                part[: len(numbers)] = torch.tensor(numbers)
+                part[len(numbers) :] = padding
 
 
 @dataclass
@@ -139,7 +133,7 @@ class GraphRunner:
     @torch.inference_mode()
     def logits(self, plan: BatchPlan, tokens: Sequence[int], keep: Sequence[int]) -> torch.Tensor:
         """One pass; logits of rows ``keep``, fp32 [keep, vocabulary], valid until the next pass."""
-        rows, kept = _round_up(plan.rows), _round_up(len(keep))
+        rows, kept = round_up(plan.rows), round_up(len(keep))
         inputs = self._inputs.get((rows, kept))
         if inputs is None:
             inputs = self._inputs[rows, kept] = _Inputs(rows, kept, self._model.device)
@@ -196,8 +190,3 @@ def runner_for(
         log.warning("passes of this model cannot be recorded, they run eagerly: %s", obstacle)
         return None
     return GraphRunner(model, pool, attention, record=record)
-
-
-def _round_up(n: int) -> int:
-    """The next power of two."""
-    return 1 << (n - 1).bit_length()

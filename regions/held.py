@@ -83,16 +83,3 @@ class Past:
         """One reader less."""
         for held in self.holds:
             held.release()
-
-    def first(self, tokens: int) -> Past:
-        """The oldest ``tokens`` of a prefix, under the same holds (not retained)."""
-        kept: list[Extent] = []
-        left = tokens
-        for extent in self.extents:
-            if not left:
-                break
-            kept.append(extent._replace(length=min(left, extent.length)))
-            left -= kept[-1].length
-        if left:
-            raise ValueError(f"a past of {self.tokens} tokens has no first {tokens}")
-        return Past(tuple(kept), self.holds if kept else (), self.coord - self.tokens + tokens, self.origin)

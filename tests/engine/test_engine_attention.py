@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -27,13 +26,7 @@ KV_HEADS, GROUPS, DIM, ROTARY = 2, 3, 16, 12
 INV_FREQ = 0.7 ** torch.arange(ROTARY // 2)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """A second one only waits at tensors this small."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Layer:

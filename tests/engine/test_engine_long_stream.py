@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import sys
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -105,15 +104,6 @@ class Stream:
         while self.written < tokens:
             self.engine.forward([self.append()])
             self.commit()
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Matrices this small are slower on two."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 
 import pytest
@@ -23,14 +23,7 @@ from regions.prompt import StreamingPrompt
 from regions.tape import Retention
 from tests.engine.oracle import VOCABULARY, tiny
 
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Models this small are slower on several."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def tokens(rng: random.Random, n: int) -> list[int]:
