@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from regions.claims import Claims
+
 
 class Run(NamedTuple):
     """Blocks ``start`` to ``stop`` (exclusive)."""
@@ -35,6 +37,12 @@ class BlockAllocator:
         self.free_blocks = n_blocks
         self._references = np.zeros(n_blocks, np.int32)
         self._free: list[Run] = [Run(0, n_blocks)]  # sorted, never adjacent
+        self._claims: list[Claims] = []
+
+    def claim(self) -> Claims:
+        """A count, kept current from here on, of the blocks that the caller alone refers to."""
+        self._claims.append(Claims(self._references))
+        return self._claims[-1]
 
     def take(self, blocks: int, *, behind: int | None = None, grows: bool = False) -> list[Run] | None:
         """``blocks`` blocks with one reference each, or None (and nothing changed) if too few are free.
@@ -62,6 +70,8 @@ class BlockAllocator:
     def share(self, runs: list[Run]) -> None:
         """One more reference to every block of ``runs``."""
         for start, stop in runs:
+            for claims in self._claims:
+                claims.shared(start, stop)
             self._references[start:stop] += 1
 
     def release(self, runs: list[Run]) -> None:
@@ -72,6 +82,8 @@ class BlockAllocator:
             if not references.any():
                 self._free_run(start, stop)
                 continue
+            for claims in self._claims:
+                claims.released(start, stop)
             if references.all():
                 continue
             edges = np.flatnonzero(np.diff(np.concatenate(([1], references, [1])) == 0)) + start

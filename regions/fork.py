@@ -64,6 +64,17 @@ class Fork:
         """Where the private tokens lie that nobody else holds."""
         return self._slots
 
+    @property
+    def blocks(self) -> int:
+        """Blocks in the pool under its private tokens, those taken ahead included; 0 while swapped.
+
+        What a cache or another prompt holds of them, too, counts: resetting the fork gives it up as well.
+        """
+        if self._stored is not None:
+            return 0
+        fixed = sum(run.blocks for held in self._fixed_holds for run in held.blocks)
+        return fixed + sum(run.blocks for run in self._slots.held_blocks())
+
     def blocks_needed(self, n: int) -> int:
         """Blocks to take before ``n`` more private tokens fit."""
         return self._slots.blocks_needed(n)

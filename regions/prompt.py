@@ -80,6 +80,17 @@ class StreamingPrompt:
             self._restart(past)
         return self.computed - before
 
+    def follow(self, leader: Fork, n: int) -> None:
+        """Read the first ``n`` tokens of ``leader``, which begins with the same ones, instead of its own KV.
+
+        Metadata only. Raises RuntimeError while the leader is swapped out.
+        """
+        self._restart(alias(self._pool, leader.extents, n))
+
+    def keep(self, tokens: int) -> None:
+        """Only the first ``tokens`` tokens stay in KV, of the prompt and of an answer behind it."""
+        self._keep(tokens)
+
     def save(self) -> int:
         """Offer all tokens in KV to the cache; returns how many it took.
 

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import Protocol
+from weakref import ref
 
 import numpy as np
 import numpy.typing as npt
@@ -41,9 +43,27 @@ class Node:
         self.held = held
         self.children: dict[int, Node] = {}  # by first token
 
+    @property
+    def start(self) -> int:
+        """Coordinate of its first token: how many tokens lie above it."""
+        return self.extents[0].coord if self.extents else 0
+
     def has_any(self, marked: npt.NDArray[np.bool_]) -> bool:
         """Whether it refers to one of the ``marked`` blocks, bool [blocks]."""
         return any(bool(marked[start:stop].any()) for start, stop in self.held.blocks)
+
+
+class Watcher(Protocol):
+    """Who must know how the trie changes; a root is told of as any parent."""
+
+    def added(self, node: Node, parent: Node) -> None:
+        """``node`` continues ``parent`` with tokens that were not cached."""
+
+    def split(self, upper: Node, node: Node) -> None:
+        """``node`` has lost its first tokens to ``upper``, its parent from here on. The same is cached."""
+
+    def dropped(self, node: Node, parent: Node) -> None:
+        """``node``, a leaf below ``parent``, is no longer cached."""
 
 
 class RadixCache:
@@ -66,8 +86,13 @@ class RadixCache:
         self._roots: dict[str, Node] = {}
         # each node's parent; the least recently used node first, and so each before its ancestors
         self._parents: OrderedDict[Node, Node] = OrderedDict()
-        self._mine = np.zeros(pool.total_blocks, np.int32)  # references to each block that nodes have
+        self._claims = pool.blocks.claim()  # the nodes' own references to each block
+        self._watchers: list[ref[Watcher]] = []
         pool.add_reclaimer(self)
+
+    def add_watcher(self, watcher: Watcher) -> None:
+        """Tell ``watcher`` of every change of the trie, for as long as somebody else keeps it."""
+        self._watchers.append(ref(watcher))
 
     def match(self, tokens: Tokens, salt: str = "") -> Past | None:
         """The longest cached prefix of ``tokens``, held once for the caller; None when nothing is cached.
@@ -75,7 +100,7 @@ class RadixCache:
         Costs one step a node on the path and touches no KV.
         """
         self.lookups += 1
-        path, matched = self._walk(token_array(tokens), salt)
+        path, matched = self.walk(token_array(tokens), salt)
         if not matched:
             return None
         self.hits += 1
@@ -85,7 +110,25 @@ class RadixCache:
 
     def match_length(self, tokens: Tokens, salt: str = "") -> int:
         """How many tokens `match` would find. Holds and touches nothing; stable while `generation` is."""
-        return self._walk(token_array(tokens), salt)[1]
+        return self.walk(token_array(tokens), salt)[1]
+
+    def walk(self, tokens: TokenArray, salt: str) -> tuple[list[Node], int]:
+        """The nodes along ``tokens`` and how many tokens match; the last node may match in part.
+
+        Holds and touches nothing.
+        """
+        path: list[Node] = []
+        at = 0
+        node = self._roots.get(salt)
+        while node and at < len(tokens):
+            node = node.children.get(int(tokens[at]))
+            if node:
+                path.append(node)
+                common = common_length(node.tokens, tokens[at:])
+                at += common
+                if common < len(node.tokens):
+                    break
+        return path, at
 
     def save(self, tokens: Tokens, source: Fork | Past, salt: str = "") -> int:
         """Keep the KV of ``tokens``, the oldest of what ``source`` sees; returns how many were added.
@@ -96,13 +139,15 @@ class RadixCache:
         """
         key = token_array(tokens)
         extents = prompt_extents(source, key)
-        path, matched = self._walk(key, salt)
+        path, matched = self.walk(key, salt)
         delta = len(key) - matched
         if delta and path:
             path[-1] = self._split(path[-1], matched)
         if delta and self._fits(delta, path):
             parent = path[-1] if path else self._root(salt)
-            self._add(parent, key[matched:].copy(), between(extents, matched, len(key)))
+            node = self._add(parent, key[matched:].copy(), between(extents, matched, len(key)))
+            for watcher in self._told():
+                watcher.added(node, parent)
             self.saved_tokens += delta
             self.generation += 1
         else:
@@ -118,7 +163,7 @@ class RadixCache:
     @property
     def reclaimable(self) -> int:
         """Blocks that only the cache refers to: `reclaim` can free exactly these."""
-        return int(np.count_nonzero(self._mine[self._idle()])) if self._parents else 0
+        return self._claims.sole
 
     def reclaim(self, blocks: int) -> None:
         """Free ``blocks`` blocks, or as many as possible.
@@ -127,7 +172,7 @@ class RadixCache:
         whose ancestors are not: their reader computed the ancestors' tokens for itself.
         """
         target = self._pool.blocks.free_blocks + blocks
-        idle = self._idle()
+        idle = self._claims.idle()
 
         def enough() -> bool:
             return self._pool.blocks.free_blocks >= target
@@ -146,7 +191,7 @@ class RadixCache:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless trie, order of use, token count and block counts agree."""
-        mine = np.zeros_like(self._mine)
+        mine = np.zeros_like(self._claims.own)
         position = {node: i for i, node in enumerate(self._parents)}
         reached = 0
         waiting = list(self._roots.values())
@@ -164,22 +209,11 @@ class RadixCache:
                     mine[start:stop] += 1
         assert reached == len(self._parents), "the order of use and the trie differ"
         assert self.tokens == sum(len(node.tokens) for node in self._parents), "the token count is wrong"
-        assert bool((mine == self._mine).all()), "the cache's own references are miscounted"
+        assert bool((mine == self._claims.own).all()), "the cache's own references are miscounted"
+        self._claims.check_integrity()
 
-    def _walk(self, tokens: TokenArray, salt: str) -> tuple[list[Node], int]:
-        """The nodes along ``tokens`` and how many tokens match; the last node may match in part."""
-        path: list[Node] = []
-        at = 0
-        node = self._roots.get(salt)
-        while node and at < len(tokens):
-            node = node.children.get(int(tokens[at]))
-            if node:
-                path.append(node)
-                common = common_length(node.tokens, tokens[at:])
-                at += common
-                if common < len(node.tokens):
-                    break
-        return path, at
+    def _told(self) -> list[Watcher]:
+        return [watcher for weak in self._watchers if (watcher := weak()) is not None]
 
     def _touch(self, path: list[Node]) -> None:
         for node in reversed(path):
@@ -189,7 +223,7 @@ class RadixCache:
         """Make room for ``delta`` more tokens below ``path``, whose nodes stay."""
         along = set(path)
         if sum(len(node.tokens) for node in along) + delta <= self.budget:
-            idle = self._idle()
+            idle = self._claims.idle()
             self._evict(
                 lambda: self.tokens + delta <= self.budget,
                 lambda node: node not in along and node.has_any(idle),
@@ -206,11 +240,6 @@ class RadixCache:
             if not node.children and goes(node):
                 self._drop(node)
 
-    def _idle(self) -> npt.NDArray[np.bool_]:
-        """Per block: nobody but the cache refers to it, or nobody at all. Evictions do not change it."""
-        idle: npt.NDArray[np.bool_] = self._mine == self._pool.blocks.references
-        return idle
-
     def _root(self, salt: str) -> Node:
         if salt not in self._roots:
             self._roots[salt] = Node(salt, token_array(()), [], Held(self._pool, ()))
@@ -225,7 +254,7 @@ class RadixCache:
 
     def _split(self, node: Node, end: int) -> Node:
         """The node that ends at coordinate ``end``: ``node`` itself, or a new parent of what is behind it."""
-        start = node.extents[0].coord
+        start = node.start
         if end == start + len(node.tokens):
             return node
         head, tail = node.tokens[: end - start].copy(), node.tokens[end - start :].copy()
@@ -238,6 +267,8 @@ class RadixCache:
         node.extents = between(node.extents, end, end + len(tail))
         node.held = self._hold(node.extents)
         self._let_go(before)
+        for watcher in self._told():
+            watcher.split(upper, node)
         return upper
 
     def _drop(self, node: Node) -> None:
@@ -250,14 +281,14 @@ class RadixCache:
         self.tokens -= len(node.tokens)
         self.evicted_tokens += len(node.tokens)
         self.generation += 1
+        for watcher in self._told():
+            watcher.dropped(node, parent)
 
     def _hold(self, extents: list[Extent]) -> Held:
         held = Held(self._pool, blocks_of(extents, self._pool.block_size))
-        for start, stop in held.blocks:
-            self._mine[start:stop] += 1
+        self._claims.hold(held.blocks)
         return held
 
     def _let_go(self, held: Held) -> None:
-        for start, stop in held.blocks:
-            self._mine[start:stop] -= 1
+        self._claims.let_go(held.blocks)
         held.release()

@@ -53,6 +53,8 @@ class Tape:
         self.name = name
         self.keeper: Keeper | None = None
         self.version = 0
+        self.staleness_ns = 0
+        """What its owner promises: a record is committed within so long of being queued; 0 is nothing."""
         self.evicted_tokens = 0
         self.evicted_records = 0
         self._pool = pool

@@ -21,5 +21,8 @@ def token_array(tokens: Tokens) -> TokenArray:
 def common_length(a: TokenArray, b: TokenArray) -> int:
     """How many tokens ``a`` and ``b`` have in common from their start."""
     n = min(len(a), len(b))
+    if not n:
+        return 0
     differ = a[:n] != b[:n]
-    return int(differ.argmax()) if differ.any() else n
+    first = int(differ.argmax())  # 0, too, when none differs
+    return first if differ[first] else n

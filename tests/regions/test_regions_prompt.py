@@ -29,9 +29,19 @@ def common(a: list[int], b: list[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
+def blocks_given_up(pool: KVPool, prompt: StreamingPrompt) -> int:
+    """Blocks that somebody refers to for the sake of the prompt's private tokens."""
+    if prompt.fork.swapped:
+        return 0
+    taken = prompt.fork.slots.held_blocks()
+    own = [block for run in prompt.fork.private_blocks for block in range(run.start, run.stop)]
+    return len({*own, *(block for run in taken for block in range(run.start, run.stop))})
+
+
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=12)
 CHANGES = ["append", "update", "change"]
 EVENTS = ["run", "run", "answer", "save", "match", "preempt", "swap", "return", "evict", "leave one"]
+EVENTS += ["follow", "cut"]
 OPERATIONS = st.tuples(
     st.sampled_from(CHANGES + EVENTS),
     st.integers(0, 30),
@@ -73,6 +83,18 @@ def test_what_is_in_kv_is_always_the_prompt(operations: list[tuple[str, int, lis
             longest = cache.match_length(wanted[:-1])
             assert prompt.match() == max(0, longest - len(in_kv))
             in_kv = wanted[:longest] if longest > len(in_kv) else in_kv
+        elif name == "follow":
+            leader = StreamingPrompt(pool, cache, frame_limit=1000)
+            leader.update([*wanted, *tokens])
+            leader.match()
+            first = min(n, len(wanted) - 1)
+            if first > len(in_kv) and run(pool, leader, n) and leader.computed >= first:
+                prompt.follow(leader.fork, first)
+                in_kv = wanted[:first]
+            leader.release()
+        elif name == "cut":
+            prompt.keep(n % (len(in_kv) + 1))
+            in_kv = in_kv[: n % (len(in_kv) + 1)]
         elif name == "preempt":
             prompt.fork.reset()
             in_kv = in_kv[: prompt.fork.past_tokens]
@@ -91,6 +113,7 @@ def test_what_is_in_kv_is_always_the_prompt(operations: list[tuple[str, int, lis
         assert prompt.remaining == max(0, len(wanted) - len(in_kv))
         assert prompt.total_tokens_invalidated == invalidated
         assert prompt.fork.swapped or reads(pool, prompt.fork.extents, in_kv)
+        assert prompt.fork.blocks == blocks_given_up(pool, prompt)
         for either in (pool, host.pool):
             either.check_integrity()
         cache.check_integrity()
@@ -268,4 +291,68 @@ def test_the_prompt_does_not_change_with_the_callers_array() -> None:
     prompt.update(array)
     array[:] = 9
     assert prompt.tokens.tolist() == [1, 2, 3]
+    prompt.release()
+
+
+def test_a_follower_reads_its_leaders_kv_and_neither_writes_into_the_others() -> None:
+    """Two blocks and a half in common: metadata only, and it stays when the leader is gone."""
+    pool, cache, leader = streaming()
+    leader.append(list(range(20)))
+    run(pool, leader, 13)
+    follower = StreamingPrompt(pool, cache, frame_limit=1000)
+    follower.append([*range(10), 70, 71, 72])
+    run(pool, follower, 3)
+    before = pool.free_blocks
+    follower.follow(leader.fork, 10)
+    assert pool.free_blocks == before + 1, "what it had computed itself goes, nothing else is taken"
+    assert (follower.computed, follower.fork.past_tokens, follower.fork.blocks) == (10, 10, 0)
+    assert follower.total_tokens_invalidated == 0
+    run(pool, follower)
+    run(pool, leader)
+    assert reads(pool, follower.fork.extents, [*range(10), 70, 71, 72])
+    assert reads(pool, leader.fork.extents, list(range(20)))
+    leader.release()
+    other = StreamingPrompt(pool, cache, frame_limit=1000)
+    other.append([9] * (pool.free_blocks * 4))
+    assert run(pool, other)
+    assert reads(pool, follower.fork.extents, [*range(10), 70, 71, 72])
+    follower.release()
+    other.release()
+    assert pool.free_blocks == pool.total_blocks
+
+
+def test_a_leader_on_the_host_cannot_be_followed() -> None:
+    pool, cache, leader = streaming()
+    host = HostTier(pool, 10)
+    leader.append(list(range(20)))
+    run(pool, leader)
+    follower = StreamingPrompt(pool, cache, frame_limit=1000)
+    follower.append(list(range(20)))
+    assert leader.fork.swap_out(host)
+    with pytest.raises(RuntimeError, match="swapped out"):
+        follower.follow(leader.fork, 10)
+    assert follower.computed == 0
+    leader.release()
+    follower.release()
+
+
+def test_a_rejected_draft_behind_a_saved_prompt_does_not_hide_the_blocks() -> None:
+    """The next token goes to a fresh block, for the cache reads the old one; the fork holds both."""
+    pool, cache, prompt = streaming()
+    prompt.append(list(range(10)))
+    run(pool, prompt)
+    prompt.save()
+    assert write(pool, prompt.fork, list(range(10)), [50, 51])
+    prompt.keep(11)
+    assert prompt.fork.blocks == 3
+    assert write(pool, prompt.fork, [*range(10), 50], [52])
+    assert prompt.fork.blocks == 4
+    host = HostTier(pool, 4)
+    assert prompt.fork.swap_out(host)
+    assert prompt.fork.blocks == 0, "what is left of it in the pool stays when it is preempted again"
+    assert prompt.fork.swap_in()
+    cache.clear()
+    assert pool.free_blocks == 60 - 4
+    prompt.fork.reset()
+    assert (prompt.fork.blocks, pool.free_blocks) == (0, 60)
     prompt.release()

@@ -1,0 +1,173 @@
+"""How much of each waiting prompt is cached, kept current while prompts are saved and evicted.
+
+A scheduler that prefers the longest cached prefix (*k-LPM*) asks it of all that wait, in every step. Few of
+these lengths change between two steps, and the trie knows which: a prompt's match ends at a `Stop`, somewhere
+along an edge, and can only become longer when the trie continues there with the prompt's next token, and only
+shorter when that edge is dropped. So prompts are filed by stop and next token, and a change of the trie
+looks at those it concerns, nobody else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from regions.radix import Node, RadixCache
+from regions.tokens import TokenArray, Tokens, common_length, token_array
+
+END = -1
+"""Stands for the next token where all of a prompt is cached."""
+
+Place = Node | str
+"""An edge; the salt for where it all begins, since a root goes with its last child."""
+
+
+@dataclass(slots=True, eq=False)
+class Prompt:
+    """One that is watched: the tokens a match may cover, and where the match ends."""
+
+    key: int
+    tokens: TokenArray
+    stop: Stop
+    reported: int
+    """Length its watcher knows of."""
+
+    @property
+    def next(self) -> int:
+        """The first token that is not cached."""
+        at = self.stop.length
+        return int(self.tokens[at]) if at < len(self.tokens) else END
+
+
+@dataclass(slots=True, eq=False)
+class Stop:
+    """Where matches of ``length`` tokens end: on the edge ``place``, at its last token or before it."""
+
+    place: Place
+    length: int
+    by_next: dict[int, dict[int, None]] = field(default_factory=dict)
+    """Keys of the prompts that stop here, in order, by their next token. Not the prompts: no cycle."""
+
+
+class PrefixWatch:
+    """Exact match lengths of watched prompts in ``cache`` (`RadixCache.match_length`).
+
+    The last token of a prompt is left out, as `StreamingPrompt.match` does: it must be computed for its row.
+    A change of the trie costs what it does to watched prompts; a split, what stops on the edge it splits.
+    Not thread-safe: it belongs to the thread that owns the cache.
+    """
+
+    def __init__(self, cache: RadixCache) -> None:
+        self._cache = cache
+        self._prompts: dict[int, Prompt] = {}
+        self._stops: dict[Place, dict[int, Stop]] = {}
+        self._touched: dict[int, None] = {}
+        cache.add_watcher(self)
+
+    def watch(self, key: int, tokens: Tokens, salt: str = "") -> int:
+        """Follow a prompt under ``key``, in place of what that stood for; its match length.
+
+        An array of int32 is not copied and must not change.
+        """
+        self.forget(key)
+        known = token_array(tokens)[:-1]
+        path, length = self._cache.walk(known, salt)
+        prompt = Prompt(key, known, self._stop(path[-1] if path else salt, length), length)
+        self._prompts[key] = prompt
+        self._file(prompt)
+        return length
+
+    def forget(self, key: int) -> None:
+        """No longer follow it. Nothing happens when it is not followed."""
+        prompt = self._prompts.pop(key, None)
+        if prompt is None:
+            return
+        self._touched.pop(key, None)
+        stop, token = prompt.stop, prompt.next
+        del stop.by_next[token][key]
+        if not stop.by_next[token]:
+            del stop.by_next[token]
+            self._tidy(stop)
+
+    def changes(self) -> list[tuple[int, int]]:
+        """(key, match length) of all whose length is not what was last told, by key."""
+        changed = []
+        for key in sorted(self._touched):
+            prompt = self._prompts[key]
+            if prompt.stop.length != prompt.reported:
+                prompt.reported = prompt.stop.length
+                changed.append((key, prompt.reported))
+        self._touched.clear()
+        return changed
+
+    def added(self, node: Node, parent: Node) -> None:
+        """See `Watcher.added`: who waited for this very continuation follows it."""
+        place, end = _place(parent), node.start
+        stop = self._stops.get(place, {}).get(end)
+        if stop is None:
+            return
+        follow = stop.by_next.pop(int(node.tokens[0]), {})
+        self._tidy(stop)
+        for key in follow:
+            prompt = self._prompts[key]
+            more = common_length(node.tokens, prompt.tokens[end : end + len(node.tokens)])
+            self._move(prompt, self._stop(node, end + more))
+
+    def split(self, upper: Node, node: Node) -> None:
+        """See `Watcher.split`: who stopped on the upper half stops on another edge, at the same length."""
+        stops = self._stops.get(node, {})
+        for length in [length for length in stops if length <= node.start]:
+            stop = stops.pop(length)
+            stop.place = upper
+            self._stops.setdefault(upper, {})[length] = stop
+        if not stops:
+            self._stops.pop(node, None)
+
+    def dropped(self, node: Node, parent: Node) -> None:
+        """See `Watcher.dropped`: who stopped on it stops above it."""
+        stops = self._stops.pop(node, {}).values()
+        keys = [key for stop in stops for waiting in stop.by_next.values() for key in waiting]
+        if keys:
+            above = self._stop(_place(parent), node.start)
+            for key in keys:
+                self._move(self._prompts[key], above)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless every prompt is filed where its match ends, and nothing else is."""
+        filed = 0
+        for place, stops in self._stops.items():
+            assert stops, "an edge without stops is kept"
+            for length, stop in stops.items():
+                assert (stop.place, stop.length) == (place, length), "a stop is filed under another place"
+                assert stop.by_next, "an empty stop is kept"
+                for token, keys in stop.by_next.items():
+                    assert keys, "a token that nobody waits for is kept"
+                    assert all(self._prompts[key].stop is stop for key in keys), "a prompt stops elsewhere"
+                    assert all(self._prompts[key].next == token for key in keys), "another token is next"
+                    filed += len(keys)
+        assert filed == len(self._prompts), "a prompt is not filed once"
+        assert self._touched.keys() <= self._prompts.keys(), "a forgotten prompt is to be reported"
+
+    def _move(self, prompt: Prompt, stop: Stop) -> None:
+        prompt.stop = stop
+        self._touched[prompt.key] = None
+        self._file(prompt)
+
+    def _file(self, prompt: Prompt) -> None:
+        prompt.stop.by_next.setdefault(prompt.next, {})[prompt.key] = None
+
+    def _stop(self, place: Place, length: int) -> Stop:
+        stops = self._stops.setdefault(place, {})
+        if length not in stops:
+            stops[length] = Stop(place, length)
+        return stops[length]
+
+    def _tidy(self, stop: Stop) -> None:
+        """Forget a stop where nobody stops."""
+        if not stop.by_next:
+            del self._stops[stop.place][stop.length]
+            if not self._stops[stop.place]:
+                del self._stops[stop.place]
+
+
+def _place(node: Node) -> Place:
+    return node if len(node.tokens) else node.salt

@@ -1,0 +1,185 @@
+"""Match lengths that are kept current, against looking every one of them up."""
+
+from __future__ import annotations
+
+import gc
+from weakref import ref
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+import regions.watch
+from regions.fork import Fork
+from regions.radix import RadixCache
+from regions.tokens import TokenArray
+from regions.watch import PrefixWatch
+from tests.regions.contents import small_pool, write
+from tests.regions.test_regions_radix import SYSTEM, cached, prompt
+
+PROMPTS = st.lists(st.integers(0, 2), min_size=1, max_size=14)
+SALTS = st.sampled_from(["", "a"])
+KEYS = st.integers(0, 12)
+
+
+class Watched(RuleBasedStateMachine):
+    """Prompts are computed, saved, evicted, watched and forgotten in any order."""
+
+    @initialize(budget=st.sampled_from([12, 40, 1000]))
+    def start(self, budget: int) -> None:
+        self.pool = small_pool(60)
+        self.cache = RadixCache(self.pool, budget)
+        self.watch = PrefixWatch(self.cache)
+        self.prompts: dict[int, tuple[list[int], str]] = {}
+        self.told: dict[int, int] = {}
+        self.readers: list[Fork] = []
+
+    def length(self, key: int) -> int:
+        tokens, salt = self.prompts[key]
+        return self.cache.match_length(tokens[:-1], salt)
+
+    @rule(key=KEYS, tokens=PROMPTS, salt=SALTS)
+    def follow(self, key: int, tokens: list[int], salt: str) -> None:
+        self.prompts[key] = tokens, salt
+        self.told[key] = self.watch.watch(key, tokens, salt)
+        assert self.told[key] == self.length(key)
+
+    @rule(key=KEYS)
+    def forget(self, key: int) -> None:
+        self.watch.forget(key)
+        self.prompts.pop(key, None)
+        self.told.pop(key, None)
+
+    @rule(tokens=PROMPTS, salt=SALTS, stays=st.booleans())
+    def compute(self, tokens: list[int], salt: str, stays: bool) -> None:
+        """Read what is cached of a prompt, compute the rest, save it."""
+        past = self.cache.match(tokens, salt)
+        at = past.tokens if past else 0
+        fork = Fork(self.pool, frame_limit=1000, past=past)
+        if past:
+            past.release()
+        if write(self.pool, fork, tokens[:at], tokens[at:]):
+            self.cache.save(tokens, fork, salt)
+        if stays:
+            self.readers.append(fork)
+        else:
+            fork.release()
+
+    @rule(which=st.integers(0, 100))
+    def end_reader(self, which: int) -> None:
+        if self.readers:
+            self.readers.pop(which % len(self.readers)).release()
+
+    @rule(blocks=st.integers(0, 20))
+    def reclaim(self, blocks: int) -> None:
+        self.cache.reclaim(blocks)
+
+    @rule()
+    def clear(self) -> None:
+        self.cache.clear()
+
+    @rule()
+    def ask(self) -> None:
+        """Told is who has another length than when last told, once each, in order of the keys."""
+        lengths = [(key, self.length(key)) for key in sorted(self.prompts)]
+        expected = [(key, length) for key, length in lengths if length != self.told[key]]
+        assert self.watch.changes() == expected
+        self.told.update(expected)
+        assert not self.watch._touched, "what was told is looked at no more"
+
+    @invariant()
+    def agrees(self) -> None:
+        if hasattr(self, "watch"):
+            self.watch.check_integrity()
+            self.cache.check_integrity()
+
+    def teardown(self) -> None:
+        if hasattr(self, "watch"):
+            self.ask()
+            assert self.watch.changes() == []
+            for key in list(self.prompts):
+                self.forget(key)
+            self.watch.check_integrity()
+
+
+Watched.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestWatched = Watched.TestCase
+
+
+def test_one_token_is_left_to_compute() -> None:
+    cache = RadixCache(small_pool(60), 240)
+    watch = PrefixWatch(cache)
+    cached(cache._pool, cache, SYSTEM)
+    assert watch.watch(1, SYSTEM) == len(SYSTEM) - 1
+    assert watch.watch(2, [*SYSTEM, 5]) == len(SYSTEM)
+    assert watch.watch(3, SYSTEM[:1]) == 0
+
+
+def test_what_comes_and_goes_between_two_calls_is_not_told() -> None:
+    pool = small_pool(60)
+    cache = RadixCache(pool, 240)
+    watch = PrefixWatch(cache)
+    assert watch.watch(7, [*SYSTEM, 1]) == 0
+    cached(pool, cache, SYSTEM)
+    cache.clear()
+    assert watch.changes() == []
+    cached(pool, cache, SYSTEM)
+    assert watch.changes() == [(7, len(SYSTEM))]
+    assert watch.changes() == []
+
+
+@pytest.mark.parametrize("others", [10, 200])
+def test_only_the_prompts_a_change_concerns_are_looked_at(
+    others: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many wait: one comparison for the one prompt that goes on as what was saved does."""
+    pool = small_pool(400)
+    cache = RadixCache(pool, 1600)
+    watch = PrefixWatch(cache)
+    cached(pool, cache, [*SYSTEM, 0, 0])
+    for key in range(others):
+        watch.watch(key, [*SYSTEM, key + 1, 9, 9])
+    compared = []
+
+    def counting(a: TokenArray, b: TokenArray) -> int:
+        compared.append(len(a))
+        return common_length(a, b)
+
+    common_length = regions.watch.common_length
+    monkeypatch.setattr(regions.watch, "common_length", counting)
+    cached(pool, cache, [*SYSTEM, 4, 9, 8])
+    assert watch.changes() == [(3, len(SYSTEM) + 2)]
+    assert len(compared) == 1
+
+
+@given(PROMPTS)
+def test_arrays_and_lists_are_followed_alike(tokens: list[int]) -> None:
+    pool = small_pool(20)
+    cache = RadixCache(pool, 80)
+    watch = PrefixWatch(cache)
+    watch.watch(1, tokens)
+    watch.watch(2, np.array(tokens, np.int32))
+    cached(pool, cache, tokens)
+    assert watch.changes() == [(key, len(tokens) - 1) for key in (1, 2) if len(tokens) > 1]
+
+
+def test_nobody_is_told_any_more_and_nothing_is_kept_when_the_watch_is_dropped() -> None:
+    """No reference cycle: a device's memory must not wait for the garbage collector."""
+    pool = small_pool(20)
+    cache = RadixCache(pool, 80)
+    watch = PrefixWatch(cache)
+    cached(pool, cache, SYSTEM)
+    watch.watch(1, [*SYSTEM, 4])
+    gone = ref(pool)
+    gc.disable()
+    try:
+        del watch
+        fork = prompt(pool, [1, 2])
+        assert cache.save([1, 2], fork) == 2
+        fork.release()
+        del pool, cache, fork
+        assert gone() is None
+    finally:
+        gc.enable()
