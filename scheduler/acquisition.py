@@ -1,18 +1,19 @@
-"""Phase 2: take the blocks a plan needs, preempting lower ranks by recompute where the pool is short.
+"""Phase 2: take the blocks a plan needs, preempting lower ranks where the pool is short.
 
 Victims of an entry rank below it: first those the plan left out, from the tail, then the planned, from the
-tail. An entry that still finds no blocks is deferred. Only for the first of the order more is done, so that
-something always moves: it takes a smaller piece, then readers below it give up the versions they pin, and
-at the very last it fails with the figures. (Swapping to a host tier will be another way to preempt; the
-order of things stays.)
+tail (*Stream2LLM* section 4.1); how one leaves is decided in `eviction`. An entry that still finds no
+blocks is deferred. Only for the first of the order more is done, so that something always moves: it takes a
+smaller piece, then readers below it give up the versions they pin, and at the very last it fails with the
+figures.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
+from scheduler.book import Book
 from scheduler.planner import Entry, Plan
 from scheduler.request import Append, Failure, Request, State, Work
 from scheduler.types import Memory
@@ -30,38 +31,49 @@ class Acquired:
     """(tape, tokens) evicted to make room."""
 
 
-def acquire(
-    plan: Plan, order: Sequence[Work], memory: Memory, preempt: Callable[[Request], None]
-) -> Acquired:
-    """Take blocks for the plan's entries in order. `preempt` resets a request and queues it again.
+Preempt = Callable[[Request, Work], None]
+"""Make a request (the first) leave the pool for the sake of other work, and queue it again."""
 
-    A request whose `open_reader` raises is failed with `open_failed`.
+
+def acquire(plan: Plan, book: Book, memory: Memory, preempt: Preempt) -> Acquired:
+    """Take blocks for the plan's entries in order.
+
+    A request whose reader cannot be opened is failed with `open_failed`.
     """
-    return _Acquisition(plan, order, memory, preempt).run()
+    return _Acquisition(plan, book, memory, preempt).run()
 
 
 class _Acquisition:
-    def __init__(
-        self, plan: Plan, order: Sequence[Work], memory: Memory, preempt: Callable[[Request], None]
-    ) -> None:
-        self.plan, self.order, self.memory, self.preempt = plan, order, memory, preempt
-        self.rank = {work: place for place, work in enumerate(order)}
-        self.planned = {entry.work for entry in plan.entries}
+    def __init__(self, plan: Plan, book: Book, memory: Memory, preempt: Preempt) -> None:
+        self.plan, self.book, self.memory, self.preempt = plan, book, memory, preempt
+        self.ranks = {entry.work: book.rank(entry.work) for entry in plan.entries}
+        """Of the planned, as it was planned: being preempted changes it."""
         self.lost: set[Work] = set()
         """Planned work that became a victim before its turn."""
+        self.taken: set[Work] = set()
         self.out = Acquired()
 
     def run(self) -> Acquired:
-        for entry in self.plan.entries:
-            if entry.work in self.lost or not self._open(entry):
+        for place, entry in enumerate(self.plan.entries):
+            work = entry.work
+            if work in self.lost or not self._open(entry):
                 continue
-            secured = self._secure(entry)
-            if secured is None and self.rank[entry.work] == 0:
-                secured = self._insist(entry)
+            if isinstance(work, Request):
+                # the prefix cache may have had some of what was planned
+                entry = entry._replace(n=min(entry.n, work.remaining))
+            if entry.leader is not None:
+                secured = entry if entry.leader in self.taken else None
+            else:
+                secured = self._secure(entry)
+                if secured is None and place == 0:
+                    # Behind prompts that wait for input it takes what is free, and waits for them.
+                    waits = self.book.holds_before(work)
+                    secured = self._smaller(entry) if waits else self._insist(entry)
             if secured is not None:
                 self.out.entries.append(secured)
-            elif isinstance(entry.work, Request) and entry.work.restartable and not entry.work.computed:
-                entry.work.close()  # deferred before it read anything: pin nothing, read fresher data later
+                self.taken.add(work)
+            elif isinstance(work, Request) and work.restartable and _holds_nothing(work):
+                work.close()  # deferred before it read anything: pin nothing, read fresher data later
         return self.out
 
     def _open(self, entry: Entry) -> bool:
@@ -82,24 +94,19 @@ class _Acquisition:
 
     def _secure(self, entry: Entry) -> Entry | None:
         """The entry with its blocks, taking them from victims if need be."""
-        victims = self._victims(entry.work)
-        while not _take(entry):
-            victim = next(victims, None)
-            if victim is None:
-                return None
-            self.preempt(victim)
+        if _take(entry):
+            return entry
+        for victim in self._victims(entry.work):
+            self.preempt(victim, entry.work)
             self.lost.add(victim)
-        return entry
+            if _take(entry):
+                return entry
+        return None
 
-    def _victims(self, work: Work) -> Iterator[Request]:
-        """Admitted requests below `work` that hold blocks: the unplanned from the tail, then the planned."""
-        below = [
-            other
-            for other in reversed(self.order[self.rank[work] + 1 :])
-            if isinstance(other, Request) and other.state is State.RUNNING and other.computed
-        ]
-        yield from (other for other in below if other not in self.planned)
-        yield from (other for other in below if other in self.planned)
+    def _victims(self, work: Work) -> list[Request]:
+        """Who makes room for `work` and holds blocks: the unplanned from the tail, then the planned."""
+        holders = [other for other in self.book.holders(work) if other.blocks]
+        return sorted(holders, key=lambda other: other in self.ranks)
 
     def _insist(self, entry: Entry) -> Entry | None:
         """For the first of the order: a smaller piece, then others' pinned versions, then the end."""
@@ -124,17 +131,19 @@ class _Acquisition:
         else:
             size = self.memory.block_size
             n = bisect_right(range(1, entry.n + 1), free, key=lambda k: work.blocks_needed(k, size))
-        piece = replace(entry, n=n)
+        piece = entry._replace(n=n)
         return piece if n and _take(piece) else None
 
     def _pinning(self, work: Work) -> list[Request]:
         """Requests below `work` with an open reader: those that lose nothing first, each from the tail."""
+        rank = self.ranks[work]
         below = [
-            other
-            for other in reversed(self.order[self.rank[work] + 1 :])
-            if isinstance(other, Request) and other.reader is not None
+            (self.book.rank(other), other)
+            for other in self.book.requests.values()
+            if other.reader is not None and self.book.rank(other) > rank
         ]
-        return sorted(below, key=lambda other: not other.restartable)
+        below.sort(key=lambda item: item[0], reverse=True)
+        return sorted((other for _, other in below), key=lambda other: not other.restartable)
 
     def _surrender(self, request: Request) -> None:
         """Let go of the version it reads: read a fresher one later, or fail if bound to this one."""
@@ -153,6 +162,12 @@ class _Acquisition:
             f"({memory.block_size} tokens each) free, not enough for one more step, "
             "and nothing else is left to preempt",
         )
+
+
+def _holds_nothing(request: Request) -> bool:
+    """It waits, with a reader that has nothing of its own yet, in the pool or on the host."""
+    reader = request.reader
+    return request.state is State.QUEUED and reader is not None and not reader.blocks and not reader.swapped
 
 
 def _take(entry: Entry) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import accumulate
 
 from scheduler.planner import Entry
@@ -22,7 +21,7 @@ def upper_half(entries: Sequence[Entry]) -> list[Entry]:
     for entry in entries:
         n = _fitting(entry, left) or (0 if kept else 1)
         if n:
-            kept.append(replace(entry, n=n))
+            kept.append(entry._replace(n=n))
             left -= _tokens(kept[-1])
     return kept
 

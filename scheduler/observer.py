@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from scheduler.request import Request
+from scheduler.request import Event, Request, Work
 from scheduler.types import PriorityClass
 
 
@@ -17,8 +17,14 @@ class Observer:
     def batch(self, tokens: Mapping[PriorityClass, int], rows: int, forward_ns: int) -> None:
         """A batch of `rows` ran in `forward_ns`, with this many tokens of each class."""
 
-    def preempted(self, request: Request) -> None:
-        """A request lost its KV to a higher rank."""
+    def preempted(self, request: Request, how: Event, by: Work) -> None:
+        """A request left the pool for other work: PREEMPTED_SWAP or PREEMPTED_RECOMPUTE."""
+
+    def speculated(self, drafted: int, accepted: int) -> None:
+        """Guessed tokens were verified, and so many of them were right."""
+
+    def ended(self, request: Request) -> None:
+        """A request reached a final state: it carries its whole history."""
 
     def evicted(self, session: str, tokens: int) -> None:
         """A tape dropped its oldest records to make room."""

@@ -1,147 +1,190 @@
 """Phase 1: which work, and how much of each, goes into the next batch. Pure: nothing is touched.
 
-The walk goes down the policy's order once. Its estimate of memory is what is free plus what the requests
-ranked *below* the current one hold, since phase 2 may take that; so a high rank is never refused for the
-sake of a low one, and a low rank whose blocks are already spoken for is left out and thereby becomes the
-first victim.
+The walk goes down the policy's order once and ends where the budget does (*Stream2LLM* section 4.1). Its
+estimate of memory is what is free plus what the requests ranked *below* the current one hold, since phase 2
+may take that; so a high rank is never refused for the sake of a low one, and a low rank whose blocks are
+already spoken for is left out and thereby becomes the first victim. What others hold is only counted once
+the free blocks do not suffice.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, islice
+from itertools import islice
+from typing import NamedTuple
 
+from scheduler.book import Below, Book, Walk, place_of
+from scheduler.followers import Groups
 from scheduler.request import Append, Request, State, Work
 from scheduler.types import Limits, Memory, PriorityClass
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One row of a batch: `n` tokens of a request or `n` records of an append."""
+class Entry(NamedTuple):
+    """One row of a batch: `n` tokens of a request or `n` records of an append.
+
+    With a `leader` it is no row: the request reads what the leader computes in this batch (grouped prefill).
+    ``drafts``: guesses to be verified behind the `n` tokens.
+    """
 
     work: Work
     n: int
+    leader: Request | None = None
+    drafts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Entries in policy order."""
+    """Entries in policy order, and what kept the others out."""
 
     entries: tuple[Entry, ...] = ()
+    waits: tuple[tuple[PriorityClass, str], ...] = ()
+    """For each class that was turned away, the budget that ran out or the class that came first."""
 
 
-def plan(order: Sequence[Work], memory: Memory, limits: Limits) -> Plan:
-    """Choose the next batch from work in policy order.
+def plan(book: Book, memory: Memory, limits: Limits) -> Plan:
+    """Choose the next batch.
 
     The first of the order always gets an entry whatever the memory estimate says, because phase 2 can
     always make room for it or end it: this is what rules out a deadlock.
     """
-    walk = _Walk.begin(order, memory, limits)
-    entries = []
-    for work, below in zip(order, _held_below(order, memory.block_size), strict=True):
-        n = walk.consider(work, below)
-        if n:
-            entries.append(Entry(work, n))
-    return Plan(tuple(entries))
+    return _Planner(book, memory, limits).run()
 
 
-def adaptive_chunk(order: Sequence[Work], limits: Limits) -> int:
-    """Prefill tokens per request and batch: clamp(n_batch / N, chunk_min, chunk_max), section 3.7.
+def adaptive_chunk(decodes: int, prefills: int, limits: Limits) -> int:
+    """Prefill tokens per request and batch: clamp(n_batch / N, chunk_min, chunk_max).
 
-    n_batch leaves out the running answers' tokens, so that prefills do not starve them within an iteration.
+    *Attention Once* section 3.7. n_batch leaves out the running answers' tokens, so that prefills do not
+    starve them within an iteration; N is the number of requests that could prefill.
     """
-    decodes = sum(work.decoding for work in order)
-    prefills = sum(
-        isinstance(work, Request) and not work.decoding and not work.prefill_only for work in order
-    )
     share = (limits.max_batch_tokens - decodes) // max(1, prefills)
     return min(max(share, limits.chunk_min), limits.chunk_max)
 
 
 def cell_budget(memory: Memory, limits: Limits) -> int:
-    """Tokens that admitted requests may claim together (section 3.7)."""
+    """Tokens that admitted requests may claim together (*Attention Once* section 3.7)."""
     return int(memory.total_blocks * memory.block_size * limits.cell_budget_fraction)
 
 
-def _held_below(order: Sequence[Work], block_size: int) -> list[int]:
-    """For each place of the order, the private blocks held by admitted requests after it."""
-    held = [
-        -(-work.computed // block_size) if isinstance(work, Request) and work.state is State.RUNNING else 0
-        for work in order
-    ]
-    total = sum(held)
-    return [total - so_far for so_far in accumulate(held)]
-
-
 @dataclass(slots=True)
-class _Walk:
+class _Planner:
     """What is left while the order is walked."""
 
-    tokens: int
-    rows: int
-    cells: int
-    free: int
-    """Free blocks less those planned; below zero it counts blocks to be taken from lower ranks."""
-    reserve: int
-    """Blocks that prefill chunks leave alone (the high-water mark)."""
-    chunk: int
+    book: Book
+    memory: Memory
     limits: Limits
-    block_size: int
-    first: bool = field(default=True)
-    admitting: bool = field(default=True)
-    asked: bool = field(default=False)
+    walk: Walk = field(init=False)
+    tokens: int = field(init=False)
+    rows: int = field(init=False)
+    cells: int = field(init=False)
+    """Cells that the admitted leave, those admitted by this plan included; below zero in an overload."""
+    free: int = field(init=False)
+    """Free blocks less those planned; below zero it counts blocks to be taken from lower ranks."""
+    reserve: int = field(init=False)
+    """Blocks that prefill chunks leave alone (the high-water mark)."""
+    chunk: int = field(init=False)
+    block_size: int = field(init=False)
+    groups: Groups | None = field(init=False)
+    entries: list[Entry] = field(init=False, default_factory=list)
+    waits: dict[PriorityClass, str] = field(init=False, default_factory=dict)
+    asked: bool = field(init=False, default=False)
     """A request has a row in this batch."""
+    below: Below | None = field(init=False, default=None)
 
-    @classmethod
-    def begin(cls, order: Sequence[Work], memory: Memory, limits: Limits) -> _Walk:
-        return cls(
-            tokens=limits.max_batch_tokens,
-            rows=limits.max_batch_requests,
-            cells=cell_budget(memory, limits),
-            free=memory.free_blocks,
-            reserve=memory.total_blocks - int(memory.total_blocks * limits.high_water),
-            chunk=adaptive_chunk(order, limits),
-            limits=limits,
-            block_size=memory.block_size,
-        )
+    def __post_init__(self) -> None:
+        memory, limits, book = self.memory, self.limits, self.book
+        self.walk = book.walk()
+        self.tokens, self.rows = limits.max_batch_tokens, limits.max_batch_requests
+        self.cells = cell_budget(memory, limits) - book.cells
+        self.free = memory.free_blocks
+        self.reserve = memory.total_blocks - int(memory.total_blocks * limits.high_water)
+        self.chunk = adaptive_chunk(book.decodes, book.prefills, limits)
+        self.block_size = memory.block_size
+        self.groups = Groups() if limits.grouping else None
 
-    def consider(self, work: Work, below: int) -> int:
-        """Tokens (of a request) or records (of an append) to take; 0 leaves it out."""
-        if isinstance(work, Append):
-            n, tokens, blocks = self._records(work, below)
-        elif work.state is State.QUEUED and not self._may_admit(work):
-            # Nobody starts before an earlier one of its class, so the door closes for everybody behind.
-            self.admitting = False
-            return 0
+    def run(self) -> Plan:
+        for work in self.walk:
+            if not self.rows or not self.tokens:
+                self._note(work, "rows" if not self.rows else "tokens")
+                break
+            entry = self._append(work) if isinstance(work, Append) else self._next(work)
+            if entry is not None:
+                self.entries.append(entry)
+        return Plan(tuple(self.entries), tuple(self.waits.items()))
+
+    def _next(self, request: Request) -> Entry | None:
+        place = place_of(request)
+        if place.decoding and place.state is State.RUNNING:
+            # Most rows of most batches: one token of an answer, for which there is memory.
+            blocks = request.blocks_needed(1, self.block_size)
+            if blocks <= self.free:
+                self.rows, self.tokens, self.free = self.rows - 1, self.tokens - 1, self.free - blocks
+                self.asked = True
+                return Entry(request, 1)
+        return self._request(request)
+
+    def _request(self, request: Request) -> Entry | None:
+        waiting = request.state is State.QUEUED
+        if waiting and not self._has_cells(request):
+            self._refuse(request, "cells")
+            return None
+        leader = self.groups.leader_of(request) if self.groups else None
+        if leader is not None:
+            entry = Entry(request, 0, leader)
         else:
-            # The cells of an admitted request count even when it gets no row this time.
-            self.cells -= work.cells
-            n, tokens, blocks = self._prompt(work, below)
-            if not n and work.state is State.QUEUED:
-                self.admitting = False
-            self.asked |= n > 0 and not work.prefill_only
-        if n:
-            self.first = False
-            self.rows -= 1
-            self.tokens -= tokens
-            self.free -= blocks
-        return n
+            n, blocks = self._tokens(request)
+            if not n:
+                if waiting:
+                    # Nobody starts before an earlier one of its class: the door closes for all behind.
+                    self.walk.close()
+                return None
+            entry = Entry(request, n)
+            self._spend(n, blocks)
+            self.asked |= not request.prefill_only
+            if self.groups:
+                self.groups.lead(request, n)
+        if waiting:
+            self.cells -= request.cells
+        return entry
 
-    def _may_admit(self, request: Request) -> bool:
-        return self.admitting and request.cells <= self.cells
+    def _spend(self, tokens: int, blocks: int) -> None:
+        self.rows -= 1
+        self.tokens -= tokens
+        self.free -= blocks
 
-    def _prompt(self, request: Request, below: int) -> tuple[int, int, int]:
+    def _refuse(self, request: Request, reason: str) -> None:
+        self._note(request, reason)
+        if request.state is State.QUEUED:
+            self.walk.close()
+
+    def _note(self, work: Work, reason: str) -> None:
+        """Remember the first reason for which a class had to wait."""
+        self.waits.setdefault(work.cls, reason)
+
+    def _has_cells(self, request: Request) -> bool:
+        """Whether the budget holds it beside the admitted that make no room for it."""
+        if request.cells <= self.cells:
+            return True
+        return request.cells <= self.cells + self.book.cells_of_holders(request)
+
+    def _tokens(self, request: Request) -> tuple[int, int]:
+        """Tokens that the budgets leave it in this batch, and the blocks they take."""
         n = self._wanted(request)
-        if n and not self.first:
-            room = self.free + below - (0 if request.decoding else self.reserve)
+        if not n:
+            self._note(request, "order")
+            return 0, 0
+        blocks = request.blocks_needed(n, self.block_size)
+        reserve = 0 if request.decoding else self.reserve
+        if not self.entries or blocks <= self.free - reserve:
+            return n, blocks
+        room = self.free + self._blocks_below(request) - reserve
+        if blocks > room:
+            self._note(request, "high_water" if blocks <= room + reserve else "blocks")
             n = bisect_right(range(1, n + 1), room, key=lambda k: request.blocks_needed(k, self.block_size))
-        return n, n, request.blocks_needed(n, self.block_size) if n else 0
+            blocks = request.blocks_needed(n, self.block_size) if n else 0
+        return n, blocks
 
     def _wanted(self, request: Request) -> int:
-        if not self.rows:
-            return 0
         if request.prefill_only:
             chunk = 0 if self.asked else self.limits.chunk_min
         elif request.cls is PriorityClass.FLASH:
@@ -151,14 +194,20 @@ class _Walk:
             chunk = self.chunk
         return min(request.remaining, chunk, self.tokens)
 
-    def _records(self, append: Append, below: int) -> tuple[int, int, int]:
+    def _append(self, append: Append) -> Entry | None:
+        n, tokens, blocks = self._records(append)
+        if not n:
+            self._note(append, "tokens")
+            return None
+        self._spend(tokens, blocks)
+        return Entry(append, n)
+
+    def _records(self, append: Append) -> tuple[int, int, int]:
         """Whole records only; memory bounds them from the second on: eviction makes room for the first."""
         n = tokens = blocks = 0
-        if not self.rows:
-            return 0, 0, 0
         most = min(self.tokens, append.tape.append_tokens)
         # Beside questions the tape gets the smallest chunk (or one record): they wait for the whole pass.
-        share = min(most, self.limits.chunk_min) if self.asked else most
+        share = most if append.due or not self.asked else min(most, self.limits.chunk_min)
         oldest = newest = append.queue[0].record.ts_event
         span = append.tape.append_span_ns
         for pending in islice(append.queue, append.tape.append_records):
@@ -169,7 +218,13 @@ class _Walk:
             if span and newest - oldest > span:
                 break
             need = append.tape.blocks_needed(after)
-            if n and need > self.free + below:
+            if n and need > self.free and need > self.free + self._blocks_below(append):
                 break
             n, tokens, blocks = n + 1, after, need
         return n, tokens, blocks
+
+    def _blocks_below(self, work: Work) -> int:
+        """Blocks that phase 2 may take for `work` from others."""
+        if self.below is None:
+            self.below = self.book.blocks_below()
+        return self.below(work)

@@ -1,25 +1,81 @@
-"""Who goes first. A policy is a pure function from the live work to its order; nothing else knows the order.
+"""Who goes first within a class: ordering functions of one request, by name.
 
-Further policies (fcfs, lcas, mcps, lpm, k-lpm) are further functions of this type.
+A policy gives a request a key; smaller goes first, and the last request in that order is the first victim.
+The key ends in the request's number, so no two are equal and equal inputs give equal decisions. Whoever is
+generating goes before whoever is not, under any policy: a decode costs one token and its reader holds the
+most memory, so finishing it first is both the fairest and the cheapest, and it never lets a later request
+overtake the start of an earlier one.
+
+The classes FLASH, SESSION and STREAM are always in order of submission (*Attention Once* section 3.6). POOL
+requests are ordered as configured: `vllm`, `fcfs`, `lcas` and `mcps` are those of *Stream2LLM* section 4.4,
+`lpm`, `klpm` and `klpm-adaptive` those of the k-LPM paper. The latter order by something outside the
+request, the prefix cache: those that wait stand in a `PrefixLine`, the others as under `vllm`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, get_args
 
-from scheduler.request import Work
+from scheduler.request import Request, State
 
-Policy = Callable[[Iterable[Work]], list[Work]]
+Key = tuple[int, ...]
+Policy = Callable[[Request], Key]
+PolicyName = Literal["vllm", "fcfs", "lcas", "mcps", "lpm", "klpm", "klpm-adaptive"]
+NAMES: tuple[str, ...] = get_args(PolicyName)
 
 
-def by_class(work: Iterable[Work]) -> list[Work]:
-    """Class first; within a class running answers before prefills, then submission order.
+def vllm(request: Request) -> Key:
+    """As vLLM does: running ones as they were admitted, then the preempted, the latest first, then FIFO.
 
-    Behind all others of its class comes what only prefills.
-
-    The order is total because sequence numbers are unique, so equal inputs give equal decisions. A decode
-    costs one token and its reader holds the most memory: finishing it first is both the fairest and the
-    cheapest. It never lets a later request overtake the start of an earlier one (*Attention Once* section
-    3.6).
+    Stream2LLM section 4.4.1: it knows nothing of chunks, and the victim is who was admitted last.
     """
-    return sorted(work, key=lambda item: (item.cls, item.prefill_only, not item.decoding, item.seq))
+    if request.state is State.RUNNING:
+        return 0, request.admitted
+    return (1, -request.displaced) if request.displaced else (2, request.id)
+
+
+def fcfs(request: Request) -> Key:
+    """Finished prompts before those still coming in, each by arrival (section 4.4.2)."""
+    return int(not request.complete), request.id
+
+
+def mcps(request: Request) -> Key:
+    """Most computed tokens first (section 4.4.3)."""
+    return -request.computed, request.id
+
+
+def lcas(request: Request) -> Key:
+    """Finished prompts before those still coming in, each by the latest chunk first (section 4.4.4)."""
+    return int(not request.complete), -request.last_chunk_ns, request.id
+
+
+KEYS: dict[str, Policy] = {"vllm": vllm, "fcfs": fcfs, "mcps": mcps, "lcas": lcas}
+
+
+@dataclass(frozen=True, slots=True)
+class Ordering:
+    """A policy as configured. ``k`` is read by `klpm` alone.
+
+    Raises ValueError for an unknown name, with all that are known, and for k below 1.
+    """
+
+    name: str = "fcfs"
+    k: int = 4
+
+    def __post_init__(self) -> None:
+        if self.name not in NAMES:
+            raise ValueError(f"there is no policy {self.name!r}; known are {', '.join(NAMES)}")
+        if self.k < 1:
+            raise ValueError(f"k must be at least 1, not {self.k}")
+
+    @property
+    def key(self) -> Policy:
+        """Key of a POOL request."""
+        return KEYS.get(self.name, vllm)
+
+    @property
+    def by_prefix(self) -> bool:
+        """Those that wait are ordered by what the prefix cache holds of them."""
+        return self.name not in KEYS

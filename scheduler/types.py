@@ -13,9 +13,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Protocol
+from typing import Literal, Protocol
 
 from engine.seeding import Sampling
+
+Eviction = Literal["recompute", "swap", "cost"]
+"""How a victim leaves the pool; `cost` takes the cheaper way for each (*Stream2LLM* section 4.3)."""
 
 
 class PriorityClass(IntEnum):
@@ -45,8 +48,22 @@ class Limits:
     """Pool occupancy above which prefill chunks wait, so that running answers can still grow."""
     max_prompt_tokens: int = 8192
     max_new_tokens: int = 1024
+    eviction: Eviction = "cost"
+    grouping: bool = True
+    """Equal beginnings of POOL prompts are computed once (section 3.7, prefix-aware grouped prefill)."""
+    max_drafts: int = 4
+    """Most guessed tokens verified with one generated token; 0 turns speculation off (section 3.7)."""
+    max_draft_rows: int = 64
+    """Most guessed tokens in one batch: the more answers run, the fewer each has."""
+    stream_timeout_ns: int = 60_000_000_000
+    """An unfinished prompt without input for so long is given up; 0 waits for ever."""
 
     def __post_init__(self) -> None:
+        for name in ("max_drafts", "max_draft_rows", "stream_timeout_ns"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, is {getattr(self, name)}")
+        if self.eviction not in ("recompute", "swap", "cost"):
+            raise ValueError(f"eviction must be recompute, swap or cost, not {self.eviction!r}")
         for name in (
             "max_batch_tokens",
             "max_batch_requests",
@@ -72,11 +89,19 @@ class Reader(Protocol):
 
     @property
     def past_tokens(self) -> int:
-        """Tokens of the shared past (frozen and sliding regions)."""
+        """Tokens it did not compute: the shared past, or a prompt's tokens found in the prefix cache."""
 
     @property
     def length(self) -> int:
-        """Private tokens whose KV is committed; the executor advances it."""
+        """Tokens of the request's own prompt and answer in KV; the executor advances it."""
+
+    @property
+    def blocks(self) -> int:
+        """Private blocks in the pool, which preempting it would free; 0 while swapped."""
+
+    @property
+    def swapped(self) -> bool:
+        """Its private KV is on the host; `acquire` brings it back."""
 
     def blocks_needed(self, n: int) -> int:
         """Blocks that appending `n` more private tokens takes beyond those already held. Changes nothing."""
@@ -89,6 +114,61 @@ class Reader(Protocol):
 
     def reset(self) -> None:
         """Preemption by recompute: drop private blocks and KV (`length` = 0), keep the past."""
+
+    def keep(self, n: int) -> None:
+        """Only the first `n` own tokens stay in KV: rejected drafts."""
+
+
+class PromptReader(Reader, Protocol):
+    """What a POOL request reads: no session, a prompt that may change, and a prefix cache behind it.
+
+    `length` counts aliased tokens, too, and `past_tokens` says how many of it they are.
+    """
+
+    def update(self, tokens: Sequence[int]) -> int:
+        """The prompt is `tokens`; returns how many tokens in KV that invalidated (*Stream2LLM* 4.2)."""
+
+    def match(self) -> int:
+        """Read from the prefix cache what it holds beyond the tokens in KV; returns the tokens gained."""
+
+    def follow(self, leader: PromptReader, n: int) -> None:
+        """Read the first `n` tokens of `leader`, whose prompt begins with the same ones."""
+
+    def save(self) -> None:
+        """Offer the tokens in KV to the prefix cache."""
+
+
+class Tier(Protocol):
+    """Where KV goes that leaves the pool and is to come back."""
+
+    def swap_out(self, reader: Reader) -> bool:
+        """Move the reader's private KV out of the pool. False, and nothing changed, without room for it."""
+
+
+class Costs(Protocol):
+    """What the device takes for things, predicted in ns (*Stream2LLM* section 4.3)."""
+
+    def recompute_ns(self, tokens: int) -> int:
+        """Prefilling so many tokens."""
+
+    def swap_ns(self, blocks: int) -> int:
+        """Moving so many blocks out and in again."""
+
+    def batch_ns(self, spans: Sequence[tuple[int, int]]) -> int:
+        """One pass over rows of (tokens in KV, tokens to compute)."""
+
+
+class PrefixIndex(Protocol):
+    """Match lengths of waiting prompts in the prefix cache, always those that a look-up would give."""
+
+    def watch(self, key: int, tokens: Sequence[int], salt: str) -> int:
+        """Follow a prompt from here on; its match length."""
+
+    def forget(self, key: int) -> None:
+        """No longer follow it."""
+
+    def changes(self) -> Sequence[tuple[int, int]]:
+        """(key, match length) of all whose length changed since the last call."""
 
 
 class Tape(Protocol):
@@ -121,6 +201,10 @@ class Tape(Protocol):
     @property
     def append_span_ns(self) -> int:
         """Most event time between the records of one append; 0 for any."""
+
+    @property
+    def staleness_ns(self) -> int:
+        """A record is to be committed within so long of being queued; 0 promises nothing."""
 
     def fork(self) -> Reader:
         """A reader of exactly the current version. O(extents), takes no block."""
@@ -174,6 +258,8 @@ class Chunk:
     """Token ids the row is restricted to; None means the whole vocabulary."""
     sampling: Sampling | None = None
     """How the row's token is drawn; None takes the best."""
+    drafts: int = 0
+    """The last so many of `tokens` are guesses; the row is the one behind those that prove right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +274,8 @@ class Row:
     """Second largest logit of that same set."""
     error: str | None = None
     """A sentence when the logits are unusable (NaN); the other fields then mean nothing."""
+    accepted: tuple[Row, ...] = ()
+    """The rows that confirmed drafts before this one, oldest first."""
 
     @property
     def gap(self) -> float:
@@ -205,6 +293,7 @@ class Executor(Protocol):
     def execute(self, batch: Sequence[Chunk]) -> list[Row | None]:
         """Run one forward pass; rows in batch order, None where `sample` is False.
 
-        On return the tokens are in KV and every reader's `length` has advanced. An exception means that
+        On return the tokens are in KV and every reader's `length` has advanced, over wrong drafts, too: the
+        caller drops them (`Reader.keep`). An exception means that
         nothing of the batch may be relied upon; `OutOfMemory` that besides every target is as it was before.
         """

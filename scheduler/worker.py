@@ -74,13 +74,15 @@ class Worker:
         self.idle = True
 
     def _rest(self) -> float | None:
-        """Do a piece of what can wait; in how many seconds there is more of it."""
+        """Do a piece of what can wait; in how many seconds there is more of it, or a prompt is given up."""
+        due = self._scheduler.next_due()
         try:
-            return self._when_idle()
+            rest = self._when_idle()
         except Exception:
             log.exception("what is done when idle raised")
             self.failures += 1
-            return None
+            rest = None
+        return min((wait for wait in (due, rest) if wait is not None), default=None)
 
     def _step(self) -> bool:
         """One step; True when there may be more to do."""

@@ -8,9 +8,10 @@ without any batching.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 
-from scheduler.types import Chunk, Row
+from scheduler.types import Chunk, PromptReader, Row
 
 VOCABULARY = 97
 
@@ -84,6 +85,7 @@ class FakeReader:
         self.pinned = memory.share(pinned)
         self.private: list[int] = []
         self.kv: list[int] = []
+        self.host: FakeTier | None = None
         self.released = False
 
     @property
@@ -94,6 +96,14 @@ class FakeReader:
     def length(self) -> int:
         return len(self.kv)
 
+    @property
+    def blocks(self) -> int:
+        return len(self.private)
+
+    @property
+    def swapped(self) -> bool:
+        return self.host is not None
+
     def blocks_needed(self, n: int) -> int:
         return max(0, -(-(self.length + n) // self.memory.block_size) - len(self.private))
 
@@ -103,6 +113,8 @@ class FakeReader:
         if blocks is None:
             return False
         self.private += blocks
+        if self.host is not None:
+            self.host.drop(self)
         return True
 
     def release(self) -> None:
@@ -111,14 +123,91 @@ class FakeReader:
         self.pinned, self.released = [], True
 
     def reset(self) -> None:
-        self.memory.drop(self.private)
-        self.private, self.kv = [], []
+        self.keep(0)
+
+    def keep(self, n: int) -> None:
+        assert n <= self.length
+        self.kv = self.kv[:n]
+        if self.host is not None:
+            self.host.trim(self)
+            return
+        kept = -(-n // self.memory.block_size)
+        self.memory.drop(self.private[kept:])
+        self.private = self.private[:kept]
 
     def write(self, tokens: Sequence[int]) -> tuple[int, ...]:
         assert not self.released
+        assert self.host is None, "on the host"
         assert self.length + len(tokens) <= len(self.private) * self.memory.block_size, "no blocks held"
         self.kv += tokens
         return (*self.past, *self.kv)
+
+
+class FakeTier:
+    """So many blocks of host memory."""
+
+    def __init__(self, blocks: int) -> None:
+        self.blocks = blocks
+        self.held: dict[FakeReader, int] = {}
+
+    def swap_out(self, reader: FakeReader) -> bool:
+        needed = len(reader.private)
+        if sum(self.held.values()) + needed > self.blocks:
+            return False
+        self.held[reader], reader.host = needed, self
+        reader.memory.drop(reader.private)
+        reader.private = []
+        return True
+
+    def trim(self, reader: FakeReader) -> None:
+        self.held[reader] = -(-reader.length // reader.memory.block_size)
+        if not reader.length:
+            self.drop(reader)
+
+    def drop(self, reader: FakeReader) -> None:
+        del self.held[reader]
+        reader.host = None
+
+
+class FakePrompt(FakeReader):
+    """A prompt of its own; `shelf` stands for the prefix cache: prompts in KV that somebody saved."""
+
+    def __init__(self, memory: FakeMemory, shelf: list[tuple[int, ...]] | None = None) -> None:
+        super().__init__(memory)
+        self.shelf = shelf
+        self.prompt: list[int] = []
+        self.gained = 0
+
+    @property
+    def past_tokens(self) -> int:
+        return self.gained
+
+    def update(self, tokens: Sequence[int]) -> int:
+        before, common = self.length, 0
+        while common < min(before, len(tokens)) and self.kv[common] == tokens[common]:
+            common += 1
+        self.prompt = list(tokens)
+        self.keep(common)
+        return before - common
+
+    def match(self) -> int:
+        return 0
+
+    def follow(self, leader: PromptReader, n: int) -> None:
+        assert isinstance(leader, FakePrompt)
+        assert leader.kv[:n] == self.prompt[:n]
+        assert n < len(self.prompt)
+        self.memory.drop(self.private)
+        self.private = self.memory.share(leader.private[: -(-n // self.memory.block_size)])
+        self.gained, self.kv = n, leader.kv[:n]
+
+    def save(self) -> None:
+        if self.shelf is not None:
+            self.shelf.append(tuple(self.kv))
+
+    def keep(self, n: int) -> None:
+        super().keep(n)
+        self.gained = min(self.gained, n)
 
 
 class FakeTape:
@@ -134,6 +223,7 @@ class FakeTape:
         self.written: list[int] | None = None
         self.history: dict[int, tuple[int, ...]] = {0: ()}
         self.fail_commit = False
+        self.staleness_ns = 0
 
     @property
     def append_tokens(self) -> int:
@@ -232,9 +322,21 @@ class FakeExecutor:
         visible = chunk.target.write(chunk.tokens)  # type: ignore[union-attr] # fakes only, by construction
         if not chunk.sample:
             return None
+        if chunk.drafts:
+            return self._verify(visible, chunk)
         if self.nan_after is not None and visible[-len(self.nan_after) :] == self.nan_after:
             return Row(0, float("nan"), float("nan"), error="the logits are not finite")
         return model(visible, chunk.choices)
+
+    def _verify(self, visible: tuple[int, ...], chunk: Chunk) -> Row:
+        """The model's own rows over the drafts, up to the first that is wrong."""
+        rows: list[Row] = []
+        known = len(visible) - chunk.drafts
+        for draft in (*visible[known:], None):
+            rows.append(model(visible[: known + len(rows)], chunk.choices))
+            if rows[-1].token != draft:
+                break
+        return replace(rows[-1], accepted=tuple(rows[:-1]))
 
     def trace(self) -> list[list[tuple[tuple[int, ...], bool]]]:
         """The batches without object identities, to compare two runs."""

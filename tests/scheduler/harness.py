@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
+from scheduler.book import Book
 from scheduler.observer import Observer
-from scheduler.request import Event, Failure, Record, Request, State
+from scheduler.request import Event, Failure, Record, Request, State, Work
 from scheduler.scheduler import Scheduler
 from scheduler.types import Limits, PriorityClass, Tape
 from tests.scheduler.fakes import FakeClock, FakeExecutor, FakeMemory, FakeReader, FakeTape, one_by_one
+
+
+def book_of(work: Iterable[Work]) -> Book:
+    """A book of exactly this work."""
+    book = Book()
+    for item in work:
+        if isinstance(item, Request):
+            book.requests[item.id] = item
+        item.place = None
+        book.update(item)
+    return book
+
 
 SMALL = Limits(max_batch_tokens=24, max_batch_requests=6, chunk_min=3, chunk_max=8)
 

@@ -16,7 +16,7 @@ def test_it_is_called_only_when_no_work_is_left() -> None:
     """Once after each time the work ran out, as it asks for no more."""
     h = Harness()
     live: list[int] = []
-    worker = Worker(h.scheduler, when_idle=lambda: live.append(len(h.scheduler._live())))
+    worker = Worker(h.scheduler, when_idle=lambda: live.append(h.scheduler.live))
     requests = [h.ask(range(12), max_tokens=6) for _ in range(5)]
     worker.start()
     assert eventually(lambda: live)

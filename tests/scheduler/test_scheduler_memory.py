@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from scheduler.acquisition import acquire
+from collections.abc import Iterable
+
+from scheduler.acquisition import Acquired, acquire
 from scheduler.planner import Entry, Plan, adaptive_chunk, cell_budget, plan
-from scheduler.policy import by_class
-from scheduler.request import Append, Event, Pending, Record, Request, State
+from scheduler.request import Append, Event, Pending, Record, Request, State, Work
 from scheduler.types import Limits, PriorityClass
 from tests.scheduler.fakes import FakeMemory, FakeReader, FakeTape, one_by_one
-from tests.scheduler.harness import Harness
+from tests.scheduler.harness import Harness, book_of
 
 FLASH, SESSION, POOL, STREAM = PriorityClass
 WIDE = Limits(max_batch_tokens=4000, max_batch_requests=64)
@@ -30,32 +31,38 @@ def test_chunks_adapt_to_the_number_of_prefills_within_their_clamp() -> None:
     """clamp(n_batch / N, 128, 1024) with n_batch = 4000 less one token for each running answer."""
     memory = FakeMemory(10_000)
     prefills = [request(memory, n, 5000) for n in range(40)]
-    assert adaptive_chunk(prefills[:1], WIDE) == 1024
-    assert adaptive_chunk(prefills[:8], WIDE) == 500
-    assert adaptive_chunk(prefills, WIDE) == 128
-    decode = request(memory, 99, 4)
-    decode.open().acquire(4)
-    decode.reader.write(decode.prompt)  # type: ignore[union-attr] # the fake's own method
-    decode.output.append(1)
-    assert decode.decoding
-    assert adaptive_chunk([*prefills[:7], decode] + [decode] * 7, WIDE) == (4000 - 8) // 7
+
+    def chunk(*work: Request) -> int:
+        book = book_of(work)
+        return adaptive_chunk(book.decodes, book.prefills, WIDE)
+
+    assert chunk(*prefills[:1]) == 1024
+    assert chunk(*prefills[:8]) == 500
+    assert chunk(*prefills) == 128
+    decodes = [request(memory, 90 + n, 4) for n in range(8)]
+    for decode in decodes:
+        decode.open().acquire(4)
+        decode.reader.write(decode.prompt)  # type: ignore[union-attr] # the fake's own method
+        decode.output.append(1)
+        assert decode.decoding
+    assert chunk(*prefills[:7], *decodes) == (4000 - 8) // 7
 
 
 def test_the_plan_changes_nothing() -> None:
     memory = FakeMemory(8)
-    work = by_class([request(memory, 1, 9), append(memory, 2, 3, 3)])
+    work = book_of([request(memory, 1, 9), append(memory, 2, 3, 3)])
     first = plan(work, memory, WIDE)
     assert plan(work, memory, WIDE) == first
     assert [(entry.work.cls, entry.n) for entry in first.entries] == [(SESSION, 9), (STREAM, 2)]
     assert memory.free_blocks == 8
-    assert all(item.reader is None for item in work if isinstance(item, Request))
+    assert all(item.reader is None for item in work.requests.values())
 
 
 def test_admission_stops_at_the_cell_budget_and_closes_the_door() -> None:
     """64 cells: 30 + 30 fit, the next 30 do not, and the small one behind may not overtake."""
     memory = FakeMemory(32)
     assert cell_budget(memory, WIDE) == 64
-    work = by_class(
+    work = book_of(
         [request(memory, n, 20, 10) for n in range(3)] + [request(memory, 3, 1), append(memory, 4, 2)]
     )
     assert [(entry.work.seq, entry.n) for entry in plan(work, memory, WIDE).entries] == [
@@ -71,7 +78,7 @@ def test_lower_classes_cells_do_not_keep_flash_out() -> None:
     running.open().acquire(40)
     running.state = State.RUNNING
     flash = request(memory, 2, 8, 1, FLASH)
-    entries = plan(by_class([running, flash]), memory, WIDE).entries
+    entries = plan(book_of([running, flash]), memory, WIDE).entries
     assert [entry.work for entry in entries] == [flash, running]
 
 
@@ -84,24 +91,26 @@ def test_above_the_high_water_mark_prefill_chunks_wait_and_decodes_go_on() -> No
     decode.reader.write(decode.prompt)  # type: ignore[union-attr] # the fake's own method
     decode.output.append(1)
     decode.state = State.RUNNING
-    entries = plan(by_class([decode, prefill]), memory, limits).entries
+    entries = plan(book_of([decode, prefill]), memory, limits).entries
     # 18 free, one for the decode, 5 in reserve: 12 blocks of 4 hold the whole prefill of 40.
     assert [(entry.work.seq, entry.n) for entry in entries] == [(1, 1), (2, 40)]
     memory.take(10)
-    entries = plan(by_class([decode, prefill]), memory, limits).entries
+    entries = plan(book_of([decode, prefill]), memory, limits).entries
     assert [(entry.work.seq, entry.n) for entry in entries] == [(1, 1), (2, 8)]
     memory.take(3)
-    entries = plan(by_class([decode, prefill]), memory, limits).entries
+    entries = plan(book_of([decode, prefill]), memory, limits).entries
     assert [(entry.work.seq, entry.n) for entry in entries] == [(1, 1)]
 
 
 def test_records_are_whole_and_bounded_by_tokens_and_blocks() -> None:
     memory = FakeMemory(4)
     limits = Limits(max_batch_tokens=20)
-    assert plan([append(memory, 1, 8, 8, 8)], memory, limits).entries[0].n == 2
-    assert plan([append(memory, 1, 12, 8, 8)], memory, limits).entries[0].n == 1
+    assert plan(book_of([append(memory, 1, 8, 8, 8)]), memory, limits).entries[0].n == 2
+    assert plan(book_of([append(memory, 1, 12, 8, 8)]), memory, limits).entries[0].n == 1
     memory.take(4)
-    assert plan([append(memory, 1, 8, 8)], memory, limits).entries[0].n == 1, "eviction may make room"
+    assert plan(book_of([append(memory, 1, 8, 8)]), memory, limits).entries[0].n == 1, (
+        "eviction may make room"
+    )
 
 
 def test_preemption_takes_the_lowest_rank_and_changes_no_answer() -> None:
@@ -114,8 +123,8 @@ def test_preemption_takes_the_lowest_rank_and_changes_no_answer() -> None:
     h.run()
     for each in (first, second, third):
         h.check(each)
-    assert first.tokens_invalidated == 0
-    assert third.tokens_invalidated > 0
+    assert first.recomputed_tokens == 0
+    assert third.recomputed_tokens > 0
     events = [event for event, _ in third.events]
     assert events.count(Event.SCHEDULED) == events.count(Event.PREEMPTED_RECOMPUTE) + 1 > 1
     assert h.memory.free_blocks == 8
@@ -128,7 +137,7 @@ def test_running_answers_go_before_prefills_of_their_class_and_never_before_a_hi
     decode.reader.write(decode.prompt)  # type: ignore[union-attr] # the fake's own method
     decode.output.append(1)
     stream = append(memory, 0, 1)
-    assert by_class([stream, prefill, decode, flash]) == [flash, decode, prefill, stream]
+    assert list(book_of([stream, prefill, decode, flash]).walk()) == [flash, decode, prefill, stream]
 
 
 def running_on(memory: FakeMemory, seq: int, tokens: int, cls: PriorityClass = SESSION) -> Request:
@@ -146,23 +155,29 @@ def test_several_flash_requests_may_count_on_blocks_of_lower_ranks() -> None:
     flashes = [request(memory, 3, 15, 1, FLASH), request(memory, 4, 15, 1, FLASH)]
     limits = Limits(cell_budget_fraction=1.0, max_batch_tokens=100, high_water=1.0)
     assert memory.free_blocks == 0
-    entries = plan(by_class([*running, flashes[0]]), memory, limits).entries
+    entries = plan(book_of([*running, flashes[0]]), memory, limits).entries
     # The second running request's blocks are spoken for; the first goes on only with what is left: nothing.
     assert [(entry.work.seq, entry.n) for entry in entries] == [(3, 15)]
-    entries = plan(by_class([*running, *flashes]), memory, limits).entries
+    entries = plan(book_of([*running, *flashes]), memory, limits).entries
     assert [(entry.work.seq, entry.n) for entry in entries] == [(3, 15), (4, 15)]
 
 
-def preempt(victim: Request) -> None:
-    victim.preempt(0)
+def take(planned: Plan, work: Iterable[Work], memory: FakeMemory) -> Acquired:
+    """Phase 2, with victims recomputed."""
+    book = book_of(work)
+
+    def preempt(victim: Request, by: Work) -> None:
+        victim.drop(Event.PREEMPTED_RECOMPUTE, 0, by.seq)
+        book.update(victim)
+
+    return acquire(planned, book, memory, preempt)
 
 
 def test_victims_are_the_unplanned_from_the_tail_then_the_planned_from_the_tail() -> None:
     memory = FakeMemory(16)
     running = [running_on(memory, seq, 16) for seq in (1, 2, 3, 4)]
     flash = request(memory, 9, 16, 1, FLASH)
-    order = by_class([*running, flash])
-    got = acquire(Plan((Entry(flash, 16), Entry(running[3], 1))), order, memory, preempt)
+    got = take(Plan((Entry(flash, 16), Entry(running[3], 1))), [*running, flash], memory)
     # The third is the last of those left out. The fourth finds nothing below itself and is deferred.
     assert [item.state for item in running] == [State.RUNNING, State.RUNNING, State.QUEUED, State.RUNNING]
     assert [entry.work for entry in got.entries] == [flash]
@@ -173,15 +188,13 @@ def test_a_planned_request_that_falls_victim_is_out_of_the_batch() -> None:
     memory = FakeMemory(8)
     running = [running_on(memory, seq, 16) for seq in (1, 2)]
     flash = request(memory, 9, 16, 1, FLASH)
-    order = by_class([*running, flash])
-    got = acquire(Plan((Entry(flash, 16), Entry(running[1], 1))), order, memory, preempt)
+    got = take(Plan((Entry(flash, 16), Entry(running[1], 1))), [*running, flash], memory)
     assert [item.state for item in running] == [State.QUEUED, State.RUNNING]
     assert [entry.work for entry in got.entries] == [flash]
     flash.close()
     running[1].close()
     running = [running_on(memory, seq, 16) for seq in (1, 2)]
-    order = by_class([*running, flash])
-    got = acquire(Plan((Entry(flash, 8), Entry(running[0], 1), Entry(running[1], 1))), order, memory, preempt)
+    got = take(Plan((Entry(flash, 8), Entry(running[0], 1), Entry(running[1], 1))), [*running, flash], memory)
     assert [item.state for item in running] == [State.RUNNING, State.QUEUED]
     assert [entry.work for entry in got.entries] == [flash, running[0]]
 
@@ -190,7 +203,7 @@ def test_a_deferred_request_pins_nothing() -> None:
     """Estimated to fit, but the pool shrank: it is closed again and will read a fresher version."""
     memory = FakeMemory(4)
     first, second = request(memory, 1, 8), request(memory, 2, 12)
-    got = acquire(Plan((Entry(first, 8), Entry(second, 12))), [first, second], memory, preempt)
+    got = take(Plan((Entry(first, 8), Entry(second, 12))), [first, second], memory)
     assert [entry.work for entry in got.entries] == [first]
     assert second.reader is None
     assert second.state is State.QUEUED
@@ -203,7 +216,7 @@ def test_flash_takes_blocks_from_a_running_answer() -> None:
     flash = h.ask(range(9), cls=FLASH)
     h.scheduler.step()
     assert flash.state is State.FINISHED
-    assert running.tokens_invalidated == 25
+    assert running.recomputed_tokens == 25
     h.run()
     h.check(running)
 
@@ -220,7 +233,7 @@ def test_a_preempted_answer_resumes_at_its_own_version() -> None:
     flash = h.ask(range(36), cls=FLASH)
     h.run()
     h.check(flash)
-    assert running.tokens_invalidated > 0
+    assert running.recomputed_tokens > 0
     assert (running.version, tape.version) == (1, 2)
     assert h.pasts[running.id] == tuple(range(8))
     h.check(running)
@@ -239,7 +252,7 @@ def test_pinned_versions_are_given_up_before_the_top_request_fails() -> None:
     big = h.ask(range(20), max_tokens=1)
     h.run()
     h.check(big)
-    assert big.tokens_invalidated == 0
+    assert big.recomputed_tokens == 0
     assert pinning.state is State.FINISHED
 
 

@@ -116,7 +116,7 @@ def test_a_preempted_answer_goes_on_where_it_was() -> None:
     h.run()
     h.check(first)
     h.check(second)
-    assert (first.tokens_invalidated, second.tokens_invalidated) == (0, 5)
+    assert (first.recomputed_tokens, second.recomputed_tokens) == (0, 5)
     assert told.outcomes == ["retried"]
 
 
@@ -275,7 +275,7 @@ def test_chunks_say_how_to_draw_from_the_prompt_and_the_place_in_the_answer(temp
     other = h.ask((9,), max_tokens=6, cls=FLASH)
     h.run()
     assert other.state is State.FINISHED
-    assert request.tokens_invalidated > 0
+    assert request.recomputed_tokens > 0
     sampled = [c for batch in h.executor.batches for c in batch if c.sample and c.target is not None]
     mine = [c.sampling for c in sampled if c.sampling is not None]
     if temperature:

@@ -131,7 +131,7 @@ def test_it_loses_its_blocks_to_anybody_and_begins_again() -> None:
     h.check(question)
     assert tape.version == 1
     assert reader.kv == list(range(30))
-    assert h.done[-1].tokens_invalidated == 27
+    assert h.done[-1].recomputed_tokens == 27
 
 
 def test_what_does_not_fit_beside_the_rest_fails_and_is_released() -> None:

@@ -199,7 +199,7 @@ def test_preempted_work_is_accounted_for(blocks: int, limits: Limits, load: list
     fed = sum(len(record.tokens) for _, _, records in h.log.commits for record in records)
     computed = sum(len(chunk.tokens) for batch in h.executor.batches for chunk in batch)
     needed = sum(len(request.prompt) + len(request.output) - 1 for request in requests)
-    assert computed == fed + needed + sum(request.tokens_invalidated for request in requests)
+    assert computed == fed + needed + sum(request.recomputed_tokens for request in requests)
     for request in requests:
         preempted = sum(event is Event.PREEMPTED_RECOMPUTE for event, _ in request.events)
         assert sum(event is Event.SCHEDULED for event, _ in request.events) == preempted + 1

@@ -1,0 +1,139 @@
+"""Which k `klpm-adaptive` uses: a bandit over the tail of the TTFT it observes (*k-LPM* section 4.2).
+
+**What an arm earns.** Completed requests are cut into epochs, each under one k. The paper's goal is the 99th
+percentile, but of an epoch's requests that is one or two, so an epoch is judged by the mean over its worst
+tenth: it moves with the tail, and no single request decides it. That time says more about the load than about
+k, and has no bound. So the reward is the share of the last few epochs, under whatever k, that were worse: it
+lies between 0 and 1, needs no scale, and load that rises or falls slowly shifts both sides of the comparison.
+
+**Which arm is tried.** With k grow both what is reused and what the oldest waits for (k choices for each one
+before it), so TTFT is taken to have one minimum along the arms, and the best arm so far need be compared with
+its two neighbours only (Combes and Proutiere, *Unimodal Bandits*, 2014). That matters more here than
+elsewhere: an epoch under a bad k is itself part of the tail. The highest upper confidence bound of the three
+wins. Rewards fade with each epoch, so that traffic that changes is followed (discounted UCB, Garivier and
+Moulines, 2011). The price: from arms that are all alike (a large k is as good as none) the way to a distant
+best one is a random walk; and a k under which the queue grows leaves a backlog that those after it are judged
+by as well.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+ARMS: tuple[int | None, ...] = (1, 2, 3, 4, 6, 8, 16, None)
+
+DOUBT, WEIGHT = 0.25, 0.5
+"""What is expected of an arm nobody knows, and how many epochs outweigh it. That is less than what an arm
+earns that does as usual (a half), and more than one earns under which every epoch is worse than those before,
+as when a queue grows without end: then the bandit leaves for what it does not know."""
+
+
+@dataclass(slots=True)
+class Arm:
+    """Discounted count of its epochs, and discounted sum of their rewards."""
+
+    plays: float = 0.0
+    reward: float = 0.0
+
+    @property
+    def mean(self) -> float:
+        """Reward of an epoch, drawn towards `DOUBT` as long as little is known."""
+        return (self.reward + WEIGHT * DOUBT) / (self.plays + WEIGHT)
+
+
+class KBandit:
+    """Gives k, and learns from each completed request. State is bounded; equal inputs give equal choices.
+
+    Args:
+        arms: values of k in increasing order, None (LPM) last.
+        rng: breaks ties, and nothing else.
+        epoch: completed requests that are judged together.
+        settle: completed requests after a change of k that are not judged: they waited under the one before.
+        recent: epochs that an epoch is compared with.
+        discount: what a reward is worth an epoch later.
+        exploration: width of the confidence bound.
+
+    Raises ValueError for arms that are not increasing, and for numbers out of range.
+    """
+
+    def __init__(
+        self,
+        arms: Sequence[int | None] = ARMS,
+        *,
+        rng: random.Random,
+        epoch: int = 50,
+        settle: int = 12,
+        recent: int = 16,
+        discount: float = 0.95,
+        exploration: float = 0.2,
+    ) -> None:
+        order = [math.inf if k is None else k for k in arms]
+        if not order or order[0] < 1 or any(a >= b for a, b in pairwise(order)):
+            raise ValueError(f"arms must be one or more values of k, increasing from 1 on, not {list(arms)}")
+        if epoch < 1 or settle < 0 or recent < 1 or not 0 < discount < 1 or exploration < 0:
+            raise ValueError(
+                "epoch, recent: 1 or more; settle, exploration: 0 or more; discount: between 0 and 1"
+            )
+        self._ks = tuple(arms)
+        self._rng = rng
+        self._epoch, self._settle = epoch, settle
+        self._discount, self._exploration = discount, exploration
+        self._arms = [Arm() for _ in arms]
+        self._recent: deque[float] = deque(maxlen=recent)
+        self._observed: list[int] = []
+        self._skip = 0
+        self._at = len(arms) // 2
+
+    @property
+    def k(self) -> int | None:
+        """The k of this epoch; None is LPM."""
+        return self._ks[self._at]
+
+    def observe(self, ttft_ns: int) -> None:
+        """A request got its first token ``ttft_ns`` after it came."""
+        if self._skip:
+            self._skip -= 1
+            return
+        self._observed.append(ttft_ns)
+        if len(self._observed) == self._epoch:
+            self._reward(_tail(self._observed))
+            self._observed.clear()
+            before, self._at = self._at, self._choose()
+            self._skip = self._settle if self._at != before else 0
+
+    def _reward(self, tail: float) -> None:
+        for arm in self._arms:
+            arm.plays *= self._discount
+            arm.reward *= self._discount
+        if self._recent:  # the very first has nothing to be compared with
+            worse = sum(1.0 if tail < other else 0.5 * (tail == other) for other in self._recent)
+            self._arms[self._at].plays += 1
+            self._arms[self._at].reward += worse / len(self._recent)
+        self._recent.append(tail)
+
+    def _choose(self) -> int:
+        """The leader or a neighbour, by upper confidence bound."""
+        # of equals the one in use (at the start that is the middle), else any
+        arms = range(len(self._arms))
+        leader = max(arms, key=lambda i: (self._arms[i].mean, i == self._at, self._rng.random()))
+        near = range(max(0, leader - 1), min(len(self._arms), leader + 2))
+        total = sum(arm.plays for arm in self._arms)
+        bounds = {i: self._bound(self._arms[i], total) for i in near}
+        best = max(bounds.values())
+        return self._rng.choice([i for i, bound in bounds.items() if bound == best])
+
+    def _bound(self, arm: Arm, total: float) -> float:
+        if not arm.plays:
+            return math.inf
+        return arm.mean + self._exploration * math.sqrt(max(0.0, math.log(total)) / arm.plays)
+
+
+def _tail(ttfts: Sequence[int]) -> float:
+    """Mean of the worst tenth, at least of one."""
+    worst = sorted(ttfts)[-max(1, len(ttfts) // 10) :]
+    return sum(worst) / len(worst)

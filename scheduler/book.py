@@ -1,0 +1,283 @@
+"""Where all live work stands, in order: kept up to date change by change, so that a plan sorts nothing.
+
+Work has a rank: its lane, whether it generates, and its policy's key. Three sorted lines hold it: requests
+that run (admitted), requests that wait, tapes. A walk merges them lazily and looks only at what it takes,
+and once nobody else may be admitted those that wait are not looked at at all; so a step costs what its
+batch costs, however many wait.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Iterator
+from itertools import accumulate
+from operator import itemgetter
+from typing import NamedTuple, Protocol, cast
+
+from sortedcontainers import SortedDict
+
+from scheduler.policies import Key, Policy, vllm
+from scheduler.request import Append, Request, State, Work
+from scheduler.types import PriorityClass
+
+Rank = tuple[int, int, Key]
+
+DUE = 2
+"""Lane of tapes whose staleness bound is near: behind FLASH, before everybody else."""
+LANES = {PriorityClass.FLASH: 0, PriorityClass.SESSION: 3, PriorityClass.POOL: 5, PriorityClass.STREAM: 7}
+"""Lane of each class; the next one is for what only prefills."""
+IN_LINE: Rank = (LANES[PriorityClass.POOL], 1, (2,))
+"""Rank of all that stand in the waiting line: behind whoever was admitted or preempted."""
+
+
+class WaitingLine(Protocol):
+    """An order of waiting POOL requests that depends on more than themselves."""
+
+    def add(self, request: Request) -> None:
+        """It begins to wait, or waits already and its prompt changed."""
+
+    def taken(self, request: Request) -> None:
+        """It was admitted."""
+
+    def discard(self, request: Request) -> None:
+        """It ended."""
+
+    def __iter__(self) -> Iterator[Request]: ...
+
+
+class Place(NamedTuple):
+    """How a piece of work stands in the book; equal places need no move."""
+
+    rank: Rank
+    state: State | None
+    """None: a tape."""
+    left: int
+    """Tokens to compute; of a tape at least 1."""
+    decoding: bool
+    prefilling: bool
+    cells: int
+
+    @property
+    def line(self) -> tuple[Rank, State | None, bool]:
+        """What decides where it stands; the rest may change without a move."""
+        return self.rank, self.state, self.left > 0
+
+
+class Book:
+    """The order of all live work. `update` must be called whenever work may have changed."""
+
+    def __init__(self, policy: Policy = vllm, line: WaitingLine | None = None) -> None:
+        self.requests: dict[int, Request] = {}
+        """Every live request, by number."""
+        self.running: SortedDict[Rank, Request] = SortedDict()
+        """Admitted requests: they hold memory, also when they have nothing to do."""
+        self.decodes = self.prefills = 0
+        """Requests that could generate, and that could prefill."""
+        self.cells = 0
+        """Claimed by the admitted."""
+        self.counts: Counter[PriorityClass] = Counter()
+        """Live work by class."""
+        self._waiting: SortedDict[Rank, Request] = SortedDict()
+        self._appends: SortedDict[Rank, Append] = SortedDict()
+        self._policy = policy
+        self._line = line
+
+    def rank(self, work: Work) -> Rank:
+        """Where work stands in the order of everything; it must be in the book."""
+        return place_of(work).rank
+
+    def update(self, work: Work, *, prompt: bool = False) -> None:
+        """Put work where it belongs, new or changed; ``prompt``: its prompt is another one."""
+        place, before = _place(work, self._policy), work.place
+        work.place = place
+        if not isinstance(before, Place):
+            self.counts[work.cls] += 1
+            self._count(place, 1)
+            self._insert(work, place)
+        elif place != before:
+            self._count(before, -1)
+            self._count(place, 1)
+            if place.line != before.line:
+                self._remove(work, before, admitted=place.state is State.RUNNING)
+                self._insert(work, place)
+                return
+        if prompt and isinstance(work, Request) and place.state is State.QUEUED and place.left:
+            line = self._line_of(place)
+            if line is not None:
+                line.add(work)
+
+    def remove(self, work: Work) -> None:
+        """Forget work that has ended. Idempotent."""
+        before, work.place = work.place, None
+        if isinstance(before, Place):
+            self.counts[work.cls] -= 1
+            self._count(before, -1)
+            self._remove(work, before, admitted=False)
+
+    def walk(self) -> Walk:
+        """All that have something to do, in order."""
+        return Walk(self)
+
+    def appends(self) -> list[Append]:
+        """All tapes with records to take."""
+        return list(self._appends.values())
+
+    def blocks_below(self) -> Below:
+        """Blocks that work may take from others."""
+        return Below(self)
+
+    def holders(self, work: Work) -> Iterator[Request]:
+        """Admitted requests that make room for `work`, the first victim first.
+
+        Those behind it, the last first; then, unless it is an unfinished prompt itself, unfinished prompts
+        before it that wait for input: what has something to do does not wait for what has not.
+        """
+        rank = place_of(work).rank
+        for key in self.running.irange(minimum=rank, inclusive=(False, True), reverse=True):
+            yield self.running[key]
+        if not _unfinished(work):
+            for key in self.running.irange(maximum=rank, inclusive=(True, False), reverse=True):
+                if _rests(self.running[key]):
+                    yield self.running[key]
+
+    def holds_before(self, work: Work) -> bool:
+        """Whether any request before `work` holds blocks."""
+        keys = self.running.irange(maximum=place_of(work).rank, inclusive=(True, False))
+        return any(self.running[key].blocks for key in keys)
+
+    def cells_of_holders(self, work: Work) -> int:
+        """Cells of the admitted that make room for `work`."""
+        return sum(place_of(request).cells for request in self.holders(work))
+
+    def waiting(self) -> Iterator[tuple[Rank, Request]]:
+        """Requests that may be admitted, in order, with the rank to merge them by."""
+        line = self._line
+        if line is None:
+            yield from self._waiting.items()
+            return
+        for key in self._waiting.irange(maximum=IN_LINE):
+            yield key, self._waiting[key]
+        yield from ((IN_LINE, request) for request in line)
+        for key in self._waiting.irange(minimum=IN_LINE):
+            yield key, self._waiting[key]
+
+    def runnable(self) -> Iterator[tuple[Rank, Work]]:
+        """Admitted requests with something to do, and tapes, in order."""
+        running: Iterator[tuple[Rank, Work]] = (
+            item for item in self.running.items() if cast(Place, item[1].place).left
+        )
+        return heapq.merge(running, self._appends.items(), key=itemgetter(0)) if self._appends else running
+
+    def _count(self, place: Place, sign: int) -> None:
+        self.decodes += sign * place.decoding
+        self.prefills += sign * place.prefilling
+        self.cells += sign * place.cells
+
+    def _insert(self, work: Work, place: Place) -> None:
+        if isinstance(work, Append):
+            self._appends[place.rank] = work
+            return
+        if place.state is State.RUNNING:
+            self.running[place.rank] = work
+        elif place.left:
+            line = self._line_of(place)
+            if line is None:
+                self._waiting[place.rank] = work
+            else:
+                line.add(work)
+
+    def _remove(self, work: Work, place: Place, *, admitted: bool) -> None:
+        if isinstance(work, Append):
+            del self._appends[place.rank]
+            return
+        if place.state is State.RUNNING:
+            del self.running[place.rank]
+        elif place.left:
+            line = self._line_of(place)
+            if line is None:
+                del self._waiting[place.rank]
+            elif admitted:
+                line.taken(work)
+            else:
+                line.discard(work)
+
+    def _line_of(self, place: Place) -> WaitingLine | None:
+        """The line in which such a waiting request stands: that of those never admitted."""
+        return self._line if place.rank[0] == IN_LINE[0] and place.rank[2] > IN_LINE[2] else None
+
+
+class Walk:
+    """One pass over the order. After `close` those that wait are passed over, and cost nothing."""
+
+    def __init__(self, book: Book) -> None:
+        self._book = book
+        self.admitting = True
+
+    def close(self) -> None:
+        """Nobody else is admitted in this plan."""
+        self.admitting = False
+
+    def __iter__(self) -> Iterator[Work]:
+        runnable, waiting = self._book.runnable(), self._book.waiting()
+        runs, waits = next(runnable, None), next(waiting, None)
+        while waits is not None and self.admitting:
+            if runs is not None and runs[0] < waits[0]:
+                yield runs[1]
+                runs = next(runnable, None)
+            else:
+                yield waits[1]
+                waits = next(waiting, None)
+        if runs is not None:
+            yield runs[1]
+        for _, work in runnable:
+            yield work
+
+
+class Below:
+    """Blocks held by those that `Book.holders` names, for any work; made for one plan."""
+
+    def __init__(self, book: Book) -> None:
+        self._ranks = list(book.running)
+        held: Iterator[int] = (request.blocks for request in book.running.values())
+        self._until = list(accumulate(held, initial=0))
+        resting: Iterator[int] = (
+            request.blocks if _rests(request) else 0 for request in book.running.values()
+        )
+        self._resting = list(accumulate(resting, initial=0))
+
+    def __call__(self, work: Work) -> int:
+        """Blocks that phase 2 may take for `work`."""
+        rank = place_of(work).rank
+        behind = self._until[-1] - self._until[bisect_right(self._ranks, rank)]
+        return behind if _unfinished(work) else behind + self._resting[bisect_left(self._ranks, rank)]
+
+
+def place_of(work: Work) -> Place:
+    """Where work stands; it must be in the book."""
+    assert isinstance(work.place, Place), "not in the book"
+    return work.place
+
+
+def _unfinished(work: Work) -> bool:
+    return isinstance(work, Request) and not work.complete
+
+
+def _rests(request: Request) -> bool:
+    """All that came of its prompt is computed, and more is to come."""
+    return not request.complete and not place_of(request).left
+
+
+def _place(work: Work, policy: Policy) -> Place:
+    if isinstance(work, Append):
+        if work.due:
+            return Place((DUE, 0, (work.deadline or 0, work.seq)), None, 1, False, False, 0)
+        return Place((LANES[work.cls], 1, (work.seq,)), None, 1, False, False, 0)
+    running = work.state is State.RUNNING
+    left = work.remaining
+    decoding = left == 1 and bool(work.output)
+    key = policy(work) if work.cls is PriorityClass.POOL else (work.id,)
+    rank: Rank = (LANES[work.cls] + work.prefill_only, int(not decoding), key)
+    prefilling = left > 0 and not decoding and not work.prefill_only
+    return Place(rank, work.state, left, decoding, prefilling, work.cells if running else 0)

@@ -1,0 +1,214 @@
+"""What the device takes for prefilling, for swapping and for a pass: read from a profile (*Stream2LLM* 4.3).
+
+A profile is measured once for a device and a model (`foretick profile`) and kept as JSON. The scheduler
+weighs swapping against computing again with it, and tells how long a promise of freshness can wait; the
+simulator runs on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib.resources import files
+from pathlib import Path
+
+import msgspec
+
+from scheduler.curves import Curve, FitError
+from scheduler.types import Chunk, Executor, Reader, Row, Tape
+
+Span = tuple[int, int]
+"""(tokens in KV, tokens to compute) of one row of a pass."""
+
+_SUFFIX = ".json"
+_NS = 1e9
+
+
+class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The profile of one device with one model; times in seconds.
+
+    A pass takes ``pass_s`` and what its rows compute, and never less than ``floor_s``: the weights are read
+    once, however few the rows. A row of n tokens behind c computes recompute(c + n) - recompute(c), so
+    attention's growth with the context is counted, at the rate of a prefill. Its limits: rows of a pass are
+    supposed not to help or hinder each other, and a decode's reading of its context counts no more than its
+    arithmetic, too little on a GPU once many rows have long contexts. Raises ValueError for values that make
+    no sense.
+    """
+
+    device: str
+    model: str
+    block_size: int
+    """Tokens of one block of the swap curves."""
+    source: str
+    """"measured: <command>", or where else it comes from."""
+    pass_tokens: int
+    """Tokens of one pass while a long prompt is computed."""
+    pass_s: float
+    """What every pass takes beside its rows."""
+    floor_s: float
+    """What a pass takes at the least: one token, no context."""
+    recompute: Curve
+    """Tokens of a prompt to the seconds it computes, passes' own cost left out."""
+    swap_out: Curve
+    """Blocks to the seconds until they are on the host; no blocks take no time."""
+    swap_in: Curve
+    """Blocks to the seconds until they are back."""
+    errors: dict[str, FitError] = {}
+    """By curve, of points left out of the fit; `batch`: of passes of several rows, which never are in it."""
+
+    def __post_init__(self) -> None:
+        for name in ("block_size", "pass_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if not 0 <= self.pass_s <= self.floor_s:
+            raise ValueError(f"floor_s {self.floor_s} is below pass_s {self.pass_s}, or that is negative")
+        if self.recompute.y[0] != 0:
+            raise ValueError("recompute of no tokens takes no time")
+
+    def recompute_ns(self, tokens: int) -> int:
+        """Prefilling ``tokens`` from an empty context, in passes of ``pass_tokens``."""
+        if tokens <= 0:
+            return 0
+        passes = -(-tokens // self.pass_tokens)
+        return round(max(self.recompute(tokens) + passes * self.pass_s, self.floor_s) * _NS)
+
+    def swap_out_ns(self, blocks: int) -> int:
+        """Moving ``blocks`` to the host."""
+        return round(self.swap_out(blocks) * _NS) if blocks > 0 else 0
+
+    def swap_in_ns(self, blocks: int) -> int:
+        """Moving ``blocks`` back."""
+        return round(self.swap_in(blocks) * _NS) if blocks > 0 else 0
+
+    def swap_ns(self, blocks: int) -> int:
+        """Both ways: what preempting by swapping takes in all (section 4.3 weighs it against recompute)."""
+        return self.swap_out_ns(blocks) + self.swap_in_ns(blocks)
+
+    def batch_ns(self, spans: Sequence[Span]) -> int:
+        """One pass over rows of (tokens in KV, tokens to compute)."""
+        curve, seconds = self.recompute, self.pass_s
+        for computed, n in spans:
+            seconds += curve(computed + n) - (curve(computed) if computed else 0.0)
+        return round(max(seconds, self.floor_s) * _NS)
+
+
+def shipped() -> list[str]:
+    """Names of the profiles that come with the package."""
+    names = (entry.name for entry in (files("scheduler") / "profiles").iterdir())
+    return sorted(name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX))
+
+
+def load(profile: str | Path) -> CostModel:
+    """A profile by the name of a shipped one, or by the path of a file.
+
+    Raises ValueError naming the file, and the field at fault.
+    """
+    ours = files("scheduler") / "profiles" / f"{profile}{_SUFFIX}"
+    try:
+        data = ours.read_bytes() if profile in shipped() else Path(profile).read_bytes()
+        return msgspec.json.decode(data, type=CostModel)
+    except OSError as error:
+        raise ValueError(
+            f"{profile}: no profile ({error.strerror}); give a file, or one of {', '.join(shipped())}"
+        ) from None
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{profile}: {error}") from None
+
+
+def save(model: CostModel, path: Path) -> None:
+    """Write a profile, its folder too. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(model)) + b"\n")
+
+
+def guess(block_size: int) -> CostModel:
+    """Where nothing is known of the device: slower than most, so that promises are kept early, not late.
+
+    10,000 tokens and 8,000 tokens' KV (500 blocks of 16) a second, 10 ms a pass. With `OnlineCosts` the
+    first passes correct it.
+    """
+    block = Curve((0.0, 1.0), (0.0, block_size / 8000))
+    return CostModel(
+        device="unknown",
+        model="unknown",
+        block_size=block_size,
+        source="a guess, not measured",
+        pass_tokens=1024,
+        pass_s=0.01,
+        floor_s=0.01,
+        recompute=Curve((0.0, 1.0), (0.0, 1e-4)),
+        swap_out=block,
+        swap_in=block,
+    )
+
+
+class OnlineCosts:
+    """A profile corrected by the passes that really ran: one factor on everything that is computed.
+
+    The factor is the ratio of two running means, of the measured and of the predicted time of a pass, each
+    new pass with the weight ``gain``: so long passes count for more. A pass counts for at most ``clip`` times
+    what was expected of it and at least for the ``clip``-th part, so that one that waited for a compilation
+    moves the factor by a bounded step. Transfers are another resource and stay as they are. Pure: no clock,
+    no chance. Raises ValueError for a gain outside (0, 1] or a clip not above 1.
+    """
+
+    def __init__(self, base: CostModel, *, gain: float = 0.1, clip: float = 4.0) -> None:
+        if not 0.0 < gain <= 1.0:
+            raise ValueError(f"gain must lie in (0, 1], not {gain}")
+        if not clip > 1.0:
+            raise ValueError(f"clip must be above 1, not {clip}")
+        self.base = base
+        self._gain, self._clip = gain, clip
+        self._predicted = self._measured = 0.0
+
+    @property
+    def factor(self) -> float:
+        """Measured over predicted time; 1 before the first pass."""
+        return self._measured / self._predicted if self._predicted else 1.0
+
+    def observe(self, spans: Sequence[Span], took_ns: int) -> None:
+        """A pass over ``spans`` took ``took_ns``; passes that took no time say nothing."""
+        predicted = self.base.batch_ns(spans)
+        if predicted <= 0 or took_ns <= 0:
+            return
+        expected = predicted * self.factor
+        measured = min(max(float(took_ns), expected / self._clip), expected * self._clip)
+        gain = self._gain if self._predicted else 1.0
+        self._predicted += gain * (predicted - self._predicted)
+        self._measured += gain * (measured - self._measured)
+
+    def recompute_ns(self, tokens: int) -> int:
+        """See `Costs`."""
+        return round(self.base.recompute_ns(tokens) * self.factor)
+
+    def swap_ns(self, blocks: int) -> int:
+        """See `Costs`."""
+        return self.base.swap_ns(blocks)
+
+    def batch_ns(self, spans: Sequence[Span]) -> int:
+        """See `Costs`."""
+        return round(self.base.batch_ns(spans) * self.factor)
+
+
+class LearningExecutor:
+    """Runs another executor's passes and tells ``costs`` what they took; ``clock`` gives ns."""
+
+    def __init__(self, executor: Executor, costs: OnlineCosts, clock: Callable[[], int]) -> None:
+        self._executor, self._costs, self._clock = executor, costs, clock
+
+    def execute(self, batch: Sequence[Chunk]) -> list[Row | None]:
+        """See `Executor`; a pass that raises teaches nothing."""
+        spans = [(context(chunk.target), len(chunk.tokens)) for chunk in batch]
+        began = self._clock()
+        rows = self._executor.execute(batch)
+        self._costs.observe(spans, self._clock() - began)
+        return rows
+
+
+def context(target: Reader | Tape) -> int:
+    """Tokens in KV that a row of ``target`` sees, but for a tape's frozen prefix.
+
+    A prompt's ``length`` counts those it did not compute itself; a fork's past comes on top.
+    """
+    if hasattr(target, "live_tokens"):
+        return target.live_tokens
+    return target.length + (target.past_tokens if target.version else 0)

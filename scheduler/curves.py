@@ -1,0 +1,187 @@
+"""Piecewise-linear curves: the form of the cost functions (*Stream2LLM* section 4.3), and their fit.
+
+A curve through few knots is read in a fraction of a microsecond, says what it does between and beyond the
+measured sizes, and unlike a polynomial never turns down.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import pairwise
+from math import inf, isfinite
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Seconds by size, linear between knots and behind the last by the slope before it.
+
+    ``x``: sizes (tokens or blocks), ascending from 0; ``y``: seconds, not falling. Raises ValueError
+    otherwise, or with fewer than two knots.
+    """
+
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.x) != len(self.y) or len(self.x) < 2:
+            raise ValueError(f"a curve has two knots or more, not {len(self.x)} of x and {len(self.y)} of y")
+        if not all(map(isfinite, (*self.x, *self.y))):
+            raise ValueError("a curve's knots are finite numbers")
+        if self.x[0] != 0 or any(a >= b for a, b in pairwise(self.x)):
+            raise ValueError("a curve's x ascends from 0")
+        if self.y[0] < 0 or any(a > b for a, b in pairwise(self.y)):
+            raise ValueError("a curve's y is not negative and never falls")
+
+    def __call__(self, size: float) -> float:
+        """Seconds at ``size``, which is not negative. O(log knots)."""
+        x, y = self.x, self.y
+        right = bisect_right(x, size, 1, len(x) - 1)
+        x0, y0 = x[right - 1], y[right - 1]
+        return y0 + (size - x0) * (y[right] - y0) / (x[right] - x0)
+
+
+class FitError(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How far predictions are off, as a part of the measured value: half of them no more than ``median``."""
+
+    median: float
+    worst: float
+
+
+class Point(msgspec.Struct, frozen=True):
+    """What took ``seconds`` at ``size``, of ``measured`` seconds in all: errors are parts of those."""
+
+    size: float
+    seconds: float
+    measured: float
+
+    @classmethod
+    def whole(cls, size: float, seconds: float) -> Point:
+        """All that was measured."""
+        return cls(size, seconds, seconds)
+
+
+def error_of(off: Sequence[float]) -> FitError:
+    """Of relative errors, none negative. Raises ValueError without any."""
+    if not off:
+        raise ValueError("an error is taken over at least one prediction")
+    return FitError(float(np.median(off)), float(max(off)))
+
+
+def fit(points: Sequence[Point], max_knots: int, *, through_zero: bool) -> tuple[Curve, FitError]:
+    """The piecewise-linear curve through ``points``, and its error at points that were left out.
+
+    Knots lie at measured sizes. For every number of them dynamic programming chooses those with the least
+    squared relative error, over the medians of each size, and least squares sets their heights under the
+    condition that the curve never falls. Each size but the last is left out in turn; the fewest knots win
+    whose mean error there is within a tenth of the best. So noise does not become knots.
+
+    ``max_knots``: the most behind 0. ``through_zero``: size 0 takes no time; otherwise what it takes is
+    fitted too. Raises ValueError without points, or for a size or a measured time that is not positive.
+    """
+    if not points or any(not (0 < p.size < inf and 0 < p.measured < inf) for p in points):
+        raise ValueError("a fit needs points of positive size and time")
+    if max_knots < 1:
+        raise ValueError("a fit needs a knot behind 0")
+    curves = _fits(points, max_knots, through_zero)
+    sizes = sorted({p.size for p in points})
+    if len(sizes) == 1:
+        return curves[0], error_of([_off(curves[0], p) for p in points])
+    off: list[list[float]] = [[] for _ in curves]
+    for left_out in sizes[:-1]:
+        parts = _fits([p for p in points if p.size != left_out], max_knots, through_zero)
+        for k, found in enumerate(off):
+            part = parts[min(k, len(parts) - 1)]
+            found += [_off(part, p) for p in points if p.size == left_out]
+    means = [float(np.mean(found)) for found in off]
+    best = next(k for k, mean in enumerate(means) if mean <= 1.1 * min(means))
+    return curves[best], error_of(off[best])
+
+
+def _off(curve: Curve, point: Point) -> float:
+    return abs(curve(point.size) - point.seconds) / point.measured
+
+
+def _fits(points: Sequence[Point], most: int, through_zero: bool) -> list[Curve]:
+    """The best curve with one knot behind 0, with two, and so on to ``most``, as far as there are sizes."""
+    x = np.array(sorted({p.size for p in points}))
+    y, scale = (
+        np.array([np.median([getattr(p, name) for p in points if p.size == size]) for size in x])
+        for name in ("seconds", "measured")
+    )
+    curves = []
+    for chosen in choose_knots(x, y, scale, most, through_zero):
+        knots = [0.0, *(float(x[i]) for i in chosen)]
+        curves.append(Curve(tuple(knots), heights(points, knots, through_zero)))
+    return curves
+
+
+def choose_knots(x: Floats, y: Floats, scale: Floats, most: int, through_zero: bool) -> list[list[int]]:
+    """For each number of knots up to ``most`` the indices of the best ones, ascending, the last size always.
+
+    A choice costs the sum of `piece_error` over its pieces, from knot to knot, and of `first_error`. Where
+    the height at 0 is not known the first piece ends at the second size or later: points determine it.
+    O(sizes^2) for each number after a table of all pieces.
+    """
+    n = len(x)
+    pieces = np.array([[piece_error(x, y, scale, start, end) for end in range(n)] for start in range(n)])
+    cost = np.array([first_error(x, y, scale, end, through_zero) for end in range(n)])
+    came: list[NDArray[np.int64]] = []
+    chosen = [[n - 1]]
+    while len(chosen) < most:
+        ways = cost[:, None] + pieces
+        came.append(np.argmin(ways, axis=0))
+        cost = ways.min(axis=0)
+        if cost[-1] == inf:
+            break
+        way = [n - 1]
+        for step in reversed(came):
+            way.append(int(step[way[-1]]))
+        chosen.append(way[::-1])
+    return chosen
+
+
+def piece_error(x: Floats, y: Floats, scale: Floats, start: int, end: int) -> float:
+    """Squared relative errors of the line through two points, between them; infinite if they are not two."""
+    if end <= start:
+        return inf
+    inner = slice(start + 1, end)
+    line = y[start] + (x[inner] - x[start]) * (y[end] - y[start]) / (x[end] - x[start])
+    return float(np.sum(((line - y[inner]) / scale[inner]) ** 2))
+
+
+def first_error(x: Floats, y: Floats, scale: Floats, end: int, through_zero: bool) -> float:
+    """Of the piece up to point ``end``: from 0, or on the best line that neither falls nor begins below 0."""
+    if not through_zero and end == 0:
+        return 0.0 if len(x) == 1 else inf
+    inner = slice(0, end)
+    slope = max(0.0, y[end] / x[end])
+    if not through_zero:
+        run, rise = ((part[inner] - part[end]) / scale[inner] for part in (x, y))
+        slope = min(max(0.0, float(run @ rise / (run @ run))), slope)
+    line = y[end] + slope * (x[inner] - x[end])
+    return float(np.sum(((line - y[inner]) / scale[inner]) ** 2))
+
+
+def heights(points: Sequence[Point], knots: Sequence[float], through_zero: bool) -> tuple[float, ...]:
+    """Heights of ``knots``: non-negative rises from one to the next, by least squares of relative errors.
+
+    A rise that would be negative is set to none and the others are solved again.
+    """
+    size, seconds, measured = np.array([msgspec.structs.astuple(p) for p in points]).T
+    hats = np.array([np.interp(size, knots, row) for row in np.eye(len(knots))]).T
+    rises = hats[:, ::-1].cumsum(axis=1)[:, ::-1] / measured[:, None]
+    free = list(range(1 if through_zero else 0, len(knots)))
+    found = np.zeros(len(knots))
+    while free:
+        solved = np.linalg.lstsq(rises[:, free], seconds / measured, rcond=None)[0]
+        if (solved >= 0).all():
+            found[free] = solved
+            break
+        del free[int(np.argmin(solved))]
+    return tuple(float(height) for height in found.cumsum())

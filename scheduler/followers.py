@@ -1,0 +1,63 @@
+"""Grouped prefill: equal beginnings of POOL prompts are computed once (*Attention Once* section 3.7).
+
+FNV-1a over the next tokens finds candidates, equality of tokens decides. The first of a group in policy
+order leads: it computes its chunk; the others follow: after the pass they read the leader's KV, metadata
+only, and take no token of the budget. Groups are formed anew at every plan, so nobody ever waits for a
+leader that is gone.
+"""
+
+from __future__ import annotations
+
+from engine.seeding import prompt_seed
+from scheduler.request import Request, Work
+
+HEAD = 8
+"""Tokens that are hashed."""
+
+
+class Groups:
+    """The leaders of one plan, by what comes next in their prompts."""
+
+    def __init__(self) -> None:
+        self._leaders: dict[tuple[str, int, int], list[tuple[Request, int]]] = {}
+
+    def leader_of(self, request: Request) -> Request | None:
+        """Whose chunk the request can read: the same prompt up to its end, and a token more of its own."""
+        if not _groups(request) or not self._leaders:
+            return None
+        for leader, end in self._leaders.get(_key(request), ()):
+            shared = min(end, len(request.prompt) - 1)
+            if shared > request.computed and request.prompt[:shared] == leader.prompt[:shared]:
+                return leader
+        return None
+
+    def lead(self, request: Request, n: int) -> None:
+        """The request computes its next `n` tokens in this plan, and others may follow."""
+        if _groups(request):
+            self._leaders.setdefault(_key(request), []).append((request, request.computed + n))
+
+
+def follow(request: Work, leader: Request) -> None:
+    """After the pass: read what the leader has in KV, but for the last token of the request's own prompt.
+
+    Nothing happens when one of them changed or went since the plan was made.
+    """
+    assert isinstance(request, Request)  # tapes lead and follow nobody
+    reader, source = request.prompt_reader, leader.prompt_reader
+    if reader is None or source is None or reader.swapped or source.swapped:
+        return
+    n = min(source.length, len(leader.prompt), len(request.prompt) - 1)
+    if n > reader.length and request.prompt[:n] == leader.prompt[:n]:
+        reader.follow(source, n)
+        request.past_tokens = reader.past_tokens
+
+
+def _groups(request: Request) -> bool:
+    return request.open_prompt is not None and not request.output and request.remaining > 1
+
+
+def _key(request: Request) -> tuple[str, int, int]:
+    start = request.computed
+    if request.head is None or request.head[0] != start:
+        request.head = start, prompt_seed(request.prompt[start : start + HEAD])
+    return request.salt, *request.head

@@ -1,0 +1,92 @@
+"""The waiting line of `lpm` and `klpm`: every k-th admission takes the oldest, the others the longest match.
+
+It is `theory.orders.rank` over numbers and match lengths (*k-LPM* algorithm 1), kept instead of made: those
+that wait stand in two sorted lists, by age and by match, and between two steps only those move whose match
+changed. A step pays for these and for what it takes, however many wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from sortedcontainers import SortedList
+
+from scheduler.request import Request
+from scheduler.theory.orders import takes_oldest
+from scheduler.types import PrefixIndex
+
+MOVES = 16
+"""When more than one in so many moves, sorting anew is cheaper than moving them."""
+
+
+class PrefixLine:
+    """Waiting requests in the order of algorithm 1; a `WaitingLine`.
+
+    Args:
+        index: match lengths of the waiting prompts.
+        k: asked at each walk; 1 is FCFS, None is LPM. Ties of the match go to the oldest.
+
+    The step of algorithm 1 is how many were `taken`. A walk must end before anything else changes the line or
+    the cache.
+    """
+
+    def __init__(self, index: PrefixIndex, k: Callable[[], int | None]) -> None:
+        self._index = index
+        self._k = k
+        self._step = 0
+        self._requests: dict[int, Request] = {}
+        self._matches: dict[int, int] = {}
+        self._by_age: SortedList[int] = SortedList()
+        self._by_match: SortedList[tuple[int, int]] = SortedList()  # (-match length, number)
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def add(self, request: Request) -> None:
+        """It begins to wait; one that waits already has another prompt."""
+        self.discard(request)
+        number = request.id
+        match = self._index.watch(number, request.prompt, request.salt)
+        self._requests[number] = request
+        self._matches[number] = match
+        self._by_age.add(number)
+        self._by_match.add((-match, number))
+
+    def taken(self, request: Request) -> None:
+        """It was admitted: the next one is another step's choice."""
+        self._step += 1
+        self.discard(request)
+
+    def discard(self, request: Request) -> None:
+        """It no longer waits. Nothing happens when it did not."""
+        number = request.id
+        if self._requests.pop(number, None) is None:
+            return
+        self._index.forget(number)
+        self._by_age.remove(number)
+        self._by_match.remove((-self._matches.pop(number), number))
+
+    def __iter__(self) -> Iterator[Request]:
+        """All that wait, the next to be admitted first, by the matches of this moment."""
+        self._follow(self._index.changes())
+        return self._walk(self._k())
+
+    def _walk(self, k: int | None) -> Iterator[Request]:
+        oldest, longest = iter(self._by_age), (number for _, number in self._by_match)
+        taken: set[int] = set()
+        for at in range(self._step, self._step + len(self)):
+            # Each source holds every request, so it still has whatever is not taken.
+            source = oldest if takes_oldest(at, k) else longest
+            number = next(number for number in source if number not in taken)
+            taken.add(number)
+            yield self._requests[number]
+
+    def _follow(self, changes: Sequence[tuple[int, int]]) -> None:
+        if len(changes) * MOVES > len(self):
+            self._matches.update(changes)
+            self._by_match = SortedList((-match, number) for number, match in self._matches.items())
+            return
+        for number, match in changes:
+            self._by_match.remove((-self._matches[number], number))
+            self._by_match.add((-match, number))
+            self._matches[number] = match

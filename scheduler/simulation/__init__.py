@@ -1,0 +1,1 @@
+"""The scheduler in simulated time: workloads, a device that only counts, the loop, and its results."""

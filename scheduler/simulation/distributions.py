@@ -1,0 +1,90 @@
+"""Random numbers with published quantiles. Every draw comes from a `random.Random` that is passed in."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from math import comb, exp, log
+from random import Random
+
+
+@dataclass(frozen=True, slots=True)
+class Quantiles:
+    """A positive quantity by points (probability, value) of its distribution; log(value) is linear between.
+
+    The first probability is 0 and the last is 1; both rise. Raises ValueError otherwise.
+    """
+
+    points: tuple[tuple[float, float], ...]
+
+    def __post_init__(self) -> None:
+        if self.points[0][0] != 0 or self.points[-1][0] != 1 or self.points[0][1] <= 0:
+            raise ValueError("quantiles run from probability 0 to 1, with positive values")
+        if any(p >= q or x >= y for (p, x), (q, y) in pairwise(self.points)):
+            raise ValueError("quantiles rise")
+
+    def at(self, p: float) -> float:
+        """The value that a part `p` of all does not exceed."""
+        upper = min(max(bisect_right(self.points, p, key=lambda point: point[0]), 1), len(self.points) - 1)
+        (p0, x0), (p1, x1) = self.points[upper - 1], self.points[upper]
+        share = (p - p0) / (p1 - p0)
+        return exp(log(x0) + share * (log(x1) - log(x0)))
+
+    def draw(self, rng: Random) -> float:
+        """One value."""
+        return self.at(rng.random())
+
+    @property
+    def mean(self) -> float:
+        """Expected value: between two points it is (y - x) / log(y / x)."""
+        return sum((q - p) * (y - x) / log(y / x) for (p, x), (q, y) in pairwise(self.points))
+
+
+class Counts:
+    """A whole number from 1 on, by its weights: ``weights[i]`` is that of i + 1."""
+
+    def __init__(self, weights: Sequence[float]) -> None:
+        self.weights = tuple(weights)
+        self._sums = list(accumulate(weights))
+
+    def draw(self, rng: Random) -> int:
+        """One value."""
+        return bisect_right(self._sums, rng.random() * self._sums[-1], hi=len(self._sums) - 1) + 1
+
+    @property
+    def mean(self) -> float:
+        """Expected value."""
+        return sum(weight * n for n, weight in enumerate(self.weights, start=1)) / self._sums[-1]
+
+
+def humped(mean: float, most: int) -> Counts:
+    """1 + a binomial of `most` - 1 trials: one hump around the mean."""
+    p, trials = (mean - 1) / (most - 1), most - 1
+    return Counts([comb(trials, n) * p**n * (1 - p) ** (trials - n) for n in range(most)])
+
+
+def skewed(mean: float, most: int) -> Counts:
+    """A geometric distribution cut off at `most`: few for most, many for some."""
+    low, high = 1e-6, 1 - 1e-6  # of the ratio of one weight to the one before; the mean rises with it
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _geometric(middle, most).mean < mean else (low, middle)
+    return _geometric(low, most)
+
+
+def _geometric(ratio: float, most: int) -> Counts:
+    return Counts([ratio**n for n in range(most)])
+
+
+def shares(rng: Random, total: int, n: int) -> list[int]:
+    """`total` in `n` random parts of at least 1 (gamma weights of shape 2); needs total >= n.
+
+    The parts sum to the total exactly.
+    """
+    weights = [rng.gammavariate(2.0, 1.0) for _ in range(n)]
+    whole, spare = sum(weights), total - n
+    ends = [int(spare * part / whole) for part in accumulate(weights)]
+    ends[-1] = spare
+    return [1 + end - start for start, end in zip([0, *ends], ends, strict=False)]

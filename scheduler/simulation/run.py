@@ -1,0 +1,247 @@
+"""One simulated run: the inputs of a workload, the scheduler itself, a device that counts.
+
+Time is the device's: a pass moves the clock on, and whatever comes in meanwhile is submitted at its own time,
+while the pass runs, as other threads do in the daemon. When there is nothing to compute, time jumps to the
+next input.
+"""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler.policies import Ordering
+from scheduler.request import Event, Request, State
+from scheduler.scheduler import Scheduler
+from scheduler.simulation.device import (
+    CopyStream,
+    DeviceCosts,
+    SimClock,
+    SimExecutor,
+    SimMemory,
+    SimReader,
+    SimTier,
+)
+from scheduler.simulation.inputs import Input
+from scheduler.simulation.prefixes import SimCache
+from scheduler.types import Limits, PriorityClass
+
+PAPER_BATCH_TOKENS = 8192
+COLUMNS = (
+    "request",
+    "opened_ns",
+    "last_input_ns",
+    "first_token_ns",
+    "done_ns",
+    "prompt_tokens",
+    "reused_tokens",
+    "swaps",
+    "recomputes",
+    "invalidated_tokens",
+    "recomputed_tokens",
+    "swapped_tokens",
+)
+NEVER = -1
+
+
+def paper_limits(**changes: object) -> Limits:
+    """vLLM's batching as *Stream2LLM* has it: a budget of tokens, and chunks as large as fit into it."""
+    paper: dict[str, object] = {
+        "max_batch_tokens": PAPER_BATCH_TOKENS,
+        "max_batch_requests": 256,
+        "chunk_min": PAPER_BATCH_TOKENS,
+        "chunk_max": PAPER_BATCH_TOKENS,
+        "cell_budget_fraction": 1.0,
+        "high_water": 1.0,
+        "max_prompt_tokens": 1 << 20,
+        "max_new_tokens": 1 << 20,
+        "grouping": False,
+        "max_drafts": 0,
+        "stream_timeout_ns": 0,
+    }
+    return Limits(**{**paper, **changes})  # type: ignore[arg-type] # Limits checks its fields itself
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """The device's memory and the scheduler's configuration. Raises ValueError for a pool of no block."""
+
+    pool_tokens: int
+    host_tokens: int = 0
+    block_size: int = 16
+    ordering: Ordering = field(default_factory=Ordering)
+    limits: Limits = field(default_factory=paper_limits)
+    prefix_cache: bool = False
+    """Prompts are kept for others that begin alike, in what the pool has to spare."""
+    seed: int = 0
+    """Of the scheduler's own chance."""
+
+    def __post_init__(self) -> None:
+        if self.block_size < 1 or self.pool_tokens < self.block_size or self.host_tokens < 0:
+            raise ValueError("the pool holds at least one block, and a block at least one token")
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a run gave; times in ns of virtual time."""
+
+    columns: dict[str, NDArray[np.int64]]
+    """[requests] each, by `COLUMNS`, in order of opening; `first_token_ns` is -1 for those that failed."""
+    failures: dict[str, int]
+    """Requests that failed, by the failure's code."""
+    ended_ns: int
+    """When the last request was done."""
+    passes: int
+    computed_tokens: int
+    busy_ns: int
+    copying_ns: int
+    """Time in passes, and time that passes waited for swapped blocks."""
+    peak_tokens: int
+    """Most KV in the pool at once, in tokens of whole blocks."""
+
+    @property
+    def answered(self) -> NDArray[np.bool_]:
+        """[requests] got a first token."""
+        answered: NDArray[np.bool_] = self.columns["first_token_ns"] != NEVER
+        return answered
+
+    @property
+    def ttft_ns(self) -> NDArray[np.int64]:
+        """[answered requests] from the end of the retrieval, the last input, to the first token."""
+        columns, answered = self.columns, self.answered
+        ttft: NDArray[np.int64] = (columns["first_token_ns"] - columns["last_input_ns"])[answered]
+        return ttft
+
+
+def simulate(inputs: Iterator[Input], setup: Setup, costs: DeviceCosts) -> Result:
+    """Run a workload to its end.
+
+    Raises RuntimeError when the scheduler comes to rest with requests under way, which would be its fault.
+    """
+    return _Run(inputs, setup, costs).run()
+
+
+@dataclass(slots=True)
+class _Query:
+    request: Request
+    opened_ns: int
+    last_ns: int
+
+
+class _Run:
+    def __init__(self, inputs: Iterator[Input], setup: Setup, costs: DeviceCosts) -> None:
+        self.inputs = inputs
+        self.upcoming = next(inputs, None)
+        self.clock = SimClock()
+        self.cache = SimCache(setup.block_size, keep=setup.prefix_cache)
+        self.memory = SimMemory(setup.pool_tokens // setup.block_size, setup.block_size, self.cache)
+        copies = CopyStream(self.clock)
+        self.tier = SimTier(setup.host_tokens // setup.block_size, costs, copies)
+        self.executor = SimExecutor(costs, self.clock, copies, self.elapse)
+        self.scheduler = Scheduler(
+            self.executor,
+            self.memory,
+            setup.limits,
+            self.clock,
+            ordering=setup.ordering,
+            costs=costs,
+            tier=self.tier,
+            index=self.cache,
+            rng=random.Random(setup.seed),
+        )
+        self.live: dict[int, _Query] = {}
+        self.rows = array("q")
+        self.failures: dict[str, int] = {}
+
+    def run(self) -> Result:
+        while True:
+            if self.scheduler.step():
+                continue
+            if self.upcoming is None:
+                break
+            self.elapse(self.upcoming.time_ns)
+        if self.live:
+            raise RuntimeError(f"the scheduler rests with {len(self.live)} requests under way")
+        return self.result()
+
+    def elapse(self, until: int) -> None:
+        """Move the clock on; what comes in until then is submitted at its time."""
+        while self.upcoming is not None and self.upcoming.time_ns <= until:
+            self.clock.now = max(self.clock.now, self.upcoming.time_ns)
+            self.feed(self.upcoming)
+            self.upcoming = next(self.inputs, None)
+        self.clock.now = max(self.clock.now, until)
+
+    def feed(self, piece: Input) -> None:
+        if piece.op == "open":
+            self.open(piece)
+            return
+        query = self.live.get(piece.request)
+        if query is None:
+            return  # it failed meanwhile
+        if piece.op == "update":
+            self.scheduler.replace(query.request.id, piece.tokens)
+        elif piece.tokens:
+            self.scheduler.extend(query.request.id, piece.tokens)
+        if piece.last:
+            query.last_ns = piece.time_ns
+            self.scheduler.finish(query.request.id)
+
+    def open(self, piece: Input) -> None:
+        request = Request(
+            cls=PriorityClass.POOL,
+            session="",
+            prompt=piece.tokens,
+            max_tokens=piece.max_tokens,
+            on_done=partial(self.done, piece.request),
+            open_prompt=self.reader,
+            complete=piece.last,
+        )
+        self.live[piece.request] = _Query(request, piece.time_ns, piece.time_ns)
+        self.scheduler.submit(request)
+
+    def reader(self) -> SimReader:
+        return SimReader(self.memory, self.cache, self.tier)
+
+    def done(self, number: int, request: Request) -> None:
+        query = self.live.pop(number)
+        first = request.first(Event.KV_ON_GPU) if request.state is State.FINISHED else None
+        if request.error is not None:
+            self.failures[request.error.code] = self.failures.get(request.error.code, 0) + 1
+        kinds = [event for event, _ in request.events]
+        self.rows.extend(
+            (
+                number,
+                query.opened_ns,
+                query.last_ns,
+                NEVER if first is None else first,
+                self.clock.now,
+                len(request.prompt),
+                request.past_tokens,
+                kinds.count(Event.PREEMPTED_SWAP),
+                kinds.count(Event.PREEMPTED_RECOMPUTE),
+                request.total_tokens_invalidated,
+                request.recomputed_tokens,
+                request.swapped_tokens,
+            )
+        )
+
+    def result(self) -> Result:
+        table = np.array(self.rows, np.int64).reshape(-1, len(COLUMNS))
+        table = table[np.argsort(table[:, 0])]
+        return Result(
+            columns={name: np.ascontiguousarray(table[:, at]) for at, name in enumerate(COLUMNS)},
+            failures=dict(sorted(self.failures.items())),
+            ended_ns=int(table[:, COLUMNS.index("done_ns")].max(initial=0)),
+            passes=self.executor.passes,
+            computed_tokens=self.executor.tokens,
+            busy_ns=self.executor.busy_ns,
+            copying_ns=self.executor.copying_ns,
+            peak_tokens=self.memory.peak * self.memory.block_size,
+        )

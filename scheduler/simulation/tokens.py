@@ -1,0 +1,117 @@
+"""Prompts of any length that take no memory: tokens as runs of consecutive numbers.
+
+A document is one `range`, so a prompt of a few documents is a few ranges, whatever its length. Two runs of
+consecutive numbers agree from their first token on or not at all, so equal beginnings are found run by run.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, chain
+from typing import overload
+
+
+class Segments(Sequence[int]):
+    """An immutable sequence of token ids: the concatenation of ``ranges`` (of step 1).
+
+    Kept as maximal runs, so that equal sequences have equal runs. Raises ValueError for another step.
+    """
+
+    __slots__ = ("_ends", "ranges")
+
+    def __init__(self, ranges: Iterable[range] = ()) -> None:
+        self.ranges: tuple[range, ...] = tuple(_maximal(ranges))
+        self._ends: list[int] = list(accumulate(map(len, self.ranges)))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __iter__(self) -> Iterator[int]:
+        return chain.from_iterable(self.ranges)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> Segments: ...
+    def __getitem__(self, index: int | slice) -> int | Segments:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(len(self))
+            if step != 1:
+                raise ValueError("segments are cut in steps of 1 only")
+            return self._cut(start, stop)
+        at = index + len(self) if index < 0 else index
+        if not 0 <= at < len(self):
+            raise IndexError(index)
+        run = bisect_right(self._ends, at)
+        return self.ranges[run][at - self._ends[run]]
+
+    def __add__(self, other: Segments) -> Segments:
+        return Segments((*self.ranges, *other.ranges))
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Segments):
+            return self.ranges == other.ranges
+        return isinstance(other, Sequence) and len(self) == len(other) and all(map(int.__eq__, self, other))
+
+    def __hash__(self) -> int:
+        return hash(self.ranges)
+
+    def __repr__(self) -> str:
+        return f"Segments({', '.join(f'{run.start}:{run.stop}' for run in self.ranges)})"
+
+    def common(self, other: Segments) -> int:
+        """Length of the longest common prefix. O(runs)."""
+        ours, theirs = self.ranges, other.ranges
+        length = i = j = skip_i = skip_j = 0
+        while i < len(ours) and j < len(theirs):
+            mine, yours = ours[i], theirs[j]
+            if mine.start + skip_i != yours.start + skip_j:
+                break
+            n = min(len(mine) - skip_i, len(yours) - skip_j)
+            length, skip_i, skip_j = length + n, skip_i + n, skip_j + n
+            if skip_i == len(mine):
+                i, skip_i = i + 1, 0
+            if skip_j == len(yours):
+                j, skip_j = j + 1, 0
+        return length
+
+    def _cut(self, start: int, stop: int) -> Segments:
+        if start >= stop:
+            return EMPTY
+        if start == 0 and stop == len(self):
+            return self
+        first, last = bisect_right(self._ends, start), bisect_right(self._ends, stop - 1)
+        runs = list(self.ranges[first : last + 1])
+        # The tail first: with one run both cuts are on the same one.
+        runs[-1] = runs[-1][: len(runs[-1]) - (self._ends[last] - stop)]
+        runs[0] = runs[0][start - (self._ends[first - 1] if first else 0) :]
+        piece = Segments.__new__(Segments)  # parts of maximal runs are maximal: nothing to check again
+        piece.ranges, piece._ends = tuple(runs), list(accumulate(map(len, runs)))
+        return piece
+
+
+def segments(tokens: Sequence[int]) -> Segments:
+    """Any tokens as segments; those that are some already stay the same object."""
+    return tokens if isinstance(tokens, Segments) else Segments(range(token, token + 1) for token in tokens)
+
+
+def _maximal(ranges: Iterable[range]) -> Iterator[range]:
+    """Runs that do not continue one another, none empty."""
+    run = range(0)
+    for piece in ranges:
+        if piece.step != 1:
+            raise ValueError(f"a run of tokens has step 1, not {piece.step}")
+        if not piece:
+            continue
+        if run and run.stop == piece.start:
+            run = range(run.start, piece.stop)
+            continue
+        if run:
+            yield run
+        run = piece
+    if run:
+        yield run
+
+
+EMPTY = Segments()

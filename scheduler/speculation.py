@@ -1,0 +1,71 @@
+"""Prompt-lookup speculation: an answer often repeats what was said (*Attention Once* section 3.7).
+
+Drafts are what followed the last tokens when they occurred before; the pass that computes the next token
+verifies them beside it, in rows of their own. Each draft is a row, so the cap falls with the number of
+running answers and with how few proved right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+LENGTHS = (3, 2)
+"""Tokens that must have occurred before, the longer first."""
+HISTORY = 4096
+"""Tokens of a prompt that are looked through, the newest: it bounds what a request remembers."""
+FORGET = 0.2
+"""Weight of the newest verification in the acceptance."""
+GIVE_UP = 0.1
+"""Acceptance below which only every few tokens one draft is tried."""
+RETRY = 16
+"""So many tokens apart."""
+
+
+class Lookup:
+    """One request's tokens as a source of drafts. Adding a token and proposing take constant time."""
+
+    def __init__(self, prompt: Sequence[int]) -> None:
+        self.acceptance = 1.0
+        """Share of drafts that proved right, the newest weighing most."""
+        self._tokens: list[int] = []
+        self._after: dict[tuple[int, ...], int] = {}
+        """Where the newest occurrence of these tokens goes on."""
+        self._prompt = max(0, len(prompt) - HISTORY)
+        self.extend(prompt[self._prompt :])
+
+    def __len__(self) -> int:
+        """Tokens of prompt and answer it knows."""
+        return self._prompt + len(self._tokens)
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """The text went on."""
+        known = self._tokens
+        for token in tokens:
+            for n in LENGTHS:
+                if len(known) >= n:
+                    self._after[tuple(known[-n:])] = len(known)
+            known.append(token)
+
+    def propose(self, most: int) -> list[int]:
+        """At most `most` tokens that followed the newest earlier occurrence of the last 3 tokens, else 2."""
+        for n in LENGTHS:
+            at = self._after.get(tuple(self._tokens[-n:])) if len(self._tokens) >= n else None
+            if at is not None:
+                return self._tokens[at : at + most]
+        return []
+
+    def verified(self, drafted: int, accepted: int) -> None:
+        """So many of the drafts were right."""
+        self.acceptance += FORGET * (accepted / drafted - self.acceptance)
+
+
+def draft_cap(most: int, rows: int, decoders: int, acceptance: float, generated: int) -> int:
+    """Drafts for one request: `most`, less as more answers share `rows` and as fewer drafts prove right.
+
+    Expected gain falls geometrically along a draft, so its length follows the acceptance; where hardly any
+    proves right one is tried every `RETRY` tokens (``generated`` of the answer so far), to notice a change.
+    """
+    share = min(most, rows // max(1, decoders))
+    if acceptance < GIVE_UP:
+        return min(share, 1) if generated % RETRY == 0 else 0
+    return min(share, max(1, round(most * acceptance)))

@@ -1,0 +1,262 @@
+"""The kept order against the order that is made: after any changes the book stands as if built anew."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator
+from itertools import count, islice
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from scheduler.book import Book
+from scheduler.lines import waiting_line
+from scheduler.policies import NAMES, Ordering
+from scheduler.request import Append, Event, Pending, Record, Request, State, Work
+from scheduler.types import PriorityClass, Row
+from tests.scheduler.fakes import FakeMemory, FakePrompt, FakeReader, FakeTape
+from tests.scheduler.worlds import ShelfIndex
+
+FLASH, SESSION, POOL, STREAM = PriorityClass
+K = 3
+orderings = [Ordering(name, K) for name in NAMES if name != "klpm-adaptive"]  # its k is no matter of the book
+tokens = st.lists(st.integers(0, 2), max_size=12)
+which = st.integers(0, 10**6)
+classes = st.sampled_from([FLASH, SESSION, POOL, POOL])
+
+
+def has_work(work: Work) -> bool:
+    return isinstance(work, Append) or work.remaining > 0
+
+
+def lane(work: Work) -> tuple[int, ...]:
+    """Classes and promises (docs/scheduling.md); the later of a lane only prefill."""
+    if isinstance(work, Append):
+        return (1, 0) if work.due else (4, 0)
+    return {FLASH: 0, SESSION: 2, POOL: 3}[work.cls], int(work.max_tokens == 0)
+
+
+class Model(RuleBasedStateMachine):
+    """Work that changes at random, told to a book, beside the plain list of it."""
+
+    @initialize(ordering=st.sampled_from(orderings))
+    def start(self, ordering: Ordering) -> None:
+        self.ordering = ordering
+        self.shelf: list[tuple[int, ...]] = []
+        self.index = ShelfIndex(self.shelf)
+        line, _ = waiting_line(ordering, self.index, None)
+        self.book = Book(ordering.key, line)
+        self.memory = FakeMemory(10_000)
+        self.requests: list[Request] = []
+        self.appends: list[Append] = []
+        self.numbers, self.admissions, self.displaced = count(1), count(1), count(1)
+        self.taken = 0
+        """Choices of the waiting line so far."""
+
+    def told(self, request: Request, *, prompt: bool = False) -> None:
+        self.book.update(request, prompt=prompt)
+
+    def some(self, n: int, *states: State) -> Request | None:
+        fitting = [request for request in self.requests if request.state in states]
+        return fitting[n % len(fitting)] if fitting else None
+
+    @rule(
+        cls=st.sampled_from([FLASH, SESSION, POOL, POOL]),
+        prompt=tokens,
+        complete=st.booleans(),
+        new=st.integers(0, 3),
+    )
+    def submit(self, cls: PriorityClass, prompt: list[int], complete: bool, new: int) -> None:
+        pool = cls is POOL
+        complete = complete or not pool
+        request = Request(
+            cls,
+            "",
+            prompt or [1] * complete,
+            new if complete else max(1, new),
+            lambda ended: None,
+            open_reader=None if pool else lambda: FakeReader(self.memory),
+            open_prompt=(lambda: FakePrompt(self.memory)) if pool else None,
+            complete=complete,
+        )
+        request.id = next(self.numbers)
+        request.last_chunk_ns = request.id
+        self.requests.append(request)
+        self.book.requests[request.id] = request
+        self.told(request)
+
+    @rule(n=which, chunk=st.integers(1, 12))
+    def compute(self, n: int, chunk: int) -> None:
+        """Admitted if need be, it computes a chunk; at its end a token comes out."""
+        request = self.some(n, State.QUEUED, State.RUNNING)
+        if request is None or not request.remaining:
+            return
+        self.taken += request.state is State.QUEUED and request in self.in_line()
+        if request.state is State.QUEUED:
+            request.state, request.admitted = State.RUNNING, next(self.admissions)
+        reader = request.open()
+        todo = request.next_tokens(min(chunk, request.remaining))
+        assert reader.acquire(len(todo))
+        reader.write(todo)  # type: ignore[attr-defined] # a fake
+        if not request.remaining and request.complete:
+            if len(request.output) >= request.max_tokens:
+                self._end(request)
+                return
+            request.accept(Row(1, 1.0, 0.0))
+        self.told(request)
+
+    @rule(n=which)
+    def preempt(self, n: int) -> None:
+        request = self.some(n, State.RUNNING)
+        if request is not None:
+            request.displaced = next(self.displaced)
+            request.drop(Event.PREEMPTED_RECOMPUTE, 0, 0)
+            self.told(request)
+
+    @rule(n=which, prompt=tokens, finish=st.booleans())
+    def stream(self, n: int, prompt: list[int], finish: bool) -> None:
+        open_ones = [request for request in self.requests if not request.complete]
+        if not open_ones:
+            return
+        request = open_ones[n % len(open_ones)]
+        request.replace(prompt or [1], next(self.numbers))
+        request.complete = finish
+        self.told(request, prompt=True)
+
+    @rule(n=which)
+    def end(self, n: int) -> None:
+        request = self.some(n, State.QUEUED, State.RUNNING)
+        if request is not None:
+            self._end(request)
+
+    def _end(self, request: Request) -> None:
+        del self.book.requests[request.id]
+        self.requests.remove(request)
+        self.book.remove(request)
+        self.book.remove(request)  # idempotent
+        request.end(State.FINISHED, 0)
+
+    @rule(prompt=tokens)
+    def save(self, prompt: list[int]) -> None:
+        self.shelf.append(tuple(prompt))
+
+    @rule(n=st.integers(0, 3), due=st.booleans())
+    def append(self, n: int, due: bool) -> None:
+        pending = Pending(next(self.numbers), Record([1]), 0)
+        if n < len(self.appends):
+            append = self.appends[n]
+            append.queue.append(pending)
+            append.due |= due
+        else:
+            append = Append(FakeTape(self.memory, str(n)), deque([pending]))
+            self.appends.append(append)
+        self.book.update(append)
+
+    @precondition(lambda self: self.appends)
+    @rule(n=which)
+    def commit(self, n: int) -> None:
+        append = self.appends[n % len(self.appends)]
+        append.take(1)
+        if append.queue:
+            self.book.update(append)
+        else:
+            self.appends.remove(append)
+            self.book.remove(append)
+
+    # The book as the list says.
+
+    def in_line(self) -> list[Request]:
+        """Those a policy by prefix orders: they wait and were never preempted."""
+        if not self.ordering.by_prefix:
+            return []
+        return [
+            request
+            for request in self.requests
+            if request.cls is POOL
+            and request.state is State.QUEUED
+            and request.remaining
+            and request.max_tokens
+            and not request.displaced
+        ]
+
+    def line_order(self) -> list[Request]:
+        """Algorithm 1, choice by choice."""
+        left, order = self.in_line(), list[Request]()
+        k = K if self.ordering.name == "klpm" else None
+
+        def match(request: Request) -> int:
+            return self.index._match(request.prompt)
+
+        while left:
+            by_age = k is not None and (self.taken + len(order)) % k == 0
+            order.append(min(left, key=lambda request: (0 if by_age else -match(request), request.id)))
+            left.remove(order[-1])
+        return order
+
+    def expected(self) -> list[Work]:
+        position = {request: place for place, request in enumerate(self.line_order())}
+
+        def key(work: Work) -> tuple[object, ...]:
+            if isinstance(work, Append):
+                return (*lane(work), 0, (work.deadline or 0) if work.due else 0, work.seq)
+            if work in position:
+                return (*lane(work), 1, (3, position[work]))
+            return (*lane(work), int(not work.decoding), self.key(work))
+
+        works: list[Work] = [*self.requests, *self.appends]
+        return sorted(filter(has_work, works), key=key)
+
+    def key(self, request: Request) -> tuple[int, ...]:
+        return self.ordering.key(request) if request.cls is POOL else (request.id,)
+
+    @invariant()
+    def the_walk_is_the_sorted_list(self) -> None:
+        assert list(self.book.walk()) == self.expected()
+
+    @invariant()
+    def a_closed_walk_leaves_out_exactly_the_waiting(self) -> None:
+        order = self.expected()
+        for opened in {0, len(order) // 2}:
+            walk = self.book.walk()
+            steps: Iterator[Work] = iter(walk)
+            before = list(islice(steps, opened))
+            walk.close()
+            # One that waits and was already reached is not given out after the door closed.
+            assert before == order[:opened]
+            assert list(steps) == [
+                work for work in order[opened:] if isinstance(work, Append) or work.state is State.RUNNING
+            ]
+
+    @invariant()
+    def the_counters_are_recounted(self) -> None:
+        running = [request for request in self.requests if request.state is State.RUNNING]
+        decodes = [r for r in self.requests if r.output and r.remaining == 1]
+        prefills = [r for r in self.requests if r.remaining and r not in decodes and r.max_tokens]
+        assert (self.book.decodes, self.book.prefills) == (len(decodes), len(prefills))
+        assert self.book.cells == sum(len(r.prompt) + r.max_tokens for r in running if r.max_tokens)
+        live = Counter([r.cls for r in self.requests] + [STREAM] * len(self.appends))
+        assert {cls: n for cls, n in self.book.counts.items() if n} == dict(live)
+        assert self.book.appends() == sorted(self.appends, key=self.book.rank)
+
+    @invariant()
+    def what_stands_below_is_recounted(self) -> None:
+        running = sorted((r for r in self.requests if r.state is State.RUNNING), key=self.book.rank)
+        assert list(self.book.running.values()) == running
+        below = self.book.blocks_below()
+        works: list[Work] = [*self.requests, *self.appends]
+        for work in works:
+            rank = self.book.rank(work)
+            behind = [r for r in running if self.book.rank(r) > rank]
+            ahead = [r for r in running if self.book.rank(r) < rank]
+            unfinished = isinstance(work, Request) and not work.complete
+            resting = [] if unfinished else [r for r in ahead if not r.complete and not r.remaining]
+            holders = behind[::-1] + resting[::-1]
+            assert list(self.book.holders(work)) == holders
+            assert below(work) == sum(r.blocks for r in holders)
+            assert self.book.cells_of_holders(work) == sum(r.cells for r in holders)
+            assert self.book.holds_before(work) == any(r.blocks for r in ahead)
+
+
+TestBook = Model.TestCase
+TestBook.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)

@@ -1,0 +1,172 @@
+"""Who reads whose KV: grouped prefill against its definition, also where hashes collide or prompts change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler import followers
+from scheduler.followers import HEAD, Groups
+from scheduler.request import Request, State
+from scheduler.types import Limits, PriorityClass
+from tests.scheduler.fakes import FakeMemory, FakePrompt, one_by_one
+from tests.scheduler.harness import Harness
+
+SOURCE = list(range(10, 50))
+
+
+def in_kv(prompt: Sequence[int], computed: int, salt: str = "", *, complete: bool = True) -> Request:
+    """A request with the first `computed` tokens of its prompt in KV."""
+    reader = FakePrompt(FakeMemory(64, 4))
+    request = Request(
+        PriorityClass.POOL,
+        "",
+        list(prompt),
+        2,
+        lambda _: None,
+        open_prompt=lambda: reader,
+        salt=salt,
+        complete=complete,
+    )
+    reader.update(request.prompt)
+    assert reader.acquire(computed)
+    reader.write(request.prompt[:computed])
+    request.reader = reader
+    return request
+
+
+def may_follow(request: Request, leader: Request, n: int) -> bool:
+    """The definition: the leader's chunk holds the request's next tokens, but for its last one."""
+    end = min(leader.computed + n, len(request.prompt) - 1)
+    return (
+        request.salt == leader.salt
+        and request.computed == leader.computed < end
+        and request.prompt[:end] == leader.prompt[:end]
+    )
+
+
+PROMPTS = st.lists(
+    st.tuples(st.integers(0, 30), st.integers(0, 12), st.integers(0, 2), st.sampled_from("ab")),
+    min_size=2,
+    max_size=12,
+)
+HASHES: dict[str, Callable[[Sequence[int]], int]] = {
+    "FNV-1a": followers.prompt_seed,
+    "all collide": lambda tokens: 7,
+}
+
+
+@pytest.mark.parametrize("hashed", HASHES)
+@settings(deadline=None)
+@given(PROMPTS, st.integers(1, 20))
+def test_groups_are_those_of_the_definition(
+    hashed: str, prompts: list[tuple[int, int, int, str]], n: int
+) -> None:
+    """Equal tokens decide, however the hash collides: a follower is never led astray.
+
+    Where all collide exactly those follow that may. A hash of the next eight tokens tells apart what ends or
+    differs within them, so by FNV-1a those follow whose next eight are the leader's, too.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(followers, "prompt_seed", HASHES[hashed])
+        groups, leaders = Groups(), list[tuple[Request, int]]()
+        for common, computed, other, salt in prompts:
+            prompt = [*SOURCE[:common], 100, 100, 100 + other]
+            request = in_kv(prompt, min(computed, len(prompt) - 1), salt)
+            found = groups.leader_of(request)
+            expected = [
+                leader
+                for leader, chunk in leaders
+                if may_follow(request, leader, chunk)
+                and (hashed != "FNV-1a" or heads(request) == heads(leader))
+                and request.remaining > 1
+            ]
+            assert found is (expected[0] if expected else None)
+            if found is None:
+                chunk = min(n, request.remaining)
+                groups.lead(request, chunk)
+                if request.remaining > 1:
+                    leaders.append((request, chunk))
+
+
+def heads(request: Request) -> Sequence[int]:
+    return request.prompt[request.computed : request.computed + HEAD]
+
+
+def test_another_prompt_at_the_same_place_is_hashed_anew() -> None:
+    """An update that keeps what is in KV changes what comes next, so whom it groups with."""
+    old, new = in_kv(SOURCE[:20], 4), in_kv([*SOURCE[:4], *range(70, 90)], 4)
+    changing = in_kv(SOURCE[:22], 4, complete=False)
+    groups = Groups()
+    groups.lead(old, 10)
+    groups.lead(new, 10)
+    assert groups.leader_of(changing) is old
+    changing.replace([*SOURCE[:4], *range(70, 95)], now=1)
+    assert changing.computed == 4
+    assert groups.leader_of(changing) is new
+
+
+def test_whoever_generates_or_has_one_token_left_follows_nobody() -> None:
+    groups = Groups()
+    groups.lead(in_kv(SOURCE[:20], 5), 10)
+    generating, nearly = in_kv(SOURCE[:20], 5), in_kv(SOURCE[:6], 5)
+    generating.output.append(3)
+    assert groups.leader_of(generating) is None
+    assert groups.leader_of(nearly) is None
+    assert groups.leader_of(in_kv(SOURCE[:20], 5)) is not None
+
+
+BEGINNINGS = st.lists(
+    st.tuples(st.integers(0, 24), st.lists(st.integers(0, 9), min_size=1, max_size=9), st.booleans()),
+    min_size=2,
+    max_size=7,
+)
+
+
+@settings(deadline=None)
+@given(BEGINNINGS, st.integers(12, 40), st.booleans())
+def test_grouped_or_not_the_answers_are_the_same_and_no_token_is_computed_in_vain(
+    prompts: list[tuple[int, list[int], bool]], blocks: int, collide: bool
+) -> None:
+    """In pools down to two prompts; the fakes check the tokens of whom they follow, and answer by hash."""
+    computed = {}
+    for grouping in (True, False):
+        limits = Limits(
+            max_batch_tokens=24,
+            max_batch_requests=6,
+            chunk_min=3,
+            chunk_max=8,
+            cell_budget_fraction=1.0,
+            grouping=grouping,
+        )
+        with pytest.MonkeyPatch.context() as patch:
+            if collide:
+                patch.setattr(followers, "prompt_seed", HASHES["all collide"])
+            h = Harness(blocks, limits)
+            asked = [submitted(h, [*SOURCE[:common], *own], "ab"[salt]) for common, own, salt in prompts]
+            h.run()
+        for request in asked:
+            assert request.state is State.FINISHED, request.error
+            assert request.rows == one_by_one((), request.prompt, request.max_tokens)
+        assert h.memory.free_blocks == h.memory.total_blocks
+        if not any(request.preempted_by for request in asked):
+            computed[grouping] = sum(len(c.tokens) for batch in h.executor.batches for c in batch)
+    if len(computed) == 2:
+        assert computed[True] <= computed[False]
+
+
+def submitted(h: Harness, prompt: Sequence[int], salt: str) -> Request:
+    request = Request(
+        PriorityClass.POOL,
+        "",
+        list(prompt),
+        3,
+        h.done.append,
+        open_prompt=lambda: FakePrompt(h.memory),
+        salt=salt,
+    )
+    h.scheduler.submit(request)
+    return request

@@ -1,0 +1,399 @@
+"""Policies and both phases against the papers' own words, by models that keep plain lists."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from scheduler.acquisition import acquire
+from scheduler.book import Book
+from scheduler.eviction import prefers_swap
+from scheduler.planner import Plan, plan
+from scheduler.policies import KEYS, NAMES, Ordering
+from scheduler.request import Event, Request, State, Work
+from scheduler.types import Limits, PriorityClass
+from tests.scheduler.fakes import FakeMemory, FakePrompt
+from tests.scheduler.simulated import LinearCosts
+from tests.scheduler.test_scheduler_bounds import Run, answered
+from tests.scheduler.worlds import FakeWorld
+
+POOL = PriorityClass.POOL
+
+
+class Pool:
+    """POOL requests put into any state by hand."""
+
+    def __init__(self, blocks: int = 10_000, policy: str = "fcfs") -> None:
+        self.memory = FakeMemory(blocks)
+        self.book = Book(Ordering(policy).key)
+        self.live: list[Request] = []
+        self._numbers, self._admissions, self._displaced = count(1), count(1), count(1)
+        self._time = count(1)
+
+    def arrives(self, prompt: int = 12, *, complete: bool = True, max_tokens: int = 4) -> Request:
+        request = Request(
+            POOL,
+            "",
+            list(range(prompt)),
+            max_tokens,
+            lambda ended: None,
+            open_prompt=lambda: FakePrompt(self.memory),
+            complete=complete,
+        )
+        request.id, request.last_chunk_ns = next(self._numbers), next(self._time)
+        self.live.append(request)
+        self.book.requests[request.id] = request
+        self.book.update(request)
+        return request
+
+    def computes(self, request: Request, n: int) -> None:
+        """It is admitted, if it was not, and gets `n` tokens into KV."""
+        if request.state is State.QUEUED:
+            request.state, request.admitted = State.RUNNING, next(self._admissions)
+        reader = request.open()
+        tokens = request.next_tokens(min(n, request.remaining))
+        assert reader.acquire(len(tokens))
+        reader.write(tokens)  # type: ignore[attr-defined] # a fake
+        self.book.update(request)
+
+    def chunk(self, request: Request, prompt: Sequence[int]) -> None:
+        request.replace(prompt, next(self._time))
+        self.book.update(request, prompt=True)
+
+    def finishes(self, request: Request) -> None:
+        request.complete, request.last_chunk_ns = True, next(self._time)
+        self.book.update(request)
+
+    def preempted(self, request: Request, by: Work | None = None) -> None:
+        request.displaced = next(self._displaced)
+        request.drop(Event.PREEMPTED_RECOMPUTE, 0, 0)
+        self.book.update(request)
+
+    def order(self, policy: str) -> list[Request]:
+        return sorted(self.live, key=KEYS[policy])
+
+
+# Section 4.4, policy by policy.
+
+histories = st.lists(
+    st.tuples(st.sampled_from("aacccpuf"), st.integers(0, 99), st.integers(1, 9)), max_size=40
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(histories)
+def test_orders_are_those_of_the_paper(history: list[tuple[str, int, int]]) -> None:
+    """Random histories; queues, tiers and counts kept as the sentences of section 4.4 say."""
+    pool = Pool()
+    running: list[Request] = []
+    waiting: list[Request] = []
+    chunks: list[Request] = []  # by newest chunk, the oldest first
+    for what, which, n in history:
+        chosen = pool.live[which % len(pool.live)] if pool.live else None
+        if what == "a" or chosen is None:
+            chosen = pool.arrives(n, complete=n % 2 == 0)
+            waiting.append(chosen)  # "processing new requests in FIFO order"
+            chunks.append(chosen)
+        elif what == "c" and chosen.remaining:
+            if chosen in waiting:
+                waiting.remove(chosen)
+                running.append(chosen)  # "maintains their current execution order"
+            pool.computes(chosen, n)
+        elif what == "p" and chosen in running:
+            pool.preempted(chosen)
+            running.remove(chosen)
+            waiting.insert(0, chosen)  # "re-queued at the front of the waiting queue"
+        elif what in "uf" and not chosen.complete:
+            if what == "u":
+                pool.chunk(chosen, [*chosen.prompt[: n - 1], 99])
+            else:
+                pool.finishes(chosen)
+            chunks.remove(chosen)
+            chunks.append(chosen)
+    full = [request for request in pool.live if request.complete]
+    partial = [request for request in pool.live if not request.complete]
+    assert pool.order("vllm") == [*running, *waiting]
+    assert pool.order("fcfs") == [*full, *partial]
+    newest = chunks[::-1]
+    assert pool.order("lcas") == [
+        *(request for request in newest if request.complete),
+        *(request for request in newest if not request.complete),
+    ]
+    most: list[Request] = []
+    for computed in sorted({request.computed for request in pool.live}, reverse=True):
+        most += [request for request in pool.live if request.computed == computed]
+    assert pool.order("mcps") == most
+
+
+def test_vllm_ignores_chunks_and_updates() -> None:
+    pool = Pool()
+    first, second = pool.arrives(complete=False), pool.arrives()
+    pool.chunk(first, [7])
+    pool.chunk(first, [8])
+    assert pool.order("vllm") == [first, second]
+
+
+def test_lcas_boosts_whom_a_chunk_comes_for_and_keeps_the_finished_before_the_partial() -> None:
+    pool = Pool()
+    idle, fresh, full = (pool.arrives(complete=complete) for complete in (False, False, True))
+    assert pool.order("lcas") == [full, fresh, idle]
+    pool.chunk(idle, [7] * 20)
+    assert pool.order("lcas") == [full, idle, fresh], "the newest chunk, but behind the finished tier"
+    pool.finishes(fresh)
+    assert pool.order("lcas") == [fresh, full, idle], "from the partial tier into the complete one"
+
+
+def test_mcps_drops_whom_an_update_leaves_little_to_the_last_place() -> None:
+    pool = Pool()
+    far, little = pool.arrives(20, complete=False), pool.arrives(20)
+    pool.computes(far, 15)
+    pool.computes(little, 4)
+    assert pool.order("mcps") == [far, little]
+    pool.chunk(far, [0, 1, 99, 98, 97])
+    assert far.computed == 2, "the common prefix"
+    assert pool.order("mcps") == [little, far]
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in KEYS])
+def test_policies_by_prefix_order_the_admitted_as_vllm_does(name: str) -> None:
+    assert Ordering(name).key is KEYS["vllm"]
+
+
+# Phase 1 changes nothing; phase 2 takes from the tail.
+
+limits = st.builds(
+    Limits,
+    max_batch_tokens=st.integers(8, 30),
+    max_batch_requests=st.integers(2, 8),
+    chunk_min=st.integers(1, 4),
+    chunk_max=st.integers(4, 10),
+    cell_budget_fraction=st.sampled_from([0.3, 0.6, 1.0]),
+    grouping=st.booleans(),
+)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """All there is to see of a pool and its requests."""
+
+    free: int
+    order: list[Work]
+    requests: list[tuple[object, ...]]
+
+
+def seen(pool: Pool) -> Seen:
+    return Seen(
+        pool.memory.free_blocks,
+        list(pool.book.walk()),
+        [
+            (r.state, r.computed, r.blocks, list(r.events), list(r.prompt), list(r.output), r.reader, r.place)
+            for r in pool.live
+        ],
+    )
+
+
+def crowded(seed: int, policy: str, blocks: int = 12) -> Pool:
+    """A pool in which a few requests hold most of the blocks, and more want some."""
+    pool, rng = Pool(blocks, policy), random.Random(seed)
+    requests = [
+        pool.arrives(rng.randint(2, 24), complete=rng.random() < 0.7) for _ in range(rng.randint(3, 9))
+    ]
+    for request in rng.sample(requests, len(requests)):
+        n = min(rng.randint(0, 12), request.remaining, pool.memory.free_blocks * 4)
+        if n:
+            pool.computes(request, n)
+    return pool
+
+
+@settings(max_examples=150, deadline=None)
+@given(limits, st.sampled_from(sorted(KEYS)), st.integers(0, 10**6))
+def test_phase_1_changes_nothing(limits: Limits, policy: str, seed: int) -> None:
+    pool = crowded(seed, policy)
+    before = seen(pool)
+    first = plan(pool.book, pool.memory, limits)
+    assert seen(pool) == before
+    assert plan(pool.book, pool.memory, limits) == first
+    order = [work for work in pool.book.walk() if work in {entry.work for entry in first.entries}]
+    assert [entry.work for entry in first.entries] == order
+    assert sum(entry.n for entry in first.entries) <= limits.max_batch_tokens
+
+
+@settings(max_examples=300, deadline=None)
+@given(limits, st.sampled_from(sorted(KEYS)), st.integers(0, 10**6))
+def test_phase_2_takes_from_the_unplanned_then_from_the_planned_the_last_first(
+    limits: Limits, policy: str, seed: int
+) -> None:
+    pool = crowded(seed, policy)
+    chosen = plan(pool.book, pool.memory, replace(limits, grouping=False, high_water=1.0))
+    expected = victims_by_hand(pool, chosen)
+    victims: list[tuple[Request, Work]] = []
+
+    def preempt(victim: Request, by: Work) -> None:
+        victims.append((victim, by))
+        pool.preempted(victim)
+
+    acquire(chosen, pool.book, pool.memory, preempt)
+    event("victims", min(len(victims), 3))
+    assert victims == expected
+
+
+def victims_by_hand(pool: Pool, chosen: Plan) -> list[tuple[Request, Work]]:
+    """Plain counting, with section 4.1's lists of the scheduled and the not scheduled, in priority order."""
+    running = sorted((r for r in pool.live if r.state is State.RUNNING), key=pool.book.rank)
+    everybody = sorted(pool.live, key=pool.book.rank)
+    scheduled = [entry.work for entry in chosen.entries]
+    held = {request: request.blocks for request in running}
+    free = pool.memory.free_blocks
+    size = pool.memory.block_size
+    gone: set[Work] = set()
+    victims: list[tuple[Request, Work]] = []
+
+    def rests(other: Request) -> bool:
+        return not other.complete and not other.remaining
+
+    for entry in chosen.entries:
+        work = entry.work
+        assert isinstance(work, Request)
+        if work in gone:
+            continue
+        place = everybody.index(work)
+        lower = [other for other in reversed(running) if everybody.index(other) > place]
+        if work.complete:  # what waits for input makes room for what does not, whatever its place
+            lower += [o for o in reversed(running) if everybody.index(o) < place and rests(o)]
+        candidates = [other for other in lower if other not in scheduled]
+        candidates += [other for other in lower if other in scheduled]
+        need = max(0, -(-(work.computed + entry.n) // size) - held.get(work, 0))
+        for victim in candidates:
+            if need <= free:
+                break
+            if held.get(victim):
+                free += held.pop(victim)
+                gone.add(victim)
+                victims.append((victim, work))
+        if need <= free:
+            taken = need
+        elif entry is chosen.entries[0]:
+            taken = free  # as much of it as there is room for
+        else:
+            continue
+        free -= taken
+        held[work] = held.get(work, 0) + taken
+    return victims
+
+
+# How a victim leaves (section 4.3).
+
+
+class Told(LinearCosts):
+    """Costs that keep what they were asked."""
+
+    asked: list[tuple[str, int]]
+
+    def recompute_ns(self, tokens: int) -> int:
+        self.asked.append(("recompute", tokens))
+        return super().recompute_ns(tokens)
+
+    def swap_ns(self, blocks: int) -> int:
+        self.asked.append(("swap", blocks))
+        return super().swap_ns(blocks)
+
+
+@given(st.integers(1, 40), st.integers(0, 200), st.integers(1, 40))
+def test_the_cheaper_way_is_the_victims_own_both_directions_counted(
+    computed: int, block_ns: int, token_ns: int
+) -> None:
+    pool = Pool()
+    victim = pool.arrives(41)
+    pool.computes(victim, computed)
+    costs = Told(token_ns=token_ns, block_ns=block_ns)
+    object.__setattr__(costs, "asked", [])
+    swap = prefers_swap(victim, "cost", costs)
+    blocks = -(-computed // 4)
+    assert set(costs.asked) == {("recompute", computed), ("swap", blocks)}
+    out, back = costs.swap_out_ns(blocks), costs.swap_in_ns(blocks)
+    assert swap == (out + back < computed * token_ns)
+    assert prefers_swap(victim, "swap", costs)
+    assert not prefers_swap(victim, "recompute", costs)
+    assert not prefers_swap(victim, "cost", None)
+
+
+def test_one_direction_alone_would_have_been_cheaper_and_does_not_count() -> None:
+    pool = Pool()
+    victim = pool.arrives(20)
+    pool.computes(victim, 16)
+    assert not prefers_swap(victim, "cost", LinearCosts(token_ns=10, block_ns=30)), (
+        "120 out, 120 in, 160 anew"
+    )
+    assert prefers_swap(victim, "cost", LinearCosts(token_ns=10, block_ns=19)), "76 out, 76 in"
+
+
+def test_kv_that_updates_rarely_leave_is_not_worth_saving() -> None:
+    pool = Pool()
+    victim, costs = pool.arrives(20, complete=False), LinearCosts(token_ns=10, block_ns=15)
+    pool.computes(victim, 16)
+    assert prefers_swap(victim, "cost", costs), "120 both ways, 160 anew"
+    for n in range(6):
+        pool.chunk(victim, [100 + n] * 20)
+        pool.computes(victim, 16)
+    assert not prefers_swap(victim, "cost", costs)
+    pool.finishes(victim)
+    assert prefers_swap(victim, "cost", costs), "no more updates come"
+
+
+def squeezed(host_blocks: int, eviction: str) -> tuple[list[Request], FakeWorld]:
+    """A session's question, and the prompt that has the most of the 12 blocks it needs."""
+    limits = Limits(
+        max_batch_tokens=32,
+        max_batch_requests=4,
+        chunk_min=16,
+        chunk_max=32,
+        cell_budget_fraction=1.0,
+        high_water=1.0,
+        eviction=eviction,  # type: ignore[arg-type] # one of the three
+        grouping=False,
+        max_drafts=0,
+    )
+    run = Run(FakeWorld(limits, 12, host_blocks), Ordering("fcfs"))
+    first, second = (
+        run.world.request(PriorityClass.SESSION, [1] * 16, 16),
+        run.world.request(POOL, [2] * 16, 16),
+    )
+    run.scheduler.submit(second)
+    for _ in range(9):
+        run.scheduler.step()
+    run.scheduler.submit(first)
+    run.run()
+    for request in (first, second):
+        answered(run.world, request)
+    return [first, second], run.world
+
+
+def ways(request: Request) -> set[Event]:
+    return {what for what, _ in request.events} & {Event.PREEMPTED_SWAP, Event.PREEMPTED_RECOMPUTE}
+
+
+@pytest.mark.parametrize(
+    ("host_blocks", "eviction", "way"),
+    [
+        (12, "swap", Event.PREEMPTED_SWAP),
+        (0, "swap", Event.PREEMPTED_RECOMPUTE),
+        (12, "recompute", Event.PREEMPTED_RECOMPUTE),
+        (12, "cost", Event.PREEMPTED_SWAP),
+        (0, "cost", Event.PREEMPTED_RECOMPUTE),
+    ],
+)
+def test_a_swap_that_fails_falls_back_to_recompute(host_blocks: int, eviction: str, way: Event) -> None:
+    (first, second), world = squeezed(host_blocks, eviction)
+    assert not ways(first)
+    assert ways(second) == {way}
+    swapped = way is Event.PREEMPTED_SWAP
+    assert (second.swapped_tokens > 0, second.recomputed_tokens > 0) == (swapped, not swapped)
+    assert second.preempted_by == [first.id] * len(second.preempted_by)
+    assert not world.tier.held
+    assert world.memory.free_blocks == 12

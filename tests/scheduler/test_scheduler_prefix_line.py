@@ -1,0 +1,174 @@
+"""The kept order of waiting requests against the order that is made anew (`theory.orders.rank`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from regions.radix import RadixCache
+from regions.watch import PrefixWatch
+from scheduler.prefix_line import PrefixLine
+from scheduler.theory.orders import rank
+from tests.regions.contents import small_pool
+from tests.regions.test_regions_radix import cached
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """What the line sees of a request."""
+
+    id: int
+    prompt: list[int]
+    salt: str = ""
+
+
+class Index:
+    """Match lengths that are set by hand, told as an index tells them."""
+
+    def __init__(self) -> None:
+        self.matches: dict[int, int] = {}
+        self.new: dict[int, int] = {}
+
+    def watch(self, key: int, tokens: Sequence[int], salt: str) -> int:
+        self.matches[key] = tokens[0]
+        return tokens[0]
+
+    def forget(self, key: int) -> None:
+        del self.matches[key]
+        self.new.pop(key, None)
+
+    def changes(self) -> list[tuple[int, int]]:
+        changed, self.new = sorted(self.new.items()), {}
+        return changed
+
+    def becomes(self, key: int, match: int) -> None:
+        if self.matches[key] != match:
+            self.matches[key] = self.new[key] = match
+
+
+def expected(line_of: dict[int, Waiting], matches: dict[int, int], k: int | None, step: int) -> list[int]:
+    numbers = list(line_of)  # not sorted: the order must not depend on it
+    ages = np.array(numbers, np.int64)
+    lengths = np.array([matches[number] for number in numbers], np.int64)
+    return [numbers[i] for i in rank(k, ages, lengths, step=step)]
+
+
+OPERATIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["add", "add", "add", "take", "discard", "change", "change", "k"]),
+        st.integers(0, 60),
+        st.integers(0, 5),
+    ),
+    max_size=80,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(OPERATIONS, st.sampled_from([None, 1, 2, 3, 5]), st.integers(0, 40))
+def test_the_order_is_that_of_the_theory(
+    operations: list[tuple[str, int, int]], k: int | None, at_once: int
+) -> None:
+    """Whatever is added, admitted, cancelled, cached and evicted, few changes at a time or many."""
+    index, step = Index(), 0
+    now = [k]
+    line = PrefixLine(index, lambda: now[0])
+    waiting: dict[int, Waiting] = {}
+    for number in range(100, 100 + at_once):
+        waiting[number] = Waiting(number, [number % 4])
+        line.add(waiting[number])
+    for name, n, match in operations:
+        numbers = sorted(waiting)
+        if name == "add":
+            waiting[n] = Waiting(n, [match])
+            line.add(waiting[n])
+        elif name == "k":
+            now[0] = match or None
+        elif numbers and name == "take":
+            # a plan admits the first, sometimes one further down; it is taken while others wait
+            number = [request.id for request in islice(line, n % 3 + 1)][-1]
+            line.taken(waiting.pop(number))
+            step += 1
+        elif numbers and name == "discard":
+            line.discard(waiting.pop(numbers[n % len(numbers)]))
+        elif numbers and name == "change":
+            index.becomes(numbers[n % len(numbers)], match)
+        assert len(line) == len(waiting)
+        if n % 2:  # not after every operation, so that changes meet additions and admissions
+            assert [request.id for request in line] == expected(waiting, index.matches, now[0], step)
+    assert [request.id for request in line] == expected(waiting, index.matches, now[0], step)
+    for request in waiting.values():
+        line.discard(request)
+    assert list(line) == []
+    assert index.matches == {}, "the index follows none that do not wait"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["add", "add", "serve", "serve", "reclaim"]),
+            st.lists(st.integers(0, 1), min_size=2, max_size=10),
+        ),
+        max_size=40,
+    ),
+    st.sampled_from([None, 2, 3]),
+)
+def test_the_order_follows_the_prefix_cache(operations: list[tuple[str, list[int]]], k: int | None) -> None:
+    """With the real cache: who is served leaves its prompt behind, and what is evicted counts no more."""
+    pool = small_pool(30)
+    cache = RadixCache(pool, 60)
+    line = PrefixLine(PrefixWatch(cache), lambda: k)
+    waiting: dict[int, Waiting] = {}
+    step = 0
+    for number, (name, tokens) in enumerate(operations):
+        if name == "add":
+            waiting[number] = Waiting(number, tokens, "tenant")
+            line.add(waiting[number])
+        elif name == "serve" and waiting:
+            first = next(iter(line))
+            line.taken(waiting.pop(first.id))
+            step += 1
+            cached(pool, cache, first.prompt, "tenant")
+        elif name == "reclaim":
+            cache.reclaim(len(tokens))
+        matches = {n: cache.match_length(r.prompt[:-1], r.salt) for n, r in waiting.items()}
+        assert [request.id for request in line] == expected(waiting, matches, k, step)
+
+
+@pytest.mark.parametrize(("k", "order"), [(1, [1, 2, 3, 4]), (2, [1, 4, 2, 3]), (None, [4, 3, 1, 2])])
+def test_each_policy_by_hand(k: int | None, order: list[int]) -> None:
+    """FCFS, k-LPM and LPM over matches 0, 0, 5, 7."""
+    line = PrefixLine(Index(), lambda: k)
+    for number, match in ((1, 0), (2, 0), (3, 5), (4, 7)):
+        line.add(Waiting(number, [match]))
+    assert [request.id for request in line] == order
+
+
+def test_the_step_counts_admissions_only() -> None:
+    """Under k = 2 the second admission takes the longest match, whatever was cancelled in between."""
+    line = PrefixLine(Index(), lambda: 2)
+    for number, match in ((1, 0), (2, 0), (3, 5), (4, 7)):
+        line.add(Waiting(number, [match]))
+    line.taken(Waiting(1, [0]))
+    assert next(iter(line)).id == 4
+    line.discard(Waiting(4, [7]))
+    assert next(iter(line)).id == 3
+    line.taken(Waiting(3, [5]))
+    assert next(iter(line)).id == 2
+
+
+def test_another_prompt_is_looked_up_anew_and_keeps_its_age() -> None:
+    index = Index()
+    line = PrefixLine(index, lambda: None)
+    for number in (1, 2, 3):
+        line.add(Waiting(number, [1]))
+    line.add(Waiting(1, [0]))
+    assert [request.id for request in line] == [2, 3, 1]
+    line.add(Waiting(1, [1]))
+    assert [request.id for request in line] == [1, 2, 3]

@@ -1,0 +1,114 @@
+"""Prompt-lookup drafts: where they come from, how many there are, and that they change no answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler.request import State
+from scheduler.speculation import GIVE_UP, RETRY, Lookup, draft_cap
+from scheduler.types import Chunk, Limits, Row
+from tests.scheduler.fakes import FakeExecutor
+from tests.scheduler.harness import Harness
+
+FEW = st.lists(st.integers(0, 3), max_size=60)
+
+
+def scanned(tokens: list[int], most: int) -> list[int]:
+    """The definition: what followed the newest earlier occurrence of the last 3 tokens, else 2."""
+    for n in (3, 2):
+        for end in range(len(tokens) - 1, n - 1, -1):
+            if len(tokens) > n and tokens[end - n : end] == tokens[-n:]:
+                return tokens[end : end + most]
+    return []
+
+
+@settings(deadline=None)
+@given(FEW, FEW, st.integers(1, 6))
+def test_a_draft_is_what_followed_the_newest_earlier_occurrence(
+    prompt: list[int], answer: list[int], most: int
+) -> None:
+    lookup = Lookup(prompt)
+    lookup.extend(answer)
+    assert lookup.propose(most) == scanned([*prompt, *answer], most)
+    assert len(lookup) == len(prompt) + len(answer)
+
+
+def test_only_the_newest_part_of_a_long_prompt_is_remembered() -> None:
+    lookup = Lookup([7, 8, 9, *range(100, 9000)])
+    lookup.extend([7, 8, 9])
+    assert lookup.propose(3) == []
+    assert len(lookup) == 8906
+
+
+def test_the_cap_falls_with_running_answers_and_with_acceptance() -> None:
+    def cap(decoders: int, acceptance: float) -> int:
+        return draft_cap(8, 64, decoders, acceptance, generated=RETRY)
+
+    assert [cap(decoders, 1.0) for decoders in (1, 8, 16, 64, 65)] == [8, 8, 4, 1, 0]
+    assert [cap(1, acceptance) for acceptance in (1.0, 0.5, 0.2, GIVE_UP)] == [8, 4, 2, 1]
+    assert all(cap(n, a) >= cap(n + 1, a) for n in range(1, 80) for a in (0.0, 0.3, 1.0))
+    hopeless = [draft_cap(8, 64, 1, 0.0, generated) for generated in range(2 * RETRY)]
+    assert hopeless == [1, *[0] * (RETRY - 1)] * 2, "one try now and then"
+    assert draft_cap(0, 64, 1, 1.0, 0) == 0
+
+
+class Parrot(FakeExecutor):
+    """A model that counts in a circle: its answers repeat, so drafts prove right."""
+
+    circle = 5
+
+    def _run(self, chunk: Chunk) -> Row | None:
+        visible = chunk.target.write(chunk.tokens)  # type: ignore[union-attr] # fakes only
+        if not chunk.sample:
+            return None
+        known = len(visible) - chunk.drafts
+        rows: list[Row] = []
+        for draft in (*visible[known:], None):
+            token = (visible[known + len(rows) - 1] + 1) % self.circle
+            rows.append(Row(token, 1.0, 0.0))
+            if token != draft:
+                break
+        return Row(rows[-1].token, 1.0, 0.0, accepted=tuple(rows[:-1]))
+
+
+def run(
+    prompts: Sequence[Sequence[int]], executor: FakeExecutor, **limits: int
+) -> tuple[Harness, list[list[int]]]:
+    h = Harness(limits=Limits(max_batch_tokens=64, chunk_min=3, chunk_max=8, max_new_tokens=64, **limits))
+    h.executor = executor
+    h.scheduler._executor = executor
+    asked = [h.ask(prompt, max_tokens=23) for prompt in prompts]
+    h.run()
+    assert all(request.state is State.FINISHED for request in asked)
+    assert h.memory.free_blocks == h.memory.total_blocks
+    return h, [request.output for request in asked]
+
+
+def test_drafts_that_prove_right_save_passes_and_change_nothing() -> None:
+    prompts = [[0, 1, 2, 3, 4, 0, 1], [3, 4, 0, 1, 2, 3]]
+    plain, expected = run(prompts, Parrot(), max_drafts=0)
+    drafted, found = run(prompts, Parrot(), max_drafts=4)
+    assert found == expected
+    assert len(drafted.executor.batches) * 3 < len(plain.executor.batches)
+
+
+@settings(deadline=None)
+@given(st.lists(FEW.filter(bool), min_size=1, max_size=4), st.integers(1, 5))
+def test_answers_are_token_for_token_those_without_drafts(prompts: list[list[int]], most: int) -> None:
+    """The fakes' model is a hash of all it sees: a draft left in KV, or one too many, would change it."""
+    _, expected = run(prompts, FakeExecutor(), max_drafts=0)
+    _, found = run(prompts, FakeExecutor(), max_drafts=most)
+    assert found == expected
+
+
+def test_drafts_end_with_the_answer() -> None:
+    """The answer has 23 tokens: 22 rows after the first, whatever was guessed behind them."""
+    h, (answer,) = run([[0, 1, 2, 3, 4, 0, 1, 2]], Parrot(), max_drafts=16)
+    assert len(answer) == 23
+    decodes = len(h.executor.batches) - 1
+    assert decodes + h.done[0].accepted == 22, "one verified behind the end would be one too many"
+    assert h.done[0].drafted > 0
+    assert 0 < h.done[0].accepted <= h.done[0].drafted

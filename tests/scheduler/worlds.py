@@ -1,0 +1,156 @@
+"""What a scheduler runs over, in virtual time: a pass takes what its tokens cost; input comes meanwhile."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any
+
+from scheduler.policies import NAMES, Ordering
+from scheduler.request import Record, Request
+from scheduler.types import Chunk, Limits, PriorityClass, Row
+from tests.scheduler.fakes import FakeExecutor, FakeMemory, FakePrompt, FakeReader, FakeTape, FakeTier
+from tests.scheduler.simulated import LinearCosts
+
+COSTS = LinearCosts(block_ns=15)
+ORDERINGS = [Ordering(name, k=3) for name in NAMES]
+
+
+class ShelfIndex:
+    """Exact match lengths with the prompts on a shelf, by looking at all of them."""
+
+    def __init__(self, shelf: list[tuple[int, ...]]) -> None:
+        self.shelf = shelf
+        self.watched: dict[int, tuple[list[int], int]] = {}
+
+    def watch(self, key: int, tokens: Sequence[int], salt: str) -> int:
+        self.watched[key] = list(tokens), self._match(tokens)
+        return self.watched[key][1]
+
+    def forget(self, key: int) -> None:
+        del self.watched[key]
+
+    def changes(self) -> list[tuple[int, int]]:
+        changed = [
+            (key, self._match(tokens))
+            for key, (tokens, match) in self.watched.items()
+            if self._match(tokens) != match
+        ]
+        for key, match in changed:
+            self.watched[key] = self.watched[key][0], match
+        return changed
+
+    def _match(self, tokens: Sequence[int]) -> int:
+        most = 0
+        for saved in self.shelf:
+            common = 0
+            while common < min(len(saved), len(tokens) - 1) and saved[common] == tokens[common]:
+                common += 1
+            most = max(most, common)
+        return most
+
+
+class Device(FakeExecutor):
+    """A `FakeExecutor` over which time passes, and in time what is to happen."""
+
+    def __init__(self, max_tokens: int, max_rows: int) -> None:
+        super().__init__(max_tokens, max_rows)
+        self.now = 0
+        self.began: list[int] = []
+        self.took: list[int] = []
+        """What each pass took, ns."""
+        self._agenda: list[tuple[int, int, Callable[[], object]]] = []
+        self._number = count()
+
+    def clock(self) -> int:
+        return self.now
+
+    def at(self, when: int, what: Callable[[], object]) -> None:
+        heapq.heappush(self._agenda, (when, next(self._number), what))
+
+    def execute(self, batch: Sequence[Chunk]) -> list[Row | None]:
+        rows = super().execute(batch)
+        self.took.append(COSTS.batch_ns([(0, len(chunk.tokens)) for chunk in batch]))
+        self.began.append(self.now)
+        self.until(self.now + self.took[-1])
+        return rows
+
+    def until(self, then: int) -> None:
+        while self._agenda and self._agenda[0][0] <= then:
+            self.now, _, what = heapq.heappop(self._agenda)
+            what()
+        self.now = then
+
+    def sleep(self) -> bool:
+        """To the next thing that happens; False when nothing will."""
+        if self._agenda:
+            self.until(self._agenda[0][0])
+            return True
+        return False
+
+
+class FakeWorld:
+    """Fulfils `scheduler.replay.World`."""
+
+    def __init__(self, limits: Limits, blocks: int = 200, host_blocks: int = 0, block_size: int = 4) -> None:
+        self.limits = limits
+        self.memory = FakeMemory(blocks, block_size)
+        self.executor = Device(limits.max_batch_tokens, limits.max_batch_requests)
+        self.costs = COSTS
+        self.tier: Any = FakeTier(host_blocks)  # it swaps fakes only
+        self.shelf: list[tuple[int, ...]] = []
+        self.index = ShelfIndex(self.shelf)
+        self.tapes: dict[str, FakeTape] = {}
+        self.done: list[Request] = []
+        self.pasts: dict[int, tuple[int, ...]] = {}
+        """What the reader of each ended request saw, by request."""
+
+    def tape(self, name: str) -> FakeTape:
+        if name not in self.tapes:
+            self.tapes[name] = FakeTape(self.memory, name, retention=24)
+        return self.tapes[name]
+
+    def reader(self, session: str) -> FakeReader:
+        return self.tape(session).fork() if session else FakeReader(self.memory)
+
+    def prompt(self, salt: str) -> FakePrompt:
+        return FakePrompt(self.memory, self.shelf)
+
+    def request(
+        self,
+        cls: PriorityClass,
+        prompt: Sequence[int],
+        max_tokens: int,
+        session: str = "",
+        *,
+        complete: bool = True,
+        salt: str = "",
+    ) -> Request:
+        """A POOL request reads a prompt of its own, all others a session (or nothing)."""
+        readers: list[FakeReader] = []
+
+        def fork() -> FakeReader:
+            readers.append(self.reader(session))
+            return readers[-1]
+
+        def done(ended: Request) -> None:
+            self.pasts[ended.id] = readers[-1].past if readers else ()
+            self.done.append(ended)
+
+        pool = cls is PriorityClass.POOL
+        return Request(
+            cls,
+            session,
+            list(prompt),
+            max_tokens,
+            done,
+            open_reader=None if pool else fork,
+            open_prompt=(lambda: self.prompt(salt)) if pool else None,
+            complete=complete,
+            salt=salt,
+        )
+
+
+def records(*sizes: int) -> list[Record]:
+    return [Record(tuple(range(size))) for size in sizes]
