@@ -1,0 +1,374 @@
+"""Readers driven pass by pass through the executor: what they give is what the unmodified model gives."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import count
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from daemon.executor import DeviceExecutor
+from daemon.prompts import HostSwap, StreamReader
+from engine.canary import dense_logits
+from engine.engine import Engine
+from engine.model import LoadedModel
+from engine.seeding import Sampling
+from regions.fork import Fork
+from regions.host import HostTier
+from regions.tape import Retention
+from scheduler.request import Request, State
+from scheduler.scheduler import Scheduler
+from scheduler.types import Chunk, Limits, PriorityClass, Row
+from tests.engine.oracle import VOCABULARY, tiny
+
+RNG = random.Random(11)
+SOURCE = [RNG.randrange(3, VOCABULARY) for _ in range(80)]
+BLOCK = 4
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@cache
+def model() -> LoadedModel:
+    return tiny("llama", layers=2)
+
+
+@cache
+def dense_best(text: tuple[int, ...]) -> tuple[int, float]:
+    """The unmodified model's next token and its lead over the second."""
+    best = dense_logits(model(), list(text))[-1].topk(2)
+    return int(best.indices[0]), float(best.values[0] - best.values[1])
+
+
+def is_dense(row: Row | None, text: Sequence[int]) -> bool:
+    """The row is the dense model's; two logits nearer than rounding may change places."""
+    assert row is not None
+    token, lead = dense_best(tuple(text))
+    return abs(row.gap - lead) < 1e-3 and (row.token == token or lead < 1e-3)
+
+
+def scribble(engine: Engine) -> None:
+    """Overwrite every free block, as other readers' passes would."""
+    pool, fork = engine.pool, engine.open_prompt()
+    n = pool.blocks.free_blocks * BLOCK
+    assert fork.acquire(n)
+    slots = [slot for first, length in fork.step(n).slots for slot in range(first, first + length)]
+    for layer in (*pool.keys, *pool.values):
+        layer[:, slots] = 99.0
+    fork.release()
+
+
+def common(a: Sequence[int], b: Sequence[int]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def engine_of(blocks: int) -> tuple[Engine, DeviceExecutor]:
+    engine = Engine(model(), blocks=blocks, block_size=BLOCK, eager=True)
+    return engine, DeviceExecutor(engine)
+
+
+OPERATIONS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            [
+                "update",
+                "run",
+                "run",
+                "run",
+                "draft",
+                "follow",
+                "match",
+                "save",
+                "swap",
+                "reset",
+                "keep",
+                "evict",
+            ]
+        ),
+        st.integers(0, 1),
+        st.integers(0, 60),
+    ),
+    min_size=20,
+    max_size=50,
+)
+
+
+class Driven:
+    """One reader and the tokens it must have in KV."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.reader = StreamReader(engine.open_stream())
+        self.prompt: list[int] = []
+        self.kv: list[int] = []
+
+    def update(self, prompt: list[int]) -> None:
+        kept = common(self.kv, prompt)
+        assert self.reader.update(prompt) == len(self.kv) - kept
+        self.prompt, self.kv = prompt, self.kv[:kept]
+
+    def run(self, executor: DeviceExecutor, n: int) -> None:
+        piece = self.prompt[len(self.kv) : len(self.kv) + n]
+        if piece and self.reader.acquire(len(piece)):
+            (row,) = executor.execute([Chunk(self.reader, piece, sample=True)])
+            self.kv += piece
+            assert is_dense(row, self.kv)
+
+    def draft(self, executor: DeviceExecutor, n: int) -> None:
+        """One known token and three guesses, of which `n % 4` are right; then what the scheduler does."""
+        if len(self.kv) != len(self.prompt) or not self.kv:
+            return
+        right: list[int] = []
+        for _ in range(4):
+            right.append(dense_best((*self.kv, 5, *right))[0])
+        wrong = n % 4
+        guesses = [*right[:wrong], *[(token + 1) % VOCABULARY for token in right[wrong:3]]]
+        if not self.reader.acquire(4):
+            return
+        (row,) = executor.execute([Chunk(self.reader, [5, *guesses], sample=True, drafts=3)])
+        assert row is not None
+        assert self.reader.length == len(self.kv) + 4
+        self.reader.keep(self.reader.length - 3 + len(row.accepted))
+        texts = [[*self.kv, 5, *guesses[:i]] for i in range(len(row.accepted) + 1)]
+        assert all(is_dense(each, text) for each, text in zip((*row.accepted, row), texts, strict=True))
+        self.kv = texts[-1]
+        self.prompt = list(self.kv)
+        assert self.reader.update(self.prompt) == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(OPERATIONS)
+def test_any_history_of_two_prompts_gives_the_dense_models_rows(
+    operations: list[tuple[str, int, int]],
+) -> None:
+    """Changed, followed, matched, saved, swapped, dropped, drafted and cut, in a pool for one and a half."""
+    engine, executor = engine_of(22)
+    host = HostTier(engine.pool, 9)
+    tier = HostSwap(host)
+    both = [Driven(engine), Driven(engine)]
+    for mine, n in zip(both, (25, 31), strict=True):
+        mine.update(SOURCE[:n])
+    for name, which, n in operations:
+        mine, other = both[which], both[1 - which]
+        reader = mine.reader
+        if name == "update":
+            mine.update([*SOURCE[: n % 37], *SOURCE[60 : 60 + n % 5]])
+        elif name == "run":
+            mine.run(executor, n)
+        elif name == "draft":
+            mine.run(executor, 100)
+            mine.draft(executor, n)
+        elif name == "follow":
+            end = min(len(mine.prompt) - 1, common(mine.prompt, other.kv))
+            if end > len(mine.kv) and not reader.swapped and not other.reader.swapped:
+                reader.follow(other.reader, end)
+                mine.kv = mine.prompt[:end]
+                assert reader.past_tokens == end
+        elif name == "match" and not reader.swapped:
+            found = engine.cache.match_length(mine.prompt[:-1])
+            assert reader.match() == max(0, found - len(mine.kv))
+            mine.kv = mine.prompt[: max(found, len(mine.kv))] if found > len(mine.kv) else mine.kv
+        elif name == "save" and not reader.swapped:
+            reader.save()
+        elif name == "swap":
+            before = (reader.length, reader.blocks, reader.swapped)
+            if not reader.swapped and not tier.swap_out(reader):
+                assert before == (reader.length, reader.blocks, reader.swapped)
+        elif name == "reset":
+            reader.reset()
+            mine.kv = []
+        elif name == "keep":
+            mine.kv = mine.kv[: n % (len(mine.kv) + 1)]
+            reader.keep(len(mine.kv))
+        elif name == "evict":
+            engine.cache.reclaim(n)
+        scribble(engine)
+        assert reader.length == len(mine.kv)
+        assert not (reader.swapped and reader.blocks)
+    for mine, other in (both, both[::-1]):
+        other.reader.reset()
+        other.kv = []
+        mine.update([*mine.prompt, 4])
+        mine.run(executor, 100)
+        assert mine.kv == mine.prompt, "alone it has room"
+    for mine in both:
+        mine.reader.release()
+    assert engine.pool.free_blocks == engine.pool.total_blocks
+    assert host.pool.free_blocks == host.pool.total_blocks
+
+
+def test_a_followed_prompt_computes_only_its_own_end() -> None:
+    """Three prompts, 30 tokens in common: the leader's pass, then a token each, and each row is its own."""
+    engine, executor = engine_of(40)
+    start = SOURCE[:30]
+    leader, *others = (Driven(engine) for _ in range(3))
+    leader.update([*start, 3])
+    leader.run(executor, 30)
+    for mine, last in zip(others, (7, 9), strict=True):
+        mine.update([*start, last])
+        mine.reader.follow(leader.reader, 30)
+        mine.kv = list(start)
+        assert (mine.reader.past_tokens, mine.reader.blocks) == (30, 0)
+    leader.reader.release()
+    for mine in others:
+        mine.run(executor, 1)
+        mine.reader.release()
+    assert engine.pool.free_blocks == engine.pool.total_blocks
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_answers_with_drafts_are_those_without(temperature: float) -> None:
+    """A saved prompt and a tape's fork in one batch; drafts are right up to another place each time."""
+    plain, drafted = (answers(temperature, drafts) for drafts in (0, 4))
+    assert drafted[0] == plain[0]
+    assert plain[1] == 24
+    assert drafted[1] < 16, "drafts that prove right save passes"
+
+
+EXPECTED: dict[float, list[list[int]]] = {}
+
+
+def answers(temperature: float, drafts: int) -> tuple[list[list[int]], int]:
+    """Two answers of 24 tokens, and the passes they took. The first call, without drafts, is remembered."""
+    engine, executor = engine_of(60)
+    tape = engine.open_tape("t", SOURCE[:9], Retention(40))
+    tape.make_room(12, 1)
+    assert tape.acquire(12)
+    executor.execute([Chunk(tape, SOURCE[9:21], sample=False)])
+    tape.commit([12])
+    prompt = Driven(engine)
+    prompt.update(SOURCE[30:47])
+    prompt.run(executor, 16)
+    prompt.reader.save()
+    rng = random.Random(3)
+    readers: list[StreamReader | Fork] = [prompt.reader, tape.fork()]
+    pending, found = [[SOURCE[46]], SOURCE[50:55]], list[list[int]]([[], []])
+    passes = 0
+    while any(len(answer) < 24 for answer in found):
+        batch, asked = [], [i for i in (0, 1) if len(found[i]) < 24]
+        for i in asked:
+            guesses: list[int] = []
+            if drafts:
+                known = EXPECTED[temperature][i][len(found[i]) : 23][: rng.randint(0, drafts)]
+                spoiled = rng.randrange(2 * len(known) + 1)
+                guesses = [(t + 1) % VOCABULARY if at == spoiled else t for at, t in enumerate(known)]
+            tokens = [*pending[i], *guesses]
+            assert readers[i].acquire(len(tokens))
+            sampling = Sampling(temperature, 41 + i, len(found[i])) if temperature else None
+            batch.append(Chunk(readers[i], tokens, sample=True, sampling=sampling, drafts=len(guesses)))
+        passes += 1
+        for i, chunk, row in zip(asked, batch, executor.execute(batch), strict=True):
+            assert row is not None
+            readers[i].keep(readers[i].length - chunk.drafts + len(row.accepted))
+            found[i] += [each.token for each in (*row.accepted, row)]
+            pending[i] = [row.token]
+    for reader in readers:
+        reader.release()
+    tape.release()
+    if not drafts:
+        EXPECTED[temperature] = found
+    return found, passes
+
+
+def test_the_loop_drafts_by_itself_and_every_answer_stays_the_same() -> None:
+    """Through the scheduler: a small model repeats itself, so look-ups prove right, and wrong as well."""
+    plain = [served(0, temperature) for temperature in (0.0, 0.7)]
+    drafted = [served(5, temperature) for temperature in (0.0, 0.7)]
+    for before, after in zip(plain, drafted, strict=True):
+        assert [request.output for request in after] == [request.output for request in before]
+        assert not any(request.drafted for request in before)
+        assert all(right.gap == pytest.approx(row.gap, abs=1e-3) for right, row in zip_rows(after, before))
+    tried = [request for requests in drafted for request in requests]
+    accepted = sum(request.accepted for request in tried)
+    assert 0 < accepted < sum(request.drafted for request in tried)
+
+
+def zip_rows(a: list[Request], b: list[Request]) -> Iterator[tuple[Row, Row]]:
+    for one, other in zip(a, b, strict=True):
+        yield from zip(one.rows, other.rows, strict=True)
+
+
+def served(drafts: int, temperature: float) -> list[Request]:
+    """Prompts that repeat themselves, with answers long enough to do so, too."""
+    engine, executor = engine_of(120)
+    ticks = count()
+    limits = Limits(
+        max_batch_tokens=64, chunk_min=16, chunk_max=64, cell_budget_fraction=1.0, max_drafts=drafts
+    )
+    scheduler = Scheduler(executor, engine.pool, limits, lambda: next(ticks))
+    requests = [
+        Request(
+            PriorityClass.POOL,
+            "",
+            [*SOURCE[at : at + 6]] * 3,
+            40,
+            lambda _: None,
+            open_prompt=lambda: StreamReader(engine.open_stream()),
+            temperature=temperature,
+        )
+        for at in (0, 10, 20)
+    ]
+    for request in requests:
+        scheduler.submit(request)
+    while scheduler.step():
+        pass
+    assert all(request.state is State.FINISHED for request in requests)
+    assert engine.pool.free_blocks == engine.pool.total_blocks
+    return requests
+
+
+def test_a_question_of_a_session_leaves_for_the_host_and_goes_on() -> None:
+    """A plain fork through the same tier; the past stays where it is."""
+    engine, executor = engine_of(30)
+    tape = engine.open_tape("t", SOURCE[:9], Retention(40))
+    host = HostTier(engine.pool, 8)
+    tier = HostSwap(host)
+    alone, moved = tape.fork(), tape.fork()
+    rows = []
+    for fork in (alone, moved):
+        assert fork.acquire(10)
+        executor.execute([Chunk(fork, SOURCE[20:30], sample=False)])
+        if fork is moved:
+            assert fork.blocks == 3
+            assert tier.swap_out(fork)
+            assert (fork.blocks, fork.swapped, fork.length) == (0, True, 10)
+            scribble(engine)
+        assert fork.acquire(1)
+        assert not fork.swapped
+        rows += executor.execute([Chunk(fork, [8], sample=True)])
+        fork.release()
+    first, second = rows
+    assert first is not None
+    assert second is not None
+    assert first.token == second.token
+    assert first.top1 == pytest.approx(second.top1, abs=1e-4)
+    tape.release()
+    assert host.pool.free_blocks == 8
+
+
+def test_nothing_leaves_for_the_host_that_would_free_nothing() -> None:
+    """All that it reads is the cache's, too: swapping moves nothing, so the victim is to be dropped."""
+    engine, executor = engine_of(30)
+    tier = HostSwap(HostTier(engine.pool, 8))
+    prompt = Driven(engine)
+    prompt.update(SOURCE[:10])
+    assert not tier.swap_out(prompt.reader)
+    prompt.run(executor, 10)
+    prompt.reader.save()
+    assert prompt.reader.acquire(2)
+    executor.execute([Chunk(prompt.reader, [7, 8], sample=False)])
+    prompt.reader.keep(11)
+    assert prompt.reader.blocks == 3
+    assert not tier.swap_out(prompt.reader)
+    assert (prompt.reader.length, prompt.reader.swapped) == (11, False)
+    prompt.reader.release()

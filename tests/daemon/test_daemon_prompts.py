@@ -1,0 +1,238 @@
+"""The scheduler's prompts over the real engine: whatever happens to one, its answer is the dense model's."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from functools import cache
+from itertools import count
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from daemon.executor import DeviceExecutor
+from daemon.prompts import HostSwap, StreamReader
+from engine.canary import dense_logits
+from engine.engine import Engine
+from engine.model import LoadedModel
+from regions.host import HostTier
+from regions.watch import PrefixWatch
+from scheduler.policies import NAMES, Ordering
+from scheduler.request import Event, Request, State
+from scheduler.scheduler import Scheduler
+from scheduler.types import Eviction, Limits, PriorityClass
+from tests.engine.oracle import VOCABULARY, tiny
+
+ANSWER = 6
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@cache
+def model() -> LoadedModel:
+    return tiny("llama", layers=2)
+
+
+@cache
+def dense_answer(prompt: tuple[int, ...]) -> tuple[list[int], bool]:
+    """Greedy tokens of the unmodified model, and whether two logits ever came too close to tell apart."""
+    text, close = list(prompt), False
+    for _ in range(ANSWER):
+        best = dense_logits(model(), text)[-1].topk(2)
+        close |= float(best.values[0] - best.values[1]) < 1e-3
+        text.append(int(best.indices[0]))
+    return text[len(prompt) :], close
+
+
+class World:
+    """A scheduler over a real engine with a small pool and a host tier."""
+
+    def __init__(self, blocks: int, limits: Limits, policy: str = "fcfs", host_blocks: int = 30) -> None:
+        self.engine = Engine(model(), blocks=blocks, block_size=4, eager=True)
+        self.host = HostTier(self.engine.pool, host_blocks)
+        self.done: list[Request] = []
+        ticks = count()
+        self.scheduler = Scheduler(
+            DeviceExecutor(self.engine),
+            self.engine.pool,
+            limits,
+            lambda: next(ticks),
+            None,
+            Ordering(policy, k=2),
+            tier=HostSwap(self.host),
+            index=PrefixWatch(self.engine.cache),
+            rng=random.Random(0),
+        )
+
+    def open(self, prompt: list[int], *, complete: bool = False) -> Request:
+        request = Request(
+            PriorityClass.POOL,
+            "",
+            prompt,
+            ANSWER,
+            self.done.append,
+            open_prompt=lambda: StreamReader(self.engine.open_stream()),
+            complete=complete,
+        )
+        self.scheduler.submit(request)
+        return request
+
+    def rest(self) -> None:
+        for _ in range(2000):
+            if not self.scheduler.step():
+                return
+        raise AssertionError("the scheduler does not come to rest")
+
+    def check(self) -> None:
+        """Every answer is the dense one, and nothing is left in the pool but what is cached."""
+        for request in self.done:
+            if not request.prompt:
+                assert request.error is not None
+                assert request.error.code == "bad_prompt"
+                continue
+            assert request.state is State.FINISHED, request.error
+            expected, close = dense_answer(tuple(request.prompt))
+            assert request.output == expected or close
+        pool = self.engine.pool
+        pool.check_integrity()
+        self.engine.cache.check_integrity()
+        assert pool.free_blocks == pool.total_blocks, "what is cached can be reclaimed, nothing else is held"
+        assert self.host.pool.free_blocks == self.host.pool.total_blocks
+
+
+OPERATIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["open", "whole", "extend", "replace", "finish", "step", "step", "step"]),
+        st.integers(0, 5),
+        st.integers(0, 1000),
+    ),
+    max_size=40,
+)
+
+
+@given(
+    OPERATIONS,
+    st.sampled_from(NAMES),
+    st.sampled_from(["recompute", "swap"]),
+    st.booleans(),
+    st.integers(0, 3),
+)
+@settings(max_examples=40, deadline=None)
+def test_streamed_prompts_are_answered_as_the_dense_model_answers_them(
+    operations: list[tuple[str, int, int]],
+    policy: str,
+    eviction: Eviction,
+    grouping: bool,
+    drafts: int,
+) -> None:
+    """Under every policy, in a pool that holds two or three of them: preempted, grouped, drafted."""
+    limits = Limits(
+        max_batch_tokens=24,
+        max_batch_requests=5,
+        chunk_min=3,
+        chunk_max=9,
+        cell_budget_fraction=1.0,
+        eviction=eviction,
+        grouping=grouping,
+        max_drafts=drafts,
+    )
+    world = World(24, limits, policy)
+    rng = random.Random(7)
+    source = [rng.randrange(3, VOCABULARY) for _ in range(60)]
+    requests: list[Request] = []
+    for name, which, n in operations:
+        if name == "open":
+            requests.append(world.open(source[: n % 20]))
+        elif name == "whole":
+            requests.append(world.open([*source[: n % 30], 3 + n % 7], complete=True))
+        elif name == "step":
+            world.scheduler.step()
+        elif requests:
+            request = requests[which % len(requests)]
+            if name == "extend" and len(request.prompt) < 40:
+                at = len(request.prompt)
+                world.scheduler.extend(request.id, source[at : at + n % 12])
+            elif name == "replace":
+                world.scheduler.replace(request.id, [*source[: n % 25], *source[30 : 30 + n % 7], 5])
+            elif name == "finish":
+                world.scheduler.finish(request.id)
+    for request in requests:
+        world.scheduler.extend(request.id, [4])
+        world.scheduler.finish(request.id)
+    world.rest()
+    assert len(world.done) == len(requests)
+    world.check()
+
+
+def test_a_victim_comes_back_from_the_host_without_computing_anything_again() -> None:
+    limits = Limits(
+        max_batch_tokens=64,
+        chunk_min=32,
+        chunk_max=64,
+        cell_budget_fraction=1.0,
+        eviction="swap",
+        high_water=1.0,
+    )
+    world = World(12, limits)
+    partial = world.open(list(range(3, 35)))
+    world.rest()
+    assert partial.computed == 31
+    whole = world.open(list(range(40, 65)), complete=True)
+    while whole.state is not State.FINISHED:
+        world.scheduler.step()
+    assert Event.PREEMPTED_SWAP in [event for event, _ in partial.events]
+    assert partial.preempted_by == [whole.id]
+    world.scheduler.finish(partial.id)
+    world.rest()
+    assert (partial.swapped_tokens, partial.recomputed_tokens) == (31, 0)
+    world.check()
+
+
+def test_a_host_without_room_leaves_recompute() -> None:
+    limits = Limits(
+        max_batch_tokens=64,
+        chunk_min=32,
+        chunk_max=64,
+        cell_budget_fraction=1.0,
+        eviction="swap",
+        high_water=1.0,
+    )
+    world = World(12, limits, host_blocks=3)
+    partial = world.open(list(range(3, 35)))
+    world.rest()
+    world.open(list(range(40, 65)), complete=True)
+    world.rest()
+    world.scheduler.finish(partial.id)
+    world.rest()
+    assert (partial.swapped_tokens, partial.recomputed_tokens) == (0, 31)
+    world.check()
+
+
+def test_an_update_of_a_prompt_on_the_host_keeps_its_common_prefix() -> None:
+    limits = Limits(
+        max_batch_tokens=64,
+        chunk_min=32,
+        chunk_max=64,
+        cell_budget_fraction=1.0,
+        eviction="swap",
+        high_water=1.0,
+    )
+    world = World(12, limits)
+    partial = world.open(list(range(3, 35)))
+    world.rest()
+    whole = world.open(list(range(40, 65)), complete=True)
+    while whole.state is not State.FINISHED:
+        world.scheduler.step()
+    world.scheduler.replace(partial.id, [*range(3, 20), 50, 51])
+    world.scheduler.finish(partial.id)
+    world.rest()
+    assert partial.total_tokens_invalidated == 31 - 17
+    world.check()
