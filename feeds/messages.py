@@ -103,7 +103,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
     ``as_of`` is the event time of the newest record in the data version. ``staleness_ns`` is the time since
     this daemon received that record (monotonic clock). ``logit_gap`` is the best logit minus the second best
     over the choices (or the vocabulary); ``probability`` is set where the gap was calibrated. ``choice`` is
-    None for free text.
+    None for free text. Preemption dropped ``recomputed_tokens`` on the way and moved ``swapped_tokens`` to
+    the host and back.
     """
 
     session: str
@@ -126,6 +127,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
     computed_tokens: int
     flags: list[Flag]
     published_at: int
+    recomputed_tokens: int = 0
+    swapped_tokens: int = 0
 
 
 class DataUpdated(msgspec.Struct, frozen=True, kw_only=True, tag="data_updated"):

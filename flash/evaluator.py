@@ -53,6 +53,10 @@ class FlashResult:
     prompt_tokens: int
     past_tokens: int
     """Tokens reused from the session."""
+    recomputed_tokens: int
+    """Tokens whose KV preemption dropped."""
+    swapped_tokens: int
+    """Tokens whose KV preemption moved to the host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +248,8 @@ class FlashEvaluator:
             coalesced=len(evaluation.payloads) - 1,
             prompt_tokens=len(request.prompt),
             past_tokens=request.past_tokens,
+            recomputed_tokens=request.recomputed_tokens,
+            swapped_tokens=request.swapped_tokens,
         )
 
 

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import accumulate
 from operator import itemgetter
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol
 
 from sortedcontainers import SortedDict
 
@@ -79,6 +79,7 @@ class Book:
         """Claimed by the admitted."""
         self.counts: Counter[PriorityClass] = Counter()
         """Live work by class."""
+        self._ready: SortedDict[Rank, Request] = SortedDict()  # those of `running` with something to do
         self._waiting: SortedDict[Rank, Request] = SortedDict()
         self._appends: SortedDict[Rank, Append] = SortedDict()
         self._policy = policy
@@ -165,9 +166,7 @@ class Book:
 
     def runnable(self) -> Iterator[tuple[Rank, Work]]:
         """Admitted requests with something to do, and tapes, in order."""
-        running: Iterator[tuple[Rank, Work]] = (
-            item for item in self.running.items() if cast(Place, item[1].place).left
-        )
+        running: Iterator[tuple[Rank, Work]] = iter(self._ready.items())
         return heapq.merge(running, self._appends.items(), key=itemgetter(0)) if self._appends else running
 
     def _count(self, place: Place, sign: int) -> None:
@@ -181,6 +180,8 @@ class Book:
             return
         if place.state is State.RUNNING:
             self.running[place.rank] = work
+            if place.left:
+                self._ready[place.rank] = work
         elif place.left:
             line = self._line_of(place)
             if line is None:
@@ -194,6 +195,8 @@ class Book:
             return
         if place.state is State.RUNNING:
             del self.running[place.rank]
+            if place.left:
+                del self._ready[place.rank]
         elif place.left:
             line = self._line_of(place)
             if line is None:

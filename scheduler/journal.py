@@ -15,11 +15,12 @@ from typing import Any
 
 import msgspec
 
+from scheduler.desk import Input
 from scheduler.observer import Observer
 from scheduler.planner import Entry
 from scheduler.policies import Ordering
 from scheduler.request import Append, Event, Failure, Pending, Record, Request, State, Work
-from scheduler.scheduler import FIFO, Input, Scheduler
+from scheduler.scheduler import FIFO, Scheduler
 from scheduler.types import (
     Chunk,
     Costs,

@@ -89,6 +89,8 @@ class _Planner:
     waits: dict[PriorityClass, str] = field(init=False, default_factory=dict)
     asked: bool = field(init=False, default=False)
     """A request has a row in this batch."""
+    beside: int | None = field(init=False, default=None)
+    """Tokens left for prompts of POOL beside a question; None without one in this batch."""
     below: Below | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -116,10 +118,14 @@ class _Planner:
         place = place_of(request)
         if place.decoding and place.state is State.RUNNING:
             # Most rows of most batches: one token of an answer, for which there is memory.
-            blocks = request.blocks_needed(1, self.block_size)
+            assert request.reader is not None  # it generates
+            blocks = request.reader.blocks_needed(1)
             if blocks <= self.free:
-                self.rows, self.tokens, self.free = self.rows - 1, self.tokens - 1, self.free - blocks
-                self.asked = True
+                self.rows -= 1
+                self.tokens -= 1
+                self.free -= blocks
+                if not self.asked:
+                    self._asks(request)
                 return Entry(request, 1)
         return self._request(request)
 
@@ -140,12 +146,20 @@ class _Planner:
                 return None
             entry = Entry(request, n)
             self._spend(n, blocks)
-            self.asked |= not request.prefill_only
+            if self.beside is not None and request.cls is PriorityClass.POOL:
+                self.beside -= n
+            self._asks(request)
             if self.groups:
                 self.groups.lead(request, n)
         if waiting:
             self.cells -= request.cells
         return entry
+
+    def _asks(self, request: Request) -> None:
+        if not request.prefill_only:
+            self.asked = True
+            if request.cls <= PriorityClass.SESSION and self.beside is None:
+                self.beside = self.limits.chunk_min
 
     def _spend(self, tokens: int, blocks: int) -> None:
         self.rows -= 1
@@ -171,7 +185,7 @@ class _Planner:
         """Tokens that the budgets leave it in this batch, and the blocks they take."""
         n = self._wanted(request)
         if not n:
-            self._note(request, "order")
+            self._note(request, "order" if request.prefill_only else "tokens")
             return 0, 0
         blocks = request.blocks_needed(n, self.block_size)
         reserve = 0 if request.decoding else self.reserve
@@ -190,6 +204,9 @@ class _Planner:
         elif request.cls is PriorityClass.FLASH:
             # It is short and its wait is the product: no chunking, all that fit go together.
             chunk = request.remaining
+        elif request.cls is PriorityClass.POOL and self.beside is not None:
+            # A question waits for the whole of its pass: all prompts below it share the smallest chunk.
+            chunk = min(self.chunk, self.beside)
         else:
             chunk = self.chunk
         return min(request.remaining, chunk, self.tokens)

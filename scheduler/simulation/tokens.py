@@ -62,18 +62,13 @@ class Segments(Sequence[int]):
 
     def common(self, other: Segments) -> int:
         """Length of the longest common prefix. O(runs)."""
-        ours, theirs = self.ranges, other.ranges
-        length = i = j = skip_i = skip_j = 0
-        while i < len(ours) and j < len(theirs):
-            mine, yours = ours[i], theirs[j]
-            if mine.start + skip_i != yours.start + skip_j:
+        length = 0
+        for mine, yours in zip(self.ranges, other.ranges, strict=False):
+            if mine.start != yours.start:
                 break
-            n = min(len(mine) - skip_i, len(yours) - skip_j)
-            length, skip_i, skip_j = length + n, skip_i + n, skip_j + n
-            if skip_i == len(mine):
-                i, skip_i = i + 1, 0
-            if skip_j == len(yours):
-                j, skip_j = j + 1, 0
+            length += min(len(mine), len(yours))
+            if len(mine) != len(yours):
+                break  # runs are maximal: what follows the shorter one does not continue it
         return length
 
     def _cut(self, start: int, stop: int) -> Segments:

@@ -40,10 +40,10 @@ def lane(work: Work) -> tuple[int, ...]:
 class Model(RuleBasedStateMachine):
     """Work that changes at random, told to a book, beside the plain list of it."""
 
-    @initialize(ordering=st.sampled_from(orderings))
+    @initialize(ordering=st.sampled_from([*orderings, Ordering("klpm", K), Ordering("klpm", K)]))
     def start(self, ordering: Ordering) -> None:
         self.ordering = ordering
-        self.shelf: list[tuple[int, ...]] = []
+        self.shelf: list[tuple[int, ...]] = [(0, 1, 2), (1, 1, 1, 1)]
         self.index = ShelfIndex(self.shelf)
         line, _ = waiting_line(ordering, self.index, None)
         self.book = Book(ordering.key, line)
@@ -85,6 +85,11 @@ class Model(RuleBasedStateMachine):
         self.requests.append(request)
         self.book.requests[request.id] = request
         self.told(request)
+
+    @rule(prompts=st.lists(tokens, min_size=2, max_size=5))
+    def crowd(self, prompts: list[list[int]]) -> None:
+        for prompt in prompts:
+            self.submit(POOL, prompt, True, 2)
 
     @rule(n=which, chunk=st.integers(1, 12))
     def compute(self, n: int, chunk: int) -> None:
@@ -259,4 +264,4 @@ class Model(RuleBasedStateMachine):
 
 
 TestBook = Model.TestCase
-TestBook.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestBook.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,11 +12,14 @@ import pytest
 from hypothesis import Phase, event, given, settings
 from hypothesis import strategies as st
 
+from scheduler.deadlines import Passes
+from scheduler.planner import plan
 from scheduler.policies import Ordering
-from scheduler.request import Event, Record, Request, State
+from scheduler.request import Append, Event, Pending, Record, Request, State
 from scheduler.scheduler import Scheduler
 from scheduler.types import Limits, PriorityClass, Tape
-from tests.scheduler.fakes import one_by_one
+from tests.scheduler.fakes import FakeMemory, FakeTape, one_by_one
+from tests.scheduler.harness import book_of
 from tests.scheduler.worlds import COSTS, ORDERINGS, FakeWorld, records
 
 FLASH, SESSION, POOL, STREAM = PriorityClass
@@ -147,9 +150,9 @@ def test_a_flash_waits_for_one_batch_in_flight_at_most(
     limits = replace(limits, max_batch_tokens=max(limits.max_batch_tokens, sum(f.prompt for f in wanted)))
     run, rng = Run(FakeWorld(limits, blocks=60, host_blocks=10), ordering), random.Random(seed)
     for name in "AB":
-        run.world.tape(name).staleness_ns = 900 * bounded
+        run.world.tape(name).staleness_ns = 700 * bounded
     pool_load(run, rng, 8000, 25)
-    tape_load(run, rng, 8000, 12)
+    tape_load(run, rng, 8000, 40)
     sent: list[Request] = []
 
     def submit(flash: Flash) -> None:
@@ -165,6 +168,9 @@ def test_a_flash_waits_for_one_batch_in_flight_at_most(
         assert queued is not None
         assert scheduled is not None
         assert scheduled - queued <= max(run.world.executor.took)
+        ended = request.first(Event.FINISHED)
+        assert ended is not None
+        assert ended - scheduled <= max(run.world.executor.took), "all of it went into that one batch"
         # and no batch began in between
         assert not [began for began in run.world.executor.began if queued < began < scheduled]
 
@@ -297,3 +303,33 @@ def test_a_bound_is_met_whenever_the_device_has_the_capacity(
     event("close to its bound", max(run.late) > -2 * batch_ns)
     for request in requests:
         answered(run.world, request)
+
+
+sizes = st.lists(st.integers(1, 9), min_size=1, max_size=12)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(sizes, min_size=1, max_size=14), st.integers(9, 40), st.integers(1, 6), st.integers(9, 30))
+def test_passes_are_never_more_than_counted(
+    waiting: list[list[int]], tokens: int, rows: int, retention: int
+) -> None:
+    """Due tapes planned batch after batch, with as little room as the limits leave."""
+    limits = Limits(max_batch_tokens=tokens, max_batch_requests=rows, chunk_min=1, chunk_max=9)
+    memory = FakeMemory(1000)
+    appends: list[Append] = []
+    for n, lengths in enumerate(waiting):
+        queue = deque(Pending(100 * n + k, record, 0) for k, record in enumerate(records(*lengths)))
+        appends.append(Append(FakeTape(memory, str(n), retention), queue, due=True))
+    counted = Passes(limits)
+    for append in appends:
+        counted.add(append)
+    took = 0
+    while appends:
+        for entry in plan(book_of(appends), memory, limits).entries:
+            assert isinstance(entry.work, Append)
+            entry.work.take(entry.n)
+            entry.work.due = True
+        appends = [append for append in appends if append.queue]
+        took += 1
+    assert took <= counted.most
+    event("exactly", took == counted.most)

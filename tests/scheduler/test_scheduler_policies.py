@@ -205,7 +205,10 @@ def crowded(seed: int, policy: str, blocks: int = 12) -> Pool:
         pool.arrives(rng.randint(2, 24), complete=rng.random() < 0.7) for _ in range(rng.randint(3, 9))
     ]
     for request in rng.sample(requests, len(requests)):
-        n = min(rng.randint(0, 12), request.remaining, pool.memory.free_blocks * 4)
+        most = (
+            24 if not request.complete and rng.random() < 0.5 else rng.randint(0, 12)
+        )  # many wait for input
+        n = min(most, request.remaining, pool.memory.free_blocks * 4)
         if n:
             pool.computes(request, n)
     return pool

@@ -64,6 +64,12 @@ class TestByHand:
         assert result.columns["opened_ns"].tolist() == [0, 50, 60]
         assert result.ended_ns == 1400
 
+    def test_what_came_during_a_pass_came_at_its_own_time(self) -> None:
+        """Latest chunk first: the second of the two is served before the first."""
+        inputs = [piece(at, n, "open", (1000 * n, 100), last=True) for n, at in enumerate((0, 50, 60))]
+        setup = one_at_a_time(replace(ROOM, ordering=Ordering("lcas")))
+        assert simulate(iter(inputs), setup, COSTS).columns["first_token_ns"].tolist() == [1100, 3300, 2200]
+
     def test_an_end_without_tokens_leaves_one_to_compute(self) -> None:
         inputs = [piece(0, 0, "open", (0, 40)), piece(5000, 0, "append", last=True)]
         assert simulate(iter(inputs), ROOM, COSTS).ttft_ns.tolist() == [110]
@@ -229,7 +235,7 @@ class TestReport:
         for x, part in points:
             assert sum(value > x for value in values) / len(values) <= part
             assert sum(value >= x for value in values) / len(values) >= part
-        assert points[-1] == (max(values), 0.0)
+        assert (points[0], points[-1]) == ((0.0, 1.0), (max(values), 0.0))
 
     def test_a_summary_is_what_the_columns_say(self) -> None:
         ones = np.arange(4, dtype=np.int64)
