@@ -8,26 +8,30 @@ made on the device. ``--quick`` runs the same code on a tiny model, on a CPU too
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
+from math import inf
 from pathlib import Path
 
+import msgspec
 import torch
 
 from bench.figures import latency
 from bench.gpu_attention import measure as attention_points
-from bench.gpu_result import AttentionPoint, Curve, Device, GpuReport, Profile, Question, render
+from bench.gpu_result import AttentionPoint, Device, GpuReport, Question, render
 from bench.gpu_shapes import FULL, QUICK, Costs, Plan, random_model
 from bench.save import save
+from daemon.profiling import file_name, ladder_for, model_of
 from engine.engine import Engine, Work
 from engine.model import LoadedModel, resolve_device
-from regions.fork import Fork
-from regions.host import HostTier
+from engine.timing import Ladder
+from engine.timing import measure as measure_costs
 from regions.tape import Retention, Tape
+from scheduler.costs import save as save_profile
 
 BLOCK = 16
 
@@ -98,18 +102,6 @@ class Bench:
             self.tape.release()
             self.tape = None
 
-    def prefill(self, n: int) -> tuple[Fork, float]:
-        """A prompt of ``n`` tokens in KV, and the seconds it took."""
-        prompt = Fork(self.engine.pool, frame_limit=1 << 18)
-        tokens = self.tokens(n)
-
-        def run() -> None:
-            if not prompt.acquire(n):
-                raise RuntimeError("the pool is too small for the curve")
-            self.engine.prefill(prompt, tokens, self.plan.chunk)
-
-        return prompt, timed(run)
-
 
 def timed(work: Callable[[], object]) -> float:
     """Seconds, the device's queue drained before and after."""
@@ -161,29 +153,13 @@ def questions(bench: Bench, how: str, repeats: int, device: Device) -> tuple[Que
     return found, 1e3 * many[len(many) // 2] / ask.p50_ms
 
 
-def curve(bench: Bench) -> Curve:
-    """Recompute and swap by number of tokens."""
-    plan = bench.plan
-    host = HostTier(bench.engine.pool, -(-max(plan.curve) // BLOCK) + 1)
-    found = Curve(list(plan.curve), [], [], [])
-    bench.prefill(plan.chunk)[0].release()
-    for n in plan.curve:
-        prompt, seconds = bench.prefill(n)
-        found.recompute_s.append(seconds)
-        found.swap_out_s.append(timed(partial(_must, prompt.swap_out, host)))
-        host.poll()
-        found.swap_in_s.append(timed(partial(_must, prompt.swap_in)))
-        host.poll()
-        prompt.release()
-    return found
+def ladder(plan: Plan) -> Ladder:
+    """The sizes of the cost model's curves, all of them however long they take."""
+    sizes = ladder_for(max(plan.curve), plan.chunk, quick=False)
+    return replace(sizes, prefills=tuple(plan.curve), repeats=2, patience_s=inf)
 
 
-def _must(work: Callable[..., bool], *arguments: object) -> None:
-    if not work(*arguments):
-        raise RuntimeError("the other side has no room")
-
-
-def measure(plan: Plan, device: str, say: Callable[[str], None]) -> tuple[GpuReport, Profile]:
+def measure(plan: Plan, device: str, say: Callable[[str], None]) -> GpuReport:
     """All figures."""
     began = time.perf_counter()
     started = datetime.now(UTC).isoformat(" ", "minutes")
@@ -203,13 +179,15 @@ def measure(plan: Plan, device: str, say: Callable[[str], None]) -> tuple[GpuRep
         asked.append(questions(bench, "eager", plan.eager_repeats, found))
     bench.close()
     say("recompute and swap ...")
-    curves = curve(bench)
+    samples = measure_costs(bench.engine, ladder(plan))
+    source = f"measured: {command(sys.argv[1:])}, {started}"
+    profile = model_of(samples, bench.engine, plan.chunk, found.name, source)
     say("attention ...")
     points = [
         AttentionPoint(rows, context, gb_s, gb_s / found.copy_gb_s)
         for rows, context, gb_s in attention_points(bench.engine, plan)
     ]
-    report = GpuReport(
+    return GpuReport(
         command(sys.argv[1:]),
         started,
         found,
@@ -222,11 +200,11 @@ def measure(plan: Plan, device: str, say: Callable[[str], None]) -> tuple[GpuRep
         asked[0][1],
         sum(rows for rows, _, _ in updates) / spent,
         sum(floors) / spent,
-        curves,
+        samples,
+        msgspec.structs.replace(profile, model=plan.name),
         points,
         time.perf_counter() - began,
     )
-    return report, Profile(found.name, plan.name, BLOCK, f"foretick bench gpu, {started}", curves)
 
 
 def command(arguments: Sequence[str]) -> str:
@@ -235,21 +213,14 @@ def command(arguments: Sequence[str]) -> str:
     return " ".join(["foretick", "bench", "gpu", *options])
 
 
-def file_name(device: str) -> str:
-    """The device's name as a file's."""
-    return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
-
-
 def run(*, quick: bool, device: str, json_file: Path | None, profiles: Path | None) -> str:
     """Measure, save, and return the tables."""
     plan = QUICK if quick else FULL
-    report, profile = measure(plan, resolve_device(device), lambda text: print(text, file=sys.stderr))
+    report = measure(plan, resolve_device(device), lambda text: print(text, file=sys.stderr))
     if json_file is not None:
         save(json_file, report)
     if profiles is not None:
-        profiles.mkdir(parents=True, exist_ok=True)
-        target = profiles / f"{file_name(profile.device)}.json"
-        save(target, profile)
+        save_profile(report.profile, profiles / file_name(report.device.name))
     return render(report)
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 import msgspec
 
 from bench.figures import Latency
 from bench.tables import ms, table
+from daemon.profiling import by_size
+from engine.timing import Samples
+from scheduler.costs import CostModel
 
 
 class Device(msgspec.Struct, frozen=True):
@@ -27,15 +32,6 @@ class Question(msgspec.Struct, frozen=True):
     decode: Latency
     question_over_floor: float
     decode_over_floor: float
-
-
-class Curve(msgspec.Struct, frozen=True):
-    """Seconds by size, for the cost model."""
-
-    tokens: list[int]
-    recompute_s: list[float]
-    swap_out_s: list[float]
-    swap_in_s: list[float]
 
 
 class AttentionPoint(msgspec.Struct, frozen=True):
@@ -62,19 +58,10 @@ class GpuReport(msgspec.Struct, frozen=True):
     standing_over_one: float
     ingest_tokens_s: float
     ingest_of_floor: float
-    curve: Curve
+    samples: Samples
+    profile: CostModel
     attention_points: list[AttentionPoint]
     seconds: float
-
-
-class Profile(msgspec.Struct, frozen=True):
-    """What the scheduler's cost model reads: `profiles/<device>.json`."""
-
-    device: str
-    model: str
-    block_size: int
-    source: str
-    curve: Curve
 
 
 GOALS = (
@@ -114,18 +101,20 @@ def render(report: GpuReport) -> str:
             ("ingest, share of the matrix floor's rate", f"{report.ingest_of_floor:.2f}"),
         ],
     )
+    found = report.samples
+    recompute, out, back = map(by_size, (found.prefills, found.swap_out, found.swap_in))
     curve = table(
         ("tokens", "recompute, ms", "swap out, ms", "swap in, ms"),
         [
-            (f"{tokens:,}", ms(1e3 * recompute), ms(1e3 * out), ms(1e3 * back))
-            for tokens, recompute, out, back in zip(
-                report.curve.tokens,
-                report.curve.recompute_s,
-                report.curve.swap_out_s,
-                report.curve.swap_in_s,
-                strict=True,
+            (f"{tokens:,}", *(ms(1e3 * median(seconds)) for seconds in measured))
+            for tokens, *measured in zip(
+                recompute, recompute.values(), out.values(), back.values(), strict=True
             )
         ],
+    )
+    errors = table(
+        ("cost model", "median error", "worst error"),
+        [(name, f"{e.median:.1%}", f"{e.worst:.1%}") for name, e in report.profile.errors.items()],
     )
     points = table(
         ("rows", "context", "GB/s", "of copy"),
@@ -134,4 +123,4 @@ def render(report: GpuReport) -> str:
             for p in report.attention_points
         ],
     )
-    return f"{head}\n\n{questions}\n\n{rest}\n\n{curve}\n\nAttention alone:\n\n{points}\n"
+    return f"{head}\n\n{questions}\n\n{rest}\n\n{curve}\n\n{errors}\n\nAttention alone:\n\n{points}\n"

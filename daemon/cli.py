@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from daemon.simulate_command import simulate
+
 EXIT_CONFIG = 2
 
 
@@ -39,6 +41,9 @@ def _plugins() -> Any:
 @click.version_option(version("foretick"))
 def main() -> None:
     """Foretick: answers before the question."""
+
+
+main.add_command(simulate)
 
 
 def _config(path: Path | None, settings: tuple[str, ...]) -> Any:
@@ -147,6 +152,26 @@ def feasible(trace: Path, ttft: float, p: float, c_attn: float, as_json: bool) -
         sys.exit(EXIT_CONFIG)
     click.echo(found.json() if as_json else found.table())
     sys.exit(0 if found.order is not None else 1)
+
+
+@main.command()
+@click.option(
+    "--config", "config_path", type=click.Path(path_type=Path), help="whose model and device to measure"
+)
+@set_option
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="default: profiles/DEVICE.json")
+@click.option("--quick", is_flag=True, help="small sizes only, to see that it works")
+def profile(config_path: Path | None, settings: tuple[str, ...], out: Path | None, quick: bool) -> None:
+    """Measure recompute and swap on this device, and write the profile the cost model reads."""
+    config = _config(config_path, settings)
+    from daemon.engine_spec import SettingError
+    from daemon.profiling import profile as run_profile
+
+    try:
+        click.echo(run_profile(config, out, quick=quick))
+    except SettingError as error:
+        click.echo(str(error), err=True)
+        sys.exit(EXIT_CONFIG)
 
 
 @main.command()

@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from bench import gpu
-from bench.gpu_result import GpuReport, Profile
+from bench.gpu_result import GpuReport
 from bench.gpu_shapes import QUICK, TINY, Costs, random_model
+from scheduler.costs import load
 
 
 def test_every_figure_is_taken(tmp_path: Path) -> None:
@@ -22,11 +23,14 @@ def test_every_figure_is_taken(tmp_path: Path) -> None:
     assert report.questions[0].decode.n == QUICK.repeats * QUICK.answer
     assert report.standing_over_one > 0
     assert [p.context for p in report.attention_points if p.rows == 1] == list(QUICK.curve)
-    assert len(report.curve.recompute_s) == len(report.curve.swap_in_s) == len(QUICK.curve)
-    assert min(*report.curve.recompute_s, *report.curve.swap_out_s, *report.curve.swap_in_s) > 0
+    assert sorted({n for n, _ in report.samples.prefills}) == list(QUICK.curve)
+    assert (
+        min(s for n, s in (*report.samples.prefills, *report.samples.swap_out, *report.samples.swap_in)) > 0
+    )
     (profile,) = (tmp_path / "profiles").iterdir()
     assert profile.name == "cpu.json"
-    assert msgspec.json.decode(profile.read_bytes(), type=Profile).curve == report.curve
+    assert load(profile) == report.profile
+    assert report.profile.model == QUICK.name
     assert "goals:" in page
     assert f"| {QUICK.curve[0]} |" in page
 

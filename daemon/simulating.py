@@ -1,0 +1,134 @@
+"""`foretick simulate`: workloads, policies and rates from the command line; runs, table, JSON and plot."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from itertools import product
+from pathlib import Path
+
+import msgspec
+
+from scheduler.costs import load
+from scheduler.policies import Ordering
+from scheduler.simulation.inputs import Input
+from scheduler.simulation.report import Summary, summarize, table
+from scheduler.simulation.run import Setup, paper_limits, simulate
+from scheduler.simulation.trace import read_trace, write_trace
+from scheduler.simulation.workload import WORKLOADS, Load, whole
+from scheduler.types import Eviction
+
+NON_STREAMING = "vllm-ns"
+"""Policy name for vLLM without streaming: prompts are submitted when their retrieval is over."""
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What is simulated: every policy at every rate, over the same requests.
+
+    With `trace`, a file, the workload, rates, delay and answers' length are the file's. Times in seconds,
+    memory in tokens of KV.
+    """
+
+    policies: tuple[str, ...]
+    """As in the configuration, besides `vllm-ns`, and `klpm:4` for k = 4."""
+    workload: str
+    qps: tuple[float, ...]
+    requests: int
+    delay: float
+    seed: int
+    max_tokens: int
+    trace: str | None
+    profile: str
+    eviction: Eviction
+    pool_tokens: int
+    host_tokens: int
+    batch_tokens: int
+    batch_requests: int
+    prefix_cache: bool
+    grouping: bool
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What is written as JSON."""
+
+    plan: Plan
+    runs: list[Summary]
+
+    def json(self) -> bytes:
+        """One object, indented."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
+
+    def table(self) -> str:
+        """A line a run."""
+        return table(self.runs, baseline=NON_STREAMING)
+
+
+def run(plan: Plan) -> Iterator[Summary]:
+    """The runs, one by one, rate by rate.
+
+    Raises ValueError for an unknown workload, policy or profile, for numbers that make no sense and for a
+    trace line that cannot be used; OSError for a file that cannot be read.
+    """
+    costs = load(plan.profile)
+    setups = {policy: _setup(plan, policy, costs.block_size) for policy in plan.policies}
+    rates: tuple[float | None, ...] = plan.qps if plan.trace is None else (None,)
+    for qps, policy in product(rates, plan.policies):
+        with closing(inputs(plan, qps)) as pieces:
+            result = simulate(whole(pieces) if policy == NON_STREAMING else pieces, setups[policy], costs)
+        yield summarize(
+            result,
+            workload=plan.trace or plan.workload,
+            qps=qps,
+            policy=policy,
+            eviction=plan.eviction,
+            profile=plan.profile,
+        )
+
+
+def inputs(plan: Plan, qps: float | None) -> Generator[Input]:
+    """The workload anew, the same every time."""
+    if plan.trace is not None:
+        with Path(plan.trace).open("rb") as lines:
+            yield from read_trace(lines)
+        return
+    if plan.workload not in WORKLOADS:
+        raise ValueError(f"there is no workload {plan.workload!r}; known are {', '.join(WORKLOADS)}")
+    assert qps is not None  # only a trace has none
+    yield from WORKLOADS[plan.workload](Load(qps, plan.requests, plan.delay, plan.seed, plan.max_tokens))
+
+
+def save_trace(plan: Plan, path: Path) -> None:
+    """Write the workload at its first rate as a trace."""
+    with path.open("wb") as file:
+        file.writelines(write_trace(inputs(plan, plan.qps[0])))
+
+
+def ordering(name: str) -> Ordering:
+    """A policy by its name here. Raises ValueError for one that does not exist."""
+    if name == NON_STREAMING:
+        return Ordering("vllm")
+    policy, colon, k = name.partition(":")
+    if not colon:
+        return Ordering(policy)
+    if policy != "klpm" or not k.isdecimal():
+        raise ValueError(f"{name!r} is no policy; only klpm takes a number, as in klpm:4")
+    return Ordering(policy, int(k))
+
+
+def _setup(plan: Plan, policy: str, block_size: int) -> Setup:
+    return Setup(
+        pool_tokens=plan.pool_tokens,
+        host_tokens=plan.host_tokens,
+        block_size=block_size,
+        ordering=ordering(policy),
+        limits=paper_limits(
+            max_batch_tokens=plan.batch_tokens,
+            max_batch_requests=plan.batch_requests,
+            chunk_min=plan.batch_tokens,
+            chunk_max=plan.batch_tokens,
+            eviction=plan.eviction,
+            grouping=plan.grouping,
+        ),
+        prefix_cache=plan.prefix_cache,
+        seed=plan.seed,
+    )

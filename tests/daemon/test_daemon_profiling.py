@@ -1,0 +1,175 @@
+"""`foretick profile`: the fit of a device that is known, and the whole way on the embedded model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from daemon.cli import main
+from daemon.profiling import by_size, file_name, ladder_for, model_of, table
+from engine.engine import Engine
+from engine.timing import Ladder, Samples, measure
+from scheduler.costs import CostModel, load
+from scheduler.curves import Curve
+from tests.engine.oracle import tiny
+
+CHUNK = 1024
+NO_ENGINE = SimpleNamespace(model=SimpleNamespace(name="made up"), pool=SimpleNamespace(block_size=16))
+
+
+def device(pass_s: float, floor_s: float) -> CostModel:
+    """Attention grows with the context; a pass costs something of its own and never less than its floor."""
+    sizes = [0.0, *(2.0**i for i in range(3, 15))]
+    return CostModel(
+        device="known",
+        model="made up",
+        block_size=16,
+        source="made up",
+        pass_tokens=CHUNK,
+        pass_s=pass_s,
+        floor_s=floor_s,
+        recompute=Curve(tuple(sizes), tuple(1e-4 * n + 1e-8 * n * n for n in sizes)),
+        swap_out=Curve((0.0, 1.0), (0.001, 0.002)),
+        swap_in=Curve((0.0, 1.0), (0.0, 0.003)),
+    )
+
+
+def samples_of(known: CostModel, ladder: Ladder) -> Samples:
+    """What measuring the device would give, without noise. Prefills: the sum of their passes."""
+
+    def prefill(n: int) -> int:
+        return sum(known.batch_ns([(c, min(CHUNK, n - c))]) for c in range(0, n, CHUNK))
+
+    blocks = [-(-n // 16) for n in ladder.prefills]
+    return Samples(
+        [(n, known.batch_ns([(0, n)]) / 1e9) for n in ladder.passes],
+        [(n, prefill(n) / 1e9) for n in ladder.prefills],
+        [(n, known.swap_out_ns(n) / 1e9) for n in blocks],
+        [(n, known.swap_in_ns(n) / 1e9) for n in blocks],
+        [(spans, known.batch_ns(spans) / 1e9) for spans in ladder.batches],
+    )
+
+
+@pytest.mark.parametrize(
+    ("pass_s", "floor_s"),
+    [
+        (0.0, 1e-5),  # nothing but rows
+        (0.004, 0.0042),  # a CPU: launching the pass costs as much as a few dozen rows
+        (0.0, 0.012),  # a GPU: a hundred rows are as quick as one
+        (0.002, 0.012),
+    ],
+)
+def test_a_known_device_is_found_again(pass_s: float, floor_s: float) -> None:
+    """Also on passes of several rows, which are not in the fit."""
+    known, ladder = device(pass_s, floor_s), ladder_for(8192, CHUNK, quick=False)
+    found = model_of(samples_of(known, ladder), NO_ENGINE, CHUNK, "known", "made up")
+    assert found.floor_s == pytest.approx(known.batch_ns([(0, 1)]) / 1e9)
+    assert found.pass_s == pytest.approx(known.pass_s, abs=0.002)
+    for n in (1, 40, 500, 1024, 3000, 8192):
+        assert found.recompute_ns(n) == pytest.approx(known.recompute_ns(n), rel=0.1)
+    for spans in (*ladder.batches, [(0, 8)] * 10, [(3000, 100), (0, 100)]):
+        assert found.batch_ns(spans) == pytest.approx(known.batch_ns(spans), rel=0.15)
+    for blocks in (1, 30, 512):
+        assert found.swap_out_ns(blocks) == pytest.approx(known.swap_out_ns(blocks), rel=0.01)
+        assert found.swap_in_ns(blocks) == pytest.approx(known.swap_in_ns(blocks), rel=0.01)
+    assert set(found.errors) == {"recompute", "swap_out", "swap_in", "batch"}
+    assert found.errors["batch"].worst < 0.15
+
+
+def test_a_batch_that_breaks_the_model_shows_in_its_error() -> None:
+    known, ladder = device(0.0, 1e-5), ladder_for(8192, CHUNK, quick=False)
+    samples = samples_of(known, ladder)
+    samples.batches = [(spans, 3 * seconds) for spans, seconds in samples.batches]
+    found = model_of(samples, NO_ENGINE, CHUNK, "known", "made up")
+    assert found.errors["batch"].median == pytest.approx(2 / 3, abs=0.05)
+
+
+@pytest.mark.parametrize("limit", [100, 8192, 131_072])
+@pytest.mark.parametrize("chunk", [1, 64, 2048])
+@pytest.mark.parametrize("quick", [True, False])
+def test_no_size_is_beyond_the_limits(limit: int, chunk: int, quick: bool) -> None:
+    ladder = ladder_for(limit, chunk, quick=quick)
+    assert ladder.passes[0] == 1
+    assert max(ladder.passes) <= min(chunk, limit)
+    assert max(ladder.prefills) <= limit < 2 * max(ladder.prefills) or quick
+    for batch in ladder.batches:
+        assert all(c + n <= limit for c, n in batch)
+        assert sum(n for _, n in batch) <= max(chunk, len(batch))
+    assert 16 * ladder.blocks(16) >= ladder.tokens
+    assert all(c + n <= 40 for batch in ladder.up_to(40).batches for c, n in batch)
+    assert max(ladder.up_to(40).prefills) <= 40
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield Engine(tiny("llama", layers=2), blocks=24, block_size=4, frame_limit=64)
+    torch.set_num_threads(before)
+
+
+LADDER = Ladder(8, (1, 8), (4, 16, 32), (((16, 4), (0, 4)),), repeats=2)
+
+
+def test_every_size_is_timed_as_often_and_nothing_stays_in_the_pool(engine: Engine) -> None:
+    samples = measure(engine, LADDER)
+    assert [n for n, _ in samples.passes] == [8, 1, 1, 8]  # down, then up
+    assert [n for n, _ in samples.prefills] == [32, 16, 4, 4, 16, 32]
+    assert [n for n, _ in samples.swap_out] == [n for n, _ in samples.swap_in] == [8, 4, 1, 1, 4, 8]
+    assert [spans for spans, _ in samples.batches] == [LADDER.batches[0]] * 2
+    times = [s for _, s in (*samples.passes, *samples.prefills, *samples.swap_out, *samples.batches)]
+    assert min(times) > 0
+    assert engine.pool.free_blocks == engine.pool.total_blocks
+    engine.pool.check_integrity()
+    assert {n: len(found) for n, found in by_size(samples.prefills).items()} == {4: 2, 16: 2, 32: 2}
+
+
+def test_without_patience_larger_sizes_are_left_out(engine: Engine) -> None:
+    samples = measure(engine, replace(LADDER, patience_s=0.0))
+    assert {n for n, _ in samples.prefills} == {4}
+    assert samples.batches == []
+
+
+def test_a_pool_that_is_too_small_is_told(engine: Engine) -> None:
+    with pytest.raises(RuntimeError, match="no room for 200 tokens"):
+        measure(engine, replace(LADDER, prefills=(200,)))
+    assert engine.pool.free_blocks == engine.pool.total_blocks
+
+
+def test_the_command_writes_a_profile_that_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(main, ["profile", "--quick", "--set", "model.threads=1"])
+    assert done.exit_code == 0, done.output
+    model = load(tmp_path / "profiles" / "cpu.json")
+    assert (model.device, model.block_size) == ("CPU", 16)
+    assert model.source == "measured: foretick profile --quick"
+    assert "untrained" in model.model
+    assert set(model.errors) == {"recompute", "swap_out", "swap_in", "batch"}
+    assert 0 < model.recompute_ns(16) <= model.recompute_ns(256)
+    assert "wrote profiles/cpu.json" in done.output
+    assert "recompute, 256 tokens" in done.output
+
+
+def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
+    done = CliRunner().invoke(main, ["profile", "--set", f"model.path={tmp_path}/none"])
+    assert done.exit_code == 2
+    assert "model.path" in done.output
+
+
+def test_a_device_gives_its_name_to_the_file() -> None:
+    assert file_name("NVIDIA H200 (80GB)") == "nvidia-h200-80gb.json"
+
+
+def test_the_table_has_a_line_for_every_size() -> None:
+    known, ladder = device(0.002, 0.003), ladder_for(256, 64, quick=False)
+    samples = samples_of(known, replace(ladder, chunk=CHUNK))
+    lines = table(known, samples).splitlines()
+    sizes = len(ladder.passes) + 3 * len(ladder.prefills) + len(ladder.batches)
+    assert len(lines) == sizes + 2
+    assert lines[1].split() == ["pass,", "1", "tokens", "3.000", "3.000"]
