@@ -28,9 +28,27 @@ def gauge(name: str, *by: str, over: str = "max", **match: str) -> str:
     return f"{over}{_by(by)} ({name}{_selector(metric, match)})"
 
 
+def labelled(name: str, by: str, info: str, label: str) -> str:
+    """A gauge summed over all but `by`, and beside it a `label` of the info metric of the same daemon."""
+    _metric(name, "gauge", (by,))
+    _metric(info, "gauge", (label,))
+    return f"sum by ({by}, {label}) ({name} * on (instance) group_left ({label}) {info})"
+
+
+def quantile(name: str, q: float, *by: str, **match: str) -> str:
+    """Quantile `q` of a histogram, in seconds, for each value of the labels `by`."""
+    return f"histogram_quantile({q:g}, {buckets(name, 'le', *by, **match)})"
+
+
+def buckets(name: str, *by: str, **match: str) -> str:
+    """A histogram's observations a second by bucket."""
+    metric = _metric(name, "histogram", tuple(label for label in by if label != "le"))
+    return f"sum{_by(by)} (rate({name}_bucket{_selector(metric, match)}[$__rate_interval]))"
+
+
 def stage_quantile(q: float, stages: str) -> str:
     """Quantile `q` of the stages that the regular expression matches, in seconds."""
-    return f"histogram_quantile({q:g}, {stage_buckets(stages, 'le', 'stage')})"
+    return quantile(STAGE, q, "stage", stage=stages)
 
 
 def stage_mean(stages: str) -> str:
@@ -43,9 +61,8 @@ def stage_mean(stages: str) -> str:
 
 
 def stage_buckets(stages: str, *by: str) -> str:
-    """The histogram itself: observations a second by bucket, for a heatmap."""
-    metric = _metric(STAGE, "histogram", tuple(label for label in by if label != "le"))
-    return f"sum{_by(by)} (rate({STAGE}_bucket{_selector(metric, {'stage': stages})}[$__rate_interval]))"
+    """The histogram itself, for a heatmap."""
+    return buckets(STAGE, *by, stage=stages)
 
 
 def _metric(name: str, kind: Kind, by: tuple[str, ...]) -> Metric:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from grafana_foundation_sdk.builders import heatmap, stat, timeseries
-from grafana_foundation_sdk.builders.common import VizLegendOptions
+from grafana_foundation_sdk.builders.common import StackingConfig, VizLegendOptions
 from grafana_foundation_sdk.builders.dashboard import (
     Dashboard,
     DatasourceVariable,
@@ -15,7 +15,7 @@ from grafana_foundation_sdk.builders.dashboard import (
 )
 from grafana_foundation_sdk.builders.prometheus import Dataquery
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
-from grafana_foundation_sdk.models.common import LegendDisplayMode, LegendPlacement
+from grafana_foundation_sdk.models.common import LegendDisplayMode, LegendPlacement, StackingMode
 from grafana_foundation_sdk.models.dashboard import (
     DashboardCursorSync,
     DataSourceRef,
@@ -27,7 +27,9 @@ from grafana_foundation_sdk.models.dashboard import (
 from dashboards.expressions import (
     gauge,
     increase,
+    labelled,
     per_second,
+    quantile,
     stage_buckets,
     stage_mean,
     stage_quantile,
@@ -90,6 +92,7 @@ def _rows() -> list[tuple[str, list[Any]]]:
         ("Freshness", _freshness()),
         ("Carried state", _carried_state()),
         ("Losses", _losses()),
+        ("Scheduler", _scheduler()),
         ("Queues and memory", _queues_and_memory()),
     ]
 
@@ -228,6 +231,73 @@ def _losses() -> list[Any]:
     ]
 
 
+def _scheduler() -> list[Any]:
+    reasons = [(per_second("foretick_wait_seconds_total", "reason"), "{{reason}}")]
+    drafts = per_second("foretick_draft_tokens_total")
+    right = per_second("foretick_draft_tokens_total", outcome="accepted")
+    reused = per_second("foretick_reused_tokens_total", "class")
+    computed = per_second("foretick_batch_tokens_total", "class")
+    return [
+        _stacked(_series("Requests that wait for a batch, by reason", "short", _THIRD, reasons)),
+        _series(
+            "Seconds waited a second, by class",
+            "short",
+            _THIRD,
+            [(per_second("foretick_wait_seconds_total", "class"), "{{class}}")],
+        ),
+        _series(
+            "Requests by class and policy",
+            "short",
+            _THIRD,
+            [
+                (
+                    labelled("foretick_waiting_requests", "class", "foretick_scheduler_info", "policy"),
+                    "{{class}} ({{policy}})",
+                )
+            ],
+        ),
+        _series(
+            "End of input to first token",
+            "s",
+            _THIRD,
+            [
+                (quantile("foretick_ttft_seconds", q, "class"), f"p{q * 100:g} {{{{class}}}}")
+                for q in (0.5, 0.99)
+            ],
+        ),
+        _series(
+            "Preemptions a second",
+            "short",
+            _THIRD,
+            [
+                (
+                    per_second("foretick_preemptions_total", "kind", "class", "by_class"),
+                    "{{kind}}: {{class}} for {{by_class}}",
+                )
+            ],
+        ),
+        _series(
+            "Tokens of KV given up, a second",
+            "short",
+            _THIRD,
+            [(per_second("foretick_lost_tokens_total", "kind"), "{{kind}}")],
+        ),
+        _series("Guessed tokens that were right", "percentunit", _THIRD, [(f"{right} / {drafts}", "right")]),
+        _series(
+            "Tokens reused, of all that answers were given from",
+            "percentunit",
+            _THIRD,
+            [(f"{reused} / ({reused} + {computed})", "{{class}}")],
+        ),
+        _series(
+            "Prefix cache, tokens a second",
+            "short",
+            _THIRD,
+            [(per_second("foretick_prefix_tokens_total", "event"), "{{event}}")],
+        ),
+    ]
+
+
 def _queues_and_memory() -> list[Any]:
     used = gauge("foretick_pool_blocks", over="sum", state="used")
     total = gauge("foretick_pool_blocks", over="sum", state="free|used")
@@ -284,6 +354,10 @@ def _series(title: str, unit: str, span: int, targets: list[Target]) -> Any:
     for index, (expression, label) in enumerate(targets):
         panel = panel.with_target(_query(expression, label, index))
     return panel
+
+
+def _stacked(panel: Any) -> Any:
+    return panel.stacking(StackingConfig().mode(StackingMode.NORMAL)).fill_opacity(40)
 
 
 def _stat(

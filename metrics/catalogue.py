@@ -1,7 +1,7 @@
 """Every metric Foretick exports: name, kind, help, unit and labels, in one place.
 
 The store's layout, the exposition and the dashboards are generated from this list. Names start with
-`foretick_`; latencies are recorded in nanoseconds and leave the process in seconds, as Prometheus asks.
+`foretick_`; times are recorded in nanoseconds and leave the process in seconds, as Prometheus asks.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ STAGES: tuple[str, ...] = (
     "ask",  # query socket request -> reply
 )
 CLASSES: tuple[str, ...] = ("flash", "session", "pool", "stream")
+# Those of them that generate: a tape is only read.
+ANSWERING: tuple[str, ...] = CLASSES[:3]
 BLOCK_STATES: tuple[str, ...] = ("free", "used")
 # What the store counts a value as that is not in a list which has this one.
 OTHER = "other"
@@ -72,12 +74,30 @@ OUTCOMES: tuple[str, ...] = (
 )
 # What became of a batch for which the device had no memory: run again at half the size, or that failed, too.
 OOM_OUTCOMES: tuple[str, ...] = ("retried", "failed")
+# Why a request was not in a batch, in the scheduler's words: the budget that ran out, the class before it.
+WAIT_REASONS: tuple[str, ...] = (
+    "step",
+    "tokens",
+    "rows",
+    "cells",
+    "blocks",
+    "high_water",
+    "order",
+    "behind flash",
+    "behind session",
+    "behind pool",
+    OTHER,
+)
+PREEMPTIONS: tuple[str, ...] = ("recompute", "swap")
+DRAFTS: tuple[str, ...] = ("accepted", "rejected")
+# How a request's KV was given up: dropped or moved to the host by preemption, made useless by another prompt.
+LOSSES: tuple[str, ...] = ("recomputed", "swapped", "invalidated")
 # Between the device pool and the host tier.
 DIRECTIONS: tuple[str, ...] = ("out", "in")
 # Where a session that had left the pool came back from; rebuilt: prefilled anew from its own tokens.
 RESTORES: tuple[str, ...] = ("host", "disk", "rebuilt")
 # Labels whose values a deployment decides; the store is told them when it is created.
-OPEN_LABELS: tuple[str, ...] = ("session", "source", "sink")
+OPEN_LABELS: tuple[str, ...] = ("session", "source", "sink", "policy", "eviction")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +166,41 @@ METRICS: tuple[Metric, ...] = (
     _counter("foretick_dead_letters_total", "Records sent to the dead letter topic.", "records"),
     _counter("foretick_batches_total", "Forward passes run.", "batches"),
     _counter("foretick_batch_tokens_total", "Tokens run through the model.", "tokens", **{"class": CLASSES}),
-    _counter("foretick_preemptions_total", "Requests that lost their KV to a higher rank.", "requests"),
+    _counter(
+        "foretick_wait_seconds_total",
+        "Time that requests waited for a batch, by what kept them out; counted when they end.",
+        "seconds",
+        **{"class": CLASSES, "reason": WAIT_REASONS},
+    ),
+    Metric(
+        "foretick_ttft_seconds",
+        "histogram",
+        "From the end of a prompt's input to the first token of its answer.",
+        "seconds",
+        ("class",),
+        {"class": ANSWERING},
+    ),
+    _counter(
+        "foretick_preemptions_total",
+        "Requests that left the pool for work of a higher rank (by_class), dropped or swapped to the host.",
+        "requests",
+        **{"kind": PREEMPTIONS, "class": CLASSES, "by_class": CLASSES},
+    ),
+    _counter("foretick_draft_tokens_total", "Guessed tokens that were verified.", "tokens", outcome=DRAFTS),
+    _counter(
+        "foretick_reused_tokens_total",
+        "Tokens that answers were given from and that were not computed for them: of a session's past, of "
+        "the prefix cache, of a prompt that begins alike.",
+        "tokens",
+        **{"class": CLASSES},
+    ),
+    _counter(
+        "foretick_lost_tokens_total",
+        "Tokens whose KV left the pool before the answer: dropped or swapped to the host by preemption, or "
+        "invalidated by a prompt that changed.",
+        "tokens",
+        kind=LOSSES,
+    ),
     _counter(
         "foretick_prefix_tokens_total",
         "Tokens of prompts and frozen prefixes: read from the prefix cache, added to it, dropped from it.",
@@ -204,6 +258,13 @@ METRICS: tuple[Metric, ...] = (
     ),
     _gauge("foretick_ring_fill_ratio", "Share of the ring in use, 0 to 1.", "ratio", "source"),
     _gauge("foretick_waiting_requests", "Live requests by class.", "requests", **{"class": CLASSES}),
+    _gauge(
+        "foretick_scheduler_info",
+        "Always 1: the labels say how this daemon schedules.",
+        "info",
+        "policy",
+        "eviction",
+    ),
     _gauge("foretick_engine_up", "1 while the engine process answers.", "bool"),
     _gauge("foretick_session_tokens", "Tokens in a session's live tape.", "tokens", "session"),
 )

@@ -38,7 +38,7 @@ class CounterHandle:
         self._words, self._index = words, index
 
     def inc(self, n: int = 1) -> None:
-        """Add `n` (0 or more)."""
+        """Add `n` (0 or more); nanoseconds, where the unit is seconds."""
         self._words[self._index] += n
 
 
@@ -90,7 +90,7 @@ class MetricStore:
 
     @classmethod
     def create(cls, labels: Labels) -> MetricStore:
-        """A store in shared memory, all zero. `labels` maps `session`, `source`, `sink` to their values.
+        """A store in shared memory, all zero. `labels` maps those of `OPEN_LABELS` to their values.
 
         A label left out has no values (its metrics have no series). Raises ValueError for a label that is
         fixed or unknown, or a repeated value; OSError when shared memory is full.
@@ -126,7 +126,7 @@ class MetricStore:
         return HistogramHandle(self._array, self._find("histogram", name, labels))
 
     def inc(self, name: str, n: int = 1, **labels: str) -> None:
-        """Add `n` to a counter. Raises UnknownSeriesError."""
+        """Add `n` to a counter, nanoseconds to one of seconds. Raises UnknownSeriesError."""
         self.counter(name, **labels).inc(n)
 
     def set(self, name: str, value: float, **labels: str) -> None:
@@ -138,10 +138,12 @@ class MetricStore:
         self.histogram(name, **labels).observe(ns)
 
     def value(self, name: str, **labels: str) -> float:
-        """The value of a counter or gauge. Raises UnknownSeriesError."""
-        if BY_NAME.get(name, METRICS[0]).kind == "gauge":
+        """The value of a counter or gauge in its unit. Raises UnknownSeriesError."""
+        metric = BY_NAME.get(name, METRICS[0])
+        if metric.kind == "gauge":
             return float(self._floats[self._find("gauge", name, labels)])
-        return int(self._integers[self._find("counter", name, labels)])
+        total = int(self._integers[self._find("counter", name, labels)])
+        return total / 1e9 if metric.unit == "seconds" else total
 
     def count(self, name: str, **labels: str) -> int:
         """How many latencies a histogram holds. Raises UnknownSeriesError."""

@@ -14,7 +14,16 @@ import pytest
 import dashboards
 from daemon.http import HttpServer
 from dashboards import latency
-from dashboards.expressions import gauge, increase, per_second, stage_buckets, stage_quantile
+from dashboards.expressions import (
+    buckets,
+    gauge,
+    increase,
+    labelled,
+    per_second,
+    quantile,
+    stage_buckets,
+    stage_quantile,
+)
 from metrics.catalogue import BY_NAME, CLASSES, METRICS, STAGES
 from metrics.export import exposition
 from metrics.store import MetricStore
@@ -44,6 +53,9 @@ def test_every_expression_uses_names_labels_and_values_of_the_catalogue(dashboar
     for title, expression in expressions(dashboard):
         found = SELECTOR.findall(expression)
         assert found, f"{title} reads no metric: {expression}"
+        # a join has the labels of both sides
+        joined = {label for name, _ in found for label in BY_NAME[family(name)].labels}
+        beside = joined if "group_left" in expression else set()
         for name, selector in found:
             metric = BY_NAME[family(name)]
             seen.add(metric.name)
@@ -52,7 +64,7 @@ def test_every_expression_uses_names_labels_and_values_of_the_catalogue(dashboar
                 allowed = metric.values.get(label)
                 assert allowed is None or set(pattern.split("|")) <= set(allowed), title
             for labels in re.findall(r"by \(([^)]*)\)", expression):
-                assert set(labels.split(", ")) <= {*metric.labels, "le"}, title
+                assert set(labels.split(", ")) <= {*metric.labels, *beside, "le"}, title
     assert seen <= set(BY_NAME)
 
 
@@ -66,6 +78,13 @@ def test_every_expression_uses_names_labels_and_values_of_the_catalogue(dashboar
         "foretick_records_malformed_total",
         "foretick_waiting_requests",
         "foretick_pool_blocks",
+        "foretick_wait_seconds_total",
+        "foretick_preemptions_total",
+        "foretick_draft_tokens_total",
+        "foretick_reused_tokens_total",
+        "foretick_lost_tokens_total",
+        "foretick_ttft_seconds",
+        "foretick_scheduler_info",
     ],
 )
 def test_what_the_dashboard_is_for_is_on_it(dashboard, name):
@@ -111,6 +130,11 @@ def test_every_query_of_a_panel_has_its_own_reference_and_the_chosen_data_source
         lambda: stage_quantile(0.5, "ring_wait|lunch"),
         lambda: stage_buckets("forward", "source"),
         lambda: increase("foretick_batches_total", state="free"),
+        lambda: quantile("foretick_batches_total", 0.5),
+        lambda: quantile("foretick_ttft_seconds", 0.5, "reason"),
+        lambda: buckets("foretick_ttft_seconds", "le", **{"class": "stream"}),
+        lambda: labelled("foretick_waiting_requests", "class", "foretick_scheduler_info", "k"),
+        lambda: labelled("foretick_waiting_requests", "k", "foretick_scheduler_info", "policy"),
     ],
 )
 def test_what_the_catalogue_does_not_list_cannot_be_written(write):
@@ -132,7 +156,8 @@ def record(store: MetricStore, round_: int) -> None:
 
 @pytest.mark.prometheus
 async def test_every_panel_finds_series_in_a_real_prometheus(dashboard, start_prometheus):
-    store = MetricStore.local({"session": ["a", "b"], "source": ["kafka"], "sink": ["kafka"]})
+    labels = {"session": ["a", "b"], "source": ["kafka"], "sink": ["kafka"]}
+    store = MetricStore.local(labels | {"policy": ["klpm"], "eviction": ["cost"]})
     server = HttpServer(lambda: exposition(store), lambda: [])
     await server.start()
     try:

@@ -36,6 +36,7 @@ def test_values_come_out_under_their_labels() -> None:
     store.inc("foretick_bars_total", 12, session='odd "name"\n')
     store.set("foretick_staleness_seconds", 0.25, session='odd "name"\n')
     store.inc("foretick_records_malformed_total", 3, reason="json")
+    store.inc("foretick_wait_seconds_total", 1_500_000_000, cls="pool", reason="behind flash")
     samples = {
         (s.name, tuple(s.labels.values())): s.value
         for f in text_string_to_metric_families(exposition(store).decode())
@@ -45,6 +46,7 @@ def test_values_come_out_under_their_labels() -> None:
     assert samples["foretick_staleness_seconds", ('odd "name"\n',)] == 0.25
     assert samples["foretick_records_malformed_total", ("json",)] == 3
     assert samples["foretick_records_malformed_total", ("price",)] == 0
+    assert samples["foretick_wait_seconds_total", ("pool", "behind flash")] == 1.5
 
 
 @pytest.mark.parametrize("scale_ns", [20e3, 3e6, 2e9])
