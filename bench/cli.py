@@ -15,6 +15,8 @@ THREADS = 2
 PARTS = ("ring", "kafka", "hits", "questions")
 ENGINE_PARTS = ("questions", "sessions", "window", "standing", "prefix", "refresh", "bookkeeping")
 
+SCHEDULER_PARTS = ("cost", "flood", "engine", "prefix", "simulated")
+
 
 @click.group()
 def bench() -> None:
@@ -72,6 +74,28 @@ def engine(parts: tuple[str, ...], quick: bool, json_file: Path | None) -> None:
         )
     except Disagreement as error:
         raise click.ClickException(str(error)) from None
+    click.echo(tables(report), nl=False)
+
+
+@bench.command()
+@click.option("--part", "parts", type=click.Choice(SCHEDULER_PARTS), multiple=True, help="Only these.")
+@click.option("--quick", is_flag=True, help="Small sizes: to see that it works, not for figures.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Save to.")
+def scheduler(parts: tuple[str, ...], quick: bool, json_file: Path | None) -> None:
+    """Policies in simulated time and on the engine, k-LPM, questions in a flood, cost of scheduling."""
+    from bench.scheduler_report import render as tables
+    from bench.scheduler_suite import measure
+
+    arguments = " ".join(sys.argv[1:]) or "bench scheduler"
+    report = measure(
+        f"foretick {arguments}",
+        datetime.now(UTC).isoformat(" ", "minutes"),
+        THREADS,
+        parts or SCHEDULER_PARTS,
+        quick=quick,
+        say=lambda text: click.echo(text, err=True),
+        keep=partial(_save, json_file),
+    )
     click.echo(tables(report), nl=False)
 
 

@@ -1,0 +1,193 @@
+"""k-LPM beside FCFS and LPM over request rates: simulated, and on a real engine with a tiny model.
+
+Two loads. `sessions` is that of *k-LPM* section 5.1: four prompts share a user's history, in random order.
+In `regulars` some users ask again and again and most ask once: under LPM those who ask once can be
+overtaken without end, which is what the paper's bound on k-LPM rules out.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from random import Random
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.scheduler_engine import limits, profile, rate
+from bench.scheduler_replay import replay
+from bench.scheduler_result import Prefix, PrefixRow
+from engine.model import LoadedModel
+from scheduler.costs import load as profile_named
+from scheduler.policies import Ordering
+from scheduler.simulation.inputs import Input, merged
+from scheduler.simulation.run import Setup, simulate
+from scheduler.simulation.tokens import Segments
+from scheduler.simulation.workload import Library
+
+POLICIES = ("fcfs", "lpm", "klpm", "klpm-adaptive")
+_BLOCK = 16
+_PER_USER = 4
+_REGULARS = 60
+"""Users who ask again and again: more than the cache holds at a time."""
+_OFTEN = 0.6
+"""Part of the questions that are theirs."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Tokens of the base prompt, of a user's history, and of a document; the latter two by (least, most)."""
+
+    base: int
+    history: tuple[int, int]
+    document: tuple[int, int]
+
+    @property
+    def mean(self) -> float:
+        """Tokens of a prompt."""
+        return self.base + (sum(self.history) + sum(self.document)) / 2
+
+
+PAPER = Shape(256, (4096, 7168), (512, 1024))
+TINY = Shape(16, (256, 448), (32, 64))
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Rates as parts of what the device computes without reuse; ``pool`` in prompts.
+
+    The engine's part: ``real_requests`` at each of ``real_rates``; 0 leaves it out. ``processes``: of the
+    simulated part; 0 runs it in this one.
+    """
+
+    rates: Sequence[float] = (0.8, 1.0, 1.2, 1.5)
+    requests: int = 1200
+    seeds: Sequence[int] = (0, 1, 2)
+    pool: int = 30
+    k: int = 4
+    profile: str = "h200-saturation"
+    processes: int = 2
+    real_rates: Sequence[float] = (0.8, 1.1)
+    real_requests: int = 120
+    real_seeds: Sequence[int] = (0, 1)
+    batch_tokens: int = 512
+    quick_profile: bool = False
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run."""
+
+    load: str
+    shape: Shape
+    part: float
+    qps: float
+    policy: str
+    seed: int
+    requests: int
+    pool: int
+    k: int
+
+    @property
+    def setup(self) -> Setup:
+        """Without its limits."""
+        return Setup(
+            int(self.pool * self.shape.mean),
+            block_size=_BLOCK,
+            ordering=Ordering(self.policy, self.k),
+            prefix_cache=True,
+            seed=self.seed,
+        )
+
+
+def run(sizes: Sizes, loaded: LoadedModel, say: Callable[[str], None] = lambda text: None) -> Prefix:
+    """Both loads at every rate under every policy, simulated and real."""
+    costs = profile_named(sizes.profile)
+    qps = rate(costs, PAPER.mean)
+    cases = _cases(sizes, PAPER, qps, sizes.rates, sizes.seeds, sizes.requests)
+    work = partial(_simulated, sizes.profile)
+    if sizes.processes:
+        with ProcessPoolExecutor(sizes.processes, multiprocessing.get_context("spawn")) as pool:
+            simulated = list(pool.map(work, cases))
+    else:
+        simulated = [work(case) for case in cases]
+    real: list[PrefixRow] = []
+    if sizes.real_requests:
+        here = profile(loaded, sizes.batch_tokens, 1024, quick=sizes.quick_profile)
+        cases = _cases(
+            sizes, TINY, rate(here, TINY.mean), sizes.real_rates, sizes.real_seeds, sizes.real_requests
+        )
+        for case in cases:
+            say(f"engine, {case.load} at {case.part:g}, {case.policy}, seed {case.seed} ...")
+            setup = case.setup
+            bounded = limits(sizes.batch_tokens, setup.pool_tokens)
+            setup = Setup(
+                setup.pool_tokens,
+                block_size=_BLOCK,
+                ordering=setup.ordering,
+                limits=bounded,
+                prefix_cache=True,
+                seed=case.seed,
+            )
+            found = replay(inputs(case), setup, loaded, here)
+            real.append(_row(case, found.ttft_ns, found.reused))
+    return Prefix(sizes.k, sizes.profile, simulated, real)
+
+
+def inputs(case: Case) -> Iterator[Input]:
+    """The prompts of a run; the same for every policy."""
+    rng, library = Random(case.seed), Library()
+    base = library.document(case.shape.base)
+    order = _sessions(rng, case.requests) if case.load == "sessions" else _regulars(rng, case.requests)
+    histories = {user: library.document(rng.randint(*case.shape.history)) for user in sorted(set(order))}
+
+    def arrivals() -> Iterator[list[Input]]:
+        now = 0.0
+        for number, user in enumerate(order):
+            now += rng.expovariate(case.qps)
+            document = library.document(rng.randint(*case.shape.document))
+            prompt = Segments([base, histories[user], document])
+            yield [Input(round(now * 1e9), number, "open", prompt, True)]
+
+    return merged(arrivals())
+
+
+def _sessions(rng: Random, requests: int) -> list[int]:
+    """Each user so many times, shuffled."""
+    order = [number // _PER_USER for number in range(requests)]
+    rng.shuffle(order)
+    return order
+
+
+def _regulars(rng: Random, requests: int) -> list[int]:
+    """One of the regulars, or somebody new."""
+    return [
+        rng.randrange(_REGULARS) if rng.random() < _OFTEN else _REGULARS + number
+        for number in range(requests)
+    ]
+
+
+def _cases(
+    sizes: Sizes, shape: Shape, qps: float, rates: Sequence[float], seeds: Sequence[int], requests: int
+) -> list[Case]:
+    return [
+        Case(load, shape, part, part * qps, policy, seed, requests, sizes.pool, sizes.k)
+        for load, part, policy, seed in product(("sessions", "regulars"), rates, POLICIES, seeds)
+    ]
+
+
+def _simulated(profile_name: str, case: Case) -> PrefixRow:
+    result = simulate(inputs(case), case.setup, profile_named(profile_name))
+    if result.failures:
+        raise RuntimeError(f"{case.policy}: requests failed: {result.failures}")
+    columns = result.columns
+    return _row(case, result.ttft_ns, float(columns["reused_tokens"].sum() / columns["prompt_tokens"].sum()))
+
+
+def _row(case: Case, ttft_ns: NDArray[np.int64], reused: float) -> PrefixRow:
+    p50, p99 = np.quantile(ttft_ns / 1e9, (0.5, 0.99), method="inverted_cdf")
+    return PrefixRow(case.load, case.part, case.qps, case.policy, case.seed, float(p50), float(p99), reused)
