@@ -1,7 +1,8 @@
 """The daemon's settings: a TOML file, overridden by the environment, overridden by flags.
 
 `FORETICK_SECTION__KEY=value` in the environment and `{"section.key": value}` from flags name the same keys as
-the file; list elements go by their index (`FORETICK_SESSIONS__0__RETENTION_TOKENS`). Every problem is a
+the file; list elements go by their index (`FORETICK_SESSIONS__0__RETENTION_TOKENS`). `SCHEDULER_TYPE` names
+the scheduler's policy as *Stream2LLM* does, and gives way to our own variable. Every problem is a
 `ConfigError` that names the key, and where its value came from when that was not the file.
 """
 
@@ -27,6 +28,18 @@ __all__ = ["RESERVED_VARIABLES", "Config", "ConfigError", "Problem", "exposure_w
 # Variables with our prefix that are no settings: the cache folder, and where tests find data and a broker.
 RESERVED_VARIABLES = frozenset({"FORETICK_CACHE", "FORETICK_DATA", "FORETICK_KAFKA"})
 
+SCHEDULER_TYPE = "SCHEDULER_TYPE"
+POLICIES = {
+    "DEFAULT_VLLM": "vllm",
+    "FCFS": "fcfs",
+    "MCPS": "mcps",
+    "LCAS": "lcas",
+    "LPM": "lpm",
+    "KLPM": "klpm",
+    "KLPM_ADAPTIVE": "klpm-adaptive",
+}
+"""The first four as in *Stream2LLM*'s code, the others in its manner."""
+
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
 
 
@@ -42,7 +55,11 @@ def load_config(
     settings that contradict each other (then all contradictions at once).
     """
     layers = Layered(Config, _read_toml(Path(path)) if path is not None else {})
-    for variable, text in sorted((os.environ if environment is None else environment).items()):
+    variables = os.environ if environment is None else environment
+    if SCHEDULER_TYPE in variables:
+        policy = _policy(variables[SCHEDULER_TYPE])
+        layers.set("scheduler.policy", policy, f"environment variable {SCHEDULER_TYPE}")
+    for variable, text in sorted(variables.items()):
         if variable.startswith(ENVIRONMENT_PREFIX) and variable not in RESERVED_VARIABLES:
             layers.set_from_environment(variable, text)
     for key, value in (overrides or {}).items():
@@ -52,6 +69,14 @@ def load_config(
     if problems:
         raise ConfigError(problems)
     return config
+
+
+def _policy(name: str) -> str:
+    """Our name of a policy of `SCHEDULER_TYPE`."""
+    if name not in POLICIES:
+        sentence = f"{SCHEDULER_TYPE} is {name!r} in the environment; known are {', '.join(POLICIES)}"
+        raise ConfigError([Problem("scheduler.policy", sentence)])
+    return POLICIES[name]
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ _TCP = re.compile(r"tcp://(.*):[^:]*")
 
 def cross_check(config: Config) -> list[Problem]:
     """All contradictions of a configuration whose keys are each valid; empty when there are none."""
-    checks = (_sessions, _questions, _positions, _pool, _batches, _bars, _source, _query)
+    checks = (_sessions, _questions, _positions, _pool, _batches, _eviction, _bars, _source, _query)
     return [problem for check in checks for problem in check(config)]
 
 
@@ -126,6 +126,11 @@ def _batches(config: Config) -> Iterator[Problem]:
         )
 
 
+def _eviction(config: Config) -> Iterator[Problem]:
+    if config.scheduler.eviction == "swap" and not config.pool.host_blocks:
+        yield Problem("scheduler.eviction", "swap needs a host tier to swap to: set pool.host_blocks")
+
+
 def _bars(config: Config) -> Iterator[Problem]:
     if config.bars.interval == 0:
         yield Problem("bars.interval", "a bar needs a length, such as 1s")
@@ -148,3 +153,8 @@ def _source(config: Config) -> Iterator[Problem]:
 def _query(config: Config) -> Iterator[Problem]:
     if config.query.max_wait == 0:
         yield Problem("query.max_wait", "a request needs time to be answered, such as 30s")
+    if 0 < config.query.max_prompts < config.query.max_prompts_each:
+        yield Problem(
+            "query.max_prompts_each",
+            f"{config.query.max_prompts_each} is above query.max_prompts {config.query.max_prompts}",
+        )

@@ -19,6 +19,8 @@ from engine.model import LoadedModel, ModelError, load_model
 from engine.prompt import PromptFormat
 from flash.questions import Prepared, Question
 from regions.tape import Retention, Tape
+from scheduler.costs import OnlineCosts, guess
+from scheduler.costs import load as load_profile
 from scheduler.types import Limits
 
 log = logging.getLogger(__name__)
@@ -33,6 +35,7 @@ class Built:
     engine: Engine
     tapes: dict[str, Tape]
     tiers: Tiers
+    costs: OnlineCosts
 
     def prepare(self, question: Question) -> Prepared:
         """A question rendered and encoded for this model. Raises ValueError for an empty choice."""
@@ -45,13 +48,33 @@ def limits_of(config: Config) -> Limits:
     s = config.scheduler
     return Limits(
         max_batch_tokens=s.max_batch_tokens,
+        max_batch_requests=s.max_batch_requests,
         chunk_min=s.chunk_min,
         chunk_max=s.chunk_max,
         cell_budget_fraction=s.cell_budget,
         high_water=s.high_water,
         max_prompt_tokens=s.max_prompt_tokens,
         max_new_tokens=s.max_new_tokens,
+        eviction=s.eviction,
+        grouping=s.grouping,
+        max_drafts=s.max_drafts,
+        stream_timeout_ns=s.stream_timeout,
     )
+
+
+def costs_of(config: Config) -> OnlineCosts:
+    """What the device takes, to begin with. Raises SettingError for a profile that cannot be used."""
+    name, size = config.scheduler.profile, config.pool.block_size
+    if not name:
+        return OnlineCosts(guess(size))
+    try:
+        profile = load_profile(name)
+    except ValueError as error:
+        raise SettingError("scheduler.profile", str(error)) from error
+    if profile.block_size != size:
+        sentence = f"{name} was made for blocks of {profile.block_size} tokens, pool.block_size is {size}"
+        raise SettingError("scheduler.profile", sentence)
+    return OnlineCosts(profile)
 
 
 def load(config: Config) -> tuple[LoadedModel, PromptFormat]:
@@ -76,6 +99,7 @@ def build(config: Config, versions: Mapping[str, int]) -> Built:
     """
     if config.model.threads:
         torch.set_num_threads(config.model.threads)
+    costs = costs_of(config)
     loaded, prompt = load(config)
     blocks = config.pool.blocks or pool_blocks(config, len(prompt.frozen))
     size = config.pool.block_size
@@ -100,10 +124,11 @@ def build(config: Config, versions: Mapping[str, int]) -> Built:
         except ModelError as error:
             raise SettingError("pool.blocks", str(error)) from error
         tape.version = versions.get(session.name, 0)
+        tape.staleness_ns = session.max_staleness
         tapes[session.name] = tape
         if tiers.residency is not None:
             tiers.residency.attach(tape, identity)
-    return Built(loaded, prompt, engine, tapes, tiers)
+    return Built(loaded, prompt, engine, tapes, tiers, costs)
 
 
 def fresh_tokens(config: Config) -> int:

@@ -7,6 +7,7 @@ commands, emits events, and does not know which.
 from __future__ import annotations
 
 import logging
+import random
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,10 +15,12 @@ from functools import partial
 
 from daemon import seam
 from daemon.engine_build import Built, limits_of
+from daemon.engine_prompts import EnginePrompts
 from daemon.executor import DeviceExecutor
 from daemon.housekeeping import Housekeeping
 from daemon.kv_report import KvReport
 from daemon.observing import EngineObserver
+from daemon.prompts import HostSwap, StreamReader
 from daemon.refresh import Refresher
 from daemon.sections import Config
 from daemon.standing import questions_of
@@ -31,6 +34,10 @@ from ingest.plane import DataPlane, SessionSpec, SourceRing, TapeRecord
 from ingest.ring import Ring
 from ingest.tokens import Tokeniser
 from metrics.store import MetricStore
+from regions.watch import PrefixWatch
+from scheduler.costs import LearningExecutor
+from scheduler.observer import Observer
+from scheduler.policies import Ordering
 from scheduler.request import Failure, Record, Request, State
 from scheduler.scheduler import Scheduler
 from scheduler.types import PriorityClass, Tape
@@ -72,14 +79,15 @@ class EngineHost:
         self._waiting = 0
         self._store = store
         self._ring = ring
-        self._scheduler = Scheduler(
-            DeviceExecutor(built.engine),
-            built.engine.pool,
-            limits_of(config),
-            time.monotonic_ns,
-            EngineObserver(store, built.engine.pool),
-        )
+        self._scheduler = scheduler_of(config, built, EngineObserver(store, built.engine.pool))
         self._scheduler.subscribe(self)
+        self._prompts = EnginePrompts(
+            built.prompt,
+            self._scheduler,
+            lambda: StreamReader(built.engine.open_stream()),
+            built.engine.frame_limit,
+            emit,
+        )
         registry = Registry(built.prepare)
         for session, question in questions_of(config):
             registry.register(session, question)
@@ -132,6 +140,8 @@ class EngineHost:
             request = self._asks.pop(command.id, None)
             if request is not None:
                 self._scheduler.cancel(request.id)
+        elif isinstance(command, seam.PromptCommand):
+            self._prompts.handle(command)
         elif isinstance(command, seam.EndInput):
             self._input_ended.set()
             self._leave_ring.set()
@@ -213,6 +223,8 @@ class EngineHost:
                 result.past_tokens,
                 result.coalesced,
                 tuple(flags),
+                result.recomputed_tokens,
+                result.swapped_tokens,
             )
         )
 
@@ -347,6 +359,24 @@ class EngineHost:
         while not self._stop.wait(HEARTBEAT_S):
             self._emit(seam.Heartbeat(self._worker.progress, self._worker.idle))
             self._report()
+
+
+def scheduler_of(config: Config, built: Built, observer: Observer) -> Scheduler:
+    """The scheduler of a daemon: its policy, and what it knows of prefix cache, host tier and device."""
+    settings, engine, clock = config.scheduler, built.engine, time.monotonic_ns
+    ordering = Ordering(settings.policy, settings.k)
+    return Scheduler(
+        LearningExecutor(DeviceExecutor(engine), built.costs, clock),
+        engine.pool,
+        limits_of(config),
+        clock,
+        observer,
+        ordering,
+        costs=built.costs,
+        tier=None if built.tiers.host is None else HostSwap(built.tiers.host),
+        index=PrefixWatch(engine.cache) if ordering.by_prefix else None,
+        rng=random.Random(settings.seed),
+    )
 
 
 def _soonest(*hooks: Callable[[], float | None]) -> float | None:

@@ -20,10 +20,12 @@ from daemon.delivery import Route
 from daemon.engine_spec import SettingError
 from daemon.feeding import make_routes, make_source
 from daemon.http import HttpServer
+from daemon.http_prompts import PromptRoutes
 from daemon.intake import Intake
 from daemon.links import InprocLink, Link, ProcessLink
 from daemon.notify import Notifier
 from daemon.offsets import OffsetTracker
+from daemon.open_prompts import OpenPrompts
 from daemon.publisher import Publisher
 from daemon.query import QueryServer
 from daemon.query_messages import Ask, Request
@@ -57,24 +59,38 @@ class Front:
         self.config = config
         self.source = source or make_source(config)
         self.routes = make_routes(config) if routes is None else list(routes)
-        self.labels = {
+        self.labels: dict[str, list[str]] = {
             "session": [session.name for session in config.sessions],
             "source": [self.source.name if self.source else "none"],
             "sink": [route.sink.name for route in self.routes],
+            "policy": [config.scheduler.policy],
+            "eviction": [config.scheduler.eviction],
         }
         self.store = MetricStore.create(self.labels)
+        self.store.set(
+            "foretick_scheduler_info", 1, policy=config.scheduler.policy, eviction=config.scheduler.eviction
+        )
         self.tracker = OffsetTracker()
         self.board = Board(config, self.store, self._send)
         lossless = self.source is None or self.source.kind == "pausing"
         self.publisher = Publisher(
             config, self.routes, self.tracker, self.board, self.store, lossless=lossless
         )
-        self.http = HttpServer(self._metrics, self._not_ready, config.http.host, config.http.port)
+        max_wait_s = config.query.max_wait / 1e9
+        self.prompts = OpenPrompts(config.query.max_prompts, config.query.max_prompts_each, self._send)
+        self.http = HttpServer(
+            self._metrics,
+            self._not_ready,
+            config.http.host,
+            config.http.port,
+            PromptRoutes(self.prompts, max_wait_s).routes,
+        )
         self.query = (
             QueryServer(
                 self.board,
+                self.prompts,
                 config.query.endpoint,
-                max_wait_s=config.query.max_wait / 1e9,
+                max_wait_s=max_wait_s,
                 observe=self._observe_query,
             )
             if config.query.endpoint
@@ -100,6 +116,8 @@ class Front:
         self._seen_progress = -1
         self._retries = {route.sink.name: 0 for route in self.routes}
         self._intake_task: asyncio.Task[None] | None = None
+        self._committing = asyncio.Lock()
+        """Whoever closes the source waits for a commit under way."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -194,6 +212,7 @@ class Front:
         else:
             await self._link.close(0.1)
         self.board.engine_gone("the daemon stopped")
+        self.prompts.engine_gone("the daemon stopped")
         if self._ring is not None:
             self._ring.unlink()
             self._ring.close()
@@ -211,11 +230,14 @@ class Front:
                 self.publisher.failed(event)
             case seam.AskDone() | seam.AskFailed():
                 self.board.asked(event)
+            case seam.PromptTaken() | seam.PromptDone() | seam.PromptFailed():
+                self.prompts.heard(event)
             case seam.Heartbeat():
                 self._progress, self._idle = event.progress, event.idle
             case seam.Ready():
                 self.publisher.model, self.publisher.revision = event.model, event.revision
-                self.publisher.untrained = self.board.untrained = event.untrained
+                untrained = event.untrained
+                self.publisher.untrained = self.board.untrained = self.prompts.untrained = untrained
                 self.store.set("foretick_engine_up", 1)
                 self._ready.set()
             case seam.InputDone():
@@ -228,6 +250,7 @@ class Front:
     def _on_gone(self, sentence: str) -> None:
         self.store.set("foretick_engine_up", 0)
         self.board.engine_gone(sentence)
+        self.prompts.engine_gone(sentence)
         if self._stopping or self.failed.done():
             self._stopped.set()
             return
@@ -238,14 +261,14 @@ class Front:
         self._spawn(self._restart(), "restart")
 
     async def _restart(self) -> None:
-        """A new engine over a new ring; the source is read again from what was committed."""
+        """A new engine over a new ring; the source is read again from what was committed.
+
+        While the new one loads, answers of the old one are still acknowledged. So the source, which the
+        offsets are committed by, is closed and the books are cleared as late as can be.
+        """
         self._ready.clear()
         self.store.inc("foretick_engine_restarts_total")
         await self._stop_intake()
-        if self.source is not None:
-            await self.source.stop()
-        self.publisher.forget()
-        self.tracker.clear()
         if self._link is not None:
             await self._link.close(0.1)
         if self._ring is not None:
@@ -255,12 +278,19 @@ class Front:
         self._restarts += 1
         await self._start_engine()
         await self._ready.wait()
+        await self._commit()
+        if self.source is not None:
+            await self.source.stop()
+        self.publisher.forget()
+        self.tracker.clear()
         await self._start_source()
 
     def _send(self, command: seam.Command) -> None:
         if self._link is None or not self._ready.is_set():
             if isinstance(command, seam.AskEngine):
                 self.board.asked(seam.AskFailed(command.id, "engine", "the engine is not up"))
+            elif isinstance(command, seam.PromptCommand):
+                self.prompts.heard(seam.PromptFailed(command.prompt, "engine", "the engine is not up"))
             return
         self._link.send(command)
 
@@ -313,14 +343,15 @@ class Front:
     async def _commit(self) -> None:
         if self.source is None or not self._feeds_up:
             return
-        offsets = self.tracker.to_commit()
-        if not offsets:
-            return
-        try:
-            await self.source.commit(offsets)
-        except CommitFailed as error:
-            self.tracker.not_committed(offsets)
-            log.warning("offsets were not committed, trying again: %s", error)
+        async with self._committing:
+            offsets = self.tracker.to_commit()
+            if not offsets:
+                return
+            try:
+                await self.source.commit(offsets)
+            except CommitFailed as error:
+                self.tracker.not_committed(offsets)
+                log.warning("offsets were not committed, trying again: %s", error)
 
     # Observation.
 

@@ -1,4 +1,4 @@
-"""Metrics and health over HTTP: Starlette and uvicorn inside the daemon's own event loop."""
+"""What is served over HTTP: Starlette and uvicorn inside the daemon's own event loop."""
 
 from __future__ import annotations
 
@@ -35,12 +35,17 @@ class HttpServer:
         not_ready: Callable[[], Sequence[str]],
         host: str = "127.0.0.1",
         port: int = 0,
+        more: Sequence[Route] = (),
     ) -> None:
-        """`metrics()` renders the exposition text; `not_ready()` lists what is missing, empty when ready."""
+        """`metrics()` renders the exposition text; `not_ready()` lists what is missing, empty when ready.
+
+        ``more``: further routes.
+        """
         self._metrics = metrics
         self._not_ready = not_ready
         self._host = host
         self._asked_port = port
+        self._more = more
         self._server: uvicorn.Server | None = None
         self._task: asyncio.Task[None] | None = None
         self.port = 0
@@ -81,6 +86,7 @@ class HttpServer:
                 Route("/metrics", self._serve_metrics),
                 Route("/healthz", self._serve_health),
                 Route("/readyz", self._serve_ready),
+                *self._more,
             ]
         )
 

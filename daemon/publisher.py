@@ -159,6 +159,8 @@ class Publisher:
             computed_tokens=event.computed_tokens,
             flags=flags,
             published_at=time.time_ns(),
+            recomputed_tokens=event.recomputed_tokens,
+            swapped_tokens=event.swapped_tokens,
         )
 
     # Settling.

@@ -16,10 +16,18 @@ import zmq.asyncio
 from daemon.query_messages import (
     Answers,
     AnswersReply,
+    Append,
     Ask,
     AskReply,
+    Close,
+    ClosedReply,
     Code,
+    Complete,
     ErrorReply,
+    Finish,
+    FinishReply,
+    Open,
+    PromptReply,
     QueryError,
     Reply,
     Request,
@@ -27,6 +35,7 @@ from daemon.query_messages import (
     SessionsReply,
     Stats,
     StatsReply,
+    Update,
     decode_request,
     encode,
     request_id,
@@ -56,12 +65,35 @@ class QueryBackend(Protocol):
         """Read the metrics."""
 
 
+class PromptBackend(Protocol):
+    """What takes prompts without a session; as `QueryBackend`. ``client``: who counts as one."""
+
+    async def open(self, request: Open, client: str) -> PromptReply:
+        """Begin a prompt."""
+
+    async def append(self, request: Append) -> PromptReply:
+        """Add to an unfinished prompt."""
+
+    async def update(self, request: Update) -> PromptReply:
+        """Replace an unfinished prompt."""
+
+    async def finish(self, request: Finish) -> FinishReply:
+        """Generate, and wait for the answer; the server fills in `latency_ns`."""
+
+    async def complete(self, request: Complete, client: str) -> FinishReply:
+        """A prompt all at once, and its answer; the server fills in `latency_ns`."""
+
+    async def close(self, request: Close) -> ClosedReply:
+        """Give a prompt up."""
+
+
 class QueryServer:
-    """Serves one backend on one endpoint, inside the running event loop."""
+    """Serves its backends on one endpoint, inside the running event loop."""
 
     def __init__(
         self,
         backend: QueryBackend,
+        prompts: PromptBackend,
         endpoint: str,
         *,
         max_wait_s: float = 30.0,
@@ -72,6 +104,7 @@ class QueryServer:
     ) -> None:
         """`observe(request, outcome, latency_ns)`: each readable request; outcome is ok or an error code."""
         self._backend = backend
+        self._prompts = prompts
         self._asked_endpoint = endpoint
         self._max_wait_s = max_wait_s
         self._max_in_flight = max_in_flight
@@ -164,20 +197,20 @@ class QueryServer:
     async def _serve(
         self, socket: zmq.asyncio.Socket, route: list[bytes], request: Request, since: int
     ) -> None:
-        reply = await self._reply(request)
+        reply = await self._reply(request, route[0].hex())
         latency_ns = self._clock() - since
-        if isinstance(reply, AskReply):
+        if isinstance(reply, AskReply | FinishReply):
             reply = msgspec.structs.replace(reply, latency_ns=latency_ns)
         self._observe(request, _outcome(reply), latency_ns)
         await socket.send_multipart([*route, encode(reply)])
 
-    async def _reply(self, request: Request) -> Reply:
+    async def _reply(self, request: Request, client: str) -> Reply:
         def refuse(code: Code, sentence: str) -> ErrorReply:
             return ErrorReply(request.id, code, sentence)
 
         try:
             async with asyncio.timeout(self._max_wait_s):
-                return await self._dispatch(request)
+                return await self._dispatch(request, client)
         except QueryError as error:
             return refuse(error.code, error.sentence)
         except TimeoutError:
@@ -189,14 +222,28 @@ class QueryServer:
             log.exception("request %s failed", request)
             return refuse("engine", "the daemon failed to answer; its log says why")
 
-    async def _dispatch(self, request: Request) -> Reply:
-        if isinstance(request, Ask):
-            return await self._backend.ask(request)
-        if isinstance(request, Sessions):
-            return await self._backend.sessions(request)
-        if isinstance(request, Answers):
-            return await self._backend.answers(request)
-        return await self._backend.stats(request)
+    async def _dispatch(self, request: Request, client: str) -> Reply:
+        match request:
+            case Ask():
+                return await self._backend.ask(request)
+            case Sessions():
+                return await self._backend.sessions(request)
+            case Answers():
+                return await self._backend.answers(request)
+            case Stats():
+                return await self._backend.stats(request)
+            case Open():
+                return await self._prompts.open(request, client)
+            case Append():
+                return await self._prompts.append(request)
+            case Update():
+                return await self._prompts.update(request)
+            case Finish():
+                return await self._prompts.finish(request)
+            case Complete():
+                return await self._prompts.complete(request, client)
+            case Close():
+                return await self._prompts.close(request)
 
 
 def _outcome(reply: Reply) -> str:

@@ -12,9 +12,17 @@ import zmq
 from daemon.query_messages import (
     Answers,
     AnswersReply,
+    Append,
     Ask,
     AskReply,
+    Close,
+    ClosedReply,
+    Complete,
     ErrorReply,
+    Finish,
+    FinishReply,
+    Open,
+    PromptReply,
     QueryError,
     Reply,
     Request,
@@ -22,11 +30,12 @@ from daemon.query_messages import (
     SessionsReply,
     Stats,
     StatsReply,
+    Update,
     decode_reply,
     encode,
 )
 
-R = TypeVar("R", AskReply, SessionsReply, AnswersReply, StatsReply)
+R = TypeVar("R", AskReply, SessionsReply, AnswersReply, StatsReply, PromptReply, FinishReply, ClosedReply)
 
 
 class QueryClient:
@@ -69,6 +78,38 @@ class QueryClient:
     def stats(self) -> StatsReply:
         """Counters and latencies; QueryError on refusal or timeout."""
         return self._request(Stats(self._next()), StatsReply)
+
+    def open_prompt(
+        self,
+        text: str = "",
+        max_tokens: int = 64,
+        choices: tuple[str, ...] = (),
+        temperature: float = 0.0,
+    ) -> PromptReply:
+        """Begin a prompt without a session; the reply has its id. QueryError on refusal or timeout."""
+        return self._request(Open(self._next(), text, max_tokens, choices, temperature), PromptReply)
+
+    def append(self, prompt: str, text: str) -> PromptReply:
+        """Add to an unfinished prompt; QueryError on refusal or timeout."""
+        return self._request(Append(self._next(), prompt, text), PromptReply)
+
+    def update(self, prompt: str, text: str) -> PromptReply:
+        """Replace an unfinished prompt; QueryError on refusal or timeout."""
+        return self._request(Update(self._next(), prompt, text), PromptReply)
+
+    def finish(self, prompt: str) -> FinishReply:
+        """The answer to a prompt that is all there; QueryError on refusal or timeout."""
+        return self._request(Finish(self._next(), prompt), FinishReply)
+
+    def complete(
+        self, text: str, max_tokens: int = 64, choices: tuple[str, ...] = (), temperature: float = 0.0
+    ) -> FinishReply:
+        """The answer to a prompt all at once; QueryError on refusal or timeout."""
+        return self._request(Complete(self._next(), text, max_tokens, choices, temperature), FinishReply)
+
+    def close_prompt(self, prompt: str) -> ClosedReply:
+        """Give a prompt up; QueryError on refusal or timeout."""
+        return self._request(Close(self._next(), prompt), ClosedReply)
 
     def close(self) -> None:
         """Close the connection; what was not sent yet is dropped."""

@@ -14,9 +14,21 @@ from msgspec import Meta
 
 from feeds.messages import Answer
 
-Code = Literal["bad_request", "unknown_session", "too_long", "timeout", "busy", "engine", "shutting_down"]
+Code = Literal[
+    "bad_request",
+    "unknown_session",
+    "unknown_prompt",
+    "finished",
+    "abandoned",
+    "too_long",
+    "timeout",
+    "busy",
+    "engine",
+    "shutting_down",
+]
 Id = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
+PromptId = Annotated[str, Meta(min_length=1, max_length=64)]
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask", forbid_unknown_fields=True):
@@ -58,7 +70,62 @@ class Stats(msgspec.Struct, frozen=True, tag="stats", forbid_unknown_fields=True
     id: Id
 
 
-Request = Ask | Sessions | Answers | Stats
+class Open(msgspec.Struct, frozen=True, tag="open", forbid_unknown_fields=True):
+    """Open a prompt without a session, to be continued by `append` and `update` and answered on `finish`.
+
+    `text` is computed as it comes in. At temperature 0 the answer is the likeliest text or choice; above, it
+    is drawn, the same for the same prompt.
+    """
+
+    id: Id
+    text: str = ""
+    max_tokens: Annotated[int, Meta(ge=1)] = 64
+    choices: tuple[str, ...] = ()
+    temperature: Annotated[float, Meta(ge=0, le=100)] = 0.0
+
+
+class Append(msgspec.Struct, frozen=True, tag="append", forbid_unknown_fields=True):
+    """Add `text` behind an open prompt. It is encoded on its own, so cut where words or lines end."""
+
+    id: Id
+    prompt: PromptId
+    text: str
+
+
+class Update(msgspec.Struct, frozen=True, tag="update", forbid_unknown_fields=True):
+    """Replace an open prompt by `text`; what is computed of their common beginning stays."""
+
+    id: Id
+    prompt: PromptId
+    text: str
+
+
+class Finish(msgspec.Struct, frozen=True, tag="finish", forbid_unknown_fields=True):
+    """The prompt is all there; the reply is its answer."""
+
+    id: Id
+    prompt: PromptId
+
+
+class Close(msgspec.Struct, frozen=True, tag="close", forbid_unknown_fields=True):
+    """Give a prompt up, finished or not."""
+
+    id: Id
+    prompt: PromptId
+
+
+class Complete(msgspec.Struct, frozen=True, tag="complete", forbid_unknown_fields=True):
+    """A prompt all at once: `open` and `finish` in one; the reply is its answer."""
+
+    id: Id
+    text: Annotated[str, Meta(min_length=1)]
+    max_tokens: Annotated[int, Meta(ge=1)] = 64
+    choices: tuple[str, ...] = ()
+    temperature: Annotated[float, Meta(ge=0, le=100)] = 0.0
+
+
+PromptRequest = Open | Append | Update | Finish | Close | Complete
+Request = Ask | Sessions | Answers | Stats | PromptRequest
 
 
 class AskReply(msgspec.Struct, frozen=True, tag="ask_reply"):
@@ -129,6 +196,47 @@ class StatsReply(msgspec.Struct, frozen=True, tag="stats_reply"):
     stages: dict[str, Quantiles]
 
 
+class PromptReply(msgspec.Struct, frozen=True, tag="prompt_reply"):
+    """An open prompt's id, for whoever is to continue it, and its length in tokens so far."""
+
+    id: Id
+    prompt: PromptId
+    prompt_tokens: int
+
+
+class ClosedReply(msgspec.Struct, frozen=True, tag="closed_reply"):
+    """The prompt is given up."""
+
+    id: Id
+    prompt: PromptId
+
+
+class FinishReply(msgspec.Struct, frozen=True, tag="finish_reply"):
+    """The answer to a prompt, and what its KV went through.
+
+    `logit_gap` as in an answer. `reused_tokens` were not computed for it: they were in the prefix cache, or
+    another prompt began alike. Preemption dropped `recomputed_tokens` and moved `swapped_tokens` to the host
+    and back; updates made `invalidated_tokens` useless. `ttft_ns` runs from the finish to the first token,
+    `latency_ns` from the request's arrival to its reply; `waits` is the time (ns) spent waiting, by reason.
+    """
+
+    id: Id
+    prompt: PromptId
+    text: str
+    choice: str | None
+    logit_gap: float
+    untrained: bool
+    prompt_tokens: int
+    answer_tokens: int
+    reused_tokens: int
+    recomputed_tokens: int
+    swapped_tokens: int
+    invalidated_tokens: int
+    ttft_ns: int
+    waits: dict[str, int]
+    latency_ns: int = 0
+
+
 class ErrorReply(msgspec.Struct, frozen=True, tag="error"):
     """Why there is no answer; `id` is None when the request could not be read far enough to tell."""
 
@@ -137,7 +245,16 @@ class ErrorReply(msgspec.Struct, frozen=True, tag="error"):
     sentence: str
 
 
-Reply = AskReply | SessionsReply | AnswersReply | StatsReply | ErrorReply
+Reply = (
+    AskReply
+    | SessionsReply
+    | AnswersReply
+    | StatsReply
+    | PromptReply
+    | ClosedReply
+    | FinishReply
+    | ErrorReply
+)
 
 
 class QueryError(Exception):

@@ -24,6 +24,43 @@ class CancelAsk(msgspec.Struct, frozen=True, tag="cancel"):
     id: int
 
 
+class OpenPrompt(msgspec.Struct, frozen=True, tag="open_prompt"):
+    """A prompt without a session begins with ``text``. ``complete``: that is all of it, so generate.
+
+    The engine replies with `PromptTaken`, and in the end with `PromptDone` or `PromptFailed`, always.
+    """
+
+    prompt: int
+    text: str
+    complete: bool
+    max_tokens: int
+    choices: tuple[str, ...]
+    temperature: float
+
+
+class PromptInput(msgspec.Struct, frozen=True, tag="prompt_input"):
+    """More of an unfinished prompt, or with ``replaces`` all of it anew; the reply is `PromptTaken`."""
+
+    prompt: int
+    text: str
+    replaces: bool
+
+
+class FinishPrompt(msgspec.Struct, frozen=True, tag="finish_prompt"):
+    """The prompt is all there: generate."""
+
+    prompt: int
+
+
+class CancelPrompt(msgspec.Struct, frozen=True, tag="cancel_prompt"):
+    """Nobody waits for this prompt's answer any more."""
+
+    prompt: int
+
+
+PromptCommand = OpenPrompt | PromptInput | FinishPrompt | CancelPrompt
+
+
 class EndInput(msgspec.Struct, frozen=True, tag="end_input"):
     """The source has nothing more: take what the ring holds, however long, and close the open bars."""
 
@@ -34,7 +71,7 @@ class StopEngine(msgspec.Struct, frozen=True, tag="stop"):
     drain_s: float
 
 
-Command = AskEngine | CancelAsk | EndInput | StopEngine
+Command = AskEngine | CancelAsk | PromptCommand | EndInput | StopEngine
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -101,6 +138,8 @@ class Answered(msgspec.Struct, frozen=True, tag="answered"):
     reused_tokens: int
     coalesced: int
     flags: tuple[str, ...]
+    recomputed_tokens: int = 0
+    swapped_tokens: int = 0
 
 
 class AnswerFailed(msgspec.Struct, frozen=True, tag="answer_failed"):
@@ -134,6 +173,44 @@ class AskFailed(msgspec.Struct, frozen=True, tag="ask_failed"):
     sentence: str
 
 
+class PromptTaken(msgspec.Struct, frozen=True, tag="prompt_taken"):
+    """An input was handed to the scheduler; the prompt is ``tokens`` long with it. In order of the inputs."""
+
+    prompt: int
+    tokens: int
+
+
+class PromptDone(msgspec.Struct, frozen=True, tag="prompt_done"):
+    """The answer to a finished prompt, and what its KV went through, in tokens; times in ns.
+
+    ``ttft_ns``: from its last input or its end to the answer's first token.
+    """
+
+    prompt: int
+    text: str
+    choice: str | None
+    logit_gap: float
+    prompt_tokens: int
+    answer_tokens: int
+    reused_tokens: int
+    recomputed_tokens: int
+    swapped_tokens: int
+    invalidated_tokens: int
+    ttft_ns: int
+    waits: dict[str, int]
+
+
+class PromptFailed(msgspec.Struct, frozen=True, tag="prompt_failed"):
+    """Why a prompt has no answer and takes no more input."""
+
+    prompt: int
+    code: str
+    sentence: str
+
+
+PromptEvent = PromptTaken | PromptDone | PromptFailed
+
+
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     """The worker's progress, every second: alive means idle, or progress since the last one."""
 
@@ -165,6 +242,7 @@ EngineEvent = (
     | AnswerFailed
     | AskDone
     | AskFailed
+    | PromptEvent
     | Heartbeat
     | InputDone
     | Stopped

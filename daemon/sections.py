@@ -12,6 +12,8 @@ import msgspec
 from msgspec import Meta
 
 from daemon.units import Duration, Instant, parse_duration
+from scheduler.policies import PolicyName
+from scheduler.types import Eviction
 
 SECOND = parse_duration("1s")
 OFF = Duration(0)
@@ -74,7 +76,44 @@ class Pool(Section, frozen=True, forbid_unknown_fields=True):
 class Scheduler(Section, frozen=True, forbid_unknown_fields=True):
     """What one batch may hold and what may be admitted."""
 
+    policy: Annotated[
+        PolicyName,
+        Meta(
+            description="order of prompts without a session (see scheduling); the variable SCHEDULER_TYPE "
+            "sets it, too, by the names of the paper"
+        ),
+    ] = "fcfs"
+    k: Annotated[
+        int, Meta(ge=1, description="with klpm: every k-th choice is the oldest, the others match best")
+    ] = 4
+    seed: Annotated[int, Meta(ge=0, description="of what klpm-adaptive draws")] = 0
+    eviction: Annotated[
+        Eviction,
+        Meta(
+            description="how a preempted answer leaves the pool: computed again later, swapped to the host "
+            "tier, or what the cost profile says is cheaper"
+        ),
+    ] = "cost"
+    profile: Annotated[
+        str,
+        Meta(
+            description='cost profile of the device, a name or a file (`foretick profile`); "" begins with '
+            "a cautious guess. Either is corrected by what passes take"
+        ),
+    ] = ""
+    grouping: Annotated[bool, Meta(description="compute what waiting prompts begin with alike only once")] = (
+        True
+    )
+    max_drafts: Annotated[
+        int, Meta(ge=0, description="most guessed tokens verified with a generated one; 0 guesses none")
+    ] = 4
+    stream_timeout: Annotated[
+        Duration, Meta(description="an unfinished prompt without input for so long is given up; 0s is never")
+    ] = Duration(60 * SECOND)
     max_batch_tokens: Annotated[int, Meta(ge=1, description="tokens of one forward pass")] = 1024
+    max_batch_requests: Annotated[
+        int, Meta(ge=1, description="rows of one forward pass: questions and tapes together")
+    ] = 64
     chunk_min: Annotated[
         int,
         Meta(
@@ -90,7 +129,7 @@ class Scheduler(Section, frozen=True, forbid_unknown_fields=True):
     high_water: Annotated[
         float, Meta(gt=0, le=1, description="share of the pool in use above which prefill chunks wait")
     ] = 0.95
-    max_prompt_tokens: Annotated[int, Meta(ge=1, description="longest question, in tokens")] = 2048
+    max_prompt_tokens: Annotated[int, Meta(ge=1, description="longest question or prompt, in tokens")] = 2048
     max_new_tokens: Annotated[int, Meta(ge=1, description="longest answer, in tokens")] = 256
 
 
@@ -152,6 +191,13 @@ class Session(Section, frozen=True, forbid_unknown_fields=True):
     ] = 10
     stale_after: Annotated[
         Duration, Meta(description="answers older than this carry the flag stale; 0s is off")
+    ] = OFF
+    max_staleness: Annotated[
+        Duration,
+        Meta(
+            description="a closed bar is read within so long, before questions if need be, as long as the "
+            "device has the capacity; 0s promises nothing"
+        ),
     ] = OFF
 
 
@@ -250,12 +296,16 @@ class Sink(Section, frozen=True, forbid_unknown_fields=True):
 
 
 class Query(Section, frozen=True, forbid_unknown_fields=True):
-    """The ZeroMQ query socket."""
+    """The ZeroMQ query socket, and what clients may ask for at a time."""
 
     endpoint: Annotated[
         str, Meta(pattern=r"^$|" + _SOCKET, description='address bound; "" switches the socket off')
     ] = "tcp://127.0.0.1:7801"
     max_wait: Annotated[Duration, Meta(description="longest a request may take")] = Duration(30 * SECOND)
+    max_prompts: Annotated[
+        int, Meta(ge=0, description="prompts without a session open at a time, over HTTP, too; 0 takes none")
+    ] = 256
+    max_prompts_each: Annotated[int, Meta(ge=1, description="of which so many by one client")] = 64
 
 
 class Http(Section, frozen=True, forbid_unknown_fields=True):

@@ -62,6 +62,16 @@ class PromptFormat:
         """Tokens of ``text``, no special tokens added."""
         return _encode(self.tokenizer, text)
 
+    def plain(self, text: str) -> list[int]:
+        """Tokens of a prompt that is ``text`` alone, behind the begin-of-text token if there is one.
+
+        None for an empty text.
+        """
+        begin = getattr(self.tokenizer, "bos_token_id", None)
+        if not text:
+            return []
+        return [*([] if begin is None else [int(begin)]), *self.encode(text)]
+
     @property
     def stop_ids(self) -> frozenset[int]:
         """Tokens that end an answer."""

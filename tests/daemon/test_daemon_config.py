@@ -9,9 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.config import ConfigError, exposure_warnings, load_config
+from daemon.config import POLICIES, ConfigError, exposure_warnings, load_config
 from daemon.config_reference import configuration_reference
+from daemon.engine_build import costs_of, limits_of
+from daemon.engine_spec import SettingError
 from daemon.units import Duration, Instant, parse_duration, parse_instant
+from scheduler.policies import NAMES, Ordering
+from scheduler.types import Limits
 
 ROOT = Path(__file__).parents[2]
 TWO_SESSIONS = """
@@ -300,3 +304,101 @@ def test_the_committed_reference_is_the_rendered_one():
     assert (ROOT / "docs" / "configuration.md").read_text() == configuration_reference(), (
         "run: python -m daemon.config_reference > docs/configuration.md"
     )
+
+
+@pytest.mark.parametrize(("name", "policy"), POLICIES.items())
+def test_scheduler_type_names_a_policy_over_the_file_and_under_our_own_variable(tmp_path, name, policy):
+    path = write(tmp_path, '[scheduler]\npolicy = "lpm"\n')
+    assert load_config(path, {"SCHEDULER_TYPE": name}).scheduler.policy == policy
+    both = {"SCHEDULER_TYPE": name, "FORETICK_SCHEDULER__POLICY": "mcps"}
+    assert load_config(path, both).scheduler.policy == "mcps"
+    assert (
+        load_config(path, {"SCHEDULER_TYPE": name}, {"scheduler.policy": "vllm"}).scheduler.policy == "vllm"
+    )
+
+
+def test_every_policy_has_a_name_for_scheduler_type():
+    assert set(POLICIES.values()) == set(NAMES)
+    for policy in NAMES:
+        assert Ordering(load_config(None, {}, {"scheduler.policy": policy}).scheduler.policy).key
+
+
+@pytest.mark.parametrize("name", ["", "fcfs", "SJF"])
+def test_an_unknown_scheduler_type_is_refused_with_all_that_are_known(tmp_path, name):
+    found = problems(tmp_path, "", {"SCHEDULER_TYPE": name})
+    assert repr(name) in found["scheduler.policy"]
+    assert all(known in found["scheduler.policy"] for known in POLICIES)
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ('[scheduler]\npolicy = "sjf"', "scheduler.policy"),
+        ("[scheduler]\nk = 0", "scheduler.k"),
+        ('[scheduler]\neviction = "drop"', "scheduler.eviction"),
+        ('[scheduler]\neviction = "swap"', "scheduler.eviction"),
+        ("[scheduler]\nmax_drafts = -1", "scheduler.max_drafts"),
+        ("[scheduler]\nmax_batch_requests = 0", "scheduler.max_batch_requests"),
+        ('[scheduler]\nstream_timeout = "soon"', "scheduler.stream_timeout"),
+        ("[query]\nmax_prompts = 8", "query.max_prompts_each"),
+        (f'{TWO_SESSIONS}max_staleness = "-1s"', "sessions[1].max_staleness"),
+    ],
+)
+def test_scheduling_that_cannot_be_is_refused_by_its_key(tmp_path, text, key):
+    assert problems(tmp_path, text).keys() == {key}
+
+
+def test_swapping_needs_a_host_tier_and_no_prompts_need_no_bound(tmp_path):
+    text = '[scheduler]\neviction = "swap"\n[pool]\nhost_blocks = 1\n[query]\nmax_prompts = 0'
+    assert load_config(write(tmp_path, text), {}).scheduler.eviction == "swap"
+
+
+def test_the_scheduler_s_limits_are_the_configuration_s(tmp_path):
+    text = """
+    [scheduler]
+    eviction = "recompute"
+    grouping = false
+    max_drafts = 2
+    stream_timeout = "5s"
+    max_batch_tokens = 300
+    max_batch_requests = 7
+    chunk_min = 11
+    chunk_max = 12
+    cell_budget = 0.3
+    high_water = 0.9
+    max_prompt_tokens = 13
+    max_new_tokens = 14
+    """
+    assert limits_of(load_config(write(tmp_path, text), {})) == Limits(
+        300,
+        7,
+        11,
+        12,
+        0.3,
+        0.9,
+        13,
+        14,
+        "recompute",
+        grouping=False,
+        max_drafts=2,
+        stream_timeout_ns=5 * 10**9,
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "part"),
+    [
+        ({"scheduler.profile": "nowhere"}, "nowhere: no profile"),
+        ({"scheduler.profile": "h200-paper", "pool.block_size": 32}, "blocks of 16 tokens"),
+    ],
+)
+def test_a_profile_that_cannot_be_used_is_refused_by_its_key(settings, part):
+    with pytest.raises(SettingError, match=part) as refused:
+        costs_of(load_config(None, {}, settings))
+    assert refused.value.key == "scheduler.profile"
+
+
+def test_a_profile_is_what_costs_begin_with():
+    guessed = costs_of(load_config(None, {}))
+    measured = costs_of(load_config(None, {}, {"scheduler.profile": "h200-paper"}))
+    assert 0 < measured.recompute_ns(30_000) < guessed.recompute_ns(30_000)

@@ -172,6 +172,21 @@ def test_streamed_prompts_are_answered_as_the_dense_model_answers_them(
     world.check()
 
 
+def test_an_unfinished_prompt_that_is_cached_as_a_whole_waits_for_its_end() -> None:
+    """Alone in its batch it has nothing to compute, and it is admitted all the same."""
+    limits = Limits(max_batch_tokens=64, chunk_min=32, chunk_max=64, cell_budget_fraction=1.0)
+    world = World(24, limits)
+    world.open(list(range(3, 20)), complete=True)
+    world.rest()
+    again = world.open(list(range(3, 20)))
+    world.rest()
+    assert (again.state, again.past_tokens, again.output) == (State.RUNNING, 16, [])
+    world.scheduler.extend(again.id, [20, 21])
+    world.scheduler.finish(again.id)
+    world.rest()
+    world.check()
+
+
 def test_a_victim_comes_back_from_the_host_without_computing_anything_again() -> None:
     limits = Limits(
         max_batch_tokens=64,

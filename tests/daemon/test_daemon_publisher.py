@@ -84,6 +84,8 @@ def answered(session: str, version: int, safe: int, **fields: object) -> seam.An
         "reused_tokens": 400,
         "coalesced": 0,
         "flags": (),
+        "recomputed_tokens": 7,
+        "swapped_tokens": 8,
     }
     return seam.Answered(**(whole | fields))  # type: ignore[arg-type]  # exactly its fields
 
@@ -141,6 +143,8 @@ async def test_an_answer_says_everything_about_itself(rig):
         computed_tokens=30,
         flags=["gap", "warm_up"],
         published_at=answer.published_at,
+        recomputed_tokens=7,
+        swapped_tokens=8,
     )
     _, key, _, headers = sink.sent[0]
     assert key == b"V:AAA"

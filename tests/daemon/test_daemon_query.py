@@ -17,9 +17,17 @@ from daemon.query_client import QueryClient
 from daemon.query_messages import (
     Answers,
     AnswersReply,
+    Append,
     Ask,
     AskReply,
+    Close,
+    ClosedReply,
+    Complete,
     ErrorReply,
+    Finish,
+    FinishReply,
+    Open,
+    PromptReply,
     Quantiles,
     QueryError,
     SessionInfo,
@@ -27,6 +35,7 @@ from daemon.query_messages import (
     SessionsReply,
     Stats,
     StatsReply,
+    Update,
     decode_reply,
     encode,
 )
@@ -98,6 +107,40 @@ class Backend:
         return StatsReply(request.id, {"foretick_engine_up": 1.0}, {"ask": Quantiles(3, 0.1, 0.2, 0.3)})
 
 
+class Prompts:
+    """Takes every prompt, and remembers what was asked by whom."""
+
+    def __init__(self) -> None:
+        self.asked: list[object] = []
+        self.clients: list[str] = []
+
+    async def open(self, request: Open, client: str) -> PromptReply:
+        self.clients.append(client)
+        return await self.append(Append(request.id, "p", request.text))
+
+    async def append(self, request: Append | Update) -> PromptReply:
+        self.asked.append(request)
+        return PromptReply(request.id, request.prompt, len(request.text))
+
+    update = append
+
+    async def finish(self, request: Finish) -> FinishReply:
+        self.asked.append(request)
+        if request.prompt != "p":
+            raise QueryError("unknown_prompt", "there is no such prompt")
+        return FinishReply(
+            request.id, request.prompt, "YES", None, 0.5, True, 3, 1, 0, 0, 0, 0, 7, {"step": 5}
+        )
+
+    async def complete(self, request: Complete, client: str) -> FinishReply:
+        self.clients.append(client)
+        return await self.finish(Finish(request.id, "p"))
+
+    async def close(self, request: Close) -> ClosedReply:
+        self.asked.append(request)
+        return ClosedReply(request.id, request.prompt)
+
+
 class Wire:
     """A DEALER that speaks raw bytes."""
 
@@ -134,9 +177,15 @@ async def backend() -> Backend:
 
 
 @pytest.fixture
-async def server(backend, observed) -> AsyncIterator[QueryServer]:
+def prompts() -> Prompts:
+    return Prompts()
+
+
+@pytest.fixture
+async def server(backend, prompts, observed) -> AsyncIterator[QueryServer]:
     made = QueryServer(
         backend,
+        prompts,
         "tcp://127.0.0.1:0",
         max_wait_s=0.5,
         max_in_flight=3,
@@ -183,6 +232,55 @@ async def test_each_request_gets_its_reply(server, backend, observed):
     assert answers == AnswersReply(3, "a", (PUBLISHED,))
     assert stats.stages["ask"] == Quantiles(3, 0.1, 0.2, 0.3)
     assert observed == [("Ask", "ok"), ("Sessions", "ok"), ("Answers", "ok"), ("Stats", "ok")]
+
+
+async def test_prompts_go_to_their_own_backend_and_their_client_is_the_connection(server, prompts):
+    def use(client: QueryClient) -> list[Any]:
+        return [
+            client.open_prompt("abc"),
+            client.append("p", "defg"),
+            client.update("p", "h"),
+            client.finish("p"),
+            client.close_prompt("p"),
+            client.complete("all"),
+        ]
+
+    opened, appended, updated, finished, closed, whole = await with_client(server, use)
+    await with_client(server, lambda client: client.open_prompt())
+    assert (opened, appended, updated) == (
+        PromptReply(1, "p", 3),
+        PromptReply(2, "p", 4),
+        PromptReply(3, "p", 1),
+    )
+    assert (finished.id, finished.text, finished.waits) == (4, "YES", {"step": 5})
+    assert 0 < finished.latency_ns < 10**9
+    assert 0 < whole.latency_ns < 10**9
+    assert closed == ClosedReply(5, "p")
+    assert prompts.asked[1:5] == [Append(2, "p", "defg"), Update(3, "p", "h"), Finish(4, "p"), Close(5, "p")]
+    first, again, other = prompts.clients
+    assert first == again != other
+    with pytest.raises(QueryError) as refused:
+        await with_client(server, lambda client: client.finish("q"))
+    assert refused.value.code == "unknown_prompt"
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"type": "open", "max_tokens": 0},
+        {"type": "open", "temperature": -0.1},
+        {"type": "open", "temperature": float("nan")},
+        {"type": "complete", "text": ""},
+        {"type": "append", "prompt": "", "text": "x"},
+        {"type": "append", "prompt": "p"},
+        {"type": "finish", "prompt": "p", "text": "x"},
+    ],
+    ids=str,
+)
+async def test_a_prompt_that_makes_no_sense_is_refused(wire, prompts, members):
+    await wire.send(msgspec.msgpack.encode({"id": 3, **members}))
+    reply = await wire.reply()
+    assert (reply.id, reply.code, prompts.asked) == (3, "bad_request", [])
 
 
 async def test_a_slow_ask_does_not_delay_a_fast_one(wire, backend):
@@ -350,14 +448,14 @@ def test_an_address_that_is_none_is_refused():
 
 
 async def test_a_taken_endpoint_is_an_error_that_names_it(server, backend):
-    second = QueryServer(backend, server.endpoint)
+    second = QueryServer(backend, Prompts(), server.endpoint)
     with pytest.raises(OSError, match="cannot bind the query socket to tcp://127"):
         await second.start()
 
 
 async def test_ipc_and_wildcard_endpoints(backend, tmp_path):
     for endpoint in ("tcp://127.0.0.1:*", f"ipc://{tmp_path}/q"):
-        server = QueryServer(backend, endpoint)
+        server = QueryServer(backend, Prompts(), endpoint)
         await server.start()
         assert "*" not in server.endpoint
         wire = Wire(server.endpoint)

@@ -1,0 +1,167 @@
+"""Text to requests on the engine's side: what the model is given, and what never reaches the scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from daemon import seam
+from daemon.engine_prompts import EnginePrompts
+from engine.embedded import build_tokenizer
+from engine.prompt import PromptFormat
+from scheduler.request import Event, Failure, Request, State
+from scheduler.types import PriorityClass, Row
+
+FORMAT = PromptFormat.of(build_tokenizer())
+BEGIN = FORMAT.tokenizer.bos_token_id
+POSITIONS = 100
+
+
+class Rig:
+    """Prompts over a scheduler that only writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.events: list[seam.EngineEvent] = []
+        self.requests: list[Request] = []
+        self.calls: list[tuple[Any, ...]] = []
+        self.prompts = EnginePrompts(FORMAT, self, lambda: None, POSITIONS, self.events.append)  # type: ignore[arg-type]  # see class
+
+    def submit(self, request: Request) -> None:
+        request.id = 70 + len(self.requests)
+        self.requests.append(request)
+
+    def extend(self, request_id: int, tokens: Sequence[int]) -> None:
+        self.calls.append(("extend", request_id, list(tokens)))
+
+    def replace(self, request_id: int, tokens: Sequence[int]) -> None:
+        self.calls.append(("replace", request_id, list(tokens)))
+
+    def finish(self, request_id: int) -> None:
+        self.calls.append(("finish", request_id))
+
+    def cancel(self, request_id: int) -> None:
+        self.calls.append(("cancel", request_id))
+
+    def open(self, text: str = "", **how: Any) -> None:
+        made = {"complete": False, "max_tokens": 8, "choices": (), "temperature": 0.0} | how
+        self.prompts.handle(seam.OpenPrompt(1, text, **made))
+
+    def input(self, text: str, *, replaces: bool = False) -> None:
+        self.prompts.handle(seam.PromptInput(1, text, replaces))
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
+
+
+def test_a_prompt_is_its_text_behind_the_begin_of_text_once(rig):
+    rig.open("One two")
+    (request,) = rig.requests
+    assert request.prompt == [BEGIN, *FORMAT.encode("One two")]
+    assert (request.cls, request.salt, request.complete) == (PriorityClass.POOL, "", False)
+    assert request.stop_ids == FORMAT.stop_ids
+    rig.input(" three")
+    rig.input("Anew", replaces=True)
+    rig.input("")
+    assert rig.calls == [
+        ("extend", 70, FORMAT.encode(" three")),
+        ("replace", 70, [BEGIN, *FORMAT.encode("Anew")]),
+        ("extend", 70, []),
+    ]
+    lengths = [len(request.prompt), len(request.prompt) + len(FORMAT.encode(" three"))]
+    anew = 1 + len(FORMAT.encode("Anew"))
+    assert rig.events == [seam.PromptTaken(1, n) for n in [*lengths, anew, anew]]
+
+
+def test_the_first_piece_of_an_empty_prompt_begins_the_text(rig):
+    rig.open()
+    assert rig.requests[0].prompt == []
+    rig.input("One")
+    rig.input("", replaces=True)
+    rig.input("Two")
+    begun = [[BEGIN, *FORMAT.encode(text)] for text in ("One", "Two")]
+    assert rig.calls == [("replace", 70, begun[0]), ("replace", 70, []), ("replace", 70, begun[1])]
+
+
+def test_choices_are_their_first_tokens_as_they_are_written(rig):
+    rig.open("Up? ", complete=True, choices=(" YES", "NO"), temperature=0.5)
+    (request,) = rig.requests
+    assert request.choices == (FORMAT.encode(" YES")[0], FORMAT.encode("NO")[0])
+    assert (request.max_tokens, request.complete, request.temperature) == (1, True, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("how", "part"),
+    [
+        ({"choices": ("YES",)}, "at least two choices"),
+        ({"choices": ("YES", "YES")}, "repeat"),
+        ({"choices": ("YES", "")}, "an empty choice"),
+        ({"choices": ("YES", "YES!")}, "same token"),
+        ({"complete": True, "text": ""}, "at least one prompt token"),
+        ({"temperature": float("nan")}, "temperature"),
+    ],
+    ids=str,
+)
+def test_what_can_be_no_request_is_refused(rig, how, part):
+    rig.open(**{"text": "Up?"} | how)
+    (refused,) = rig.events
+    assert isinstance(refused, seam.PromptFailed)
+    assert refused.code == "bad_request"
+    assert part in refused.sentence
+    assert rig.requests == []
+    rig.input("more")
+    assert rig.calls == []
+
+
+def test_more_than_the_positions_is_refused_before_it_is_computed(rig):
+    rig.open("x " * POSITIONS)
+    assert [(e.code, e.prompt) for e in rig.events] == [("too_long", 1)]
+    assert rig.requests == []
+    rig.events.clear()
+    rig.open("x", max_tokens=8)
+    while isinstance(rig.events[-1], seam.PromptTaken):
+        taken = rig.events[-1].tokens
+        rig.input("y")
+    assert taken + 8 == POSITIONS
+    assert rig.calls[-1] == ("cancel", 70)
+    assert rig.events[-1].code == "too_long"
+    told = list(rig.events)
+    rig.requests[0].on_done(rig.requests[0])  # cancelled: told already
+    rig.input("z")
+    assert (rig.events, rig.calls[-1]) == (told, ("cancel", 70))
+
+
+def test_the_end_of_a_prompt_is_told_once_and_with_its_history(rig):
+    rig.open("Up?", choices=("YES", "NO"))
+    (request,) = rig.requests
+    rig.prompts.handle(seam.FinishPrompt(1))
+    assert rig.calls == [("finish", 70)]
+    assert request.choices is not None
+    request.complete, request.state, request.last_chunk_ns = True, State.FINISHED, 1000
+    request.events = [(Event.KV_ON_GPU, 1500), (Event.PREEMPTED_SWAP, 1600), (Event.KV_ON_GPU, 1800)]
+    request.accept(Row(request.choices[1], 3.0, 2.5))
+    request.past_tokens, request.recomputed_tokens, request.swapped_tokens = 2, 3, 4
+    request.total_tokens_invalidated, request.waits = 5, {"cells": 6}
+    request.on_done(request)
+    assert rig.events[1:] == [
+        seam.PromptDone(1, "NO", "NO", 0.5, len(request.prompt), 1, 2, 3, 4, 5, 500, {"cells": 6})
+    ]
+    for command in (seam.FinishPrompt(1), seam.CancelPrompt(1), seam.PromptInput(1, "x", False)):
+        rig.prompts.handle(command)
+    assert len(rig.calls) == 1
+
+
+def test_a_failure_keeps_its_reason_and_a_cancelled_prompt_has_one(rig):
+    rig.open("Up?")
+    rig.requests[0].error = Failure("abandoned", "nothing came")
+    rig.requests[0].on_done(rig.requests[0])
+    rig.open("Up?")
+    rig.prompts.handle(seam.CancelPrompt(1))
+    assert rig.calls == [("cancel", 71)]
+    rig.requests[1].on_done(rig.requests[1])
+    failed = [e for e in rig.events if isinstance(e, seam.PromptFailed)]
+    assert [e.code for e in failed] == ["abandoned", "cancelled"]
+    assert failed[0].sentence == "nothing came"

@@ -1,0 +1,159 @@
+"""The front around an engine that dies: what its answers settled is not read again."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+
+import pytest
+
+from daemon import front as module
+from daemon import seam
+from daemon.delivery import Route
+from daemon.front import Front
+from feeds.source import CommitFailed, Partition
+from flash.questions import PAPER_SIX
+from tests.e2e.support import START, TOPIC, MemorySink, QueueSource, incoming, inproc_config, trade, until
+
+RECORDS = [incoming(trade("V:AAA", START + n), n) for n in range(5)]
+
+
+class Engines:
+    """Engines that do nothing of their own: the test says when one is up, what it says, and when it dies."""
+
+    def __init__(self) -> None:
+        self.started = 0
+        self.emit: Callable[[seam.EngineEvent], None]
+        self.die: Callable[[str], None]
+
+    def __call__(self, *_: object) -> Engines:
+        return self
+
+    async def start(
+        self, on_event: Callable[[seam.EngineEvent], None], on_gone: Callable[[str], None]
+    ) -> None:
+        self.started += 1
+        self.emit, self.die = on_event, on_gone
+
+    def send(self, command: seam.Command) -> None:
+        if isinstance(command, seam.StopEngine):
+            self.emit(seam.Stopped(drained=True))
+
+    async def close(self, timeout_s: float) -> None:
+        pass
+
+    def up(self) -> None:
+        self.emit(seam.Ready("m", "r", True, "cpu", 1))
+
+    def answer(self, version: int, safe: int, questions: int = 6) -> None:
+        for question in PAPER_SIX[:questions]:
+            self.emit(
+                seam.Answered(
+                    session="aaa",
+                    question=question.name,
+                    question_hash="h",
+                    version=version,
+                    text="UP",
+                    choice="UP",
+                    logit_gap=1.0,
+                    as_of=START,
+                    ts_recv=START,
+                    ts_ring=time.monotonic_ns(),
+                    inputs=seam.Inputs(1, safe - 1, safe),
+                    stages=seam.Stages(1, 2, 3, 4, 5),
+                    computed_tokens=1,
+                    reused_tokens=1,
+                    coalesced=0,
+                    flags=(),
+                )
+            )
+
+
+class Committed(QueueSource):
+    """A source that gives everything from the committed offset on, each time it is started."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open = False
+
+    async def start(self) -> None:
+        await super().start()
+        self.open = True
+        self.put(RECORDS[self.committed.get((TOPIC, 0), 0) :])
+
+    async def commit(self, offsets: Mapping[Partition, int]) -> None:
+        await asyncio.sleep(0.01)
+        if not self.open:
+            raise CommitFailed("closed")
+        await super().commit(offsets)
+
+    async def stop(self) -> None:
+        self.open = False
+
+
+@pytest.fixture
+async def up(monkeypatch) -> AsyncIterator[tuple[Front, Engines, Committed, MemorySink]]:
+    """A front that read all records and whose engine has answered nothing; it commits when it must, only."""
+    engines, source, sink = Engines(), Committed(), MemorySink()
+    monkeypatch.setattr(module, "InprocLink", engines)
+    monkeypatch.setattr(module, "COMMIT_EVERY_S", 3600.0)
+    monkeypatch.setattr(module, "RESTART_AFTER_S", (0.0,))
+    front = Front(inproc_config(standing="paper_six"), source=source, routes=[Route(sink, "answers.v1")])
+    starting = asyncio.create_task(front.start())
+    await until(lambda: engines.started == 1)
+    engines.up()
+    await asyncio.wait_for(starting, 60)
+    await until(lambda: front.tracker.outstanding() == len(RECORDS))
+    yield front, engines, source, sink
+    if not front._stopping:  # the test has not come so far
+        await front.stop()
+
+
+async def test_what_was_answered_when_the_engine_died_is_not_read_again(up):
+    """Its acknowledgements come after the death."""
+    front, engines, source, sink = up
+    sink.acknowledging.clear()
+    engines.answer(1, 4)
+    await until(lambda: len(sink.sent) == 6)
+    engines.die("killed")
+    await until(lambda: engines.started == 2)
+    sink.acknowledging.set()
+    await until(lambda: front.store.value("foretick_answers_total", session="aaa") == 6)
+    engines.up()
+    await until(lambda: source.starts == 2)
+    assert source.committed == {(TOPIC, 0): 3}
+    await until(lambda: front.tracker.outstanding() == 2)
+    assert front.tracker.ranges("aaa", 1, 2) == [(TOPIC, 0, 3, 4)]
+    engines.answer(2, 2)
+    await until(lambda: front.tracker.outstanding() == 1)
+    assert await front.stop()
+    assert source.committed == {(TOPIC, 0): 4}
+
+
+async def test_what_the_dead_engine_answered_in_part_is_read_again(up):
+    front, engines, source, sink = up
+    engines.answer(1, 3)
+    engines.answer(2, 5, questions=5)
+    await until(lambda: len(sink.sent) == 11)
+    engines.die("killed")
+    await until(lambda: engines.started == 2)
+    engines.up()
+    await until(lambda: source.starts == 2)
+    await until(lambda: front.tracker.outstanding() == 3)
+    assert source.committed == {(TOPIC, 0): 2}
+    assert front.tracker.ranges("aaa", 1, 3) == [(TOPIC, 0, 2, 4)]
+    engines.answer(3, 2)
+    await until(lambda: front.tracker.outstanding() == 2, what="nothing of version 2 is in the way")
+
+
+async def test_a_commit_under_way_ends_before_the_source_is_closed(up):
+    """Whoever closes the source has nothing left to commit, because somebody else is about it."""
+    front, engines, source, _ = up
+    engines.answer(1, 4)
+    await until(lambda: front.tracker.outstanding() == 2)
+    other = asyncio.create_task(front._commit())
+    await asyncio.sleep(0)
+    await front.stop()
+    await other
+    assert source.committed == {(TOPIC, 0): 3}

@@ -1,0 +1,208 @@
+"""Prompts over HTTP: what is asked of the backend, what every refusal looks like, who is let in."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+from collections.abc import AsyncIterator
+from typing import Any, get_args
+
+import pytest
+
+from daemon.http import HttpServer
+from daemon.http_prompts import STATUS, PromptRoutes
+from daemon.query_messages import (
+    Append,
+    Close,
+    ClosedReply,
+    Code,
+    Complete,
+    Finish,
+    FinishReply,
+    Open,
+    PromptReply,
+    QueryError,
+    Update,
+)
+
+JSON = {"content-type": "application/json"}
+
+
+class Prompts:
+    """Remembers what it is asked; a text that is a code is refused with it, "slow" never ends."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+        self.clients: list[str] = []
+
+    async def open(self, request: Open, client: str) -> PromptReply:
+        self.clients.append(client)
+        return await self.append(request)
+
+    async def append(self, request: Open | Append | Update) -> PromptReply:
+        self.asked.append(request)
+        if request.text in get_args(Code):
+            raise QueryError(request.text, "because")
+        if request.text == "slow":
+            await asyncio.Event().wait()
+        if request.text == "broken":
+            raise ZeroDivisionError("secret detail")
+        return PromptReply(request.id, "p", len(request.text))
+
+    update = append
+
+    async def finish(self, request: Finish) -> FinishReply:
+        self.asked.append(request)
+        return FinishReply(request.id, "p", "YES", None, 0.5, True, 3, 1, 0, 0, 0, 0, 7, {"step": 5})
+
+    async def complete(self, request: Complete, client: str) -> FinishReply:
+        self.clients.append(client)
+        return await self.finish(Finish(request.id, "p"))
+
+    async def close(self, request: Close) -> ClosedReply:
+        self.asked.append(request)
+        return ClosedReply(request.id, request.prompt)
+
+
+@pytest.fixture
+def prompts() -> Prompts:
+    return Prompts()
+
+
+@pytest.fixture
+async def server(prompts) -> AsyncIterator[HttpServer]:
+    made = HttpServer(lambda: b"", list, more=PromptRoutes(prompts, 0.2, max_bytes=200).routes)
+    await made.start()
+    yield made
+    await made.stop()
+
+
+async def call(
+    server: HttpServer,
+    path: str,
+    body: object = None,
+    method: str = "POST",
+    headers: dict[str, str] | None = None,
+) -> tuple[int, Any]:
+    data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+
+    def use() -> tuple[int, Any]:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
+        try:
+            connection.request(method, path, data, JSON if headers is None else headers)
+            response = connection.getresponse()
+            return response.status, json.loads(response.read())
+        finally:
+            connection.close()
+
+    return await asyncio.to_thread(use)
+
+
+async def test_each_request_reaches_the_backend_as_on_the_socket(server, prompts):
+    assert await call(server, "/v1/prompts", {"text": "abc", "max_tokens": 3, "choices": ["A", "B"]}) == (
+        201,
+        {"prompt": "p", "prompt_tokens": 3},
+    )
+    assert (await call(server, "/v1/prompts/p/append", {"text": "de"}))[1]["prompt_tokens"] == 2
+    assert (await call(server, "/v1/prompts/p/update", {"text": "f"}))[0] == 200
+    status, answer = await call(server, "/v1/prompts/p/finish")
+    assert (status, answer["text"], answer["waits"]) == (200, "YES", {"step": 5})
+    assert 0 < answer["latency_ns"] < 10**9
+    assert not answer.keys() & {"id", "type"}
+    assert await call(server, "/v1/prompts/p", None, "DELETE") == (200, {"prompt": "p"})
+    assert (await call(server, "/v1/complete", {"text": "all"}))[1]["text"] == "YES"
+    assert prompts.asked == [
+        Open(0, "abc", 3, ("A", "B")),
+        Append(0, "p", "de"),
+        Update(0, "p", "f"),
+        Finish(0, "p"),
+        Close(0, "p"),
+        Finish(0, "p"),
+    ]
+    assert prompts.clients == ["http 127.0.0.1"] * 2
+
+
+@pytest.mark.parametrize("code", get_args(Code))
+async def test_every_refusal_has_a_status(server, code):
+    status, body = await call(server, "/v1/prompts/p/append", {"text": code})
+    assert (status, body) == (STATUS[code], {"code": code, "sentence": "because"})
+    assert status >= 400
+
+
+@pytest.mark.parametrize(
+    ("body", "part"),
+    [
+        (b"", "no JSON"),
+        (b"{", "no JSON"),
+        (b"[1]", "a JSON object"),
+        ({"text": 5}, "Expected `str`"),
+        ({}, "missing required field `text`"),
+        ({"text": "x", "txet": "y"}, "unknown field `txet`"),
+        ({"text": "x", "prompt": "other"}, "own members"),
+        ({"text": "x", "id": 3}, "own members"),
+        ({"text": "x", "type": "update"}, "own members"),
+    ],
+)
+async def test_a_body_that_cannot_be_read_is_refused_with_the_reason(server, prompts, body, part):
+    status, refused = await call(server, "/v1/prompts/p/append", body)
+    assert (status, refused["code"], prompts.asked) == (400, "bad_request", [])
+    assert part in refused["sentence"]
+
+
+async def test_what_is_too_long_or_too_slow_or_broken_is_told(server, caplog):
+    assert (await call(server, "/v1/prompts", {"text": "x" * 300}))[0] == 413
+    assert await call(server, "/v1/prompts", {"text": "slow"}) == (
+        504,
+        {"code": "timeout", "sentence": "no answer within 0.2 s"},
+    )
+    status, body = await call(server, "/v1/prompts", {"text": "broken"})
+    assert (status, body["code"], "secret" in body["sentence"]) == (503, "engine", False)
+    assert "secret detail" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({**JSON, "host": "prices.example:7800"}, 403),
+        ({**JSON, "host": "203.0.113.7"}, 403),
+        ({**JSON, "host": "localhost:7800"}, 201),
+        ({**JSON, "host": "[::1]:7800"}, 201),
+        ({"content-type": "application/json; charset=utf-8"}, 201),
+        ({"content-type": "text/plain"}, 415),
+        ({}, 415),
+    ],
+    ids=str,
+)
+async def test_a_page_in_a_browser_here_cannot_send_one(server, prompts, headers, status):
+    assert (await call(server, "/v1/prompts", {"text": "x"}, headers=headers))[0] == status
+    assert bool(prompts.asked) == (status == 201)
+
+
+async def test_another_machine_is_turned_away(prompts):
+    scope = {"client": ("203.0.113.7", 5)}
+    server = HttpServer(lambda: b"", list, more=PromptRoutes(prompts, 1.0).routes)
+    application = server._application()
+
+    async def from_afar(inner: Any, receive: Any, send: Any) -> None:
+        await application({**inner, **scope}, receive, send)
+
+    server._application = lambda: from_afar  # type: ignore[assignment,return-value]  # an ASGI application
+    await server.start()
+    try:
+        assert (await call(server, "/v1/complete", {"text": "x"}))[0] == 403
+        assert (await call(server, "/v1/prompts/p", None, "DELETE"))[0] == 403
+    finally:
+        await server.stop()
+    assert prompts.asked == []
+
+
+async def test_other_methods_are_not_served(server):
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
+
+    def use() -> int:
+        connection.request("GET", "/v1/prompts")
+        return connection.getresponse().status
+
+    assert await asyncio.to_thread(use) == 405
+    connection.close()

@@ -1,0 +1,214 @@
+"""The front's prompts: bounds, the order of inputs, who hears what when a prompt ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from daemon import seam
+from daemon.open_prompts import MOST_INPUTS, REMEMBERED, OpenPrompts
+from daemon.query_messages import Append, Close, ClosedReply, Complete, Finish, Open, QueryError, Update
+
+DONE: dict[str, Any] = {
+    "text": "YES",
+    "choice": None,
+    "logit_gap": 0.5,
+    "prompt_tokens": 9,
+    "answer_tokens": 1,
+    "reused_tokens": 2,
+    "recomputed_tokens": 3,
+    "swapped_tokens": 4,
+    "invalidated_tokens": 5,
+    "ttft_ns": 6,
+    "waits": {"step": 7},
+}
+
+
+class Rig:
+    """Prompts and what they send; `taking`: an engine that takes inputs at once, a token a letter."""
+
+    def __init__(self, most: int = 4, most_each: int = 3) -> None:
+        self.sent: list[seam.Command] = []
+        self.taking = True
+        self.prompts = OpenPrompts(most, most_each, self._send)
+
+    def _send(self, command: seam.Command) -> None:
+        self.sent.append(command)
+        if self.taking and isinstance(command, seam.OpenPrompt | seam.PromptInput):
+            asyncio.get_running_loop().call_soon(
+                self.prompts.heard, seam.PromptTaken(command.prompt, len(command.text))
+            )
+
+    async def open(self, text: str = "abc", client: str = "me") -> str:
+        return (await self.prompts.open(Open(1, text), client)).prompt
+
+    def done(self, number: int = 1) -> None:
+        self.prompts.heard(seam.PromptDone(number, **DONE))
+
+    def failed(self, code: str, number: int = 1) -> None:
+        self.prompts.heard(seam.PromptFailed(number, code, f"because of {code}"))
+
+    async def refusal(self, work: Coroutine[Any, Any, Any]) -> str:
+        with pytest.raises(QueryError) as refused:
+            await work
+        return refused.value.code
+
+    async def later(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Begun, and as far as it comes alone."""
+        task = asyncio.create_task(work)
+        await asyncio.sleep(0)
+        return task
+
+
+@pytest.fixture
+async def rig() -> Rig:
+    return Rig()
+
+
+async def test_a_prompt_from_its_opening_to_its_answer(rig):
+    opened = await rig.prompts.open(Open(5, "abc", 8, ("A", "B"), 0.5), "me")
+    assert (opened.id, opened.prompt_tokens) == (5, 3)
+    prompt = opened.prompt
+    assert (await rig.prompts.append(Append(6, prompt, "defg"))).prompt_tokens == 4
+    assert (await rig.prompts.update(Update(7, prompt, "h"))).prompt_tokens == 1
+    finishing = await rig.later(rig.prompts.finish(Finish(8, prompt)))
+    assert rig.sent == [
+        seam.OpenPrompt(1, "abc", False, 8, ("A", "B"), 0.5),
+        seam.PromptInput(1, "defg", False),
+        seam.PromptInput(1, "h", True),
+        seam.FinishPrompt(1),
+    ]
+    rig.prompts.untrained = True
+    rig.done()
+    reply = await finishing
+    assert (reply.id, reply.prompt, reply.untrained) == (8, prompt, True)
+    assert {name: getattr(reply, name) for name in DONE} == DONE
+    assert len(rig.prompts) == 0
+
+
+async def test_all_at_once_is_one_command(rig):
+    whole = await rig.later(rig.prompts.complete(Complete(1, "abc"), "me"))
+    assert rig.sent == [seam.OpenPrompt(1, "abc", True, 64, (), 0.0)]
+    rig.done()
+    assert (await whole).text == "YES"
+
+
+async def test_ids_cannot_be_guessed_from_one_another(rig):
+    ids = [await rig.open() for _ in range(3)]
+    assert len({len(each) for each in ids}) == 1
+    assert all(sum(a != b for a, b in zip(one, two, strict=True)) > 4 for one, two in [ids[:2], ids[1:]])
+
+
+async def test_inputs_are_taken_in_their_order_and_one_that_nobody_waits_for_keeps_its_place(rig):
+    prompt = await rig.open()
+    rig.taking = False
+    first, second, third = [await rig.later(rig.prompts.append(Append(n, prompt, "x"))) for n in range(3)]
+    second.cancel()
+    await asyncio.sleep(0)
+    for tokens in (4, 5, 6):
+        rig.prompts.heard(seam.PromptTaken(1, tokens))
+    assert [(await first).prompt_tokens, (await third).prompt_tokens] == [4, 6]
+    assert len(rig.prompts) == 1
+
+
+async def test_a_prompt_takes_so_many_inputs_ahead(rig):
+    prompt = await rig.open()
+    rig.taking = False
+    waiting = [await rig.later(rig.prompts.append(Append(n, prompt, "x"))) for n in range(MOST_INPUTS)]
+    assert await rig.refusal(rig.prompts.append(Append(99, prompt, "x"))) == "busy"
+    rig.failed("too_long")
+    assert {await rig.refusal(asyncio.wait_for(task, 1)) for task in waiting} == {"too_long"}
+
+
+async def test_bounds_hold_in_all_and_for_one_client_and_count_what_is_open(rig):
+    first, _, _ = [await rig.open() for _ in range(3)]
+    assert await rig.refusal(rig.open()) == "busy"
+    assert await rig.refusal(rig.prompts.complete(Complete(1, "x"), "me")) == "busy"
+    await rig.open(client="you")
+    assert await rig.refusal(rig.open(client="third")) == "busy"
+    assert await rig.prompts.close(Close(4, first)) == ClosedReply(4, first)
+    assert rig.sent[-1] == seam.CancelPrompt(1)
+    await rig.open()
+    rig.failed("abandoned", 2)
+    await rig.open()
+    closed = Rig(most=0)
+    assert await closed.refusal(closed.open()) == "bad_request"
+    assert closed.sent == []
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("abandoned", "abandoned"),
+        ("too_long", "too_long"),
+        ("bad_prompt", "bad_request"),
+        ("bad_request", "bad_request"),
+        ("stopping", "shutting_down"),
+        ("no_memory", "engine"),
+    ],
+)
+async def test_why_it_failed_is_told_now_and_later(rig, code, told):
+    prompt = await rig.open()
+    finishing = await rig.later(rig.prompts.finish(Finish(1, prompt)))
+    rig.failed(code)
+    assert await rig.refusal(finishing) == told
+    assert await rig.refusal(rig.prompts.append(Append(2, prompt, "x"))) == told
+    assert await rig.prompts.close(Close(3, prompt)) == ClosedReply(3, prompt)
+
+
+async def test_a_finished_prompt_takes_nothing_more(rig):
+    prompt = await rig.open()
+    finishing = await rig.later(rig.prompts.finish(Finish(1, prompt)))
+    for _ in range(2):
+        assert await rig.refusal(rig.prompts.append(Append(2, prompt, "x"))) == "finished"
+        assert await rig.refusal(rig.prompts.finish(Finish(2, prompt))) == "finished"
+        if not finishing.done():
+            rig.done()
+            await finishing
+    assert await rig.refusal(rig.prompts.finish(Finish(2, "nowhere"))) == "unknown_prompt"
+    assert await rig.refusal(rig.prompts.close(Close(2, "nowhere"))) == "unknown_prompt"
+
+
+async def test_closing_ends_a_finish_that_waits(rig):
+    prompt = await rig.open()
+    finishing = await rig.later(rig.prompts.finish(Finish(1, prompt)))
+    await rig.prompts.close(Close(2, prompt))
+    assert await rig.refusal(finishing) == "unknown_prompt"
+    rig.done()  # too late: nobody hears it
+    assert rig.sent[-1] == seam.CancelPrompt(1)
+
+
+async def test_who_waits_no_longer_gives_up_the_prompt_whose_answer_or_id_nobody_can_get(rig):
+    prompt = await rig.open()
+    finishing = await rig.later(rig.prompts.finish(Finish(1, prompt)))
+    rig.taking = False
+    opening = await rig.later(rig.prompts.open(Open(2), "me"))
+    for task in (finishing, opening):
+        task.cancel()
+    await asyncio.gather(finishing, opening, return_exceptions=True)
+    assert rig.sent[-2:] == [seam.CancelPrompt(1), seam.CancelPrompt(2)]
+    assert len(rig.prompts) == 0
+
+
+async def test_the_engine_s_end_is_the_end_of_all(rig):
+    prompt, other = await rig.open(), await rig.open()
+    finishing = await rig.later(rig.prompts.finish(Finish(1, prompt)))
+    rig.prompts.engine_gone("it died")
+    assert await rig.refusal(finishing) == "engine"
+    assert await rig.refusal(rig.prompts.append(Append(2, other, "x"))) == "engine"
+    assert len(rig.prompts) == 0
+
+
+async def test_only_so_many_ends_are_remembered(rig):
+    first = await rig.open()
+    rig.failed("abandoned")
+    for number in range(2, REMEMBERED + 1):
+        await rig.open()
+        rig.failed("abandoned", number)
+    assert await rig.refusal(rig.prompts.finish(Finish(1, first))) == "abandoned"
+    await rig.open()
+    rig.failed("abandoned", REMEMBERED + 1)
+    assert await rig.refusal(rig.prompts.finish(Finish(1, first))) == "unknown_prompt"

@@ -1,0 +1,243 @@
+"""Prompts without a session, from the socket and from HTTP to the engine and back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from daemon.engine_build import build
+from daemon.engine_host import scheduler_of
+from daemon.prompts import HostSwap
+from daemon.query_client import QueryClient
+from daemon.query_messages import FinishReply, QueryError
+from daemon.sections import Pool, Query, Scheduler
+from daemon.units import Duration
+from scheduler.costs import load
+from scheduler.observer import Observer
+from scheduler.prefix_line import PrefixLine
+from tests.e2e.process import Daemon
+from tests.e2e.support import SECOND, MemorySink, QueueSource, inproc_config, sessions, until
+from tests.e2e.test_e2e_inproc import running
+from tests.kafka_server import free_ports
+
+LINES = [f"{n:02d}. Prices of item {n % 5} moved by {n * 37 % 101} in quarter {n % 4}.\n" for n in range(12)]
+TEXT = "".join(LINES)
+
+
+def same(streamed: FinishReply, whole: FinishReply) -> bool:
+    """The same prompt and the same answer."""
+    return (streamed.text, streamed.choice, streamed.prompt_tokens, streamed.answer_tokens) == (
+        whole.text,
+        whole.choice,
+        whole.prompt_tokens,
+        whole.answer_tokens,
+    ) and abs(streamed.logit_gap - whole.logit_gap) < 1e-3
+
+
+def appended(client: QueryClient, **how: Any) -> FinishReply:
+    """TEXT line by line; each line's tokens are the line's own, wherever it stands."""
+    lengths = [opened := client.open_prompt(LINES[0], **how)]
+    lengths += [client.append(opened.prompt, line) for line in LINES[1:]]
+    tokens = [reply.prompt_tokens for reply in lengths]
+    assert tokens == sorted(set(tokens))
+    return client.finish(opened.prompt)
+
+
+def updated(client: QueryClient, **how: Any) -> FinishReply:
+    """TEXT after two others, of which it shares a half and a third."""
+    opened = client.open_prompt("".join(LINES[:9]) + "something else\n" * 4, **how)
+    client.update(opened.prompt, "".join(LINES[:6]) + "again another\n" * 4)
+    client.update(opened.prompt, TEXT)
+    return client.finish(opened.prompt)
+
+
+HOW: list[dict[str, Any]] = [
+    {"max_tokens": 12},
+    {"choices": ("YES", "NO")},
+    {"max_tokens": 12, "temperature": 0.9},
+]
+
+
+def test_a_streamed_prompt_is_answered_like_the_same_prompt_at_once(tmp_path: Path) -> None:
+    """In an engine process of its own, with the answers computed before anything of them is cached."""
+    (port,) = free_ports(1)
+    endpoint = f"tcp://127.0.0.1:{port}"
+    with Daemon(tmp_path, f'[query]\nendpoint = "{endpoint}"\n', {"SCHEDULER_TYPE": "KLPM"}) as daemon:
+        asyncio.run(daemon.ready(timeout_s=200))
+        with QueryClient(endpoint) as client:
+            first = appended(client, **HOW[0])
+            assert first.reused_tokens == 0
+            for how in HOW:
+                whole = client.complete(TEXT, **how)
+                assert whole.reused_tokens >= whole.prompt_tokens - 1, "the prefix cache knows it"
+                assert whole.untrained
+                assert 0 < whole.ttft_ns < whole.latency_ns
+                assert same(appended(client, **how), whole)
+                assert same(updated(client, **how), whole)
+            assert same(first, client.complete(TEXT, **HOW[0]))
+            assert client.complete(TEXT, **HOW[2]).text != first.text, "it is drawn"
+            other = client.complete(TEXT + "And then?", **HOW[0])
+            assert (other.text, other.prompt_tokens) != (first.text, first.prompt_tokens)
+        with QueryClient(endpoint) as opener, QueryClient(endpoint) as finisher:
+            opened = opener.open_prompt(TEXT, max_tokens=12)
+            assert finisher.finish(opened.prompt).text == first.text
+        assert daemon.terminate(30) == 0
+
+
+@pytest.mark.parametrize("eviction", ["recompute", "swap", "cost"])
+async def test_many_prompts_in_a_small_pool_are_answered_like_one_alone(eviction) -> None:
+    config = inproc_config(
+        sessions=(),
+        standing="none",
+        pool=Pool(blocks=32, host_blocks=32),
+        scheduler=Scheduler(
+            policy="lcas", eviction=eviction, cell_budget=1.0, max_prompt_tokens=400, max_new_tokens=16
+        ),
+    )
+    texts = [f"Report {n}.\n" + "".join(LINES[n : n + 7]) for n in range(5)]
+    async with running(config, QueueSource(), MemorySink()) as front:
+        assert front.query is not None
+        endpoint = front.query.endpoint
+
+        def streamed(text: str) -> FinishReply:
+            with QueryClient(endpoint) as client:
+                opened = client.open_prompt(text[:200], max_tokens=16)
+                client.update(opened.prompt, text[:150] + " or so, they say")
+                client.update(opened.prompt, text)
+                return client.finish(opened.prompt)
+
+        def at_once(text: str) -> FinishReply:
+            with QueryClient(endpoint) as client:
+                return client.complete(text, max_tokens=16)
+
+        got = await asyncio.gather(*(asyncio.to_thread(streamed, text) for text in texts))
+        alone = [await asyncio.to_thread(at_once, text) for text in texts]
+        assert [same(*pair) for pair in zip(got, alone, strict=True)] == [True] * len(texts)
+        swapped, again = (sum(getattr(g, f"{how}_tokens") for g in got) for how in ("swapped", "recomputed"))
+        assert swapped + again > 0, "the pool is too large for this test"
+        if eviction != "cost":
+            assert (swapped > 0, again > 0) == (eviction == "swap", eviction == "recompute")
+        assert all(g.waits for g in got)
+
+
+def test_the_scheduler_is_given_what_the_configuration_asks_for() -> None:
+    config = inproc_config(
+        sessions=sessions("V:AAA", retention_tokens=1024, max_staleness=Duration(SECOND)),
+        pool=Pool(host_blocks=8),
+        scheduler=Scheduler(policy="klpm-adaptive", profile="h200-paper", max_new_tokens=64),
+    )
+    built = build(config, {})
+    assert built.tapes["aaa"].staleness_ns == SECOND
+    assert built.costs.base == load("h200-paper")
+    scheduler = scheduler_of(config, built, Observer())
+    assert isinstance(scheduler._tier, HostSwap)
+    assert scheduler._costs is built.costs
+    assert isinstance(scheduler._book._line, PrefixLine)
+    plain = inproc_config(sessions=())
+    scheduler = scheduler_of(plain, build(plain, {}), Observer())
+    assert (scheduler._tier, scheduler._book._line) == (None, None)
+
+
+async def test_refusals_and_a_client_that_vanishes() -> None:
+    config = inproc_config(
+        sessions=(),
+        standing="none",
+        scheduler=Scheduler(stream_timeout=Duration(SECOND // 4), max_new_tokens=64, max_prompt_tokens=100),
+        query=Query(endpoint="tcp://127.0.0.1:*", max_prompts=3, max_prompts_each=2),
+    )
+    async with running(config, QueueSource(), MemorySink()) as front:
+        assert front.query is not None
+        endpoint = front.query.endpoint
+
+        def refusals() -> list[str]:
+            codes = []
+
+            def refused(call: Any, *arguments: Any, **more: Any) -> None:
+                with pytest.raises(QueryError) as error:
+                    call(*arguments, **more)
+                codes.append(error.value.code)
+
+            with QueryClient(endpoint) as client:
+                refused(client.finish, "nowhere")
+                refused(client.complete, "one two", choices=("YES", "YES"))
+                refused(client.complete, "one two", choices=("YES", ""))
+                refused(client.complete, TEXT)
+                refused(client.complete, "one two", max_tokens=65)
+                empty = client.open_prompt()
+                refused(client.finish, empty.prompt)
+                long = client.open_prompt(LINES[0])
+                client.append(long.prompt, TEXT)
+                refused(client.finish, long.prompt)
+                one, two = client.open_prompt(LINES[0]), client.open_prompt(LINES[1])
+                refused(client.open_prompt)
+                client.close_prompt(one.prompt)
+                refused(client.append, one.prompt, "more")
+                client.finish(two.prompt)
+                refused(client.append, two.prompt, "more")
+            return codes
+
+        assert await asyncio.to_thread(refusals) == [
+            "unknown_prompt",
+            *["bad_request"] * 2,
+            *["too_long"] * 2,
+            "bad_request",
+            "too_long",
+            "busy",
+            "unknown_prompt",
+            "finished",
+        ]
+        assert len(front.prompts) == 0
+
+        def vanish() -> str:
+            with QueryClient(endpoint) as client:
+                return client.open_prompt(LINES[0]).prompt
+
+        def late(prompt: str) -> str:
+            with QueryClient(endpoint) as client, pytest.raises(QueryError, match=r"0\.25 s") as error:
+                client.append(prompt, "too late")
+            return error.value.code
+
+        prompt = await asyncio.to_thread(vanish)
+        assert len(front.prompts) == 1
+        await until(lambda: not len(front.prompts), what="the prompt to be given up")
+        assert await asyncio.to_thread(late, prompt) == "abandoned"
+
+
+async def test_prompts_over_http_are_those_of_the_socket() -> None:
+    config = inproc_config(sessions=(), standing="none")
+    async with running(config, QueueSource(), MemorySink()) as front:
+        assert front.query is not None
+        url, endpoint = f"http://127.0.0.1:{front.http.port}/v1", front.query.endpoint
+
+        def call(path: str, body: dict[str, Any] | None = None, method: str = "POST") -> dict[str, Any]:
+            data = None if body is None else json.dumps(body).encode()
+            request = urllib.request.Request(
+                url + path, data, {"content-type": "application/json"}, method=method
+            )
+            with urllib.request.urlopen(request, timeout=30) as response:
+                return json.load(response)
+
+        def use() -> None:
+            prompt = call("/prompts", {"text": LINES[0], "max_tokens": 12})["prompt"]
+            for line in LINES[1:-1]:
+                call(f"/prompts/{prompt}/append", {"text": line})
+            call(f"/prompts/{prompt}/update", {"text": TEXT})
+            with QueryClient(endpoint) as client:
+                whole = client.complete(TEXT, 12)
+            answer = call(f"/prompts/{prompt}/finish")
+            assert (answer["text"], answer["prompt_tokens"]) == (whole.text, whole.prompt_tokens)
+            assert call("/complete", {"text": TEXT, "max_tokens": 12})["text"] == whole.text
+            closed = call("/prompts", {})["prompt"]
+            assert call(f"/prompts/{closed}", method="DELETE") == {"prompt": closed}
+            with pytest.raises(urllib.error.HTTPError) as gone:
+                call(f"/prompts/{closed}/finish")
+            with gone.value:
+                assert gone.value.code == 404
+
+        await asyncio.to_thread(use)
