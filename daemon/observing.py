@@ -87,10 +87,11 @@ class EngineObserver(Observer):
         """A tape's oldest records left."""
         self._store.inc("foretick_evicted_tokens_total", tokens, session=session)
 
-    def waiting(self, counts: Mapping[PriorityClass, int]) -> None:
-        """Live work by class after a step."""
-        for cls, count in counts.items():
-            self._store.set("foretick_waiting_requests", count, **{"class": self._names[cls]})
+    def depth(self, waiting: Mapping[PriorityClass, int], live: Mapping[PriorityClass, int]) -> None:
+        """Work by class after a step."""
+        for cls, name in self._names.items():
+            self._store.set("foretick_waiting_requests", waiting[cls], **{"class": name})
+            self._store.set("foretick_live_requests", live[cls], **{"class": name})
 
 
 def history(request: Request) -> str:

@@ -246,7 +246,7 @@ def _scheduler() -> list[Any]:
             [(per_second("foretick_wait_seconds_total", "class"), "{{class}}")],
         ),
         _series(
-            "Requests by class and policy",
+            "Waiting, by class and policy",
             "short",
             _THIRD,
             [
@@ -306,7 +306,7 @@ def _queues_and_memory() -> list[Any]:
             "Requests by class",
             "short",
             _THIRD,
-            [(gauge("foretick_waiting_requests", "class", over="sum"), "{{class}}")],
+            [(gauge("foretick_live_requests", "class", over="sum"), "{{class}}")],
         ),
         _series(
             "Ring fill", "percentunit", _THIRD, [(gauge("foretick_ring_fill_ratio", "source"), "{{source}}")]

@@ -257,7 +257,15 @@ METRICS: tuple[Metric, ...] = (
         "ratio",
     ),
     _gauge("foretick_ring_fill_ratio", "Share of the ring in use, 0 to 1.", "ratio", "source"),
-    _gauge("foretick_waiting_requests", "Live requests by class.", "requests", **{"class": CLASSES}),
+    _gauge(
+        "foretick_waiting_requests",
+        "Requests that are not admitted yet, and tapes with records to take, by class.",
+        "requests",
+        **{"class": CLASSES},
+    ),
+    _gauge(
+        "foretick_live_requests", "Requests and tapes under way, by class.", "requests", **{"class": CLASSES}
+    ),
     _gauge(
         "foretick_scheduler_info",
         "Always 1: the labels say how this daemon schedules.",

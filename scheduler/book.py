@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, bisect_right
-from collections import Counter
 from collections.abc import Iterator
 from itertools import accumulate
 from operator import itemgetter
@@ -77,8 +76,10 @@ class Book:
         """Requests that could generate, and that could prefill."""
         self.cells = 0
         """Claimed by the admitted."""
-        self.counts: Counter[PriorityClass] = Counter()
+        self.counts = dict.fromkeys(PriorityClass, 0)
         """Live work by class."""
+        self.waits = dict.fromkeys(PriorityClass, 0)
+        """Of it, by class, what could begin and is not admitted; tapes with records to take."""
         self._ready: SortedDict[Rank, Request] = SortedDict()  # those of `running` with something to do
         self._waiting: SortedDict[Rank, Request] = SortedDict()
         self._appends: SortedDict[Rank, Append] = SortedDict()
@@ -95,11 +96,11 @@ class Book:
         work.place = place
         if not isinstance(before, Place):
             self.counts[work.cls] += 1
-            self._count(place, 1)
+            self._count(work, place, 1)
             self._insert(work, place)
         elif place != before:
-            self._count(before, -1)
-            self._count(place, 1)
+            self._count(work, before, -1)
+            self._count(work, place, 1)
             if place.line != before.line:
                 self._remove(work, before, admitted=place.state is State.RUNNING)
                 self._insert(work, place)
@@ -114,7 +115,7 @@ class Book:
         before, work.place = work.place, None
         if isinstance(before, Place):
             self.counts[work.cls] -= 1
-            self._count(before, -1)
+            self._count(work, before, -1)
             self._remove(work, before, admitted=False)
 
     def walk(self) -> Walk:
@@ -169,7 +170,8 @@ class Book:
         running: Iterator[tuple[Rank, Work]] = iter(self._ready.items())
         return heapq.merge(running, self._appends.items(), key=itemgetter(0)) if self._appends else running
 
-    def _count(self, place: Place, sign: int) -> None:
+    def _count(self, work: Work, place: Place, sign: int) -> None:
+        self.waits[work.cls] += sign * (place.state is not State.RUNNING and place.left > 0)
         self.decodes += sign * place.decoding
         self.prefills += sign * place.prefilling
         self.cells += sign * place.cells

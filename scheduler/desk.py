@@ -165,7 +165,7 @@ class Desk:
     @property
     def live(self) -> int:
         """Requests and tapes with work that have not ended."""
-        return self._book.counts.total()
+        return sum(self._book.counts.values())
 
     def next_due(self) -> float | None:
         """Seconds until an unfinished prompt is given up, unless input comes; None while there is none."""

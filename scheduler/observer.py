@@ -35,5 +35,5 @@ class Observer:
     def out_of_memory(self, *, retried: bool) -> None:
         """A forward pass found no memory: half of its batch is tried again, or that failed, too."""
 
-    def waiting(self, counts: Mapping[PriorityClass, int]) -> None:
-        """Live work of each class after a step."""
+    def depth(self, waiting: Mapping[PriorityClass, int], live: Mapping[PriorityClass, int]) -> None:
+        """After a step, of each class: work that waits to be admitted, and all that has not ended."""

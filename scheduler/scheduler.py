@@ -98,7 +98,7 @@ class Scheduler(Desk):
             moved = self._preemptions > preempted
             worked |= bool(acquired.entries or acquired.failures or acquired.evicted or moved)
         if worked:
-            self._observer.waiting({cls: self._book.counts[cls] for cls in PriorityClass})
+            self._observer.depth(self._book.waits, self._book.counts)
         return worked
 
     def close(self) -> None:

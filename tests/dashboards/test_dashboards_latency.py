@@ -76,6 +76,7 @@ def test_every_expression_uses_names_labels_and_values_of_the_catalogue(dashboar
         "foretick_ring_dropped_total",
         "foretick_records_late_total",
         "foretick_records_malformed_total",
+        "foretick_live_requests",
         "foretick_waiting_requests",
         "foretick_pool_blocks",
         "foretick_wait_seconds_total",

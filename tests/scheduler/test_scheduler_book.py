@@ -242,6 +242,9 @@ class Model(RuleBasedStateMachine):
         assert self.book.cells == sum(len(r.prompt) + r.max_tokens for r in running if r.max_tokens)
         live = Counter([r.cls for r in self.requests] + [STREAM] * len(self.appends))
         assert {cls: n for cls, n in self.book.counts.items() if n} == dict(live)
+        queued = [r.cls for r in self.requests if r.state is State.QUEUED and r.remaining]
+        waiting = Counter(queued + [STREAM] * len(self.appends))
+        assert {cls: n for cls, n in self.book.waits.items() if n} == dict(waiting)
         assert self.book.appends() == sorted(self.appends, key=self.book.rank)
 
     @invariant()

@@ -391,6 +391,7 @@ def test_the_observer_hears_of_waits_batches_and_evictions() -> None:
             self.batches: list[tuple[dict[PriorityClass, int], int]] = []
             self.evictions: list[tuple[str, int]] = []
             self.counts: dict[PriorityClass, int] = {}
+            self.waiting: dict[PriorityClass, int] = {}
 
         def queue_wait(self, cls: PriorityClass, ns: int) -> None:
             assert ns > 0
@@ -403,8 +404,9 @@ def test_the_observer_hears_of_waits_batches_and_evictions() -> None:
         def evicted(self, session: str, tokens: int) -> None:
             self.evictions.append((session, tokens))
 
-        def waiting(self, counts: Mapping[PriorityClass, int]) -> None:
-            self.counts = dict(counts)
+        def depth(self, waiting: Mapping[PriorityClass, int], live: Mapping[PriorityClass, int]) -> None:
+            self.counts = dict(live)
+            self.waiting = dict(waiting)
 
     seen = Recorder()
     h = Harness(observer=seen)
@@ -413,6 +415,7 @@ def test_the_observer_hears_of_waits_batches_and_evictions() -> None:
     h.feed(tape, (1, 2), (3,))
     h.scheduler.step()
     assert seen.counts == {FLASH: 0, SESSION: 1, POOL: 0, STREAM: 0}
+    assert not any(seen.waiting.values()), "it runs"
     h.feed(tape, (5, 6))
     h.run()
     assert seen.waits == [SESSION, STREAM, STREAM, STREAM]
