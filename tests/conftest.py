@@ -53,3 +53,14 @@ def _audit(pool: ref[Any]) -> None:
         gc.collect()
         time.sleep(0.1)
     pytest.fail(failed)
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """A second one only waits at models this small, for long where other work runs beside."""
+    import torch  # only here: most tests need none
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -8,7 +8,6 @@ from functools import cache
 from itertools import count
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,17 +25,11 @@ from scheduler.scheduler import Scheduler
 from scheduler.types import Chunk, Limits, PriorityClass, Row
 from tests.engine.oracle import VOCABULARY, tiny
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 RNG = random.Random(11)
 SOURCE = [RNG.randrange(3, VOCABULARY) for _ in range(80)]
 BLOCK = 4
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @cache

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from functools import cache
 from itertools import count
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,15 +23,17 @@ from scheduler.scheduler import Scheduler
 from scheduler.types import Eviction, Limits, PriorityClass
 from tests.engine.oracle import VOCABULARY, tiny
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ANSWER = 6
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+SWAPPING = Limits(
+    max_batch_tokens=64,
+    chunk_min=32,
+    chunk_max=64,
+    cell_budget_fraction=1.0,
+    eviction="swap",
+    high_water=1.0,
+)
 
 
 @cache
@@ -188,15 +188,7 @@ def test_an_unfinished_prompt_that_is_cached_as_a_whole_waits_for_its_end() -> N
 
 
 def test_a_victim_comes_back_from_the_host_without_computing_anything_again() -> None:
-    limits = Limits(
-        max_batch_tokens=64,
-        chunk_min=32,
-        chunk_max=64,
-        cell_budget_fraction=1.0,
-        eviction="swap",
-        high_water=1.0,
-    )
-    world = World(12, limits)
+    world = World(12, SWAPPING)
     partial = world.open(list(range(3, 35)))
     world.rest()
     assert partial.computed == 31
@@ -212,15 +204,7 @@ def test_a_victim_comes_back_from_the_host_without_computing_anything_again() ->
 
 
 def test_a_host_without_room_leaves_recompute() -> None:
-    limits = Limits(
-        max_batch_tokens=64,
-        chunk_min=32,
-        chunk_max=64,
-        cell_budget_fraction=1.0,
-        eviction="swap",
-        high_water=1.0,
-    )
-    world = World(12, limits, host_blocks=3)
+    world = World(12, SWAPPING, host_blocks=3)
     partial = world.open(list(range(3, 35)))
     world.rest()
     world.open(list(range(40, 65)), complete=True)
@@ -232,15 +216,7 @@ def test_a_host_without_room_leaves_recompute() -> None:
 
 
 def test_an_update_of_a_prompt_on_the_host_keeps_its_common_prefix() -> None:
-    limits = Limits(
-        max_batch_tokens=64,
-        chunk_min=32,
-        chunk_max=64,
-        cell_budget_fraction=1.0,
-        eviction="swap",
-        high_water=1.0,
-    )
-    world = World(12, limits)
+    world = World(12, SWAPPING)
     partial = world.open(list(range(3, 35)))
     world.rest()
     whole = world.open(list(range(40, 65)), complete=True)
