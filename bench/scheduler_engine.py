@@ -38,7 +38,7 @@ _LIVE = 40
 class Sizes:
     """``seconds`` of arrivals, or so many ``requests``. ``scale``: tokens of the paper's for one here.
 
-    ``load``: of what the engine can compute.
+    ``load``: of what the engine computes of one prompt alone; of many at a time it computes less than half.
 
     ``pressure``: what the prompts under way hold on the average, over the pool. ``apart``: predicted P99 that
     differ by at least this part are expected to be in the same order when measured.
@@ -47,7 +47,7 @@ class Sizes:
     seconds: float = 25.0
     requests: int | None = None
     scale: int = 16
-    load: float = 0.8
+    load: float = 0.3
     pressure: float = 1.25
     batch_tokens: int = 512
     apart: float = 0.25

@@ -20,6 +20,10 @@ from scheduler.request import Append, Request, State, Work
 from scheduler.types import Limits, Memory, PriorityClass
 
 
+BESIDE = 4
+"""Beside a question all prompts of POOL together get the `BESIDE`-th part of the smallest chunk."""
+
+
 class Entry(NamedTuple):
     """One row of a batch: `n` tokens of a request or `n` records of an append.
 
@@ -159,7 +163,7 @@ class _Planner:
         if not request.prefill_only:
             self.asked = True
             if request.cls <= PriorityClass.SESSION and self.beside is None:
-                self.beside = self.limits.chunk_min
+                self.beside = max(1, self.limits.chunk_min // BESIDE)
 
     def _spend(self, tokens: int, blocks: int) -> None:
         self.rows -= 1
@@ -205,7 +209,7 @@ class _Planner:
             # It is short and its wait is the product: no chunking, all that fit go together.
             chunk = request.remaining
         elif request.cls is PriorityClass.POOL and self.beside is not None:
-            # A question waits for the whole of its pass: all prompts below it share the smallest chunk.
+            # A question waits for the whole of its pass: the prompts below it only keep moving.
             chunk = min(self.chunk, self.beside)
         else:
             chunk = self.chunk
