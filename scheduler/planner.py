@@ -19,7 +19,6 @@ from scheduler.followers import Groups
 from scheduler.request import Append, Request, State, Work
 from scheduler.types import Limits, Memory, PriorityClass
 
-
 BESIDE = 4
 """Beside a question all prompts of POOL together get the `BESIDE`-th part of the smallest chunk."""
 
