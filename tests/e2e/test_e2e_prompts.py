@@ -121,8 +121,10 @@ async def test_many_prompts_in_a_small_pool_are_answered_like_one_alone(eviction
         assert [same(*pair) for pair in zip(got, alone, strict=True)] == [True] * len(texts)
         swapped, again = (sum(getattr(g, f"{how}_tokens") for g in got) for how in ("swapped", "recomputed"))
         assert swapped + again > 0, "the pool is too large for this test"
-        if eviction != "cost":
-            assert (swapped > 0, again > 0) == (eviction == "swap", eviction == "recompute")
+        if eviction == "swap":  # where the host has no room it is recompute
+            assert swapped > 0
+        if eviction == "recompute":
+            assert not swapped
         assert all(g.waits for g in got)
 
 

@@ -250,7 +250,8 @@ class FakeTape:
         return len(self.records)
 
     def fork(self) -> FakeReader:
-        return FakeReader(self.memory, self.tokens, self.version, self.blocks)
+        # what is committed, also after room was made for an append that is not
+        return FakeReader(self.memory, self.history[self.version], self.version, self.blocks)
 
     def blocks_needed(self, n: int) -> int:
         return max(0, -(-(self.head + self.live_tokens + n) // self.memory.block_size) - len(self.blocks))

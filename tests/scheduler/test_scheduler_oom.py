@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from daemon.observing import EngineObserver
@@ -212,6 +212,7 @@ def test_a_device_for_half_the_batch_still_answers_everything() -> None:
     st.lists(st.integers(1, 5), max_size=9),
     st.integers(16, 40),
 )
+@example({4}, [(FLASH, 1, 5, False), (POOL, 5, 1, False), (POOL, 1, 1, True)], [1, 3, 3, 5, 5], 16)
 def test_whatever_pass_fails_nothing_is_lost_and_no_answer_is_wrong(
     scarce: set[int], asks: list[tuple[PriorityClass, int, int, bool]], records: list[int], blocks: int
 ) -> None:
