@@ -79,7 +79,7 @@ def test_the_command_saves_what_it_prints(tmp_path: Path) -> None:
     assert run.stdout in page.read_text()
 
 
-@pytest.mark.parametrize("name", ["stream", "engine"])
+@pytest.mark.parametrize("name", ["stream", "engine", "scheduler"])
 def test_the_committed_page_is_the_committed_measurement(tmp_path: Path, name: str) -> None:
     """docs/benchmarks.md holds the tables of docs/measurements/*.json, nothing typed by hand."""
     page = tmp_path / "benchmarks.md"
