@@ -14,7 +14,6 @@ import click
 THREADS = 2
 PARTS = ("ring", "kafka", "hits", "questions")
 ENGINE_PARTS = ("questions", "sessions", "window", "standing", "prefix", "refresh", "bookkeeping")
-
 SCHEDULER_PARTS = ("cost", "flood", "engine", "prefix", "simulated")
 
 
@@ -34,18 +33,8 @@ def stream(model: str, parts: tuple[str, ...], quick: bool, json_file: Path | No
     from bench.suite import Disagreement, Miscounted, MockUnavailable, measure
 
     models = ("embedded", "80m") if model == "both" else (model,)
-    arguments = " ".join(sys.argv[1:]) or "bench stream"
     try:
-        report = measure(
-            f"foretick {arguments}",
-            datetime.now(UTC).isoformat(" ", "minutes"),
-            THREADS,
-            models,
-            parts or PARTS,
-            quick=quick,
-            say=lambda text: click.echo(text, err=True),
-            keep=partial(_save, json_file),
-        )
+        report = measure(*_this_run("stream"), models, parts or PARTS, **_ways(json_file, quick=quick))
     except (Disagreement, Miscounted, MockUnavailable) as error:
         raise click.ClickException(str(error)) from None
     click.echo(tables(report), nl=False)
@@ -61,17 +50,8 @@ def engine(parts: tuple[str, ...], quick: bool, json_file: Path | None) -> None:
     from bench.engine_suite import measure
     from bench.questions_result import Disagreement
 
-    arguments = " ".join(sys.argv[1:]) or "bench engine"
     try:
-        report = measure(
-            f"foretick {arguments}",
-            datetime.now(UTC).isoformat(" ", "minutes"),
-            THREADS,
-            parts or ENGINE_PARTS,
-            quick=quick,
-            say=lambda text: click.echo(text, err=True),
-            keep=partial(_save, json_file),
-        )
+        report = measure(*_this_run("engine"), parts or ENGINE_PARTS, **_ways(json_file, quick=quick))
     except Disagreement as error:
         raise click.ClickException(str(error)) from None
     click.echo(tables(report), nl=False)
@@ -86,16 +66,7 @@ def scheduler(parts: tuple[str, ...], quick: bool, json_file: Path | None) -> No
     from bench.scheduler_report import render as tables
     from bench.scheduler_suite import measure
 
-    arguments = " ".join(sys.argv[1:]) or "bench scheduler"
-    report = measure(
-        f"foretick {arguments}",
-        datetime.now(UTC).isoformat(" ", "minutes"),
-        THREADS,
-        parts or SCHEDULER_PARTS,
-        quick=quick,
-        say=lambda text: click.echo(text, err=True),
-        keep=partial(_save, json_file),
-    )
+    report = measure(*_this_run("scheduler"), parts or SCHEDULER_PARTS, **_ways(json_file, quick=quick))
     click.echo(tables(report), nl=False)
 
 
@@ -132,6 +103,18 @@ def render(json_file: Path, into: Path | None) -> None:
     except ValueError as error:
         raise click.ClickException(f"{into}: {error}") from None
     click.echo(f"wrote {os.fspath(into)}")
+
+
+def _this_run(name: str) -> tuple[str, str, int]:
+    """What every report begins with: the command, when it began, threads."""
+    arguments = " ".join(sys.argv[1:]) or f"bench {name}"
+    return f"foretick {arguments}", datetime.now(UTC).isoformat(" ", "minutes"), THREADS
+
+
+def _ways(json_file: Path | None, *, quick: bool) -> dict[str, Any]:
+    """How any of them runs, tells what it does, and keeps what it found."""
+    say = partial(click.echo, err=True)
+    return {"quick": quick, "say": say, "keep": partial(_save, json_file)}
 
 
 def _save(json_file: Path | None, report: Any) -> None:

@@ -22,7 +22,7 @@ from scheduler.policies import Ordering
 from scheduler.request import Event, Request
 from scheduler.scheduler import Scheduler
 from scheduler.simulation.inputs import Input
-from scheduler.simulation.run import NEVER, Setup
+from scheduler.simulation.run import NEVER, Setup, go_on
 from scheduler.simulation.tokens import Segments
 from scheduler.types import PriorityClass
 from scheduler.worker import Worker
@@ -110,13 +110,7 @@ class _Replay:
             self.requests[piece.request] = request
             self.scheduler.submit(request)
             return
-        number = self.requests[piece.request].id
-        if piece.op == "update":
-            self.scheduler.replace(number, tokens)
-        elif tokens:
-            self.scheduler.extend(number, tokens)
-        if piece.last:
-            self.scheduler.finish(number)
+        go_on(self.scheduler, self.requests[piece.request].id, piece, tokens)
 
     def tokens(self, tokens: Segments) -> list[int]:
         """Ids of the model's vocabulary: what differs may agree by chance, what agrees agrees."""

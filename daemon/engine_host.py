@@ -25,7 +25,7 @@ from daemon.refresh import Refresher
 from daemon.sections import Config
 from daemon.standing import questions_of
 from flash.evaluator import FlashEvaluator, FlashFailure, FlashResult
-from flash.questions import Prepared, Question
+from flash.questions import Question
 from flash.registry import Registry, check_choices
 from ingest import warm_up
 from ingest.bars import GAP, SKEWED, BarBuilder, BarPolicy
@@ -264,7 +264,7 @@ class EngineHost:
             session=ask.session,
             prompt=prepared.prompt_tokens,
             max_tokens=1 if ask.choices else question.max_tokens,
-            on_done=lambda done: self._asked(ask, prepared, done),
+            on_done=lambda done: self._asked(ask, done),
             open_reader=tape.fork,
             stop_ids=prepared.stop_ids,
             choices=prepared.choice_tokens,
@@ -272,15 +272,13 @@ class EngineHost:
         self._asks[ask.id] = request  # before submitting: the worker may be quicker than we are
         self._scheduler.submit(request)
 
-    def _asked(self, ask: seam.AskEngine, prepared: Prepared, request: Request) -> None:
+    def _asked(self, ask: seam.AskEngine, request: Request) -> None:
         self._asks.pop(ask.id, None)
         if request.state is not State.FINISHED:
             failure = request.error or Failure("cancelled", "nobody waited for the answer any more")
             self._emit(seam.AskFailed(ask.id, failure.code, failure.sentence))
             return
-        choice = None
-        if prepared.choice_tokens is not None:
-            choice = ask.choices[prepared.choice_tokens.index(request.output[0])]
+        choice = request.chosen(ask.choices)
         self._emit(
             seam.AskDone(
                 ask.id,

@@ -135,9 +135,7 @@ class EnginePrompts:
             failure = request.error or Failure("cancelled", "nobody waited for the answer any more")
             self._emit(seam.PromptFailed(command.prompt, failure.code, failure.sentence))
             return
-        choice = None
-        if request.choices is not None:
-            choice = command.choices[request.choices.index(request.output[0])]
+        choice = request.chosen(command.choices)
         first = request.first(Event.KV_ON_GPU)
         assert first is not None  # it has an answer
         self._emit(

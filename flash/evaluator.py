@@ -225,7 +225,7 @@ class FlashEvaluator:
             )
 
     def _result(self, evaluation: _Evaluation, item: Standing, request: Request) -> FlashResult:
-        choice = _choice(item, request)
+        choice = request.chosen(item.question.choices)
         queued, scheduled = request.events[0][1], request.first(Event.SCHEDULED)
         assert scheduled is not None  # it finished, so it ran
         finished = request.events[-1][1]
@@ -251,10 +251,3 @@ class FlashEvaluator:
             recomputed_tokens=request.recomputed_tokens,
             swapped_tokens=request.swapped_tokens,
         )
-
-
-def _choice(item: Standing, request: Request) -> str | None:
-    tokens = item.prepared.choice_tokens
-    if item.question.choices is None or tokens is None:
-        return None
-    return item.question.choices[tokens.index(request.output[0])]

@@ -62,7 +62,7 @@ class StreamingPrompt:
         wanted = token_array(tokens).copy()
         before = self.computed
         kept = common_length(self._in_kv(), wanted)
-        self._keep(kept)
+        self.keep(kept)
         self._tokens = wanted
         self.total_tokens_invalidated += before - kept
         return before - kept
@@ -89,7 +89,12 @@ class StreamingPrompt:
 
     def keep(self, tokens: int) -> None:
         """Only the first ``tokens`` tokens stay in KV, of the prompt and of an answer behind it."""
-        self._keep(tokens)
+        own = tokens - self.fork.past_tokens
+        if own >= 0:
+            self.fork.keep(own)
+        else:
+            self.fork.reset()  # first of all, for extents cannot be asked of a fork that is swapped out
+            self._restart(alias(self._pool, self.fork.extents, tokens))
 
     def save(self) -> int:
         """Offer all tokens in KV to the cache; returns how many it took.
@@ -101,7 +106,7 @@ class StreamingPrompt:
     def leave_one(self) -> None:
         """If nothing remains to be computed, give the last token's KV up, so that its row can be computed."""
         if len(self._tokens) and not self.remaining:
-            self._keep(len(self._tokens) - 1)
+            self.keep(len(self._tokens) - 1)
 
     def release(self) -> None:
         """Drop everything."""
@@ -111,15 +116,6 @@ class StreamingPrompt:
         """The tokens in KV: of the prompt, and of an answer behind it."""
         answer = self.fork.tokens[len(self._tokens) - self.fork.past_tokens :]  # the past is never longer
         return np.concatenate((self._tokens[: self.computed], token_array(answer)))
-
-    def _keep(self, tokens: int) -> None:
-        """Only the first ``tokens`` tokens stay in KV."""
-        own = tokens - self.fork.past_tokens
-        if own >= 0:
-            self.fork.keep(own)
-        else:
-            self.fork.reset()  # first of all, for extents cannot be asked of a fork that is swapped out
-            self._restart(alias(self._pool, self.fork.extents, tokens))
 
     def _restart(self, past: Past) -> None:
         """Go on behind ``past``, taking its hold over; all private KV goes."""

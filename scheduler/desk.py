@@ -209,18 +209,17 @@ class Desk:
         elif (failure := refusal(request, self._limits, self._memory)) is not None:
             self._end(request, State.FAILED, failure)
         else:
-            self._waits.track(request)
-            self._book.update(request, prompt=True)
+            self._update(request, prompt=True)
 
     def _abandon(self, request: Request) -> None:
         seconds = self._limits.stream_timeout_ns / 1e9
         sentence = f"the prompt was not finished, and nothing of it came for {seconds:g} s"
         self._end(request, State.FAILED, Failure("abandoned", sentence))
 
-    def _update(self, request: Request) -> None:
-        """Something about a live request changed."""
+    def _update(self, request: Request, *, prompt: bool = False) -> None:
+        """Something about a live request changed; ``prompt``: its prompt."""
         self._waits.track(request)
-        self._book.update(request)
+        self._book.update(request, prompt=prompt)
 
     def _enqueue(self, tape: Tape, pending: list[Pending]) -> None:
         limit = min(self._limits.max_batch_tokens, tape.append_tokens)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scheduler.planner import Entry
-from scheduler.request import Append, Request
+from scheduler.planner import Entry, reserve
+from scheduler.request import Request
 from scheduler.speculation import Lookup, draft_cap
 from scheduler.types import Limits, Memory
 
@@ -19,22 +19,18 @@ def with_drafts(entries: Sequence[Entry], memory: Memory, limits: Limits) -> lis
     if not limits.max_drafts:
         return list(entries)
     decoders = sum(isinstance(entry.work, Request) and entry.work.decoding for entry in entries)
-    left = limits.max_batch_tokens - sum(map(_tokens, entries))
-    reserve = memory.total_blocks - int(memory.total_blocks * limits.high_water)
+    left = limits.max_batch_tokens - sum(entry.tokens for entry in entries)
+    kept_free = reserve(memory, limits)
     out: list[Entry] = []
     for entry in entries:
         request = entry.work
         if isinstance(request, Request) and request.decoding and left > 0:
             drafts = _drafts(request, min(left, _cap(request, decoders, limits)))
-            if drafts and _hold(request, 1 + len(drafts), memory, reserve):
+            if drafts and _hold(request, 1 + len(drafts), memory, kept_free):
                 left -= len(drafts)
                 entry = entry._replace(drafts=tuple(drafts))
         out.append(entry)
     return out
-
-
-def _tokens(entry: Entry) -> int:
-    return sum(entry.work.lengths(entry.n)) if isinstance(entry.work, Append) else entry.n
 
 
 def _cap(request: Request, decoders: int, limits: Limits) -> int:
@@ -54,8 +50,8 @@ def _drafts(request: Request, most: int) -> list[int]:
     return lookup.propose(most)
 
 
-def _hold(request: Request, n: int, memory: Memory, reserve: int) -> bool:
+def _hold(request: Request, n: int, memory: Memory, kept_free: int) -> bool:
     reader = request.reader
-    if reader is None or reader.blocks_needed(n) > max(0, memory.free_blocks - reserve):
+    if reader is None or reader.blocks_needed(n) > max(0, memory.free_blocks - kept_free):
         return False
     return reader.acquire(n)

@@ -17,6 +17,5 @@ def prefers_swap(victim: Request, eviction: Eviction, costs: Costs | None) -> bo
         return eviction == "swap"
     if costs is None:
         return False
-    own = victim.computed - (victim.past_tokens if victim.open_prompt else 0)
-    saved = costs.recompute_ns(own) * (1.0 if victim.complete else victim.survival)
+    saved = costs.recompute_ns(victim.private) * (1.0 if victim.complete else victim.survival)
     return costs.swap_ns(victim.blocks) < saved

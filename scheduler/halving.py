@@ -16,18 +16,14 @@ def upper_half(entries: Sequence[Entry]) -> list[Entry]:
     A prompt is cut to the tokens left, an append to the whole records left. The first always keeps at least
     one token or record, so that something moves.
     """
-    left = max(1, sum(map(_tokens, entries)) // 2)
+    left = max(1, sum(entry.tokens for entry in entries) // 2)
     kept: list[Entry] = []
     for entry in entries:
         n = _fitting(entry, left) or (0 if kept else 1)
         if n:
             kept.append(entry._replace(n=n))
-            left -= _tokens(kept[-1])
+            left -= kept[-1].tokens
     return kept
-
-
-def _tokens(entry: Entry) -> int:
-    return sum(entry.work.lengths(entry.n)) if isinstance(entry.work, Append) else entry.n
 
 
 def _fitting(entry: Entry, tokens: int) -> int:

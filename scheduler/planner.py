@@ -35,6 +35,11 @@ class Entry(NamedTuple):
     leader: Request | None = None
     drafts: tuple[int, ...] = ()
 
+    @property
+    def tokens(self) -> int:
+        """Tokens it computes, drafts left out."""
+        return sum(self.work.lengths(self.n)) if isinstance(self.work, Append) else self.n
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -67,6 +72,11 @@ def adaptive_chunk(decodes: int, prefills: int, limits: Limits) -> int:
 def cell_budget(memory: Memory, limits: Limits) -> int:
     """Tokens that admitted requests may claim together (*Attention Once* section 3.7)."""
     return int(memory.total_blocks * memory.block_size * limits.cell_budget_fraction)
+
+
+def reserve(memory: Memory, limits: Limits) -> int:
+    """Blocks above the high-water mark, which running answers can still grow into (section 3.7)."""
+    return memory.total_blocks - int(memory.total_blocks * limits.high_water)
 
 
 @dataclass(slots=True)
@@ -102,7 +112,7 @@ class _Planner:
         self.tokens, self.rows = limits.max_batch_tokens, limits.max_batch_requests
         self.cells = cell_budget(memory, limits) - book.cells
         self.free = memory.free_blocks
-        self.reserve = memory.total_blocks - int(memory.total_blocks * limits.high_water)
+        self.reserve = reserve(memory, limits)
         self.chunk = adaptive_chunk(book.decodes, book.prefills, limits)
         self.block_size = memory.block_size
         self.groups = Groups() if limits.grouping else None
@@ -135,7 +145,8 @@ class _Planner:
     def _request(self, request: Request) -> Entry | None:
         waiting = request.state is State.QUEUED
         if waiting and not self._has_cells(request):
-            self._refuse(request, "cells")
+            self._note(request, "cells")
+            self.walk.close()
             return None
         leader = self.groups.leader_of(request) if self.groups else None
         if leader is not None:
@@ -168,11 +179,6 @@ class _Planner:
         self.rows -= 1
         self.tokens -= tokens
         self.free -= blocks
-
-    def _refuse(self, request: Request, reason: str) -> None:
-        self._note(request, reason)
-        if request.state is State.QUEUED:
-            self.walk.close()
 
     def _note(self, work: Work, reason: str) -> None:
         """Remember the first reason for which a class had to wait."""

@@ -172,6 +172,11 @@ class Request:
         return 0 if self.reader is None else self.reader.length
 
     @property
+    def private(self) -> int:
+        """Of these, the ones it computed: a prompt's reader counts what it aliased, too."""
+        return self.computed - (self.reader.past_tokens if self.reader and self.open_prompt else 0)
+
+    @property
     def blocks(self) -> int:
         """Private blocks it holds in the pool."""
         return 0 if self.reader is None else self.reader.blocks
@@ -229,6 +234,12 @@ class Request:
             self._sampling = Sampling(self.temperature, prompt_seed(self.prompt), 0)
         return self._sampling.later(len(self.output))
 
+    def chosen(self, texts: Sequence[str] | None) -> str | None:
+        """Which of `texts`, one for each of its choices, it answered; None for free text."""
+        if not texts or self.choices is None:
+            return None
+        return texts[self.choices.index(self.output[0])]
+
     def next_tokens(self, n: int) -> Sequence[int]:
         """The `n` known tokens after those in KV."""
         start, prompt = self.computed, len(self.prompt)
@@ -277,11 +288,10 @@ class Request:
     def drop(self, event: Event, now: int, by: int) -> None:
         """It leaves the pool and waits: its KV is on the host already, or is dropped here."""
         assert self.reader is not None  # only admitted requests are preempted
-        own = self.reader.length - (self.reader.past_tokens if self.open_prompt else 0)
         if event is Event.PREEMPTED_SWAP:
-            self.swapped_tokens += own
+            self.swapped_tokens += self.private
         else:
-            self.recomputed_tokens += own
+            self.recomputed_tokens += self.private
             self.reader.reset()
             self._changed = True
         self.state = State.QUEUED

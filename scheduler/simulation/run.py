@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -127,6 +127,16 @@ def simulate(inputs: Iterator[Input], setup: Setup, costs: DeviceCosts) -> Resul
     return _Run(inputs, setup, costs).run()
 
 
+def go_on(scheduler: Scheduler, number: int, piece: Input, tokens: Sequence[int]) -> None:
+    """Hand a piece behind the first to an open request; ``tokens`` are the piece's."""
+    if piece.op == "update":
+        scheduler.replace(number, tokens)
+    elif tokens:
+        scheduler.extend(number, tokens)
+    if piece.last:
+        scheduler.finish(number)
+
+
 @dataclass(slots=True)
 class _Query:
     request: Request
@@ -185,13 +195,9 @@ class _Run:
         query = self.live.get(piece.request)
         if query is None:
             return  # it failed meanwhile
-        if piece.op == "update":
-            self.scheduler.replace(query.request.id, piece.tokens)
-        elif piece.tokens:
-            self.scheduler.extend(query.request.id, piece.tokens)
         if piece.last:
             query.last_ns = piece.time_ns
-            self.scheduler.finish(query.request.id)
+        go_on(self.scheduler, query.request.id, piece, piece.tokens)
 
     def open(self, piece: Input) -> None:
         request = Request(
