@@ -80,6 +80,8 @@ class Book:
         """Live work by class."""
         self.waits = dict.fromkeys(PriorityClass, 0)
         """Of it, by class, what could begin and is not admitted; tapes with records to take."""
+        self.questioned = False
+        """The last batch had a question (FLASH or SESSION): those below it have given way once."""
         self._ready: SortedDict[Rank, Request] = SortedDict()  # those of `running` with something to do
         self._waiting: SortedDict[Rank, Request] = SortedDict()
         self._appends: SortedDict[Rank, Append] = SortedDict()

@@ -20,7 +20,7 @@ from scheduler.request import Append, Request, State, Work
 from scheduler.types import Limits, Memory, PriorityClass
 
 BESIDE = 4
-"""Beside a question all prompts of POOL together get the `BESIDE`-th part of the smallest chunk."""
+"""Beside questions all prompts of POOL together get the `BESIDE`-th part of the smallest chunk."""
 
 
 class Entry(NamedTuple):
@@ -48,6 +48,8 @@ class Plan:
     entries: tuple[Entry, ...] = ()
     waits: tuple[tuple[PriorityClass, str], ...] = ()
     """For each class that was turned away, the budget that ran out or the class that came first."""
+    question: bool = False
+    """It has a row of a question: FLASH or SESSION."""
 
 
 def plan(book: Book, memory: Memory, limits: Limits) -> Plan:
@@ -104,6 +106,8 @@ class _Planner:
     """A request has a row in this batch."""
     beside: int | None = field(init=False, default=None)
     """Tokens left for prompts of POOL beside a question; None without one in this batch."""
+    alone: bool = field(init=False, default=False)
+    """A question has this batch to itself, but for the tokens of running answers."""
     below: Below | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -125,7 +129,7 @@ class _Planner:
             entry = self._append(work) if isinstance(work, Append) else self._next(work)
             if entry is not None:
                 self.entries.append(entry)
-        return Plan(tuple(self.entries), tuple(self.waits.items()))
+        return Plan(tuple(self.entries), tuple(self.waits.items()), self.beside is not None)
 
     def _next(self, request: Request) -> Entry | None:
         place = place_of(request)
@@ -173,7 +177,8 @@ class _Planner:
         if not request.prefill_only:
             self.asked = True
             if request.cls <= PriorityClass.SESSION and self.beside is None:
-                self.beside = max(1, self.limits.chunk_min // BESIDE)
+                self.alone = not self.book.questioned
+                self.beside = 0 if self.alone else max(1, self.limits.chunk_min // BESIDE)
 
     def _spend(self, tokens: int, blocks: int) -> None:
         self.rows -= 1
@@ -194,7 +199,7 @@ class _Planner:
         """Tokens that the budgets leave it in this batch, and the blocks they take."""
         n = self._wanted(request)
         if not n:
-            self._note(request, "order" if request.prefill_only else "tokens")
+            self._note(request, "order" if self._gives_way(request) else "tokens")
             return 0, 0
         blocks = request.blocks_needed(n, self.block_size)
         reserve = 0 if request.decoding else self.reserve
@@ -213,14 +218,22 @@ class _Planner:
         elif request.cls is PriorityClass.FLASH:
             # It is short and its wait is the product: no chunking, all that fit go together.
             chunk = request.remaining
-        elif request.cls is PriorityClass.POOL and self.beside is not None:
-            # A question waits for the whole of its pass: the prompts below it only keep moving.
+        elif self.beside is not None and request.cls is PriorityClass.POOL:
+            # A question waits for the whole of its pass: the prompts below it only keep moving, and where
+            # they had the batch before, not even that.
             chunk = min(self.chunk, self.beside)
         else:
             chunk = self.chunk
         return min(request.remaining, chunk, self.tokens)
 
+    def _gives_way(self, request: Request) -> bool:
+        """Whether questions are what keeps a request out."""
+        return request.prefill_only or (request.cls is PriorityClass.POOL and self.beside == 0)
+
     def _append(self, append: Append) -> Entry | None:
+        if self.alone and not append.due:
+            self._note(append, "order")
+            return None
         n, tokens, blocks = self._records(append)
         if not n:
             self._note(append, "tokens")

@@ -82,6 +82,7 @@ class Scheduler(Desk):
             append.due = True
             self._book.update(append)
         chosen = plan(self._book, self._memory, self._limits)
+        self._book.questioned = chosen.question
         self._waits.note(chosen.waits)
         if chosen.entries:
             preempted = self._preemptions

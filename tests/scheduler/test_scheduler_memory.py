@@ -51,6 +51,7 @@ def test_chunks_adapt_to_the_number_of_prefills_within_their_clamp() -> None:
 def test_the_plan_changes_nothing() -> None:
     memory = FakeMemory(8)
     work = book_of([request(memory, 1, 9), append(memory, 2, 3, 3)])
+    work.questioned = True
     first = plan(work, memory, WIDE)
     assert plan(work, memory, WIDE) == first
     assert [(entry.work.cls, entry.n) for entry in first.entries] == [(SESSION, 9), (STREAM, 2)]
@@ -65,6 +66,7 @@ def test_admission_stops_at_the_cell_budget_and_closes_the_door() -> None:
     work = book_of(
         [request(memory, n, 20, 10) for n in range(3)] + [request(memory, 3, 1), append(memory, 4, 2)]
     )
+    work.questioned = True
     assert [(entry.work.seq, entry.n) for entry in plan(work, memory, WIDE).entries] == [
         (0, 20),
         (1, 20),

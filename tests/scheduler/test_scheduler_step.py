@@ -415,28 +415,42 @@ def test_the_observer_hears_of_waits_batches_and_evictions() -> None:
     h.ask((1, 2, 3), max_tokens=2)
     h.feed(tape, (1, 2), (3,))
     h.scheduler.step()
-    assert seen.counts == {FLASH: 0, SESSION: 1, POOL: 0, STREAM: 0}
-    assert not any(seen.waiting.values()), "it runs"
+    assert seen.counts == {FLASH: 0, SESSION: 1, POOL: 0, STREAM: 1}
+    assert seen.waiting == {FLASH: 0, SESSION: 0, POOL: 0, STREAM: 1}, "the ask runs"
     h.feed(tape, (5, 6))
     h.run()
     assert seen.waits == [SESSION, STREAM, STREAM, STREAM]
-    assert seen.batches == [({SESSION: 3, STREAM: 3}, 2), ({SESSION: 1, STREAM: 2}, 2)]
+    assert seen.batches == [({SESSION: 3}, 1), ({SESSION: 1, STREAM: 3}, 2), ({STREAM: 2}, 1)]
     assert seen.evictions == [("T", 2)]
     assert seen.counts == dict.fromkeys(PriorityClass, 0)
 
 
-def test_beside_a_question_the_tape_takes_its_smallest_chunk_and_alone_all_that_fits() -> None:
+def test_a_tape_gives_way_to_a_question_once_then_takes_its_smallest_chunk_and_alone_all_that_fits() -> None:
     """A backlog must not make the pass long that a question waits for; a record is never cut for it."""
     h = Harness()  # chunk_min is 3
     tape = h.tape(retention=20)
-    h.ask((1,), max_tokens=2)
+    h.ask((1,), max_tokens=3)
     h.feed(tape, (1, 2), (3,), (4, 5, 6, 7), (8,), (9,))
+    h.scheduler.step()
+    assert tape.records == []
     h.scheduler.step()
     assert tape.records == [[1, 2], [3]]
     h.scheduler.step()
     assert tape.records == [[1, 2], [3], [4, 5, 6, 7]]
     h.scheduler.step()
     assert tape.records == [[1, 2], [3], [4, 5, 6, 7], [8], [9]]
+
+
+def test_questions_without_end_take_all_of_the_first_batch_only() -> None:
+    """What gave way to a question gives way to the next one no more."""
+    h = Harness()
+    tape = h.tape(retention=20)
+    h.feed(tape, *((n,) for n in range(8)))
+    prompt = h.ask(range(1, 7), cls=POOL)
+    for n in range(5):
+        h.ask((n,))
+        h.scheduler.step()
+        assert (len(tape.records), len(prompt.prompt) - prompt.remaining) == (min(3 * n, 8), n)
 
 
 @pytest.mark.parametrize(
