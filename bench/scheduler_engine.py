@@ -18,9 +18,10 @@ from bench.scheduler_replay import replay
 from bench.scheduler_result import Measured, Predicted
 from bench.scheduler_simulated import SCHEDULERS
 from daemon.profiling import ladder_for, model_of
+from engine.apart import apart
 from engine.engine import Engine
 from engine.model import LoadedModel
-from engine.timing import measure
+from engine.timing import Ladder, measure
 from scheduler.costs import CostModel
 from scheduler.policies import Ordering
 from scheduler.simulation.distributions import Quantiles
@@ -57,7 +58,10 @@ class Sizes:
 
 def profile(loaded: LoadedModel, batch_tokens: int, longest: int, *, quick: bool) -> CostModel:
     """The cost model of this engine, measured here and now, for prompts up to ``longest`` tokens."""
-    ladder = ladder_for(longest, batch_tokens, quick=quick)
+    return apart(lambda: _profile(loaded, ladder_for(longest, batch_tokens, quick=quick)))
+
+
+def _profile(loaded: LoadedModel, ladder: Ladder) -> CostModel:
     engine = Engine(
         loaded, blocks=ladder.blocks(_BLOCK) + 8, block_size=_BLOCK, frame_limit=loaded.max_positions
     )

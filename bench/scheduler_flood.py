@@ -19,6 +19,7 @@ from bench.scenario import Size, make_scenario
 from bench.scheduler_result import Asked, Flood
 from daemon.executor import DeviceExecutor
 from daemon.prompts import StreamReader
+from engine.apart import apart
 from engine.model import LoadedModel
 from engine.prompt import PromptFormat
 from regions.tape import Retention
@@ -145,7 +146,7 @@ class World:
 
 def run(sizes: Sizes, loaded: LoadedModel) -> Flood:
     """Questions with pauses of random length, first alone, then in the flood."""
-    world = World(sizes, loaded)
+    world = apart(lambda: World(sizes, loaded))
     try:
         world.worker.start()
         idle = _ask(world)

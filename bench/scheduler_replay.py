@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from daemon.executor import DeviceExecutor
 from daemon.prompts import StreamReader
+from engine.apart import apart
 from engine.engine import Engine
 from engine.model import LoadedModel
 from regions.watch import PrefixWatch
@@ -55,12 +56,14 @@ def replay(inputs: Iterable[Input], setup: Setup, loaded: LoadedModel, costs: Co
 
 class _Replay:
     def __init__(self, setup: Setup, loaded: LoadedModel, costs: CostModel) -> None:
-        self.engine = Engine(
-            loaded,
-            blocks=setup.pool_tokens // setup.block_size,
-            block_size=setup.block_size,
-            frame_limit=loaded.max_positions,
-            cache_tokens=None if setup.prefix_cache else 0,
+        self.engine = apart(
+            lambda: Engine(
+                loaded,
+                blocks=setup.pool_tokens // setup.block_size,
+                block_size=setup.block_size,
+                frame_limit=loaded.max_positions,
+                cache_tokens=None if setup.prefix_cache else 0,
+            )
         )
         self.vocabulary = int(loaded.model.config.vocab_size) - _SPECIAL
         ordering: Ordering = setup.ordering

@@ -13,6 +13,7 @@ from daemon.engine_spec import SettingError
 from daemon.housekeeping import Tiers, identity_of, tiers_of
 from daemon.sections import Config
 from engine import canary
+from engine.apart import apart
 from engine.embedded import embedded_directory
 from engine.engine import Engine
 from engine.model import LoadedModel, ModelError, load_model
@@ -95,8 +96,12 @@ def load(config: Config) -> tuple[LoadedModel, PromptFormat]:
 def build(config: Config, versions: Mapping[str, int]) -> Built:
     """Load, size the pool and open every session's tape, to go on counting versions from ``versions``.
 
-    Raises SettingError naming the key at fault.
+    Computes apart: the device is another thread's. Raises SettingError naming the key at fault.
     """
+    return apart(lambda: _build(config, versions))
+
+
+def _build(config: Config, versions: Mapping[str, int]) -> Built:
     if config.model.threads:
         torch.set_num_threads(config.model.threads)
     costs = costs_of(config)
