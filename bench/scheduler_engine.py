@@ -7,7 +7,7 @@ requests a second. The pool is short, as in its section 6.4, or the policies wou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -39,7 +39,8 @@ _LIVE = 40
 class Sizes:
     """``seconds`` of arrivals, or so many ``requests``. ``scale``: tokens of the paper's for one here.
 
-    ``load``: of what the engine computes of one prompt alone; of many at a time it computes less than half.
+    ``load``: of what the engine computes of one prompt alone. ``rehearsal``: part of the requests of a run
+    before, of another trace, by which the profile is corrected, as a daemon corrects it while it runs.
 
     ``pressure``: what the prompts under way hold on the average, over the pool. ``apart``: predicted P99 that
     differ by at least this part are expected to be in the same order when measured.
@@ -49,6 +50,7 @@ class Sizes:
     requests: int | None = None
     scale: int = 16
     load: float = 0.3
+    rehearsal: float = 0.5
     pressure: float = 1.25
     batch_tokens: int = 512
     apart: float = 0.25
@@ -84,6 +86,7 @@ def run(sizes: Sizes, loaded: LoadedModel, say: Callable[[str], None] = lambda t
     # Half of a prompt is there on the average while it comes in; the pool holds the longest in any case.
     pool = max(round(_LIVE * mean / 2 / sizes.pressure), 2 * longest)
     rows = []
+    before = replace(load, requests=max(4, round(sizes.rehearsal * load.requests)), seed=2)
     for name in sizes.schedulers:
         say(f"engine, {name} ...")
         setup = Setup(
@@ -92,7 +95,8 @@ def run(sizes: Sizes, loaded: LoadedModel, say: Callable[[str], None] = lambda t
             ordering=Ordering(SCHEDULERS[name]),
             limits=limits(sizes.batch_tokens, pool),
         )
-        rows.append(_compare(name, setup, load, shape, loaded, costs))
+        pace = replay(_inputs(name, before, shape), setup, loaded, costs).pace
+        rows.append(_compare(name, setup, load, shape, loaded, costs, pace))
     pairs = [
         (a, b)
         for a, b in combinations(rows, 2)
@@ -105,7 +109,7 @@ def run(sizes: Sizes, loaded: LoadedModel, say: Callable[[str], None] = lambda t
         mean_tokens=mean,
         pool_tokens=pool,
         tokens_a_second=mean * rate(costs, mean),
-        profile_error=costs.errors["recompute"].median,
+        profile_error=costs.errors["batch"].median,
         rows=rows,
         pairs=len(pairs),
         agreeing=sum(
@@ -131,28 +135,35 @@ def scaled(shape: Retrieval, scale: int) -> Retrieval:
 
 
 def _compare(
-    name: str, setup: Setup, load: Load, shape: Retrieval, loaded: LoadedModel, costs: CostModel
+    name: str, setup: Setup, load: Load, shape: Retrieval, loaded: LoadedModel, costs: CostModel, pace: float
 ) -> Predicted:
-    def inputs() -> list[Input]:
-        pieces = crawler(load, shape)
-        return list(whole(pieces) if name == "vLLM-NS" else pieces)
-
-    simulated = simulate(iter(inputs()), setup, costs)
-    measured = replay(inputs(), setup, loaded, costs)
-    answered = simulated.answered & (measured.ttft_ns != NEVER)
+    simulated = simulate(_inputs(name, load, shape), setup, costs.scaled(pace))
+    measured, again = (replay(_inputs(name, load, shape), setup, loaded, costs) for _ in range(2))
+    answered = simulated.answered & (measured.ttft_ns != NEVER) & (again.ttft_ns != NEVER)
     columns = simulated.columns
     predicted_ns = (columns["first_token_ns"] - columns["last_input_ns"])[answered]
     measured_ns = measured.ttft_ns[answered]
-    errors = np.abs(predicted_ns - measured_ns) / measured_ns
     return Predicted(
         scheduler=name,
         predicted_s=_quantiles(predicted_ns),
         measured_s=_quantiles(measured_ns),
-        median_error=float(np.median(errors)),
+        median_error=_median_error(predicted_ns, measured_ns),
+        repeat_error=_median_error(again.ttft_ns[answered], measured_ns),
+        pace=pace,
+        measured_pace=measured.pace,
         predicted_preemptions=int(columns["swaps"].sum() + columns["recomputes"].sum()),
         measured_preemptions=measured.preempted,
         failed=int((~answered).sum()),
     )
+
+
+def _inputs(name: str, load: Load, shape: Retrieval) -> Iterator[Input]:
+    pieces = crawler(load, shape)
+    return iter(whole(pieces) if name == "vLLM-NS" else pieces)
+
+
+def _median_error(one: NDArray[np.int64], other: NDArray[np.int64]) -> float:
+    return float(np.median(np.abs(one - other) / other))
 
 
 def _quantiles(ttft_ns: NDArray[np.int64]) -> tuple[float, float, float]:

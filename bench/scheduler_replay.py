@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -18,14 +18,14 @@ from engine.apart import apart
 from engine.engine import Engine
 from engine.model import LoadedModel
 from regions.watch import PrefixWatch
-from scheduler.costs import CostModel
+from scheduler.costs import CostModel, context
 from scheduler.policies import Ordering
 from scheduler.request import Event, Request
 from scheduler.scheduler import Scheduler
 from scheduler.simulation.inputs import Input
 from scheduler.simulation.run import NEVER, Setup, go_on
 from scheduler.simulation.tokens import Segments
-from scheduler.types import PriorityClass
+from scheduler.types import Chunk, PriorityClass, Row
 from scheduler.worker import Worker
 
 _SPECIAL = 3
@@ -39,11 +39,13 @@ class Replayed:
 
     ``preempted``: preemptions of all of them.
     ``reused``: part of the prompts' tokens that came from the prefix cache.
+    ``pace``: what the scheduler's steps took, over what the costs say of their passes.
     """
 
     ttft_ns: NDArray[np.int64]
     preempted: int
     reused: float
+    pace: float
 
 
 def replay(inputs: Iterable[Input], setup: Setup, loaded: LoadedModel, costs: CostModel) -> Replayed:
@@ -52,6 +54,31 @@ def replay(inputs: Iterable[Input], setup: Setup, loaded: LoadedModel, costs: Co
     TTFT counts from the last input, as in the simulator. Raises RuntimeError when requests do not end.
     """
     return _Replay(setup, loaded, costs).run(inputs)
+
+
+class _Timed(Scheduler):
+    """Knows how long its steps took that did something."""
+
+    busy_ns = 0
+
+    def step(self) -> bool:
+        began = time.monotonic_ns()
+        worked = super().step()
+        if worked:
+            self.busy_ns += time.monotonic_ns() - began
+        return worked
+
+
+class _Counting:
+    """An executor that adds up what the costs say of its passes."""
+
+    def __init__(self, executor: DeviceExecutor, costs: CostModel) -> None:
+        self.told_ns = 0
+        self._executor, self._costs = executor, costs
+
+    def execute(self, batch: Sequence[Chunk]) -> list[Row | None]:
+        self.told_ns += self._costs.batch_ns([(context(chunk.target), len(chunk.tokens)) for chunk in batch])
+        return self._executor.execute(batch)
 
 
 class _Replay:
@@ -67,8 +94,9 @@ class _Replay:
         )
         self.vocabulary = int(loaded.model.config.vocab_size) - _SPECIAL
         ordering: Ordering = setup.ordering
-        self.scheduler = Scheduler(
-            DeviceExecutor(self.engine),
+        self.executor = _Counting(DeviceExecutor(self.engine), costs)
+        self.scheduler = _Timed(
+            self.executor,
             self.engine.pool,
             setup.limits,
             time.monotonic_ns,
@@ -139,4 +167,5 @@ class _Replay:
             np.array(ttft, np.int64),
             sum(len(request.preempted_by) for request in requests),
             sum(request.past_tokens for request in requests) / prompts,
+            self.scheduler.busy_ns / self.executor.told_ns,
         )

@@ -141,14 +141,17 @@ def _pressed(found: Simulated) -> str:
 
 def _engine(found: Measured) -> str:
     columns = (
-        "scheduler", "P50, s", "predicted", "P95, s", "predicted", "P99, s", "predicted", "median error",
-        "preemptions", "predicted", "failed",
+        "scheduler", "P50, s", "predicted", "P95, s", "predicted", "P99, s", "predicted", "median error", "repeat",
+        "pace", "before", "preemptions", "predicted", "failed",
     )  # fmt: skip
     cells = [
         (
             row.scheduler,
             *(f"{value:.3f}" for pair in zip(row.measured_s, row.predicted_s, strict=True) for value in pair),
             f"{row.median_error:.0%}",
+            f"{row.repeat_error:.0%}",
+            f"{row.measured_pace:.2f}",
+            f"{row.pace:.2f}",
             str(row.measured_preemptions),
             str(row.predicted_preemptions),
             str(row.failed),
@@ -161,10 +164,12 @@ def _engine(found: Measured) -> str:
         f"(1/{found.scale}), {found.requests} requests at {found.qps:.1f} a second, a pool of "
         f"{found.pool_tokens:,} "
         f"tokens, on the embedded model, which computes {found.tokens_a_second:,.0f} tokens a second. The "
-        f"simulator "
-        "runs the same trace under the profile measured in this run (median error of its fit "
-        f"{found.profile_error:.0%}). *Median error*: of single requests' TTFT; goal: below 20 %. Pairs "
-        f"of schedulers "
+        "simulator runs the same trace under the profile measured in this run (median error on passes of "
+        f"other shapes {found.profile_error:.0%}), times the pace of a run before on another trace: a daemon, "
+        "too, corrects its profile by the passes it runs. *Pace*: what the scheduler's steps took over what "
+        "the profile says of their passes, in the predicted run and in the one before. *Median error*: of "
+        "single requests' TTFT; goal: below 20 %. *Repeat*: the same of a second measured run. Pairs "
+        "of schedulers "
         f"whose predicted P99 lie well apart are in the predicted order when measured: {found.agreeing} of "
         f"{found.pairs}.\n\n" + table(columns, cells)
     )

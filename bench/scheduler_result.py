@@ -92,13 +92,19 @@ class Simulated(msgspec.Struct, frozen=True):
 class Predicted(msgspec.Struct, frozen=True):
     """One scheduler simulated and measured on the same trace; TTFT P50, P95, P99 in seconds.
 
-    ``median_error``: of the single requests, |predicted - measured| / measured.
+    ``median_error``: of the single requests, |predicted - measured| / measured. ``repeat_error``: the same for
+    a second measured run in the prediction's place: no prediction is better than that. ``pace``: time of the
+    scheduler's steps over what the profile says of their passes, in the run before; ``measured_pace``: in
+    the run that was predicted.
     """
 
     scheduler: str
     predicted_s: tuple[float, float, float]
     measured_s: tuple[float, float, float]
     median_error: float
+    repeat_error: float
+    pace: float
+    measured_pace: float
     predicted_preemptions: int
     measured_preemptions: int
     failed: int

@@ -10,22 +10,24 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
-import msgspec
 import numpy as np
 import torch
+from msgspec.structs import replace
 
 from daemon.engine_spec import SettingError
 from daemon.sections import Config
 from engine.engine import Engine
 from engine.memory import DeviceOutOfMemory
-from engine.timing import Ladder, Sample, Samples, measure
+from engine.timing import Ladder, Sample, Samples, Span, measure
 from scheduler.costs import CostModel, save
-from scheduler.curves import Point, error_of, fit
+from scheduler.curves import Curve, Point, error_of, fit
 
 KNOTS = 8
 """Most knots of a curve behind 0."""
 FLAT = 1.5
 """A pass of fewer floors than this tells too little about what its rows compute."""
+ROUNDS = 4
+"""How often curve and reading are fitted in turn."""
 
 
 def ladder_for(limit: int, chunk: int, *, quick: bool) -> Ladder:
@@ -36,11 +38,16 @@ def ladder_for(limit: int, chunk: int, *, quick: bool) -> Ladder:
     passes = sorted({*(p for p in powers if p <= chunk), min(chunk, limit)})
     prefills = [p for p in powers if p >= 16] or [limit]
     far, near, part = prefills[-1] // 4, prefills[-1] // 8, max(1, min(chunk, limit) // 4)
-    batches = (
+    few = max(1, part // 4)
+    batches: tuple[tuple[Span, ...], ...] = (
+        ((far, few),),
         ((near, part), (0, part)),
         ((0, part), (far, 1), (near, 1)),
+        ((far, few), (near, few)),
         ((far, part), (near, part), (0, part), (0, part)),
-        tuple((near, 1) for _ in range(4)),
+        ((0, few),) * 4,
+        ((near, 1),) * 4,
+        ((near, few),) * 8,
     )
     return Ladder(chunk, tuple(passes), tuple(prefills), batches, repeats=2 if quick else 3)
 
@@ -49,13 +56,12 @@ def model_of(samples: Samples, engine: Engine, chunk: int, device: str, source: 
     """The cost model fitted to what was measured in passes of ``chunk`` tokens, with its errors.
 
     Passes first: their floor is that of one token, and what a pass takes beside its rows is the intercept of
-    the larger ones. What remains of passes and prefills is the rows' own.
+    the larger ones. What remains of passes and prefills is the rows' own: computed, but for what reading the
+    context takes, which passes of other shapes tell. Curve and reading depend on each other, so each is
+    fitted again with what was found of the other.
     """
     floor = median(seconds for n, seconds in samples.passes if n == 1)
-    pass_s = min(_intercept(_telling(samples.passes, floor)), floor)
-    telling = _telling((*samples.passes, *samples.prefills), floor)
-    rows = [Point(n, s - -(-n // chunk) * pass_s, s) for n, s in telling]
-    recompute, recompute_error = fit(rows, KNOTS, through_zero=True)
+    pass_s = _intercept(samples.passes, floor)
     swap_out, out_error = fit([Point.whole(*p) for p in samples.swap_out], KNOTS, through_zero=False)
     swap_in, in_error = fit([Point.whole(*p) for p in samples.swap_in], KNOTS, through_zero=False)
     model = CostModel(
@@ -65,16 +71,55 @@ def model_of(samples: Samples, engine: Engine, chunk: int, device: str, source: 
         source=source,
         pass_tokens=chunk,
         pass_s=pass_s,
-        floor_s=floor,
-        recompute=recompute,
+        floor_s=max(floor, pass_s),  # on a CPU one token alone can be quicker than any other pass
+        recompute=Curve((0.0, 1.0), (0.0, 0.0)),
         swap_out=swap_out,
         swap_in=swap_in,
-        errors={"recompute": recompute_error, "swap_out": out_error, "swap_in": in_error},
+        errors={"swap_out": out_error, "swap_in": in_error},
     )
+    telling = _telling((*samples.passes, *samples.prefills), floor)
+    for _ in range(ROUNDS if samples.batches else 1):
+        rows = [Point(n, max(0.0, s - _besides(model, n)), s) for n, s in telling]
+        curve, error = fit(rows, KNOTS, through_zero=True)
+        errors = model.errors | {"recompute": error}
+        model = with_rows(replace(model, recompute=curve, errors=errors), samples.batches)
     if not samples.batches:
         return model
-    off = [abs(model.batch_ns(spans) / 1e9 / seconds - 1) for spans, seconds in samples.batches]
-    return msgspec.structs.replace(model, errors=model.errors | {"batch": error_of(off)})
+    off: list[float] = []
+    for left_out in dict.fromkeys(spans for spans, _ in samples.batches):
+        told = with_rows(model, [batch for batch in samples.batches if batch[0] != left_out])
+        found = [seconds for spans, seconds in samples.batches if spans == left_out]
+        off += [abs(told.batch_ns(left_out) / 1e9 / seconds - 1) for seconds in found]
+    return replace(model, errors=model.errors | {"batch": error_of(off)})
+
+
+def _besides(model: CostModel, n: int) -> float:
+    """Seconds that prefilling ``n`` tokens takes beside computing them."""
+    passes = -(-n // model.pass_tokens)
+    return passes * (model.pass_s + model.context_s * model.pass_tokens * (passes - 1) / 2)
+
+
+def with_rows(model: CostModel, batches: Sequence[tuple[tuple[Span, ...], float]]) -> CostModel:
+    """The model with the `row_s` and `context_s` that tell most of ``batches``: spans and seconds.
+
+    Least squares of relative errors, neither below 0. Passes near the floor say nothing of what is above it.
+    """
+    telling = [(spans, seconds) for spans, seconds in batches if seconds > FLAT * model.floor_s]
+    if not telling:
+        return replace(model, row_s=0.0, context_s=0.0)
+    bare = replace(model, row_s=0.0, context_s=0.0, floor_s=model.pass_s)
+    seconds = np.array([s for _, s in telling])
+    rest = 1 - np.array([bare.batch_ns(spans) / 1e9 for spans, _ in telling]) / seconds
+    columns = np.array([(len(spans) - 1, sum(c for c, _ in spans)) for spans, _ in telling], float)
+    columns /= seconds[:, None]
+    best, least = np.zeros(2), float(rest @ rest)
+    for free in ([0], [1], [0, 1]):
+        found = np.zeros(2)
+        found[free] = np.linalg.lstsq(columns[:, free], rest, rcond=None)[0]
+        off = float(np.sum((columns @ found - rest) ** 2))
+        if off < least and (found >= 0).all():
+            best, least = found, off
+    return replace(model, row_s=float(best[0]), context_s=float(best[1]))
 
 
 def _telling(samples: Iterable[Sample], floor: float) -> list[Sample]:
@@ -85,11 +130,18 @@ def _telling(samples: Iterable[Sample], floor: float) -> list[Sample]:
     return [(n, s) for n in chosen for s in sizes[n]]
 
 
-def _intercept(passes: Sequence[Sample]) -> float:
-    """Seconds at no tokens of the line with the least squared relative errors; 0 if that is below."""
-    n, seconds = np.array(passes).T
-    columns = np.array([np.ones_like(n), n]).T / seconds[:, None]
-    return max(0.0, float(np.linalg.lstsq(columns, np.ones(len(n)), rcond=None)[0][0]))
+def _intercept(passes: Sequence[Sample], floor: float) -> float:
+    """Seconds at no tokens of the line that tells most of ``passes`` where it is above the floor.
+
+    The small passes count as well, so that noise of the large ones does not tilt the line. Tried out: heights
+    at 0 up to `FLAT` floors, and through which of the sizes the line goes.
+    """
+    sizes = by_size(passes)
+    n, seconds = np.array([(size, median(found)) for size, found in sizes.items()], float).T
+    height = np.linspace(0.0, FLAT * floor, 61)[:, None, None]
+    slope = np.maximum(0.0, seconds[:, None] - height) / n[:, None]
+    off = np.abs(np.maximum(floor, height + slope * n) / seconds - 1).mean(axis=2)
+    return float(height[off.min(axis=1).argmin(), 0, 0])
 
 
 def by_size(samples: Iterable[Sample]) -> dict[int, list[float]]:

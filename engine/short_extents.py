@@ -3,7 +3,8 @@
 The first tokens of 25 answers, or a few bars of each of 16 sessions, are some dozen keys that one reader
 sees. A product and a merge for each of them cost more than the arithmetic, so extents of about the same
 length, read by equally many rows, are copied side by side and padded; several of one reader are joined
-first. Readers stay apart in the batch dimension: padding is a key of the reader's own, hidden by the mask.
+first, which is also what a prompt that came in pieces needs, for it lies in as many extents. Readers stay
+apart in the batch dimension: padding is a key of the reader's own, hidden by the mask.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ from engine.batch import PastPart
 
 SHORT_KEYS = 256
 """Longer extents are read in place."""
+JOINED_KEYS = 1024
+"""At most so many keys of one reader are joined: what is copied should stay in the core's cache."""
+GATHERED_KEYS = 1 << 14
+"""At most so many keys, padding included, in one product: they are copied for each layer."""
 
 
 @dataclass(frozen=True)
@@ -60,13 +65,14 @@ def gather(parts: Sequence[PastPart]) -> tuple[list[PastPart], list[Gathered]]:
         rows = read.rows.stop - read.rows.start
         # lengths up to the same power of two
         alike.setdefault((rows, (read.keys - 1).bit_length()), []).append(read)
-    groups = [group for candidates in alike.values() for group in _disjoint(candidates)]
-    alone += [part for group in groups if len(group) == 1 for part in group[0].parts]
-    return alone, [_gathered(group) for group in groups if len(group) > 1]
+    groups = [group for (_, bits), reads in alike.items() for group in _groups(reads, GATHERED_KEYS >> bits)]
+    many = [group for group in groups if len(group) > 1 or len(group[0].parts) > 1]
+    alone += [group[0].parts[0] for group in groups if group not in many]
+    return alone, [_gathered(group) for group in many]
 
 
 def _reads(parts: Sequence[PastPart], alone: list[PastPart]) -> list[_Read]:
-    """The short ones of ``parts``, joined as far as they stay short; the others go to ``alone``."""
+    """The short ones of ``parts``, joined up to `JOINED_KEYS`; the others go to ``alone``."""
     reads: dict[tuple[int, int, tuple[int, ...] | None], list[_Read]] = {}
     for part in parts:
         length = part.stop - part.start
@@ -75,21 +81,21 @@ def _reads(parts: Sequence[PastPart], alone: list[PastPart]) -> list[_Read]:
             continue
         turns = None if part.turns is None else tuple(part.turns.tolist())
         same = reads.setdefault((part.rows.start, part.rows.stop, turns), [])
-        if same and same[-1].keys + length <= SHORT_KEYS:
+        if same and same[-1].keys + length <= JOINED_KEYS:
             same[-1].parts.append(part)
         else:
             same.append(_Read(part.rows, [part]))
     return [read for same in reads.values() for read in same]
 
 
-def _disjoint(candidates: list[_Read]) -> list[list[_Read]]:
-    """As few groups as it takes for the rows of each to be apart, and in order."""
+def _groups(candidates: list[_Read], most: int) -> list[list[_Read]]:
+    """As few groups of up to ``most`` as it takes for the rows of each to be apart, and in order."""
     groups: list[list[_Read]] = []
     for read in sorted(candidates, key=lambda read: int(read.rows.start)):
-        group = next((group for group in groups if group[-1].rows.stop <= read.rows.start), None)
+        open_ = (group for group in groups if len(group) < most and group[-1].rows.stop <= read.rows.start)
+        group = next(open_, None)
         if group is None:
-            group = []
-            groups.append(group)
+            groups.append(group := [])
         group.append(read)
     return groups
 

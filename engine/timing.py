@@ -115,12 +115,18 @@ class _Bench:
         return torch.randint(3, high, (n,), generator=self.random).tolist()
 
     def prefill(self, n: int) -> tuple[Fork, float]:
-        """A prompt of ``n`` tokens in KV, and the seconds that took."""
+        """A prompt of ``n`` tokens in KV, and the seconds until its first token was chosen."""
         prompt, tokens = self.engine.open_prompt(), self.tokens(n)
         if not prompt.acquire(n):
             prompt.release()
             raise RuntimeError(f"the pool has no room for {n} tokens")
-        return prompt, self.timed(lambda: self.engine.prefill(prompt, tokens, self.ladder.chunk))
+        return prompt, self.timed(lambda: self.compute(prompt, tokens))
+
+    def compute(self, prompt: Fork, tokens: list[int]) -> None:
+        chunk = self.ladder.chunk
+        last = (len(tokens) - 1) // chunk * chunk
+        self.engine.prefill(prompt, tokens[:last], chunk)
+        self.engine.forward([Work(prompt, tokens[last:])])
 
     def prompt(self, n: int, found: Samples) -> None:
         """Prefill, swap out and swap in."""

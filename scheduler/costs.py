@@ -26,12 +26,11 @@ _NS = 1e9
 class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The profile of one device with one model; times in seconds.
 
-    A pass takes ``pass_s`` and what its rows compute, and never less than ``floor_s``: the weights are read
-    once, however few the rows. A row of n tokens behind c computes recompute(c + n) - recompute(c), so
-    attention's growth with the context is counted, at the rate of a prefill. Its limits: rows of a pass are
-    supposed not to help or hinder each other, and a decode's reading of its context counts no more than its
-    arithmetic, too little on a GPU once many rows have long contexts. Raises ValueError for values that make
-    no sense.
+    A pass takes ``pass_s``, ``row_s`` for each row but the first, and what its rows compute and read, and
+    never less than ``floor_s``: the weights are read once, however few the rows. A row of n tokens behind c
+    computes recompute(c + n) - recompute(c), so attention's growth with the context is counted at the rate of
+    a prefill, and reads ``context_s`` for each of the c, however few its own. Rows of a pass are supposed not
+    to help or hinder each other. Raises ValueError for values that make no sense.
     """
 
     device: str
@@ -52,13 +51,19 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Blocks to the seconds until they are on the host; no blocks take no time."""
     swap_in: Curve
     """Blocks to the seconds until they are back."""
+    row_s: float = 0.0
+    """What each row of a pass takes beside its tokens; the first's is in ``pass_s``."""
+    context_s: float = 0.0
+    """What a row takes for each token in KV before it, whatever it computes."""
     errors: dict[str, FitError] = {}
-    """By curve, of points left out of the fit; `batch`: of passes of several rows, which never are in it."""
+    """Of points left out of the fit: by curve, and `batch` of passes of other shapes than a prefill's."""
 
     def __post_init__(self) -> None:
         for name in ("block_size", "pass_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if min(self.row_s, self.context_s) < 0:
+            raise ValueError(f"row_s {self.row_s} or context_s {self.context_s} is negative")
         if not 0 <= self.pass_s <= self.floor_s:
             raise ValueError(f"floor_s {self.floor_s} is below pass_s {self.pass_s}, or that is negative")
         if self.recompute.y[0] != 0:
@@ -69,7 +74,9 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         if tokens <= 0:
             return 0
         passes = -(-tokens // self.pass_tokens)
-        return round(max(self.recompute(tokens) + passes * self.pass_s, self.floor_s) * _NS)
+        before = self.pass_tokens * passes * (passes - 1) // 2
+        seconds = self.recompute(tokens) + passes * self.pass_s + before * self.context_s
+        return round(max(seconds, self.floor_s) * _NS)
 
     def swap_out_ns(self, blocks: int) -> int:
         """Moving ``blocks`` to the host."""
@@ -85,10 +92,24 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     def batch_ns(self, spans: Sequence[Span]) -> int:
         """One pass over rows of (tokens in KV, tokens to compute)."""
-        curve, seconds = self.recompute, self.pass_s
+        curve, seconds = self.recompute, self.pass_s + self.row_s * max(0, len(spans) - 1)
         for computed, n in spans:
-            seconds += curve(computed + n) - (curve(computed) if computed else 0.0)
+            seconds += curve(computed + n)
+            if computed:
+                seconds += self.context_s * computed - curve(computed)
         return round(max(seconds, self.floor_s) * _NS)
+
+    def scaled(self, factor: float) -> CostModel:
+        """A device that takes ``factor`` times as long for what it computes; transfers stay."""
+        curve = self.recompute
+        return msgspec.structs.replace(
+            self,
+            pass_s=self.pass_s * factor,
+            floor_s=self.floor_s * factor,
+            recompute=Curve(curve.x, tuple(y * factor for y in curve.y)),
+            row_s=self.row_s * factor,
+            context_s=self.context_s * factor,
+        )
 
 
 def shipped() -> list[str]:

@@ -79,7 +79,8 @@ def fit(points: Sequence[Point], max_knots: int, *, through_zero: bool) -> tuple
     Knots lie at measured sizes. For every number of them dynamic programming chooses those with the least
     squared relative error, over the medians of each size, and least squares sets their heights under the
     condition that the curve never falls. Each size but the last is left out in turn; the fewest knots win
-    whose mean error there is within a tenth of the best. So noise does not become knots.
+    whose mean error there, and at the last size, is within a tenth of the best. So noise does not become
+    knots.
 
     ``max_knots``: the most behind 0. ``through_zero``: size 0 takes no time; otherwise what it takes is
     fitted too. Raises ValueError without points, or for a size or a measured time that is not positive.
@@ -98,7 +99,8 @@ def fit(points: Sequence[Point], max_knots: int, *, through_zero: bool) -> tuple
         for k, found in enumerate(off):
             part = parts[min(k, len(parts) - 1)]
             found += [_off(part, p) for p in points if p.size == left_out]
-    means = [float(np.mean(found)) for found in off]
+    last = [[_off(curve, p) for p in points if p.size == sizes[-1]] for curve in curves]
+    means = [float(np.mean([*found, *end])) for found, end in zip(off, last, strict=True)]
     best = next(k for k, mean in enumerate(means) if mean <= 1.1 * min(means))
     return curves[best], error_of(off[best])
 

@@ -23,7 +23,7 @@ CHUNK = 1024
 NO_ENGINE = SimpleNamespace(model=SimpleNamespace(name="made up"), pool=SimpleNamespace(block_size=16))
 
 
-def device(pass_s: float, floor_s: float) -> CostModel:
+def device(pass_s: float, floor_s: float, row_s: float = 0.0, context_s: float = 0.0) -> CostModel:
     """Attention grows with the context; a pass costs something of its own and never less than its floor."""
     sizes = [0.0, *(2.0**i for i in range(3, 15))]
     return CostModel(
@@ -37,6 +37,8 @@ def device(pass_s: float, floor_s: float) -> CostModel:
         recompute=Curve(tuple(sizes), tuple(1e-4 * n + 1e-8 * n * n for n in sizes)),
         swap_out=Curve((0.0, 1.0), (0.001, 0.002)),
         swap_in=Curve((0.0, 1.0), (0.0, 0.003)),
+        row_s=row_s,
+        context_s=context_s,
     )
 
 
@@ -57,24 +59,27 @@ def samples_of(known: CostModel, ladder: Ladder) -> Samples:
 
 
 @pytest.mark.parametrize(
-    ("pass_s", "floor_s"),
+    ("pass_s", "floor_s", "row_s", "context_s"),
     [
-        (0.0, 1e-5),  # nothing but rows
-        (0.004, 0.0042),  # a CPU: launching the pass costs as much as a few dozen rows
-        (0.0, 0.012),  # a GPU: a hundred rows are as quick as one
-        (0.002, 0.012),
+        (0.0, 1e-5, 0.0, 0.0),  # nothing but tokens
+        (0.004, 0.0042, 0.0, 0.0),  # a CPU: launching the pass costs as much as a few dozen tokens
+        (0.0, 0.012, 0.0, 0.0),  # a GPU: a hundred tokens are as quick as one
+        (0.002, 0.012, 0.0, 0.0),
+        (0.004, 0.0042, 0.002, 0.0),
+        (0.004, 0.0042, 0.001, 3e-6),
     ],
 )
-def test_a_known_device_is_found_again(pass_s: float, floor_s: float) -> None:
-    """Also on passes of several rows, which are not in the fit."""
-    known, ladder = device(pass_s, floor_s), ladder_for(8192, CHUNK, quick=False)
+def test_a_known_device_is_found_again(pass_s: float, floor_s: float, row_s: float, context_s: float) -> None:
+    known, ladder = device(pass_s, floor_s, row_s, context_s), ladder_for(8192, CHUNK, quick=False)
     found = model_of(samples_of(known, ladder), NO_ENGINE, CHUNK, "known", "made up")
     assert found.floor_s == pytest.approx(known.batch_ns([(0, 1)]) / 1e9)
     assert found.pass_s == pytest.approx(known.pass_s, abs=0.002)
+    assert found.row_s == pytest.approx(row_s, abs=5e-4)
+    assert found.context_s == pytest.approx(context_s, abs=1e-6)
     for n in (1, 40, 500, 1024, 3000, 8192):
         assert found.recompute_ns(n) == pytest.approx(known.recompute_ns(n), rel=0.1)
     for spans in (*ladder.batches, [(0, 8)] * 10, [(3000, 100), (0, 100)]):
-        assert found.batch_ns(spans) == pytest.approx(known.batch_ns(spans), rel=0.15)
+        assert found.batch_ns(spans) == pytest.approx(known.batch_ns(spans), rel=0.2)
     for blocks in (1, 30, 512):
         assert found.swap_out_ns(blocks) == pytest.approx(known.swap_out_ns(blocks), rel=0.01)
         assert found.swap_in_ns(blocks) == pytest.approx(known.swap_in_ns(blocks), rel=0.01)
@@ -85,9 +90,9 @@ def test_a_known_device_is_found_again(pass_s: float, floor_s: float) -> None:
 def test_a_batch_that_breaks_the_model_shows_in_its_error() -> None:
     known, ladder = device(0.0, 1e-5), ladder_for(8192, CHUNK, quick=False)
     samples = samples_of(known, ladder)
-    samples.batches = [(spans, 3 * seconds) for spans, seconds in samples.batches]
+    samples.batches = [(spans, (3 if i % 2 else 0.3) * s) for i, (spans, s) in enumerate(samples.batches)]
     found = model_of(samples, NO_ENGINE, CHUNK, "known", "made up")
-    assert found.errors["batch"].median == pytest.approx(2 / 3, abs=0.05)
+    assert found.errors["batch"].worst > 0.5
 
 
 @pytest.mark.parametrize("limit", [100, 8192, 131_072])

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import engine.attention_cpu as cpu
 import engine.batch as batch
+import engine.short_extents as short_extents
 from engine.attention import Attention, LayerCall
 from engine.attention_cpu import CpuAttention
 from engine.attention_reference import ReferenceAttention
@@ -288,7 +289,7 @@ def test_short_extents_of_many_readers_are_met_in_one_product(monkeypatch: pytes
 
 
 def test_short_extents_of_one_reader_in_one_frame_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its bars and its question's tokens; up to what counts as short, and not those of another frame."""
+    """Its bars and its question's tokens, also where it is alone; and not those of another frame."""
     layer = Layer(7)
     prefix = layer.past(90)
     for lengths in ((70, 37), (64, 30), (200, 100), (37, 5, 40)):
@@ -308,7 +309,22 @@ def test_short_extents_of_one_reader_in_one_frame_are_joined(monkeypatch: pytest
     cpu_short = cpu._short
     monkeypatch.setattr(cpu, "_short", short)
     assert largest(CpuAttention()(call) - defined(call)) < 1e-5
-    assert gathered == [(5, 5 * 107)]
+    assert gathered == [(4, 4 * 107), (1, 300)]
+
+
+def test_what_is_copied_at_a_time_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By reader and by product."""
+    monkeypatch.setattr(short_extents, "JOINED_KEYS", 64)
+    monkeypatch.setattr(short_extents, "GATHERED_KEYS", 2 * 64)
+    layer = Layer(8)
+    prefix = layer.past(90)
+    for _ in range(3):
+        pieces = zip((30, 30, 20, 40), (90, 120, 150, 170), strict=True)
+        layer.add(prefix + tuple(layer.extent(length, coord, 7) for length, coord in pieces), 1)
+    plan, call = BatchPlan(layer.sequences), layer.call()
+    _, gathered = short_extents.gather(plan.past(None))
+    assert sorted((parts.count, parts.slots.numel()) for parts in gathered) == [(1, 60)] * 2 + [(2, 120)] * 2
+    assert largest(CpuAttention()(call) - defined(call)) < 1e-5
 
 
 def test_a_broken_short_extent_leaves_those_gathered_with_it_bit_for_bit() -> None:

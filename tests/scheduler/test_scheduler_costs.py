@@ -54,6 +54,14 @@ def test_a_pass_takes_what_its_rows_compute_where_they_are() -> None:
     assert MODEL.batch_ns([(0, 1)]) == MODEL.batch_ns([]) == 5 * MS
 
 
+def test_rows_and_what_they_read_take_their_own_time() -> None:
+    model = msgspec.structs.replace(MODEL, row_s=0.001, context_s=1e-5)
+    assert model.batch_ns([(0, 50)]) == 52 * MS  # the first row is in what a pass takes
+    assert model.batch_ns([(0, 50), (0, 50)]) == 103 * MS
+    assert model.batch_ns([(100, 50)]) == 103 * MS
+    assert model.recompute_ns(300) == (500 + 3 * 2 + 1 + 2) * MS  # passes of 100 behind 0, 100 and 200
+
+
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=8))
 def test_a_prompt_in_pieces_takes_its_tokens_once_and_a_pass_for_each(pieces) -> None:
     free = msgspec.structs.replace(MODEL, floor_s=MODEL.pass_s)
@@ -78,6 +86,8 @@ def test_rows_add_up_in_any_order_and_never_make_a_pass_quicker(spans, random) -
         ({"pass_tokens": 0}, "pass_tokens"),
         ({"pass_s": 0.006}, "floor_s"),
         ({"pass_s": -0.1}, "floor_s"),
+        ({"row_s": -0.1}, "row_s"),
+        ({"context_s": -0.1}, "context_s"),
         ({"recompute": Curve((0.0, 1.0), (0.5, 1.0))}, "recompute"),
     ],
 )
