@@ -66,14 +66,14 @@ class Sizes:
 
     rates: Sequence[float] = (0.8, 1.0, 1.2, 1.5)
     requests: int = 1200
-    seeds: Sequence[int] = (0, 1, 2)
+    seeds: Sequence[int] = tuple(range(16))
     pool: int = 30
-    k: int = 4
+    k: int = 16
     profile: str = "h200-saturation"
     processes: int = 2
     real_rates: Sequence[float] = (0.8, 1.1)
     real_requests: int = 120
-    real_seeds: Sequence[int] = (0, 1)
+    real_seeds: Sequence[int] = (0, 1, 2)
     batch_tokens: int = 512
     quick_profile: bool = False
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
-from statistics import median
+from math import exp, log, sqrt
+from statistics import fmean, median, stdev
 from typing import Any, TypeVar
 
 from msgspec import Struct
@@ -141,8 +142,8 @@ def _pressed(found: Simulated) -> str:
 
 def _engine(found: Measured) -> str:
     columns = (
-        "scheduler", "P50, s", "predicted", "P95, s", "predicted", "P99, s", "predicted", "median error", "repeat",
-        "pace", "before", "preemptions", "predicted", "failed",
+        "scheduler", "P50, s", "predicted", "P95, s", "predicted", "P99, s", "predicted", "median error",
+        "repeat", "pace", "before", "preemptions", "predicted", "failed",
     )  # fmt: skip
     cells = [
         (
@@ -165,8 +166,8 @@ def _engine(found: Measured) -> str:
         f"{found.pool_tokens:,} "
         f"tokens, on the embedded model, which computes {found.tokens_a_second:,.0f} tokens a second. The "
         "simulator runs the same trace under the profile measured in this run (median error on passes of "
-        f"other shapes {found.profile_error:.0%}), times the pace of a run before on another trace: a daemon, "
-        "too, corrects its profile by the passes it runs. *Pace*: what the scheduler's steps took over what "
+        f"other shapes {found.profile_error:.0%}), times the pace of a run before on another trace: "
+        "a daemon, too, corrects its profile by the passes it runs. *Pace*: what the scheduler's steps took over what "
         "the profile says of their passes, in the predicted run and in the one before. *Median error*: of "
         "single requests' TTFT; goal: below 20 %. *Repeat*: the same of a second measured run. Pairs "
         "of schedulers "
@@ -179,9 +180,9 @@ def _prefix(found: Prefix) -> str:
     return (
         f"### k-LPM by request rate\n\nP99 TTFT in seconds, median over seeds; k = {found.k}. Rates are "
         f"parts of "
-        "what the device computes without reuse. *k-LPM / better*: over the better of FCFS and LPM on the "
-        "same "
-        "requests, median over seeds (range); goal: at most 1.\n\nSimulated, "
+        "what the device computes without reuse. *k-LPM / better*: over the one of FCFS and LPM that is better "
+        "at this rate, on the same requests: geometric mean over seeds, and two standard errors to either side; "
+        "goal: at most 1.\n\nSimulated, "
         f"{found.profile}:\n\n{_prefix_table(found.simulated)}"
         + (f"\n\nOn the engine, embedded model:\n\n{_prefix_table(found.real)}" if found.real else "")
     )
@@ -213,8 +214,12 @@ def _prefix_table(rows: Sequence[PrefixRow]) -> str:
 
 
 def _over_better(ours: dict[int, PrefixRow], fcfs: dict[int, PrefixRow], lpm: dict[int, PrefixRow]) -> str:
-    ratios = [row.p99_s / min(fcfs[seed].p99_s, lpm[seed].p99_s) for seed, row in ours.items()]
-    return f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+    """P99 over that of the policy that is better at this rate: mean of the logarithms, two standard errors."""
+    logs = [[log(ours[seed].p99_s / other[seed].p99_s) for seed in ours] for other in (fcfs, lpm)]
+    worse = max(logs, key=fmean)
+    error = 2 * stdev(worse) / sqrt(len(worse)) if len(worse) > 1 else 0.0
+    middle = fmean(worse)
+    return f"{exp(middle):.3f} ({exp(middle - error):.3f} to {exp(middle + error):.3f})"
 
 
 def _flood(found: Flood) -> str:

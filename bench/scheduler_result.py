@@ -92,9 +92,9 @@ class Simulated(msgspec.Struct, frozen=True):
 class Predicted(msgspec.Struct, frozen=True):
     """One scheduler simulated and measured on the same trace; TTFT P50, P95, P99 in seconds.
 
-    ``median_error``: of the single requests, |predicted - measured| / measured. ``repeat_error``: the same for
-    a second measured run in the prediction's place: no prediction is better than that. ``pace``: time of the
-    scheduler's steps over what the profile says of their passes, in the run before; ``measured_pace``: in
+    ``median_error``: of the single requests, |predicted - measured| / measured. ``repeat_error``: the same
+    for a second measured run in the prediction's place: no prediction is better than that. ``pace``: time of
+    the scheduler's steps over what the profile says of their passes, in the run before; ``measured_pace``: in
     the run that was predicted.
     """
 

@@ -9,7 +9,7 @@ batch costs, however many wait.
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Iterator
 from itertools import accumulate
 from operator import itemgetter
@@ -151,9 +151,9 @@ class Book:
         keys = self.running.irange(maximum=place_of(work).rank, inclusive=(True, False))
         return any(self.running[key].blocks for key in keys)
 
-    def cells_of_holders(self, work: Work) -> int:
-        """Cells of the admitted that make room for `work`."""
-        return sum(place_of(request).cells for request in self.holders(work))
+    def holders_have(self, work: Work, cells: int) -> bool:
+        """Whether the admitted that make room for `work` have so many cells together."""
+        return any(found >= cells for found in accumulate(place_of(h).cells for h in self.holders(work)))
 
     def waiting(self) -> Iterator[tuple[Rank, Request]]:
         """Requests that may be admitted, in order, with the rank to merge them by."""
@@ -243,22 +243,39 @@ class Walk:
 
 
 class Below:
-    """Blocks held by those that `Book.holders` names, for any work; made for one plan."""
+    """Blocks held by those that `Book.holders` names, for any work; made for one plan.
+
+    They are counted from the last on, and only as far as somebody asked.
+    """
 
     def __init__(self, book: Book) -> None:
-        self._ranks = list(book.running)
-        held: Iterator[int] = (request.blocks for request in book.running.values())
-        self._until = list(accumulate(held, initial=0))
-        resting: Iterator[int] = (
-            request.blocks if _rests(request) else 0 for request in book.running.values()
-        )
-        self._resting = list(accumulate(resting, initial=0))
+        self._running = book.running
+        self._to_come = reversed(book.running)
+        self._ranks: list[Rank] = []  # counted so far, the last first
+        self._held = [0]  # blocks of the first so many of these
+        self._resting: tuple[list[Rank], list[int]] | None = None
 
-    def __call__(self, work: Work) -> int:
-        """Blocks that phase 2 may take for `work`."""
+    def __call__(self, work: Work, needed: int) -> int:
+        """Blocks that phase 2 may take for `work`; if they are at least ``needed``, so many or more of them."""
         rank = place_of(work).rank
-        behind = self._until[-1] - self._until[bisect_right(self._ranks, rank)]
-        return behind if _unfinished(work) else behind + self._resting[bisect_left(self._ranks, rank)]
+        behind = self._behind(rank, needed)
+        if behind >= needed or _unfinished(work):
+            return behind
+        if self._resting is None:
+            rests = [(key, request.blocks) for key, request in self._running.items() if _rests(request)]
+            self._resting = [key for key, _ in rests], list(accumulate((n for _, n in rests), initial=0))
+        ranks, until = self._resting
+        return behind + until[bisect_left(ranks, rank)]
+
+    def _behind(self, rank: Rank, needed: int) -> int:
+        ranks, held = self._ranks, self._held
+        while held[-1] < needed and (not ranks or ranks[-1] > rank):
+            key = next(self._to_come, None)
+            if key is None:
+                break
+            ranks.append(key)
+            held.append(held[-1] + self._running[key].blocks)
+        return held[bisect_left(ranks, True, key=lambda other: other <= rank)]
 
 
 def place_of(work: Work) -> Place:

@@ -19,6 +19,7 @@ class Groups:
     """The leaders of one plan, by what comes next in their prompts."""
 
     def __init__(self) -> None:
+        # by salt, tokens in KV and the next token, for most of all requests share not even that
         self._leaders: dict[tuple[str, int, int], list[tuple[Request, int]]] = {}
 
     def leader_of(self, request: Request) -> Request | None:
@@ -27,7 +28,9 @@ class Groups:
             return None
         for leader, end in self._leaders.get(_key(request), ()):
             shared = min(end, len(request.prompt) - 1)
-            if shared > request.computed and request.prompt[:shared] == leader.prompt[:shared]:
+            if shared <= request.computed or _hashed(request) != _hashed(leader):
+                continue
+            if request.prompt[:shared] == leader.prompt[:shared]:
                 return leader
         return None
 
@@ -57,7 +60,13 @@ def _groups(request: Request) -> bool:
 
 
 def _key(request: Request) -> tuple[str, int, int]:
+    """Kept until it has computed some."""
     start = request.computed
-    if request.head is None or request.head[0] != start:
-        request.head = start, prompt_seed(request.prompt[start : start + HEAD])
-    return request.salt, *request.head
+    if request.head is None or request.head[1] != start:
+        request.head = request.salt, start, request.prompt[start]
+    return request.head
+
+
+def _hashed(request: Request) -> int:
+    start = request.computed
+    return prompt_seed(request.prompt[start : start + HEAD])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from scheduler.bandit import KBandit
+from scheduler.bandit import SERVING, KBandit
 from scheduler.book import WaitingLine
 from scheduler.policies import Ordering
 from scheduler.prefix_line import PrefixLine
@@ -28,7 +28,7 @@ def waiting_line(
         return PrefixLine(index, lambda: k), _ignore
     if rng is None:
         raise ValueError(f"policy {ordering.name} needs a source of chance")
-    bandit = KBandit(rng=rng)
+    bandit = KBandit(SERVING, rng=rng)
     return PrefixLine(index, lambda: bandit.k), bandit.observe
 
 

@@ -193,7 +193,7 @@ class _Planner:
         """Whether the budget holds it beside the admitted that make no room for it."""
         if request.cells <= self.cells:
             return True
-        return request.cells <= self.cells + self.book.cells_of_holders(request)
+        return self.book.holders_have(request, request.cells - self.cells)
 
     def _tokens(self, request: Request) -> tuple[int, int]:
         """Tokens that the budgets leave it in this batch, and the blocks they take."""
@@ -205,7 +205,7 @@ class _Planner:
         reserve = 0 if request.decoding else self.reserve
         if not self.entries or blocks <= self.free - reserve:
             return n, blocks
-        room = self.free + self._blocks_below(request) - reserve
+        room = self.free + self._blocks_below(request, blocks + reserve - self.free) - reserve
         if blocks > room:
             self._note(request, "high_water" if blocks <= room + reserve else "blocks")
             n = bisect_right(range(1, n + 1), room, key=lambda k: request.blocks_needed(k, self.block_size))
@@ -257,13 +257,13 @@ class _Planner:
             if span and newest - oldest > span:
                 break
             need = append.tape.blocks_needed(after)
-            if n and need > self.free and need > self.free + self._blocks_below(append):
+            if n and need > self.free and need > self.free + self._blocks_below(append, need - self.free):
                 break
             n, tokens, blocks = n + 1, after, need
         return n, tokens, blocks
 
-    def _blocks_below(self, work: Work) -> int:
-        """Blocks that phase 2 may take for `work` from others."""
+    def _blocks_below(self, work: Work, needed: int) -> int:
+        """Blocks that phase 2 may take for `work` from others, or enough of them."""
         if self.below is None:
             self.below = self.book.blocks_below()
-        return self.below(work)
+        return self.below(work, needed)

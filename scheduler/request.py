@@ -147,8 +147,8 @@ class Request:
     """Its own tokens as a source of guesses; made by the first guess."""
     place: object = field(init=False, default=None)
     """Where the scheduler's book has it."""
-    head: tuple[int, int] | None = field(init=False, default=None)
-    """(tokens in KV, hash of the next few): how its group is found, once for a place in its prompt."""
+    head: tuple[str, int, int] | None = field(init=False, default=None)
+    """(salt, tokens in KV, the next token): where its group is looked up, made once for a place in its prompt."""
     since: dict[str, int] | None = field(init=False, default=None)
     """The waiting ledger as it was when it began to wait."""
     _sampling: Sampling | None = field(init=False, default=None)

@@ -261,8 +261,12 @@ class Model(RuleBasedStateMachine):
             resting = [] if unfinished else [r for r in ahead if not r.complete and not r.remaining]
             holders = behind[::-1] + resting[::-1]
             assert list(self.book.holders(work)) == holders
-            assert below(work) == sum(r.blocks for r in holders)
-            assert self.book.cells_of_holders(work) == sum(r.cells for r in holders)
+            blocks, cells = sum(r.blocks for r in holders), sum(r.cells for r in holders)
+            for needed in (0, blocks // 2, blocks):
+                assert needed <= below(work, needed) <= blocks
+            assert below(work, blocks + 1) == blocks
+            assert self.book.holders_have(work, cells) == bool(holders)
+            assert not self.book.holders_have(work, cells + 1)
             assert self.book.holds_before(work) == any(r.blocks for r in ahead)
 
 
