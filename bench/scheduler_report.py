@@ -115,10 +115,10 @@ def _pressed(found: Simulated) -> str:
                         str(row.failed),
                     )
                 )
-            pure = [row.p99_s for row in same if row.eviction != "cost"]
-            ours = [row.p99_s for row in same if row.eviction == "cost"]
+            pure = [row.p99_seeds_s for row in same if row.eviction != "cost"]
+            ours = [row.p99_seeds_s for row in same if row.eviction == "cost"]
             if scheduler in _OURS and pure and ours:
-                verdicts.append(f"{scheduler}, {workload}, {profile}: {min(pure) / ours[0]:.2f}")
+                verdicts.append(f"{scheduler}, {workload}, {profile}: {over_better(ours[0], pure)}")
         columns = (
             "scheduler", "eviction", "P50 gain", "paper", "P95 gain", "P99 gain", "paper",
             "swapped / recomputed",
@@ -131,9 +131,9 @@ def _pressed(found: Simulated) -> str:
             f"s).\n\n{table(columns, cells)}"
         )
     return (
-        "### Under memory pressure, simulated\n\n*Gain*: vLLM-NS over it at the same quantile. The better "
-        "pure "
-        "eviction over the choice by cost, at P99 (goal: at least 1): "
+        "### Under memory pressure, simulated\n\n*Gain*: vLLM-NS over it at the same quantile, all seeds "
+        "together. P99 of the choice by cost over that of the better pure eviction, geometric mean over "
+        "seeds and two standard errors to either side (goal: at most 1): "
         + "; ".join(verdicts)
         + ".\n\n"
         + "\n\n".join(tables)
@@ -166,11 +166,11 @@ def _engine(found: Measured) -> str:
         f"{found.pool_tokens:,} "
         f"tokens, on the embedded model, which computes {found.tokens_a_second:,.0f} tokens a second. The "
         "simulator runs the same trace under the profile measured in this run (median error on passes of "
-        f"other shapes {found.profile_error:.0%}), times the pace of a run before on another trace: "
-        "a daemon, too, corrects its profile by the passes it runs. *Pace*: what the scheduler's steps took over what "
-        "the profile says of their passes, in the predicted run and in the one before. *Median error*: of "
-        "single requests' TTFT; goal: below 20 %. *Repeat*: the same of a second measured run. Pairs "
-        "of schedulers "
+        f"other shapes {found.profile_error:.0%}), times the pace of a run before on another trace: a "
+        "daemon, too, corrects its profile by the passes it runs. *Pace*: what the scheduler's steps took "
+        "over what the profile says of their passes, in the predicted run and in the one before. *Median "
+        "error*: of single requests' TTFT; goal: below 20 %. *Repeat*: the same of a second measured run. "
+        "Pairs of schedulers "
         f"whose predicted P99 lie well apart are in the predicted order when measured: {found.agreeing} of "
         f"{found.pairs}.\n\n" + table(columns, cells)
     )
@@ -180,9 +180,9 @@ def _prefix(found: Prefix) -> str:
     return (
         f"### k-LPM by request rate\n\nP99 TTFT in seconds, median over seeds; k = {found.k}. Rates are "
         f"parts of "
-        "what the device computes without reuse. *k-LPM / better*: over the one of FCFS and LPM that is better "
-        "at this rate, on the same requests: geometric mean over seeds, and two standard errors to either side; "
-        "goal: at most 1.\n\nSimulated, "
+        "what the device computes without reuse. *k-LPM / better*: over the one of FCFS and LPM that is "
+        "better at this rate, on the same requests: geometric mean over seeds, and two standard errors to "
+        "either side; goal: at most 1.\n\nSimulated, "
         f"{found.profile}:\n\n{_prefix_table(found.simulated)}"
         + (f"\n\nOn the engine, embedded model:\n\n{_prefix_table(found.real)}" if found.real else "")
     )
@@ -213,13 +213,22 @@ def _prefix_table(rows: Sequence[PrefixRow]) -> str:
     return table(columns, cells)
 
 
-def _over_better(ours: dict[int, PrefixRow], fcfs: dict[int, PrefixRow], lpm: dict[int, PrefixRow]) -> str:
-    """P99 over that of the policy that is better at this rate: mean of the logarithms, two standard errors."""
-    logs = [[log(ours[seed].p99_s / other[seed].p99_s) for seed in ours] for other in (fcfs, lpm)]
-    worse = max(logs, key=fmean)
-    error = 2 * stdev(worse) / sqrt(len(worse)) if len(worse) > 1 else 0.0
-    middle = fmean(worse)
-    return f"{exp(middle):.3f} ({exp(middle - error):.3f} to {exp(middle + error):.3f})"
+def _over_better(ours: dict[int, PrefixRow], *others: dict[int, PrefixRow]) -> str:
+    return over_better(
+        [row.p99_s for row in ours.values()],
+        [[other[seed].p99_s for seed in ours] for other in others],
+    )
+
+
+def over_better(ours: Sequence[float], others: Sequence[Sequence[float]]) -> str:
+    """What ours is of the one of ``others`` that is best on all seeds together; equal places, equal seeds.
+
+    Geometric mean, and two standard errors to either side where there are several seeds.
+    """
+    logs = max(([log(a / b) for a, b in zip(ours, other, strict=True)] for other in others), key=fmean)
+    middle, error = fmean(logs), 2 * stdev(logs) / sqrt(len(logs)) if len(logs) > 1 else 0.0
+    around = f" ({exp(middle - error):.2f} to {exp(middle + error):.2f})" if error else ""
+    return f"{exp(middle):.2f}{around}"
 
 
 def _flood(found: Flood) -> str:

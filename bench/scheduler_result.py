@@ -57,7 +57,8 @@ class Flood(msgspec.Struct, frozen=True):
 class Streamed(msgspec.Struct, frozen=True):
     """One workload under one scheduler in simulated time; TTFT in seconds from the end of the retrieval.
 
-    ``delay``: times between chunks are multiplied by it. ``busy``: part of the time in passes.
+    ``delay``: times between chunks are multiplied by it. ``p99_seeds_s``: of each seed's run, where ``p99_s``
+    is of all their requests together. ``busy``: part of the time in passes.
     ``swaps``, ``recomputes``: preemptions of a run. ``many_invalidated``: part of the requests of which more
     than 10,000 tokens were invalidated.
     """
@@ -74,6 +75,7 @@ class Streamed(msgspec.Struct, frozen=True):
     p50_s: float
     p95_s: float
     p99_s: float
+    p99_seeds_s: list[float]
     completion_s: float
     busy: float
     swaps: float

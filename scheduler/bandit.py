@@ -27,8 +27,8 @@ from itertools import pairwise
 
 ARMS: tuple[int | None, ...] = (1, 2, 3, 4, 6, 8, 16, None)
 SERVING: tuple[int | None, ...] = ARMS[1:]
-"""Without FCFS: one epoch in its order leaves a backlog behind that took 5 to 9 % of the P99 of overloaded runs,
-and where FCFS is best k = 2 is within 2 % of it (`foretick bench scheduler`, 8 seeds)."""
+"""Without FCFS: an epoch in its order leaves a backlog behind, which made the P99 of overloaded runs 5 to 9 %
+longer, and where FCFS is best k = 2 is within 2 % of it (`foretick bench scheduler`, 8 seeds)."""
 
 DOUBT, WEIGHT = 0.25, 0.5
 """What is expected of an arm nobody knows, and how many epochs outweigh it. That is less than what an arm

@@ -256,7 +256,7 @@ class Below:
         self._resting: tuple[list[Rank], list[int]] | None = None
 
     def __call__(self, work: Work, needed: int) -> int:
-        """Blocks that phase 2 may take for `work`; if they are at least ``needed``, so many or more of them."""
+        """Blocks that phase 2 may take for `work`; with ``needed`` of them or more, no fewer than these."""
         rank = place_of(work).rank
         behind = self._behind(rank, needed)
         if behind >= needed or _unfinished(work):

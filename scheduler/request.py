@@ -148,7 +148,7 @@ class Request:
     place: object = field(init=False, default=None)
     """Where the scheduler's book has it."""
     head: tuple[str, int, int] | None = field(init=False, default=None)
-    """(salt, tokens in KV, the next token): where its group is looked up, made once for a place in its prompt."""
+    """(salt, tokens in KV, the next token): where its group is looked up, made once for each place."""
     since: dict[str, int] | None = field(init=False, default=None)
     """The waiting ledger as it was when it began to wait."""
     _sampling: Sampling | None = field(init=False, default=None)
