@@ -39,12 +39,12 @@ class Lookup:
 
     def extend(self, tokens: Iterable[int]) -> None:
         """The text went on."""
-        known = self._tokens
-        for token in tokens:
-            for n in LENGTHS:
-                if len(known) >= n:
-                    self._after[tuple(known[-n:])] = len(known)
-            known.append(token)
+        known, start = self._tokens, len(self._tokens)
+        known.extend(tokens)
+        for n in LENGTHS:
+            ends = range(max(n, start), len(known))
+            columns = (known[first : first + len(ends)] for first in range(ends.start - n, ends.start))
+            self._after.update(zip(zip(*columns, strict=True), ends, strict=True))
 
     def propose(self, most: int) -> list[int]:
         """At most `most` tokens that followed the newest earlier occurrence of the last 3 tokens, else 2."""
