@@ -84,7 +84,7 @@ def test_a_known_device_is_found_again(pass_s: float, floor_s: float, row_s: flo
         assert found.swap_out_ns(blocks) == pytest.approx(known.swap_out_ns(blocks), rel=0.01)
         assert found.swap_in_ns(blocks) == pytest.approx(known.swap_in_ns(blocks), rel=0.01)
     assert set(found.errors) == {"recompute", "swap_out", "swap_in", "batch"}
-    assert found.errors["batch"].worst < 0.15
+    assert found.errors["batch"].median < 0.1
 
 
 def test_a_batch_that_breaks_the_model_shows_in_its_error() -> None:
