@@ -182,7 +182,8 @@ def _prefix(found: Prefix) -> str:
         f"parts of "
         "what the device computes without reuse. *k-LPM / better*: over the one of FCFS and LPM that is "
         "better at this rate, on the same requests: geometric mean over seeds, and two standard errors to "
-        "either side; goal: at most 1.\n\nSimulated, "
+        "either side; goal: at most 1. *Pace*: what the scheduler's steps took over what the profile says of "
+        "their passes.\n\nSimulated, "
         f"{found.profile}:\n\n{_prefix_table(found.simulated)}"
         + (f"\n\nOn the engine, embedded model:\n\n{_prefix_table(found.real)}" if found.real else "")
     )
@@ -191,11 +192,13 @@ def _prefix(found: Prefix) -> str:
 def _prefix_table(rows: Sequence[PrefixRow]) -> str:
     columns = (
         "load", "rate", "a second", "FCFS", "LPM", "k-LPM", "adaptive", "k-LPM / better", "adaptive / better",
-        "reused: FCFS", "LPM", "k-LPM",
+        "reused: FCFS", "LPM", "k-LPM", "pace: FCFS", "LPM", "k-LPM",
     )  # fmt: skip
     cells = []
     for (load, part), same in _by(rows, "load", "part"):
-        by = {policy: {row.seed: row for row in some} for (policy,), some in _by(same, "policy")}
+        by: dict[str, dict[int, PrefixRow]] = {}
+        for row in same:
+            by.setdefault(row.policy, {})[row.seed] = row
         fcfs, lpm, klpm, adaptive = (by[name] for name in ("fcfs", "lpm", "klpm", "klpm-adaptive"))
         cells.append(
             (
@@ -208,6 +211,7 @@ def _prefix_table(rows: Sequence[PrefixRow]) -> str:
                 ),
                 *(_over_better(each, fcfs, lpm) for each in (klpm, adaptive)),
                 *(f"{median(row.reused for row in each.values()):.0%}" for each in (fcfs, lpm, klpm)),
+                *(f"{median(row.pace for row in each.values()):.2f}" for each in (fcfs, lpm, klpm)),
             )
         )
     return table(columns, cells)

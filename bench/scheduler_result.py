@@ -136,7 +136,8 @@ class PrefixRow(msgspec.Struct, frozen=True):
     """One run under one policy; TTFT in seconds.
 
     ``part``: the rate as a part of what the device computes without reuse. ``reused``: part of the prompts'
-    tokens that were in the prefix cache.
+    tokens that were in the prefix cache. ``pace``: time of the scheduler's steps over what the profile says
+    of their passes; 1 in simulated time.
     """
 
     load: str
@@ -147,6 +148,7 @@ class PrefixRow(msgspec.Struct, frozen=True):
     p50_s: float
     p99_s: float
     reused: float
+    pace: float = 1.0
 
 
 class Prefix(msgspec.Struct, frozen=True):

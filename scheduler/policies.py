@@ -47,8 +47,15 @@ def mcps(request: Request) -> Key:
 
 
 def lcas(request: Request) -> Key:
-    """Finished prompts before those still coming in, each by the latest chunk first (section 4.4.4)."""
-    return int(not request.complete), -request.last_chunk_ns, request.id
+    """Finished prompts before those still coming in; of the latter the latest chunk first (section 4.4.4).
+
+    A finished prompt gets no more chunks: recency says nothing of it, and somebody waits since the last one.
+    So the one whose last chunk is oldest goes first; the other way round a burst starves them (section
+    4.4.4 names that weakness).
+    """
+    if request.complete:
+        return 0, request.last_chunk_ns, request.id
+    return 1, -request.last_chunk_ns, request.id
 
 
 KEYS: dict[str, Policy] = {"vllm": vllm, "fcfs": fcfs, "mcps": mcps, "lcas": lcas}

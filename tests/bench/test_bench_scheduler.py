@@ -17,8 +17,8 @@ from bench.page import markers
 from bench.scheduler_cost import Plan, World
 from bench.scheduler_engine import profile, scaled
 from bench.scheduler_paper import EVICTIONS, PRESSED_P99
-from bench.scheduler_prefix import PAPER, Case, inputs
-from bench.scheduler_replay import replay
+from bench.scheduler_prefix import PAPER, Case, _steady, inputs
+from bench.scheduler_replay import Replayed, replay
 from bench.scheduler_report import render
 from bench.scheduler_result import Asked, Prefix, PrefixRow, SchedulerReport, Simulated, Streamed
 from bench.scheduler_simulated import SCHEDULERS
@@ -134,14 +134,25 @@ def test_k_lpm_is_compared_with_the_policy_that_is_better_on_all_seeds() -> None
     p99 = {"fcfs": (4.0, 1.0), "lpm": (2.0, 3.0), "klpm": (2.0, 2.0), "klpm-adaptive": (1.0, 1.0)}
     rows = [
         PrefixRow("sessions", 1.0, 5.0, policy, seed, 1.0, p99[policy][seed], 0.5)
-        for policy in p99
         for seed in (0, 1)
+        for policy in p99
     ]
     text = render(_report(prefix=Prefix(4, "h", rows, [])))
     assert (
         "| sessions | 1 | 5.0 | 2.50 | 2.50 | 2.00 | 1.00 | 1.00 (0.25 to 4.00) | 0.50 (0.13 to 2.00) |"
         in text
     )
+
+
+def test_a_run_is_made_again_only_while_the_machine_was_slower_than_before() -> None:
+    """By pace, whatever its TTFT."""
+    paces = iter((1.4, 1.3, 1.1, 1.0))
+
+    def run() -> Replayed:
+        return Replayed(np.zeros(1, np.int64), 0, 0.0, next(paces))
+
+    assert _steady(run, 1.0, 3).pace == 1.1, "three tries, none within 15 %"
+    assert _steady(run, 1.0, 3).pace == 1.0, "the first will do"
 
 
 def test_the_bound_in_a_flood_is_of_the_idle_tail_and_one_batch() -> None:

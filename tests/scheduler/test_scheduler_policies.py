@@ -120,10 +120,9 @@ def test_orders_are_those_of_the_paper(history: list[tuple[str, int, int]]) -> N
     partial = [request for request in pool.live if not request.complete]
     assert pool.order("vllm") == [*running, *waiting]
     assert pool.order("fcfs") == [*full, *partial]
-    newest = chunks[::-1]
     assert pool.order("lcas") == [
-        *(request for request in newest if request.complete),
-        *(request for request in newest if not request.complete),
+        *(request for request in chunks if request.complete),
+        *(request for request in chunks[::-1] if not request.complete),
     ]
     most: list[Request] = []
     for computed in sorted({request.computed for request in pool.live}, reverse=True):
@@ -146,7 +145,7 @@ def test_lcas_boosts_whom_a_chunk_comes_for_and_keeps_the_finished_before_the_pa
     pool.chunk(idle, [7] * 20)
     assert pool.order("lcas") == [full, idle, fresh], "the newest chunk, but behind the finished tier"
     pool.finishes(fresh)
-    assert pool.order("lcas") == [fresh, full, idle], "from the partial tier into the complete one"
+    assert pool.order("lcas") == [full, fresh, idle], "who waits longest goes first among the finished"
 
 
 def test_mcps_drops_whom_an_update_leaves_little_to_the_last_place() -> None:

@@ -65,8 +65,14 @@ class TestByHand:
         assert result.ended_ns == 1400
 
     def test_what_came_during_a_pass_came_at_its_own_time(self) -> None:
-        """Latest chunk first: the second of the two is served before the first."""
-        inputs = [piece(at, n, "open", (1000 * n, 100), last=True) for n, at in enumerate((0, 50, 60))]
+        """By the last chunk: the second of the two was finished before the first."""
+        inputs = [
+            piece(0, 0, "open", (0, 100), last=True),
+            piece(50, 1, "open", (1000, 100)),
+            piece(60, 2, "open", (2000, 100)),
+            piece(70, 2, "append", last=True),
+            piece(80, 1, "append", last=True),
+        ]
         setup = one_at_a_time(replace(ROOM, ordering=Ordering("lcas")))
         assert simulate(iter(inputs), setup, COSTS).columns["first_token_ns"].tolist() == [1100, 3300, 2200]
 
