@@ -73,7 +73,7 @@ class Sizes:
     requests: int = 1200
     seeds: Sequence[int] = tuple(range(16))
     pool: int = 30
-    k: int = 4
+    k: int = 16
     profile: str = "h200-saturation"
     processes: int = 2
     real_rates: Sequence[float] = (0.8, 1.1)
