@@ -77,9 +77,9 @@ class Sizes:
     profile: str = "h200-saturation"
     processes: int = 2
     real_rates: Sequence[float] = (0.8, 1.1)
-    real_requests: int = 300
+    real_requests: int = 200
     real_seeds: Sequence[int] = (0, 1)
-    tries: int = 3
+    tries: int = 2
     batch_tokens: int = 512
     quick_profile: bool = False
 
