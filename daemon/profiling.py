@@ -79,7 +79,7 @@ def model_of(samples: Samples, engine: Engine, chunk: int, device: str, source: 
     )
     telling = _telling((*samples.passes, *samples.prefills), floor)
     for _ in range(ROUNDS if samples.batches else 1):
-        rows = [Point(n, max(0.0, s - _besides(model, n)), s) for n, s in telling]
+        rows = [Point(n, max(0.0, s - model.besides_s(n)), s) for n, s in telling]
         curve, error = fit(rows, KNOTS, through_zero=True)
         errors = model.errors | {"recompute": error}
         model = with_rows(replace(model, recompute=curve, errors=errors), samples.batches)
@@ -91,12 +91,6 @@ def model_of(samples: Samples, engine: Engine, chunk: int, device: str, source: 
         found = [seconds for spans, seconds in samples.batches if spans == left_out]
         off += [abs(told.batch_ns(left_out) / 1e9 / seconds - 1) for seconds in found]
     return replace(model, errors=model.errors | {"batch": error_of(off)})
-
-
-def _besides(model: CostModel, n: int) -> float:
-    """Seconds that prefilling ``n`` tokens takes beside computing them."""
-    passes = -(-n // model.pass_tokens)
-    return passes * (model.pass_s + model.context_s * model.pass_tokens * (passes - 1) / 2)
 
 
 def with_rows(model: CostModel, batches: Sequence[tuple[tuple[Span, ...], float]]) -> CostModel:

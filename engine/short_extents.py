@@ -66,9 +66,13 @@ def gather(parts: Sequence[PastPart]) -> tuple[list[PastPart], list[Gathered]]:
         # lengths up to the same power of two
         alike.setdefault((rows, (read.keys - 1).bit_length()), []).append(read)
     groups = [group for (_, bits), reads in alike.items() for group in _groups(reads, GATHERED_KEYS >> bits)]
-    many = [group for group in groups if len(group) > 1 or len(group[0].parts) > 1]
-    alone += [group[0].parts[0] for group in groups if group not in many]
-    return alone, [_gathered(group) for group in many]
+    gathered: list[Gathered] = []
+    for group in groups:
+        if len(group) == len(group[0].parts) == 1:
+            alone += group[0].parts
+        else:
+            gathered.append(_gathered(group))
+    return alone, gathered
 
 
 def _reads(parts: Sequence[PastPart], alone: list[PastPart]) -> list[_Read]:

@@ -73,10 +73,13 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         """Prefilling ``tokens`` from an empty context, in passes of ``pass_tokens``."""
         if tokens <= 0:
             return 0
+        return round(max(self.recompute(tokens) + self.besides_s(tokens), self.floor_s) * _NS)
+
+    def besides_s(self, tokens: int) -> float:
+        """Seconds that prefilling ``tokens`` takes beside computing them: for its passes, and for reading."""
         passes = -(-tokens // self.pass_tokens)
         before = self.pass_tokens * passes * (passes - 1) // 2
-        seconds = self.recompute(tokens) + passes * self.pass_s + before * self.context_s
-        return round(max(seconds, self.floor_s) * _NS)
+        return passes * self.pass_s + before * self.context_s
 
     def swap_out_ns(self, blocks: int) -> int:
         """Moving ``blocks`` to the host."""

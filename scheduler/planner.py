@@ -106,8 +106,6 @@ class _Planner:
     """A request has a row in this batch."""
     beside: int | None = field(init=False, default=None)
     """Tokens left for prompts of POOL beside a question; None without one in this batch."""
-    alone: bool = field(init=False, default=False)
-    """A question has this batch to itself, but for the tokens of running answers."""
     below: Below | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -177,8 +175,8 @@ class _Planner:
         if not request.prefill_only:
             self.asked = True
             if request.cls <= PriorityClass.SESSION and self.beside is None:
-                self.alone = not self.book.questioned
-                self.beside = 0 if self.alone else max(1, self.limits.chunk_min // BESIDE)
+                # the first batch with a question is its own, but for the tokens of running answers
+                self.beside = max(1, self.limits.chunk_min // BESIDE) if self.book.questioned else 0
 
     def _spend(self, tokens: int, blocks: int) -> None:
         self.rows -= 1
@@ -231,7 +229,7 @@ class _Planner:
         return request.prefill_only or (request.cls is PriorityClass.POOL and self.beside == 0)
 
     def _append(self, append: Append) -> Entry | None:
-        if self.alone and not append.due:
+        if self.beside is not None and not self.book.questioned and not append.due:
             self._note(append, "order")
             return None
         n, tokens, blocks = self._records(append)
