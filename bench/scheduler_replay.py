@@ -18,7 +18,7 @@ from engine.apart import apart
 from engine.engine import Engine
 from engine.model import LoadedModel
 from regions.watch import PrefixWatch
-from scheduler.costs import CostModel, context
+from scheduler.costs import CostModel, spans_of
 from scheduler.policies import Ordering
 from scheduler.request import Event, Request
 from scheduler.scheduler import Scheduler
@@ -77,7 +77,7 @@ class _Counting:
         self._executor, self._costs = executor, costs
 
     def execute(self, batch: Sequence[Chunk]) -> list[Row | None]:
-        self.told_ns += self._costs.batch_ns([(context(chunk.target), len(chunk.tokens)) for chunk in batch])
+        self.told_ns += self._costs.batch_ns(spans_of(batch))
         return self._executor.execute(batch)
 
 
