@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import accumulate
-from operator import itemgetter
+from operator import gt, itemgetter, lt
 from typing import NamedTuple, Protocol
 
 from sortedcontainers import SortedDict
@@ -56,12 +56,14 @@ class Place(NamedTuple):
     """Tokens to compute; of a tape at least 1."""
     decoding: bool
     prefilling: bool
+    resting: bool
+    """All that came of its prompt is computed, and more is to come."""
     cells: int
 
     @property
-    def line(self) -> tuple[Rank, State | None, bool]:
+    def line(self) -> tuple[Rank, State | None, bool, bool]:
         """What decides where it stands; the rest may change without a move."""
-        return self.rank, self.state, self.left > 0
+        return self.rank, self.state, self.left > 0, self.resting
 
 
 class Book:
@@ -72,6 +74,8 @@ class Book:
         """Every live request, by number."""
         self.running: SortedDict[Rank, Request] = SortedDict()
         """Admitted requests: they hold memory, also when they have nothing to do."""
+        self.resting: SortedDict[Rank, Request] = SortedDict()
+        """Of them those that wait for input."""
         self.decodes = self.prefills = 0
         """Requests that could generate, and that could prefill."""
         self.cells = 0
@@ -142,9 +146,8 @@ class Book:
         for key in self.running.irange(minimum=rank, inclusive=(False, True), reverse=True):
             yield self.running[key]
         if not _unfinished(work):
-            for key in self.running.irange(maximum=rank, inclusive=(True, False), reverse=True):
-                if _rests(self.running[key]):
-                    yield self.running[key]
+            for key in self.resting.irange(maximum=rank, inclusive=(True, False), reverse=True):
+                yield self.resting[key]
 
     def holds_before(self, work: Work) -> bool:
         """Whether any request before `work` holds blocks."""
@@ -186,6 +189,8 @@ class Book:
             self.running[place.rank] = work
             if place.left:
                 self._ready[place.rank] = work
+            elif place.resting:
+                self.resting[place.rank] = work
         elif place.left:
             line = self._line_of(place)
             if line is None:
@@ -201,6 +206,8 @@ class Book:
             del self.running[place.rank]
             if place.left:
                 del self._ready[place.rank]
+            elif place.resting:
+                del self.resting[place.rank]
         elif place.left:
             line = self._line_of(place)
             if line is None:
@@ -243,17 +250,12 @@ class Walk:
 
 
 class Below:
-    """Blocks held by those that `Book.holders` names, for any work; made for one plan.
-
-    They are counted from the last on, and only as far as somebody asked.
-    """
+    """Blocks held by those that `Book.holders` names, for any work; made for one plan."""
 
     def __init__(self, book: Book) -> None:
-        self._running = book.running
-        self._to_come = reversed(book.running)
-        self._ranks: list[Rank] = []  # counted so far, the last first
-        self._held = [0]  # blocks of the first so many of these
-        self._resting: tuple[list[Rank], list[int]] | None = None
+        running, resting = book.running, book.resting
+        self._behind = _Tally(((key, running[key]) for key in reversed(running)), gt)
+        self._resting = _Tally(iter(resting.items()), lt)
 
     def __call__(self, work: Work, needed: int) -> int:
         """Blocks that phase 2 may take for `work`; with ``needed`` of them or more, no fewer than these."""
@@ -261,21 +263,27 @@ class Below:
         behind = self._behind(rank, needed)
         if behind >= needed or _unfinished(work):
             return behind
-        if self._resting is None:
-            rests = [(key, request.blocks) for key, request in self._running.items() if _rests(request)]
-            self._resting = [key for key, _ in rests], list(accumulate((n for _, n in rests), initial=0))
-        ranks, until = self._resting
-        return behind + until[bisect_left(ranks, rank)]
+        return behind + self._resting(rank, needed - behind)
 
-    def _behind(self, rank: Rank, needed: int) -> int:
-        ranks, held = self._ranks, self._held
-        while held[-1] < needed and (not ranks or ranks[-1] > rank):
-            key = next(self._to_come, None)
-            if key is None:
+
+class _Tally:
+    """Blocks of requests in a row, counted from its beginning, and only as far as somebody asked."""
+
+    def __init__(self, row: Iterator[tuple[Rank, Request]], ahead: Callable[[Rank, Rank], bool]) -> None:
+        self._row, self._ahead = row, ahead
+        self._ranks: list[Rank] = []  # counted so far
+        self._held = [0]  # blocks of the first so many of these
+
+    def __call__(self, rank: Rank, needed: int) -> int:
+        """Blocks of those ahead of ``rank``; where these are ``needed`` or more, no fewer than ``needed``."""
+        ranks, held, ahead = self._ranks, self._held, self._ahead
+        while held[-1] < needed and (not ranks or ahead(ranks[-1], rank)):
+            key, request = next(self._row, (None, None))
+            if key is None or request is None:
                 break
             ranks.append(key)
-            held.append(held[-1] + self._running[key].blocks)
-        return held[bisect_left(ranks, True, key=lambda other: other <= rank)]
+            held.append(held[-1] + request.blocks)
+        return held[bisect_left(ranks, True, key=lambda other: not ahead(other, rank))]
 
 
 def place_of(work: Work) -> Place:
@@ -288,20 +296,16 @@ def _unfinished(work: Work) -> bool:
     return isinstance(work, Request) and not work.complete
 
 
-def _rests(request: Request) -> bool:
-    """All that came of its prompt is computed, and more is to come."""
-    return not request.complete and not place_of(request).left
-
-
 def _place(work: Work, policy: Policy) -> Place:
     if isinstance(work, Append):
         if work.due:
-            return Place((DUE, 0, (work.deadline or 0, work.seq)), None, 1, False, False, 0)
-        return Place((LANES[work.cls], 1, (work.seq,)), None, 1, False, False, 0)
+            return Place((DUE, 0, (work.deadline or 0, work.seq)), None, 1, False, False, False, 0)
+        return Place((LANES[work.cls], 1, (work.seq,)), None, 1, False, False, False, 0)
     running = work.state is State.RUNNING
     left = work.remaining
     decoding = left == 1 and bool(work.output)
     key = policy(work) if work.cls is PriorityClass.POOL else (work.id,)
     rank: Rank = (LANES[work.cls] + work.prefill_only, int(not decoding), key)
     prefilling = left > 0 and not decoding and not work.prefill_only
-    return Place(rank, work.state, left, decoding, prefilling, work.cells if running else 0)
+    resting = running and not left and not work.complete
+    return Place(rank, work.state, left, decoding, prefilling, resting, work.cells if running else 0)

@@ -24,13 +24,13 @@ class Groups:
 
     def leader_of(self, request: Request) -> Request | None:
         """Whose chunk the request can read: the same prompt up to its end, and a token more of its own."""
-        if not _groups(request) or not self._leaders:
+        if not self._leaders or not _groups(request):
             return None
         for leader, end in self._leaders.get(_key(request), ()):
             shared = min(end, len(request.prompt) - 1)
             if shared <= request.computed or _hashed(request) != _hashed(leader):
                 continue
-            if request.prompt[:shared] == leader.prompt[:shared]:
+            if _alike(request, leader, shared):
                 return leader
         return None
 
@@ -50,7 +50,7 @@ def follow(request: Work, leader: Request) -> None:
     if reader is None or source is None or reader.swapped or source.swapped:
         return
     n = min(source.length, len(leader.prompt), len(request.prompt) - 1)
-    if n > reader.length and request.prompt[:n] == leader.prompt[:n]:
+    if n > reader.length and _alike(request, leader, n):
         reader.follow(source, n)
         request.past_tokens = reader.past_tokens
 
@@ -67,6 +67,19 @@ def _key(request: Request) -> tuple[str, int, int]:
     return request.head
 
 
+def _alike(request: Request, leader: Request, n: int) -> bool:
+    """Whether the first `n` tokens are the same. What was found is kept: each token is compared once."""
+    twin, known = request.twin or ((), 0)
+    start = known if twin is leader.prompt else 0
+    if request.prompt[start:n] != leader.prompt[start:n]:
+        return False
+    request.twin = leader.prompt, max(start, n)
+    return True
+
+
 def _hashed(request: Request) -> int:
+    """Kept as well; most requests are never asked for it."""
     start = request.computed
-    return prompt_seed(request.prompt[start : start + HEAD])
+    if request.hashed is None or request.hashed[0] != start:
+        request.hashed = start, prompt_seed(request.prompt[start : start + HEAD])
+    return request.hashed[1]

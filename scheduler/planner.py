@@ -124,27 +124,29 @@ class _Planner:
             if not self.rows or not self.tokens:
                 self._note(work, "rows" if not self.rows else "tokens")
                 break
-            entry = self._append(work) if isinstance(work, Append) else self._next(work)
+            if isinstance(work, Append):
+                entry = self._append(work)
+            else:
+                place = place_of(work)
+                generates = place.decoding and place.state is State.RUNNING
+                entry = (self._decode(work) if generates else None) or self._request(work, place.left)
             if entry is not None:
                 self.entries.append(entry)
         return Plan(tuple(self.entries), tuple(self.waits.items()), self.beside is not None)
 
-    def _next(self, request: Request) -> Entry | None:
-        place = place_of(request)
-        if place.decoding and place.state is State.RUNNING:
-            # Most rows of most batches: one token of an answer, for which there is memory.
-            assert request.reader is not None  # it generates
-            blocks = request.reader.blocks_needed(1)
-            if blocks <= self.free:
-                self.rows -= 1
-                self.tokens -= 1
-                self.free -= blocks
-                if not self.asked:
-                    self._asks(request)
-                return Entry(request, 1)
-        return self._request(request)
+    def _decode(self, request: Request) -> Entry | None:
+        """One token of an answer, as most rows of most batches; None without free memory for it."""
+        assert request.reader is not None  # it generates
+        blocks = request.reader.blocks_needed(1)
+        if blocks > self.free:
+            return None
+        self._spend(1, blocks)
+        if not self.asked:
+            self._asks(request)
+        return Entry(request, 1)
 
-    def _request(self, request: Request) -> Entry | None:
+    def _request(self, request: Request, left: int) -> Entry | None:
+        """``left``: tokens it has to compute."""
         waiting = request.state is State.QUEUED
         if waiting and not self._has_cells(request):
             self._note(request, "cells")
@@ -154,7 +156,7 @@ class _Planner:
         if leader is not None:
             entry = Entry(request, 0, leader)
         else:
-            n, blocks = self._tokens(request)
+            n, blocks = self._tokens(request, left)
             if not n:
                 if waiting:
                     # Nobody starts before an earlier one of its class: the door closes for all behind.
@@ -193,14 +195,14 @@ class _Planner:
             return True
         return self.book.holders_have(request, request.cells - self.cells)
 
-    def _tokens(self, request: Request) -> tuple[int, int]:
+    def _tokens(self, request: Request, left: int) -> tuple[int, int]:
         """Tokens that the budgets leave it in this batch, and the blocks they take."""
-        n = self._wanted(request)
+        n = self._wanted(request, left)
         if not n:
             self._note(request, "order" if self._gives_way(request) else "tokens")
             return 0, 0
         blocks = request.blocks_needed(n, self.block_size)
-        reserve = 0 if request.decoding else self.reserve
+        reserve = 0 if left == 1 and request.output else self.reserve
         if not self.entries or blocks <= self.free - reserve:
             return n, blocks
         room = self.free + self._blocks_below(request, blocks + reserve - self.free) - reserve
@@ -210,19 +212,19 @@ class _Planner:
             blocks = request.blocks_needed(n, self.block_size) if n else 0
         return n, blocks
 
-    def _wanted(self, request: Request) -> int:
+    def _wanted(self, request: Request, left: int) -> int:
         if request.prefill_only:
             chunk = 0 if self.asked else self.limits.chunk_min
         elif request.cls is PriorityClass.FLASH:
             # It is short and its wait is the product: no chunking, all that fit go together.
-            chunk = request.remaining
+            chunk = left
         elif self.beside is not None and request.cls is PriorityClass.POOL:
             # A question waits for the whole of its pass: the prompts below it only keep moving, and where
             # they had the batch before, not even that.
             chunk = min(self.chunk, self.beside)
         else:
             chunk = self.chunk
-        return min(request.remaining, chunk, self.tokens)
+        return min(left, chunk, self.tokens)
 
     def _gives_way(self, request: Request) -> bool:
         """Whether questions are what keeps a request out."""

@@ -149,6 +149,10 @@ class Request:
     """Where the scheduler's book has it."""
     head: tuple[str, int, int] | None = field(init=False, default=None)
     """(salt, tokens in KV, the next token): where its group is looked up, made once for each place."""
+    hashed: tuple[int, int] | None = field(init=False, default=None)
+    """(tokens in KV, hash of the next ones), made when another stands at the same place."""
+    twin: tuple[Sequence[int], int] | None = field(init=False, default=None)
+    """(another's prompt, the tokens at its beginning that are known to be this one's)."""
     since: dict[str, int] | None = field(init=False, default=None)
     """The waiting ledger as it was when it began to wait."""
     _sampling: Sampling | None = field(init=False, default=None)
@@ -266,7 +270,8 @@ class Request:
 
     def replace(self, prompt: Sequence[int], now: int) -> None:
         """Another prompt: what is in KV of it stays, the rest is given up (*Stream2LLM* section 4.2)."""
-        self.prompt, self.last_chunk_ns, self.head = prompt, now, None
+        self.prompt, self.last_chunk_ns = prompt, now
+        self.head = self.hashed = self.twin = None
         reader = self.prompt_reader
         if reader is None:
             return

@@ -170,3 +170,16 @@ def submitted(h: Harness, prompt: Sequence[int], salt: str) -> Request:
     )
     h.scheduler.submit(request)
     return request
+
+
+def test_what_was_found_equal_is_forgotten_with_the_prompt_that_it_was_found_in() -> None:
+    """Prompts found alike are compared on from there, until one of them is another."""
+    leader, request = in_kv(SOURCE[:20], 4, complete=False), in_kv(SOURCE[:30], 4)
+    groups = Groups()
+    groups.lead(leader, 12)
+    assert groups.leader_of(request) is leader
+    leader.replace([*SOURCE[:13], 99, *SOURCE[14:20]], now=1)  # behind the tokens that are hashed
+    assert leader.computed == 4
+    changed = Groups()
+    changed.lead(leader, 12)
+    assert changed.leader_of(request) is None
