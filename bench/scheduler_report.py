@@ -185,8 +185,13 @@ def _prefix(found: Prefix) -> str:
         "either side; goal: at most 1. *Pace*: what the scheduler's steps took over what the profile says of "
         "their passes.\n\nSimulated, "
         f"{found.profile}:\n\n{_prefix_table(found.simulated)}"
-        + (f"\n\nOn the engine, embedded model:\n\n{_prefix_table(found.real)}" if found.real else "")
+        + _prefix_part("On the engine, embedded model", found.real)
+        + _prefix_part("The engine's load, simulated under the profile measured in this run", found.foreseen)
     )
+
+
+def _prefix_part(title: str, rows: Sequence[PrefixRow]) -> str:
+    return f"\n\n{title}:\n\n{_prefix_table(rows)}" if rows else ""
 
 
 def _prefix_table(rows: Sequence[PrefixRow]) -> str:

@@ -152,12 +152,16 @@ class PrefixRow(msgspec.Struct, frozen=True):
 
 
 class Prefix(msgspec.Struct, frozen=True):
-    """k-LPM, FCFS and LPM by rate; runs in simulated time, and on the engine."""
+    """k-LPM, FCFS and LPM by rate; runs in simulated time, and on the engine.
+
+    ``foreseen``: the engine's runs in simulated time, under the profile measured before them; more seeds.
+    """
 
     k: int
     profile: str
     simulated: list[PrefixRow]
-    real: list[PrefixRow]
+    foreseen: list[PrefixRow] = []
+    real: list[PrefixRow] = []
 
 
 class SchedulerReport(msgspec.Struct, frozen=True):

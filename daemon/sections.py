@@ -85,7 +85,7 @@ class Scheduler(Section, frozen=True, forbid_unknown_fields=True):
     ] = "fcfs"
     k: Annotated[
         int, Meta(ge=1, description="with klpm: every k-th choice is the oldest, the others match best")
-    ] = 4
+    ] = 2
     seed: Annotated[int, Meta(ge=0, description="of what klpm-adaptive draws")] = 0
     eviction: Annotated[
         Eviction,

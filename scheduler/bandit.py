@@ -28,7 +28,8 @@ from itertools import pairwise
 ARMS: tuple[int | None, ...] = (1, 2, 3, 4, 6, 8, 16, None)
 SERVING: tuple[int | None, ...] = ARMS[1:]
 """Without FCFS: an epoch in its order leaves a backlog behind, which made the P99 of overloaded runs 5 to 9 %
-longer, and where FCFS is best k = 2 is within 2 % of it (`foretick bench scheduler`, 8 seeds)."""
+longer, and where FCFS is best k = 2 is within 2 % of it (`foretick bench scheduler`, 8 seeds). It begins with
+k = 2, best over most rates in the paper's figure 2 and here (``docs/scheduling.md``)."""
 
 DOUBT, WEIGHT = 0.25, 0.5
 """What is expected of an arm nobody knows, and how many epochs outweigh it. That is less than what an arm
@@ -60,6 +61,7 @@ class KBandit:
         recent: epochs that an epoch is compared with.
         discount: what a reward is worth an epoch later.
         exploration: width of the confidence bound.
+        first: place in ``arms`` of the one to begin with; without it the middle.
 
     Raises ValueError for arms that are not increasing, and for numbers out of range.
     """
@@ -74,6 +76,7 @@ class KBandit:
         recent: int = 16,
         discount: float = 0.95,
         exploration: float = 0.2,
+        first: int | None = None,
     ) -> None:
         order = [math.inf if k is None else k for k in arms]
         if not order or order[0] < 1 or any(a >= b for a, b in pairwise(order)):
@@ -90,7 +93,7 @@ class KBandit:
         self._recent: deque[float] = deque(maxlen=recent)
         self._observed: list[int] = []
         self._skip = 0
-        self._at = len(arms) // 2
+        self._at = len(arms) // 2 if first is None else first
 
     @property
     def k(self) -> int | None:
@@ -121,7 +124,7 @@ class KBandit:
 
     def _choose(self) -> int:
         """The leader or a neighbour, by upper confidence bound."""
-        # of equals the one in use (at the start that is the middle), else any
+        # of equals the one in use, else any
         arms = range(len(self._arms))
         leader = max(arms, key=lambda i: (self._arms[i].mean, i == self._at, self._rng.random()))
         near = range(max(0, leader - 1), min(len(self._arms), leader + 2))

@@ -69,7 +69,7 @@ class Ordering:
     """
 
     name: str = "fcfs"
-    k: int = 4
+    k: int = 2
 
     def __post_init__(self) -> None:
         if self.name not in NAMES:

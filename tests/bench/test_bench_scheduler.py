@@ -137,7 +137,7 @@ def test_k_lpm_is_compared_with_the_policy_that_is_better_on_all_seeds() -> None
         for seed in (0, 1)
         for policy in p99
     ]
-    text = render(_report(prefix=Prefix(4, "h", rows, [])))
+    text = render(_report(prefix=Prefix(4, "h", rows)))
     assert (
         "| sessions | 1 | 5.0 | 2.50 | 2.50 | 2.00 | 1.00 | 1.00 (0.25 to 4.00) | 0.50 (0.13 to 2.00) |"
         in text
