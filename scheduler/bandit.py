@@ -85,6 +85,8 @@ class KBandit:
             raise ValueError(
                 "epoch, recent: 1 or more; settle, exploration: 0 or more; discount: between 0 and 1"
             )
+        if first is not None and not 0 <= first < len(arms):
+            raise ValueError(f"first is the place of one of {len(arms)} arms, not {first}")
         self._ks = tuple(arms)
         self._rng = rng
         self._epoch, self._settle = epoch, settle
