@@ -115,19 +115,13 @@ def run(sizes: Sizes, loaded: LoadedModel, say: Callable[[str], None] = lambda t
     costs = profile_named(sizes.profile)
     qps = rate(costs, PAPER.mean)
     cases = _cases(sizes, PAPER, qps, sizes.rates, sizes.seeds, sizes.requests)
-    work = partial(_named, sizes.profile)
-    if sizes.processes:
-        with ProcessPoolExecutor(sizes.processes, multiprocessing.get_context("spawn")) as pool:
-            simulated = list(pool.map(work, cases))
-    else:
-        simulated = [work(case) for case in cases]
+    simulated = _simulated(sizes, costs, [(case, case.setup) for case in cases])
     if not sizes.real_requests:
         return Prefix(sizes.k, sizes.profile, simulated)
     here = profile(loaded, sizes.batch_tokens, 1024, quick=sizes.quick_profile)
     tiny = partial(_cases, sizes, TINY, rate(here, TINY.mean), sizes.real_rates)
-    foreseen = [
-        _simulated(case, _real_setup(sizes, case), here) for case in tiny(sizes.seeds, sizes.real_requests)
-    ]
+    cases = tiny(sizes.seeds, sizes.real_requests)
+    foreseen = _simulated(sizes, here, [(case, _real_setup(sizes, case)) for case in cases])
     real = _real(sizes, tiny(sizes.real_seeds, sizes.real_requests), loaded, here, say)
     return Prefix(sizes.k, sizes.profile, simulated, foreseen, real)
 
@@ -216,11 +210,16 @@ def _cases(
     ]
 
 
-def _named(profile_name: str, case: Case) -> PrefixRow:
-    return _simulated(case, case.setup, profile_named(profile_name))
+def _simulated(sizes: Sizes, costs: CostModel, runs: Sequence[tuple[Case, Setup]]) -> list[PrefixRow]:
+    work = partial(_foretold, costs)
+    if not sizes.processes:
+        return [work(run) for run in runs]
+    with ProcessPoolExecutor(sizes.processes, multiprocessing.get_context("spawn")) as pool:
+        return list(pool.map(work, runs))
 
 
-def _simulated(case: Case, setup: Setup, costs: CostModel) -> PrefixRow:
+def _foretold(costs: CostModel, run: tuple[Case, Setup]) -> PrefixRow:
+    case, setup = run
     result = simulate(inputs(case), setup, costs)
     if result.failures:
         raise RuntimeError(f"{case.policy}: requests failed: {result.failures}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
 from math import exp, log, sqrt
 from statistics import fmean, median, stdev
 from typing import Any, TypeVar
@@ -201,9 +200,7 @@ def _prefix_table(rows: Sequence[PrefixRow]) -> str:
     )  # fmt: skip
     cells = []
     for (load, part), same in _by(rows, "load", "part"):
-        by: dict[str, dict[int, PrefixRow]] = {}
-        for row in same:
-            by.setdefault(row.policy, {})[row.seed] = row
+        by = {policy: {row.seed: row for row in some} for (policy,), some in _by(same, "policy")}
         fcfs, lpm, klpm, adaptive = (by[name] for name in ("fcfs", "lpm", "klpm", "klpm-adaptive"))
         cells.append(
             (
@@ -317,6 +314,8 @@ def _named(rows: Iterable[Streamed], scheduler: str) -> Streamed:
 
 
 def _by(rows: Sequence[Row], *names: str) -> Iterator[tuple[tuple[Any, ...], list[Row]]]:
-    """Rows that lie side by side and agree in these fields."""
-    for key, group in groupby(rows, key=lambda row: tuple(getattr(row, name) for name in names)):
-        yield key, list(group)
+    """Rows that agree in these fields, wherever they stand; in the order of the first of each."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(getattr(row, name) for name in names), []).append(row)
+    yield from groups.items()

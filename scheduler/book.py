@@ -278,9 +278,10 @@ class _Tally:
         """Blocks of those ahead of ``rank``; where these are ``needed`` or more, no fewer than ``needed``."""
         ranks, held, ahead = self._ranks, self._held, self._ahead
         while held[-1] < needed and (not ranks or ahead(ranks[-1], rank)):
-            key, request = next(self._row, (None, None))
-            if key is None or request is None:
+            item = next(self._row, None)
+            if item is None:
                 break
+            key, request = item
             ranks.append(key)
             held.append(held[-1] + request.blocks)
         return held[bisect_left(ranks, True, key=lambda other: not ahead(other, rank))]

@@ -28,7 +28,7 @@ def waiting_line(
         return PrefixLine(index, lambda: k), _ignore
     if rng is None:
         raise ValueError(f"policy {ordering.name} needs a source of chance")
-    bandit = KBandit(SERVING, rng=rng, first=0)
+    bandit = KBandit(SERVING, rng=rng, first=SERVING.index(2))
     return PrefixLine(index, lambda: bandit.k), bandit.observe
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
-from scheduler.book import Below, Book, Walk, place_of
+from scheduler.book import Below, Book, Place, Walk, place_of
 from scheduler.followers import Groups
 from scheduler.request import Append, Request, State, Work
 from scheduler.types import Limits, Memory, PriorityClass
@@ -129,7 +129,7 @@ class _Planner:
             else:
                 place = place_of(work)
                 generates = place.decoding and place.state is State.RUNNING
-                entry = (self._decode(work) if generates else None) or self._request(work, place.left)
+                entry = (self._decode(work) if generates else None) or self._request(work, place)
             if entry is not None:
                 self.entries.append(entry)
         return Plan(tuple(self.entries), tuple(self.waits.items()), self.beside is not None)
@@ -145,9 +145,8 @@ class _Planner:
             self._asks(request)
         return Entry(request, 1)
 
-    def _request(self, request: Request, left: int) -> Entry | None:
-        """``left``: tokens it has to compute."""
-        waiting = request.state is State.QUEUED
+    def _request(self, request: Request, place: Place) -> Entry | None:
+        waiting = place.state is State.QUEUED
         if waiting and not self._has_cells(request):
             self._note(request, "cells")
             self.walk.close()
@@ -156,7 +155,7 @@ class _Planner:
         if leader is not None:
             entry = Entry(request, 0, leader)
         else:
-            n, blocks = self._tokens(request, left)
+            n, blocks = self._tokens(request, place)
             if not n:
                 if waiting:
                     # Nobody starts before an earlier one of its class: the door closes for all behind.
@@ -195,14 +194,14 @@ class _Planner:
             return True
         return self.book.holders_have(request, request.cells - self.cells)
 
-    def _tokens(self, request: Request, left: int) -> tuple[int, int]:
+    def _tokens(self, request: Request, place: Place) -> tuple[int, int]:
         """Tokens that the budgets leave it in this batch, and the blocks they take."""
-        n = self._wanted(request, left)
+        n = self._wanted(request, place.left)
         if not n:
             self._note(request, "order" if self._gives_way(request) else "tokens")
             return 0, 0
         blocks = request.blocks_needed(n, self.block_size)
-        reserve = 0 if left == 1 and request.output else self.reserve
+        reserve = 0 if place.decoding else self.reserve
         if not self.entries or blocks <= self.free - reserve:
             return n, blocks
         room = self.free + self._blocks_below(request, blocks + reserve - self.free) - reserve

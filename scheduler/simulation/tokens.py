@@ -41,9 +41,9 @@ class Segments(Sequence[int]):
                 raise ValueError("segments are cut in steps of 1 only")
             return self._cut(start, stop)
         at = index + len(self) if index < 0 else index
-        run = bisect_right(self._ends, at)
-        if at < 0 or run == len(self._ends):
+        if not 0 <= at < len(self):
             raise IndexError(index)
+        run = bisect_right(self._ends, at)
         return self.ranges[run][at - self._ends[run]]
 
     def __add__(self, other: Segments) -> Segments:
