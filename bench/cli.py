@@ -78,7 +78,7 @@ def scheduler(parts: tuple[str, ...], quick: bool, json_file: Path | None) -> No
 def gpu(quick: bool, device: str, json_file: Path | None, profiles: Path | None) -> None:
     """Figures of one GPU: questions, standing questions, ingest, swap and recompute, attention."""
     from bench.gpu import run
-    from engine.model import ModelError
+    from engine.model.loading import ModelError
 
     try:
         click.echo(run(quick=quick, device=device, json_file=json_file, profiles=profiles), nl=False)

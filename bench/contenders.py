@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from transformers import DynamicCache
 
-from engine.attention import Attention
+from engine.attention.base import Attention
 from engine.engine import Engine, Work
-from engine.model import LoadedModel
-from regions.fork import Fork
+from engine.model.loading import LoadedModel
+from regions.ephemeral import Fork
 from regions.pool import KVPool
 from regions.tape import Retention, Tape
 

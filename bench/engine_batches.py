@@ -12,10 +12,10 @@ from bench.engine_floor import causal
 from bench.engine_result import Together
 from bench.engine_together import Setting, Stopwatch, compare
 from bench.scenario import Records, Size, make_scenario
-from engine.attention_cpu import CpuAttention
+from engine.attention.cpu import CpuAttention
 from engine.engine import Engine
-from engine.model import LoadedModel
-from engine.prompt import PromptFormat
+from engine.model.loading import LoadedModel
+from engine.model.prompt import PromptFormat
 from flash.questions import PAPER_SIX
 from regions.tape import Retention, Tape
 

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from bench.engine_result import Bookkeeping, Operation
-from regions.fork import Fork
-from regions.held import Past
+from regions.context import Past
+from regions.ephemeral import Fork
 from regions.pool import KVPool, LayerShape
 from regions.prefix import alias
 from regions.radix import RadixCache

@@ -12,9 +12,9 @@ from bench.contenders import engine_for, read
 from bench.engine_result import Refresh
 from bench.figures import Latency, latency
 from bench.scenario import Size, make_scenario
-from daemon.executor import DeviceExecutor
-from engine.model import LoadedModel
-from engine.prompt import PromptFormat
+from daemon.engine.executor import DeviceExecutor
+from engine.model.loading import LoadedModel
+from engine.model.prompt import PromptFormat
 from regions.tape import Retention, Tape
 from scheduler.observer import Observer
 from scheduler.request import Request

@@ -16,7 +16,7 @@ from bench.engine_floor import Shape
 from bench.engine_limits import LimitsProbe
 from bench.engine_result import EngineReport
 from bench.scenario import Size
-from engine.model import LoadedModel
+from engine.model.loading import LoadedModel
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from bench.contenders import Reply
 from bench.engine_result import Together
 from bench.figures import latency, median_ratio
 from bench.questions import agree, in_turn
-from engine.attention import Attention, LayerCall
+from engine.attention.base import Attention, LayerCall
 
 Ask = Callable[[], list[Reply]]
 

@@ -10,8 +10,8 @@ from bench.engine_result import Window
 from bench.figures import latency, median_ratio
 from bench.questions import in_turn, timed
 from bench.scenario import Records, Size, make_scenario
-from engine.model import LoadedModel
-from engine.prompt import PromptFormat
+from engine.model.loading import LoadedModel
+from engine.model.prompt import PromptFormat
 from regions.tape import Retention
 
 

@@ -25,11 +25,11 @@ from bench.gpu_attention import measure as attention_points
 from bench.gpu_result import AttentionPoint, Device, GpuReport, Question, render
 from bench.gpu_shapes import FULL, QUICK, Costs, Plan, random_model
 from bench.save import save
-from daemon.profiling import file_name, ladder_for, model_of
+from daemon.cli.profile import file_name, ladder_for, model_of
 from engine.engine import Engine, Work
-from engine.model import LoadedModel, resolve_device
-from engine.timing import Ladder
-from engine.timing import measure as measure_costs
+from engine.model.loading import LoadedModel, resolve_device
+from engine.profile.timing import Ladder
+from engine.profile.timing import measure as measure_costs
 from regions.tape import Retention, Tape
 from scheduler.costs import save as save_profile
 

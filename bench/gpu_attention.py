@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 import torch
 
 from bench.gpu_shapes import Plan
-from engine.attention import LayerCall
-from engine.attention_triton import TritonAttention
-from engine.batch import BatchPlan, Packed
+from engine.attention.base import LayerCall
+from engine.attention.metadata import BatchPlan, Packed
+from engine.attention.triton import TritonAttention
 from engine.engine import Engine
-from engine.graphs import CudaRecorder
+from engine.graphs.runner import CudaRecorder
 from regions.extents import Extent, Step
 
 

@@ -8,8 +8,8 @@ import msgspec
 
 from bench.figures import Latency
 from bench.tables import ms, table
-from daemon.profiling import by_size
-from engine.timing import Samples
+from daemon.cli.profile import by_size
+from engine.profile.timing import Samples
 from scheduler.costs import CostModel
 
 

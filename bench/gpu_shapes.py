@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from engine.model import LoadedModel, prepare
+from engine.model.loading import LoadedModel, prepare
 
 LLAMA_8B: dict[str, Any] = {
     "hidden_size": 4096,

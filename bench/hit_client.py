@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 import zmq
 
-from daemon.query_client import QueryClient
+from daemon.api.client import QueryClient
 from flash.questions import PAPER_SIX
 
 PAUSE_S = 0.001

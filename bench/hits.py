@@ -24,8 +24,8 @@ from bench.figures import Latency, latency
 from bench.flood import FloodSource
 from bench.hit_client import Seen
 from bench.trades import instruments, payloads
-from daemon.front import Front
-from daemon.sections import Config, Http, Model, Query, Session, Sink, Source, ZeromqSink
+from daemon.config.schema import Config, Http, Model, Query, Session, Sink, Source, ZeromqSink
+from daemon.front.server import Front
 
 _MARKETS = 3
 _FIRST = 400

@@ -21,9 +21,9 @@ from bench.children import child
 from bench.figures import Rates, rates
 from bench.flood import FloodSource
 from bench.trades import instruments, payloads
-from daemon.intake import Intake
-from daemon.offsets import OffsetTracker
-from daemon.sections import Source as SourceSection
+from daemon.config.schema import Source as SourceSection
+from daemon.front.ingest import Intake
+from daemon.front.offsets import OffsetTracker
 from feeds.codec import decode_record
 from feeds.kafka import KafkaSource
 from feeds.messages import DeadLetter

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from bench.tables import table
-from regions.fork import Fork
+from regions.ephemeral import Fork
 from regions.pool import KVPool, LayerShape
 from regions.radix import Node, RadixCache
 from regions.tokens import TokenArray
@@ -154,7 +154,7 @@ class _World:
         for prompt in prompts:
             past = self.cache.match(prompt[:-1])
             fork = Fork(self.pool, frame_limit=len(prompt), past=past)
-            own = prompt[fork.past_tokens :]
+            own = prompt[fork.cached_tokens :]
             if past is not None:
                 past.release()
             if not fork.acquire(len(own)):

@@ -14,9 +14,9 @@ from bench.contenders import Contender, Dense, KeptCache, Regions, Reply, engine
 from bench.figures import latency, median_ratio
 from bench.questions_result import Disagreement, Point, Questions
 from bench.scenario import PAPER, Records, Scenario, Size, make_scenario
-from engine.embedded import embedded_directory
-from engine.model import LoadedModel, load_model
-from engine.prompt import PromptFormat
+from engine.model.embedded import embedded_directory
+from engine.model.loading import LoadedModel, load_model
+from engine.model.prompt import PromptFormat
 from regions.tape import Retention
 
 TIE = 1e-3

@@ -173,7 +173,7 @@ class World:
 
     def _ended(self, request: Request) -> None:
         if request.error is not None:
-            raise RuntimeError(f"a request failed: {request.error.sentence}")
+            raise RuntimeError(f"a request failed: {request.error.message}")
         del self.live[request.id]
         self._submit()
 

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from bench.scheduler_replay import replay
 from bench.scheduler_result import Measured, Predicted
 from bench.scheduler_simulated import SCHEDULERS
-from daemon.profiling import ladder_for, model_of
+from daemon.cli.profile import ladder_for, model_of
 from engine.apart import apart
 from engine.engine import Engine
-from engine.model import LoadedModel
-from engine.timing import Ladder, measure
+from engine.model.loading import LoadedModel
+from engine.profile.timing import Ladder, measure
 from scheduler.costs import CostModel
 from scheduler.policies import Ordering
 from scheduler.simulation.distributions import Quantiles

@@ -17,11 +17,11 @@ from bench.contenders import engine_for, read
 from bench.figures import latency
 from bench.scenario import Size, make_scenario
 from bench.scheduler_result import Asked, Flood
-from daemon.executor import DeviceExecutor
-from daemon.prompts import StreamReader
+from daemon.engine.executor import DeviceExecutor
+from daemon.engine.readers import StreamReader
 from engine.apart import apart
-from engine.model import LoadedModel
-from engine.prompt import PromptFormat
+from engine.model.loading import LoadedModel
+from engine.model.prompt import PromptFormat
 from regions.tape import Retention
 from scheduler.observer import Observer
 from scheduler.request import Failure, Record, Request

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from bench.scheduler_engine import limits, profile, rate
 from bench.scheduler_replay import Replayed, replay
 from bench.scheduler_result import Prefix, PrefixRow
-from engine.model import LoadedModel
+from engine.model.loading import LoadedModel
 from scheduler.costs import CostModel
 from scheduler.costs import load as profile_named
 from scheduler.policies import Ordering

@@ -12,11 +12,11 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from daemon.executor import DeviceExecutor
-from daemon.prompts import StreamReader
+from daemon.engine.executor import DeviceExecutor
+from daemon.engine.readers import StreamReader
 from engine.apart import apart
 from engine.engine import Engine
-from engine.model import LoadedModel
+from engine.model.loading import LoadedModel
 from regions.watch import PrefixWatch
 from scheduler.costs import CostModel, spans_of
 from scheduler.policies import Ordering
@@ -166,6 +166,6 @@ class _Replay:
         return Replayed(
             np.array(ttft, np.int64),
             sum(len(request.preempted_by) for request in requests),
-            sum(request.past_tokens for request in requests) / prompts,
+            sum(request.cached_tokens for request in requests) / prompts,
             self.scheduler.busy_ns / self.executor.told_ns,
         )

@@ -21,7 +21,7 @@ from bench import (
 )
 from bench.scheduler_result import SchedulerReport
 from engine.apart import apart
-from engine.model import LoadedModel
+from engine.model.loading import LoadedModel
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from daemon.synthetic import Instrument, SyntheticTape
+from daemon.cli.synthetic import Instrument, SyntheticTape
 from feeds.codec import encode
 from feeds.messages import Trade
 

@@ -7,7 +7,7 @@ import logging
 import sys
 from datetime import UTC, datetime
 
-from daemon.sections import Log
+from daemon.config.schema import Log
 from feeds.kafka import quiet_client_log
 
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 
 from engine.engine import Engine, Work
+from regions.context import Past
+from regions.ephemeral import Fork
 from regions.extents import anchor, drop_oldest
-from regions.fork import Fork
-from regions.held import Past
 from regions.tape import Tape
 
 Probe = tuple[Sequence[int], tuple[int, ...] | None]
@@ -54,7 +54,7 @@ def probe(engine: Engine, tape: Tape, fresh: Fork, probes: Sequence[Probe]) -> l
     past = window_of(tape, fresh)
     readers = [tape.fork() for _ in probes]
     try:
-        if past is None or any(reader.past_tokens != past.tokens for reader in readers):
+        if past is None or any(reader.cached_tokens != past.tokens for reader in readers):
             return []
         readers += [Fork(engine.pool, frame_limit=engine.frame_limit, past=past) for _ in probes]
         prompts = [tokens for tokens, _ in probes] * 2
@@ -85,7 +85,7 @@ def window_of(tape: Tape, fresh: Fork) -> Past | None:
     frozen = fresh.extents[: -len(window)]
     drop_oldest(window, passed)
     step = fresh.step(0)
-    base = tape.evicted_tokens - fresh.past_tokens
+    base = tape.evicted_tokens - fresh.cached_tokens
     return Past((*anchor(frozen, passed), *window), (), step.coord, step.origin, base, tape.version)
 
 

@@ -10,19 +10,19 @@ from typing import TypeVar
 
 import torch
 
-from engine.attention import Attention
-from engine.attention_cpu import CpuAttention
-from engine.batch import BatchPlan, Packed
-from engine.graphs import GraphRunner, Recorder, runner_for
-from engine.last_layer import LastLayer
+from engine.attention.base import Attention
+from engine.attention.cpu import CpuAttention
+from engine.attention.last_layer import LastLayer
+from engine.attention.metadata import BatchPlan, Packed
+from engine.graphs.runner import GraphRunner, Recorder, runner_for
 from engine.memory import guarded
-from engine.model import LoadedModel, ModelError, Pass
+from engine.model.loading import LoadedModel, ModelError, Pass
 from engine.sampling import Choice, choose
 from engine.seeding import Sampling
 from engine.transfer import to_device
 from engine.verify import accept
-from regions.fork import Fork
-from regions.held import Past
+from regions.context import Past
+from regions.ephemeral import Fork
 from regions.pool import KVPool
 from regions.prompt import StreamingPrompt
 from regions.radix import RadixCache
@@ -106,7 +106,7 @@ class Engine:
             raise
 
     def open_prompt(self, tokens: Sequence[int] = (), salt: str = "") -> Fork:
-        """A stateless prompt behind the longest cached prefix of ``tokens``: `Fork.past_tokens` of them.
+        """A stateless prompt behind the longest cached prefix of ``tokens``: `Fork.cached_tokens` of them.
 
         At least one token remains to be computed. ``salt``: whose prefixes, from the authenticated identity.
         """
@@ -212,11 +212,11 @@ class Engine:
         if past:
             past.release()
         try:
-            if not prompt.acquire(len(tokens) - prompt.past_tokens):
+            if not prompt.acquire(len(tokens) - prompt.cached_tokens):
                 raise ModelError(
                     f"a pool of {self.pool.total_blocks} blocks cannot hold {len(tokens)} frozen tokens"
                 )
-            self.prefill(prompt, tokens[prompt.past_tokens :], FREEZE_CHUNK)
+            self.prefill(prompt, tokens[prompt.cached_tokens :], FREEZE_CHUNK)
             self.cache.save(tokens, prompt)
             return prompt.prefix()
         finally:
@@ -228,6 +228,6 @@ def default_attention(device: torch.device) -> Attention:
     if device.type == "cpu":
         return CpuAttention()
     # only here: compiling kernels needs a GPU, and importing Triton takes a while
-    from engine.attention_triton import TritonAttention
+    from engine.attention.triton import TritonAttention
 
     return TritonAttention()

@@ -9,7 +9,7 @@ import torch
 
 Result = TypeVar("Result")
 
-SENTENCES = (
+MESSAGES = (
     "can't allocate memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDA error: out of memory",
@@ -27,7 +27,7 @@ def out_of_memory(error: BaseException) -> bool:
     """Whether ``error`` says that memory ran out, on the device or the host."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(sentence in str(error) for sentence in SENTENCES)
+    return isinstance(error, RuntimeError) and any(message in str(error) for message in MESSAGES)
 
 
 def guarded(device: torch.device, run: Callable[[], Result]) -> Result:
@@ -37,8 +37,8 @@ def guarded(device: torch.device, run: Callable[[], Result]) -> Result:
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise
-        sentence = str(error).partition("\n")[0] or "out of memory"
+        message = str(error).partition("\n")[0] or "out of memory"
     # Outside the handler: as long as the error lives its traceback holds the pass's frames and their tensors.
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    raise DeviceOutOfMemory(sentence)
+    raise DeviceOutOfMemory(message)

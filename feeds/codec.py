@@ -1,7 +1,7 @@
 """Bytes to checked records and messages to bytes, in JSON and msgpack.
 
 ``decode_record`` is the one gate through which market data enters: what it returns has plausible prices and
-times, and what it refuses carries a reason out of the closed set ``REASONS`` and a sentence for a person.
+times, and what it refuses carries a reason out of the closed set ``REASONS`` and a message for a person.
 """
 
 import re
@@ -46,12 +46,12 @@ _PATH = re.compile(r"`\$\.(\w+)")
 
 
 class MalformedRecord(ValueError):
-    """A payload that is no usable record: ``reason`` is one of REASONS, ``sentence`` says what is wrong."""
+    """A payload that is no usable record: ``reason`` is one of REASONS, ``message`` says what is wrong."""
 
-    def __init__(self, reason: Reason, sentence: str) -> None:
-        super().__init__(f"{reason}: {sentence}")
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(f"{reason}: {message}")
         self.reason = reason
-        self.sentence = sentence
+        self.message = message
 
 
 class _Decoder(Protocol):

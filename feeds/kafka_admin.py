@@ -11,7 +11,7 @@ Result = TypeVar("Result")
 
 
 class BrokerError(RuntimeError):
-    """The broker does not answer, or does not do what was asked; the message is a sentence for a person."""
+    """The broker does not answer, or does not do what was asked; the text is written for a person."""
 
 
 async def missing_topics(

@@ -51,7 +51,7 @@ class FlashResult:
     coalesced: int
     """Updates that got no evaluation of their own since the last evaluation."""
     prompt_tokens: int
-    past_tokens: int
+    cached_tokens: int
     """Tokens reused from the session."""
     recomputed_tokens: int
     """Tokens whose KV preemption dropped."""
@@ -247,7 +247,7 @@ class FlashEvaluator:
             gap=evaluation.gap,
             coalesced=len(evaluation.payloads) - 1,
             prompt_tokens=len(request.prompt),
-            past_tokens=request.past_tokens,
+            cached_tokens=request.cached_tokens,
             recomputed_tokens=request.recomputed_tokens,
             swapped_tokens=request.swapped_tokens,
         )

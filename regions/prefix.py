@@ -10,9 +10,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from regions.context import Held, Past
+from regions.ephemeral import Fork
 from regions.extents import Extent, blocks_of, extend
-from regions.fork import Fork
-from regions.held import Held, Past
 from regions.pool import KVPool
 from regions.tokens import TokenArray, token_array
 
@@ -50,6 +50,8 @@ def prompt_extents(source: Fork | Past, tokens: TokenArray) -> tuple[Extent, ...
         raise ValueError(f"{len(tokens)} tokens cannot be cached: {end} are in KV")
     if isinstance(source, Fork):
         own = token_array(source.tokens)
-        if not np.array_equal(tokens[source.past_tokens :], own[: max(0, len(tokens) - source.past_tokens)]):
+        if not np.array_equal(
+            tokens[source.cached_tokens :], own[: max(0, len(tokens) - source.cached_tokens)]
+        ):
             raise ValueError("the tokens to be cached are not those in KV")
     return extents

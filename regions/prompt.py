@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from regions.fork import Fork
-from regions.held import Past
+from regions.context import Past
+from regions.ephemeral import Fork
 from regions.pool import KVPool
 from regions.prefix import alias
 from regions.radix import RadixCache
@@ -41,7 +41,7 @@ class StreamingPrompt:
     @property
     def computed(self) -> int:
         """Tokens in KV, aliased ones and those of an answer included."""
-        return self.fork.past_tokens + self.fork.length
+        return self.fork.cached_tokens + self.fork.length
 
     @property
     def remaining(self) -> int:
@@ -89,7 +89,7 @@ class StreamingPrompt:
 
     def keep(self, tokens: int) -> None:
         """Only the first ``tokens`` tokens stay in KV, of the prompt and of an answer behind it."""
-        own = tokens - self.fork.past_tokens
+        own = tokens - self.fork.cached_tokens
         if own >= 0:
             self.fork.keep(own)
         else:
@@ -114,7 +114,7 @@ class StreamingPrompt:
 
     def _in_kv(self) -> TokenArray:
         """The tokens in KV: of the prompt, and of an answer behind it."""
-        answer = self.fork.tokens[len(self._tokens) - self.fork.past_tokens :]  # the past is never longer
+        answer = self.fork.tokens[len(self._tokens) - self.fork.cached_tokens :]  # the past is never longer
         return np.concatenate((self._tokens[: self.computed], token_array(answer)))
 
     def _restart(self, past: Past) -> None:

@@ -20,9 +20,9 @@ from weakref import ref
 import numpy as np
 import numpy.typing as npt
 
+from regions.context import Held, Past
+from regions.ephemeral import Fork
 from regions.extents import Extent, blocks_of
-from regions.fork import Fork
-from regions.held import Held, Past
 from regions.pool import KVPool
 from regions.prefix import alias, between, prompt_extents
 from regions.tokens import TokenArray, Tokens, common_length, token_array

@@ -13,13 +13,13 @@ from dataclasses import replace
 from itertools import chain
 from typing import Protocol
 
+from regions.context import Past
+from regions.ephemeral import Fork
 from regions.extents import Extent, SlotRange, Step, anchor
-from regions.fork import Fork
-from regions.held import Past
+from regions.offload.store import NotResident, Store, Stored
 from regions.pool import KVPool
 from regions.records import LiveRecord, Retention, TapeState
-from regions.stored import NotResident, Store, Stored
-from regions.window import WindowKV
+from regions.sliding import WindowKV
 
 __all__ = ["Keeper", "LiveRecord", "Retention", "Tape"]
 

@@ -150,8 +150,8 @@ class _Acquisition:
         self.lost.add(request)
         request.close()
         if not request.restartable:
-            sentence = "the pool was full and the data version this answer reads had to be given up"
-            self.out.failures.append((Entry(request, 0), Failure("no_memory", sentence)))
+            message = "the pool was full and the data version this answer reads had to be given up"
+            self.out.failures.append((Entry(request, 0), Failure("no_memory", message)))
 
     def _no_memory(self, entry: Entry) -> Failure:
         name = entry.work.tape.name if isinstance(entry.work, Append) else entry.work.session

@@ -14,14 +14,14 @@ def refusal(request: Request, limits: Limits, memory: Memory) -> Failure | None:
     prompt, new = len(request.prompt), request.max_tokens
     budget = cell_budget(memory, limits)
     if prompt > limits.max_prompt_tokens:
-        sentence = f"the prompt has {prompt} tokens, the limit is {limits.max_prompt_tokens}"
+        message = f"the prompt has {prompt} tokens, the limit is {limits.max_prompt_tokens}"
     elif new > limits.max_new_tokens:
-        sentence = f"{new} new tokens were asked for, the limit is {limits.max_new_tokens}"
+        message = f"{new} new tokens were asked for, the limit is {limits.max_new_tokens}"
     elif request.cells > budget:
-        sentence = (
+        message = (
             f"prompt ({prompt} tokens) and answer (up to {new}) need {request.cells} cells; requests may "
             f"claim {budget} of the pool's {memory.total_blocks * memory.block_size}"
         )
     else:
         return None
-    return Failure("too_long", sentence)
+    return Failure("too_long", message)

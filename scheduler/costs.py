@@ -240,4 +240,4 @@ def context(target: Reader | Tape) -> int:
     """
     if hasattr(target, "live_tokens"):
         return target.live_tokens
-    return target.length + (target.past_tokens if target.version else 0)
+    return target.length + (target.cached_tokens if target.version else 0)

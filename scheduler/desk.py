@@ -213,8 +213,8 @@ class Desk:
 
     def _abandon(self, request: Request) -> None:
         seconds = self._limits.stream_timeout_ns / 1e9
-        sentence = f"the prompt was not finished, and nothing of it came for {seconds:g} s"
-        self._end(request, State.FAILED, Failure("abandoned", sentence))
+        message = f"the prompt was not finished, and nothing of it came for {seconds:g} s"
+        self._end(request, State.FAILED, Failure("abandoned", message))
 
     def _update(self, request: Request, *, prompt: bool = False) -> None:
         """Something about a live request changed; ``prompt``: its prompt."""
@@ -226,8 +226,8 @@ class Desk:
         fitting = [item for item in pending if len(item.record.tokens) <= limit]
         if len(fitting) < len(pending):
             too_long = [item.record for item in pending if len(item.record.tokens) > limit]
-            sentence = f"a record has {max(len(r.tokens) for r in too_long)} tokens, an append holds {limit}"
-            self._dropped(tape, too_long, Failure("too_long", sentence))
+            message = f"a record has {max(len(r.tokens) for r in too_long)} tokens, an append holds {limit}"
+            self._dropped(tape, too_long, Failure("too_long", message))
         if fitting:
             append = self._appends.setdefault(tape, Append(tape))
             append.queue.extend(fitting)
@@ -257,7 +257,7 @@ class Desk:
             del self._appends[append.tape]
 
     def _dropped(self, tape: Tape, records: Sequence[Record], failure: Failure) -> None:
-        log.error("%s: %d records dropped: %s", tape.name, len(records), failure.sentence)
+        log.error("%s: %d records dropped: %s", tape.name, len(records), failure.message)
         for listener in self._listeners:
             self._call(partial(listener.on_drop, tape, records, failure))
 

@@ -52,7 +52,7 @@ def follow(request: Work, leader: Request) -> None:
     n = min(source.length, len(leader.prompt), len(request.prompt) - 1)
     if n > reader.length and _alike(request, leader, n):
         reader.follow(source, n)
-        request.past_tokens = reader.past_tokens
+        request.cached_tokens = reader.cached_tokens
 
 
 def _groups(request: Request) -> bool:

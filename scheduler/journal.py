@@ -80,10 +80,10 @@ Outcome = list[int] | str | None
 
 
 class Failed(msgspec.Struct, frozen=True):
-    """A pass that raised: the name of the exception's type, and its sentence."""
+    """A pass that raised: the name of the exception's type, and its message."""
 
     kind: str
-    sentence: str
+    message: str
 
 
 Pass = list[Outcome] | Failed
@@ -238,7 +238,7 @@ class Journaled(Scheduler):
     def _end(self, request: Request, state: State, failure: Failure | None = None) -> None:
         super()._end(request, state, failure)
         events = [(event.value, at) for event, at in request.events]
-        reused = request.version, request.past_tokens
+        reused = request.version, request.cached_tokens
         self._decided(
             "ended", request.id, state.value, failure, request.output, events, request.waits, reused
         )

@@ -133,7 +133,7 @@ class _Inputs:
         answer = self.passes.popleft() if self.passes else MISSING
         if isinstance(answer, Failed):
             out_of_memory = answer.kind == OutOfMemory.__name__
-            raise (OutOfMemory if out_of_memory else type(answer.kind, (Exception,), {}))(answer.sentence)
+            raise (OutOfMemory if out_of_memory else type(answer.kind, (Exception,), {}))(answer.message)
         self._executor.execute(batch)
         return [_row(outcome) for outcome in answer]
 

@@ -46,13 +46,13 @@ class Event(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why work was not done: a code for programs and a sentence for people.
+    """Why work was not done: a code for programs and a message for people.
 
     Codes of this package: too_long, engine, nan_logits, no_memory, open_failed, abandoned, stopping.
     """
 
     code: str
-    sentence: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class Request:
     """Guessed tokens that were right."""
     version: int = field(init=False, default=0)
     """Data version read; survives the reader."""
-    past_tokens: int = field(init=False, default=0)
+    cached_tokens: int = field(init=False, default=0)
     """Tokens that were reused: of a session's past, of the prefix cache, of a group's leader."""
     survival: float = field(init=False, default=1.0)
     """Part of the KV that an update of the prompt leaves, on the average of those so far."""
@@ -178,7 +178,7 @@ class Request:
     @property
     def private(self) -> int:
         """Of these, the ones it computed: a prompt's reader counts what it aliased, too."""
-        return self.computed - (self.reader.past_tokens if self.reader and self.open_prompt else 0)
+        return self.computed - (self.reader.cached_tokens if self.reader and self.open_prompt else 0)
 
     @property
     def blocks(self) -> int:
@@ -265,7 +265,7 @@ class Request:
         if self.reader is None:
             assert self.open_reader is not None  # __post_init__: one of the three is given
             self.reader = self.open_reader()
-        self.version, self.past_tokens = self.reader.version, self.reader.past_tokens
+        self.version, self.cached_tokens = self.reader.version, self.reader.cached_tokens
         return self.reader
 
     def replace(self, prompt: Sequence[int], now: int) -> None:
@@ -329,7 +329,7 @@ class Request:
         if self._changed and not reader.swapped:
             self._changed = False
             reader.match()
-        self.past_tokens = reader.past_tokens
+        self.cached_tokens = reader.cached_tokens
         return reader
 
 

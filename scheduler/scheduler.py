@@ -181,8 +181,8 @@ class Scheduler(Desk):
         log.warning("no memory for a batch of %d rows: %s", len(entries), error)
         self._observer.out_of_memory(retried=not again)
         if again:
-            sentence = f"the device has no memory left for one more step, not even a smaller one: {error}"
-            self._lose(entries, Failure("no_memory", sentence))
+            message = f"the device has no memory left for one more step, not even a smaller one: {error}"
+            self._lose(entries, Failure("no_memory", message))
             return
         kept = upper_half(entries)
         staying = {entry.work for entry in kept}

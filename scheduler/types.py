@@ -88,7 +88,7 @@ class Reader(Protocol):
         """Data version this reader sees; 0 for a stateless prompt."""
 
     @property
-    def past_tokens(self) -> int:
+    def cached_tokens(self) -> int:
         """Tokens it did not compute: the shared past, or a prompt's tokens found in the prefix cache."""
 
     @property
@@ -122,7 +122,7 @@ class Reader(Protocol):
 class PromptReader(Reader, Protocol):
     """What a POOL request reads: no session, a prompt that may change, and a prefix cache behind it.
 
-    `length` counts aliased tokens, too, and `past_tokens` says how many of it they are.
+    `length` counts aliased tokens, too, and `cached_tokens` says how many of it they are.
     """
 
     def update(self, tokens: Sequence[int]) -> int:
@@ -273,7 +273,7 @@ class Row:
     top2: float
     """Second largest logit of that same set."""
     error: str | None = None
-    """A sentence when the logits are unusable (NaN); the other fields then mean nothing."""
+    """A message when the logits are unusable (NaN); the other fields then mean nothing."""
     accepted: tuple[Row, ...] = ()
     """The rows that confirmed drafts before this one, oldest first."""
 

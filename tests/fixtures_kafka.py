@@ -25,9 +25,9 @@ def real_kafka() -> Iterator[RealKafka]:
         return
     missing = missing_tools()
     if missing:
-        sentence = f"Apache Kafka needs Java and Maven: apt-get install {' '.join(missing)}"
+        message = f"Apache Kafka needs Java and Maven: apt-get install {' '.join(missing)}"
         if os.environ.get("CI") == "true":
-            pytest.fail(sentence)
-        pytest.skip(sentence)
+            pytest.fail(message)
+        pytest.skip(message)
     with KafkaServer() as server:
         yield RealKafka(server.bootstrap, server)

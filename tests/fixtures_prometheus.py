@@ -17,9 +17,9 @@ def start_prometheus() -> Iterator[Callable[[str], PrometheusServer]]:
     """Start a Prometheus that scrapes `host:port`; stopped at the end of the test."""
     program = shutil.which("prometheus")
     if program is None:
-        sentence = "the prometheus program is missing: apt-get install prometheus"
+        message = "the prometheus program is missing: apt-get install prometheus"
         if os.environ.get("CI") == "true":
-            pytest.fail(sentence)
-        pytest.skip(sentence)
+            pytest.fail(message)
+        pytest.skip(message)
     with contextlib.ExitStack() as stack:
         yield lambda target: stack.enter_context(PrometheusServer(program, target))

@@ -116,7 +116,7 @@ class SimReader:
     version = 0
 
     def __init__(self, memory: SimMemory, cache: SimCache, tier: SimTier, salt: str = "") -> None:
-        self.length = self.past_tokens = 0
+        self.length = self.cached_tokens = 0
         self.blocks = 0
         self._on_host = 0
         self._shared = 0  # tokens whose KV lies in the cache's blocks: found there, or shared since
@@ -155,7 +155,7 @@ class SimReader:
     def keep(self, n: int) -> None:
         """See `Reader`."""
         self.length = min(self.length, n)
-        self.past_tokens = min(self.past_tokens, n)
+        self.cached_tokens = min(self.cached_tokens, n)
         if n < self._shared:
             self._adopt(None if n == 0 or self._node is None else self._cache.cut(self._node, n))
         own = self._room_for(self.length)
@@ -222,7 +222,7 @@ class SimReader:
         self._memory.give(self.blocks)
         self._tier.give(self._on_host)
         self.blocks = self._on_host = 0
-        self.length = self.past_tokens = node.end
+        self.length = self.cached_tokens = node.end
 
     def _adopt(self, node: Node | None) -> None:
         """Hold another node's path. The new one first: without readers a node may go at once."""

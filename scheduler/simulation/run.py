@@ -229,7 +229,7 @@ class _Run:
                 NEVER if first is None else first,
                 self.clock.now,
                 len(request.prompt),
-                request.past_tokens,
+                request.cached_tokens,
                 kinds.count(Event.PREEMPTED_SWAP),
                 kinds.count(Event.PREEMPTED_RECOMPUTE),
                 request.total_tokens_invalidated,

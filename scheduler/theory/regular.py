@@ -49,7 +49,7 @@ class RegularQueue:
     def stream(self, rng: np.random.Generator) -> QueryStream:
         """One shuffle. Query i belongs to user i // k and arrives at gap · σ(i), σ uniform on 1..n.
 
-        The paper's formula pairs x_σ(i) with s · σ(i), which would shuffle nothing; its sentence is meant.
+        The paper's formula pairs x_σ(i) with s · σ(i), which would shuffle nothing; its message is meant.
         """
         users = self.n // self.k
         prompts = tuple((i // self.k,) * self.user + (users + i,) * self.doc for i in range(self.n))

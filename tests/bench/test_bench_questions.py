@@ -14,9 +14,9 @@ from bench.contenders import Dense, KeptCache, Regions, Reply, engine_for
 from bench.questions import EIGHTY, EMBEDDED, Race, run
 from bench.questions_result import Disagreement
 from bench.scenario import Scenario, Size, make_scenario, synthetic_bars
-from engine.embedded import build_model, embedded_directory
-from engine.model import LoadedModel, load_model
-from engine.prompt import PromptFormat
+from engine.model.embedded import build_model, embedded_directory
+from engine.model.loading import LoadedModel, load_model
+from engine.model.prompt import PromptFormat
 from regions.tape import Retention
 
 SIZE = Size(first=6, rounds=3, bars=4)

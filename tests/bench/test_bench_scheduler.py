@@ -22,8 +22,8 @@ from bench.scheduler_replay import Replayed, replay
 from bench.scheduler_report import render
 from bench.scheduler_result import Asked, Prefix, PrefixRow, SchedulerReport, Simulated, Streamed
 from bench.scheduler_simulated import SCHEDULERS
-from engine.embedded import embedded_directory
-from engine.model import load_model
+from engine.model.embedded import embedded_directory
+from engine.model.loading import load_model
 from scheduler.policies import NAMES
 from scheduler.simulation.inputs import Input
 from scheduler.simulation.run import NEVER, Setup, paper_limits

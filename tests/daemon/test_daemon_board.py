@@ -9,9 +9,9 @@ from functools import partial
 import msgspec
 import pytest
 
-from daemon import seam
-from daemon.board import Board
-from daemon.query_messages import Answers, Ask, QueryError, Sessions, Stats
+from daemon import protocol as seam
+from daemon.api.messages import Answers, Ask, QueryError, Sessions, Stats
+from daemon.front.sessions import Board
 from feeds.messages import Answer, Latency
 from flash.questions import PAPER_SIX
 from metrics.catalogue import STAGES
@@ -153,7 +153,7 @@ async def test_an_answer_to_an_older_version_is_not_served(rig):
         ("nan_logits", "engine"),
     ],
 )
-async def test_what_the_engine_refuses_is_an_error_with_its_sentence(rig, code, expected):
+async def test_what_the_engine_refuses_is_an_error_with_its_message(rig, code, expected):
     asking = asyncio.create_task(rig.board.ask(CACHED_ASK(id=1)))
     command = await rig.sent_ask()
     rig.board.asked(seam.AskFailed(command.id, code, "the prompt has 900 tokens, the limit is 10"))

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.config import POLICIES, ConfigError, exposure_warnings, load_config
-from daemon.config_reference import configuration_reference
-from daemon.engine_build import costs_of, limits_of
-from daemon.engine_spec import SettingError
-from daemon.units import Duration, Instant, parse_duration, parse_instant
+from daemon.config.load import POLICIES, ConfigError, exposure_warnings, load_config
+from daemon.config.reference import configuration_reference
+from daemon.config.units import Duration, Instant, parse_duration, parse_instant
+from daemon.engine.build import costs_of, limits_of
+from daemon.engine.spec import SettingError
 from scheduler.policies import NAMES, Ordering
 from scheduler.types import Limits
 
@@ -35,10 +35,10 @@ def write(tmp_path: Path, text: str) -> Path:
 
 
 def problems(tmp_path: Path, text: str, environment=None, overrides=None) -> dict[str, str]:
-    """The sentences of a refused configuration by key; fails when it is accepted."""
+    """The messages of a refused configuration by key; fails when it is accepted."""
     with pytest.raises(ConfigError) as refused:
         load_config(write(tmp_path, text), environment or {}, overrides)
-    return {problem.key: problem.sentence for problem in refused.value.problems}
+    return {problem.key: problem.message for problem in refused.value.problems}
 
 
 def test_without_a_file_every_key_has_its_default():
@@ -302,7 +302,7 @@ def test_examples_are_valid_and_use_the_source_they_are_named_after(name):
 
 def test_the_committed_reference_is_the_rendered_one():
     assert (ROOT / "docs" / "configuration.md").read_text() == configuration_reference(), (
-        "run: python -m daemon.config_reference > docs/configuration.md"
+        "run: python -m daemon.config.reference > docs/configuration.md"
     )
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from daemon import seam
-from daemon.engine_prompts import EnginePrompts
-from engine.embedded import build_tokenizer
-from engine.prompt import PromptFormat
+from daemon import protocol as seam
+from daemon.engine.prompts import EnginePrompts
+from engine.model.embedded import build_tokenizer
+from engine.model.prompt import PromptFormat
 from scheduler.request import Event, Failure, Request, State
 from scheduler.types import PriorityClass, Row
 
@@ -110,7 +110,7 @@ def test_what_can_be_no_request_is_refused(rig, how, part):
     (refused,) = rig.events
     assert isinstance(refused, seam.PromptFailed)
     assert refused.code == "bad_request"
-    assert part in refused.sentence
+    assert part in refused.message
     assert rig.requests == []
     rig.input("more")
     assert rig.calls == []
@@ -143,7 +143,7 @@ def test_the_end_of_a_prompt_is_told_once_and_with_its_history(rig):
     request.complete, request.state, request.last_chunk_ns = True, State.FINISHED, 1000
     request.events = [(Event.KV_ON_GPU, 1500), (Event.PREEMPTED_SWAP, 1600), (Event.KV_ON_GPU, 1800)]
     request.accept(Row(request.choices[1], 3.0, 2.5))
-    request.past_tokens, request.recomputed_tokens, request.swapped_tokens = 2, 3, 4
+    request.cached_tokens, request.recomputed_tokens, request.swapped_tokens = 2, 3, 4
     request.total_tokens_invalidated, request.waits = 5, {"cells": 6}
     request.on_done(request)
     assert rig.events[1:] == [
@@ -164,4 +164,4 @@ def test_a_failure_keeps_its_reason_and_a_cancelled_prompt_has_one(rig):
     rig.requests[1].on_done(rig.requests[1])
     failed = [e for e in rig.events if isinstance(e, seam.PromptFailed)]
     assert [e.code for e in failed] == ["abandoned", "cancelled"]
-    assert failed[0].sentence == "nothing came"
+    assert failed[0].message == "nothing came"

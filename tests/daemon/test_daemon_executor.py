@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daemon.executor import DeviceExecutor
-from daemon.prompts import HostSwap, StreamReader
-from engine.canary import dense_logits
+from daemon.engine.executor import DeviceExecutor
+from daemon.engine.readers import HostSwap, StreamReader
 from engine.engine import Engine
-from engine.model import LoadedModel
+from engine.model.canary import dense_logits
+from engine.model.loading import LoadedModel
 from engine.seeding import Sampling
-from regions.fork import Fork
-from regions.host import HostTier
+from regions.ephemeral import Fork
+from regions.offload.host import HostTier
 from regions.tape import Retention
 from scheduler.request import Request, State
 from scheduler.scheduler import Scheduler
@@ -166,7 +166,7 @@ def test_any_history_of_two_prompts_gives_the_dense_models_rows(
             if end > len(mine.kv) and not reader.swapped and not other.reader.swapped:
                 reader.follow(other.reader, end)
                 mine.kv = mine.prompt[:end]
-                assert reader.past_tokens == end
+                assert reader.cached_tokens == end
         elif name == "match" and not reader.swapped:
             found = engine.cache.match_length(mine.prompt[:-1])
             assert reader.match() == max(0, found - len(mine.kv))
@@ -211,7 +211,7 @@ def test_a_followed_prompt_computes_only_its_own_end() -> None:
         mine.update([*start, last])
         mine.reader.follow(leader.reader, 30)
         mine.kv = list(start)
-        assert (mine.reader.past_tokens, mine.reader.blocks) == (30, 0)
+        assert (mine.reader.cached_tokens, mine.reader.blocks) == (30, 0)
     leader.reader.release()
     for mine in others:
         mine.run(executor, 1)

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Callable, Mapping
 
 import pytest
 
-from daemon import front as module
-from daemon import seam
-from daemon.delivery import Route
-from daemon.front import Front
+from daemon import protocol as seam
+from daemon.front.delivery import Route
+from daemon.front.server import Front
+from daemon.front.server import server as module
 from feeds.source import CommitFailed, Partition
 from flash.questions import PAPER_SIX
 from tests.e2e.support import START, TOPIC, MemorySink, QueueSource, incoming, inproc_config, trade, until

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from daemon.engine_spec import SettingError
-from daemon.housekeeping import AUDIT_NS, Housekeeping, Tiers, identity_of, tiers_of
-from daemon.kv_report import KvReport
-from daemon.sections import Config, Pool
-from daemon.units import Duration
+from daemon.config.schema import Config, Pool
+from daemon.config.units import Duration
+from daemon.engine.kv_metrics import KvReport
+from daemon.engine.maintenance import AUDIT_NS, Housekeeping, Tiers, identity_of, tiers_of
+from daemon.engine.spec import SettingError
 from engine.engine import Engine, Work
 from metrics.store import MetricStore
 from regions.tape import Retention, Tape
@@ -72,7 +72,7 @@ def value(store: MetricStore, name: str, **labels: str) -> float:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("daemon.housekeeping.time.monotonic_ns", clock)
+    monkeypatch.setattr("daemon.engine.maintenance.time.monotonic_ns", clock)
     return clock
 
 
@@ -166,7 +166,7 @@ def test_impossible_tiers_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def no_memory(*_: Any) -> None:
         raise RuntimeError("can't allocate memory")
 
-    monkeypatch.setattr("daemon.housekeeping.HostTier", no_memory)
+    monkeypatch.setattr("daemon.engine.maintenance.HostTier", no_memory)
     with pytest.raises(SettingError, match=r"pool\.host_blocks: no memory for the host tier"):
         tiers_of(Config(pool=Pool(host_blocks=3)), engine)
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from daemon.http import HttpServer
+from daemon.api.http import HttpServer
 
 
 class Daemon:

@@ -10,9 +10,9 @@ from typing import Any, get_args
 
 import pytest
 
-from daemon.http import HttpServer
-from daemon.http_prompts import STATUS, PromptRoutes
-from daemon.query_messages import (
+from daemon.api.http import HttpServer
+from daemon.api.http_prompts import STATUS, PromptRoutes
+from daemon.api.messages import (
     Append,
     Close,
     ClosedReply,
@@ -126,7 +126,7 @@ async def test_each_request_reaches_the_backend_as_on_the_socket(server, prompts
 @pytest.mark.parametrize("code", get_args(Code))
 async def test_every_refusal_has_a_status(server, code):
     status, body = await call(server, "/v1/prompts/p/append", {"text": code})
-    assert (status, body) == (STATUS[code], {"code": code, "sentence": "because"})
+    assert (status, body) == (STATUS[code], {"code": code, "message": "because"})
     assert status >= 400
 
 
@@ -147,17 +147,17 @@ async def test_every_refusal_has_a_status(server, code):
 async def test_a_body_that_cannot_be_read_is_refused_with_the_reason(server, prompts, body, part):
     status, refused = await call(server, "/v1/prompts/p/append", body)
     assert (status, refused["code"], prompts.asked) == (400, "bad_request", [])
-    assert part in refused["sentence"]
+    assert part in refused["message"]
 
 
 async def test_what_is_too_long_or_too_slow_or_broken_is_told(server, caplog):
     assert (await call(server, "/v1/prompts", {"text": "x" * 300}))[0] == 413
     assert await call(server, "/v1/prompts", {"text": "slow"}) == (
         504,
-        {"code": "timeout", "sentence": "no answer within 0.2 s"},
+        {"code": "timeout", "message": "no answer within 0.2 s"},
     )
     status, body = await call(server, "/v1/prompts", {"text": "broken"})
-    assert (status, body["code"], "secret" in body["sentence"]) == (503, "engine", False)
+    assert (status, body["code"], "secret" in body["message"]) == (503, "engine", False)
     assert "secret detail" in caplog.text
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from daemon.intake import Intake
-from daemon.offsets import OffsetTracker
+from daemon.front.ingest import Intake
+from daemon.front.offsets import OffsetTracker
 from feeds.codec import encode
 from feeds.decimal9 import Fixed9
 from feeds.messages import Bar, DeadLetter, Quote, Trade

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from daemon.notify import Notifier, progress_of
+from daemon.front.notify import Notifier, progress_of
 
 
 class FakeManager:

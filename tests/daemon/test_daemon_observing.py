@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from daemon.observing import EngineObserver
+from daemon.engine.metrics import EngineObserver
 from metrics.catalogue import CLASSES, LOSSES, OTHER, PREEMPTIONS, WAIT_REASONS
 from metrics.store import MetricStore
 from regions.pool import KVPool, LayerShape
@@ -122,7 +122,7 @@ def test_the_metrics_are_the_sums_of_what_the_requests_carry(seed: int) -> None:
         cls = request.cls.name.lower()
         waits.update({(cls, reason): ns for reason, ns in request.waits.items()})
         if request.state is State.FINISHED:
-            reused[cls] += request.past_tokens
+            reused[cls] += request.cached_tokens
             answered[cls] += 1
     for cls in CLASSES:
         for reason in WAIT_REASONS:
@@ -216,7 +216,7 @@ def test_what_no_answer_came_of_was_not_reused() -> None:
     store, memory = MetricStore.local({}), FakeMemory(16, 4)
     observer = EngineObserver(store, KVPool([LayerShape(1, 2, 2)], 4))
     request = Request(SESSION, "", [1, 2], 3, lambda _: None, open_reader=lambda: FakeReader(memory))
-    request.past_tokens, request.state = 40, State.CANCELLED
+    request.cached_tokens, request.state = 40, State.CANCELLED
     observer.ended(request)
     assert store.value("foretick_reused_tokens_total", cls="session") == 0
     request.state = State.FINISHED
@@ -256,13 +256,13 @@ def test_the_debug_log_has_a_line_on_each_request(caplog: pytest.LogCaptureFixtu
     store, memory = MetricStore.local({}), FakeMemory(16, 4)
     observer = EngineObserver(store, KVPool([LayerShape(1, 2, 2)], 4))
     request = Request(SESSION, "btc", [1, 2], 1, lambda _: None, open_reader=lambda: FakeReader(memory))
-    request.id, request.past_tokens, request.state = 9, 40, State.FINISHED
+    request.id, request.cached_tokens, request.state = 9, 40, State.FINISHED
     request.waits |= {"cells": 2_000_000, "behind flash": 500_000}
     request.preempted_by, request.recomputed_tokens = [11], 2
-    caplog.set_level(logging.INFO, "daemon.observing")
+    caplog.set_level(logging.INFO, "daemon.engine.metrics")
     observer.ended(request)
     assert not caplog.messages
-    caplog.set_level(logging.DEBUG, "daemon.observing")
+    caplog.set_level(logging.DEBUG, "daemon.engine.metrics")
     observer.ended(request)
     assert caplog.messages == [
         "request 9 (session, btc) finished: waited cells 2.0 ms, behind flash 0.5 ms; made room for 11; "

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.offsets import OffsetRange, OffsetTracker, Stream
+from daemon.front.offsets import OffsetRange, OffsetTracker, Stream
 
 SESSIONS = ["a", "b"]
 STREAMS: list[Stream] = [("t", 0), ("t", 1), ("u", 0)]

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from daemon import seam
-from daemon.open_prompts import MOST_INPUTS, REMEMBERED, OpenPrompts
-from daemon.query_messages import Append, Close, ClosedReply, Complete, Finish, Open, QueryError, Update
+from daemon import protocol as seam
+from daemon.api.messages import Append, Close, ClosedReply, Complete, Finish, Open, QueryError, Update
+from daemon.front.prompts import MOST_INPUTS, REMEMBERED, OpenPrompts
 
 DONE: dict[str, Any] = {
     "text": "YES",

@@ -11,10 +11,10 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from daemon.cli import main
-from daemon.profiling import by_size, file_name, ladder_for, model_of, table
+from daemon.cli.main import main
+from daemon.cli.profile import by_size, file_name, ladder_for, model_of, table
 from engine.engine import Engine
-from engine.timing import Ladder, Samples, measure
+from engine.profile.timing import Ladder, Samples, measure
 from scheduler.costs import CostModel, load
 from scheduler.curves import Curve
 from tests.engine.oracle import tiny

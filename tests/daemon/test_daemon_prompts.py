@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daemon.executor import DeviceExecutor
-from daemon.prompts import HostSwap, StreamReader
-from engine.canary import dense_logits
+from daemon.engine.executor import DeviceExecutor
+from daemon.engine.readers import HostSwap, StreamReader
 from engine.engine import Engine
-from engine.model import LoadedModel
-from regions.host import HostTier
+from engine.model.canary import dense_logits
+from engine.model.loading import LoadedModel
+from regions.offload.host import HostTier
 from regions.watch import PrefixWatch
 from scheduler.policies import NAMES, Ordering
 from scheduler.request import Event, Request, State
@@ -180,7 +180,7 @@ def test_an_unfinished_prompt_that_is_cached_as_a_whole_waits_for_its_end() -> N
     world.rest()
     again = world.open(list(range(3, 20)))
     world.rest()
-    assert (again.state, again.past_tokens, again.output) == (State.RUNNING, 16, [])
+    assert (again.state, again.cached_tokens, again.output) == (State.RUNNING, 16, [])
     world.scheduler.extend(again.id, [20, 21])
     world.scheduler.finish(again.id)
     world.rest()

@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from daemon import seam
-from daemon.board import Board
-from daemon.delivery import BACKLOG, Route
-from daemon.offsets import OffsetTracker
-from daemon.publisher import Publisher
-from daemon.sections import Config
-from daemon.units import Duration
+from daemon import protocol as seam
+from daemon.config.schema import Config
+from daemon.config.units import Duration
+from daemon.front.delivery import BACKLOG, Route
+from daemon.front.offsets import OffsetTracker
+from daemon.front.publish import Publisher
+from daemon.front.sessions import Board
 from feeds.messages import Answer, DataUpdated, DeadLetter, InputRange, Latency
 from flash.questions import PAPER_SIX
 from metrics.catalogue import FAILURES
@@ -235,7 +235,7 @@ async def test_a_question_without_an_answer_does_not_hold_its_records_back(rig):
 @pytest.mark.parametrize("code", ["no_memory", "open_failed", "nan_logits", "whatever comes next"])
 async def test_every_code_of_the_engine_is_counted(rig, code):
     r = rig()
-    r.publisher.failed(seam.AnswerFailed("aaa", "trend", 1, code, "a sentence", seam.Inputs(1, 1, 2)))
+    r.publisher.failed(seam.AnswerFailed("aaa", "trend", 1, code, "a message", seam.Inputs(1, 1, 2)))
     reason = code if code in FAILURES else "other"
     assert r.count("foretick_answers_failed_total", reason=reason) == 1
 

@@ -12,9 +12,8 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from daemon.query import QueryServer
-from daemon.query_client import QueryClient
-from daemon.query_messages import (
+from daemon.api.client import QueryClient
+from daemon.api.messages import (
     Answers,
     AnswersReply,
     Append,
@@ -39,6 +38,7 @@ from daemon.query_messages import (
     decode_reply,
     encode,
 )
+from daemon.api.zmq import QueryServer
 from feeds.messages import Answer, InputRange, Latency
 
 PUBLISHED = Answer(
@@ -344,7 +344,7 @@ async def test_a_malformed_request_is_refused_with_the_reason(wire, observed, pa
     await wire.send(payload)
     reply = await wire.reply()
     assert (reply.id, reply.code) == (number, "bad_request")
-    assert part in reply.sentence
+    assert part in reply.message
     assert observed == []
     assert (await wire.request(Sessions(5))).id == 5
 
@@ -371,7 +371,7 @@ async def test_backend_errors_become_replies_without_inner_details(wire, observe
     assert unknown == ErrorReply(1, "unknown_session", "there is no session named 'zz'")
     broken = await wire.request(Ask(2, "a", "broken"))
     assert (broken.id, broken.code) == (2, "engine")
-    assert "secret" not in broken.sentence
+    assert "secret" not in broken.message
     assert "secret detail" in caplog.text
     assert observed == [("Ask", "unknown_session"), ("Ask", "engine")]
 

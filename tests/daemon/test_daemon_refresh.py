@@ -10,19 +10,19 @@ import msgspec
 import pytest
 import torch
 
-from daemon.config_checks import cross_check
-from daemon.engine_build import fresh_tokens, pool_blocks
-from daemon.executor import DeviceExecutor
-from daemon.refresh import Refresher
-from daemon.sections import Config, Pool, Question, Scheduler, Session
-from daemon.units import Duration
-from engine.canary import dense_logits
+from daemon.config.checks import cross_check
+from daemon.config.schema import Config, Pool, Question, Scheduler, Session
+from daemon.config.units import Duration
+from daemon.engine.build import fresh_tokens, pool_blocks
+from daemon.engine.executor import DeviceExecutor
+from daemon.engine.refresh import Refresher
 from engine.divergence import Probe
 from engine.engine import Engine, Work
 from engine.memory import DeviceOutOfMemory
+from engine.model.canary import dense_logits
 from metrics.store import MetricStore
-from regions.fork import Fork
-from regions.host import HostTier
+from regions.ephemeral import Fork
+from regions.offload.host import HostTier
 from regions.tape import Retention, Tape
 from scheduler.request import Failure, Record, Request, State
 from scheduler.scheduler import Scheduler as Steps
@@ -407,7 +407,7 @@ def test_a_probe_that_finds_no_memory_does_not_stop_the_refresh(monkeypatch: pyt
     def no_memory(*_: object) -> None:
         raise DeviceOutOfMemory("none left")
 
-    monkeypatch.setattr("daemon.refresh.probe", no_memory)
+    monkeypatch.setattr("daemon.engine.refresh.probe", no_memory)
     world.feed_one_by_one(15)
     assert world.total("refreshes") == 1
     assert world.total("divergence_samples") == 0

@@ -88,14 +88,14 @@ def test_the_address_and_the_token_may_come_from_the_environment(grafana):
 
 
 @pytest.mark.parametrize(
-    ("token", "folder", "sentence"),
+    ("token", "folder", "message"),
     [("wrong", "", "Unauthorized"), ("right", "full", "same name exists")],
 )
-def test_a_refusal_is_one_sentence(grafana, token, folder, sentence):
+def test_a_refusal_is_one_message(grafana, token, folder, message):
     pytest.importorskip("grafana_client", reason="the extra `grafana` is not installed")
     result = run("push", "--url", grafana.url, "--token", token, "--folder", folder)
     assert result.exit_code == 1
-    assert sentence in result.output
+    assert message in result.output
     assert "Traceback" not in result.output
     assert token not in result.output or token == "right"
 

@@ -13,10 +13,10 @@ import click
 import msgspec
 import pytest
 
-from daemon import query_messages
-from daemon.cli import main
-from daemon.config import Config, load_config
-from daemon.query_messages import Code, decode_reply, decode_request
+from daemon.api import messages as query_messages
+from daemon.api.messages import Code, decode_reply, decode_request
+from daemon.cli.main import main
+from daemon.config.load import Config, load_config
 from feeds import messages
 from feeds.codec import REASONS, decode_message, decode_record, encode
 from feeds.file_format import FileFormat, load_format

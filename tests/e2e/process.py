@@ -22,7 +22,7 @@ from typing import Self
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from click.testing import CliRunner, Result
 
-from daemon.cli import main
+from daemon.cli.main import main
 from feeds.codec import decode_message
 from feeds.kafka import KafkaSink, KafkaSource
 from feeds.messages import Answer, AnyMessage

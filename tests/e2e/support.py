@@ -9,8 +9,8 @@ from typing import TypeVar
 
 import msgspec
 
-from daemon.sections import Bars, Config, Http, Log, Process, Query, Scheduler, Session
-from daemon.units import Duration
+from daemon.config.schema import Bars, Config, Http, Log, Process, Query, Scheduler, Session
+from daemon.config.units import Duration
 from feeds.codec import decode_message
 from feeds.messages import Answer, DataUpdated, DeadLetter
 from feeds.source import CommitFailed, Incoming, Kind, Partition, PublishRefused, SinkStopped

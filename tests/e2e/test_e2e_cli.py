@@ -20,9 +20,9 @@ import zmq.asyncio
 from click.testing import Result
 from transformers import BloomConfig, BloomForCausalLM
 
-from daemon.front import Front
-from daemon.query_client import QueryClient
-from engine.embedded import build_tokenizer
+from daemon.api.client import QueryClient
+from daemon.front.server import Front
+from engine.model.embedded import build_tokenizer
 from feeds.codec import decode_record
 from feeds.kafka import KafkaSource, quiet_client_log
 from feeds.messages import AnyRecord
@@ -137,7 +137,7 @@ def front(monkeypatch: pytest.MonkeyPatch) -> list[Front]:
             super().__init__(*arguments, **options)
             made.append(self)
 
-    monkeypatch.setattr("daemon.replay.Front", Remembered)
+    monkeypatch.setattr("daemon.cli.replay.Front", Remembered)
     return made
 
 
@@ -255,7 +255,7 @@ def test_a_truncated_file_is_played_to_where_it_breaks_off(tmp_path: Path) -> No
     assert done.stdout.splitlines()[-1].endswith(" answers, 1 malformed lines")
 
 
-def test_a_file_that_cannot_be_read_any_more_ends_the_replay_with_a_sentence(
+def test_a_file_that_cannot_be_read_any_more_ends_the_replay_with_a_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def broken(self: ReplaySource) -> AsyncIterator[list[Incoming]]:

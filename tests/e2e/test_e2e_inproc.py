@@ -13,19 +13,19 @@ from typing import ClassVar
 
 import pytest
 
-from daemon.delivery import Route
-from daemon.engine_build import build, limits_of
-from daemon.engine_spec import SettingError
-from daemon.executor import DeviceExecutor
-from daemon.front import Front
-from daemon.query_client import QueryClient
-from daemon.query_messages import Ask, QueryError
-from daemon.sections import Bars, Config, Model, Question, Scheduler, Source
-from daemon.units import Duration
+from daemon.api.client import QueryClient
+from daemon.api.messages import Ask, QueryError
+from daemon.config.schema import Bars, Config, Model, Question, Scheduler, Source
+from daemon.config.units import Duration
+from daemon.engine.build import build, limits_of
+from daemon.engine.executor import DeviceExecutor
+from daemon.engine.spec import SettingError
+from daemon.front.delivery import Route
+from daemon.front.server import Front
 from feeds.messages import Answer, DataUpdated, DeadLetter
 from feeds.source import Incoming
 from flash.questions import PAPER_SIX
-from regions.fork import Fork
+from regions.ephemeral import Fork
 from scheduler.request import Record, Request, State
 from scheduler.scheduler import Scheduler as Steps
 from scheduler.types import Chunk, PriorityClass, Row
@@ -99,7 +99,7 @@ def count(front: Front, name: str, **labels: str) -> int:
 
 
 async def test_every_version_answers_all_questions_in_one_pass_and_says_what_it_read(monkeypatch):
-    monkeypatch.setattr("daemon.engine_host.DeviceExecutor", Recorder)
+    monkeypatch.setattr("daemon.engine.host.DeviceExecutor", Recorder)
     monkeypatch.setattr(Recorder, "passes", [])
     source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
     config = inproc_config(sessions=sessions("V:AAA", warm_up_records=5), standing="paper_six")

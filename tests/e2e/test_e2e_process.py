@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from engine.embedded import build_tokenizer
+from engine.model.embedded import build_tokenizer
 from feeds.kafka import KafkaSource, ensure_topics, quiet_client_log
 from feeds.messages import Answer
 from feeds.mock_broker import MockBroker

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import dashboards
-from daemon.query_client import QueryClient
+from daemon.api.client import QueryClient
 from tests.e2e.process import Daemon, until_slowly
 from tests.e2e.test_e2e_cli import SAMPLES, write
 from tests.kafka_server import free_ports

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from daemon.engine_build import build
-from daemon.engine_host import scheduler_of
-from daemon.prompts import HostSwap
-from daemon.query_client import QueryClient
-from daemon.query_messages import FinishReply, PromptReply, QueryError
-from daemon.sections import Pool, Query, Scheduler
-from daemon.units import Duration
+from daemon.api.client import QueryClient
+from daemon.api.messages import FinishReply, PromptReply, QueryError
+from daemon.config.schema import Pool, Query, Scheduler
+from daemon.config.units import Duration
+from daemon.engine.build import build
+from daemon.engine.host import scheduler_of
+from daemon.engine.readers import HostSwap
 from metrics.catalogue import BY_NAME
 from scheduler.costs import load
 from scheduler.observer import Observer

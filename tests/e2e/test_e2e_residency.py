@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from daemon.sections import Pool
-from daemon.units import Duration
+from daemon.config.schema import Pool
+from daemon.config.units import Duration
 from tests.e2e.support import MemorySink, QueueSource, inproc_config, until
 from tests.e2e.test_e2e_inproc import Tape, answers, count, running
 

@@ -17,8 +17,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from engine.attention_triton import merge_shape, tiling
-from engine.triton_kernels import attend, merge, turn_table
+from engine.attention.triton import merge_shape, tiling
+from engine.attention.triton_kernels import attend, merge, turn_table
 
 TYPES = {"bf16": 2, "fp16": 2, "fp32": 4}
 POINTERS = {

@@ -17,14 +17,14 @@ import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-import engine.attention_triton as backend
-from engine.attention import Attention, LayerCall
-from engine.attention_reference import ReferenceAttention
-from engine.attention_triton import TritonAttention
-from engine.batch import BatchPlan, Packed
+import engine.attention.triton as backend
+from engine.attention.base import Attention, LayerCall
+from engine.attention.metadata import BatchPlan, Packed
+from engine.attention.reference import ReferenceAttention
+from engine.attention.rotary import FrameTurner
+from engine.attention.triton import TritonAttention
 from engine.engine import Engine, Work
-from engine.model import prepare
-from engine.rotary import FrameTurner
+from engine.model.loading import prepare
 from regions.extents import Extent, Step
 from regions.tape import Retention
 from tests.engine.oracle import VOCABULARY, History, oracle_logits, random_weights, tiny, tiny_config

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import CONFIG_MAPPING, AttentionInterface, AutoModelForCausalLM
 
-from engine.model import ATTENTION, LoadedModel, prepare
+from engine.model.loading import ATTENTION, LoadedModel, prepare
 
 VOCABULARY = 199
 ARCHITECTURES: dict[str, dict[str, Any]] = {

@@ -16,9 +16,9 @@ import torch
 from torch import distributed
 from torch.distributed.tensor import DTensor
 
-from engine.canary import check
 from engine.engine import Engine, Work
-from engine.model import LoadedModel, load_model
+from engine.model.canary import check
+from engine.model.loading import LoadedModel, load_model
 from regions.tape import Retention
 
 VOCABULARY = 199

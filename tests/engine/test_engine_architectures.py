@@ -12,13 +12,14 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING
 
-from engine import architectures, canary, model, probe
-from engine.architectures import REFUSED, TESTED, check_known
-from engine.embedded import build_tokenizer
+from engine.attention.rotary import FrameTurner
 from engine.engine import Engine
-from engine.model import LoadedModel, ModelError, load_model, prepare
-from engine.revision import revision_of
-from engine.rotary import FrameTurner
+from engine.model.architectures import REFUSED, TESTED, check_known
+from engine.model.embedded import build_tokenizer
+from engine.model.loading import LoadedModel, ModelError, architectures, canary, load_model, prepare
+from engine.model.loading import loading as model
+from engine.model.revision import revision_of
+from engine.profile import probe
 from regions.tape import Retention
 from tests.engine.oracle import ARCHITECTURES, random_weights, tiny, tiny_config
 

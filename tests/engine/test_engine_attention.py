@@ -12,14 +12,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import engine.attention_cpu as cpu
-import engine.batch as batch
-import engine.short_extents as short_extents
-from engine.attention import Attention, LayerCall
-from engine.attention_cpu import CpuAttention
-from engine.attention_reference import ReferenceAttention
-from engine.batch import BatchPlan, Packed, after, split
-from engine.rotary import FrameTurner
+import engine.attention.cpu as cpu
+import engine.attention.metadata as batch
+import engine.attention.short_extents as short_extents
+from engine.attention.base import Attention, LayerCall
+from engine.attention.cpu import CpuAttention
+from engine.attention.metadata import BatchPlan, Packed, after, split
+from engine.attention.reference import ReferenceAttention
+from engine.attention.rotary import FrameTurner
 from regions.extents import Extent, SlotRange, Step
 
 BACKENDS: list[type[Attention]] = [CpuAttention, ReferenceAttention]

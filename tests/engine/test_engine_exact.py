@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from engine.canary import dense_logits
 from engine.divergence import Divergence, divergences, probe, window_of
 from engine.engine import Engine, Work
-from regions.fork import Fork
+from engine.model.canary import dense_logits
+from regions.ephemeral import Fork
 from regions.tape import Retention
 from tests.engine.oracle import VOCABULARY, History, oracle_logits, tiny
 

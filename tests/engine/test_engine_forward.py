@@ -10,16 +10,16 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from daemon.executor import DeviceExecutor
-from engine.attention import LayerCall
-from engine.attention_cpu import CpuAttention
-from engine.canary import dense_logits
+from daemon.engine.executor import DeviceExecutor
+from engine.attention.base import LayerCall
+from engine.attention.cpu import CpuAttention
 from engine.engine import Engine, Work
 from engine.memory import DeviceOutOfMemory, out_of_memory
-from engine.model import LoadedModel
+from engine.model.canary import dense_logits
+from engine.model.loading import LoadedModel
 from engine.sampling import Choice
 from engine.seeding import Sampling, prompt_seed
-from regions.fork import Fork
+from regions.ephemeral import Fork
 from regions.tape import Retention
 from scheduler.observer import Observer
 from scheduler.request import Record, Request, State

@@ -8,13 +8,13 @@ from collections.abc import Hashable
 import pytest
 import torch
 
-from engine.attention_reference import ReferenceAttention
-from engine.batch import BatchPlan, Packed
-from engine.capture import capture_obstacle
+from engine.attention.metadata import BatchPlan, Packed
+from engine.attention.reference import ReferenceAttention
 from engine.engine import Engine, Work
-from engine.graphs import GraphRunner, Replay
-from engine.model import ATTENTION
-from regions.fork import Fork
+from engine.graphs.capture import capture_obstacle
+from engine.graphs.runner import GraphRunner, Replay
+from engine.model.loading import ATTENTION
+from regions.ephemeral import Fork
 from regions.tape import Retention, Tape
 from tests.engine.oracle import VOCABULARY, tiny
 

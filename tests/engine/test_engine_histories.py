@@ -13,13 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.engine import Engine, Work
-from engine.model import LoadedModel
+from engine.model.loading import LoadedModel
 from regions.allocator import Run
-from regions.fork import Fork
-from regions.held import Held
-from regions.host import HostTier
-from regions.residency import Idleness, Residency
-from regions.snapshot import Header, Identity, write_snapshot
+from regions.context import Held
+from regions.ephemeral import Fork
+from regions.offload.host import HostTier
+from regions.offload.residency import Idleness, Residency
+from regions.offload.snapshot import Header, Identity, write_snapshot
 from regions.tape import Retention, Tape
 from tests.engine.oracle import VOCABULARY, History, oracle_logits, tiny
 

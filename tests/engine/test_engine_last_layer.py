@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from engine.attention import LayerCall
-from engine.attention_cpu import CpuAttention
-from engine.batch import BatchPlan
-from engine.canary import check, dense_logits
+from engine.attention.base import LayerCall
+from engine.attention.cpu import CpuAttention
+from engine.attention.last_layer import LastLayer, install
+from engine.attention.metadata import BatchPlan
 from engine.engine import Engine, Work
-from engine.last_layer import LastLayer, install
-from engine.model import LoadedModel, ModelError
+from engine.model.canary import check, dense_logits
+from engine.model.loading import LoadedModel, ModelError
 from regions.tape import Retention
 from tests.engine.oracle import ARCHITECTURES, VOCABULARY, tiny
 

@@ -9,12 +9,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, GPTNeoXConfig
 
-from engine import canary
-from engine.embedded import build_tokenizer, embedded_directory
+from engine.attention.rotary import FrameTurner
 from engine.engine import Engine, Work
-from engine.model import ModelError, load_model, prepare, resolve_device
-from engine.prompt import PromptError, PromptFormat
-from engine.rotary import FrameTurner
+from engine.model.embedded import build_tokenizer, embedded_directory
+from engine.model.loading import ModelError, canary, load_model, prepare, resolve_device
+from engine.model.prompt import PromptError, PromptFormat
 from engine.sampling import choose
 from regions.tape import Retention
 from tests.engine.oracle import tiny

@@ -7,12 +7,12 @@ import random
 import pytest
 import torch
 
-from engine.attention import Attention
-from engine.attention_cpu import CpuAttention
-from engine.attention_reference import ReferenceAttention
-from engine.canary import check, dense_logits
+from engine.attention.base import Attention
+from engine.attention.cpu import CpuAttention
+from engine.attention.reference import ReferenceAttention
 from engine.engine import Engine, Work
-from regions.fork import Fork
+from engine.model.canary import check, dense_logits
+from regions.ephemeral import Fork
 from regions.tape import Retention, Tape
 from tests.engine.oracle import ARCHITECTURES, VOCABULARY, History, oracle_logits, tiny
 

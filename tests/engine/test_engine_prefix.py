@@ -11,14 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.attention import Attention
-from engine.attention_cpu import CpuAttention
-from engine.attention_reference import ReferenceAttention
-from engine.canary import dense_logits
+from engine.attention.base import Attention
+from engine.attention.cpu import CpuAttention
+from engine.attention.reference import ReferenceAttention
 from engine.engine import Engine, Work
-from engine.model import LoadedModel
+from engine.model.canary import dense_logits
+from engine.model.loading import LoadedModel
 from engine.sampling import Choice
-from regions.host import HostTier
+from regions.offload.host import HostTier
 from regions.prompt import StreamingPrompt
 from regions.tape import Retention
 from tests.engine.oracle import VOCABULARY, tiny
@@ -43,12 +43,12 @@ class Counting(Engine):
 def finish(engine: Engine, prompt: list[int], *, save: bool = True) -> tuple[int, torch.Tensor]:
     """Compute and save what is not cached: (how many tokens were, the logits of the others)."""
     fork = engine.open_prompt(prompt)
-    rest = prompt[fork.past_tokens :]
+    rest = prompt[fork.cached_tokens :]
     assert fork.acquire(len(rest))
     logits = engine.logits([Work(fork, rest)])
     if save:
         engine.save_prompt(fork, prompt)
-    found = fork.past_tokens
+    found = fork.cached_tokens
     fork.release()
     return found, logits
 
@@ -142,7 +142,7 @@ def test_another_tenants_prompt_is_computed_anew() -> None:
     finish(engine, prompt)
     for salt, expected in (("", 19), ("bob", 0)):
         fork = engine.open_prompt(prompt, salt)
-        assert fork.past_tokens == expected
+        assert fork.cached_tokens == expected
         fork.release()
 
 

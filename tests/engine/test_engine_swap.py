@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.canary import dense_logits
 from engine.engine import Engine, Work
+from engine.model.canary import dense_logits
 from regions.compaction import compact
-from regions.fork import Fork
-from regions.host import HostTier
-from regions.residency import Idleness, Residency
-from regions.snapshot import Header, Identity, write_snapshot
+from regions.ephemeral import Fork
+from regions.offload.host import HostTier
+from regions.offload.residency import Idleness, Residency
+from regions.offload.snapshot import Header, Identity, write_snapshot
 from regions.tape import Retention, Tape
 from tests.engine.oracle import VOCABULARY, History, oracle_logits, tiny
 

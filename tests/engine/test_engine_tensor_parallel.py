@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine import tensor_parallel
-from engine.embedded import build_tokenizer
-from engine.model import LoadedModel, ModelError, load_model
+from engine.model.embedded import build_tokenizer
+from engine.model.loading import LoadedModel, ModelError, load_model, tensor_parallel
 from tests.engine.oracle import tiny
 from tests.engine.tensor_parallel_rank import bytes_held, scenario
 

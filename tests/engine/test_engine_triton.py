@@ -17,8 +17,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.batch import BatchPlan, Packed
-from engine.device_plan import DevicePlan, Layout, View, lay_out, reads_of
+from engine.attention.device_metadata import DevicePlan, Layout, View, lay_out, reads_of
+from engine.attention.metadata import BatchPlan, Packed
 from regions.extents import Extent, Step
 from tests.engine.triton_batches import mixed_batch
 

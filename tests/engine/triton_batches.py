@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from engine.batch import BatchPlan, Packed
+from engine.attention.metadata import BatchPlan, Packed
 from regions.extents import Extent, SlotRange, Step
 
 

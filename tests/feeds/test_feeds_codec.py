@@ -123,7 +123,7 @@ def test_any_bytes_give_a_record_or_a_reason(payload: bytes, encoding: str) -> N
     (result,) = decode_records([payload], encoding)
     if isinstance(result, MalformedRecord):
         assert result.reason in REASONS
-        assert result.sentence
+        assert result.message
     else:
         assert decode_record(encode(result, encoding), encoding) == result
 
@@ -165,14 +165,14 @@ def test_any_bytes_give_a_record_or_a_reason(payload: bytes, encoding: str) -> N
 def test_refused_trades_say_why(change: dict[str, object], reason: str, says: str) -> None:
     error = refused({**TRADE, **change})
     assert error.reason == reason
-    assert says in error.sentence
+    assert says in error.message
 
 
 @pytest.mark.parametrize("field", ["price", "size", "symbol", "venue", "ts_event", "ts_recv"])
 def test_missing_fields_are_named(field: str) -> None:
     error = refused({k: v for k, v in TRADE.items() if k != field})
     assert error.reason == "missing_field"
-    assert field in error.sentence
+    assert field in error.message
 
 
 @pytest.mark.parametrize(

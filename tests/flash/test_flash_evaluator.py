@@ -81,7 +81,7 @@ class Flash:
             tokens.pop()
         assert result.tokens == tuple(tokens)
         assert result.logit_gap == rows[0].gap
-        assert result.past_tokens == len(tape.history[result.version])
+        assert result.cached_tokens == len(tape.history[result.version])
         assert (result.session, result.question_hash) == (tape.name, question.hash)
         if question.choices:
             assert result.text == result.choice

@@ -193,7 +193,7 @@ def test_records_of_a_session_that_does_not_exist_are_skipped() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("arguments", "message"),
     [
         ({"interval_ns": 0}, "interval"),
         ({"interval_ns": 1, "lateness_ns": -1}, "lateness"),
@@ -201,6 +201,6 @@ def test_records_of_a_session_that_does_not_exist_are_skipped() -> None:
         ({"interval_ns": 1, "lateness_ns": 10**9}, "4096 intervals"),
     ],
 )
-def test_senseless_policies_are_refused(arguments: dict[str, int], sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
+def test_senseless_policies_are_refused(arguments: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         BarPolicy(**arguments)  # type: ignore[arg-type]  # only integer fields are given

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from regions.ephemeral import Fork
 from regions.extents import Extent
-from regions.fork import Fork
 from regions.pool import KVPool, LayerShape
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import torch
 
 from regions.allocator import Run
+from regions.ephemeral import Fork
 from regions.extents import Extent
-from regions.fork import Fork
-from regions.host import HostTier
+from regions.offload.host import HostTier
 from regions.pool import KVPool, LayerShape
 from regions.tape import Retention, Tape
 

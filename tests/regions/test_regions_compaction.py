@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from regions.compaction import compact
-from regions.fork import Fork
+from regions.ephemeral import Fork
 from regions.pool import KVPool
 from regions.tape import Retention, Tape
 from tests.regions.numbered import append, pool, read, scribble, tape_of

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regions.allocator import BlockAllocator, Run
-from regions.fork import Fork
-from regions.held import Held, Past
+from regions.context import Held, Past
+from regions.ephemeral import Fork
 from regions.pool import KVPool, LayerShape
 from regions.tape import Retention, Tape
 
@@ -112,7 +112,7 @@ def test_tape_and_forks_keep_their_promises(operations: list[tuple[str, int]], m
             if fork.acquire(n):
                 fork.wrote(fork.step(n), [0] * n)
             forks.append((fork, fork.extents))
-            assert fork.past_tokens == FROZEN + sum(records)
+            assert fork.cached_tokens == FROZEN + sum(records)
         elif forks and name == "drop":
             forks.pop(n % len(forks))[0].release()
         elif forks:
@@ -264,7 +264,7 @@ def test_a_window_prefilled_anew_takes_the_place_of_the_carried_one() -> None:
     assert append(tape, 3)
     after = tape.fork()
     assert not {e.slot for e in after.extents[1:]} & {e.slot for e in before.extents[1:]}
-    assert after.past_tokens == FROZEN + tape.live_tokens
+    assert after.cached_tokens == FROZEN + tape.live_tokens
     for fork in (before, still, after):
         fork.release()
     tape.release()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regions.host import HostTier
+from regions.offload.host import HostTier
 from regions.pool import KVPool
 from regions.prompt import StreamingPrompt
 from regions.radix import RadixCache
@@ -97,7 +97,7 @@ def test_what_is_in_kv_is_always_the_prompt(operations: list[tuple[str, int, lis
             in_kv = in_kv[: n % (len(in_kv) + 1)]
         elif name == "preempt":
             prompt.fork.reset()
-            in_kv = in_kv[: prompt.fork.past_tokens]
+            in_kv = in_kv[: prompt.fork.cached_tokens]
         elif name == "swap":
             prompt.fork.swap_out(host)
         elif name == "return":
@@ -152,7 +152,7 @@ def test_a_change_inside_the_aliased_part_lets_go_of_the_rest() -> None:
     run(pool, prompt)
     assert cache.reclaimable == 0
     assert prompt.update([*tokens[:9], 99, *tokens[10:]]) == 26 - 9
-    assert (prompt.computed, prompt.fork.past_tokens, prompt.fork.length) == (9, 9, 0)
+    assert (prompt.computed, prompt.fork.cached_tokens, prompt.fork.length) == (9, 9, 0)
     assert cache.reclaimable == 6 - 3
     run(pool, prompt)
     assert reads(pool, prompt.fork.extents, [*tokens[:9], 99, *tokens[10:]])
@@ -305,7 +305,7 @@ def test_a_follower_reads_its_leaders_kv_and_neither_writes_into_the_others() ->
     before = pool.free_blocks
     follower.follow(leader.fork, 10)
     assert pool.free_blocks == before + 1, "what it had computed itself goes, nothing else is taken"
-    assert (follower.computed, follower.fork.past_tokens, follower.fork.blocks) == (10, 10, 0)
+    assert (follower.computed, follower.fork.cached_tokens, follower.fork.blocks) == (10, 10, 0)
     assert follower.total_tokens_invalidated == 0
     run(pool, follower)
     run(pool, leader)

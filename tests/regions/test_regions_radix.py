@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regions.fork import Fork
-from regions.held import Past
+from regions.context import Past
+from regions.ephemeral import Fork
 from regions.pool import KVPool
 from regions.radix import RadixCache
 from regions.tape import Retention, Tape
@@ -126,7 +126,7 @@ def test_matches_are_the_longest_cached_prefixes(
         elif readers and name == "keep":
             fork, had, salt = readers[at]
             fork.keep(min(n, fork.length))
-            readers[at] = (fork, had[: fork.past_tokens + fork.length], salt)
+            readers[at] = (fork, had[: fork.cached_tokens + fork.length], salt)
         elif readers and name == "release":
             readers.pop(at)[0].release()
         model.check()

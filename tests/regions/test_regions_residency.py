@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from regions.allocator import Run
-from regions.fork import Fork
-from regions.host import HostTier
-from regions.residency import Idleness, Residency
-from regions.snapshot import Identity, SnapshotError
-from regions.stored import NotResident
+from regions.ephemeral import Fork
+from regions.offload.host import HostTier
+from regions.offload.residency import Idleness, Residency
+from regions.offload.snapshot import Identity, SnapshotError
+from regions.offload.store import NotResident
 from regions.tape import Retention, Tape
 from tests.regions.numbered import (
     FROZEN,
@@ -234,7 +234,7 @@ def test_blocks_that_are_still_being_copied_are_waited_for() -> None:
 def test_a_refused_snapshot_is_rebuilt_from_the_tokens(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, harm: str
 ) -> None:
-    """With a sentence in the log; nothing of the file reaches the pool, and the file is removed."""
+    """With a message in the log; nothing of the file reaches the pool, and the file is removed."""
     house = House(1, directory=tmp_path)
     house.fill(0)
     house.now = 1000

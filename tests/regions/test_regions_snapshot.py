@@ -1,4 +1,4 @@
-"""Snapshot files: complete or absent, and refused with a sentence when anything at all is wrong with them."""
+"""Snapshot files: complete or absent, and refused with a message when anything at all is wrong with them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import msgspec
 import pytest
 import torch
 
-from regions import snapshot as module
 from regions.allocator import Run
+from regions.offload import snapshot as module
+from regions.offload.snapshot import Header, Identity, Snapshot, SnapshotError, create, write_snapshot
 from regions.pool import KVPool, LayerShape
-from regions.snapshot import Header, Identity, Snapshot, SnapshotError, create, write_snapshot
 from regions.tape import LiveRecord, Retention, Tape
 from tests.regions.numbered import FROZEN, append, prompt_of, read, tape_of
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regions.fork import Fork
-from regions.host import HostTier
-from regions.stored import NotResident
+from regions.ephemeral import Fork
+from regions.offload.host import HostTier
+from regions.offload.store import NotResident
 from regions.tape import Retention
 from tests.regions.numbered import (
     FROZEN,

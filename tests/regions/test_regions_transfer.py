@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from regions.allocator import Run
-from regions.transfer import DirectCopies, StreamCopies, copies_for
+from regions.offload.copies import DirectCopies, StreamCopies, copies_for
 
 
 class FakeStream:

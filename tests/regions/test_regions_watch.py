@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 import regions.watch
-from regions.fork import Fork
+from regions.ephemeral import Fork
 from regions.radix import RadixCache
 from regions.tokens import TokenArray
 from regions.watch import PrefixWatch

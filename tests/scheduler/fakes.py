@@ -89,7 +89,7 @@ class FakeReader:
         self.released = False
 
     @property
-    def past_tokens(self) -> int:
+    def cached_tokens(self) -> int:
         return len(self.past)
 
     @property
@@ -179,7 +179,7 @@ class FakePrompt(FakeReader):
         self.gained = 0
 
     @property
-    def past_tokens(self) -> int:
+    def cached_tokens(self) -> int:
         return self.gained
 
     def update(self, tokens: Sequence[int]) -> int:

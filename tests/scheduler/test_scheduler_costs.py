@@ -80,7 +80,7 @@ def test_rows_add_up_in_any_order_and_never_make_a_pass_quicker(spans, random) -
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("change", "message"),
     [
         ({"block_size": 0}, "block_size"),
         ({"pass_tokens": 0}, "pass_tokens"),
@@ -91,9 +91,9 @@ def test_rows_add_up_in_any_order_and_never_make_a_pass_quicker(spans, random) -
         ({"recompute": Curve((0.0, 1.0), (0.5, 1.0))}, "recompute"),
     ],
 )
-def test_a_model_that_makes_no_sense_is_refused(change, sentence) -> None:
+def test_a_model_that_makes_no_sense_is_refused(change, message) -> None:
     fields = msgspec.structs.asdict(MODEL) | change
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(ValueError, match=message):
         CostModel(**fields)
 
 
@@ -264,16 +264,16 @@ class Target:
     """What a row reads: a fork of a tape (version > 0), a prompt, or with ``live_tokens`` a tape."""
 
     def __init__(
-        self, length: int = 0, past_tokens: int = 0, version: int = 0, live_tokens: int | None = None
+        self, length: int = 0, cached_tokens: int = 0, version: int = 0, live_tokens: int | None = None
     ):
-        self.length, self.past_tokens, self.version = length, past_tokens, version
+        self.length, self.cached_tokens, self.version = length, cached_tokens, version
         if live_tokens is not None:
             self.live_tokens = live_tokens
 
 
 def test_the_context_of_a_row_is_what_it_reads() -> None:
-    assert context(Target(length=30, past_tokens=500, version=2)) == 530
-    assert context(Target(length=30, past_tokens=20)) == 30  # a prompt's length counts what it aliased
+    assert context(Target(length=30, cached_tokens=500, version=2)) == 530
+    assert context(Target(length=30, cached_tokens=20)) == 30  # a prompt's length counts what it aliased
     assert context(Target(live_tokens=70, version=3)) == 70
 
 

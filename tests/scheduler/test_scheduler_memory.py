@@ -298,7 +298,7 @@ def test_what_cannot_fit_beside_the_tapes_fails_with_the_figures_and_blocks_nobo
     h.run()
     assert big.error is not None
     assert big.error.code == "no_memory"
-    assert "0 of 6 blocks (4 tokens each) free" in big.error.sentence
+    assert "0 of 6 blocks (4 tokens each) free" in big.error.message
     h.check(small)
     assert small.rows == one_by_one(range(16), range(3), 1)
 

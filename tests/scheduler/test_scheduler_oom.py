@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from daemon.observing import EngineObserver
+from daemon.engine.metrics import EngineObserver
 from engine.seeding import Sampling, prompt_seed
 from metrics.store import MetricStore
 from regions.pool import KVPool, LayerShape
@@ -150,7 +150,7 @@ def test_what_fails_twice_ends_with_no_memory_and_the_others_go_on() -> None:
     h.scheduler.step()
     assert first.error is not None
     assert (first.state, first.error.code) == (State.FAILED, "no_memory")
-    assert "2 GiB" in first.error.sentence
+    assert "2 GiB" in first.error.message
     assert second.state is State.QUEUED
     h.run()
     h.check(second)

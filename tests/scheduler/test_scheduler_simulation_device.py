@@ -95,7 +95,7 @@ class Devices(RuleBasedStateMachine):
     @rule(reader=readers)
     def reset(self, reader: SimReader) -> None:
         reader.reset()
-        assert (reader.length, reader.blocks, reader.swapped, reader.past_tokens) == (0, 0, False, 0)
+        assert (reader.length, reader.blocks, reader.swapped, reader.cached_tokens) == (0, 0, False, 0)
 
     @rule(reader=readers)
     def swap(self, reader: SimReader) -> None:
@@ -126,16 +126,16 @@ class Devices(RuleBasedStateMachine):
             return
         before = leader.length
         reader.follow(leader, n)
-        assert (reader.length, reader.past_tokens, leader.length) == (n, n, before)
+        assert (reader.length, reader.cached_tokens, leader.length) == (n, n, before)
 
     @rule(reader=readers)
     def save(self, reader: SimReader) -> None:
         if not (not reader.swapped and reader.length):
             return
         prompt, salt = self.live[reader]
-        length, past = reader.length, reader.past_tokens
+        length, past = reader.length, reader.cached_tokens
         reader.save()
-        assert (reader.length, reader.past_tokens) == (length, past)
+        assert (reader.length, reader.cached_tokens) == (length, past)
         if self.cache.keep:
             assert self.longest(prompt[:length], salt) == length
 
@@ -177,7 +177,7 @@ class Devices(RuleBasedStateMachine):
         for reader, (prompt, _) in self.live.items():
             shared = [token for node in reversed(path(reader._node)) for token in node.tokens]
             assert shared == prompt[: len(shared)]
-            assert reader.past_tokens <= reader.length
+            assert reader.cached_tokens <= reader.length
             assert len(shared) <= reader.length
             own = -(-(reader.length - len(shared)) // BLOCK)
             assert own in (reader.blocks, reader._on_host)

@@ -206,7 +206,7 @@ def test_what_can_never_fit_is_refused_with_the_numbers(prompt: int, new: int, w
     assert request.state is State.FAILED
     assert request.error is not None
     assert request.error.code == "too_long"
-    assert words in request.error.sentence
+    assert words in request.error.message
     assert h.done == [request]
     assert request.reader is None
     assert not h.executor.batches
@@ -239,7 +239,7 @@ def test_a_failed_batch_fails_its_requests_and_nothing_else() -> None:
         assert request.state is State.FAILED
         assert request.error is not None
         assert request.error.code == "engine"
-        assert "device lost" in request.error.sentence
+        assert "device lost" in request.error.message
     h.check(good)
     assert tape.records == [[1, 2]]
     assert not h.log.drops
@@ -306,7 +306,7 @@ def test_a_session_that_cannot_be_opened_fails_its_request_alone() -> None:
     h.run()
     assert request.error is not None
     assert request.error.code == "open_failed"
-    assert "no such session" in request.error.sentence
+    assert "no such session" in request.error.message
     h.check(good)
 
 
@@ -318,7 +318,7 @@ def test_a_wrong_number_of_rows_is_an_engine_failure(monkeypatch: pytest.MonkeyP
     h.run()
     assert failed.error is not None
     assert (failed.error.code, failed.reader) == ("engine", None)
-    assert "0 rows for 1 chunks" in failed.error.sentence
+    assert "0 rows for 1 chunks" in failed.error.message
 
 
 def test_cancel_queued_running_and_ended() -> None:

@@ -124,7 +124,7 @@ def test_a_prompt_that_grows_too_long_ends_with_the_numbers() -> None:
     h.run()
     assert request.error is not None
     assert request.error.code == "too_long"
-    assert "21 tokens, the limit is 20" in request.error.sentence
+    assert "21 tokens, the limit is 20" in request.error.message
     assert h.memory.free_blocks == h.memory.total_blocks
 
 
@@ -189,7 +189,7 @@ def test_followers_read_what_their_leader_computes() -> None:
     assert all(answered(request) for request in requests)
     prefilled = sum(len(c.tokens) for batch in h.executor.batches for c in batch if len(c.tokens) > 1)
     assert prefilled == len(common), "not three times the beginning"
-    assert [request.past_tokens for request in requests] == [0, 24, 24]
+    assert [request.cached_tokens for request in requests] == [0, 24, 24]
 
 
 def test_nobody_follows_across_salts_or_with_grouping_off() -> None:
@@ -203,7 +203,7 @@ def test_nobody_follows_across_salts_or_with_grouping_off() -> None:
             request.salt = salt
             h.scheduler.finish(request.id)
         h.run()
-        assert [request.past_tokens for request in requests] == [0, 0]
+        assert [request.cached_tokens for request in requests] == [0, 0]
         assert all(answered(request) for request in requests)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from daemon.cli import main
+from daemon.cli.main import main
 from scheduler.theory.query_stream import QueryStream, ttfts
 from scheduler.theory.trace import TraceError, read_trace
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from daemon.config import load_config
-from daemon.units import parse_duration
+from daemon.config.load import load_config
+from daemon.config.units import parse_duration
 
 UNIT = Path(__file__).parents[2] / "systemd" / "foretick.service"
 COMMAND = "/opt/foretick/bin/foretick"
@@ -33,10 +33,10 @@ def settings(section: str) -> dict[str, list[str]]:
 def analyze() -> str:
     program = shutil.which("systemd-analyze")
     if program is None:
-        sentence = "systemd-analyze is missing: apt-get install systemd"
+        message = "systemd-analyze is missing: apt-get install systemd"
         if os.environ.get("CI") == "true":
-            pytest.fail(sentence)
-        pytest.skip(sentence)
+            pytest.fail(message)
+        pytest.skip(message)
     return program
 
 

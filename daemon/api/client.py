@@ -1,0 +1,148 @@
+"""A blocking client of the query socket, for the command line and for scripts."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import TypeVar
+
+import msgspec
+import zmq
+
+from daemon.api.messages import (
+    Answers,
+    AnswersReply,
+    Append,
+    Ask,
+    AskReply,
+    Close,
+    ClosedReply,
+    Complete,
+    ErrorReply,
+    Finish,
+    FinishReply,
+    Open,
+    PromptReply,
+    QueryError,
+    Reply,
+    Request,
+    Sessions,
+    SessionsReply,
+    Stats,
+    StatsReply,
+    Update,
+    decode_reply,
+    encode,
+)
+
+R = TypeVar("R", AskReply, SessionsReply, AnswersReply, StatsReply, PromptReply, FinishReply, ClosedReply)
+
+
+class QueryClient:
+    """One connection; one request at a time. Use from one thread, and close it (or use `with`)."""
+
+    def __init__(self, endpoint: str, timeout_s: float = 30.0) -> None:
+        """`timeout_s` bounds every request, the connecting included."""
+        self._endpoint = endpoint
+        self._timeout_s = timeout_s
+        self._id = 0
+        self._context = zmq.Context()
+        # DEALER, not REQ: after a timeout the socket stays usable, and a late reply is known by its id.
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.IPV6, int("[" in endpoint))
+        try:
+            self._socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            self.close()
+            raise QueryError(
+                "bad_request", f"{endpoint} is no address to connect to: {error.strerror}"
+            ) from None
+
+    def ask(
+        self, session: str, question: str, max_tokens: int = 8, choices: tuple[str, ...] = ()
+    ) -> AskReply:
+        """Ask a question of a session; QueryError on refusal or timeout."""
+        return self._request(Ask(self._next(), session, question, max_tokens, choices), AskReply)
+
+    def sessions(self) -> SessionsReply:
+        """List the sessions; QueryError on refusal or timeout."""
+        return self._request(Sessions(self._next()), SessionsReply)
+
+    def answers(
+        self, session: str, question: str = "", min_version: int = 0, timeout_s: float = 10.0
+    ) -> AnswersReply:
+        """Latest standing answers, waiting for `min_version`; QueryError on refusal or timeout."""
+        return self._request(Answers(self._next(), session, question, min_version, timeout_s), AnswersReply)
+
+    def stats(self) -> StatsReply:
+        """Counters and latencies; QueryError on refusal or timeout."""
+        return self._request(Stats(self._next()), StatsReply)
+
+    def open_prompt(
+        self,
+        text: str = "",
+        max_tokens: int = 64,
+        choices: tuple[str, ...] = (),
+        temperature: float = 0.0,
+    ) -> PromptReply:
+        """Begin a prompt without a session; the reply has its id. QueryError on refusal or timeout."""
+        return self._request(Open(self._next(), text, max_tokens, choices, temperature), PromptReply)
+
+    def append(self, prompt: str, text: str) -> PromptReply:
+        """Add to an unfinished prompt; QueryError on refusal or timeout."""
+        return self._request(Append(self._next(), prompt, text), PromptReply)
+
+    def update(self, prompt: str, text: str) -> PromptReply:
+        """Replace an unfinished prompt; QueryError on refusal or timeout."""
+        return self._request(Update(self._next(), prompt, text), PromptReply)
+
+    def finish(self, prompt: str) -> FinishReply:
+        """The answer to a prompt that is all there; QueryError on refusal or timeout."""
+        return self._request(Finish(self._next(), prompt), FinishReply)
+
+    def complete(
+        self, text: str, max_tokens: int = 64, choices: tuple[str, ...] = (), temperature: float = 0.0
+    ) -> FinishReply:
+        """The answer to a prompt all at once; QueryError on refusal or timeout."""
+        return self._request(Complete(self._next(), text, max_tokens, choices, temperature), FinishReply)
+
+    def close_prompt(self, prompt: str) -> ClosedReply:
+        """Give a prompt up; QueryError on refusal or timeout."""
+        return self._request(Close(self._next(), prompt), ClosedReply)
+
+    def close(self) -> None:
+        """Close the connection; what was not sent yet is dropped."""
+        self._socket.close()
+        self._context.term()
+
+    def __enter__(self) -> QueryClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _next(self) -> int:
+        self._id += 1
+        return self._id
+
+    def _request(self, request: Request, expected: type[R]) -> R:
+        self._socket.send(encode(request))
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            reply = self._receive(deadline)
+            if isinstance(reply, ErrorReply) and reply.id in (request.id, None):
+                raise QueryError(reply.code, reply.message)
+            if isinstance(reply, expected) and reply.id == request.id:
+                return reply
+
+    def _receive(self, deadline: float) -> Reply:
+        left_ms = int((deadline - time.monotonic()) * 1000)
+        if left_ms <= 0 or not self._socket.poll(left_ms):
+            raise QueryError("timeout", f"no reply from {self._endpoint} within {self._timeout_s:g} s")
+        try:
+            return decode_reply(self._socket.recv())
+        except msgspec.DecodeError as error:
+            raise QueryError("engine", f"{self._endpoint} sent no reply of this protocol: {error}") from None

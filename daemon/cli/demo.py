@@ -1,0 +1,269 @@
+"""The main job on embedded defaults, in about a minute: a tape in, standing answers out, one question asked.
+
+The daemon is the real one, front and engine in two processes; only the broker is a stand-in, librdkafka's
+mock cluster, in this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from itertools import groupby
+
+import uvloop
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from daemon.api.client import QueryClient
+from daemon.api.messages import AskReply
+from daemon.cli.serve import stopping_on_signals
+from daemon.cli.synthetic import INSTRUMENTS, SyntheticTape
+from daemon.config.schema import Bars, Config, Http, KafkaSink, KafkaSource, Log, Query, Session, Sink, Source
+from daemon.config.units import Duration, parse_duration
+from daemon.front.server import Front
+from daemon.logs import set_up_logging
+from feeds import kafka as kafka_feeds
+from feeds.codec import decode_message, encode, make_headers
+from feeds.messages import Answer, Trade
+from feeds.mock_broker import NOTICE, MockBroker
+from flash.questions import PAPER_SIX
+from metrics.catalogue import BY_NAME
+
+TRADES, ANSWERS, DEAD = "md.trades.v1", "answers.v1", "dlq.v1"
+HISTORY_S = 60
+QUESTION = "Did the price rise or fall over the last ten bars?"
+_SLOT_NS = 50_000_000
+"""Trades of the same slot of event time are sent together."""
+_LATE = 5
+"""Seconds of wall clock the live tape runs behind, so that a slow start never produces from the future."""
+
+
+@dataclass
+class Seen:
+    """What the consumer of the answers topic has seen."""
+
+    answers: dict[tuple[str, str], Answer] = field(default_factory=dict)
+    count: int = 0
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+def demo(seconds: int | None, seed: int) -> int:
+    """Run for ``seconds`` of live tape (None: until Ctrl-C); the exit status."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=120)
+    set_up_logging(Log(level="warning"), "demo")
+    with MockBroker() as broker:
+        broker.create_topic(TRADES, 3)
+        broker.create_topic(ANSWERS, 1)
+        broker.create_topic(DEAD, 1)
+        console.print(f"[bold]Foretick demo[/bold] - {NOTICE} ({broker.bootstrap})")
+        return uvloop.run(_demo(console, demo_config(broker.bootstrap), seconds, seed))
+
+
+def demo_config(bootstrap: str) -> Config:
+    """Three symbols as three sessions, the paper's six questions each, one-second bars."""
+    return Config(
+        sessions=tuple(
+            Session(
+                name=i.symbol.lower(),
+                symbol=f"{i.venue}:{i.symbol}",
+                price_decimals=5 if i.tick == 10_000 else 2,
+                retention_tokens=2048,
+            )
+            for i in INSTRUMENTS
+        ),
+        bars=Bars(interval=Duration(parse_duration("1s"))),
+        source=Source(kind="kafka", kafka=KafkaSource(bootstrap=bootstrap, topics=(TRADES,))),
+        sink=Sink(kafka=KafkaSink(bootstrap=bootstrap, topic=ANSWERS, dlq=DEAD)),
+        query=Query(endpoint="tcp://127.0.0.1:*"),
+        http=Http(port=0),
+    )
+
+
+async def _demo(console: Console, config: Config, seconds: int | None, seed: int) -> int:
+    stop = asyncio.Event()
+    seen = Seen()
+    bootstrap = config.source.kafka.bootstrap if config.source.kafka else ""
+    with stopping_on_signals(stop):
+        console.print("starting the engine process (the model is built on first use) ...")
+        began = time.monotonic()
+        front = Front(config)
+        await front.start()
+        console.print(
+            f"ready in {time.monotonic() - began:.1f} s: model [bold]{front.publisher.model}[/bold], "
+            f"[yellow]untrained: its answers show the way, not the market[/yellow]; "
+            f"metrics on port {front.http.port}"
+        )
+        async with _running(_consume(bootstrap, seen)):
+            async with _running(_produce(bootstrap, seed, stop)):
+                reply = await _watch(console, front, seen, seconds, stop)
+            clean = await front.stop()
+            await _read_back(front, seen)
+    _close(console, front, seen, reply)
+    return 0 if clean else 1
+
+
+async def _produce(bootstrap: str, seed: int, stop: asyncio.Event) -> None:
+    """A minute of history at once, then one second of tape a second."""
+    sink = kafka_feeds.KafkaSink("demo-tape", bootstrap)
+    await sink.start()
+    tapes = [SyntheticTape(instrument, seed) for instrument in INSTRUMENTS]
+    second = time.time_ns() // 1_000_000_000 - HISTORY_S - _LATE
+    try:
+        while not stop.is_set():
+            trades = [trade for tape in tapes for trade in tape.second(second * 1_000_000_000)]
+            trades.sort(key=lambda trade: trade.ts_event)
+            for slot, due in groupby(trades, key=lambda trade: trade.ts_event // _SLOT_NS):
+                await asyncio.sleep(max(0.0, slot * _SLOT_NS / 1e9 + _LATE - time.time()))
+                await asyncio.gather(*(_send(sink, trade) for trade in due))
+            second += 1
+    finally:
+        await sink.stop()
+
+
+async def _send(sink: kafka_feeds.KafkaSink, trade: Trade) -> None:
+    headers = make_headers(trade, "json", "demo", trade.seq)
+    await sink.publish(TRADES, trade.key.encode(), encode(trade), headers)
+
+
+async def _consume(bootstrap: str, seen: Seen) -> None:
+    source = kafka_feeds.KafkaSource("demo-answers", bootstrap, [ANSWERS], None)
+    await source.start()
+    try:
+        async for batch in source.batches():
+            for message in batch:
+                answer = decode_message(message.payload)
+                if isinstance(answer, Answer):
+                    seen.answers[answer.session, answer.question] = answer
+                    seen.count += 1
+            seen.arrived.set()
+    finally:
+        await source.stop()
+
+
+async def _read_back(front: Front, seen: Seen) -> None:
+    """Give the consumer a moment to see what was acknowledged last."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(5):
+            while seen.count < _acknowledged(front):
+                seen.arrived.clear()
+                await seen.arrived.wait()
+
+
+def _acknowledged(front: Front) -> int:
+    names = [session.name for session in front.config.sessions]
+    return int(sum(front.store.value("foretick_answers_total", session=name) for name in names))
+
+
+async def _watch(
+    console: Console, front: Front, seen: Seen, seconds: int | None, stop: asyncio.Event
+) -> AskReply | None:
+    """Show the answers as they come; half way through, ask one question over the query socket."""
+    began = time.monotonic()
+    ask_at = (seconds or 30) / 2
+    asking: asyncio.Task[AskReply] | None = None
+    reply: AskReply | None = None
+    failed = front.failed
+    with Live(_table(seen), console=console, auto_refresh=False, transient=False) as live:
+        while not stop.is_set() and not failed.done():
+            elapsed = time.monotonic() - began
+            if seconds is not None and elapsed > seconds:
+                break
+            if asking is None and elapsed > ask_at and front.query is not None:
+                asking = asyncio.create_task(asyncio.to_thread(_ask, front.query.endpoint))
+            if asking is not None and reply is None and asking.done():
+                reply = asking.result()
+            if console.is_terminal:
+                live.update(_table(seen), refresh=True)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), 0.25)
+        live.update(_table(seen), refresh=True)
+    if failed.done():
+        failed.result()
+    return reply
+
+
+def _ask(endpoint: str) -> AskReply:
+    with QueryClient(endpoint) as client:
+        return client.ask(INSTRUMENTS[0].symbol.lower(), QUESTION, choices=("RISE", "FALL"))
+
+
+def _table(seen: Seen) -> Table:
+    table = Table(title=f"standing answers from topic {ANSWERS} (untrained model): {seen.count} so far")
+    for column in ("symbol", "question", "answer"):
+        table.add_column(column)
+    for column in ("logit gap", "version", "staleness ms"):
+        table.add_column(column, justify="right")
+    table.add_column("flags")
+    previous = ""
+    order = {question.name: i for i, question in enumerate(PAPER_SIX)}
+    for (session, question), answer in sorted(seen.answers.items(), key=lambda i: (i[0][0], order[i[0][1]])):
+        table.add_row(
+            answer.symbol if session != previous else "",
+            question,
+            answer.text,
+            f"{answer.logit_gap:.3f}",
+            str(answer.data_version),
+            f"{answer.staleness_ns / 1e6:.1f}",
+            " ".join(answer.flags),
+        )
+        previous = session
+    return table
+
+
+def _close(console: Console, front: Front, seen: Seen, reply: AskReply | None) -> None:
+    if reply is not None:
+        console.print(
+            f"\n[bold]asked over the query socket:[/bold] {QUESTION}\n  [bold]{reply.text}[/bold] "
+            f"(untrained), version {reply.data_version}, logit gap {reply.logit_gap:.3f}, "
+            f"{reply.latency_ns / 1e6:.1f} ms\n"
+        )
+    store = front.store
+    counts = Table(title="counts")
+    counts.add_column("")
+    counts.add_column("", justify="right")
+    sessions = [session.name for session in front.config.sessions]
+    rows = {
+        "records read": store.value("foretick_records_total", source="kafka"),
+        "bars": sum(store.value("foretick_bars_total", session=s) for s in sessions),
+        "data versions": sum(store.value("foretick_versions_total", session=s) for s in sessions),
+        "answers acknowledged": _acknowledged(front),
+        "answers read back": seen.count,
+        "updates coalesced": sum(store.value("foretick_flash_coalesced_total", session=s) for s in sessions),
+        "records late": sum(store.value("foretick_records_late_total", session=s) for s in sessions),
+        "forward passes": store.value("foretick_batches_total"),
+    }
+    for name, value in rows.items():
+        counts.add_row(name, f"{value:,.0f}")
+    console.print(counts)
+    stages = Table(title="latency by stage, ms")
+    stages.add_column("stage")
+    for column in ("count", "p50", "p99"):
+        stages.add_column(column, justify="right")
+    for labels in store.series(BY_NAME["foretick_stage_seconds"]):
+        count = store.count("foretick_stage_seconds", **labels)
+        if count:
+            p50, p99 = (store.quantile("foretick_stage_seconds", q, **labels) * 1e3 for q in (0.5, 0.99))
+            stages.add_row(labels["stage"], f"{count:,}", f"{p50:.3f}", f"{p99:.3f}")
+    console.print(stages)
+
+
+@contextlib.asynccontextmanager
+async def _running(*works: object) -> AsyncIterator[None]:
+    """Background coroutines for the time of a block; one that fails takes the block down with it."""
+    tasks = [asyncio.ensure_future(work) for work in works]  # type: ignore[call-overload]  # coroutines
+    try:
+        yield
+    finally:
+        for task in tasks:
+            if not task.done():
+                task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    for result in results:
+        if isinstance(result, Exception):
+            raise result

@@ -1,0 +1,210 @@
+"""`foretick profile`: measure what prefilling and swapping take on this device, and write the cost profile.
+
+`engine.profile.timing` measures; this module fits the curves, states the errors, writes file and table.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+from msgspec.structs import replace
+
+from daemon.config.schema import Config
+from daemon.engine.spec import SettingError
+from engine.engine import Engine
+from engine.memory import DeviceOutOfMemory
+from engine.profile.timing import Ladder, Sample, Samples, Span, measure
+from scheduler.costs import CostModel, save
+from scheduler.curves import Curve, Point, error_of, fit
+
+KNOTS = 8
+"""Most knots of a curve behind 0."""
+FLAT = 1.5
+"""A pass of fewer floors than this tells too little about what its rows compute."""
+ROUNDS = 4
+"""How often curve and reading are fitted in turn."""
+
+
+def ladder_for(limit: int, chunk: int, *, quick: bool) -> Ladder:
+    """Sizes up to ``limit`` tokens in passes of ``chunk``, and passes of several rows to try the model on."""
+    if quick:
+        limit, chunk = min(limit, 256), min(chunk, 64)
+    powers = [1 << i for i in range(limit.bit_length())]
+    passes = sorted({*(p for p in powers if p <= chunk), min(chunk, limit)})
+    prefills = [p for p in powers if p >= 16] or [limit]
+    far, near, part = prefills[-1] // 4, prefills[-1] // 8, max(1, min(chunk, limit) // 4)
+    few = max(1, part // 4)
+    batches: tuple[tuple[Span, ...], ...] = (
+        ((far, few),),
+        ((near, part), (0, part)),
+        ((0, part), (far, 1), (near, 1)),
+        ((far, few), (near, few)),
+        ((far, part), (near, part), (0, part), (0, part)),
+        ((0, few),) * 4,
+        ((near, 1),) * 4,
+        ((near, few),) * 8,
+    )
+    return Ladder(chunk, tuple(passes), tuple(prefills), batches, repeats=2 if quick else 3)
+
+
+def model_of(samples: Samples, engine: Engine, chunk: int, device: str, source: str) -> CostModel:
+    """The cost model fitted to what was measured in passes of ``chunk`` tokens, with its errors.
+
+    Passes first: their floor is that of one token, and what a pass takes beside its rows is the intercept of
+    the larger ones. What remains of passes and prefills is the rows' own: computed, but for what reading the
+    context takes, which passes of other shapes tell. Curve and reading depend on each other, so each is
+    fitted again with what was found of the other.
+    """
+    floor = median(seconds for n, seconds in samples.passes if n == 1)
+    pass_s = _intercept(samples.passes, floor)
+    swap_out, out_error = fit([Point.whole(*p) for p in samples.swap_out], KNOTS, through_zero=False)
+    swap_in, in_error = fit([Point.whole(*p) for p in samples.swap_in], KNOTS, through_zero=False)
+    model = CostModel(
+        device=device,
+        model=engine.model.name,
+        block_size=engine.pool.block_size,
+        source=source,
+        pass_tokens=chunk,
+        pass_s=pass_s,
+        floor_s=max(floor, pass_s),  # on a CPU one token alone can be quicker than any other pass
+        recompute=Curve((0.0, 1.0), (0.0, 0.0)),
+        swap_out=swap_out,
+        swap_in=swap_in,
+        errors={"swap_out": out_error, "swap_in": in_error},
+    )
+    telling = _telling((*samples.passes, *samples.prefills), floor)
+    for _ in range(ROUNDS if samples.batches else 1):
+        rows = [Point(n, max(0.0, s - model.besides_s(n)), s) for n, s in telling]
+        curve, error = fit(rows, KNOTS, through_zero=True)
+        errors = model.errors | {"recompute": error}
+        model = with_rows(replace(model, recompute=curve, errors=errors), samples.batches)
+    if not samples.batches:
+        return model
+    off: list[float] = []
+    for left_out in dict.fromkeys(spans for spans, _ in samples.batches):
+        told = with_rows(model, [batch for batch in samples.batches if batch[0] != left_out])
+        found = [seconds for spans, seconds in samples.batches if spans == left_out]
+        off += [abs(told.batch_ns(left_out) / 1e9 / seconds - 1) for seconds in found]
+    return replace(model, errors=model.errors | {"batch": error_of(off)})
+
+
+def with_rows(model: CostModel, batches: Sequence[tuple[tuple[Span, ...], float]]) -> CostModel:
+    """The model with the `row_s` and `context_s` that tell most of ``batches``: spans and seconds.
+
+    Least squares of relative errors, neither below 0. Passes near the floor say nothing of what is above it.
+    """
+    telling = [(spans, seconds) for spans, seconds in batches if seconds > FLAT * model.floor_s]
+    if not telling:
+        return replace(model, row_s=0.0, context_s=0.0)
+    bare = replace(model, row_s=0.0, context_s=0.0, floor_s=model.pass_s)
+    seconds = np.array([s for _, s in telling])
+    rest = 1 - np.array([bare.batch_ns(spans) / 1e9 for spans, _ in telling]) / seconds
+    columns = np.array([(len(spans) - 1, sum(c for c, _ in spans)) for spans, _ in telling], float)
+    columns /= seconds[:, None]
+    best, least = np.zeros(2), float(rest @ rest)
+    for free in ([0], [1], [0, 1]):
+        found = np.zeros(2)
+        found[free] = np.linalg.lstsq(columns[:, free], rest, rcond=None)[0]
+        off = float(np.sum((columns @ found - rest) ** 2))
+        if off < least and (found >= 0).all():
+            best, least = found, off
+    return replace(model, row_s=float(best[0]), context_s=float(best[1]))
+
+
+def _telling(samples: Iterable[Sample], floor: float) -> list[Sample]:
+    """The sizes above all those that usually take about the floor; at least the largest."""
+    sizes = by_size(samples)
+    flat = [n for n, seconds in sizes.items() if median(seconds) <= FLAT * floor]
+    chosen = [n for n in sizes if n > max(flat, default=0)] or [max(sizes)]
+    return [(n, s) for n in chosen for s in sizes[n]]
+
+
+def _intercept(passes: Sequence[Sample], floor: float) -> float:
+    """Seconds at no tokens of the line that tells most of ``passes`` where it is above the floor.
+
+    The small passes count as well, so that noise of the large ones does not tilt the line. Tried out: heights
+    at 0 up to `FLAT` floors, and through which of the sizes the line goes.
+    """
+    sizes = by_size(passes)
+    n, seconds = np.array([(size, median(found)) for size, found in sizes.items()], float).T
+    height = np.linspace(0.0, FLAT * floor, 61)[:, None, None]
+    slope = np.maximum(0.0, seconds[:, None] - height) / n[:, None]
+    off = np.abs(np.maximum(floor, height + slope * n) / seconds - 1).mean(axis=2)
+    return float(height[off.min(axis=1).argmin(), 0, 0])
+
+
+def by_size(samples: Iterable[Sample]) -> dict[int, list[float]]:
+    """Seconds by size, ascending."""
+    sizes: dict[int, list[float]] = {}
+    for n, seconds in samples:
+        sizes.setdefault(n, []).append(seconds)
+    return dict(sorted(sizes.items()))
+
+
+def table(model: CostModel, samples: Samples) -> str:
+    """Measured beside predicted, and the errors."""
+    lines = [f"{'':<24}{'measured, ms':>14}{'predicted, ms':>15}"]
+    lines += [
+        f"{name:<24}{1e3 * found:>14.3f}{told / 1e6:>15.3f}" for name, found, told in _rows(model, samples)
+    ]
+    lines.append("error of what was left out of the fit: median, worst")
+    lines += [f"{name:<24}{e.median:>14.1%}{e.worst:>15.1%}" for name, e in model.errors.items()]
+    return "\n".join(lines)
+
+
+def _rows(model: CostModel, samples: Samples) -> Iterator[tuple[str, float, int]]:
+    for n, seconds in by_size(samples.passes).items():
+        yield f"pass, {n} tokens", median(seconds), model.batch_ns([(0, n)])
+    for n, seconds in by_size(samples.prefills).items():
+        yield f"recompute, {n} tokens", median(seconds), model.recompute_ns(n)
+    for n, seconds in by_size(samples.swap_out).items():
+        yield f"swap out, {n} blocks", median(seconds), model.swap_out_ns(n)
+    for n, seconds in by_size(samples.swap_in).items():
+        yield f"swap in, {n} blocks", median(seconds), model.swap_in_ns(n)
+    for number, spans in enumerate(dict.fromkeys(spans for spans, _ in samples.batches), start=1):
+        found = median(seconds for other, seconds in samples.batches if other == spans)
+        yield f"batch {number}, {len(spans)} rows", found, model.batch_ns(spans)
+
+
+def device_name(device: torch.device) -> str:
+    """What the device calls itself."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+
+
+def file_name(device: str) -> str:
+    """The device's name as a file's."""
+    return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-") + ".json"
+
+
+def profile(config: Config, out: Path | None, *, quick: bool) -> str:
+    """Measure the configured model on its device, write the profile, and return the table.
+
+    The file is ``out``, by default named after the device in ``profiles``. Raises SettingError naming the
+    key at fault, OSError when the file cannot be written.
+    """
+    from daemon.engine.build import load  # what it needs is not installed everywhere the fit is wanted
+
+    if config.model.threads:
+        torch.set_num_threads(config.model.threads)
+    loaded, _ = load(config)
+    size, chunk = config.pool.block_size, config.scheduler.max_batch_tokens
+    limit = min(config.pool.frame_limit, loaded.max_positions)
+    ladder = ladder_for(limit, chunk, quick=quick)
+    try:
+        engine = Engine(loaded, blocks=ladder.blocks(size), block_size=size, frame_limit=limit)
+        samples = measure(engine, ladder)
+    except (DeviceOutOfMemory, MemoryError, RuntimeError) as error:
+        raise SettingError(
+            "pool.frame_limit", f"{ladder.tokens} tokens cannot be measured here: {error}"
+        ) from error
+    name = device_name(loaded.device)
+    source = f"measured: foretick profile{' --quick' if quick else ''}"
+    model = model_of(samples, engine, ladder.chunk, name, source)
+    target = out or Path("profiles") / file_name(name)
+    save(model, target)
+    return f"{table(model, samples)}\nwrote {target}"

@@ -1,0 +1,197 @@
+"""`foretick replay`: a recorded file onto Kafka, onto ZeroMQ, or through a daemon in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import uvloop
+
+from daemon.cli.serve import stopping_on_signals
+from daemon.config.schema import Bars, Config, Http, Log, Query, Session
+from daemon.config.units import Duration, parse_instant
+from daemon.front.delivery import Route
+from daemon.front.server import Front
+from daemon.logs import set_up_logging
+from feeds.decimal9 import format_fixed9
+from feeds.file_format import FileFormat, FormatError, load_format
+from feeds.kafka import KafkaSink
+from feeds.messages import Answer, AnyRecord, Bar, Quote, Trade
+from feeds.replay import read_records
+from feeds.replay_source import ReplaySource
+from feeds.source import Incoming, PublishRefused, Sink
+from feeds.zeromq import ZmqSink
+
+log = logging.getLogger(__name__)
+
+SETTLE_S = 0.5
+"""Time a PUB socket gives its subscribers to join before the first message."""
+
+
+class ReplayError(Exception):
+    """The replay cannot run as asked."""
+
+
+def replay(
+    file: Path,
+    format_name: str,
+    target: str,
+    *,
+    speed: float,
+    from_: str | None,
+    until: str | None,
+    bootstrap: str | None,
+    topic: str,
+    endpoint: str | None,
+    config: Config | None,
+    config_path: Path | None,
+) -> int:
+    """Play ``file`` to the target; the exit status. Raises ReplayError."""
+    try:
+        form = load_format(format_name)
+        times = [None if text is None else int(parse_instant(text)) for text in (from_, until)]
+    except (FormatError, ValueError) as error:
+        raise ReplayError(str(error)) from error
+    source = ReplaySource("replay", file, form, speed, from_ns=times[0], until_ns=times[1])
+    if target == "inproc":
+        config = config or Config()
+        if not config.sessions:
+            config = _config_for(file, form, config)
+        return uvloop.run(_through_daemon(source, config))
+    set_up_logging(Log(level="warning"), "replay")
+    if target == "kafka":
+        if not bootstrap:
+            raise ReplayError("--to kafka needs --bootstrap host:port")
+        return uvloop.run(_publish(source, KafkaSink("replay", bootstrap), topic, 0.0))
+    if not endpoint:
+        raise ReplayError("--to zmq needs --endpoint tcp://host:port")
+    return uvloop.run(_publish(source, ZmqSink("replay", endpoint), topic, SETTLE_S))
+
+
+def _config_for(file: Path, form: FileFormat, config: Config) -> Config:
+    """One session for the file's first symbol, bars of the file's own length if it holds bars."""
+    first = next(read_records(file, form), None)
+    if first is None:
+        raise ReplayError(f"{file} holds no record of this format")
+    bars = Bars(interval=Duration(first.interval_ns)) if isinstance(first, Bar) else config.bars
+    decimals = max(_decimals(record) for record in islice(read_records(file, form), 200))
+    session = Session(name=first.symbol.lower(), symbol=first.key, price_decimals=decimals)
+    return msgspec.structs.replace(
+        config,
+        sessions=(session,),
+        bars=bars,
+        query=Query(endpoint=""),
+        http=Http(port=0),
+        process=msgspec.structs.replace(config.process, mode="inproc"),
+        log=Log(level="warning"),
+    )
+
+
+def _decimals(record: AnyRecord) -> int:
+    """Digits after the point of a record's price."""
+    price = (
+        record.price
+        if isinstance(record, Trade)
+        else record.bid
+        if isinstance(record, Quote)
+        else record.close
+    )
+    return len(format_fixed9(price).partition(".")[2].rstrip("0"))
+
+
+async def _publish(source: ReplaySource, sink: Sink, topic: str, settle_s: float) -> int:
+    stop = asyncio.Event()
+    outcome: Counter[str] = Counter()
+
+    async def one(message: Incoming) -> None:
+        try:
+            await sink.publish(topic, message.key, message.payload, message.headers)
+            outcome["sent"] += 1
+        except PublishRefused as error:
+            outcome["refused"] += 1
+            log.error("refused: %s", error)
+
+    with stopping_on_signals(stop):
+        await _until(stop, sink.start())
+        await asyncio.sleep(settle_s)
+        await source.start()
+
+        async def play() -> None:
+            async for batch in source.batches():
+                await asyncio.gather(*(one(message) for message in batch))
+
+        await _until(stop, play())
+        await sink.flush()
+        await source.stop()
+        await sink.stop()
+    print(f"{outcome['sent']} records sent, {outcome['refused']} refused, {source.malformed} malformed lines")
+    return 1 if outcome["refused"] else 0
+
+
+async def _through_daemon(source: ReplaySource, config: Config) -> int:
+    set_up_logging(config.log, "replay")
+    stop = asyncio.Event()
+    printer = AnswerPrinter(sys.stdout.write)
+    with stopping_on_signals(stop):
+        front = Front(config, source=source, routes=[Route(printer, "answers")])
+        try:
+            await front.start()
+            await _until(stop, front.finish())
+        except Exception as error:
+            raise ReplayError(f"{type(error).__name__}: {error}") from error
+        finally:
+            clean = await front.stop()
+    print(f"{printer.count} answers, {source.malformed} malformed lines")
+    return 0 if clean else 1
+
+
+async def _until(stop: asyncio.Event, work: Awaitable[Any]) -> None:
+    """``work`` to its end, or until ``stop``."""
+    task = asyncio.ensure_future(work)
+    stopped = asyncio.ensure_future(stop.wait())
+    await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if not task.done():
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return
+    task.result()
+
+
+class AnswerPrinter:
+    """A sink that writes one line an answer."""
+
+    name = "print"
+
+    def __init__(self, write: Callable[[str], object]) -> None:
+        self._write = write
+        self.count = 0
+
+    async def start(self) -> None:
+        """Nothing to connect."""
+
+    async def publish(self, topic: str, key: bytes | None, payload: bytes, headers: object) -> None:
+        """Write the answer."""
+        answer = _answers.decode(payload)
+        self.count += 1
+        flags = f" [{' '.join(answer.flags)}]" if answer.flags else ""
+        self._write(
+            f"{answer.symbol} v{answer.data_version} {answer.question}: {answer.text} "
+            f"(gap {answer.logit_gap:.3f}){flags}\n"
+        )
+
+    async def flush(self) -> None:
+        """Nothing is kept back."""
+
+    async def stop(self) -> None:
+        """Nothing to close."""
+
+
+_answers = msgspec.json.Decoder(Answer)

@@ -1,0 +1,71 @@
+"""The options of `foretick simulate`. The work is in `simulation`, imported when the command runs."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+EXIT_CONFIG = 2
+EVICTIONS = ("recompute", "swap", "cost")
+POOL_TOKENS = 1_600_000
+"""*Stream2LLM* section 6.1: two H200 of 141 GB, 80 % of them, less 16 GB of weights, at 128 KiB a token."""
+
+
+@click.command()
+@click.option("--workload", default="crawler", show_default=True, help="crawler, anns, sessions or oneshot")
+@click.option("--trace", type=click.Path(exists=True, dir_okay=False), help="a trace file instead")
+@click.option("--qps", default="4", show_default=True, help="requests a second; several: 0.5,1,2,4")
+@click.option("--requests", type=click.IntRange(min=1), default=1000, show_default=True)
+@click.option("--delay", type=click.FloatRange(min=0), default=1.0, show_default=True, help="times the gaps")
+@click.option("--max-tokens", type=click.IntRange(min=1), default=1, show_default=True, help="of an answer")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--policy", default="fcfs", show_default=True, help="one or several, as vllm-ns,fcfs,klpm:4")
+@click.option("--eviction", type=click.Choice(EVICTIONS), default="cost", show_default=True)
+@click.option("--profile", default="h200-saturation", show_default=True, help="a name, or a file")
+@click.option("--pool-tokens", type=click.IntRange(min=1), default=POOL_TOKENS, show_default=True)
+@click.option("--host-tokens", type=click.IntRange(min=0), default=POOL_TOKENS, show_default=True)
+@click.option("--batch-tokens", type=click.IntRange(min=1), default=8192, show_default=True)
+@click.option("--batch-requests", type=click.IntRange(min=1), default=256, show_default=True)
+@click.option("--prefix-cache/--no-prefix-cache", default=None, help="default: for sessions only")
+@click.option("--grouping/--no-grouping", default=False, help="equal beginnings are computed once")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="write everything")
+@click.option("--plot", "plot_path", type=click.Path(path_type=Path), help="write a PNG")
+@click.option("--save-trace", "trace_path", type=click.Path(path_type=Path), help="write the workload")
+def simulate(json_path: Path | None, plot_path: Path | None, trace_path: Path | None, **options: Any) -> None:
+    """The scheduler in simulated time: policies side by side, on synthetic workloads or a trace.
+
+    TTFT counts from the end of the retrieval; speedups are over vllm-ns, if it is among the policies.
+    """
+    from daemon.cli import simulation
+
+    options["policies"] = tuple(options.pop("policy").split(","))
+    if options["prefix_cache"] is None:
+        options["prefix_cache"] = options["workload"] == "sessions" and options["trace"] is None
+    try:
+        options["qps"] = tuple(float(rate) for rate in options["qps"].split(","))
+        plan = simulation.Plan(**options)
+        if trace_path is not None:
+            simulation.save_trace(plan, trace_path)
+            return
+        begun, runs = time.monotonic(), []
+        for summary in simulation.run(plan):
+            runs.append(summary)
+            took = time.monotonic() - begun
+            click.echo(
+                f"{summary.policy}: {summary.completion_s:.0f} s simulated, {took:.1f} s so far", err=True
+            )
+        outcome = simulation.Outcome(plan, runs)
+        click.echo(outcome.table())
+        if json_path is not None:
+            json_path.write_bytes(outcome.json())
+        if plot_path is not None:
+            from scheduler.simulation.plots import plot
+
+            plot(runs, plot_path)
+    except (ValueError, OSError) as error:
+        click.echo(str(error), err=True)
+        sys.exit(EXIT_CONFIG)

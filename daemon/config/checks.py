@@ -1,0 +1,160 @@
+"""Checks that need more than one key: settings that are each fine and contradict each other."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterator
+
+from daemon.config.errors import Problem
+from daemon.config.schema import Config
+
+_TCP = re.compile(r"tcp://(.*):[^:]*")
+
+
+def cross_check(config: Config) -> list[Problem]:
+    """All contradictions of a configuration whose keys are each valid; empty when there are none."""
+    checks = (_sessions, _questions, _positions, _pool, _batches, _eviction, _bars, _source, _query)
+    return [problem for check in checks for problem in check(config)]
+
+
+def exposure_warnings(config: Config) -> list[str]:
+    """One message for each socket bound to more than this machine (the defaults bind loopback only)."""
+    bound = {"http.host": config.http.host, "query.endpoint": _tcp_host(config.query.endpoint)}
+    if config.sink.zeromq is not None and config.sink.zeromq.bind:
+        bound["sink.zeromq.endpoint"] = _tcp_host(config.sink.zeromq.endpoint)
+    source = config.source.zeromq
+    if config.source.kind == "zeromq" and source is not None and source.bind:
+        bound["source.zeromq.endpoint"] = _tcp_host(source.endpoint)
+    return [
+        f"{key}: {host} is not a loopback address: anyone who reaches this machine can use it without a key"
+        for key, host in bound.items()
+        if host and not _is_loopback(host)
+    ]
+
+
+def _tcp_host(endpoint: str) -> str:
+    match = _TCP.fullmatch(endpoint)
+    return match[1].strip("[]") if match else ""
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host in ("localhost", "lo")
+
+
+def _repeated(values: list[str]) -> Iterator[tuple[int, int]]:
+    """(index, index of the first one that is equal) of every value that was there before."""
+    first: dict[str, int] = {}
+    for index, value in enumerate(values):
+        if first.setdefault(value, index) != index:
+            yield index, first[value]
+
+
+def _sessions(config: Config) -> Iterator[Problem]:
+    for key in ("name", "symbol"):
+        values: list[str] = [getattr(session, key) for session in config.sessions]
+        for index, first in _repeated(values):
+            yield Problem(f"sessions[{index}].{key}", f"{values[index]!r} is already sessions[{first}].{key}")
+
+
+def _questions(config: Config) -> Iterator[Problem]:
+    known = {session.name for session in config.sessions}
+    limit = config.scheduler.max_new_tokens
+    for index, first in _repeated([question.name for question in config.questions]):
+        name = config.questions[index].name
+        yield Problem(f"questions[{index}].name", f"{name!r} is already questions[{first}].name")
+    for index, question in enumerate(config.questions):
+        here = f"questions[{index}]"
+        for name in question.sessions:
+            if name not in known:
+                yield Problem(f"{here}.sessions", f"there is no session named {name!r}")
+        for at, _ in _repeated(list(question.choices)):
+            yield Problem(f"{here}.choices", f"{question.choices[at]!r} is there twice")
+        if len(question.choices) == 1:
+            yield Problem(f"{here}.choices", "a single choice is no question: give two or more, or none")
+        if question.max_tokens > limit:
+            yield Problem(
+                f"{here}.max_tokens", f"{question.max_tokens} is above scheduler.max_new_tokens {limit}"
+            )
+
+
+def _positions(config: Config) -> Iterator[Problem]:
+    """Positions run over the frozen prefix, the tape, the question and its answer (see regions)."""
+    question = config.scheduler.max_prompt_tokens + config.scheduler.max_new_tokens
+    for index, session in enumerate(config.sessions):
+        if session.retention_tokens + question >= config.pool.frame_limit:
+            yield Problem(
+                "pool.frame_limit",
+                f"{config.pool.frame_limit} is too small for the system prompt,"
+                f" sessions[{index}].retention_tokens {session.retention_tokens}"
+                f" and scheduler.max_prompt_tokens + max_new_tokens {question}",
+            )
+
+
+def _pool(config: Config) -> Iterator[Problem]:
+    tokens = config.pool.blocks * config.pool.block_size
+    # an exact session's window is there twice while one takes the other's place
+    windows = {"carry": 1, "exact": 2}
+    kept = sum(session.retention_tokens * windows[session.semantics] for session in config.sessions)
+    limits = config.scheduler
+    # a version's readers keep what the next append evicts, so each session may hold one append more
+    appends = sum(min(session.retention_tokens, limits.max_batch_tokens) for session in config.sessions)
+    question = limits.max_prompt_tokens + limits.max_new_tokens
+    needed = kept + appends + question
+    if tokens and tokens < needed:
+        yield Problem(
+            "pool.blocks",
+            f"{config.pool.blocks} blocks of {config.pool.block_size} hold {tokens} tokens, but the sessions"
+            f" retain {kept}, append {appends} and a question takes {question}: {needed};"
+            f" 0 sizes the pool by itself",
+        )
+
+
+def _batches(config: Config) -> Iterator[Problem]:
+    limits = config.scheduler
+    if limits.chunk_min > limits.chunk_max:
+        yield Problem(
+            "scheduler.chunk_min", f"{limits.chunk_min} is above scheduler.chunk_max {limits.chunk_max}"
+        )
+    if limits.chunk_min > limits.max_batch_tokens:
+        yield Problem(
+            "scheduler.chunk_min",
+            f"{limits.chunk_min} is above scheduler.max_batch_tokens {limits.max_batch_tokens}",
+        )
+
+
+def _eviction(config: Config) -> Iterator[Problem]:
+    if config.scheduler.eviction == "swap" and not config.pool.host_blocks:
+        yield Problem("scheduler.eviction", "swap needs a host tier to swap to: set pool.host_blocks")
+
+
+def _bars(config: Config) -> Iterator[Problem]:
+    if config.bars.interval == 0:
+        yield Problem("bars.interval", "a bar needs a length, such as 1s")
+
+
+def _source(config: Config) -> Iterator[Problem]:
+    kind = config.source.kind
+    if kind != "none" and getattr(config.source, kind) is None:
+        yield Problem(f"source.{kind}", f'source.kind is "{kind}", so the table [source.{kind}] is needed')
+    if kind != "none" and not config.sessions:
+        yield Problem(
+            "sessions", "records are read but no session is there to take them: add a [[sessions]] table"
+        )
+    capacity = config.source.ring_capacity
+    if capacity & (capacity - 1):
+        nearest = 1 << (capacity.bit_length())
+        yield Problem("source.ring_capacity", f"{capacity} is not a power of two (the next one is {nearest})")
+
+
+def _query(config: Config) -> Iterator[Problem]:
+    if config.query.max_wait == 0:
+        yield Problem("query.max_wait", "a request needs time to be answered, such as 30s")
+    if 0 < config.query.max_prompts < config.query.max_prompts_each:
+        yield Problem(
+            "query.max_prompts_each",
+            f"{config.query.max_prompts_each} is above query.max_prompts {config.query.max_prompts}",
+        )

@@ -1,0 +1,117 @@
+"""The daemon's settings: a TOML file, overridden by the environment, overridden by flags.
+
+`FORETICK_SECTION__KEY=value` in the environment and `{"section.key": value}` from flags name the same keys as
+the file; list elements go by their index (`FORETICK_SESSIONS__0__RETENTION_TOKENS`). `SCHEDULER_TYPE` names
+the scheduler's policy as *Stream2LLM* does, and gives way to our own variable. Every problem is a
+`ConfigError` that names the key, and where its value came from when that was not the file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from daemon.config.checks import cross_check, exposure_warnings
+from daemon.config.errors import ConfigError, Problem
+from daemon.config.layers import ENVIRONMENT_PREFIX, Layered
+from daemon.config.schema import Config
+from daemon.config.units import Duration, Instant, parse_duration, parse_instant
+
+__all__ = ["RESERVED_VARIABLES", "Config", "ConfigError", "Problem", "exposure_warnings", "load_config"]
+
+# Variables with our prefix that are no settings: the cache folder, and where tests find data and a broker.
+RESERVED_VARIABLES = frozenset({"FORETICK_CACHE", "FORETICK_DATA", "FORETICK_KAFKA"})
+
+SCHEDULER_TYPE = "SCHEDULER_TYPE"
+POLICIES = {
+    "DEFAULT_VLLM": "vllm",
+    "FCFS": "fcfs",
+    "MCPS": "mcps",
+    "LCAS": "lcas",
+    "LPM": "lpm",
+    "KLPM": "klpm",
+    "KLPM_ADAPTIVE": "klpm-adaptive",
+}
+"""The first four as in *Stream2LLM*'s code, the others in its manner."""
+
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
+
+
+def load_config(
+    path: Path | str | None = None,
+    environment: Mapping[str, str] | None = None,
+    overrides: Mapping[str, object] | None = None,
+) -> Config:
+    """Read the file (None: only defaults), then the environment (None: this process's), then the overrides.
+
+    Override values may be text, read as the key's type asks, or already of that type.
+    Raises ConfigError: no such file, not TOML, an unknown key, a value of the wrong type or out of range, or
+    settings that contradict each other (then all contradictions at once).
+    """
+    layers = Layered(Config, _read_toml(Path(path)) if path is not None else {})
+    variables = os.environ if environment is None else environment
+    if SCHEDULER_TYPE in variables:
+        policy = _policy(variables[SCHEDULER_TYPE])
+        layers.set("scheduler.policy", policy, f"environment variable {SCHEDULER_TYPE}")
+    for variable, text in sorted(variables.items()):
+        if variable.startswith(ENVIRONMENT_PREFIX) and variable not in RESERVED_VARIABLES:
+            layers.set_from_environment(variable, text)
+    for key, value in (overrides or {}).items():
+        layers.set(key, value, origin="flag")
+    config = _decode(layers)
+    problems = cross_check(config)
+    if problems:
+        raise ConfigError(problems)
+    return config
+
+
+def _policy(name: str) -> str:
+    """Our name of a policy of `SCHEDULER_TYPE`."""
+    if name not in POLICIES:
+        message = f"{SCHEDULER_TYPE} is {name!r} in the environment; known are {', '.join(POLICIES)}"
+        raise ConfigError([Problem("scheduler.policy", message)])
+    return POLICIES[name]
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError([Problem("", f"cannot read {path}: {error.strerror}")]) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError([Problem("", f"{path} is not valid TOML: {error}")]) from None
+
+
+def _decode(layers: Layered) -> Config:
+    try:
+        return msgspec.convert(layers.values, Config, dec_hook=_decode_unit)
+    except msgspec.ValidationError as error:
+        raise ConfigError([_explain(str(error), layers.origins)]) from None
+
+
+def _decode_unit(kind: type, value: object) -> object:
+    if kind is Duration:
+        return parse_duration(value)
+    if kind is Instant:
+        return parse_instant(value)
+    raise NotImplementedError(f"no decoding is declared for {kind}")
+
+
+def _explain(message: str, origins: Mapping[str, str]) -> Problem:
+    """Turn "Expected `int`, got `str` - at `$.pool.blocks`" into the key and a message about it."""
+    what, _, where = message.partition(" - at `$")
+    key = where.removesuffix("`").removeprefix(".")
+    unknown = _UNKNOWN.fullmatch(what)
+    if unknown:
+        key = f"{key}.{unknown[1]}" if key else unknown[1]
+        what = "there is no such key"
+    origin = origins.get(key.replace("[", ".").replace("]", ""))
+    return Problem(
+        key, (what[:1].lower() + what[1:]).replace("`", "") + (f" (from {origin})" if origin else "")
+    )

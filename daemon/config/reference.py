@@ -1,0 +1,111 @@
+"""Renders `docs/configuration.md` from the sections: run `python -m daemon.config.reference > FILE`."""
+
+from __future__ import annotations
+
+import inspect as python_inspect
+import json
+from collections.abc import Iterator
+
+import msgspec
+from msgspec import inspect
+
+from daemon.config.layers import bare
+from daemon.config.schema import Config
+
+_HEAD = """\
+# Configuration
+
+One TOML file. Every key below may also be given in the environment, as `FORETICK_SECTION__KEY`
+(`FORETICK_POOL__BLOCKS=4096`, `FORETICK_SESSIONS__0__RETENTION_TOKENS=2048`), and by the flag
+`--set section.key=value`; flags win over the environment, the environment over the file, the file over the
+defaults. A key that is not listed here is an error, wherever it is written. `foretick check --config FILE`
+names the keys that are wrong.
+
+Lengths of time are text: `250ms`, `1s`, `1.5s`, `1m`, `2h`. Times are ISO 8601 with a zone:
+`2024-08-08T23:54:15Z`. `FORETICK_DATA` and `FORETICK_KAFKA` are no settings: the tests read them.
+
+`SCHEDULER_TYPE` in the environment sets `scheduler.policy`: `DEFAULT_VLLM`, `FCFS`, `MCPS`, `LCAS`, `LPM`,
+`KLPM` or `KLPM_ADAPTIVE`. `FORETICK_SCHEDULER__POLICY` wins over it.
+
+This page is rendered from `daemon/config/schema.py` by `python -m daemon.config.reference`; do not edit it.
+"""
+_COLUMNS = "| key | type | default | meaning |\n|---|---|---|---|"
+
+
+def configuration_reference() -> str:
+    """The whole page as markdown, ending in one newline."""
+    return "\n".join([_HEAD, *_sections("", Config)])
+
+
+def _sections(path: str, section: type[msgspec.Struct], is_list: bool = False) -> Iterator[str]:
+    """The section's own heading and table, then those of the sections inside it."""
+    fields = _struct(inspect.type_info(section)).fields
+    tables = [field for field in fields if _table(field.type) is not None]
+    keys = [field for field in fields if field not in tables]
+    heading = f"`[[{path}]]`" if is_list else f"`[{path}]`" if path else "At the top of the file"
+    about = "" if not path else f"{python_inspect.cleandoc(section.__doc__ or '')}\n\n"
+    if keys:
+        yield f"## {heading}\n\n{about}{_COLUMNS}\n" + "\n".join(map(_row, keys)) + "\n"
+    for field in tables:
+        inner, many = _table(field.type) or (section, False)
+        yield from _sections(f"{path}.{field.encode_name}" if path else field.encode_name, inner, many)
+
+
+def _struct(kind: inspect.Type) -> inspect.StructType:
+    if not isinstance(kind, inspect.StructType):
+        raise TypeError(f"{kind} is not a section")
+    return kind
+
+
+def _table(kind: inspect.Type) -> tuple[type[msgspec.Struct], bool] | None:
+    """The section a field holds, and whether it holds a list of them; None for a plain key."""
+    kind = bare(kind)
+    many = isinstance(kind, inspect.VarTupleType)
+    if isinstance(kind, inspect.VarTupleType):
+        kind = bare(kind.item_type)
+    return (kind.cls, many) if isinstance(kind, inspect.StructType) else None
+
+
+def _row(field: inspect.Field) -> str:
+    meaning = _description(field.type)
+    if not meaning:
+        raise TypeError(f"the configuration key {field.encode_name} has no description")
+    return f"| `{field.encode_name}` | {_type(field.type)} | {_default(field)} | {meaning} |"
+
+
+def _description(kind: inspect.Type) -> str:
+    if isinstance(kind, inspect.Metadata):
+        return str((kind.extra_json_schema or {}).get("description", "")).replace("|", "\\|")
+    return ""
+
+
+def _type(kind: inspect.Type) -> str:
+    kind = bare(kind)
+    if isinstance(kind, inspect.LiteralType):
+        return " \\| ".join(f"`{value}`" for value in kind.values)
+    if isinstance(kind, inspect.VarTupleType):
+        return f"list of {_type(kind.item_type)}"
+    if isinstance(kind, inspect.CustomType):
+        return {"Duration": "duration", "Instant": "time"}[kind.cls.__name__]
+    names = {inspect.StrType: "text", inspect.IntType: "integer", inspect.FloatType: "number"}
+    return names.get(type(kind), "true or false") + _bounds(kind)
+
+
+def _bounds(kind: inspect.Type) -> str:
+    signs = (("gt", "> "), ("ge", ">= "), ("lt", "< "), ("le", "<= "))
+    found = [f"{sign}{getattr(kind, name)}" for name, sign in signs if getattr(kind, name, None) is not None]
+    return " " + " and ".join(found) if found else ""
+
+
+def _default(field: inspect.Field) -> str:
+    if field.required:
+        return "required"
+    if field.default is None:
+        return "none"
+    if isinstance(bare(field.type), inspect.CustomType):
+        return f'`"{field.default}"`'
+    return f"`{json.dumps(field.default)}`"
+
+
+if __name__ == "__main__":
+    print(configuration_reference(), end="")

@@ -1,0 +1,354 @@
+"""Every configuration key, its type, its default and its meaning: the file's sections as frozen structs.
+
+The meanings are part of the types, so `docs/configuration.md` is rendered from here (`config_reference`).
+Lengths of time are `Duration` (integer nanoseconds), written "250ms", "1s", "1m" in the file.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from daemon.config.units import Duration, Instant, parse_duration
+from scheduler.policies import PolicyName
+from scheduler.types import Eviction
+
+SECOND = parse_duration("1s")
+OFF = Duration(0)
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
+_SOCKET = r"^(tcp|ipc)://.+$"
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A table of the file: immutable, and a key it does not know is an error."""
+
+
+class Model(Section, frozen=True, forbid_unknown_fields=True):
+    """The language model."""
+
+    path: Annotated[
+        str, Meta(description='directory of a transformers model; "" is the embedded, untrained default')
+    ] = ""
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        Meta(description="weights and KV; auto is what the model's own file says"),
+    ] = "auto"
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"], Meta(description="auto takes the GPU when there is one")
+    ] = "auto"
+    system_prompt: Annotated[
+        str, Meta(description='the frozen prefix of every session; "" is the built-in analyst prompt')
+    ] = ""
+    threads: Annotated[int, Meta(ge=0, description="CPU threads of the engine; 0 is torch's own choice")] = 0
+    seed: Annotated[int, Meta(ge=0, description="seed of the embedded default model's weights")] = 0
+
+
+class Pool(Section, frozen=True, forbid_unknown_fields=True):
+    """The paged KV pool that all sessions share."""
+
+    blocks: Annotated[int, Meta(ge=0, description="blocks in the pool; 0 sizes it from the sessions")] = 0
+    block_size: Annotated[int, Meta(ge=1, le=1024, description="tokens a block")] = 16
+    frame_limit: Annotated[
+        int, Meta(ge=128, description="no token ever gets a position at or above this")
+    ] = 8192
+    host_blocks: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="blocks of the host tier, where sessions go when the pool is short; 0 is none",
+        ),
+    ] = 0
+    idle_spill: Annotated[
+        Duration,
+        Meta(
+            description="a session unused for so long leaves the pool, to disk, or to the host tier if no "
+            "file can be written, and comes back when used; 0s is never"
+        ),
+    ] = OFF
+    spill_dir: Annotated[
+        str,
+        Meta(description='directory of the files of idle sessions; "" is `sessions` in the cache folder'),
+    ] = ""
+
+
+class Scheduler(Section, frozen=True, forbid_unknown_fields=True):
+    """What one batch may hold and what may be admitted."""
+
+    policy: Annotated[
+        PolicyName,
+        Meta(
+            description="order of prompts without a session (see scheduling); the variable SCHEDULER_TYPE "
+            "sets it, too, by the names of the paper"
+        ),
+    ] = "fcfs"
+    k: Annotated[
+        int, Meta(ge=1, description="with klpm: every k-th choice is the oldest, the others match best")
+    ] = 2
+    seed: Annotated[int, Meta(ge=0, description="of what klpm-adaptive draws")] = 0
+    eviction: Annotated[
+        Eviction,
+        Meta(
+            description="how a preempted answer leaves the pool: computed again later, swapped to the host "
+            "tier, or what the cost profile says is cheaper"
+        ),
+    ] = "cost"
+    profile: Annotated[
+        str,
+        Meta(
+            description='cost profile of the device, a name or a file (`foretick profile`); "" begins with '
+            "a cautious guess. Either is corrected by what passes take"
+        ),
+    ] = ""
+    grouping: Annotated[bool, Meta(description="compute what waiting prompts begin with alike only once")] = (
+        True
+    )
+    max_drafts: Annotated[
+        int, Meta(ge=0, description="most guessed tokens verified with a generated one; 0 guesses none")
+    ] = 4
+    stream_timeout: Annotated[
+        Duration, Meta(description="an unfinished prompt without input for so long is given up; 0s is never")
+    ] = Duration(60 * SECOND)
+    max_batch_tokens: Annotated[int, Meta(ge=1, description="tokens of one forward pass")] = 1024
+    max_batch_requests: Annotated[
+        int, Meta(ge=1, description="rows of one forward pass: questions and tapes together")
+    ] = 64
+    chunk_min: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="smallest prefill chunk, in tokens; also the most a tape with a backlog adds to a "
+            "pass with questions",
+        ),
+    ] = 128
+    chunk_max: Annotated[int, Meta(ge=1, description="largest prefill chunk, in tokens")] = 1024
+    cell_budget: Annotated[
+        float, Meta(gt=0, le=1, description="share of the pool promised to questions and their answers")
+    ] = 0.5
+    high_water: Annotated[
+        float, Meta(gt=0, le=1, description="share of the pool in use above which prefill chunks wait")
+    ] = 0.95
+    max_prompt_tokens: Annotated[int, Meta(ge=1, description="longest question or prompt, in tokens")] = 2048
+    max_new_tokens: Annotated[int, Meta(ge=1, description="longest answer, in tokens")] = 256
+
+
+class Bars(Section, frozen=True, forbid_unknown_fields=True):
+    """How trades and quotes become bars, in event time."""
+
+    interval: Annotated[Duration, Meta(description="length of a bar")] = SECOND
+    lateness: Annotated[Duration, Meta(description="how long a bar waits for records out of order")] = OFF
+    empty: Annotated[
+        Literal["skip", "fill"], Meta(description="an interval without records: no bar, or a flat one")
+    ] = "skip"
+    max_fill: Annotated[int, Meta(ge=1, description="most flat bars in a row with empty = fill")] = 60
+    idle_close: Annotated[
+        Duration, Meta(description="close the open bar of a symbol silent for so long; 0s is off")
+    ] = OFF
+
+
+class Session(Section, frozen=True, forbid_unknown_fields=True):
+    """One symbol read by the model."""
+
+    name: Annotated[str, Meta(pattern=_NAME, max_length=64, description="its name in answers and metrics")]
+    symbol: Annotated[
+        str, Meta(pattern=r"^[^:\s]+:\S+$", max_length=128, description="VENUE:SYMBOL of its records")
+    ]
+    price_decimals: Annotated[int, Meta(ge=0, le=9, description="digits after the point of a price")] = 2
+    volume_decimals: Annotated[int, Meta(ge=0, le=9, description="digits after the point of a volume")] = 3
+    retention_tokens: Annotated[
+        int, Meta(ge=64, description="tape kept, in tokens; the oldest whole records go first")
+    ] = 4096
+    retention_records: Annotated[int, Meta(ge=0, description="tape kept, in bars; 0 is no limit")] = 0
+    retention_span: Annotated[
+        Duration, Meta(description="tape kept, in event time before its newest bar; 0s is no limit")
+    ] = OFF
+    semantics: Annotated[
+        Literal["carry", "exact"],
+        Meta(
+            description="carry: bars keep what they absorbed from evicted ones; exact: the tape is computed "
+            "anew in the background"
+        ),
+    ] = "carry"
+    refresh_every: Annotated[
+        int, Meta(ge=0, description="with exact: anew after so many evicted bars; 0 is only when idle")
+    ] = 64
+    refresh_idle: Annotated[
+        Duration,
+        Meta(
+            description="with exact: anew when a bar was evicted and no new one came for so long; 0s is off"
+        ),
+    ] = Duration(10 * SECOND)
+    divergence_every: Annotated[
+        Duration,
+        Meta(
+            description="with carry: how often the tape is computed anew, only to compare; 0s is never. "
+            "With exact every time is compared"
+        ),
+    ] = Duration(3600 * SECOND)
+    warm_up_records: Annotated[
+        int, Meta(ge=0, description="answers carry the flag warm_up until so many bars are read")
+    ] = 10
+    stale_after: Annotated[
+        Duration, Meta(description="answers older than this carry the flag stale; 0s is off")
+    ] = OFF
+    max_staleness: Annotated[
+        Duration,
+        Meta(
+            description="a closed bar is read within so long, before questions if need be, as long as the "
+            "device has the capacity; 0s promises nothing"
+        ),
+    ] = OFF
+
+
+class Question(Section, frozen=True, forbid_unknown_fields=True):
+    """One standing question, answered for every data version."""
+
+    name: Annotated[str, Meta(pattern=_NAME, max_length=64, description="its name in answers")]
+    text: Annotated[str, Meta(min_length=1, description="the question as the model reads it")]
+    choices: Annotated[
+        tuple[str, ...],
+        Meta(description="answers allowed, told apart by their first token; empty is free text"),
+    ] = ()
+    max_tokens: Annotated[int, Meta(ge=1, description="longest free-text answer, in tokens")] = 8
+    sessions: Annotated[tuple[str, ...], Meta(description="sessions it is asked of; empty is all")] = ()
+
+
+class KafkaSource(Section, frozen=True, forbid_unknown_fields=True):
+    """A consumer group member; back-pressure pauses its partitions."""
+
+    bootstrap: Annotated[str, Meta(min_length=1, description="brokers, host:port, comma separated")]
+    topics: Annotated[tuple[str, ...], Meta(min_length=1, description="topics read")] = ("md.trades.v1",)
+    group: Annotated[str, Meta(min_length=1, description="consumer group")] = "foretick"
+    client_id: Annotated[str, Meta(min_length=1, description="name shown by the broker")] = "foretick"
+    max_records: Annotated[int, Meta(ge=1, description="most records taken at a time")] = 2000
+
+
+class ZeromqSource(Section, frozen=True, forbid_unknown_fields=True):
+    """A SUB socket; what does not fit the ring is dropped, oldest first, and counted."""
+
+    endpoint: Annotated[str, Meta(pattern=_SOCKET, description="tcp://host:port or ipc://path")]
+    bind: Annotated[bool, Meta(description="bind the endpoint instead of connecting to it")] = False
+    topics: Annotated[
+        tuple[str, ...], Meta(min_length=1, description='topic prefixes subscribed; "" is everything')
+    ] = ("",)
+    hwm: Annotated[int, Meta(ge=1, description="messages ZeroMQ itself may queue")] = 100_000
+
+
+class ReplaySource(Section, frozen=True, forbid_unknown_fields=True, rename={"from_": "from"}):
+    """A file played as if it were live."""
+
+    file: Annotated[str, Meta(min_length=1, description="the recorded file")]
+    format: Annotated[
+        str, Meta(min_length=1, description="name of a built-in format, or a format's TOML file")
+    ]
+    speed: Annotated[
+        float, Meta(ge=0, description="event seconds a second; 1 is real time, 0 as fast as possible")
+    ] = 1.0
+    from_: Annotated[Instant | None, Meta(description="first event time played, with a zone")] = None
+    until: Annotated[Instant | None, Meta(description="event time at which playing ends, with a zone")] = None
+
+
+class Source(Section, frozen=True, forbid_unknown_fields=True):
+    """Where records come from."""
+
+    kind: Annotated[
+        Literal["kafka", "zeromq", "replay", "none"], Meta(description="which of the tables below is used")
+    ] = "none"
+    kafka: KafkaSource | None = None
+    zeromq: ZeromqSource | None = None
+    replay: ReplaySource | None = None
+    ring_capacity: Annotated[
+        int, Meta(ge=64, le=2**24, description="records between feed and engine; a power of two")
+    ] = 65536
+    max_ahead: Annotated[
+        Duration,
+        Meta(
+            description="a record stamped so far ahead of this machine's clock is refused, for it would "
+            "make everything behind it late"
+        ),
+    ] = Duration(3600 * SECOND)
+    max_message_bytes: Annotated[
+        int, Meta(ge=256, description="a longer message is refused without decoding it")
+    ] = 1 << 20
+
+
+class KafkaSink(Section, frozen=True, forbid_unknown_fields=True):
+    """Answers to Kafka, by an idempotent producer."""
+
+    bootstrap: Annotated[str, Meta(min_length=1, description="brokers, host:port, comma separated")]
+    topic: Annotated[str, Meta(min_length=1, description="topic of the answers")] = "answers.v1"
+    dlq: Annotated[str, Meta(min_length=1, description="topic of records that could not be read")] = "dlq.v1"
+
+
+class ZeromqSink(Section, frozen=True, forbid_unknown_fields=True):
+    """Answers to a ZeroMQ PUB socket."""
+
+    endpoint: Annotated[str, Meta(pattern=_SOCKET, description="tcp://host:port or ipc://path")]
+    bind: Annotated[bool, Meta(description="bind the endpoint instead of connecting to it")] = True
+
+
+class Sink(Section, frozen=True, forbid_unknown_fields=True):
+    """Where answers go; each table that is present is used."""
+
+    kafka: KafkaSink | None = None
+    zeromq: ZeromqSink | None = None
+
+
+class Query(Section, frozen=True, forbid_unknown_fields=True):
+    """The ZeroMQ query socket, and what clients may ask for at a time."""
+
+    endpoint: Annotated[
+        str, Meta(pattern=r"^$|" + _SOCKET, description='address bound; "" switches the socket off')
+    ] = "tcp://127.0.0.1:7801"
+    max_wait: Annotated[Duration, Meta(description="longest a request may take")] = Duration(30 * SECOND)
+    max_prompts: Annotated[
+        int, Meta(ge=0, description="prompts without a session open at a time, over HTTP, too; 0 takes none")
+    ] = 256
+    max_prompts_each: Annotated[int, Meta(ge=1, description="of which so many by one client")] = 64
+
+
+class Http(Section, frozen=True, forbid_unknown_fields=True):
+    """Metrics and health over HTTP."""
+
+    host: Annotated[str, Meta(min_length=1, description="address bound")] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535, description="port bound; 0 picks a free one")] = 7800
+
+
+class Process(Section, frozen=True, forbid_unknown_fields=True):
+    """The daemon's processes."""
+
+    mode: Annotated[
+        Literal["two", "inproc"], Meta(description="engine in its own process, or in the front's (for tests)")
+    ] = "two"
+    drain: Annotated[Duration, Meta(description="longest that stopping may take")] = Duration(10 * SECOND)
+
+
+class Log(Section, frozen=True, forbid_unknown_fields=True):
+    """What is logged, to standard error."""
+
+    level: Annotated[
+        Literal["debug", "info", "warning", "error"], Meta(description="least severity logged")
+    ] = "info"
+    json: Annotated[bool, Meta(description="one JSON object a line instead of text")] = False
+
+
+class Config(Section, frozen=True, forbid_unknown_fields=True):
+    """The whole file."""
+
+    standing: Annotated[
+        Literal["paper_six", "none"],
+        Meta(description="questions asked besides `[[questions]]`: the six of *Attention Once* section 4.3"),
+    ] = "paper_six"
+    model: Model = Model()
+    pool: Pool = Pool()
+    scheduler: Scheduler = Scheduler()
+    bars: Bars = Bars()
+    sessions: tuple[Session, ...] = ()
+    questions: tuple[Question, ...] = ()
+    source: Source = Source()
+    sink: Sink = Sink()
+    query: Query = Query()
+    http: Http = Http()
+    process: Process = Process()
+    log: Log = Log()

@@ -1,0 +1,158 @@
+"""From configuration to a warmed engine: model, pool size, tapes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from daemon.config.schema import Config
+from daemon.engine.maintenance import Tiers, identity_of, tiers_of
+from daemon.engine.spec import SettingError
+from engine.apart import apart
+from engine.engine import Engine
+from engine.model import canary
+from engine.model.embedded import embedded_directory
+from engine.model.loading import LoadedModel, ModelError, load_model
+from engine.model.prompt import PromptFormat
+from flash.questions import Prepared, Question
+from regions.tape import Retention, Tape
+from scheduler.costs import OnlineCosts, guess
+from scheduler.costs import load as load_profile
+from scheduler.types import Limits
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Built:
+    """Everything that needs the model."""
+
+    loaded: LoadedModel
+    prompt: PromptFormat
+    engine: Engine
+    tapes: dict[str, Tape]
+    tiers: Tiers
+    costs: OnlineCosts
+
+    def prepare(self, question: Question) -> Prepared:
+        """A question rendered and encoded for this model. Raises ValueError for an empty choice."""
+        choices = tuple(map(self.prompt.choice, question.choices)) if question.choices else None
+        return Prepared(tuple(self.prompt.question(question.text)), choices, self.prompt.stop_ids)
+
+
+def limits_of(config: Config) -> Limits:
+    """The scheduler's budgets."""
+    s = config.scheduler
+    return Limits(
+        max_batch_tokens=s.max_batch_tokens,
+        max_batch_requests=s.max_batch_requests,
+        chunk_min=s.chunk_min,
+        chunk_max=s.chunk_max,
+        cell_budget_fraction=s.cell_budget,
+        high_water=s.high_water,
+        max_prompt_tokens=s.max_prompt_tokens,
+        max_new_tokens=s.max_new_tokens,
+        eviction=s.eviction,
+        grouping=s.grouping,
+        max_drafts=s.max_drafts,
+        stream_timeout_ns=s.stream_timeout,
+    )
+
+
+def costs_of(config: Config) -> OnlineCosts:
+    """What the device takes, to begin with. Raises SettingError for a profile that cannot be used."""
+    name, size = config.scheduler.profile, config.pool.block_size
+    if not name:
+        return OnlineCosts(guess(size))
+    try:
+        profile = load_profile(name)
+    except ValueError as error:
+        raise SettingError("scheduler.profile", str(error)) from error
+    if profile.block_size != size:
+        message = f"{name} was made for blocks of {profile.block_size} tokens, pool.block_size is {size}"
+        raise SettingError("scheduler.profile", message)
+    return OnlineCosts(profile)
+
+
+def load(config: Config) -> tuple[LoadedModel, PromptFormat]:
+    """The model, proven by its canary. Raises SettingError naming the key at fault."""
+    settings = config.model
+    path = Path(settings.path) if settings.path else embedded_directory(seed=settings.seed)
+    try:
+        loaded = load_model(path, dtype=settings.dtype, device=settings.device)
+        canary.check(loaded)
+        prompt = PromptFormat.of(loaded.tokenizer, settings.system_prompt)
+    except (ModelError, ValueError) as error:
+        raise SettingError("model.device" if "device" in str(error) else "model.path", str(error)) from error
+    if loaded.untrained:
+        log.warning("the model is UNTRAINED: its answers are not advice, they only exercise the way")
+    return loaded, prompt
+
+
+def build(config: Config, versions: Mapping[str, int]) -> Built:
+    """Load, size the pool and open every session's tape, to go on counting versions from ``versions``.
+
+    Computes apart: the device is another thread's. Raises SettingError naming the key at fault.
+    """
+    return apart(lambda: _build(config, versions))
+
+
+def _build(config: Config, versions: Mapping[str, int]) -> Built:
+    if config.model.threads:
+        torch.set_num_threads(config.model.threads)
+    costs = costs_of(config)
+    loaded, prompt = load(config)
+    blocks = config.pool.blocks or pool_blocks(config, len(prompt.frozen))
+    size = config.pool.block_size
+    # what the cell budget leaves; the frozen prefix in any case, for all sessions share it
+    cached = max(int(blocks * size * (1 - config.scheduler.cell_budget)), len(prompt.frozen))
+    engine = Engine(
+        loaded,
+        blocks=blocks,
+        block_size=size,
+        frame_limit=config.pool.frame_limit,
+        cache_tokens=cached,
+    )
+    tiers = tiers_of(config, engine)
+    identity = identity_of(engine, prompt.frozen)
+    tapes: dict[str, Tape] = {}
+    for index, session in enumerate(config.sessions):
+        retention = Retention(session.retention_tokens, session.retention_records, session.retention_span)
+        try:
+            tape = engine.open_tape(session.name, prompt.frozen, retention)
+        except ValueError as error:
+            raise SettingError(f"sessions[{index}].retention_tokens", str(error)) from error
+        except ModelError as error:
+            raise SettingError("pool.blocks", str(error)) from error
+        tape.version = versions.get(session.name, 0)
+        tape.staleness_ns = session.max_staleness
+        tapes[session.name] = tape
+        if tiers.residency is not None:
+            tiers.residency.attach(tape, identity)
+    return Built(loaded, prompt, engine, tapes, tiers, costs)
+
+
+def fresh_tokens(config: Config) -> int:
+    """Most tokens of windows prefilled anew that are in the pool at a time."""
+    exact = sum(s.retention_tokens for s in config.sessions if s.semantics == "exact")
+    compared = (s.retention_tokens for s in config.sessions if s.semantics == "carry" and s.divergence_every)
+    return exact + max(compared, default=0)
+
+
+def pool_blocks(config: Config, frozen_tokens: int) -> int:
+    """Blocks for every session at its retention, twice over.
+
+    A tape needs its window and one batch, an `exact` one also the window that takes its place, and for all
+    others together there is room for one that is only compared. Forks that read old versions keep what was
+    evicted meanwhile, and the cell budget promises its share of the pool to questions.
+    """
+    size = config.pool.block_size
+    batch = config.scheduler.max_batch_tokens
+    tapes = sum(session.retention_tokens + batch for session in config.sessions) + fresh_tokens(config)
+    question = config.scheduler.max_prompt_tokens + config.scheduler.max_new_tokens
+    tokens = frozen_tokens + 2 * tapes + int(2 * question / config.scheduler.cell_budget)
+    return -(-tokens // size) + 2 * len(config.sessions) + 1

@@ -1,0 +1,133 @@
+"""What the worker does while nothing else is to be done, and where sessions go that leave the pool."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from daemon.config.schema import Config
+from daemon.engine.spec import SettingError
+from engine.engine import Engine
+from metrics.cache_home import cache_home
+from metrics.store import MetricStore
+from regions.compaction import compact
+from regions.ephemeral import Fork
+from regions.offload.host import HostTier
+from regions.offload.residency import Idleness, Residency
+from regions.offload.snapshot import Identity
+from regions.pool import KVPool
+from regions.tape import Tape
+
+log = logging.getLogger(__name__)
+
+AUDIT_NS = 60 * 10**9
+"""The pool's books are audited at most so often."""
+_NS = 1e-9
+
+
+@dataclass(frozen=True)
+class Tiers:
+    """Where KV goes that the pool has no room for; both None: nowhere.
+
+    ``inputs``: the input offsets of each session's newest version, for the files.
+    """
+
+    host: HostTier | None = None
+    residency: Residency | None = None
+    inputs: dict[str, Mapping[str, int]] = field(default_factory=dict)
+
+
+def tiers_of(config: Config, engine: Engine) -> Tiers:
+    """The tiers the configuration asks for. Raises SettingError naming the key at fault."""
+    settings = config.pool
+    if not settings.host_blocks and not settings.idle_spill:
+        return Tiers()
+    try:
+        host = HostTier(engine.pool, settings.host_blocks) if settings.host_blocks else None
+    except (MemoryError, RuntimeError) as error:
+        raise SettingError("pool.host_blocks", f"no memory for the host tier: {error}") from error
+    directory = None
+    if settings.idle_spill:
+        directory = Path(settings.spill_dir) if settings.spill_dir else cache_home() / "sessions"
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise SettingError("pool.spill_dir", f"cannot make {directory}: {error.strerror}") from error
+    inputs: dict[str, Mapping[str, int]] = {}
+
+    def prefill(fork: Fork, tokens: Sequence[int]) -> None:
+        engine.prefill(fork, tokens, config.scheduler.max_batch_tokens)
+
+    residency = Residency(
+        engine.pool,
+        Idleness(settings.idle_spill, directory),
+        time.monotonic_ns,
+        prefill,
+        host=host,
+        inputs=lambda session: inputs.get(session, {}),
+    )
+    return Tiers(host, residency, inputs)
+
+
+def identity_of(engine: Engine, frozen: Sequence[int]) -> Identity:
+    """What the KV of sessions behind ``frozen`` depends on."""
+    model = engine.model
+    return Identity.of(
+        engine.pool,
+        model=f"{model.name}@{model.revision}",
+        tokenizer=_digest(model.tokenizer),
+        frozen=frozen,
+    )
+
+
+def _digest(tokenizer: Any) -> str:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    text = backend.to_str() if backend is not None else repr(sorted(tokenizer.get_vocab().items()))
+    return blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+class Housekeeping:
+    """The worker's idle hook: each call does one piece and says when it wants the next one.
+
+    Finished copies are noticed, then one idle session leaves the pool, or one torn window is gathered. When
+    neither is left, the books are audited. ``clock`` gives ns.
+    """
+
+    def __init__(
+        self,
+        pool: KVPool,
+        tapes: Iterable[Tape],
+        tiers: Tiers,
+        store: MetricStore,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._pool, self._tapes, self._tiers = pool, list(tapes), tiers
+        self._store, self._clock = store, clock
+        self._next_audit = clock()
+
+    def __call__(self) -> float | None:
+        """Do a piece; seconds until the next is due, None: not before there was work."""
+        host, residency = self._tiers.host, self._tiers.residency
+        if host is not None:
+            host.poll()
+        if (residency is not None and residency.spill_idle()) or compact(self._tapes):
+            return 0.0
+        if self._clock() >= self._next_audit:
+            self._audit()
+        due = residency.next_due() if residency is not None else None
+        return None if due is None else due * _NS
+
+    def _audit(self) -> None:
+        self._next_audit = self._clock() + AUDIT_NS
+        pools = [self._pool] if self._tiers.host is None else [self._pool, self._tiers.host.pool]
+        for pool in pools:
+            try:
+                pool.check_integrity()
+            except AssertionError as error:
+                log.error("the books of the KV pool do not agree: %s", error)
+                self._store.inc("foretick_integrity_failures_total")

@@ -1,0 +1,107 @@
+"""The engine process's part of the metrics, written as the scheduler tells it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from itertools import product
+
+from metrics.catalogue import ANSWERING, CLASSES, DRAFTS, LOSSES, OTHER, PREEMPTIONS, WAIT_REASONS
+from metrics.store import MetricStore
+from regions.pool import KVPool
+from scheduler.observer import Observer
+from scheduler.request import Event, Request, State, Work
+from scheduler.types import PriorityClass
+
+log = logging.getLogger(__name__)
+
+_KINDS = {Event.PREEMPTED_RECOMPUTE: "recompute", Event.PREEMPTED_SWAP: "swap"}
+
+
+class EngineObserver(Observer):
+    """Turns the scheduler's calls into metrics, on the worker thread, their only writer."""
+
+    def __init__(self, store: MetricStore, pool: KVPool) -> None:
+        self._store = store
+        self._pool = pool
+        self._names = {cls: cls.name.lower() for cls in PriorityClass}
+        self._waits = {
+            (cls, reason): store.counter("foretick_wait_seconds_total", cls=cls, reason=reason)
+            for cls, reason in product(CLASSES, WAIT_REASONS)
+        }
+        self._preemptions = {
+            (kind, cls, by): store.counter("foretick_preemptions_total", kind=kind, cls=cls, by_class=by)
+            for kind, cls, by in product(PREEMPTIONS, CLASSES, CLASSES)
+        }
+        self._ttft = {cls: store.histogram("foretick_ttft_seconds", cls=cls) for cls in ANSWERING}
+        self._reused = {cls: store.counter("foretick_reused_tokens_total", cls=cls) for cls in CLASSES}
+        self._lost = {kind: store.counter("foretick_lost_tokens_total", kind=kind) for kind in LOSSES}
+        self._drafts = {each: store.counter("foretick_draft_tokens_total", outcome=each) for each in DRAFTS}
+
+    def queue_wait(self, cls: PriorityClass, ns: int) -> None:
+        """From queued to the first batch."""
+        self._store.observe("foretick_stage_seconds", ns, stage=f"queue_{self._names[cls]}")
+
+    def batch(self, tokens: Mapping[PriorityClass, int], rows: int, forward_ns: int) -> None:
+        """A forward pass ended; the pool is counted here, once a pass."""
+        self._store.inc("foretick_batches_total")
+        for cls, count in tokens.items():
+            self._store.inc("foretick_batch_tokens_total", count, **{"class": self._names[cls]})
+        self._store.observe("foretick_stage_seconds", forward_ns, stage="forward")
+        self._store.set("foretick_pool_blocks", self._pool.free_blocks, state="free")
+        used = self._pool.total_blocks - self._pool.free_blocks
+        self._store.set("foretick_pool_blocks", used, state="used")
+
+    def preempted(self, request: Request, how: Event, by: Work) -> None:
+        """A request left the pool for other work."""
+        self._preemptions[_KINDS[how], self._names[request.cls], self._names[by.cls]].inc()
+
+    def speculated(self, drafted: int, accepted: int) -> None:
+        """Guessed tokens were verified."""
+        self._drafts["accepted"].inc(accepted)
+        self._drafts["rejected"].inc(drafted - accepted)
+
+    def ended(self, request: Request) -> None:
+        """A request's whole history; one that came after the end has none, and may end on another thread."""
+        cls = self._names[request.cls]
+        for reason, ns in request.waits.items():
+            self._waits[cls, reason if reason in WAIT_REASONS else OTHER].inc(ns)
+        first = request.first(Event.KV_ON_GPU)
+        if request.output and first is not None:
+            self._ttft[cls].observe(first - request.last_chunk_ns)
+        if request.cached_tokens and request.state is State.FINISHED:
+            self._reused[cls].inc(request.cached_tokens)
+        if request.preempted_by:
+            self._lost["recomputed"].inc(request.recomputed_tokens)
+            self._lost["swapped"].inc(request.swapped_tokens)
+        if request.total_tokens_invalidated:
+            self._lost["invalidated"].inc(request.total_tokens_invalidated)
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("%s", history(request))
+
+    def out_of_memory(self, *, retried: bool) -> None:
+        """A forward pass found no memory."""
+        self._store.inc("foretick_oom_total", outcome="retried" if retried else "failed")
+
+    def evicted(self, session: str, tokens: int) -> None:
+        """A tape's oldest records left."""
+        self._store.inc("foretick_evicted_tokens_total", tokens, session=session)
+
+    def depth(self, waiting: Mapping[PriorityClass, int], live: Mapping[PriorityClass, int]) -> None:
+        """Work by class after a step."""
+        for cls, name in self._names.items():
+            self._store.set("foretick_waiting_requests", waiting[cls], **{"class": name})
+            self._store.set("foretick_live_requests", live[cls], **{"class": name})
+
+
+def history(request: Request) -> str:
+    """One line on an ended request: why and how long it waited, whom it made room for, what it reused."""
+    waits = ", ".join(f"{reason} {ns / 1e6:.1f} ms" for reason, ns in request.waits.items()) or "not at all"
+    victims = ", ".join(map(str, request.preempted_by)) or "nobody"
+    return (
+        f"request {request.id} ({request.cls.name.lower()}, {request.session or 'no session'}) "
+        f"{request.state.value}: waited {waits}; made room for {victims}; "
+        f"{len(request.prompt)} + {len(request.output)} tokens, reused {request.cached_tokens}, "
+        f"recomputed {request.recomputed_tokens}, swapped {request.swapped_tokens}, "
+        f"invalidated {request.total_tokens_invalidated}, drafts {request.accepted}/{request.drafted}"
+    )

@@ -1,0 +1,98 @@
+"""The engine in a process of its own: attaches the ring and the metrics, serves commands over ZeroMQ ipc.
+
+Started by the front as ``python -m daemon.engine.process`` with a pickled `EngineSpec` on standard input,
+which then stays open: its end means that the front is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import signal
+import sys
+import threading
+
+import zmq
+
+from daemon import protocol as seam
+from daemon.engine.build import build
+from daemon.engine.host import EngineHost
+from daemon.engine.spec import EngineSpec, SettingError
+from daemon.logs import set_up_logging
+from ingest.ring import Ring
+from metrics.store import MetricStore
+
+log = logging.getLogger(__name__)
+
+EXIT_FATAL = 3
+
+
+class EventSocket:
+    """Sends events from any thread: a socket may change threads when calls are serialised."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
+        self._lock = threading.Lock()
+        self._socket = context.socket(zmq.PUSH)
+        self._socket.set_hwm(0)  # never block the worker; the front bounds what is in flight
+        self._socket.linger = 1000
+        self._socket.connect(endpoint)
+
+    def emit(self, event: seam.EngineEvent) -> None:
+        """Queue one event for the front."""
+        with self._lock:
+            self._socket.send(seam.encode(event))
+
+    def close(self) -> None:
+        """Close when what was queued is sent."""
+        with self._lock:
+            self._socket.close()
+
+
+def main() -> int:
+    """Run until the front says stop or disappears; the exit status."""
+    # A Ctrl-C or a service manager's signal reaches the whole group; the front decides what happens.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    spec: EngineSpec = pickle.load(sys.stdin.buffer)
+    set_up_logging(spec.config.log, "engine")
+    threading.Thread(target=_die_with, args=(sys.stdin.fileno(),), daemon=True).start()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    commands = context.socket(zmq.PULL)
+    commands.connect(spec.commands)
+    events = EventSocket(context, spec.events)
+    try:
+        return _serve(spec, commands, events)
+    finally:
+        commands.close()
+        events.close()
+        context.term()
+
+
+def _serve(spec: EngineSpec, commands: zmq.Socket[bytes], events: EventSocket) -> int:
+    ring = Ring.attach(spec.ring, wake_fd=spec.wake_fd)
+    store = MetricStore.attach(spec.store, spec.labels)
+    try:
+        built = build(spec.config, spec.versions)
+        host = EngineHost(spec.config, built, ring, store, events.emit, source=spec.labels["source"][0])
+    except SettingError as error:
+        events.emit(seam.Fatal(error.key, error.message))
+        return EXIT_FATAL
+    host.start()
+    while True:
+        command = seam.decode_command(commands.recv())
+        host.handle(command)
+        if isinstance(command, seam.StopEngine):
+            return 0
+
+
+def _die_with(descriptor: int) -> None:
+    # not through the buffered reader: its lock would abort the interpreter's own end
+    while os.read(descriptor, 1):
+        pass
+    log.error("the front is gone; ending")
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The front process: feeds in, answers out, sessions, offsets."""

@@ -1,0 +1,187 @@
+"""From a source's messages to ring records: decode, find the session, number, push.
+
+Every message has one outcome: into the ring, or counted and, if it is malformed, to the dead letters. A
+full ring pauses a source that can wait; a source that cannot is never held up, because its ring overwrites.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from itertools import count
+
+from daemon.front.offsets import OffsetTracker
+from feeds.codec import MalformedRecord, decode_record, header_encoding
+from feeds.messages import AnyRecord, Bar, DeadLetter, Quote, Trade
+from feeds.source import Incoming, Source
+from ingest.record import BAR, QUOTE, SIDE_BUY, SIDE_SELL, SIDE_UNKNOWN, TRADE, Records, RecordWriter
+from ingest.ring import Ring
+from metrics.store import MetricStore
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 0.005
+SLICE = 128
+"""Records decoded, packed and pushed before others on the event loop get their turn: about a millisecond."""
+LETTER_BYTES = 1 << 18
+"""What a dead letter keeps of its payload: in base64 it still fits into what a broker takes."""
+_SIDES = {"unknown": SIDE_UNKNOWN, "buy": SIDE_BUY, "sell": SIDE_SELL}
+
+
+class Intake:
+    """Feeds one source into one ring.
+
+    ``sessions``: symbol key (VENUE:SYMBOL) to (index, name). ``dead_letter`` gets malformed messages.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        ring: Ring,
+        sessions: Mapping[str, tuple[int, str]],
+        tracker: OffsetTracker,
+        store: MetricStore,
+        dead_letter: Callable[[DeadLetter], None],
+        *,
+        max_bytes: int,
+        max_ahead_ns: int,
+    ) -> None:
+        self._source = source
+        self._ring = ring
+        self._sessions = sessions
+        self._tracker = tracker
+        self._store = store
+        self._dead_letter = dead_letter
+        self._max_bytes = max_bytes
+        self._max_ahead_ns = max_ahead_ns
+        self._skewed = store.counter("foretick_clock_skew_records_total", source=source.name)
+        self._writer = RecordWriter(SLICE)
+        self._numbers = count(1)
+        self._lost = source.lost  # what an earlier intake has counted
+        self._shapeless = getattr(source, "malformed", 0)
+        self._gaps: set[int] = set()
+        self._gate = asyncio.Event()
+        self._gate.set()
+
+    async def run(self) -> None:
+        """Until the source ends."""
+        async for batch in self._source.batches():
+            self._store.inc("foretick_records_total", len(batch), source=self._source.name)
+            self._note_loss()
+            for start in range(0, len(batch), SLICE):
+                self._writer.clear()
+                for message in batch[start : start + SLICE]:
+                    self._pack(message)
+                if len(self._writer):
+                    await self._push(self._writer.records)
+                await asyncio.sleep(0)
+            if self._source.kind == "pausing" and not self._gate.is_set():
+                await self._paused(self._gate.wait())
+
+    def gate(self, is_open: bool) -> None:
+        """Closed by whoever cannot take more; a source that can wait then waits."""
+        if is_open:
+            self._gate.set()
+        else:
+            self._gate.clear()
+
+    def _pack(self, message: Incoming) -> None:
+        """Pack one message if it is usable, else account for it."""
+        stream = (message.topic, message.partition)
+        if self._source.kind == "pausing" and self._tracker.repeats(stream, message.offset):
+            self._store.inc("foretick_records_repeated_total", source=self._source.name)
+            return
+        try:
+            record = decode_record(message.payload, header_encoding(message.headers), self._max_bytes)
+            self._check_clock(record, message)
+            _check_width(record)
+        except MalformedRecord as error:
+            self._refuse(message, error)
+            self._tracker.disposed(stream, message.offset)
+            return
+        session = self._sessions.get(record.key)
+        if session is None:
+            self._store.inc("foretick_records_unknown_symbol_total")
+            self._tracker.disposed(stream, message.offset)
+            return
+        index, name = session
+        number = next(self._numbers)
+        self._tracker.passed_on(name, number, stream, message.offset)
+        if record.skewed:
+            self._skewed.inc()
+        gap = index in self._gaps
+        self._gaps.discard(index)
+        kind, values, x = _fields(record)
+        self._writer.add(
+            kind, index, record.ts_event, record.ts_recv, values, x=x, seq=record.seq, offset=number, gap=gap
+        )
+
+    def _check_clock(self, record: AnyRecord, message: Incoming) -> None:
+        ahead = record.ts_event - message.ts_recv_ns
+        if ahead > self._max_ahead_ns:
+            raise MalformedRecord(
+                "clock", f"ts_event is {ahead / 1e9:.0f} s ahead of this machine's clock (source.max_ahead)"
+            )
+
+    def _note_loss(self) -> None:
+        """Count what is missing upstream; nobody knows whose it was, so every session's next record tells."""
+        lost, self._lost = self._source.lost - self._lost, self._source.lost
+        if lost:
+            self._store.inc("foretick_records_lost_upstream_total", lost, source=self._source.name)
+            self._gaps.update(index for index, _ in self._sessions.values())
+        shapeless = getattr(self._source, "malformed", 0) - self._shapeless
+        if shapeless:  # what a source could not even make a message of
+            self._shapeless += shapeless
+            self._store.inc("foretick_records_malformed_total", shapeless, reason="other")
+
+    def _refuse(self, message: Incoming, error: MalformedRecord) -> None:
+        self._store.inc("foretick_records_malformed_total", reason=error.reason)
+        log.warning(
+            "%s/%d offset %d is malformed: %s", message.topic, message.partition, message.offset, error
+        )
+        self._dead_letter(
+            DeadLetter(
+                error=str(error),
+                reason=error.reason,
+                topic=message.topic,
+                partition=message.partition,
+                offset=message.offset,
+                payload=message.payload[:LETTER_BYTES],
+            )
+        )
+
+    async def _push(self, records: Records) -> None:
+        done = self._ring.push(records)
+        if done < len(records):
+            await self._paused(self._push_rest(records[done:]))
+
+    async def _push_rest(self, records: Records) -> None:
+        while len(records):
+            await asyncio.sleep(RETRY_S)
+            records = records[self._ring.push(records) :]
+
+    async def _paused(self, until: Awaitable[object]) -> None:
+        self._store.inc("foretick_ring_pauses_total", source=self._source.name)
+        self._source.pause()
+        try:
+            await until
+        finally:
+            self._source.resume()
+
+
+def _check_width(record: AnyRecord) -> None:
+    """Integers of JSON have no bounds, those of the ring have 64 bits."""
+    if not 0 <= record.seq < 1 << 64:
+        raise MalformedRecord("type", f"seq must have 64 bits and no sign, got {record.seq}")
+    if isinstance(record, Bar) and record.interval_ns >= 1 << 62:
+        raise MalformedRecord("type", f"interval_ns is longer than 146 years: {record.interval_ns}")
+
+
+def _fields(record: AnyRecord) -> tuple[int, tuple[int, int, int, int, int], int]:
+    """Kind, `a` to `e` and `x` of `ingest.record`."""
+    if isinstance(record, Trade):
+        return TRADE, (record.price, record.size, 0, 0, 0), _SIDES[record.side]
+    if isinstance(record, Quote):
+        return QUOTE, (record.bid, record.ask, record.bid_size, record.ask_size, 0), 0
+    return BAR, (record.open, record.high, record.low, record.close, record.volume), record.interval_ns

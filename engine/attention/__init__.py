@@ -1,0 +1,1 @@
+"""Attention over extents: metadata of a batch, and the backends."""

@@ -1,0 +1,98 @@
+"""What an attention backend is given and how parts over extents are merged by log-sum-exp.
+
+A backend gets one layer's queries, its new keys and values, and the pool that already holds them.
+`attention_reference` is a plain softmax on any device, the oracle of the others; `attention_cpu` reads
+extents in place with torch's CPU flash kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from engine.attention.metadata import BatchPlan
+from engine.attention.rotary import FrameTurner
+
+
+@dataclass(frozen=True)
+class LayerCall:
+    """One layer's attention in one pass.
+
+    ``query`` [q_heads, rows, key_dim]; ``new_key``, ``new_value`` [kv_heads, rows, dim]: the batch's own;
+    ``keys``, ``values`` [kv_heads, slots, dim]: the layer's pool. ``sinks`` [q_heads]: a logit each head
+    may attend to that has no value (GPT-OSS).
+    """
+
+    query: torch.Tensor
+    new_key: torch.Tensor
+    new_value: torch.Tensor
+    keys: torch.Tensor
+    values: torch.Tensor
+    scale: float
+    softcap: float | None
+    window: int | None
+    plan: BatchPlan
+    turner: FrameTurner
+    sinks: torch.Tensor | None = None
+
+    def turned(self, rows: slice | torch.Tensor, turns: torch.Tensor | None) -> torch.Tensor:
+        """The queries of ``rows``, turned to the frames of what they meet; None: they live there."""
+        queries = self.query[:, rows]
+        return queries if turns is None else self.turner.turn(queries, turns)
+
+
+class Attention(Protocol):
+    """An attention backend."""
+
+    def __call__(self, call: LayerCall) -> torch.Tensor:
+        """The output, [q_heads, rows, value_dim]."""
+        ...
+
+
+class Merged:
+    """Parts of one layer's output, merged by their log-sum-exp as they come.
+
+    Everything is per row, so a row that has become NaN leaves the others as they are.
+    """
+
+    def __init__(self, call: LayerCall) -> None:
+        self._call = call
+        self._whole = slice(0, call.query.shape[1])
+        self._state: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def add(self, rows: slice | torch.Tensor, out: torch.Tensor, lse: torch.Tensor) -> None:
+        """Merge a part over ``rows``, each of which saw some key of it; both tensors become the merger's own.
+
+        ``out`` [..., rows, dim], ``lse`` [..., rows], where what comes before is the same for all parts: the
+        query heads, together or as groups of each KV head.
+        """
+        out, lse = out.float(), lse.float()
+        if self._state is None:
+            if isinstance(rows, slice) and rows == self._whole:  # the usual first part
+                self._state = out, lse
+                return
+            self._state = self._nothing(out)
+        whole, whole_lse = self._state
+        before = whole_lse[..., rows]
+        # One sigmoid in place of two exponentials: exp goes through a threaded library even for few numbers.
+        weight = torch.sigmoid(lse - before)[..., None]
+        if isinstance(rows, slice):
+            whole[..., rows, :].lerp_(out, weight)
+        else:
+            whole[..., rows, :] = whole[..., rows, :].lerp_(out, weight)
+        whole_lse[..., rows] = torch.logaddexp(before, lse)
+
+    def result(self) -> torch.Tensor:
+        """The merged output in the model's dtype, [q_heads, rows, dim], one row after the other in memory."""
+        assert self._state is not None, "every row sees at least itself"
+        whole, lse = self._state
+        if self._call.sinks is not None:  # a sink takes its share of the weight and gives nothing
+            sinks = self._call.sinks.float().view(*lse.shape[:-1], 1)
+            whole = whole * torch.sigmoid(lse - sinks)[..., None]
+        return whole.movedim(-2, 0).flatten(1, -2).transpose(0, 1).to(self._call.query.dtype)
+
+    def _nothing(self, out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        shape = (*out.shape[:-2], self._whole.stop, out.shape[-1])
+        return out.new_zeros(shape), out.new_full(shape[:-1], float("-inf"))

@@ -1,0 +1,152 @@
+"""The CPU backend: extents read in place by torch's CPU flash kernel, grouped query heads folded into rows.
+
+The kernel returns the log-sum-exp, so an extent shared by many readers is read once for all of them. It has
+no soft-cap: models that have one get a plain softmax over a few keys at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from engine.attention.base import LayerCall, Merged
+from engine.attention.metadata import BatchPlan, NewPart, PastPart
+from engine.attention.reference import attend, attend_new
+from engine.attention.short_extents import Gathered, gather
+
+RANGE_KEYS = 4096
+"""Few rows read a long extent by so many keys at a time, which then stay in the cache for all of them."""
+RANGE_ROWS = 192
+"""The kernel takes blocks of 32 rows below so many, and reads all keys it is given for each block."""
+CAPPED_SCORES = 1 << 22
+"""Scores held at once under a soft-cap, about so many (16 MiB)."""
+
+Output = tuple[torch.Tensor, torch.Tensor]
+"""What `Merged.add` takes."""
+
+
+class CpuAttention:
+    """Extents in place by torch's CPU flash kernel, or a few keys at a time under a soft-cap."""
+
+    def __init__(self) -> None:
+        self._plan: BatchPlan | None = None
+        self._parts: dict[int | None, tuple[list[PastPart], list[Gathered]]] = {}
+
+    def __call__(self, call: LayerCall) -> torch.Tensor:
+        """The output, [q_heads, rows, value_dim]."""
+        output = Merged(call)
+        if call.softcap is not None:
+            for part in call.plan.past(call.window):
+                for out in _capped_past(call, part):
+                    output.add(part.rows, *out)
+            for new in call.plan.new(call.window):
+                output.add(new.rows, *attend_new(call, new))
+            return output.result()
+        in_place, short = self._past(call)
+        for part in in_place:
+            for out in _past(call, part):
+                output.add(part.rows, *out)
+        for parts in short:
+            output.add(parts.rows, *_short(call, parts))
+        for new in call.plan.new(call.window):
+            output.add(new.rows, *_new(call, new))
+        return output.result()
+
+    def _past(self, call: LayerCall) -> tuple[list[PastPart], list[Gathered]]:
+        if call.plan is not self._plan:
+            self._plan = call.plan
+            self._parts.clear()
+        if call.window not in self._parts:
+            self._parts[call.window] = gather(call.plan.past(call.window))
+        return self._parts[call.window]
+
+
+def _past(call: LayerCall, part: PastPart) -> Iterator[Output]:
+    query = torch.unflatten(call.turned(part.rows, part.turns), 0, (call.keys.shape[0], -1))
+    kv_heads, groups, rows, dim = query.shape
+    if part.visible is not None:
+        keys, values = call.keys[:, part.start : part.stop], call.values[:, part.start : part.stop]
+        hidden = torch.zeros(part.visible.shape).masked_fill_(~part.visible, float("-inf"))
+        yield _flash(query, _grouped(keys, groups), _grouped(values, groups), call.scale, hidden)
+        return
+    folded = query.reshape(1, kv_heads, groups * rows, dim)
+    most = RANGE_KEYS if groups * rows < RANGE_ROWS else part.stop - part.start
+    for keys, values in _ranges(call, part, most):
+        out, lse = _flash(folded, keys[None], values[None], call.scale)
+        yield torch.unflatten(out[0], 1, (groups, rows)), torch.unflatten(lse[0], 1, (groups, rows))
+
+
+def _short(call: LayerCall, parts: Gathered) -> Output:
+    """Readers are the kernel's batch."""
+    kv_heads, groups = call.keys.shape[0], call.query.shape[0] // call.keys.shape[0]
+    query = call.turned(parts.rows, parts.turns)
+    apart = torch.unflatten(torch.unflatten(query, 1, (parts.count, -1)), 0, (kv_heads, groups))
+    rows = apart.shape[3]
+    keys, values = (
+        torch.unflatten(pool.index_select(1, parts.slots), 1, (parts.count, -1)).transpose(0, 1)
+        for pool in (call.keys, call.values)
+    )
+    folded = apart.permute(2, 0, 1, 3, 4).flatten(2, 3)
+    outs = _flash(folded, keys, values, call.scale, parts.hidden)
+    # [count, kv_heads, groups * rows, ...] to [kv_heads, groups, count * rows, ...]
+    out, lse = (torch.unflatten(part, 2, (groups, rows)).movedim(0, 2).flatten(2, 3) for part in outs)
+    return out, lse
+
+
+def _capped_past(call: LayerCall, part: PastPart) -> Iterator[Output]:
+    query = call.turned(part.rows, part.turns)
+    # a mask is small, and a row of it may see none of the first keys
+    whole = part.visible is not None
+    most = part.stop - part.start if whole else max(64, CAPPED_SCORES // query.shape[:2].numel())
+    for keys, values in _ranges(call, part, most):
+        yield attend(query, keys, values, call, part.visible)
+
+
+def _ranges(call: LayerCall, part: PastPart, most: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Keys and values of the part in equal ranges of at most ``most``."""
+    length = part.stop - part.start
+    step = -(-length // -(-length // most))
+    for start in range(part.start, part.stop, step):
+        keys = slice(start, min(start + step, part.stop))
+        yield call.keys[:, keys], call.values[:, keys]
+
+
+def _new(call: LayerCall, new: NewPart) -> Output:
+    """Sequences and KV heads are the kernel's batch, the query heads of each its heads."""
+    kv_heads, groups = call.keys.shape[0], call.query.shape[0] // call.keys.shape[0]
+    query, key, value = (
+        torch.unflatten(tensor[:, new.rows], 1, (new.count, -1))
+        for tensor in (call.query, call.new_key, call.new_value)
+    )
+    query = torch.unflatten(query, 0, (kv_heads, groups))
+    if key.shape[2] == 1:  # a row that sees itself alone
+        own = (query.float() * key[:, None].float()).sum(-1) * call.scale
+        return value[:, None, :, 0].repeat(1, groups, 1, 1), own.flatten(2)
+    keys, values = (_grouped(tensor.flatten(0, 1), groups) for tensor in (key, value))
+    parts = _flash(query.transpose(1, 2).flatten(0, 1), keys, values, call.scale, causal=True)
+    apart = (kv_heads, new.count)
+    out, lse = (torch.unflatten(part, 0, apart).transpose(1, 2).flatten(2, 3) for part in parts)
+    return out, lse
+
+
+def _grouped(tensor: torch.Tensor, groups: int) -> torch.Tensor:
+    """[batch, keys, dim] as [batch, groups, keys, dim] without a copy."""
+    return tensor[:, None].expand(-1, groups, -1, -1)
+
+
+def _flash(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scale: float,
+    hidden: torch.Tensor | None = None,
+    *,
+    causal: bool = False,
+) -> Output:
+    """[batch, heads, rows, dim] against keys of as many heads; ``hidden`` is added to the scores."""
+    mask = None if hidden is None else hidden.to(query.dtype)
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        query, keys, values, 0.0, causal, attn_mask=mask, scale=scale
+    )
+    return out, lse

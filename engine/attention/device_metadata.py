@@ -1,0 +1,236 @@
+"""The plan of one pass as the Triton kernels read it: static tensors on the device, refilled in place.
+
+On the host, every row of the batch is given the runs of slots it reads, its own new ones included; in each
+it sees one interval, which covers causal and sliding-window masks. Rows that read the same run meet it
+together, in tiles, and tiles are split along their keys until the device has enough programs (split-K, as
+flash decoding does). Sizes are rounded up to a `Bucket`: passes of equal buckets use the same tensors, at
+the same addresses and with the same grids, so a captured CUDA graph can be replayed on them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.attention.metadata import BatchPlan
+from engine.attention.triton_kernels import ENTRY_FIELDS, ITEM_FIELDS
+from engine.graphs.static import Staging, round_up
+
+Ints = npt.NDArray[np.int64]
+
+TILES = (16, 64, 128)
+"""Query rows times grouped heads of one program: 16 is the least a matrix instruction takes."""
+STEP = 128
+"""Splits are whole steps of keys, so that their blocks have no edges but the tile's own."""
+LEAST_PARTS = 1024
+"""Parts are cheap up to so many (16 MiB at 32 heads of 128), and fewer buckets are fewer recordings."""
+_READ_COST = 128
+"""What reading a key costs, in rows multiplied with it: 512 bytes against 512 operations on Hopper."""
+
+
+@dataclass(frozen=True)
+class View:
+    """How layers of one kind read a batch; ``groups``: query heads of each KV head.
+
+    ``largest_tile``: of `TILES`, what the registers hold at the layer's head size. Raises ValueError when
+    the grouped heads of one row do not fit it.
+    """
+
+    window: int | None
+    kv_heads: int
+    groups: int
+    largest_tile: int
+
+    def __post_init__(self) -> None:
+        if self.groups > self.largest_tile:
+            raise ValueError(f"{self.groups} query heads share a KV head: more than {self.largest_tile}")
+
+
+class Bucket(NamedTuple):
+    """The sizes that fix tensors and grids.
+
+    ``rows`` of the batch, work ``items``, rows of a ``tile``, and ``parts``: rows of all items together.
+    """
+
+    rows: int
+    items: int
+    tile: int
+    parts: int
+
+
+class Reads(NamedTuple):
+    """One line for each sequence and run of slots it reads, int64 [reads] each.
+
+    ``row``, ``rows``: of the batch; ``coord``: stream coordinate of the first row; ``slot`` to ``stop``:
+    the run; ``key_coord``: coordinate of its first key; ``turn``: positions from the run's frame to the
+    sequence's.
+    """
+
+    row: Ints
+    rows: Ints
+    coord: Ints
+    slot: Ints
+    stop: Ints
+    key_coord: Ints
+    turn: Ints
+
+
+def reads_of(plan: BatchPlan) -> Reads:
+    """What every sequence of ``plan`` reads, the new slots of its own rows included.
+
+    New slots that continue a run only this sequence reads are joined to it. A run that others read stays as
+    it is, the same for all of them. Only readers of the very same run meet it in one product, so a NaN
+    that one of them has just written never reaches another.
+    """
+    readers = Counter((e.slot, e.length) for s in plan.sequences for e in s.step.past)
+    reads: list[tuple[int, ...]] = []
+    for sequence in plan.sequences:
+        step = sequence.step
+        runs = [
+            (e.slot, e.slot + e.length, e.coord, step.origin - e.origin, readers[e.slot, e.length] == 1)
+            for e in step.past
+        ]
+        coord = step.coord
+        for slot, count in step.slots:
+            if runs and runs[-1][1] == slot and runs[-1][3] == 0 and runs[-1][4]:
+                runs[-1] = (runs[-1][0], slot + count, *runs[-1][2:])
+            else:
+                runs.append((slot, slot + count, coord, 0, True))
+            coord += count
+        reads += [(sequence.start, sequence.rows, step.coord, *run[:4]) for run in runs]
+    return Reads(*np.array(reads, np.int64).T.copy())
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A plan laid out for one view; all int64.
+
+    ``items`` [., ITEM_FIELDS], the longest first; ``entries`` [., ENTRY_FIELDS]; ``targets``: the part each
+    entry of each item writes; ``offsets`` [rows + 1]: where a row's parts begin; ``turns``: distinct turns.
+    """
+
+    tile: int
+    items: Ints
+    entries: Ints
+    targets: Ints
+    offsets: Ints
+    turns: Ints
+
+    @cached_property
+    def bucket(self) -> Bucket:
+        """The least bucket that holds it."""
+        items = max(32, len(self.items), len(self.turns))
+        parts = max(LEAST_PARTS, len(self.targets))
+        return Bucket(round_up(len(self.offsets) - 1), round_up(items), self.tile, round_up(parts))
+
+
+def lay_out(reads: Reads, rows: int, view: View, programs: int) -> Layout:
+    """Cut what ``rows`` rows read into items, about ``programs`` programs of them if there is work enough."""
+    low, high, row, turn, run = _intervals(reads, view.window)
+    order = np.argsort(run, kind="stable")
+    low, high, row, turn, run = low[order], high[order], row[order], turn[order], run[order]
+    run_first = np.flatnonzero(np.diff(run, prepend=-1))
+    run_count = np.diff(run_first, append=len(run))
+    keys = np.maximum.reduceat(high, run_first) - np.minimum.reduceat(low, run_first)
+    tile = _choose_tile(run_count * view.groups, keys, view)
+
+    within = np.arange(len(run)) - np.repeat(run_first, run_count)
+    first = np.flatnonzero(within % (tile // view.groups) == 0)
+    count = np.diff(first, append=len(run))
+    start, stop = np.minimum.reduceat(low, first), np.maximum.reduceat(high, first)
+    common = np.maximum.reduceat(low, first), np.minimum.reduceat(high, first)
+
+    of_tile, item_start, item_stop = _split(start, stop, programs // view.kv_heads)
+    items = np.zeros((len(of_tile), ITEM_FIELDS), np.int64)
+    items[:, 0], items[:, 1] = first[of_tile], count[of_tile]
+    items[:, 2], items[:, 3] = item_start, item_stop
+    items[:, 4], items[:, 5] = common[0][of_tile], common[1][of_tile]
+    items[:, 6] = np.cumsum(items[:, 1]) - items[:, 1]
+
+    # parts lie in the order of their rows, so the merge of a row reads one stretch of memory
+    part_row = row[_spans(items[:, 0], items[:, 1])]
+    targets = np.empty(len(part_row), np.int64)
+    targets[np.argsort(part_row, kind="stable")] = np.arange(len(part_row))
+    offsets = np.concatenate(([0], np.cumsum(np.bincount(part_row, minlength=rows))))
+    turns, turn_index = np.unique(turn, return_inverse=True)
+    return Layout(tile, items, np.stack((row, turn_index, low, high), 1), targets, offsets, turns)
+
+
+def _intervals(reads: Reads, window: int | None) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+    """For each row and run it sees something of: its slots ``low`` to ``high``, row, turn, and the run."""
+    of = np.repeat(np.arange(len(reads.row)), reads.rows)
+    ahead = _spans(np.zeros_like(reads.rows), reads.rows)
+    behind = reads.coord[of] + ahead - reads.key_coord[of]  # the newest key a row may see, within the run
+    low = reads.slot[of]
+    if window is not None:
+        low = low + np.maximum(behind - window + 1, 0)
+    high = np.minimum(reads.slot[of] + behind + 1, reads.stop[of])
+    seen = np.flatnonzero(low < high)
+    of = of[seen]
+    _, run = np.unique(reads.slot << 32 | reads.stop, return_inverse=True)
+    return low[seen], high[seen], reads.row[of] + ahead[seen], reads.turn[of], run[of].astype(np.int64)
+
+
+def _choose_tile(members: Ints, keys: Ints, view: View) -> int:
+    """The tile that makes reading and multiplying least, padding and keys read again per tile counted."""
+    tiles = [tile for tile in TILES if view.groups <= tile <= view.largest_tile]
+    return min(tiles, key=lambda tile: int(np.sum(-(-members // tile) * keys)) * (_READ_COST + tile))
+
+
+def _split(start: Ints, stop: Ints, wanted: int) -> tuple[Ints, Ints, Ints]:
+    """Cut tiles into about ``wanted`` items of even length: tile, start and stop of each, longest first."""
+    length = stop - start
+    target = max(STEP, int(length.sum()) // max(wanted, 1))
+    size = -(-length // np.maximum(1, (length + target // 2) // target))
+    size = -(-size // STEP) * STEP
+    pieces = -(-length // size)
+    of_tile = np.repeat(np.arange(len(start)), pieces)
+    item_start = start[of_tile] + _spans(np.zeros_like(pieces), pieces) * size[of_tile]
+    item_stop = np.minimum(item_start + size[of_tile], stop[of_tile])
+    order = np.argsort(item_start - item_stop, kind="stable")
+    return of_tile[order], item_start[order], item_stop[order]
+
+
+def _spans(first: Ints, count: Ints) -> Ints:
+    """first[0], first[0] + 1, ... (``count[0]`` numbers), first[1], and so on."""
+    before = np.cumsum(count) - count
+    spans: Ints = np.arange(int(count.sum())) + np.repeat(first - before, count)
+    return spans
+
+
+class DevicePlan:
+    """The tensors of one view and bucket; `fill` rewrites them in place with one copy to the device."""
+
+    def __init__(self, view: View, bucket: Bucket, device: torch.device) -> None:
+        self.view = view
+        self.bucket = bucket
+        sizes = {
+            "items": bucket.items * ITEM_FIELDS,
+            "entries": bucket.parts * ENTRY_FIELDS,
+            "targets": bucket.parts,
+            "turns": bucket.items,
+            "offsets": bucket.rows + 1,
+        }
+        self._staging = Staging(sum(sizes.values()), torch.int32, device)
+        stops = accumulate(sizes.values())
+        where = {name: slice(stop - sizes[name], stop) for name, stop in zip(sizes, stops, strict=True)}
+        self._host = {name: self._staging.host.numpy()[here] for name, here in where.items()}
+        self.items, self.entries, self.targets, self.turns, self.offsets = (
+            self._staging.device[here] for here in where.values()
+        )
+
+    def fill(self, layout: Layout) -> None:
+        """Take over ``layout``, whose bucket must be this one. The copy is queued on the current stream."""
+        with self._staging.filling():
+            for name, tensor in self._host.items():
+                values: Ints = getattr(layout, name).ravel()
+                tensor[: len(values)] = values
+                # surplus items have no entries; rows of padding have no parts
+                tensor[len(values) :] = values[-1] if name == "offsets" else 0

@@ -1,0 +1,131 @@
+"""Short extents of many readers met in one product: what each has for itself behind a past they share.
+
+The first tokens of 25 answers, or a few bars of each of 16 sessions, are some dozen keys that one reader
+sees. A product and a merge for each of them cost more than the arithmetic, so extents of about the same
+length, read by equally many rows, are copied side by side and padded; several of one reader are joined
+first, which is also what a prompt that came in pieces needs, for it lies in as many extents. Readers stay
+apart in the batch dimension: padding is a key of the reader's own, hidden by the mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+
+from engine.attention.metadata import PastPart
+
+SHORT_KEYS = 256
+"""Longer extents are read in place."""
+JOINED_KEYS = 1024
+"""At most so many keys of one reader are joined: what is copied should stay in the core's cache."""
+GATHERED_KEYS = 1 << 14
+"""At most so many keys, padding included, in one product: they are copied for each layer."""
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """``count`` readers of equally many rows. ``slots``: int64 [count * keys], those of one reader together.
+
+    ``hidden``: float [count, 1, 1, keys], -inf where a reader is padded; None when all have equally many.
+    ``turns`` as in `PastPart`, for all ``rows``.
+    """
+
+    rows: slice | torch.Tensor
+    count: int
+    slots: torch.Tensor
+    hidden: torch.Tensor | None
+    turns: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class _Read:
+    """Extents that the same rows meet at the same turns: one row of keys, whatever lies between them."""
+
+    rows: slice
+    parts: list[PastPart]
+
+    @property
+    def keys(self) -> int:
+        return sum(part.stop - part.start for part in self.parts)
+
+    def slots(self, keys: int) -> torch.Tensor:
+        """The slots of its keys, then its first slot again up to ``keys``."""
+        ranges = [torch.arange(part.start, part.stop) for part in self.parts]
+        return torch.cat([*ranges, torch.full((keys - self.keys,), self.parts[0].start)])
+
+
+def gather(parts: Sequence[PastPart]) -> tuple[list[PastPart], list[Gathered]]:
+    """``parts`` that stay as they are, and the short ones among them gathered; no row is twice in one."""
+    alone: list[PastPart] = []
+    alike: dict[tuple[int, int], list[_Read]] = {}
+    for read in _reads(parts, alone):
+        rows = read.rows.stop - read.rows.start
+        # lengths up to the same power of two
+        alike.setdefault((rows, (read.keys - 1).bit_length()), []).append(read)
+    groups = [group for (_, bits), reads in alike.items() for group in _groups(reads, GATHERED_KEYS >> bits)]
+    gathered: list[Gathered] = []
+    for group in groups:
+        if len(group) == len(group[0].parts) == 1:
+            alone += group[0].parts
+        else:
+            gathered.append(_gathered(group))
+    return alone, gathered
+
+
+def _reads(parts: Sequence[PastPart], alone: list[PastPart]) -> list[_Read]:
+    """The short ones of ``parts``, joined up to `JOINED_KEYS`; the others go to ``alone``."""
+    reads: dict[tuple[int, int, tuple[int, ...] | None], list[_Read]] = {}
+    for part in parts:
+        length = part.stop - part.start
+        if part.visible is not None or not isinstance(part.rows, slice) or length > SHORT_KEYS:
+            alone.append(part)
+            continue
+        turns = None if part.turns is None else tuple(part.turns.tolist())
+        same = reads.setdefault((part.rows.start, part.rows.stop, turns), [])
+        if same and same[-1].keys + length <= JOINED_KEYS:
+            same[-1].parts.append(part)
+        else:
+            same.append(_Read(part.rows, [part]))
+    return [read for same in reads.values() for read in same]
+
+
+def _groups(candidates: list[_Read], most: int) -> list[list[_Read]]:
+    """As few groups of up to ``most`` as it takes for the rows of each to be apart, and in order."""
+    groups: list[list[_Read]] = []
+    for read in sorted(candidates, key=lambda read: int(read.rows.start)):
+        open_ = (group for group in groups if len(group) < most and group[-1].rows.stop <= read.rows.start)
+        group = next(open_, None)
+        if group is None:
+            groups.append(group := [])
+        group.append(read)
+    return groups
+
+
+def _gathered(group: list[_Read]) -> Gathered:
+    spans = [read.rows for read in group]
+    lengths = torch.tensor([read.keys for read in group])[:, None]
+    keys = int(lengths.max())
+    padding = torch.arange(keys).expand(len(group), -1) >= lengths
+    side_by_side = all(a.stop == b.start for a, b in pairwise(spans))
+    return Gathered(
+        slice(spans[0].start, spans[-1].stop)
+        if side_by_side
+        else torch.cat([torch.arange(span.start, span.stop) for span in spans]),
+        len(group),
+        torch.cat([read.slots(keys) for read in group]),
+        torch.zeros(padding.shape).masked_fill_(padding, float("-inf"))[:, None, None]
+        if padding.any()
+        else None,
+        _turns(group),
+    )
+
+
+def _turns(group: list[_Read]) -> torch.Tensor | None:
+    turns = [read.parts[0].turns for read in group]
+    if all(own is None for own in turns):
+        return None
+    none = torch.zeros(group[0].rows.stop - group[0].rows.start, dtype=torch.int64)
+    return torch.cat([none if own is None else own for own in turns])

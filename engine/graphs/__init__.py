@@ -1,0 +1,1 @@
+"""CUDA graphs: capture, static tensors and replay."""

@@ -1,0 +1,1 @@
+"""Loading a model and proving that it runs: architectures, canary, prompt format."""

@@ -1,0 +1,99 @@
+"""The load-time canary: a few tokens through regions must give the dense model's logits.
+
+It runs on a pool of its own: a frozen prefix, records in one position frame and across two, and an answer
+token by token on a fork. It is the last of three checks and knows nothing of architectures, so it also
+catches what happens outside of attention (token shifts, convolutions) and rotations that query turning does
+not reproduce. Masks over more tokens than it has are compared by `engine.profile.probe`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from engine.engine import Engine, Work
+from engine.model.loading import ATTENTION, LoadedModel, ModelError
+from regions.tape import Retention
+
+_FROZEN, _RECORD, _RECORDS, _ANSWER = 5, 7, 6, 3
+_READ = 3
+"""Of every other record only so many rows are read, which is computed in another way."""
+_FULL, _HALF = 2e-3, 1e-1
+_TURNING = 1e-2
+"""Half precision: two frames may always differ by this, and beyond it by twice what one frame does."""
+_EXPERT_FLIPS = 0.2
+"""Share of tokens that may differ in half precision: rounding can send a token to another expert."""
+
+
+def check(loaded: LoadedModel) -> float:
+    """How far the logits are from the dense forward's, relative to their size (root mean square).
+
+    It is that of the worst token, in half precision of the worst but a fifth. There the difference in one
+    frame is the model's own rounding, which grows with its depth, so that of two frames is measured against
+    it. Raises ModelError when it is too much.
+    """
+    kind = loaded.model.config.model_type
+    total = _FROZEN + _RECORD * _RECORDS + _ANSWER
+    generator = torch.Generator().manual_seed(7)
+    vocabulary = int(loaded.model.config.get_text_config().vocab_size)
+    tokens = torch.randint(3, vocabulary, (total,), generator=generator).tolist()
+    try:
+        expected = dense_logits(loaded, tokens)[_FROZEN:]
+        plain, framed = (
+            _difference(*_over_regions(loaded, tokens, frames), expected, loaded.dtype) for frames in (1, 2)
+        )
+    except RuntimeError as error:
+        raise ModelError(f"{kind}: its forward pass does not run over regions: {error}") from error
+    most = _FULL if loaded.dtype == torch.float32 else _HALF
+    turned = most if loaded.dtype == torch.float32 else max(_TURNING, 2 * plain)
+    if not (plain <= most and framed <= turned):
+        raise ModelError(
+            f"{kind}: its logits over regions differ from the dense forward by {plain:.2g} of their size "
+            f"in one position frame and {framed:.2g} in two; the architecture is not supported"
+        )
+    return framed
+
+
+def _difference(actual: torch.Tensor, where: list[int], expected: torch.Tensor, dtype: torch.dtype) -> float:
+    expected = expected[where]
+    rows = (actual - expected).norm(dim=-1) / expected.norm(dim=-1).clamp(min=1e-6)
+    return float(rows.max() if dtype == torch.float32 else rows.quantile(1 - _EXPERT_FLIPS))
+
+
+@torch.inference_mode()
+def dense_logits(loaded: LoadedModel, tokens: list[int]) -> torch.Tensor:
+    """The unmodified model's logits of every token, fp32 [tokens, vocabulary]."""
+    loaded.model.set_attn_implementation("eager")
+    try:
+        ids = torch.tensor([tokens], device=loaded.device)
+        logits: torch.Tensor = loaded.model(input_ids=ids, use_cache=False).logits[0].float()
+    finally:
+        loaded.model.set_attn_implementation(ATTENTION)
+    return logits
+
+
+def _over_regions(loaded: LoadedModel, tokens: list[int], frames: int) -> tuple[torch.Tensor, list[int]]:
+    """Logits over regions, and which of the tokens behind the frozen ones they are of."""
+    engine = Engine(loaded, blocks=24, block_size=4, frame_limit=1 << 30)
+    tape = engine.open_tape("canary", tokens[:_FROZEN], Retention(len(tokens)))
+    answer = None
+    rows = []
+    where: list[int] = []
+    try:
+        for i in range(_RECORDS):
+            record = tokens[_FROZEN + i * _RECORD :][:_RECORD]
+            if frames > 1 and i == _RECORDS // 2:
+                tape.new_frame(at=3)  # the second half lives in a frame of its own
+            tape.acquire(_RECORD)
+            read = range(_RECORD - _READ if i % 2 else 0, _RECORD)
+            rows.append(engine.logits([Work(tape, record)], read))
+            where += [i * _RECORD + row for row in read]
+            tape.commit([_RECORD])
+        answer = tape.fork()
+        answer.acquire(_ANSWER)
+        rows.extend(engine.logits([Work(answer, [token])]) for token in tokens[-_ANSWER:])
+        where += range(_RECORDS * _RECORD, _RECORDS * _RECORD + _ANSWER)
+    finally:
+        if answer:
+            answer.release()
+        tape.release()
+    return torch.cat(rows), where

@@ -1,0 +1,226 @@
+"""Loading a causal language model so that its attention runs over regions.
+
+transformers' own modelling code runs unmodified; its `AttentionInterface` hands every layer's queries, keys
+and values to `region_attention`. Some architectures would pass through silently wrong (hybrids, learned
+positions, other rotary layouts): known ones are refused by name (`engine.model.architectures`), all are
+measured (`engine.profile.probe`), and `engine.model.canary` compares logits with the dense forward. A model
+that fails is refused with the reason.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import is_accelerate_available
+from transformers.utils.logging import disable_progress_bar
+
+from engine.attention.base import Attention, LayerCall
+from engine.attention.last_layer import LastLayer, NothingRead, Written, install, wanting
+from engine.attention.metadata import BatchPlan
+from engine.attention.rotary import FrameTurner
+from engine.memory import out_of_memory
+from engine.model.architectures import ModelError, check_known
+from engine.model.revision import revision_of
+from engine.model.tensor_parallel import shard
+from engine.profile.probe import probe
+from regions.pool import KVPool, LayerShape
+
+__all__ = ["ATTENTION", "LoadedModel", "ModelError", "Pass", "load_model", "prepare", "resolve_device"]
+
+ATTENTION = "foretick_regions"
+disable_progress_bar()
+
+
+@dataclass
+class Pass:
+    """What the attention function needs during one forward pass; ``turners``: one a layer.
+
+    ``last``: what is wanted of the last layer, None for all of it.
+    """
+
+    plan: BatchPlan
+    pool: KVPool
+    slots: torch.Tensor | slice
+    attention: Attention
+    turners: tuple[FrameTurner, ...]
+    last: LastLayer | None = None
+    calls: int = 0
+
+
+# Some layers drop the extra keyword arguments of a forward call, so the current pass is kept here; one
+# worker thread owns the device.
+_current = threading.local()
+
+
+def region_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention function: [1, q_heads, rows, dim] to [1, rows, q_heads, dim]."""
+    if attention_mask is not None:
+        raise ModelError("transformers built an attention mask: this architecture masks in its own way")
+    work: Pass = _current.work
+    layer = int(module.layer_idx)  # type: ignore[arg-type]  # a plain int on every attention module
+    work.calls += 1
+    last = work.last if layer == len(work.turners) - 1 else None
+    if last is None or not last.reading:
+        work.pool.keys[layer][:, work.slots] = key[0]
+        work.pool.values[layer][:, work.slots] = value[0]
+        if last is not None:
+            raise Written
+    output = work.attention(
+        LayerCall(
+            query[0],
+            key[0],
+            value[0],
+            work.pool.keys[layer],
+            work.pool.values[layer],
+            query.shape[-1] ** -0.5 if scaling is None else scaling,
+            softcap,
+            sliding_window,
+            work.plan if last is None else last.plan,
+            work.turners[layer],
+            s_aux,
+        )
+    )
+    # contiguous, as transformers' own functions give it: a layer would copy it otherwise, or fail to view it
+    return output.transpose(0, 1).contiguous()[None], None
+
+
+AttentionInterface.register(ATTENTION, region_attention)
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready to run over regions.
+
+    ``layers``: KV shapes and ``turners``: of queries, one a layer; under tensor parallelism of this rank.
+    ``max_positions``: local positions stay below it. ``trims``: a pass may ask for some rows of the last
+    layer alone.
+    """
+
+    model: Any
+    tokenizer: Any
+    layers: tuple[LayerShape, ...]
+    turners: tuple[FrameTurner, ...]
+    name: str
+    revision: str
+    untrained: bool
+    max_positions: int
+    trims: bool = False
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return torch.device(self.model.device)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The weights' type; KV has it too."""
+        dtype: torch.dtype = self.model.dtype
+        return dtype
+
+    @torch.inference_mode()
+    def forward(
+        self, work: Pass, tokens: torch.Tensor, keep: torch.Tensor, positions: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """One pass over packed ``tokens`` [rows]; logits of rows ``keep``, fp32 [keep, vocabulary].
+
+        ``positions``: local positions [rows], by default those of the plan. With ``work.last``, ``keep`` must
+        be its rows; if there are none the result is empty.
+        """
+        _current.work = work
+        try:
+            with wanting(work.last):
+                output = self.model(
+                    input_ids=tokens[None],
+                    position_ids=(work.plan.positions() if positions is None else positions)[None],
+                    use_cache=False,
+                    logits_to_keep=keep if work.last is None else 0,
+                )
+        except NothingRead:
+            return torch.empty(0, 0, device=tokens.device)
+        finally:
+            _current.work = None
+        return output.logits[0].float()  # type: ignore[no-any-return]  # transformers is untyped here
+
+
+def load_model(
+    path: Path, *, dtype: str = "auto", device: str = "auto", tensor_parallel: bool = False
+) -> LoadedModel:
+    """Load the causal language model and tokenizer in directory ``path``.
+
+    ``tensor_parallel``: this process keeps its rank's part of the weights, on the device of the
+    torch.distributed group, which must be initialised; every rank must load, and then make the same calls.
+    Raises ModelError when the directory or its architecture cannot be served.
+    """
+    if not (path / "config.json").is_file():
+        raise ModelError(f"{path} is not a model directory: it has no config.json")
+    where = "cpu" if tensor_parallel else resolve_device(device)
+    # transformers needs accelerate to fill parameters on the device itself; without it they stay mapped from
+    # the files until they are copied there one by one
+    placed = {"device_map": {"": where}} if is_accelerate_available() else {}
+    try:
+        config = AutoConfig.from_pretrained(path, local_files_only=True)
+        check_known(config)
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        model = AutoModelForCausalLM.from_pretrained(
+            path, local_files_only=True, dtype=_dtype(dtype), attn_implementation="eager", **placed
+        )
+    except (ValueError, OSError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+        if out_of_memory(error):
+            raise
+        raise ModelError(f"{path} cannot be loaded: {error}") from error
+    model = shard(model) if tensor_parallel else model.to(where)
+    return _wrap(model, tokenizer, name=path.name, revision=revision_of(path))
+
+
+def prepare(model: Any, tokenizer: Any, *, name: str, revision: str = "") -> LoadedModel:
+    """Wrap a transformers model made in this process. Raises ModelError when regions cannot serve it."""
+    check_known(model.config)
+    return _wrap(model, tokenizer, name=name, revision=revision)
+
+
+def _wrap(model: Any, tokenizer: Any, *, name: str, revision: str) -> LoadedModel:
+    model.eval().requires_grad_(False)
+    probed = probe(model)
+    model.set_attn_implementation(ATTENTION)
+    return LoadedModel(
+        model,
+        tokenizer,
+        probed.layers,
+        probed.turners,
+        name,
+        revision,
+        bool(getattr(model.config, "foretick_untrained", False)),
+        probed.max_positions,
+        install(model, len(probed.layers)),
+    )
+
+
+def resolve_device(device: str) -> str:
+    """``auto`` is the GPU if there is one."""
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ModelError("device cuda was asked for and no GPU is visible")
+    return device
+
+
+def _dtype(name: str) -> Any:
+    return "auto" if name == "auto" else getattr(torch, name)

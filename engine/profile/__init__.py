@@ -1,0 +1,1 @@
+"""What a device takes for a pass, measured."""

@@ -1,0 +1,207 @@
+"""What a model's layers do with positions and masks, measured from passes over a single token.
+
+Configurations name these things in many ways, so nothing is read from them. At position 0 rotary embedding
+is the identity; the queries and keys of the same token at another position show which of the model's tables
+turned them, layer by layer. The mask that transformers would build is asked for at far-apart positions and
+compared with the sliding window that the layer hands to attention, so a window of any size is seen without
+a sequence of that length. Attention itself gives zeros here, so layers cannot see positions in another way
+than the one measured.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from engine.attention.rotary import FrameTurner, rotary_tables
+from engine.model.architectures import ModelError
+from regions.pool import LayerShape
+
+log = logging.getLogger(__name__)
+
+PROBE = "foretick_probe"
+_NEAR = 97
+"""A position at which any two rotary tables have turned their first dimensions apart."""
+_FARTHEST = 1 << 17
+_MASK_ROWS = (0, 1, 2, 7, 64, 1000, 8192, _FARTHEST - 1)
+_TOLERANCE = {torch.float32: 1e-3}
+_TOLERANCE_HALF = 5e-2
+
+
+@dataclass(frozen=True)
+class Probed:
+    """What the layers were seen to do.
+
+    ``max_positions``: local positions below it are turned by the tables of ``turners``, one a layer.
+    """
+
+    layers: tuple[LayerShape, ...]
+    turners: tuple[FrameTurner, ...]
+    max_positions: int
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """One layer's attention for one token: ``query``, ``key`` and ``value`` [heads, 1, dim]."""
+
+    layer: int
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    window: int | None
+    mask: torch.Tensor | None
+
+
+_seen: list[_Seen] = []
+
+
+@torch.inference_mode()
+def probe(model: Any) -> Probed:
+    """Measure ``model``; its attention function is left set to the probe's.
+
+    Raises ModelError when a layer does something that regions and frames cannot reproduce.
+    """
+    kind = model.config.model_type
+    model.set_attn_implementation(PROBE)
+    zero = _pass(model, 0)
+    tables = rotary_tables(model)
+    _check_calls(kind, zero, int(model.config.get_text_config().num_hidden_layers))
+    for seen in zero:
+        _check_mask(kind, seen)
+    limit = min(
+        int(getattr(model.config.get_text_config(), "max_position_embeddings", 0) or _FARTHEST), _FARTHEST
+    )
+    near = min(_NEAR, limit - 1)
+    turners = tuple(_turner(kind, tables, *pair, near) for pair in zip(zero, _pass(model, near), strict=True))
+
+    def turned(position: int) -> bool:
+        after = _pass(model, position)
+        return all(
+            _error(t, a, b, position) <= _tolerance(a.key.dtype, position)
+            for t, a, b in zip(turners, zero, after, strict=True)
+        )
+
+    positions = _positions(turned, near, limit)
+    if positions < limit:
+        log.warning("%s: positions are served up to %d, it turns otherwise beyond", kind, positions)
+    return Probed(
+        tuple(LayerShape(s.key.shape[0], s.key.shape[2], s.value.shape[2]) for s in zero), turners, positions
+    )
+
+
+def _positions(turned: Callable[[int], bool], near: int, limit: int) -> int:
+    """How many positions from 0 on are turned alike; ``near`` is, and beyond some position none is."""
+    if turned(limit - 1):
+        return limit
+    good, bad = near, limit - 1
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if turned(middle) else (good, middle)
+    return bad
+
+
+def _pass(model: Any, position: int) -> list[_Seen]:
+    token = int(model.config.get_text_config().vocab_size) // 2
+    device = model.device
+    _seen.clear()
+    try:
+        model(
+            input_ids=torch.tensor([[token]], device=device),
+            position_ids=torch.tensor([[position]], device=device),
+            use_cache=False,
+        )
+    except Exception as error:
+        kind = model.config.model_type
+        raise ModelError(f"{kind}: its forward pass does not run over our attention: {error}") from error
+    seen = list(_seen)
+    _seen.clear()
+    return seen
+
+
+def _check_calls(kind: str, seen: list[_Seen], layers: int) -> None:
+    calls = [s.layer for s in seen]
+    if calls != list(range(layers)):
+        raise ModelError(f"{kind}: layers {calls} reach our attention, expected each of {layers} once")
+
+
+def _check_mask(kind: str, seen: _Seen) -> None:
+    if seen.mask is None:
+        raise ModelError(
+            f"{kind}: layer {seen.layer} gets no causal mask from transformers to compare ours with"
+        )
+    query, key = _mask_indices(seen.mask.device)
+    expected = key <= query
+    if seen.window is not None:
+        expected &= query - key < seen.window
+    if seen.mask.shape[-2:] != expected.shape[-2:] or not (seen.mask == expected).all():
+        window = "none" if seen.window is None else f"{seen.window} tokens"
+        raise ModelError(
+            f"{kind}: layer {seen.layer} masks otherwise than causally with the sliding window it declares "
+            f"({window})"
+        )
+
+
+def _turner(kind: str, tables: list[FrameTurner], zero: _Seen, near: _Seen, position: int) -> FrameTurner:
+    error, best = min(
+        ((_error(table, zero, near, position), i) for i, table in enumerate(tables)), default=(1.0, 0)
+    )
+    if not error <= _tolerance(zero.key.dtype, position):
+        raise ModelError(
+            f"{kind}: layer {zero.layer} does not turn the halves of its queries and keys by any rotary "
+            "table of the model, which position frames need"
+        )
+    return tables[best]
+
+
+def _error(turner: FrameTurner, zero: _Seen, after: _Seen, position: int) -> float:
+    """How far the turner is from what the model did between two positions, relative to the vectors."""
+    worst = 0.0
+    for before, expected in ((zero.query, after.query), (zero.key, after.key)):
+        if 2 * turner.inv_freq.numel() > before.shape[-1]:
+            return float("inf")
+        turned = turner.turn(before, torch.tensor([position], device=before.device))
+        difference = torch.linalg.vector_norm((turned - expected).float())
+        worst = max(worst, float(difference / torch.linalg.vector_norm(expected.float()).clamp(min=1e-6)))
+    return worst
+
+
+def _tolerance(dtype: torch.dtype, position: int) -> float:
+    # models compute their angles in float32, which rounds a far position's angle by this much
+    return _TOLERANCE.get(dtype, _TOLERANCE_HALF) + position * 2.0**-23
+
+
+def _mask_indices(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    query = torch.tensor(_MASK_ROWS, device=device)[None, None, :, None]
+    return query, torch.arange(_FARTHEST, device=device)[None, None, None]
+
+
+def _probe_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    sliding_window: int | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    layer = int(module.layer_idx)  # type: ignore[arg-type]  # a plain int on every attention module
+    _seen.append(_Seen(layer, query[0], key[0], value[0], sliding_window, attention_mask))
+    return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
+
+
+def _probe_mask(
+    *, mask_function: Callable[..., torch.Tensor], device: torch.device, **_: Any
+) -> torch.Tensor:
+    query, key = _mask_indices(device)
+    nothing = torch.zeros_like(query[:, :, :1])
+    return mask_function(nothing, nothing, query, key)
+
+
+AttentionInterface.register(PROBE, _probe_attention)
+AttentionMaskInterface.register(PROBE, _probe_mask)

@@ -1,0 +1,168 @@
+"""How long an engine takes for passes, prefilling and swapping, by size: the points of a cost profile.
+
+Every size is run once uncounted, then the ladder is climbed and descended in turn, so that a machine that
+grows slower in the course of a run does not look like one that is slower on large sizes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from engine.engine import Engine, Work
+from regions.ephemeral import Fork
+from regions.offload.host import HostTier
+
+Span = tuple[int, int]
+"""(tokens in KV, tokens to compute) of one row of a pass."""
+Sample = tuple[int, float]
+"""(size, seconds)."""
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """What is measured.
+
+    ``passes``: tokens of single passes without context, 1 among them, none above ``chunk``. ``prefills``:
+    tokens of prompts computed in passes of ``chunk`` tokens, and swapped out and in; 1 or more. ``batches``:
+    passes of several rows. ``repeats`` of everything. Sizes above the first prefill that takes ``patience_s``
+    are left out.
+    """
+
+    chunk: int
+    passes: tuple[int, ...]
+    prefills: tuple[int, ...]
+    batches: tuple[tuple[Span, ...], ...] = ()
+    repeats: int = 3
+    patience_s: float = 10.0
+
+    @property
+    def tokens(self) -> int:
+        """Most tokens in KV at once."""
+        together = (sum(c + n for c, n in batch) for batch in self.batches)
+        return max(*self.passes, *self.prefills, *together)
+
+    def blocks(self, size: int) -> int:
+        """Blocks of ``size`` tokens that the pool needs."""
+        rows = max((len(batch) for batch in self.batches), default=1)
+        return -(-self.tokens // size) + 2 * rows
+
+    def up_to(self, tokens: int) -> Ladder:
+        """Without larger prompts; of the batches those whose rows each fit."""
+        return replace(
+            self,
+            prefills=tuple(n for n in self.prefills if n <= tokens),
+            batches=tuple(batch for batch in self.batches if all(c + n <= tokens for c, n in batch)),
+        )
+
+
+@dataclass
+class Samples:
+    """What was measured. Sizes: tokens for ``passes`` and ``prefills``, blocks for the swaps."""
+
+    passes: list[Sample] = field(default_factory=list)
+    prefills: list[Sample] = field(default_factory=list)
+    swap_out: list[Sample] = field(default_factory=list)
+    swap_in: list[Sample] = field(default_factory=list)
+    batches: list[tuple[tuple[Span, ...], float]] = field(default_factory=list)
+
+
+def measure(engine: Engine, ladder: Ladder) -> Samples:
+    """Time everything on the ladder. Nothing else may use the engine meanwhile.
+
+    Raises RuntimeError when the pool is smaller than `Ladder.blocks`, DeviceOutOfMemory when there is no
+    memory for a pass.
+    """
+    longest = -(-max(ladder.prefills) // engine.pool.block_size)
+    bench = _Bench(engine, ladder, HostTier(engine.pool, longest + 1))
+    bench.warm_up()
+    samples = Samples()
+    for repeat in range(ladder.repeats):
+        bench.round(samples, down=repeat % 2 == 0)
+    return samples
+
+
+class _Bench:
+    def __init__(self, engine: Engine, ladder: Ladder, host: HostTier) -> None:
+        self.engine, self.ladder, self.host = engine, ladder, host
+        self.random = torch.Generator().manual_seed(3)
+
+    def warm_up(self) -> None:
+        """Every size once, uncounted, up to where patience ends."""
+        uncounted = Samples()
+        for n in self.ladder.prefills:
+            self.prompt(n, uncounted)
+            if uncounted.prefills[-1][1] > self.ladder.patience_s:
+                self.ladder = self.ladder.up_to(n)
+                break
+        self.round(uncounted, down=False, prompts=False)
+
+    def round(self, found: Samples, *, down: bool, prompts: bool = True) -> None:
+        """Every size once, from the largest on if ``down``."""
+        step = -1 if down else 1
+        for n in self.ladder.passes[::step]:
+            found.passes.append((n, self.batch(((0, n),))))
+        for n in self.ladder.prefills[::step] if prompts else ():
+            self.prompt(n, found)
+        for spans in self.ladder.batches[::step]:
+            found.batches.append((spans, self.batch(spans)))
+
+    def tokens(self, n: int) -> list[int]:
+        high = int(self.engine.model.model.config.vocab_size)
+        return torch.randint(3, high, (n,), generator=self.random).tolist()
+
+    def prefill(self, n: int) -> tuple[Fork, float]:
+        """A prompt of ``n`` tokens in KV, and the seconds until its first token was chosen."""
+        prompt, tokens = self.engine.open_prompt(), self.tokens(n)
+        if not prompt.acquire(n):
+            prompt.release()
+            raise RuntimeError(f"the pool has no room for {n} tokens")
+        return prompt, self.timed(lambda: self.compute(prompt, tokens))
+
+    def compute(self, prompt: Fork, tokens: list[int]) -> None:
+        chunk = self.ladder.chunk
+        last = (len(tokens) - 1) // chunk * chunk
+        self.engine.prefill(prompt, tokens[:last], chunk)
+        self.engine.forward([Work(prompt, tokens[last:])])
+
+    def prompt(self, n: int, found: Samples) -> None:
+        """Prefill, swap out and swap in."""
+        prompt, seconds = self.prefill(n)
+        found.prefills.append((n, seconds))
+        blocks = -(-n // self.engine.pool.block_size)
+        found.swap_out.append((blocks, self.timed(lambda: _must(prompt.swap_out(self.host)))))
+        self.host.poll()
+        found.swap_in.append((blocks, self.timed(lambda: _must(prompt.swap_in()))))
+        self.host.poll()
+        prompt.release()
+
+    def batch(self, spans: Sequence[Span]) -> float:
+        """Seconds of one pass over ``spans``; what is to lie in KV is put there before."""
+        prompts = [self.prefill(c)[0] if c else self.engine.open_prompt() for c, _ in spans]
+        works = [Work(p, self.tokens(n)) for p, (_, n) in zip(prompts, spans, strict=True)]
+        for prompt, work in zip(prompts, works, strict=True):
+            _must(prompt.acquire(len(work.tokens)))
+        seconds = self.timed(lambda: self.engine.forward(works))
+        for prompt in prompts:
+            prompt.release()
+        return seconds
+
+    def timed(self, work: Callable[[], object]) -> float:
+        """Seconds, the device's queue drained before and after."""
+        self.settle()
+        began = time.perf_counter()
+        work()
+        self.settle()
+        return time.perf_counter() - began
+
+    def settle(self) -> None:
+        if self.engine.model.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+def _must(done: bool) -> None:
+    if not done:
+        raise RuntimeError("there is no room to measure in")

@@ -1,0 +1,91 @@
+"""The host tier: a bounded pool in the host's memory for KV that the device has no room for.
+
+Preemption by swapping (*Stream2LLM* sections 4.2 and 4.3): blocks leave the device by an asynchronous copy
+and come back by another, instead of being computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from regions.allocator import Run
+from regions.block_table import split
+from regions.offload.copies import Copies, Quarantine, copies_for
+from regions.pool import KVPool
+
+
+class HostTier:
+    """``blocks`` blocks of host memory behind a ``device`` pool, pinned when that is on a GPU."""
+
+    def __init__(self, device: KVPool, blocks: int, copies: Copies | None = None) -> None:
+        self.pool = KVPool(
+            device.layers,
+            blocks,
+            block_size=device.block_size,
+            dtype=device.dtype,
+            pin=device.device.type == "cuda",
+        )
+        self.swapped_out = 0
+        """Sequences copied to the host so far."""
+        self.swapped_in = 0
+        """Sequences copied back so far."""
+        self._device = device
+        self._copies = copies or copies_for(device.device)
+        self._leaving = Quarantine(device)
+        self._returning = Quarantine(self.pool)
+
+    def put(self, blocks: Sequence[Run]) -> HostCopy | None:
+        """Begin to copy ``blocks`` of the device pool; None, and nothing changed, when the host is full.
+
+        The caller may give the blocks back at once: they are not handed out before the copy is done.
+        """
+        taken = self.pool.take(sum(run.blocks for run in blocks))
+        if taken is None:
+            return None
+        self._leaving.hold(blocks, self._copies.start(self.pool, taken, self._device, blocks))
+        self.swapped_out += 1
+        return HostCopy(self, taken)
+
+    def fetch(self, source: Sequence[Run], blocks: Sequence[Run]) -> None:
+        """Begin to copy ``source`` of the host pool to ``blocks`` of the device pool.
+
+        Passes begun from here on see it; the host blocks may be given back at once.
+        """
+        self._returning.hold(source, self._copies.start(self._device, blocks, self.pool, source))
+        self.swapped_in += 1
+
+    def settle(self, blocks: int) -> None:
+        """Wait until copies to the host have freed ``blocks`` blocks of the device pool, or all are done."""
+        self._leaving.reclaim(blocks)
+
+    def poll(self) -> None:
+        """Give back the blocks whose copies are done, on both sides; never waits."""
+        self._leaving.poll()
+        self._returning.poll()
+
+
+class HostCopy:
+    """One sequence's KV on the host (a `Stored`)."""
+
+    def __init__(self, tier: HostTier, taken: list[Run]) -> None:
+        self._tier = tier
+        self._blocks = taken
+        tier.pool.owners.add(self)
+
+    def held_blocks(self) -> list[Run]:
+        """The host blocks it has a reference to."""
+        return self._blocks
+
+    def load(self, blocks: Sequence[Run]) -> None:
+        """See `Stored.load`."""
+        self._tier.fetch(self._blocks, blocks)
+
+    def keep(self, blocks: int) -> None:
+        """Invalidate on the host: free what lies behind the oldest ``blocks`` blocks."""
+        kept, freed = split(self._blocks, blocks)
+        self._tier.pool.blocks.release(freed)
+        self._blocks = kept
+
+    def release(self) -> None:
+        """Free all of it."""
+        self.keep(0)

@@ -1,0 +1,238 @@
+"""Which sessions stay in the pool: idle ones go to disk or to the host tier, and come back when used.
+
+A session leaves when nobody used it for a while, or, the least recently used first, when a block is wanted
+and no cache has one left to give: before anything is preempted for it. What was stored and cannot be had back
+is prefilled anew from the session's own tokens.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from urllib.parse import quote
+
+from regions.allocator import Run
+from regions.ephemeral import Fork
+from regions.extents import SlotRange
+from regions.offload.host import HostTier
+from regions.offload.snapshot import Header, Identity, Snapshot, SnapshotError, write_snapshot
+from regions.offload.store import StoredLost
+from regions.pool import KVPool
+from regions.tape import Tape
+
+log = logging.getLogger(__name__)
+
+Place = Literal["host", "disk"]
+
+
+@dataclass(frozen=True)
+class Idleness:
+    """When and where sessions leave the pool.
+
+    ``limit_ns``: idle for so long, a session leaves, to a file if it can, so that the host tier keeps room
+    for those that leave for want of blocks; 0 means only for that. ``directory``: of the files; None leaves
+    the host tier alone. ``retry_ns``: no file is written for so long after one failed.
+    """
+
+    limit_ns: int = 0
+    directory: Path | None = None
+    retry_ns: int = 60 * 10**9
+
+
+class DiskCopy:
+    """One session's KV in a file (a `Stored`), which is removed with it. ``skip``: slots of its first block
+    that were dead when it was written.
+    """
+
+    def __init__(self, pool: KVPool, path: Path, identity: Identity, seal: bytes, skip: int) -> None:
+        self._pool, self._path, self._identity = pool, path, identity
+        self._seal, self._skip = seal, skip
+
+    def load(self, blocks: Sequence[Run]) -> None:
+        """See `Stored.load`; raises SnapshotError."""
+        snapshot = Snapshot.open(self._path, self._identity)
+        if snapshot.seal != self._seal:
+            raise SnapshotError(f"{self._path} is not the file that was written: somebody replaced it")
+        size, left = self._pool.block_size, snapshot.header.state.tokens
+        ranges: list[SlotRange] = []
+        skip = self._skip
+        for start, stop in blocks:
+            count = min(left, (stop - start) * size - skip)
+            ranges.append((start * size + skip, count))
+            left, skip = left - count, 0
+        snapshot.load(self._pool, ranges)
+
+    def keep(self, blocks: int) -> None:
+        """A file is kept whole."""
+
+    def release(self) -> None:
+        """Remove the file."""
+        try:
+            self._path.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("%s could not be removed: %s", self._path, error)
+
+
+class Residency:
+    """Keeps tapes in the pool, in the host tier or on disk (a `Keeper` of tapes, a `Reclaimer` of the pool).
+
+    ``clock`` gives ns and never runs backwards. ``prefill`` computes tokens into a fork whose blocks are
+    taken. ``inputs``: what a session's snapshots say of its input offsets. Make it after all caches of the
+    pool: it is asked for blocks last.
+    """
+
+    reclaimable = 0
+    """Nothing is promised: whether a session can leave shows only when it does."""
+
+    def __init__(
+        self,
+        pool: KVPool,
+        idleness: Idleness,
+        clock: Callable[[], int],
+        prefill: Callable[[Fork, Sequence[int]], None],
+        *,
+        host: HostTier | None = None,
+        inputs: Callable[[str], Mapping[str, int]] = lambda session: {},
+    ) -> None:
+        self.spills: Counter[Place] = Counter()
+        """Sessions that left the pool, by where to."""
+        self.restores: Counter[str] = Counter()
+        """Sessions brought back: from `host`, from `disk`, or `rebuilt`."""
+        self.failures = 0
+        """Snapshots that could not be written, or not be had back."""
+        self._pool, self._idleness, self._clock = pool, idleness, clock
+        self._prefill, self._host, self._inputs = prefill, host, inputs
+        self._used: dict[Tape, int] = {}  # least recently used first
+        self._identity: dict[Tape, Identity] = {}
+        self._away: dict[Tape, Place] = {}
+        self._lost: set[Tape] = set()
+        self._no_disk_before = 0
+        pool.add_reclaimer(self)
+
+    def attach(self, tape: Tape, identity: Identity) -> None:
+        """Take care of ``tape`` from here on."""
+        self._identity[tape] = identity
+        self._used[tape] = self._clock()
+        tape.keeper = self
+
+    def detach(self, tape: Tape) -> None:
+        """Take no more care of it; before it is released."""
+        for kept in (self._identity, self._used, self._away):
+            kept.pop(tape, None)
+        self._lost.discard(tape)
+        tape.keeper = None
+
+    def resume(self, tape: Tape, path: Path) -> Mapping[str, int]:
+        """Let a new, attached ``tape`` go on from the snapshot at ``path``; returns its input offsets.
+
+        The KV is read when it is first used, and the file removed. Raises SnapshotError, and nothing changed.
+        """
+        snapshot = Snapshot.open(path, self._identity[tape])
+        if snapshot.header.session != tape.name:
+            raise SnapshotError(f"{path} is of session {snapshot.header.session}, not {tape.name}")
+        stored = DiskCopy(self._pool, path, self._identity[tape], snapshot.seal, 0)
+        try:
+            tape.resume(snapshot.header.state, stored)
+        except ValueError as error:
+            raise SnapshotError(f"{path}: {error}") from error
+        self._away[tape] = "disk"
+        return snapshot.header.inputs
+
+    def used(self, tape: Tape) -> None:
+        """See `Keeper.used`."""
+        del self._used[tape]
+        self._used[tape] = self._clock()
+
+    def restore(self, tape: Tape, n: int = 0) -> bool:
+        """See `Keeper.restore`. What is lost is prefilled anew, which runs the model."""
+        if tape.resident:
+            return True
+        if tape not in self._lost:
+            try:
+                return tape.swap_in(n) and self._back(tape, self._away[tape])
+            except StoredLost as error:
+                log.warning("session %s is prefilled anew from its own tokens: %s", tape.name, error)
+                self.failures += 1
+                self._lost.add(tape)
+        return self._rebuild(tape) and self._back(tape, "rebuilt")
+
+    def spill_idle(self) -> bool:
+        """Move one session away that was idle for the limit; False when there was none that could go."""
+        if not self._idleness.limit_ns:
+            return False
+        since = self._clock() - self._idleness.limit_ns
+        idle = [tape for tape, used in self._used.items() if used <= since]
+        return any(self._spill(tape, self._to_disk, self._to_host) for tape in idle)
+
+    def next_due(self) -> int | None:
+        """In how many ns the next session in the pool has been idle for the limit; None without one."""
+        limit, now = self._idleness.limit_ns, self._clock()
+        due = (used + limit - now for tape, used in self._used.items() if tape.resident)
+        return min((ns for ns in due if ns > 0), default=None) if limit else None
+
+    def reclaim(self, blocks: int) -> None:
+        """Move sessions away, the least recently used first, until ``blocks`` more are free."""
+        enough = self._pool.blocks.free_blocks + blocks
+        for tape in list(self._used):
+            if self._pool.free_blocks >= enough:
+                break
+            if not tape.read:
+                self._spill(tape, self._to_host, self._to_disk)
+        if self._host is not None:
+            self._host.settle(enough - self._pool.blocks.free_blocks)
+
+    def _spill(self, tape: Tape, *ways: Callable[[Tape], Place | None]) -> bool:
+        """Move it away in the first of ``ways`` that works."""
+        place = next((place for way in ways if (place := way(tape))), None) if tape.movable else None
+        if place is None:
+            return False
+        self._away[tape] = place
+        self.spills[place] += 1
+        return True
+
+    def _to_host(self, tape: Tape) -> Place | None:
+        return "host" if self._host is not None and tape.swap_out(self._host) else None
+
+    def _to_disk(self, tape: Tape) -> Place | None:
+        directory, identity = self._idleness.directory, self._identity[tape]
+        if directory is None or self._clock() < self._no_disk_before:
+            return None
+        path = directory / f"{quote(tape.name, safe='')}.kv"
+        inputs = dict(self._inputs(tape.name))
+        header = Header(tape.name, identity, self._pool.block_size, tape.state, inputs, time.time_ns())
+        ranges = tape.live_ranges
+        try:
+            seal = write_snapshot(path, header, self._pool, ranges)
+        except SnapshotError as error:
+            log.error("session %s stays in the pool: %s", tape.name, error)
+            self.failures += 1
+            self._no_disk_before = self._clock() + self._idleness.retry_ns
+            return None
+        tape.leave(DiskCopy(self._pool, path, identity, seal, ranges[0][0] % self._pool.block_size))
+        return "disk"
+
+    def _rebuild(self, tape: Tape) -> bool:
+        fresh = tape.anew()
+        try:
+            if not fresh.acquire(tape.live_tokens):
+                return False
+            if tape.live_tokens:
+                self._prefill(fresh, tape.window)
+            tape.rebuild(fresh)
+        except Exception:
+            log.exception("session %s could not be prefilled anew", tape.name)
+            return False
+        finally:
+            fresh.release()
+        return True
+
+    def _back(self, tape: Tape, how: str) -> bool:
+        self._away.pop(tape, None)
+        self._lost.discard(tape)
+        self.restores[how] += 1
+        return True

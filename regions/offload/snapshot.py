@@ -1,0 +1,236 @@
+"""A session in a file: its records, its place in the stream, and the KV of its window.
+
+One container: a fixed prefix (magic, format version, lengths), a msgpack header with its checksum, the KV of
+the live slots layer by layer (all keys of a layer, then all values, ``[kv_heads, tokens, dim]``, oldest token
+first, in the pool's dtype and this machine's byte order), and the checksum of that. A file is complete or it
+is not there: it is written under a temporary name, flushed to the disk and then renamed. Whatever is wrong
+with a file is found before a byte of it reaches the pool.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from hashlib import blake2b
+from math import prod
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+import torch
+
+from regions.extents import SlotRange
+from regions.offload.store import StoredLost
+from regions.pool import KVPool
+from regions.records import TapeState
+
+MAGIC = b"FTICKKV\n"
+FORMAT = 1
+_PREFIX = struct.Struct("<8sIQQ")  # magic, format version, bytes of the header, bytes of the KV
+_DIGEST = 32
+_CHUNK = 1 << 20
+
+
+class SnapshotError(StoredLost):
+    """A snapshot that cannot be written, read or trusted; the message says why."""
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """What KV depends on besides a session's records; a file of another identity is foreign.
+
+    ``layers``: (kv_heads, key_dim, value_dim) of each. ``frozen``: digest of the frozen prefix's tokens.
+    """
+
+    model: str
+    tokenizer: str
+    frozen: str
+    dtype: str
+    layers: tuple[tuple[int, int, int], ...]
+
+    @classmethod
+    def of(cls, pool: KVPool, *, model: str, tokenizer: str, frozen: Sequence[int]) -> Identity:
+        """Of sessions in ``pool`` behind ``frozen`` tokens; ``model`` and ``tokenizer`` name revisions."""
+        digest = blake2b(msgspec.msgpack.encode(list(frozen)), digest_size=16).hexdigest()
+        layers = tuple((layer.kv_heads, layer.key_dim, layer.value_dim) for layer in pool.layers)
+        return cls(model, tokenizer, digest, str(pool.dtype).removeprefix("torch."), layers)
+
+
+class Header(msgspec.Struct, frozen=True):
+    """All of a snapshot but the KV. ``inputs`` is the caller's: the input offsets the state stands for.
+
+    ``created_ns``: wall clock.
+    """
+
+    session: str
+    identity: Identity
+    block_size: int
+    state: TapeState
+    inputs: dict[str, int]
+    created_ns: int
+
+
+def create(path: Path) -> BinaryIO:
+    """A new file to write, readable by its owner alone; an unfinished one of the same name is overwritten."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+    return os.fdopen(os.open(path, flags, 0o600), "wb")
+
+
+def write_snapshot(
+    path: Path,
+    header: Header,
+    pool: KVPool,
+    ranges: Sequence[SlotRange],
+    *,
+    opened: Callable[[Path], BinaryIO] = create,
+) -> bytes:
+    """Write ``header`` and the KV of ``ranges`` (the live slots, oldest first); returns the file's seal.
+
+    Raises SnapshotError, and leaves no temporary file, when the disk is full or refuses; ValueError when
+    there are no slots.
+    """
+    if not ranges:
+        raise ValueError(f"session {header.session} has no KV to write")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        try:
+            with opened(temporary) as file:
+                seal = _write(file, header, pool, ranges)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        _sync_directory(path.parent)
+    except OSError as error:
+        raise SnapshotError(f"{path} could not be written: {error.strerror or error}") from error
+    return seal
+
+
+class Snapshot:
+    """A file that was read wholly and found sound."""
+
+    def __init__(self, path: Path, header: Header, seal: bytes, kv_at: int) -> None:
+        self.path, self.header, self.seal = path, header, seal
+        """``seal``: the header's checksum, by which a file is told from an older one of the same name."""
+        self._kv_at = kv_at
+
+    @classmethod
+    def open(cls, path: Path, identity: Identity) -> Snapshot:
+        """Check all of the file. Raises SnapshotError: torn, damaged, foreign, or of another format."""
+        try:
+            with path.open("rb") as file:
+                header, seal, kv_at, kv_size = _check(file, path)
+        except OSError as error:
+            raise SnapshotError(f"{path} could not be read: {error.strerror or error}") from error
+        for field in Identity.__struct_fields__:
+            theirs, mine = getattr(header.identity, field), getattr(identity, field)
+            if theirs != mine:
+                raise SnapshotError(f"{path} is foreign: its {field} is {theirs}, not {mine}")
+        if sum(_sizes(header)) != kv_size:
+            raise SnapshotError(f"{path} is damaged: its KV is not that of {header.state.tokens} tokens")
+        return cls(path, header, seal, kv_at)
+
+    def load(self, pool: KVPool, ranges: Sequence[SlotRange]) -> None:
+        """Copy the KV to ``ranges`` of ``pool``: as many slots as there are tokens, oldest first.
+
+        Raises SnapshotError when the file cannot be read any more.
+        """
+        tokens = self.header.state.tokens
+        if sum(count for _, count in ranges) != tokens:
+            raise SnapshotError(f"{self.path} holds {tokens} tokens")
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._kv_at)
+                for target, size in zip(_tensors(pool), _sizes(self.header), strict=True):
+                    raw = bytearray(file.read(size))
+                    if len(raw) != size:
+                        raise SnapshotError(f"{self.path} became shorter while it was read")
+                    source = torch.frombuffer(raw, dtype=pool.dtype).view(len(target), tokens, -1)
+                    before = 0
+                    for slot, count in ranges:
+                        target[:, slot : slot + count] = source[:, before : before + count].to(pool.device)
+                        before += count
+        except OSError as error:
+            raise SnapshotError(f"{self.path} could not be read: {error.strerror or error}") from error
+
+
+def _write(file: BinaryIO, header: Header, pool: KVPool, ranges: Sequence[SlotRange]) -> bytes:
+    packed = msgspec.msgpack.encode(header)
+    prefix = _PREFIX.pack(MAGIC, FORMAT, len(packed), sum(_sizes(header)))
+    seal = _digest(prefix + packed)
+    file.write(prefix + packed + seal)
+    kv = blake2b(seal, digest_size=_DIGEST)
+    for tensor in _tensors(pool):
+        # joined on the host: this may run because the device has no memory left
+        live = torch.cat([tensor[:, slot : slot + count].cpu() for slot, count in ranges], 1)
+        raw = live.view(torch.uint8).numpy().data.cast("B")  # bytes: numpy has no bfloat16
+        kv.update(raw)
+        file.write(raw)
+    file.write(kv.digest())
+    return seal
+
+
+def _check(file: BinaryIO, path: Path) -> tuple[Header, bytes, int, int]:
+    """(header, seal, where the KV begins, its bytes) of a file whose lengths and checksums are right."""
+    size = os.fstat(file.fileno()).st_size
+    prefix = file.read(_PREFIX.size)
+    if len(prefix) < _PREFIX.size:
+        raise SnapshotError(f"{path} is torn: it ends after {len(prefix)} bytes")
+    magic, version, header_size, kv_size = _PREFIX.unpack(prefix)
+    if magic != MAGIC:
+        raise SnapshotError(f"{path} is no snapshot")
+    if version != FORMAT:
+        raise SnapshotError(f"{path} has format version {version}; this program reads {FORMAT}")
+    expected = _PREFIX.size + header_size + _DIGEST + kv_size + _DIGEST
+    if size != expected:
+        raise SnapshotError(f"{path} is torn: it has {size} bytes of {expected}")
+    packed, seal = file.read(header_size), file.read(_DIGEST)
+    if seal != _digest(prefix + packed):
+        raise SnapshotError(f"{path} is damaged: the checksum of its header is wrong")
+    kv = blake2b(seal, digest_size=_DIGEST)
+    for chunk in _chunks(file, kv_size):
+        kv.update(chunk)
+    if file.read() != kv.digest():
+        raise SnapshotError(f"{path} is damaged: the checksum of its KV is wrong")
+    try:
+        header = msgspec.msgpack.decode(packed, type=Header)
+    except msgspec.MsgspecError as error:
+        raise SnapshotError(f"{path} has a header that cannot be read: {error}") from error
+    return header, seal, size - kv_size - _DIGEST, kv_size
+
+
+def _chunks(file: BinaryIO, size: int) -> Iterator[bytes]:
+    while size:
+        chunk = file.read(min(size, _CHUNK))
+        if not chunk:
+            return
+        size -= len(chunk)
+        yield chunk
+
+
+def _digest(data: bytes) -> bytes:
+    return blake2b(data, digest_size=_DIGEST).digest()
+
+
+def _tensors(pool: KVPool) -> Iterator[torch.Tensor]:
+    """Keys and values in the order of the file."""
+    for keys, values in zip(pool.keys, pool.values, strict=True):
+        yield keys
+        yield values
+
+
+def _sizes(header: Header) -> Iterator[int]:
+    """Bytes of each tensor in the order of the file."""
+    element = torch.empty(0, dtype=getattr(torch, header.identity.dtype)).element_size()
+    for kv_heads, *dims in header.identity.layers:
+        yield from (prod((kv_heads, dim, header.state.tokens, element)) for dim in dims)
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

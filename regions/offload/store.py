@@ -1,0 +1,39 @@
+"""KV that is kept outside the device pool: on the host, on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from regions.allocator import Run
+
+
+class StoredLost(Exception):
+    """What was stored cannot be had back; the message says why."""
+
+
+class NotResident(RuntimeError):
+    """A session's KV is not in the pool, and the pool has no room to bring it back."""
+
+
+class Stored(Protocol):
+    """The KV of some blocks, oldest first, owned by the sequence it was taken from."""
+
+    def load(self, blocks: Sequence[Run]) -> None:
+        """Put it into ``blocks`` of the device pool, in order: as many as were stored.
+
+        Passes begun from here on see it. Raises StoredLost.
+        """
+
+    def keep(self, blocks: int) -> None:
+        """Only the oldest ``blocks`` blocks are still needed."""
+
+    def release(self) -> None:
+        """None of it is needed any more."""
+
+
+class Store(Protocol):
+    """A place for the KV of blocks."""
+
+    def put(self, blocks: Sequence[Run]) -> Stored | None:
+        """Keep what ``blocks`` of the device pool hold; None, and nothing changed, without room for it."""
