@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
+from feeds.decoding import decoded
+
 
 class AskEngine(msgspec.Struct, frozen=True, tag="ask"):
     """Answer ``text`` on the session's newest version. ``choices`` empty: free text."""
@@ -222,6 +224,13 @@ class InputDone(msgspec.Struct, frozen=True, tag="input_done"):
     """After `EndInput`: everything the source gave is answered."""
 
 
+class ThreadEnded(msgspec.Struct, frozen=True, tag="thread_ended"):
+    """A thread that the engine cannot do without ended unasked."""
+
+    name: str
+    why: str
+
+
 class Stopped(msgspec.Struct, frozen=True, tag="stopped"):
     """The engine has drained; nothing follows."""
 
@@ -245,10 +254,23 @@ EngineEvent = (
     | PromptEvent
     | Heartbeat
     | InputDone
+    | ThreadEnded
     | Stopped
     | Fatal
 )
 
 encode = msgspec.msgpack.Encoder().encode
-decode_command = msgspec.msgpack.Decoder(Command).decode
-decode_event = msgspec.msgpack.Decoder(EngineEvent).decode
+_commands = msgspec.msgpack.Decoder(Command)
+_events = msgspec.msgpack.Decoder(EngineEvent)
+
+
+def decode_command(payload: bytes) -> Command:
+    """Raises Undecodable."""
+    command: Command = decoded(_commands.decode, payload)
+    return command
+
+
+def decode_event(payload: bytes) -> EngineEvent:
+    """Raises Undecodable."""
+    event: EngineEvent = decoded(_events.decode, payload)
+    return event

@@ -96,6 +96,22 @@ LOSSES: tuple[str, ...] = ("recomputed", "swapped", "invalidated")
 DIRECTIONS: tuple[str, ...] = ("out", "in")
 # Where a session that had left the pool came back from; rebuilt: prefilled anew from its own tokens.
 RESTORES: tuple[str, ...] = ("host", "disk", "rebuilt")
+# The daemon's long-lived tasks and threads, by the first word of their names.
+TASKS: tuple[str, ...] = (
+    "query",
+    "http",
+    "ingest",
+    "publish",
+    "commit",
+    "watchdog",
+    "engine",
+    "data-plane",
+    "heartbeat",
+    "device-worker",
+    OTHER,
+)
+# What followed when one of them ended unasked.
+ENDINGS: tuple[str, ...] = ("restarted", "failed")
 # Labels whose values a deployment decides; the store is told them when it is created.
 OPEN_LABELS: tuple[str, ...] = ("session", "source", "sink", "policy", "eviction")
 
@@ -163,6 +179,13 @@ METRICS: tuple[Metric, ...] = (
     _counter("foretick_asks_total", "Ad-hoc questions, by how they ended.", "asks", outcome=OUTCOMES),
     _counter("foretick_publish_retries_total", "Publications tried again.", "publications", "sink"),
     _counter("foretick_engine_restarts_total", "Engine processes restarted by the front.", "restarts"),
+    _counter(
+        "foretick_tasks_ended_total",
+        "Tasks and threads that ended unasked: a defect. The daemon restarted them, or ended.",
+        "tasks",
+        task=TASKS,
+        outcome=ENDINGS,
+    ),
     _counter("foretick_dead_letters_total", "Records sent to the dead letter topic.", "records"),
     _counter("foretick_batches_total", "Forward passes run.", "batches"),
     _counter("foretick_batch_tokens_total", "Tokens run through the model.", "tokens", **{"class": CLASSES}),

@@ -11,6 +11,7 @@ import ipaddress
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -32,6 +33,7 @@ from daemon.api.messages import (
     Update,
 )
 from daemon.api.zmq import PromptBackend
+from feeds.decoding import Undecodable, decoded
 
 log = logging.getLogger(__name__)
 
@@ -95,10 +97,10 @@ class PromptRoutes:
                 return _error(_NO_JSON, "bad_request", "the body must be of type application/json")
             try:
                 body = await self._body(request) if has_body else {}
-                asked = msgspec.convert({**body, "id": 0, **request.path_params}, kind)
+                asked = decoded(partial(msgspec.convert, type=kind), {**body, "id": 0, **request.path_params})
                 async with asyncio.timeout(self._max_wait_s):
                     return _json(_members(await serve(asked, request), since), status)
-            except msgspec.ValidationError as error:
+            except Undecodable as error:
                 return _refused("bad_request", str(error))
             except QueryError as error:
                 return _refused(error.code, error.message)
@@ -117,8 +119,8 @@ class PromptRoutes:
             if len(body) > self._max_bytes:
                 raise QueryError("too_long", f"a request has at most {self._max_bytes} bytes")
         try:
-            members = msgspec.json.decode(body)
-        except msgspec.DecodeError as error:
+            members = decoded(msgspec.json.decode, bytes(body))
+        except Undecodable as error:
             raise QueryError("bad_request", f"the body is no JSON: {error}") from None
         if not isinstance(members, dict) or members.keys() & {"id", "type", *request.path_params}:
             raise QueryError("bad_request", "the body must be a JSON object of the request's own members")

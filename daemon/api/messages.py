@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from feeds.decoding import Undecodable, decoded
 from feeds.messages import Answer
 
 Code = Literal[
@@ -272,22 +273,22 @@ _replies = msgspec.msgpack.Decoder(Reply)
 
 
 def decode_request(payload: bytes) -> Request:
-    """Raises msgspec.DecodeError (its text says what is wrong and where)."""
-    request: Request = _requests.decode(payload)
+    """Raises Undecodable; its text says what is wrong and where."""
+    request: Request = decoded(_requests.decode, payload)
     return request
 
 
 def decode_reply(payload: bytes) -> Reply:
-    """Raises msgspec.DecodeError."""
-    reply: Reply = _replies.decode(payload)
+    """Raises Undecodable."""
+    reply: Reply = decoded(_replies.decode, payload)
     return reply
 
 
 def request_id(payload: bytes) -> int | None:
     """The id of a request that is otherwise unreadable; None when even that cannot be read."""
     try:
-        found = msgspec.msgpack.decode(payload)
-    except msgspec.DecodeError:
+        found = decoded(msgspec.msgpack.decode, payload)
+    except Undecodable:
         return None
     number = found.get("id") if isinstance(found, dict) else None
     return number if isinstance(number, int) and not isinstance(number, bool) else None

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -40,8 +40,12 @@ from daemon.api.messages import (
     encode,
     request_id,
 )
+from daemon.supervision import Tasks
+from feeds.decoding import Undecodable
 
 log = logging.getLogger(__name__)
+
+NAME = "query socket"
 
 # A frame so much longer than the limit closes the connection (libzmq refuses it before it is read into
 # memory); in between, the sender gets an error that says why.
@@ -115,11 +119,14 @@ class QueryServer:
         self._stopping = False
         self._context: zmq.asyncio.Context | None = None
         self._socket: zmq.asyncio.Socket | None = None
-        self._receiver: asyncio.Task[None] | None = None
+        self._tasks = Tasks()
         self.endpoint = ""
 
-    async def start(self) -> None:
-        """Bind and serve; `endpoint` is then the real one (port 0 or *: a free one). OSError: it cannot."""
+    async def start(self, tasks: Tasks) -> None:
+        """Bind, and serve as one of ``tasks``; sets `endpoint`, with the real port for 0 or *.
+
+        Raises OSError for an address that cannot be bound.
+        """
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, _CLOSE_LINGER_MS)
@@ -133,11 +140,12 @@ class QueryServer:
                 error.errno, f"cannot bind the query socket to {self._asked_endpoint}: {error.strerror}"
             ) from None
         self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        self._receiver = asyncio.create_task(self._receive(self._socket), name="query socket")
+        self._tasks = tasks
+        tasks.start(NAME, partial(self._receive, self._socket), restarts=True)
 
     async def stop(self, drain_s: float = 0.0) -> None:
         """Refuse what comes, give what is running `drain_s` to finish, refuse the rest, and close."""
-        if self._receiver is None:
+        if self._socket is None:
             return
         self._stopping = True
         if self._in_flight:
@@ -145,10 +153,7 @@ class QueryServer:
             for task in late:
                 task.cancel()
             await asyncio.gather(*late)
-        self._receiver.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._receiver
-        self._receiver = None
+        await self._tasks.stop(NAME)
         self._close()
 
     def _close(self) -> None:
@@ -180,7 +185,7 @@ class QueryServer:
             return ErrorReply(None, "bad_request", f"a request is one frame, not {frames - 1}")
         try:
             request = decode_request(payload)
-        except msgspec.DecodeError as error:
+        except Undecodable as error:
             return ErrorReply(request_id(payload), "bad_request", str(error))
         refusal: ErrorReply | None = None
         if self._stopping:
@@ -202,7 +207,12 @@ class QueryServer:
         if isinstance(reply, AskReply | FinishReply):
             reply = msgspec.structs.replace(reply, latency_ns=latency_ns)
         self._observe(request, _outcome(reply), latency_ns)
-        await socket.send_multipart([*route, encode(reply)])
+        try:
+            payload = encode(reply)
+        except Exception:
+            log.exception("the reply to %s cannot be encoded", request)
+            payload = encode(ErrorReply(request.id, "engine", "the reply cannot be encoded"))
+        await socket.send_multipart([*route, payload])
 
     async def _reply(self, request: Request, client: str) -> Reply:
         def refuse(code: Code, message: str) -> ErrorReply:

@@ -14,11 +14,11 @@ import zmq
 from daemon.config.load import exposure_warnings
 from daemon.config.schema import Config
 from daemon.config.standing import questions_of
-from daemon.engine.build import build
+from daemon.engine.build import build, register
 from daemon.engine.spec import SettingError
 from feeds.file_format import FormatError, load_format
 from feeds.kafka import BrokerError, missing_topics
-from flash.registry import BadQuestion, Registry
+from flash.registry import Registry
 
 
 @dataclass(frozen=True)
@@ -55,18 +55,18 @@ def _model(config: Config) -> Iterator[Finding]:
     yield Finding("pool.blocks", f"{pool.total_blocks} blocks, {pool.bytes / 2**20:.0f} MiB")
     registry = Registry(built.prepare)
     asked = 0
-    for session, question in questions_of(config):
+    for declared in questions_of(config):
         try:
-            tokens = len(registry.register(session, question).prepared.prompt_tokens)
-        except (BadQuestion, ValueError) as error:
-            yield Finding("questions", str(error), ok=False)
+            tokens = len(register(registry, declared).prepared.prompt_tokens)
+        except SettingError as error:
+            yield Finding(error.key, error.message, ok=False)
             continue
         asked += 1
         if tokens > config.scheduler.max_prompt_tokens:
             limit = config.scheduler.max_prompt_tokens
             yield Finding(
                 "scheduler.max_prompt_tokens",
-                f"question {question.name} has {tokens} tokens, the limit is {limit}",
+                f"question {declared.question.name} has {tokens} tokens, the limit is {limit}",
                 ok=False,
             )
     yield Finding("questions", f"{asked} standing questions over {len(config.sessions)} sessions")

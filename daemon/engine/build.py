@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from daemon.config.schema import Config
+from daemon.config.standing import Asked
 from daemon.engine.maintenance import Tiers, identity_of, tiers_of
 from daemon.engine.spec import SettingError
 from engine.apart import apart
@@ -19,6 +20,7 @@ from engine.model.embedded import embedded_directory
 from engine.model.loading import LoadedModel, ModelError, load_model
 from engine.model.prompt import PromptFormat
 from flash.questions import Prepared, Question
+from flash.registry import BadQuestion, Registry, Standing
 from regions.tape import Retention, Tape
 from scheduler.costs import OnlineCosts, guess
 from scheduler.costs import load as load_profile
@@ -42,6 +44,15 @@ class Built:
         """A question rendered and encoded for this model. Raises ValueError for an empty choice."""
         choices = tuple(map(self.prompt.choice, question.choices)) if question.choices else None
         return Prepared(tuple(self.prompt.question(question.text)), choices, self.prompt.stop_ids)
+
+
+def register(registry: Registry, asked: Asked) -> Standing:
+    """Let a declared question stand. Raises SettingError naming its key."""
+    try:
+        return registry.register(asked.session, asked.question)
+    except BadQuestion as error:
+        declared = asked.key != "standing"
+        raise SettingError(f"{asked.key}.{error.member}" if declared else asked.key, str(error)) from error
 
 
 def limits_of(config: Config) -> Limits:

@@ -16,7 +16,7 @@ from functools import partial
 from daemon import protocol as seam
 from daemon.config.schema import Config
 from daemon.config.standing import questions_of
-from daemon.engine.build import Built, limits_of
+from daemon.engine.build import Built, limits_of, register
 from daemon.engine.executor import DeviceExecutor
 from daemon.engine.kv_metrics import KvReport
 from daemon.engine.maintenance import Housekeeping
@@ -24,6 +24,7 @@ from daemon.engine.metrics import EngineObserver
 from daemon.engine.prompts import EnginePrompts
 from daemon.engine.readers import HostSwap, StreamReader
 from daemon.engine.refresh import Refresher
+from daemon.supervision import Threads
 from flash.evaluator import FlashEvaluator, FlashFailure, FlashResult
 from flash.questions import Question
 from flash.registry import Registry, check_choices
@@ -89,8 +90,8 @@ class EngineHost:
             emit,
         )
         registry = Registry(built.prepare)
-        for session, question in questions_of(config):
-            registry.register(session, question)
+        for asked in questions_of(config):
+            register(registry, asked)
         self._evaluator = FlashEvaluator(
             self._scheduler, registry, self._detokenise, self._answered, self._failed, _has_gap
         )
@@ -108,11 +109,16 @@ class EngineHost:
             batch_tokens=config.scheduler.max_batch_tokens,
             chunk_tokens=config.scheduler.chunk_min,
         )
-        self._worker = Worker(self._scheduler, when_idle=partial(_soonest, self._refresher.idle, keeping))
+        self._threads = Threads(lambda name, why: emit(seam.ThreadEnded(name, why)))
+        self._worker = Worker(
+            self._scheduler,
+            when_idle=partial(_soonest, self._refresher.idle, keeping),
+            make_thread=self._threads.make,
+        )
         self._plane = self._data_plane(ring, source)
-        self._threads = [
-            threading.Thread(target=self._feed, name="data-plane", daemon=True),
-            threading.Thread(target=self._beat, name="heartbeat", daemon=True),
+        self._own_threads = [
+            self._threads.make(self._feed, "data-plane", returns=True),
+            self._threads.make(self._beat, "heartbeat"),
         ]
 
     def start(self) -> None:
@@ -129,7 +135,7 @@ class EngineHost:
             )
         )
         self._worker.start()
-        for thread in self._threads:
+        for thread in self._own_threads:
             thread.start()
 
     def handle(self, command: seam.Command) -> None:
@@ -151,10 +157,11 @@ class EngineHost:
     def stop(self, drain_s: float) -> None:
         """Take what the ring holds and finish it within ``drain_s`` seconds; emits `Stopped` last."""
         deadline = time.monotonic() + drain_s
+        self._threads.expect_end()
         self._stop.set()
         self._scheduler.run_between(self._refresher.stop)
         self._leave_ring.set()
-        for thread in self._threads:
+        for thread in self._own_threads:
             thread.join(drain_s)
         drained = self._worker.stop(max(0.0, deadline - time.monotonic()))
         self._emit(seam.Stopped(drained))

@@ -12,6 +12,7 @@ import pickle
 import signal
 import sys
 import threading
+from functools import partial
 
 import zmq
 
@@ -20,6 +21,7 @@ from daemon.engine.build import build
 from daemon.engine.host import EngineHost
 from daemon.engine.spec import EngineSpec, SettingError
 from daemon.logs import set_up_logging
+from daemon.supervision import Threads
 from ingest.ring import Ring
 from metrics.store import MetricStore
 
@@ -56,7 +58,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     spec: EngineSpec = pickle.load(sys.stdin.buffer)
     set_up_logging(spec.config.log, "engine")
-    threading.Thread(target=_die_with, args=(sys.stdin.fileno(),), daemon=True).start()
+    front_gone = partial(_wait_for_end, sys.stdin.fileno())
+    Threads(_exit).make(front_gone, "standard input").start()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     commands = context.socket(zmq.PULL)
     commands.connect(spec.commands)
@@ -86,11 +89,15 @@ def _serve(spec: EngineSpec, commands: zmq.Socket[bytes], events: EventSocket) -
             return 0
 
 
-def _die_with(descriptor: int) -> None:
+def _wait_for_end(descriptor: int) -> None:
     # not through the buffered reader: its lock would abort the interpreter's own end
     while os.read(descriptor, 1):
         pass
-    log.error("the front is gone; ending")
+
+
+def _exit(name: str, why: str) -> None:
+    """Without standard input nothing would tell this process that the front is gone."""
+    log.error("%s ended (%s): the front is gone; ending", name, why)
     os._exit(1)
 
 

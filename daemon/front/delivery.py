@@ -11,7 +11,9 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 
+from daemon.supervision import Tasks
 from feeds.codec import encode
 from feeds.messages import AnyMessage, DataUpdated, DeadLetter
 from feeds.source import PublishRefused, Sink, SinkStopped
@@ -76,24 +78,28 @@ class Delivery:
         self._queues: dict[tuple[str, int], asyncio.Queue[tuple[str, _Outgoing] | None]] = {
             (lane, place): asyncio.Queue() for lane in lanes for place in range(len(routes))
         }
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = Tasks()
+        self._names: list[str] = []
         self.waiting = 0
         """Messages that not every sink has settled."""
         self.gate: Callable[[bool], None] = lambda _open: None
 
-    def start(self) -> None:
-        """Begin delivering."""
+    def start(self, tasks: Tasks) -> None:
+        """Begin delivering, in one of ``tasks`` for each session and sink."""
+        self._tasks = tasks
         for (lane, place), queue in self._queues.items():
             sink = self._routes[place].sink
             name = f"publish {lane or 'dead letters'} to {sink.name}"
-            self._tasks.append(asyncio.create_task(self._deliver_all(sink, queue), name=name))
+            self._names.append(name)
+            tasks.start(name, partial(self._deliver_all, sink, queue))
 
     async def stop(self, drain_s: float) -> int:
         """Deliver what waits, at most ``drain_s`` seconds; returns how many messages are left."""
         for queue in self._queues.values():
             queue.put_nowait(None)
-        if self._tasks:
-            _, late = await asyncio.wait(self._tasks, timeout=drain_s)
+        running = [task for name in self._names if (task := self._tasks.expect_end(name)) is not None]
+        if running:
+            _, late = await asyncio.wait(running, timeout=drain_s)
             for task in late:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)

@@ -9,6 +9,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,6 +19,7 @@ import zmq.asyncio
 from daemon import protocol as seam
 from daemon.config.schema import Config
 from daemon.engine.spec import EngineSpec, SettingError
+from daemon.supervision import Tasks
 from ingest.ring import Ring
 from metrics.store import MetricStore
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 OnEvent = Callable[[seam.EngineEvent], None]
 OnGone = Callable[[str], None]
+EVENTS, PROCESS = "engine events", "engine process"
 
 
 class Link(Protocol):
@@ -55,6 +58,7 @@ class ProcessLink:
         labels: dict[str, list[str]],
         versions: dict[str, int],
         wake_fd: int,
+        tasks: Tasks,
     ) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="foretick-"))
         self._wake_fd = wake_fd
@@ -69,7 +73,7 @@ class ProcessLink:
             versions,
         )
         self._context = zmq.asyncio.Context()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = tasks
         self._process: asyncio.subprocess.Process | None = None
         self._closing = False
 
@@ -92,10 +96,8 @@ class ProcessLink:
         assert self._process.stdin is not None  # asked for above
         self._process.stdin.write(pickle.dumps(self._spec))
         await self._process.stdin.drain()
-        self._tasks = [
-            asyncio.create_task(self._receive(on_event), name="engine events"),
-            asyncio.create_task(self._watch(self._process, on_gone), name="engine process"),
-        ]
+        self._tasks.start(EVENTS, partial(self._receive, on_event))
+        self._tasks.start(PROCESS, partial(self._watch, self._process, on_gone), returns=True)
 
     def send(self, command: seam.Command) -> None:
         """Hand over one command."""
@@ -111,10 +113,7 @@ class ProcessLink:
             except TimeoutError:
                 self._process.kill()
                 await self._process.wait()
-        for task in self._tasks:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await self._tasks.stop(EVENTS, PROCESS)
         self._commands.close()
         self._events.close()
         self._context.term()

@@ -7,11 +7,11 @@ drains, answers are published and acknowledged, offsets committed, everything cl
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import time
 from collections.abc import Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 from daemon import protocol as seam
@@ -30,6 +30,7 @@ from daemon.front.offsets import OffsetTracker
 from daemon.front.prompts import OpenPrompts
 from daemon.front.publish import Publisher
 from daemon.front.sessions import Board
+from daemon.supervision import TaskEnded, Tasks
 from feeds.source import CommitFailed, Source
 from ingest import warm_up
 from ingest.ring import Ring
@@ -43,6 +44,7 @@ ENGINE_SILENT_S = 30.0
 """Without an event for so long the engine counts as hanging (its heartbeat comes every second)."""
 RESTART_AFTER_S = (0.5, 2.0, 10.0)
 CLOSE_S = 5.0
+INGEST, RESTART = "ingest", "engine restart"
 
 
 class Front:
@@ -70,6 +72,7 @@ class Front:
         self.store.set(
             "foretick_scheduler_info", 1, policy=config.scheduler.policy, eviction=config.scheduler.eviction
         )
+        self.tasks = Tasks(self._task_ended)
         self.tracker = OffsetTracker()
         self.board = Board(config, self.store, self._send)
         lossless = self.source is None or self.source.kind == "pausing"
@@ -115,19 +118,17 @@ class Front:
         self._progress, self._idle = 0, True
         self._seen_progress = -1
         self._retries = {route.sink.name: 0 for route in self.routes}
-        self._intake_task: asyncio.Task[None] | None = None
         self._committing = asyncio.Lock()
         """Whoever closes the source waits for a commit under way."""
-        self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Come up; returns when ready. Raises SettingError, OSError (an address that cannot be bound)."""
-        await self.http.start()
+        await self.http.start(self.tasks)
         if self.query is not None:
-            await self.query.start()
+            await self.query.start(self.tasks)
         self._notifier.status("starting: connecting sinks")
         await self._or_failure(self._start_sinks())
-        self.publisher.delivery.start()
+        self.publisher.delivery.start(self.tasks)
         self._notifier.status("starting: loading the model")
         await self._start_engine()
         # the front's own kernels (it writes the ring) compile while the engine process loads the model
@@ -135,8 +136,9 @@ class Front:
         await self._or_failure(self._ready.wait())
         self._notifier.status("starting: connecting the source")
         await self._or_failure(self._start_source())
-        self._spawn(self._commit_for_ever(), "commit")
-        self._spawn(self._notifier.keep_watchdog(self._alive), "watchdog")
+        self.tasks.start("commit loop", self._commit_for_ever)
+        if self._notifier.watchdog_s is not None:
+            self.tasks.start("watchdog", partial(self._notifier.keep_watchdog, self._alive))
         self._notifier.ready(f"{len(self.config.sessions)} sessions")
         log.info("ready: %d sessions, http port %d", len(self.config.sessions), self.http.port)
 
@@ -162,9 +164,7 @@ class Front:
         clean = await self._drain_engine(drain_s)
         left = await self.publisher.delivery.stop(max(0.5, deadline - time.monotonic()))
         await self._commit()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.tasks.stop("commit loop", "watchdog", RESTART)
         if self.source is not None and self._feeds_up:
             await self.source.stop()
         for route in self.routes:
@@ -190,7 +190,7 @@ class Front:
         versions = {name: state.version for name, state in self.board.states.items()}
         if self.config.process.mode == "two":
             self._link = ProcessLink(
-                self.config, self._ring, self.store, self.labels, versions, self._wake_fd
+                self.config, self._ring, self.store, self.labels, versions, self._wake_fd, self.tasks
             )
         else:
             self._link = InprocLink(self.config, self._ring, self.store, self.labels["source"][0], versions)
@@ -242,6 +242,8 @@ class Front:
                 self._ready.set()
             case seam.InputDone():
                 self._input_done.set()
+            case seam.ThreadEnded():
+                self.tasks.note_end(event.name, event.why)
             case seam.Stopped():
                 self._stopped.set()
             case seam.Fatal():
@@ -258,7 +260,7 @@ class Front:
             self._fail(RuntimeError(f"{message} before it was ready"))
             return
         log.error("%s; starting it again", message)
-        self._spawn(self._restart(), "restart")
+        self.tasks.start(RESTART, self._restart, returns=True)
 
     async def _restart(self) -> None:
         """A new engine over a new ring; the source is read again from what was committed.
@@ -315,23 +317,15 @@ class Front:
             max_ahead_ns=self.config.source.max_ahead,
         )
         self.publisher.delivery.gate = intake.gate
-        self._intake_task = asyncio.create_task(self._take_in(intake), name="intake")
+        self.tasks.start(INGEST, partial(self._take_in, intake), returns=True)
         self._feeds_up = True
 
     async def _take_in(self, intake: Intake) -> None:
-        try:
-            await intake.run()
-            self.exhausted.set()
-        except Exception as error:
-            log.exception("the source failed")
-            self._fail(error)
+        await intake.run()
+        self.exhausted.set()
 
     async def _stop_intake(self) -> None:
-        if self._intake_task is not None:
-            self._intake_task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._intake_task
-            self._intake_task = None
+        await self.tasks.stop(INGEST)
 
     async def _commit_for_ever(self) -> None:
         while True:
@@ -366,7 +360,9 @@ class Front:
 
     def _not_ready(self) -> list[str]:
         reasons = [] if self._ready.is_set() else ["the engine is not up"]
-        return reasons if self._feeds_up else [*reasons, "the source is not connected"]
+        if not self._feeds_up:
+            reasons.append("the source is not connected")
+        return reasons + [f"{name} ended: {why}" for name, why in self.tasks.ended.items()]
 
     def _observe_query(self, request: Request, outcome: str, latency_ns: int) -> None:
         if isinstance(request, Ask):
@@ -385,16 +381,11 @@ class Front:
         if not self.failed.done():
             self.failed.set_exception(error)
 
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("task %s failed", task.get_name(), exc_info=error)
-            self._fail(error)
+    def _task_ended(self, name: str, why: str, restarted: bool) -> None:
+        task, outcome = name.partition(" ")[0], "restarted" if restarted else "failed"
+        self.store.inc("foretick_tasks_ended_total", task=task, outcome=outcome)
+        if not restarted:
+            self._fail(TaskEnded(name, why))
 
     async def _or_failure(self, work: Coroutine[Any, Any, Any]) -> None:
         """``work`` to its end, unless the daemon fails before."""

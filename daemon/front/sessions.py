@@ -71,8 +71,8 @@ class Board:
         self._send = send
         self.cache: AnswerCache[Answer] = AnswerCache()
         self.states = {s.name: SessionState(s.symbol, []) for s in config.sessions}
-        for name, question in questions_of(config):
-            self.states[name].questions.append(question)
+        for asked in questions_of(config):
+            self.states[asked.session].questions.append(asked.question)
         self._asks: dict[int, asyncio.Future[seam.AskDone]] = {}
         self._next_ask = 0
         self.untrained = False

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from daemon.front import delivery
 from daemon.front.delivery import Delivery, Outcome, Route
-from daemon.front.server import delivery
+from daemon.supervision import Tasks
 from feeds.messages import DataUpdated
 from tests.e2e.support import MemorySink, until
 
@@ -23,7 +24,7 @@ async def test_a_sink_that_is_away_holds_up_neither_the_other_nor_its_later_mess
     away.acknowledging.clear()
     outcomes: list[Outcome] = []
     d = Delivery([Route(away, "a", "u"), Route(there, "a", "u")], ["aaa"])
-    d.start()
+    d.start(Tasks())
     for version in range(3):
         d.put("aaa", update(version), "aaa", {}, outcomes.append)
         await until(lambda: len(versions(there)) == version + 1)  # noqa: B023  # awaited in this round
@@ -40,7 +41,7 @@ async def test_the_worst_outcome_of_a_message_counts_once():
     refusing.refuses = lambda payload: True
     outcomes: list[Outcome] = []
     d = Delivery([Route(refusing, "a", "u"), Route(there, "a", "u")], ["aaa"])
-    d.start()
+    d.start(Tasks())
     d.put("aaa", update(1), "aaa", {}, outcomes.append)
     await until(lambda: bool(outcomes))
     assert outcomes == [Outcome.REFUSED]
@@ -64,7 +65,7 @@ async def test_only_what_cannot_be_read_again_gives_way(monkeypatch: pytest.Monk
     sink.acknowledging.clear()
     outcomes: list[Outcome] = []
     d = Delivery([Route(sink, "a", "u")], ["aaa"], lossless=lossless)
-    d.start()
+    d.start(Tasks())
     d.put("aaa", update(0), "aaa", {}, outcomes.append)
     await until(lambda: versions(sink) == [0])  # in flight: the sink has it, unacknowledged
     for version in range(1, 11):

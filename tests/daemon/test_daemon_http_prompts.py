@@ -25,6 +25,7 @@ from daemon.api.messages import (
     QueryError,
     Update,
 )
+from daemon.supervision import Tasks
 
 JSON = {"content-type": "application/json"}
 
@@ -73,7 +74,7 @@ def prompts() -> Prompts:
 @pytest.fixture
 async def server(prompts) -> AsyncIterator[HttpServer]:
     made = HttpServer(lambda: b"", list, more=PromptRoutes(prompts, 0.2, max_bytes=200).routes)
-    await made.start()
+    await made.start(Tasks())
     yield made
     await made.stop()
 
@@ -136,6 +137,8 @@ async def test_every_refusal_has_a_status(server, code):
         (b"", "no JSON"),
         (b"{", "no JSON"),
         (b"[1]", "a JSON object"),
+        (b'{"text": "\xff\xfe"}', "utf-8"),
+        (b'{"text": "\\ud800"}', "no JSON"),
         ({"text": 5}, "Expected `str`"),
         ({}, "missing required field `text`"),
         ({"text": "x", "txet": "y"}, "unknown field `txet`"),
@@ -188,7 +191,7 @@ async def test_another_machine_is_turned_away(prompts):
         await application({**inner, **scope}, receive, send)
 
     server._application = lambda: from_afar  # type: ignore[assignment,return-value]  # an ASGI application
-    await server.start()
+    await server.start(Tasks())
     try:
         assert (await call(server, "/v1/complete", {"text": "x"}))[0] == 403
         assert (await call(server, "/v1/prompts/p", None, "DELETE"))[0] == 403

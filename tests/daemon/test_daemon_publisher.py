@@ -14,6 +14,7 @@ from daemon.front.delivery import BACKLOG, Route
 from daemon.front.offsets import OffsetTracker
 from daemon.front.publish import Publisher
 from daemon.front.sessions import Board
+from daemon.supervision import Tasks
 from feeds.messages import Answer, DataUpdated, DeadLetter, InputRange, Latency
 from flash.questions import PAPER_SIX
 from metrics.catalogue import FAILURES
@@ -40,7 +41,7 @@ class Rig:
         )
         self.publisher.delivery.gate = self.gate.append
         self.publisher.model, self.publisher.revision, self.publisher.untrained = "m", "r1", True
-        self.publisher.delivery.start()
+        self.publisher.delivery.start(Tasks())
         self._numbers = 0
 
     def arrive(self, session: str, *offsets: int) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from daemon.api.client import QueryClient
 from daemon.api.messages import Ask, QueryError
+from daemon.cli.check import check_all
 from daemon.config.schema import Bars, Config, Model, Question, Scheduler, Source
 from daemon.config.units import Duration
 from daemon.engine.build import build, limits_of
@@ -22,6 +23,7 @@ from daemon.engine.executor import DeviceExecutor
 from daemon.engine.spec import SettingError
 from daemon.front.delivery import Route
 from daemon.front.server import Front
+from daemon.supervision import TaskEnded
 from feeds.messages import Answer, DataUpdated, DeadLetter
 from feeds.source import Incoming
 from flash.questions import PAPER_SIX
@@ -336,7 +338,7 @@ async def test_a_source_that_fails_ends_the_daemon_with_its_error():
             yield []
 
     async with running(inproc_config(), Broken(), MemorySink()) as front:
-        with pytest.raises(ConnectionError, match="gone for good"):
+        with pytest.raises(TaskEnded, match="ingest ended: ConnectionError: the feed is gone for good"):
             await asyncio.wait_for(front.run(asyncio.Event()), 10)
 
 
@@ -389,3 +391,24 @@ def _answer_while(question: str, new_bars: int) -> list[int]:
         assert tape.version > version + 10
         assert tape.evicted_tokens > evicted + 300, "nothing of what the answer reads is on the tape any more"
     return request.output
+
+
+@pytest.mark.parametrize(
+    ("question", "key"),
+    [
+        (Question(name="odd", text="Which?", choices=("YES", "YES indeed")), "questions[1].choices"),
+        (Question(name="even", text="Or which?"), "questions[1].name"),
+    ],
+)
+async def test_a_question_that_cannot_stand_is_a_setting_s_fault(question, key):
+    """Choices that begin with the same token, a name that is taken."""
+    config = inproc_config(questions=(Question(name="even", text="Which one?"), question))
+    front = Front(config, source=QueueSource(), routes=[])
+    try:
+        with pytest.raises(SettingError) as raised:
+            await asyncio.wait_for(front.start(), 60)
+        assert raised.value.key == key
+        findings = [each for each in check_all(config) if not each.ok]
+        assert [each.key for each in findings] == [key]
+    finally:
+        await front.stop()
