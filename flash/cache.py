@@ -1,7 +1,7 @@
 """The newest answers by (session, question hash) and data version (*Attention Once* equation 10).
 
-A plain store with waiting: `when` calls back as soon as an answer is new enough, so that an event loop can
-wait for it without a thread and a thread can with `wait_for`. Safe from any thread.
+`when` calls back as soon as an answer is new enough, so an event loop waits without a thread. Safe from any
+thread.
 """
 
 from __future__ import annotations
@@ -47,11 +47,6 @@ class AnswerCache(Generic[T]):
         with self._lock:
             return self._latest((session, question_hash), 0)
 
-    def at(self, session: str, question_hash: str, version: int) -> T | None:
-        """The answer of exactly this version, while it is kept."""
-        with self._lock:
-            return self._answers.get((session, question_hash), {}).get(version)
-
     def when(
         self, session: str, question_hash: str, version: int, call: Callable[[T], None]
     ) -> Callable[[], None]:
@@ -67,24 +62,6 @@ class AnswerCache(Generic[T]):
         if answer is not None:
             call(answer)
         return lambda: self._give_up(key, ticket)
-
-    def wait_for(self, session: str, question_hash: str, version: int, timeout_s: float) -> T | None:
-        """Block for an answer of at least `version`; None when `timeout_s` passes first."""
-        arrived, answers = threading.Event(), list[T]()
-
-        def arrive(answer: T) -> None:
-            answers.append(answer)
-            arrived.set()
-
-        give_up = self.when(session, question_hash, version, arrive)
-        arrived.wait(timeout_s)
-        give_up()
-        return answers[0] if answers else None
-
-    def forget(self, session: str) -> None:
-        """Drop a session's answers, as when its versions begin anew; those who wait go on waiting."""
-        with self._lock:
-            self._answers = {key: value for key, value in self._answers.items() if key[0] != session}
 
     def _latest(self, key: Key, least: int) -> T | None:
         answers = self._answers.get(key)

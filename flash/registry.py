@@ -1,6 +1,6 @@
 """The standing questions of every session, prepared once.
 
-Registered and unregistered from any thread; the evaluator reads a tuple that is replaced, never changed.
+Registered from any thread; the evaluator reads a tuple that is replaced, never changed.
 """
 
 from __future__ import annotations
@@ -63,24 +63,9 @@ class Registry:
             self._standing[session] = (*standing, new)
         return new
 
-    def unregister(self, session: str, name: str) -> bool:
-        """Stop asking; False when the session has no question of that name."""
-        with self._lock:
-            standing = self._standing.get(session, ())
-            left = tuple(item for item in standing if item.question.name != name)
-            if left:
-                self._standing[session] = left
-            else:
-                self._standing.pop(session, None)
-        return len(left) < len(standing)
-
     def standing(self, session: str) -> tuple[Standing, ...]:
         """The session's questions now."""
         return self._standing.get(session, ())
-
-    def sessions(self) -> list[str]:
-        """Sessions with at least one question."""
-        return list(self._standing)
 
 
 def check_choices(question: Question, prepared: Prepared) -> None:

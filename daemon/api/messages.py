@@ -27,6 +27,14 @@ Code = Literal[
     "engine",
     "shutting_down",
 ]
+_CODES: dict[str, Code] = {
+    "unknown_session": "unknown_session",
+    "bad_request": "bad_request",
+    "bad_prompt": "bad_request",
+    "too_long": "too_long",
+    "abandoned": "abandoned",
+    "stopping": "shutting_down",
+}
 Id = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
 PromptId = Annotated[str, Meta(min_length=1, max_length=64)]
@@ -270,6 +278,11 @@ class QueryError(Exception):
 encode = msgspec.msgpack.Encoder().encode
 _requests = msgspec.msgpack.Decoder(Request)
 _replies = msgspec.msgpack.Decoder(Reply)
+
+
+def code_of(failure: str) -> Code:
+    """What a client is told for the code of an engine's failure."""
+    return _CODES.get(failure, "engine")
 
 
 def decode_request(payload: bytes) -> Request:

@@ -91,7 +91,7 @@ def _digest(tokenizer: Any) -> str:
     return blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-class Housekeeping:
+class Maintenance:
     """The worker's idle hook: each call does one piece and says when it wants the next one.
 
     Finished copies are noticed, then one idle session leaves the pool, or one torn window is gathered. When
