@@ -26,6 +26,7 @@ from bench.hit_client import Seen
 from bench.trades import instruments, payloads
 from daemon.config.schema import Config, Http, Model, Query, Session, Sink, Source, ZeromqSink
 from daemon.front.server import Front
+from daemon.front.wiring import make_front
 
 _MARKETS = 3
 _FIRST = 400
@@ -100,7 +101,7 @@ def config(threads: int) -> Config:
 
 async def _measure(plan: Plan, threads: int, make: Callable[[], FloodSource]) -> list[Condition]:
     source = make()
-    front = Front(config(threads), source=source)
+    front = make_front(config(threads), source=source)
     still, moving = (session.name for session in front.config.sessions[:2])
     try:
         await front.start()

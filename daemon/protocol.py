@@ -1,7 +1,7 @@
 """What crosses between front and engine: commands one way, events the other, msgspec structs in msgpack.
 
-A client's request is the command itself, and the engine fills the reply and the published answer; the front adds
-what only it knows. In `inproc` mode the same structs are handed over without encoding.
+A client's request is the command itself, and the engine fills the reply or the published answer; the front
+adds what only it knows. In `inproc` mode the same structs are handed over without encoding.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 class Inputs(msgspec.Struct, frozen=True):
     """Which records an update stands for, by the feed's own running numbers.
 
-    Every record of the session numbered below ``safe`` is in a closed bar or was dropped.
+    Every record of the session numbered below ``low_watermark`` is in a closed bar or was dropped.
     """
 
     first: int
     last: int
-    safe: int
+    low_watermark: int
 
 
 class Committed(msgspec.Struct, frozen=True, tag="committed"):

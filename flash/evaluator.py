@@ -24,7 +24,7 @@ from scheduler.types import PriorityClass, Reader, Tape
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """One standing question at one data version. ``request`` is finished, or has the error that it failed with.
+    """One standing question at one data version. ``request`` is finished or has its error.
 
     ``payloads`` are those of all records since the last evaluation, oldest first; skipped versions' too.
     """
@@ -98,8 +98,8 @@ def no_gap(_payload: object) -> bool:
 class FlashEvaluator:
     """Listens to a scheduler's commits and submits the registry's questions.
 
-    `has_gap` says whether a record's payload tells of data lost before it. `on_done` is called on the stepping
-    thread, once per question and version that was not skipped.
+    `has_gap` says whether a record's payload tells of data lost before it. `on_done` is called on the
+    stepping thread, once per question and version that was not skipped.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""What the engine tells of its sessions: new data versions, standing questions' answers, replies to ad-hoc ones.
+"""What the engine tells of its sessions: data versions, answers to standing questions, replies to ad-hoc ones.
 
-An answer is filled here, once; the front adds what only it knows (input offsets, ages, when it was published).
+An answer is filled here, once. The front adds what only it knows: input offsets, ages, time of publication.
 """
 
 from __future__ import annotations
@@ -46,9 +46,7 @@ def generated(
 ) -> Generated:
     """Of a finished request."""
     choice = request.chosen(choices)
-    return Generated(
-        decode(list(request.answer)) if choice is None else choice, choice, request.rows[0].gap
-    )
+    return Generated(decode(list(request.answer)) if choice is None else choice, choice, request.rows[0].gap)
 
 
 class Versions:
@@ -110,9 +108,7 @@ class StandingAnswers:
         elif error is not None:
             name = standing.question.name
             self._emit(
-                protocol.AnswerFailed(
-                    standing.session, name, done.version, error.code, error.message, inputs
-                )
+                protocol.AnswerFailed(standing.session, name, done.version, error.code, error.message, inputs)
             )
 
     def _answer(self, done: Evaluated) -> Answer:

@@ -24,7 +24,7 @@ MAX_WAITING = 256
 
 
 class EngineInput:
-    """Appends what the ring brings. ``run`` is the data plane's thread; ``idle()``: the worker has nothing to do."""
+    """Appends what the ring brings; `run` is the data plane's thread."""
 
     def __init__(
         self,
@@ -45,13 +45,14 @@ class EngineInput:
         self._ended = threading.Event()
         self._leave_ring = threading.Event()
         """Set by `end` and by `stop`: the data plane's endless loop returns."""
-        self._plane = data_plane(
-            config, ring, source, Tokeniser(encode), self._append, self._is_ready, store
-        )
+        self._plane = data_plane(config, ring, source, Tokeniser(encode), self._append, self._is_ready, store)
         scheduler.subscribe(self)
 
     def run(self, idle: Callable[[], bool], on_end: Callable[[], None]) -> None:
-        """Until `stop`, then what the ring still holds. ``on_end``: after `end`, all of it is answered."""
+        """Until `stop`, then what the ring still holds.
+
+        After `end`, ``on_end`` is called when all input is answered: none waits and the worker is ``idle()``.
+        """
         self._plane.run(self._leave_ring)
         if self._ended.is_set() and self._finish(idle):
             on_end()

@@ -1,4 +1,4 @@
-"""The engine's metrics: of requests and batches as the scheduler tells of them, of memory with each heartbeat."""
+"""The engine's metrics: requests and batches as the scheduler tells of them, memory with each heartbeat."""
 
 from __future__ import annotations
 
@@ -112,7 +112,8 @@ def history(request: Request) -> str:
 class MemoryMetrics:
     """Writes the metrics of pool, prefix cache and tiers, of which it is the only writer.
 
-    Called with every heartbeat, on its thread. It reads counters of the worker's thread: each is a whole number, at most one pass old.
+    Called with every heartbeat, on its thread. It reads counters of the worker's thread: each is a whole
+    number, at most one pass old.
     """
 
     def __init__(self, engine: Engine, tiers: Tiers, store: MetricStore) -> None:

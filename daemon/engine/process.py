@@ -16,10 +16,10 @@ from functools import partial
 
 import zmq
 
-from daemon import protocol as seam
+from daemon import protocol
 from daemon.engine.build import build
-from daemon.engine.host import EngineHost
 from daemon.engine.spec import EngineSpec, SettingError
+from daemon.engine.wiring import wire_engine
 from daemon.logs import set_up_logging
 from daemon.supervision import Threads
 from ingest.ring import Ring
@@ -40,10 +40,10 @@ class EventSocket:
         self._socket.linger = 1000
         self._socket.connect(endpoint)
 
-    def emit(self, event: seam.EngineEvent) -> None:
+    def emit(self, event: protocol.EngineEvent) -> None:
         """Queue one event for the front."""
         with self._lock:
-            self._socket.send(seam.encode(event))
+            self._socket.send(protocol.encode(event))
 
     def close(self) -> None:
         """Close when what was queued is sent."""
@@ -77,15 +77,15 @@ def _serve(spec: EngineSpec, commands: zmq.Socket[bytes], events: EventSocket) -
     store = MetricStore.attach(spec.store, spec.labels)
     try:
         built = build(spec.config, spec.versions)
-        host = EngineHost(spec.config, built, ring, store, events.emit, source=spec.labels["source"][0])
+        host = wire_engine(spec.config, built, ring, store, events.emit, source=spec.labels["source"][0])
     except SettingError as error:
-        events.emit(seam.Fatal(error.key, error.message))
+        events.emit(protocol.Fatal(error.key, error.message))
         return EXIT_FATAL
     host.start()
     while True:
-        command = seam.decode_command(commands.recv())
+        command = protocol.decode_command(commands.recv())
         host.handle(command)
-        if isinstance(command, seam.StopEngine):
+        if isinstance(command, protocol.StopEngine):
             return 0
 
 

@@ -12,16 +12,15 @@ from daemon.config.schema import Config
 from daemon.config.standing import questions_of
 from daemon.engine.answers import Coalesced, Declared, EngineAsks, StandingAnswers, Versions
 from daemon.engine.build import Built, limits_of, register
-from daemon.engine.executor import DeviceExecutor
 from daemon.engine.host import EngineHost
 from daemon.engine.input import EngineInput
 from daemon.engine.maintenance import Maintenance
 from daemon.engine.metrics import EngineObserver, MemoryMetrics
 from daemon.engine.prompts import EnginePrompts
-from daemon.engine.readers import HostSwap, StreamReader
 from daemon.engine.records import has_gap
 from daemon.engine.refresh import Refresher
 from daemon.supervision import Threads
+from engine.step import Executor
 from flash.evaluator import Evaluated, FlashEvaluator
 from flash.registry import Registry
 from ingest.ring import Ring
@@ -31,7 +30,6 @@ from scheduler.costs import LearningExecutor
 from scheduler.observer import Observer
 from scheduler.policies import Ordering
 from scheduler.scheduler import Scheduler
-from scheduler.types import Executor
 from scheduler.worker import Worker
 
 Emit = Callable[[protocol.EngineEvent], None]
@@ -90,7 +88,7 @@ def wire_engine(
         prompts=EnginePrompts(
             prompt,
             scheduler,
-            lambda: StreamReader(engine.open_stream()),
+            engine.open_stream,
             engine.frame_limit,
             loaded.untrained,
             emit,
@@ -109,14 +107,14 @@ def scheduler_of(
     settings, engine, clock = config.scheduler, built.engine, time.monotonic_ns
     ordering = Ordering(settings.policy, settings.k)
     return Scheduler(
-        LearningExecutor(executor or DeviceExecutor(engine), built.costs, clock),
+        LearningExecutor(executor or engine, built.costs, clock),
         engine.pool,
         limits_of(config),
         clock,
         observer,
         ordering,
         costs=built.costs,
-        tier=None if built.tiers.host is None else HostSwap(built.tiers.host),
+        tier=built.tiers.host,
         index=PrefixWatch(engine.cache) if ordering.by_prefix else None,
         rng=random.Random(settings.seed),
     )
