@@ -51,14 +51,15 @@ class HttpServer:
         self._asked_port = port
         self._more = more
         self._server: uvicorn.Server | None = None
+        self._listener: socket.socket
         self._tasks = Tasks()
         self.port = 0
 
     async def start(self, tasks: Tasks) -> None:
         """Bind, and serve as one of ``tasks``; sets `port`. OSError: the address cannot be bound."""
         # Bound here, not by uvicorn, which would exit the process when it cannot.
-        listener = _bind(self._host, self._asked_port)
-        self.port = listener.getsockname()[1]
+        self._listener = _bind(self._host, self._asked_port)
+        self.port = self._listener.getsockname()[1]
         config = uvicorn.Config(
             self._application(),
             http="h11",
@@ -70,7 +71,7 @@ class HttpServer:
         )
         self._server = _EmbeddedServer(config)
         self._tasks = tasks
-        tasks.start(NAME, partial(self._server.serve, sockets=[listener]))
+        tasks.start(NAME, partial(self._server.serve, sockets=[self._listener]))
         while not self._server.started:
             if NAME not in tasks.names():
                 raise OSError(f"the HTTP server on {self._host}:{self.port} ended before it started")
@@ -80,9 +81,15 @@ class HttpServer:
         """Finish running requests, at most two seconds, and close."""
         server, self._server = self._server, None
         task = self._tasks.expect_end(NAME)
-        if server is not None and task is not None:
+        if server is None:
+            return
+        if task is not None:
             server.should_exit = True
             await task
+        elif server.started:  # it did not come to closing them
+            for each in server.servers:
+                each.close()
+        self._listener.close()
 
     def _application(self) -> Starlette:
         return Starlette(

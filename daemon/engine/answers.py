@@ -1,4 +1,4 @@
-"""What the engine tells of its sessions: data versions, answers to standing questions, replies to ad-hoc ones.
+"""What the engine tells of its sessions: data versions, standing questions' answers, replies to asks.
 
 An answer is filled here, once. The front adds what only it knows: input offsets, ages, time of publication.
 """

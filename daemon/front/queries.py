@@ -1,4 +1,4 @@
-"""From a client's request to its reply, whatever carried it: who answers, within what time, with what error."""
+"""From a client's request to its reply, whatever carried it: who answers, how long, with what error."""
 
 from __future__ import annotations
 

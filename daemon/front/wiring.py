@@ -26,6 +26,7 @@ from daemon.front.server import Front
 from daemon.front.sessions import Sessions
 from daemon.front.status import Status
 from daemon.supervision import TaskEnded, Tasks
+from engine.step import Executor
 from feeds.source import Source
 from ingest.ring import Ring
 from metrics.store import MetricStore
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from daemon.engine.host import EngineHost
 
 ConnectTo = Callable[[Ring], EngineClient]
+WrapEngine = Callable[[Executor], Executor]
+"""What runs the batches in place of the engine that it is given."""
 
 
 def make_front(
@@ -43,13 +46,15 @@ def make_front(
     routes: Sequence[Route] | None = None,
     notifier: Notifier | None = None,
     connect: ConnectTo | None = None,
+    executor: WrapEngine | None = None,
     engine_command: Sequence[str] = ENGINE,
     commit_every_s: float = COMMIT_EVERY_S,
     restart_after_s: Sequence[float] = RESTART_AFTER_S,
 ) -> Front:
     """A daemon of this configuration, on the running event loop; not started.
 
-    ``source`` and ``routes`` replace the configured ones (tests, demo, replay), ``connect`` the engine.
+    ``source`` and ``routes`` replace the configured ones (demo, replay), ``connect``, ``executor`` and
+    ``engine_command`` the engine or a part of it (tests).
     """
     source = source or make_source(config)
     routes = make_routes(config) if routes is None else list(routes)
@@ -69,7 +74,7 @@ def make_front(
         versions = {name: state.version for name, state in sessions.states.items()}
         if config.process.mode == "two":
             return ProcessEngine(config, ring, store, labels, versions, wake_fd, tasks, engine_command)
-        return InprocEngine(partial(_make_host, config, ring, store, labels["source"][0], versions))
+        return InprocEngine(partial(_make_host, config, ring, store, labels["source"][0], versions, executor))
 
     tracker = OffsetTracker()
     sessions = Sessions(config, store, send)
@@ -135,10 +140,18 @@ def _task_ended(
 
 
 def _make_host(
-    config: Config, ring: Ring, store: MetricStore, source: str, versions: dict[str, int], emit: OnEvent
+    config: Config,
+    ring: Ring,
+    store: MetricStore,
+    source: str,
+    versions: dict[str, int],
+    wrap: WrapEngine | None,
+    emit: OnEvent,
 ) -> EngineHost:
     # here, because a front whose engine is another process does without torch
     from daemon.engine.build import build
     from daemon.engine.wiring import wire_engine
 
-    return wire_engine(config, build(config, versions), ring, store, emit, source=source)
+    built = build(config, versions)
+    executor = None if wrap is None else wrap(built.engine)
+    return wire_engine(config, built, ring, store, emit, source=source, executor=executor)

@@ -520,8 +520,8 @@ async def test_the_daemon_refreshes_compares_and_keeps_event_time() -> None:
         for n in range(40):
             source.put(tape.second(n))
             await until(lambda n=n: len(answers(sink)) == n)
-            assert front.board.states["aaa"].live_records <= 10
-        assert front.board.states["aaa"].live_records == 10
+            assert front.sessions.states["aaa"].live_records <= 10
+        assert front.sessions.states["aaa"].live_records == 10
         await until(lambda: count(front, "refreshes", session="aaa") >= 4)
         samples = count(front, "divergence_samples", session="aaa")
         assert samples == count(front, "refreshes", session="aaa")

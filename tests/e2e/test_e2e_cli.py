@@ -22,6 +22,7 @@ from transformers import BloomConfig, BloomForCausalLM
 
 from daemon.api.client import QueryClient
 from daemon.front.server import Front
+from daemon.front.wiring import make_front
 from engine.model.embedded import build_tokenizer
 from feeds.codec import decode_record
 from feeds.kafka import KafkaSource, quiet_client_log
@@ -132,12 +133,11 @@ def front(monkeypatch: pytest.MonkeyPatch) -> list[Front]:
     """The front that a replay makes, once it has."""
     made: list[Front] = []
 
-    class Remembered(Front):
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            super().__init__(*arguments, **options)
-            made.append(self)
+    def remembered(*arguments: Any, **options: Any) -> Front:
+        made.append(make_front(*arguments, **options))
+        return made[-1]
 
-    monkeypatch.setattr("daemon.cli.replay.Front", Remembered)
+    monkeypatch.setattr("daemon.cli.replay.make_front", remembered)
     return made
 
 

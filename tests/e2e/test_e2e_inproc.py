@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 
@@ -22,9 +22,9 @@ from daemon.engine.build import build, limits_of
 from daemon.engine.spec import SettingError
 from daemon.front.delivery import Route
 from daemon.front.server import Front
+from daemon.front.wiring import make_front
 from daemon.supervision import TaskEnded
-from engine.engine import Engine
-from engine.step import Chunk, SampledToken
+from engine.step import Chunk, Executor, SampledToken
 from feeds.messages import Answer, DataUpdated, DeadLetter
 from feeds.source import Incoming
 from flash.questions import PAPER_SIX
@@ -70,26 +70,40 @@ class Tape:
         return incoming(payload, self._offset - 1)
 
 
-class Recorder(Engine):
-    """The real engine, remembering what every forward pass held."""
+class Recorder:
+    """Runs an engine's passes, each at least ``pass_s`` long, and remembers what they held."""
 
-    passes: ClassVar[list[list[tuple[int, int]]]] = []
-    """By pass: (version, tokens) of every fork in it; class-wide, because the daemon makes the engine."""
+    def __init__(self, pass_s: float = 0.0) -> None:
+        self.passes: list[list[tuple[int, int]]] = []
+        """By pass: (version, tokens) of every fork in it."""
+        self._pass_s = pass_s
+        self._engine: Executor
+
+    def __call__(self, engine: Executor) -> Recorder:
+        self._engine = engine
+        return self
 
     def execute(self, batch: Sequence[Chunk]) -> list[SampledToken | None]:
         forks = [c for c in batch if isinstance(c.target, Fork)]
         self.passes.append([(c.target.version, len(c.tokens)) for c in forks])
-        return super().execute(batch)
+        time.sleep(self._pass_s)
+        return self._engine.execute(batch)
 
 
 @contextlib.asynccontextmanager
-async def running(config: Config, source: QueueSource, sink: MemorySink) -> AsyncIterator[Front]:
-    front = Front(config, source=source, routes=[Route(sink, ANSWERS, UPDATES, DEAD)])
+async def running(
+    config: Config,
+    source: QueueSource,
+    sink: MemorySink,
+    executor: Callable[[Executor], Executor] | None = None,
+) -> AsyncIterator[Front]:
+    routes = [Route(sink, ANSWERS, UPDATES, DEAD)]
+    front = make_front(config, source=source, routes=routes, executor=executor)
     try:
         await asyncio.wait_for(front.start(), 60)
         yield front
     finally:
-        if not front._stopping:  # the test has not done it
+        if not front.stopping:  # the test has not done it
             await front.stop()
 
 
@@ -101,12 +115,11 @@ def count(front: Front, name: str, **labels: str) -> int:
     return int(front.store.value(f"foretick_{name}_total", **labels))
 
 
-async def test_every_version_answers_all_questions_in_one_pass_and_says_what_it_read(monkeypatch):
-    monkeypatch.setattr("daemon.engine.build.Engine", Recorder)
-    monkeypatch.setattr(Recorder, "passes", [])
+async def test_every_version_answers_all_questions_in_one_pass_and_says_what_it_read():
+    recorder = Recorder()
     source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
     config = inproc_config(sessions=sessions("V:AAA", warm_up_records=5), standing="paper_six")
-    async with running(config, source, sink) as front:
+    async with running(config, source, sink, recorder) as front:
         for n in range(13):
             source.put(tape.second(n))
             await until(lambda n=n: len(answers(sink)) == 6 * n)  # second n closes the bar of n - 1
@@ -118,7 +131,7 @@ async def test_every_version_answers_all_questions_in_one_pass_and_says_what_it_
         assert [a.data_version for a in exact] == list(range(1, 13))
         # one forward pass a version answers the one-token questions and prefills the other
         prompts = defaultdict(list)
-        for number, forks in enumerate(Recorder.passes):
+        for number, forks in enumerate(recorder.passes):
             for version, tokens in forks:
                 if tokens > 1:
                     prompts[version].append(number)
@@ -155,15 +168,17 @@ async def test_asked_one_by_one_the_questions_get_the_answers_they_got_together(
     source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
     async with running(inproc_config(), source, sink) as front:
         source.put(*(tape.second(n) for n in range(12)))
-        await until(lambda: [a for a in answers(sink) if a.data_version == front.board.states["aaa"].version])
+        await until(
+            lambda: [a for a in answers(sink) if a.data_version == front.sessions.states["aaa"].version]
+        )
         await until(lambda: Counter(a.data_version for a in answers(sink))[_newest(front)] == 6)
         version = _newest(front)
         together = {a.question: a for a in answers(sink) if a.data_version == version}
         for question in PAPER_SIX:
             ask = Ask(1, "aaa", question.text, question.max_tokens, question.choices or ())
-            alone = await front.board._engine_ask(ask)  # past the cache
+            alone = await front.sessions.ask_engine(ask)  # past the cache
             batched = together[question.name]
-            assert (alone.version, alone.text, alone.choice) == (version, batched.text, batched.choice)
+            assert (alone.data_version, alone.text, alone.choice) == (version, batched.text, batched.choice)
             assert alone.logit_gap == pytest.approx(batched.logit_gap, abs=1e-4)
         # Over the socket the same question is served from the cache, reordered choices are computed.
         assert front.query is not None
@@ -181,7 +196,27 @@ async def test_asked_one_by_one_the_questions_get_the_answers_they_got_together(
 
 
 def _newest(front: Front) -> int:
-    return front.board.states["aaa"].version
+    return front.sessions.states["aaa"].version
+
+
+async def test_an_ad_hoc_answer_has_the_times_of_the_version_that_it_read():
+    """While it is computed, newer versions come."""
+    source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
+    async with running(inproc_config(standing="none"), source, sink, Recorder(pass_s=0.005)) as front:
+        for n in range(3):
+            source.put(tape.second(n))
+            await until(lambda n=n: _newest(front) == n)
+        asking = asyncio.create_task(front.sessions.ask(Ask(1, "aaa", "What comes next?", 60)))
+        await until(lambda: count(front, "batches") > 10)
+        began = time.monotonic_ns()
+        for n in range(3, 9):
+            source.put(tape.second(n))
+            await until(lambda n=n: _newest(front) == n)
+        assert not asking.done(), "the answer must outlast the versions"
+        reply = await asking
+        assert reply.data_version == 2
+        assert reply.as_of == START + SECOND + 3000
+        assert reply.staleness_ns > time.monotonic_ns() - began
 
 
 async def test_a_flood_is_coalesced_counted_and_answered_for_to_the_last_record():
@@ -244,7 +279,7 @@ async def test_late_and_out_of_order_ticks():
         source.put([tick(0.1), tick(1.1), tick(0.9), tick(2.2), tick(0.5), tick(3.3)])
         await until(lambda: len([a for a in answers(sink) if a.question == "trend"]) >= 1)
         await until(lambda: count(front, "bars", session="aaa") == 2)
-        await until(lambda: answers(sink)[-1].data_version == front.board.states["aaa"].version > 0)
+        await until(lambda: answers(sink)[-1].data_version == front.sessions.states["aaa"].version > 0)
         assert count(front, "records_late", session="aaa") == 1
         await until(lambda: answers(sink)[-1].as_of == START + int(1.1 * SECOND))
 
@@ -305,14 +340,14 @@ async def test_a_commit_that_fails_is_made_up_for():
 async def test_a_clean_stop_drains_and_leaves_nothing_behind():
     source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
     async with running(inproc_config(), source, sink) as front:
-        names = [front.store.name, front._ring.name if front._ring else ""]
+        names = [front.store.name, front.engine.ring.name if front.engine.ring else ""]
         assert all((Path("/dev/shm") / name.lstrip("/")).exists() for name in names)
         source.put(*(tape.second(n) for n in range(30)))
-        await until(lambda: front.board.states["aaa"].version)
+        await until(lambda: front.sessions.states["aaa"].version)
         assert await front.stop(), "stopped in the middle of the work, nothing is lost"
         found = answers(sink)
         assert front.publisher.delivery.waiting == 0
-        assert found[-1].data_version == front.board.states["aaa"].version
+        assert found[-1].data_version == front.sessions.states["aaa"].version
         assert source.committed[TOPIC, 0] == max(i.last_offset for a in found for i in a.inputs) + 1
     assert not any((Path("/dev/shm") / name.lstrip("/")).exists() for name in names)
     assert {task.get_name() for task in asyncio.all_tasks()} == {asyncio.current_task().get_name()}  # type: ignore[union-attr]  # we are one
@@ -322,12 +357,12 @@ async def test_a_clean_stop_drains_and_leaves_nothing_behind():
 
 async def test_a_model_that_is_not_there_is_a_setting_s_fault(tmp_path):
     config = inproc_config(model=Model(path=str(tmp_path / "nowhere")))
-    front = Front(config, source=QueueSource(), routes=[])
+    front = make_front(config, source=QueueSource(), routes=[])
     try:
         with pytest.raises(SettingError, match=r"no config\.json") as raised:
             await asyncio.wait_for(front.start(), 60)
         assert raised.value.key == "model.path"
-        assert front._not_ready() == ["the engine is not up", "the source is not connected"]
+        assert front.status.not_ready() == ["the engine is not up", "the source is not connected"]
     finally:
         await front.stop()
 
@@ -404,7 +439,7 @@ def _answer_while(question: str, new_bars: int) -> list[int]:
 async def test_a_question_that_cannot_stand_is_a_setting_s_fault(question, key):
     """Choices that begin with the same token, a name that is taken."""
     config = inproc_config(questions=(Question(name="even", text="Which one?"), question))
-    front = Front(config, source=QueueSource(), routes=[])
+    front = make_front(config, source=QueueSource(), routes=[])
     try:
         with pytest.raises(SettingError) as raised:
             await asyncio.wait_for(front.start(), 60)

@@ -16,7 +16,7 @@ from daemon.api.messages import FinishReply, PromptReply, QueryError
 from daemon.config.schema import Pool, Query, Scheduler
 from daemon.config.units import Duration
 from daemon.engine.build import build
-from daemon.engine.host import scheduler_of
+from daemon.engine.wiring import scheduler_of
 from metrics.catalogue import BY_NAME
 from regions.offload.host import HostTier
 from scheduler.costs import load

@@ -25,6 +25,7 @@ from daemon.api.messages import (
     QueryError,
     Update,
 )
+from daemon.front.queries import Queries
 from daemon.supervision import Tasks
 
 JSON = {"content-type": "application/json"}
@@ -73,7 +74,8 @@ def prompts() -> Prompts:
 
 @pytest.fixture
 async def server(prompts) -> AsyncIterator[HttpServer]:
-    made = HttpServer(lambda: b"", list, more=PromptRoutes(prompts, 0.2, max_bytes=200).routes)
+    routes = PromptRoutes(Queries(None, prompts, 0.2).answer, max_bytes=200).routes
+    made = HttpServer(lambda: b"", list, more=routes)
     await made.start(Tasks())
     yield made
     await made.stop()
@@ -184,7 +186,7 @@ async def test_a_page_in_a_browser_here_cannot_send_one(server, prompts, headers
 
 async def test_another_machine_is_turned_away(prompts):
     scope = {"client": ("203.0.113.7", 5)}
-    server = HttpServer(lambda: b"", list, more=PromptRoutes(prompts, 1.0).routes)
+    server = HttpServer(lambda: b"", list, more=PromptRoutes(Queries(None, prompts, 1.0).answer).routes)
     application = server._application()
 
     async def from_afar(inner: Any, receive: Any, send: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from daemon.front import delivery
 from daemon.front.delivery import Delivery, Outcome, Route
 from daemon.supervision import Tasks
 from feeds.messages import DataUpdated
@@ -58,13 +57,12 @@ async def test_a_message_no_sink_carries_is_settled_at_once():
 
 
 @pytest.mark.parametrize("lossless", [True, False])
-async def test_only_what_cannot_be_read_again_gives_way(monkeypatch: pytest.MonkeyPatch, lossless: bool):
+async def test_only_what_cannot_be_read_again_gives_way(lossless: bool):
     """Behind a dead sink a feed that cannot wait keeps a bounded number of messages, the newest ones."""
-    monkeypatch.setattr(delivery, "BACKLOG", 4)
     sink = MemorySink()
     sink.acknowledging.clear()
     outcomes: list[Outcome] = []
-    d = Delivery([Route(sink, "a", "u")], ["aaa"], lossless=lossless)
+    d = Delivery([Route(sink, "a", "u")], ["aaa"], lossless=lossless, backlog=4)
     d.start(Tasks())
     d.put("aaa", update(0), "aaa", {}, outcomes.append)
     await until(lambda: versions(sink) == [0])  # in flight: the sink has it, unacknowledged

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from daemon.engine.kv_metrics import KvReport
 
 from daemon.config.schema import Config, Pool
 from daemon.config.units import Duration
-from daemon.engine.maintenance import AUDIT_NS, Housekeeping, Tiers, identity_of, tiers_of
+from daemon.engine.maintenance import AUDIT_NS, Maintenance, Tiers, identity_of, tiers_of
+from daemon.engine.metrics import MemoryMetrics
 from daemon.engine.spec import SettingError
 from engine.engine import Engine
 from engine.step import Chunk
@@ -56,7 +56,10 @@ def keeper(
     engine: Engine, tapes: list[Tape], tiers: Tiers, store: MetricStore, clock: Clock
 ) -> Callable[[], float | None]:
     """One idle call, then the metrics, as a heartbeat would write them."""
-    keeping, report = Housekeeping(engine.pool, tapes, tiers, store, clock), KvReport(engine, tiers, store)
+    keeping, report = (
+        Maintenance(engine.pool, tapes, tiers, store, clock),
+        MemoryMetrics(engine, tiers, store),
+    )
 
     def call() -> float | None:
         due = keeping()
