@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -19,6 +20,9 @@ from metrics.store import MetricStore
 log = logging.getLogger(__name__)
 
 COMMIT_EVERY_S = 1.0
+CLOSE_COMMIT_S, REOPEN_COMMIT_S = 1.0, 10.0
+"""How long a commit that fails is tried again before the source is closed."""
+RETRY_S = 0.1
 INGEST, COMMIT = "ingest", "commit loop"
 
 
@@ -78,35 +82,47 @@ class Input:
         """Nothing more goes into the ring."""
         await self._tasks.stop(INGEST)
 
-    async def commit(self) -> None:
-        """Store the offsets that acknowledged answers cover; a failure is made up for by the next call."""
+    async def commit(self) -> bool:
+        """Store the offsets that acknowledged answers cover.
+
+        False when that failed; the next call makes up for it.
+        """
         if self.source is None or not self.connected:
-            return
+            return True
         async with self._committing:
             offsets = self.tracker.to_commit()
-            if not offsets:
-                return
             try:
-                await self.source.commit(offsets)
+                if offsets:
+                    await self.source.commit(offsets)
             except CommitFailed as error:
                 self.tracker.not_committed(offsets)
                 log.warning("offsets were not committed, trying again: %s", error)
+                return False
+            return True
 
     async def close(self) -> None:
         """Commit for the last time and disconnect."""
-        await self.commit()
+        await self._commit_before_closing(CLOSE_COMMIT_S)
         await self._tasks.stop(COMMIT)
         if self.source is not None and self.connected:
             await self.source.stop()
 
     async def reopen(self, ring: Ring, forget: Callable[[], None]) -> None:
         """Read again from what is committed. ``forget`` is called once nothing more can be acknowledged."""
-        await self.commit()
+        await self._commit_before_closing(REOPEN_COMMIT_S)
         if self.source is not None:
             await self.source.stop()
         forget()
         self.tracker.clear()
         await self.start(ring)
+
+    async def _commit_before_closing(self, within_s: float) -> None:
+        """Again while it fails: what is not stored by then is read, and answered, a second time."""
+        deadline = time.monotonic() + within_s
+        while not await self.commit():
+            if time.monotonic() > deadline:
+                return
+            await asyncio.sleep(RETRY_S)
 
     async def _read(self, ingest: Ingest) -> None:
         await ingest.run()

@@ -25,7 +25,7 @@ from feeds.codec import REASONS
 from feeds.source import Incoming
 from tests.e2e.support import START, TOPIC, MemorySink, QueueSource, inproc_config, trade, until
 
-QUERIES, BODIES, RECORDS = 2000, 400, 1600
+QUERIES, BODIES, RECORDS = 2200, 150, 1650
 SEED = 20261122
 VALID = [
     {"type": "ask", "id": 1, "session": "aaa", "question": "Up?", "max_tokens": 1},

@@ -58,6 +58,8 @@ class Committed(QueueSource):
     def __init__(self) -> None:
         super().__init__()
         self.open = False
+        self.refusals = 0
+        """Commits that fail from now on."""
 
     async def start(self) -> None:
         await super().start()
@@ -66,8 +68,9 @@ class Committed(QueueSource):
 
     async def commit(self, offsets: Mapping[Partition, int]) -> None:
         await asyncio.sleep(0.01)
-        if not self.open:
-            raise CommitFailed("closed")
+        if not self.open or self.refusals:
+            self.refusals -= 1
+            raise CommitFailed("closed, or the group rebalances")
         await super().commit(offsets)
 
     async def stop(self) -> None:
@@ -115,6 +118,21 @@ async def test_what_was_answered_when_the_engine_died_is_not_read_again(up):
     await until(lambda: front.input.tracker.outstanding() == 1)
     assert await front.stop()
     assert source.committed == {(TOPIC, 0): 4}
+
+
+async def test_a_commit_that_fails_when_the_engine_died_is_tried_again_before_the_source_is_read_again(up):
+    """Otherwise a bar that is answered and acknowledged is read and answered a second time."""
+    front, engines, source, _ = up
+    engines.answer(1, 4)
+    await until(lambda: front.input.tracker.outstanding() == 2)
+    source.refusals = 2
+    engines.die("killed")
+    await until(lambda: engines.started == 2)
+    engines.up()
+    await until(lambda: source.starts == 2)
+    assert source.committed == {(TOPIC, 0): 3}
+    await until(lambda: front.input.tracker.outstanding() == 2)
+    assert front.input.tracker.ranges("aaa", 1, 2) == [(TOPIC, 0, 3, 4)]
 
 
 async def test_what_the_dead_engine_answered_in_part_is_read_again(up):
