@@ -24,8 +24,9 @@ from bench.figures import Latency, latency
 from bench.flood import FloodSource
 from bench.hit_client import Seen
 from bench.trades import instruments, payloads
-from daemon.config.schema import Config, Http, Model, Query, Session, Sink, Source, ZeromqSink
+from daemon.config.schema import Config, Http, Model, Query, Session, Sink, Source
 from daemon.front.server import Front
+from feeds.connectors.zeromq import ZmqSinkConnector
 
 _MARKETS = 3
 _FIRST = 400
@@ -92,7 +93,7 @@ def config(threads: int) -> Config:
             for market in instruments(_MARKETS, 4)
         ),
         source=Source(ring_capacity=4096),
-        sink=Sink(zeromq=ZeromqSink("tcp://127.0.0.1:*")),
+        sink=Sink(zeromq=ZmqSinkConnector("tcp://127.0.0.1:*")),
         query=Query("tcp://127.0.0.1:*"),
         http=Http(port=0),
     )

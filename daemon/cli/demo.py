@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from itertools import groupby
 
+import click
 import uvloop
 from rich.console import Console
 from rich.live import Live
@@ -20,16 +22,17 @@ from rich.table import Table
 
 from daemon.api.client import QueryClient
 from daemon.api.messages import AskReply
-from daemon.cli.serve import stopping_on_signals
-from daemon.cli.synthetic import INSTRUMENTS, SyntheticTape
-from daemon.config.schema import Bars, Config, Http, KafkaSink, KafkaSource, Log, Query, Session, Sink, Source
+from daemon.cli.signals import stopping_on_signals
+from daemon.config.schema import Bars, Config, Http, Log, Query, Session, Sink, Source
 from daemon.config.units import Duration, parse_duration
 from daemon.front.server import Front
 from daemon.logs import set_up_logging
-from feeds import kafka as kafka_feeds
 from feeds.codec import decode_message, encode, make_headers
+from feeds.connectors.kafka import KafkaSinkConnector, KafkaSourceConnector
+from feeds.kafka import KafkaSink, KafkaSource
 from feeds.messages import Answer, Trade
 from feeds.mock_broker import NOTICE, MockBroker
+from feeds.synthetic import INSTRUMENTS, SyntheticTape
 from flash.questions import PAPER_SIX
 from metrics.catalogue import BY_NAME
 
@@ -49,6 +52,15 @@ class Seen:
     answers: dict[tuple[str, str], Answer] = field(default_factory=dict)
     count: int = 0
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@click.command("demo")
+@click.option("--forever", is_flag=True, help="run until Ctrl-C; a second Ctrl-C forces")
+@click.option("--seconds", type=click.IntRange(min=5), default=40, show_default=True, help="live seconds")
+@click.option("--seed", type=int, default=7, show_default=True, help="of the synthetic tape")
+def command(forever: bool, seconds: int, seed: int) -> None:
+    """Run the whole pipeline on embedded defaults: no broker, no GPU, no download."""
+    sys.exit(demo(None if forever else seconds, seed))
 
 
 def demo(seconds: int | None, seed: int) -> int:
@@ -78,8 +90,8 @@ def demo_config(bootstrap: str) -> Config:
             for i in INSTRUMENTS
         ),
         bars=Bars(interval=Duration(parse_duration("1s"))),
-        source=Source(kind="kafka", kafka=KafkaSource(bootstrap=bootstrap, topics=(TRADES,))),
-        sink=Sink(kafka=KafkaSink(bootstrap=bootstrap, topic=ANSWERS, dlq=DEAD)),
+        source=Source(kind="kafka", kafka=KafkaSourceConnector(bootstrap=bootstrap, topics=(TRADES,))),
+        sink=Sink(kafka=KafkaSinkConnector(bootstrap=bootstrap, topic=ANSWERS, dlq=DEAD)),
         query=Query(endpoint="tcp://127.0.0.1:*"),
         http=Http(port=0),
     )
@@ -110,7 +122,7 @@ async def _demo(console: Console, config: Config, seconds: int | None, seed: int
 
 async def _produce(bootstrap: str, seed: int, stop: asyncio.Event) -> None:
     """A minute of history at once, then one second of tape a second."""
-    sink = kafka_feeds.KafkaSink("demo-tape", bootstrap)
+    sink = KafkaSink("demo-tape", bootstrap)
     await sink.start()
     tapes = [SyntheticTape(instrument, seed) for instrument in INSTRUMENTS]
     second = time.time_ns() // 1_000_000_000 - HISTORY_S - _LATE
@@ -126,13 +138,13 @@ async def _produce(bootstrap: str, seed: int, stop: asyncio.Event) -> None:
         await sink.stop()
 
 
-async def _send(sink: kafka_feeds.KafkaSink, trade: Trade) -> None:
+async def _send(sink: KafkaSink, trade: Trade) -> None:
     headers = make_headers(trade, "json", "demo", trade.seq)
     await sink.publish(TRADES, trade.key.encode(), encode(trade), headers)
 
 
 async def _consume(bootstrap: str, seen: Seen) -> None:
-    source = kafka_feeds.KafkaSource("demo-answers", bootstrap, [ANSWERS], None)
+    source = KafkaSource("demo-answers", bootstrap, [ANSWERS], None)
     await source.start()
     try:
         async for batch in source.batches():

@@ -11,12 +11,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import click
 import msgspec
 import uvloop
 
-from daemon.cli.serve import stopping_on_signals
+from daemon.cli.options import read_config, refuse, set_option
+from daemon.cli.signals import stopping_on_signals
 from daemon.config.schema import Bars, Config, Http, Log, Query, Session
-from daemon.config.units import Duration, parse_instant
+from daemon.config.units import Duration
 from daemon.front.delivery import Route
 from daemon.front.server import Front
 from daemon.logs import set_up_logging
@@ -27,6 +29,7 @@ from feeds.messages import Answer, AnyRecord, Bar, Quote, Trade
 from feeds.replay import read_records
 from feeds.replay_source import ReplaySource
 from feeds.source import Incoming, PublishRefused, Sink
+from feeds.timestamps import parse_instant
 from feeds.zeromq import ZmqSink
 
 log = logging.getLogger(__name__)
@@ -37,6 +40,29 @@ SETTLE_S = 0.5
 
 class ReplayError(Exception):
     """The replay cannot run as asked."""
+
+
+@click.command("replay")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--format", "format_name", required=True, help="built-in format name, or a TOML file")
+@click.option("--to", "target", type=click.Choice(["kafka", "zmq", "inproc"]), required=True)
+@click.option("--speed", type=click.FloatRange(min=0), default=1.0, show_default=True, help="0: no waiting")
+@click.option("--from", "from_", metavar="TIME", help="first event time, with a zone")
+@click.option("--until", metavar="TIME", help="event time at which to end, with a zone")
+@click.option("--bootstrap", help="brokers, for kafka")
+@click.option("--topic", default="md.trades.v1", show_default=True, help="topic, for kafka and zmq")
+@click.option("--endpoint", help="socket to bind, for zmq")
+@click.option("--config", "config_path", type=click.Path(path_type=Path), help="daemon settings, for inproc")
+@set_option
+def command(file: Path, format_name: str, target: str, **options: Any) -> None:
+    """Play a recorded file as if it were live."""
+    settings = options.pop("settings")
+    config_path = options.pop("config_path")
+    config = read_config(config_path, settings) if target == "inproc" else None
+    try:
+        sys.exit(replay(file, format_name, target, config=config, **options))
+    except ReplayError as error:
+        refuse(error)
 
 
 def replay(
@@ -51,7 +77,6 @@ def replay(
     topic: str,
     endpoint: str | None,
     config: Config | None,
-    config_path: Path | None,
 ) -> int:
     """Play ``file`` to the target; the exit status. Raises ReplayError."""
     try:

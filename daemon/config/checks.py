@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from daemon.config.errors import Problem
 from daemon.config.schema import Config
+from feeds.connector import Connector
 
 _TCP = re.compile(r"tcp://(.*):[^:]*")
 
@@ -18,19 +19,34 @@ def cross_check(config: Config) -> list[Problem]:
     return [problem for check in checks for problem in check(config)]
 
 
-def exposure_warnings(config: Config) -> list[str]:
-    """One message for each socket bound to more than this machine (the defaults bind loopback only)."""
+def exposure_warnings(config: Config) -> list[Problem]:
+    """One for each socket bound to more than this machine (the defaults bind loopback only)."""
     bound = {"http.host": config.http.host, "query.endpoint": _tcp_host(config.query.endpoint)}
-    if config.sink.zeromq is not None and config.sink.zeromq.bind:
-        bound["sink.zeromq.endpoint"] = _tcp_host(config.sink.zeromq.endpoint)
-    source = config.source.zeromq
-    if config.source.kind == "zeromq" and source is not None and source.bind:
-        bound["source.zeromq.endpoint"] = _tcp_host(source.endpoint)
+    bound |= {key: _tcp_host(endpoint) for key, endpoint in bound_endpoints(config).items()}
     return [
-        f"{key}: {host} is not a loopback address: anyone who reaches this machine can use it without a key"
+        Problem(
+            key, f"{host} is not a loopback address: anyone who reaches this machine can use it without a key"
+        )
         for key, host in bound.items()
         if host and not _is_loopback(host)
     ]
+
+
+def connectors_of(config: Config) -> dict[str, Connector]:
+    """The connectors in use, by the dotted key of their table."""
+    found: dict[str, Connector] = {f"sink.{name}": sink for name, sink in config.sink.connectors.items()}
+    if config.source.connector is not None:
+        found[f"source.{config.source.kind}"] = config.source.connector
+    return found
+
+
+def bound_endpoints(config: Config) -> dict[str, str]:
+    """The endpoints that connectors bind, by dotted key."""
+    return {
+        f"{table}.{key}": endpoint
+        for table, connector in connectors_of(config).items()
+        for key, endpoint in connector.bound().items()
+    }
 
 
 def _tcp_host(endpoint: str) -> str:
@@ -138,7 +154,7 @@ def _bars(config: Config) -> Iterator[Problem]:
 
 def _source(config: Config) -> Iterator[Problem]:
     kind = config.source.kind
-    if kind != "none" and getattr(config.source, kind) is None:
+    if kind != "none" and config.source.connector is None:
         yield Problem(f"source.{kind}", f'source.kind is "{kind}", so the table [source.{kind}] is needed')
     if kind != "none" and not config.sessions:
         yield Problem(

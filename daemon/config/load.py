@@ -17,13 +17,14 @@ from typing import Any
 
 import msgspec
 
-from daemon.config.checks import cross_check, exposure_warnings
+from daemon.config.checks import cross_check
 from daemon.config.errors import ConfigError, Problem
 from daemon.config.layers import ENVIRONMENT_PREFIX, Layered
 from daemon.config.schema import Config
-from daemon.config.units import Duration, Instant, parse_duration, parse_instant
+from daemon.config.units import Duration, parse_duration
+from feeds.timestamps import Instant, parse_instant
 
-__all__ = ["RESERVED_VARIABLES", "Config", "ConfigError", "Problem", "exposure_warnings", "load_config"]
+__all__ = ["RESERVED_VARIABLES", "Config", "ConfigError", "Problem", "load_config"]
 
 # Variables with our prefix that are no settings: the cache folder, and where tests find data and a broker.
 RESERVED_VARIABLES = frozenset({"FORETICK_CACHE", "FORETICK_DATA", "FORETICK_KAFKA"})

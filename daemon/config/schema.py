@@ -6,26 +6,28 @@ Lengths of time are `Duration` (integer nanoseconds), written "250ms", "1s", "1m
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, defstruct
 
-from daemon.config.units import Duration, Instant, parse_duration
+from daemon.config.units import Duration, parse_duration
+from feeds.connector import SOCKET, Connector, SinkConnector, SourceConnector
+from feeds.connectors import SINKS, SOURCES
 from scheduler.policies import PolicyName
 from scheduler.types import Eviction
 
 SECOND = parse_duration("1s")
 OFF = Duration(0)
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
-_SOCKET = r"^(tcp|ipc)://.+$"
 
 
-class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A table of the file: immutable, and a key it does not know is an error."""
 
 
-class Model(Section, frozen=True, forbid_unknown_fields=True):
+class Model(Table, frozen=True):
     """The language model."""
 
     path: Annotated[
@@ -45,7 +47,7 @@ class Model(Section, frozen=True, forbid_unknown_fields=True):
     seed: Annotated[int, Meta(ge=0, description="seed of the embedded default model's weights")] = 0
 
 
-class Pool(Section, frozen=True, forbid_unknown_fields=True):
+class Pool(Table, frozen=True):
     """The paged KV pool that all sessions share."""
 
     blocks: Annotated[int, Meta(ge=0, description="blocks in the pool; 0 sizes it from the sessions")] = 0
@@ -73,7 +75,7 @@ class Pool(Section, frozen=True, forbid_unknown_fields=True):
     ] = ""
 
 
-class Scheduler(Section, frozen=True, forbid_unknown_fields=True):
+class Scheduler(Table, frozen=True):
     """What one batch may hold and what may be admitted."""
 
     policy: Annotated[
@@ -133,7 +135,7 @@ class Scheduler(Section, frozen=True, forbid_unknown_fields=True):
     max_new_tokens: Annotated[int, Meta(ge=1, description="longest answer, in tokens")] = 256
 
 
-class Bars(Section, frozen=True, forbid_unknown_fields=True):
+class Bars(Table, frozen=True):
     """How trades and quotes become bars, in event time."""
 
     interval: Annotated[Duration, Meta(description="length of a bar")] = SECOND
@@ -147,7 +149,7 @@ class Bars(Section, frozen=True, forbid_unknown_fields=True):
     ] = OFF
 
 
-class Session(Section, frozen=True, forbid_unknown_fields=True):
+class Session(Table, frozen=True):
     """One symbol read by the model."""
 
     name: Annotated[str, Meta(pattern=_NAME, max_length=64, description="its name in answers and metrics")]
@@ -201,7 +203,7 @@ class Session(Section, frozen=True, forbid_unknown_fields=True):
     ] = OFF
 
 
-class Question(Section, frozen=True, forbid_unknown_fields=True):
+class Question(Table, frozen=True):
     """One standing question, answered for every data version."""
 
     name: Annotated[str, Meta(pattern=_NAME, max_length=64, description="its name in answers")]
@@ -214,92 +216,58 @@ class Question(Section, frozen=True, forbid_unknown_fields=True):
     sessions: Annotated[tuple[str, ...], Meta(description="sessions it is asked of; empty is all")] = ()
 
 
-class KafkaSource(Section, frozen=True, forbid_unknown_fields=True):
-    """A consumer group member; back-pressure pauses its partitions."""
-
-    bootstrap: Annotated[str, Meta(min_length=1, description="brokers, host:port, comma separated")]
-    topics: Annotated[tuple[str, ...], Meta(min_length=1, description="topics read")] = ("md.trades.v1",)
-    group: Annotated[str, Meta(min_length=1, description="consumer group")] = "foretick"
-    client_id: Annotated[str, Meta(min_length=1, description="name shown by the broker")] = "foretick"
-    max_records: Annotated[int, Meta(ge=1, description="most records taken at a time")] = 2000
+def _with_tables(name: str, connectors: Mapping[str, type[Connector]]) -> Any:
+    """A struct with an optional table for each connector."""
+    tables = [(key, connector | None, None) for key, connector in connectors.items()]
+    return defstruct(name, tables, bases=(Table,), frozen=True)
 
 
-class ZeromqSource(Section, frozen=True, forbid_unknown_fields=True):
-    """A SUB socket; what does not fit the ring is dropped, oldest first, and counted."""
-
-    endpoint: Annotated[str, Meta(pattern=_SOCKET, description="tcp://host:port or ipc://path")]
-    bind: Annotated[bool, Meta(description="bind the endpoint instead of connecting to it")] = False
-    topics: Annotated[
-        tuple[str, ...], Meta(min_length=1, description='topic prefixes subscribed; "" is everything')
-    ] = ("",)
-    hwm: Annotated[int, Meta(ge=1, description="messages ZeroMQ itself may queue")] = 100_000
+if TYPE_CHECKING:
+    _Kind = str
+else:
+    _Kind = Annotated[Literal[(*SOURCES, "none")], Meta(description="which of the tables below is used")]
 
 
-class ReplaySource(Section, frozen=True, forbid_unknown_fields=True, rename={"from_": "from"}):
-    """A file played as if it were live."""
-
-    file: Annotated[str, Meta(min_length=1, description="the recorded file")]
-    format: Annotated[
-        str, Meta(min_length=1, description="name of a built-in format, or a format's TOML file")
-    ]
-    speed: Annotated[
-        float, Meta(ge=0, description="event seconds a second; 1 is real time, 0 as fast as possible")
-    ] = 1.0
-    from_: Annotated[Instant | None, Meta(description="first event time played, with a zone")] = None
-    until: Annotated[Instant | None, Meta(description="event time at which playing ends, with a zone")] = None
-
-
-class Source(Section, frozen=True, forbid_unknown_fields=True):
+# the base's fields follow from the modules of feeds.connectors: a type checker cannot see them
+class Source(_with_tables("Source", SOURCES)):  # type: ignore[misc]
     """Where records come from."""
 
-    kind: Annotated[
-        Literal["kafka", "zeromq", "replay", "none"], Meta(description="which of the tables below is used")
-    ] = "none"
-    kafka: KafkaSource | None = None
-    zeromq: ZeromqSource | None = None
-    replay: ReplaySource | None = None
+    kind: _Kind = "none"
     ring_capacity: Annotated[
         int, Meta(ge=64, le=2**24, description="records between feed and engine; a power of two")
     ] = 65536
     max_ahead: Annotated[
         Duration,
         Meta(
-            description="a record stamped so far ahead of this machine's clock is refused, for it would "
-            "make everything behind it late"
+            description="a record stamped further ahead of this machine's clock is refused, because every "
+            "later record would count as late"
         ),
     ] = Duration(3600 * SECOND)
     max_message_bytes: Annotated[
         int, Meta(ge=256, description="a longer message is refused without decoding it")
     ] = 1 << 20
 
-
-class KafkaSink(Section, frozen=True, forbid_unknown_fields=True):
-    """Answers to Kafka, by an idempotent producer."""
-
-    bootstrap: Annotated[str, Meta(min_length=1, description="brokers, host:port, comma separated")]
-    topic: Annotated[str, Meta(min_length=1, description="topic of the answers")] = "answers.v1"
-    dlq: Annotated[str, Meta(min_length=1, description="topic of records that could not be read")] = "dlq.v1"
+    @property
+    def connector(self) -> SourceConnector | None:
+        """The table that `kind` names; None for none."""
+        connector: SourceConnector | None = getattr(self, self.kind, None)
+        return connector
 
 
-class ZeromqSink(Section, frozen=True, forbid_unknown_fields=True):
-    """Answers to a ZeroMQ PUB socket."""
-
-    endpoint: Annotated[str, Meta(pattern=_SOCKET, description="tcp://host:port or ipc://path")]
-    bind: Annotated[bool, Meta(description="bind the endpoint instead of connecting to it")] = True
-
-
-class Sink(Section, frozen=True, forbid_unknown_fields=True):
+class Sink(_with_tables("Sink", SINKS)):  # type: ignore[misc]  # as above
     """Where answers go; each table that is present is used."""
 
-    kafka: KafkaSink | None = None
-    zeromq: ZeromqSink | None = None
+    @property
+    def connectors(self) -> dict[str, SinkConnector]:
+        """The tables that are present, by name."""
+        return {name: connector for name in SINKS if (connector := getattr(self, name)) is not None}
 
 
-class Query(Section, frozen=True, forbid_unknown_fields=True):
+class Query(Table, frozen=True):
     """The ZeroMQ query socket, and what clients may ask for at a time."""
 
     endpoint: Annotated[
-        str, Meta(pattern=r"^$|" + _SOCKET, description='address bound; "" switches the socket off')
+        str, Meta(pattern=r"^$|" + SOCKET, description='address bound; "" switches the socket off')
     ] = "tcp://127.0.0.1:7801"
     max_wait: Annotated[Duration, Meta(description="longest a request may take")] = Duration(30 * SECOND)
     max_prompts: Annotated[
@@ -308,14 +276,14 @@ class Query(Section, frozen=True, forbid_unknown_fields=True):
     max_prompts_each: Annotated[int, Meta(ge=1, description="of which so many by one client")] = 64
 
 
-class Http(Section, frozen=True, forbid_unknown_fields=True):
+class Http(Table, frozen=True):
     """Metrics and health over HTTP."""
 
     host: Annotated[str, Meta(min_length=1, description="address bound")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="port bound; 0 picks a free one")] = 7800
 
 
-class Process(Section, frozen=True, forbid_unknown_fields=True):
+class Process(Table, frozen=True):
     """The daemon's processes."""
 
     mode: Annotated[
@@ -324,7 +292,7 @@ class Process(Section, frozen=True, forbid_unknown_fields=True):
     drain: Annotated[Duration, Meta(description="longest that stopping may take")] = Duration(10 * SECOND)
 
 
-class Log(Section, frozen=True, forbid_unknown_fields=True):
+class Log(Table, frozen=True):
     """What is logged, to standard error."""
 
     level: Annotated[
@@ -333,7 +301,7 @@ class Log(Section, frozen=True, forbid_unknown_fields=True):
     json: Annotated[bool, Meta(description="one JSON object a line instead of text")] = False
 
 
-class Config(Section, frozen=True, forbid_unknown_fields=True):
+class Config(Table, frozen=True):
     """The whole file."""
 
     standing: Annotated[
