@@ -1,4 +1,4 @@
-"""`foretick dashboards`: build the committed JSON anew, or push it to a Grafana."""
+"""`foretick dashboards`: build the committed JSON, or push it to a Grafana."""
 
 from __future__ import annotations
 

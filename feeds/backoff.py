@@ -18,7 +18,7 @@ def delay_s(attempt: int) -> float:
     return float(min(CAP_S, FIRST_S * 2.0 ** min(attempt, 16)))
 
 
-class Link:
+class Connection:
     """A connection's state and its count of retries; every change is logged once."""
 
     def __init__(self, name: str, peer: str, log: logging.Logger, sleep: Sleep = asyncio.sleep) -> None:

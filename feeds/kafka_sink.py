@@ -22,7 +22,7 @@ from aiokafka.errors import (
     UnknownTopicOrPartitionError,
 )
 
-from feeds.backoff import Link, Sleep
+from feeds.backoff import Connection, Sleep
 from feeds.kafka_client import PROBE_S, close_client, open_client
 from feeds.source import PublishRefused, SinkStopped, State
 
@@ -70,7 +70,7 @@ class KafkaSink:
         sleep: Sleep = asyncio.sleep,
     ) -> None:
         self.name = name
-        self._link = Link(name, bootstrap, log, sleep)
+        self._connection = Connection(name, bootstrap, log, sleep)
         self._config = {
             "bootstrap_servers": bootstrap,
             "enable_idempotence": True,
@@ -88,17 +88,17 @@ class KafkaSink:
     @property
     def state(self) -> State:
         """Where the connection stands."""
-        return self._link.state
+        return self._connection.state
 
     @property
     def retries(self) -> int:
         """Attempts that failed or were not acknowledged within the probe interval."""
-        return self._link.retries
+        return self._connection.retries
 
     async def start(self) -> None:
         """Connect; waits for the broker as long as it takes, or until ``stop``."""
         self._stop.clear()
-        self._link.connecting()
+        self._connection.connecting()
         await self._replace(None)
 
     async def publish(
@@ -117,12 +117,12 @@ class KafkaSink:
                 raise SinkStopped(f"{self.name}: stopped before a message to {topic} was acknowledged")
             try:
                 await self._attempt(generation, topic, key, payload, headers)
-                self._link.up()
+                self._connection.up()
                 return
             except _ProducerGone:
                 continue
             except _BROKER_AWAY as error:
-                await self._link.wait_before_retry(repr(error))
+                await self._connection.wait_before_retry(repr(error))
             except UnknownTopicOrPartitionError as error:
                 await self._refuse_if_missing(generation, topic, error)
             except KafkaError as error:
@@ -131,7 +131,7 @@ class KafkaSink:
                     raise PublishRefused(
                         f"{self.name}: {topic} does not take the message: {error!r}"
                     ) from error
-                await self._link.wait_before_retry(repr(error))
+                await self._connection.wait_before_retry(repr(error))
                 await self._replace(generation)
 
     async def flush(self) -> None:
@@ -150,7 +150,7 @@ class KafkaSink:
         self._generation = None
         if generation is not None:
             await generation.close(self._stop_timeout_s)
-        self._link.stopped()
+        self._connection.stopped()
 
     async def _attempt(
         self,
@@ -176,7 +176,7 @@ class KafkaSink:
             raise PublishRefused(f"{self.name}: {topic} refuses {len(payload)} bytes as too large") from error
 
     async def _or_gone(self, generation: _Generation, waiting: "asyncio.Future[Any]") -> Any:
-        """The result of ``waiting``, reporting the link as down for as long as none comes."""
+        """The result of ``waiting``, reporting the connection as down until it comes."""
         while True:
             done, _ = await asyncio.wait(
                 (waiting, generation.gone), timeout=PROBE_S, return_when=asyncio.FIRST_COMPLETED
@@ -186,14 +186,14 @@ class KafkaSink:
             if done:
                 waiting.cancel()
                 raise _ProducerGone
-            self._link.retries += 1
-            self._link.down(f"no acknowledgement within {PROBE_S:g} s")
+            self._connection.retries += 1
+            self._connection.down(f"no acknowledgement within {PROBE_S:g} s")
 
     async def _refuse_if_missing(self, generation: _Generation, topic: str, error: KafkaError) -> None:
         try:
             known = await generation.producer.client.fetch_all_metadata()
         except KafkaError as away:
-            await self._link.wait_before_retry(repr(away))
+            await self._connection.wait_before_retry(repr(away))
             return
         if topic not in known.topics():
             raise PublishRefused(f"{self.name}: topic {topic} does not exist") from error
@@ -206,6 +206,6 @@ class KafkaSink:
             if old is not None:
                 await old.close(self._stop_timeout_s)
             producer = await open_client(
-                lambda: AIOKafkaProducer(**self._config), self._link, self._stop, self._stop_timeout_s
+                lambda: AIOKafkaProducer(**self._config), self._connection, self._stop, self._stop_timeout_s
             )
             self._generation = None if producer is None else _Generation(producer)

@@ -16,7 +16,7 @@ from aiokafka import AIOKafkaConsumer, ConsumerStoppedError, TopicPartition
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 from aiokafka.errors import IllegalStateError, KafkaError
 
-from feeds.backoff import Link, Sleep
+from feeds.backoff import Connection, Sleep
 from feeds.kafka_client import PROBE_S, close_client, open_client
 from feeds.source import CommitFailed, Incoming, Kind, Partition, State
 
@@ -53,7 +53,7 @@ class KafkaSource:
         sleep: Sleep = asyncio.sleep,
     ) -> None:
         self.name = name
-        self._link = Link(name, bootstrap, log, sleep)
+        self._connection = Connection(name, bootstrap, log, sleep)
         self._bootstrap = bootstrap
         self._topics = topics
         self._group = group
@@ -81,12 +81,12 @@ class KafkaSource:
     @property
     def state(self) -> State:
         """Where the connection stands."""
-        return self._link.state
+        return self._connection.state
 
     @property
     def retries(self) -> int:
         """Failed attempts to reach the broker."""
-        return self._link.retries
+        return self._connection.retries
 
     @property
     def lost(self) -> int:
@@ -96,8 +96,10 @@ class KafkaSource:
     async def start(self) -> None:
         """Join the group; waits for the broker as long as it takes, or until ``stop``."""
         self._stop.clear()
-        self._link.connecting()
-        self._consumer = await open_client(self._new_consumer, self._link, self._stop, self._stop_timeout_s)
+        self._connection.connecting()
+        self._consumer = await open_client(
+            self._new_consumer, self._connection, self._stop, self._stop_timeout_s
+        )
         self._quiet_since = time.monotonic()
 
     async def batches(self) -> AsyncGenerator[list[Incoming], None]:
@@ -114,7 +116,7 @@ class KafkaSource:
                 await self._reopen(error)
                 continue
             if fetched:
-                self._link.up()
+                self._connection.up()
                 self._quiet_since = time.monotonic()
                 yield self._incoming(fetched)
             else:
@@ -157,7 +159,7 @@ class KafkaSource:
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
             await close_client(consumer, self._stop_timeout_s)
-        self._link.stopped()
+        self._connection.stopped()
 
     def _new_consumer(self) -> AIOKafkaConsumer:
         return AIOKafkaConsumer(*self._topics, bootstrap_servers=self._bootstrap, **self._config)
@@ -169,20 +171,22 @@ class KafkaSource:
 
     async def _reopen(self, error: KafkaError) -> None:
         """Start over from the committed offsets after an error that the client does not recover from."""
-        await self._link.wait_before_retry(repr(error))
+        await self._connection.wait_before_retry(repr(error))
         if self._consumer is not None:
             await close_client(self._consumer, self._stop_timeout_s)
-        self._consumer = await open_client(self._new_consumer, self._link, self._stop, self._stop_timeout_s)
+        self._consumer = await open_client(
+            self._new_consumer, self._connection, self._stop, self._stop_timeout_s
+        )
 
     async def _probe(self, consumer: AIOKafkaConsumer) -> None:
         if time.monotonic() - self._quiet_since < PROBE_S:
             return
         try:
             await asyncio.wait_for(consumer.topics(), PROBE_S)
-            self._link.up()
+            self._connection.up()
         except (KafkaError, TimeoutError) as error:
-            self._link.retries += 1
-            self._link.down(repr(error))
+            self._connection.retries += 1
+            self._connection.down(repr(error))
         self._quiet_since = time.monotonic()
 
     def _incoming(self, fetched: Mapping[TopicPartition, list[Any]]) -> list[Incoming]:

@@ -51,7 +51,7 @@ class TapeRecord:
     """One whole record of a tape (a bar's line) with its provenance.
 
     `ts_last_event` is exchange time, `ts_recv` wall clock and `ts_ring` monotonic clock of the newest tick in
-    it, all ns. Every offset below `safe_offset` of the session in `partition` is in this record, an earlier
+    it, all ns. Every offset below `low_watermark` of the session in `partition` is in this record, an earlier
     one, or was dropped. `flags` are those of `ingest.bars`. `ring_wait_ns` is the newest tick's; `bars_ns`
     and `tokenise_ns` are those of the batch it came in.
     """
@@ -63,7 +63,7 @@ class TapeRecord:
     partition: int
     first_offset: int
     last_offset: int
-    safe_offset: int
+    low_watermark: int
     flags: int
     ring_wait_ns: int
     bars_ns: int

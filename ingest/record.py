@@ -71,7 +71,7 @@ class RecordWriter:
         return self._array[: self._used]
 
     def clear(self) -> None:
-        """Start anew."""
+        """Forget the records packed so far."""
         self._used = 0
 
     def add(

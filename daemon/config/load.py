@@ -1,9 +1,9 @@
 """The daemon's settings: a TOML file, overridden by the environment, overridden by flags.
 
-`FORETICK_SECTION__KEY=value` in the environment and `{"section.key": value}` from flags name the same keys as
-the file; list elements go by their index (`FORETICK_SESSIONS__0__RETENTION_TOKENS`). `SCHEDULER_TYPE` names
-the scheduler's policy as *Stream2LLM* does, and gives way to our own variable. Every problem is a
-`ConfigError` that names the key, and where its value came from when that was not the file.
+`FORETICK_TABLE__KEY=value` in the environment and `{"table.key": value}` from flags name the same keys as the
+file; list elements go by their index (`FORETICK_SESSIONS__0__RETENTION_TOKENS`). `SCHEDULER_TYPE` names the
+scheduler's policy as *Stream2LLM* does; our own variable overrides it. Every problem is a `ConfigError` that
+names the key, and where its value came from unless that was the file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Every configuration key, its type, its default and its meaning: the file's sections as frozen structs.
+"""Every configuration key, its type, its default and its meaning: the file's tables as frozen structs.
 
-The meanings are part of the types, so `docs/configuration.md` is rendered from here (`config_reference`).
+The meanings are part of the types, so `docs/configuration.md` is rendered from here (`reference`).
+The tables of sources and sinks come from `feeds.connectors`.
 Lengths of time are `Duration` (integer nanoseconds), written "250ms", "1s", "1m" in the file.
 """
 
@@ -41,9 +42,9 @@ class Model(Table, frozen=True):
         Literal["auto", "cpu", "cuda"], Meta(description="auto takes the GPU when there is one")
     ] = "auto"
     system_prompt: Annotated[
-        str, Meta(description='the frozen prefix of every session; "" is the built-in analyst prompt')
+        str, Meta(description='the frozen prefix of every session; "" is the built-in prompt of an analyst')
     ] = ""
-    threads: Annotated[int, Meta(ge=0, description="CPU threads of the engine; 0 is torch's own choice")] = 0
+    threads: Annotated[int, Meta(ge=0, description="CPU threads of the engine; 0 leaves it to PyTorch")] = 0
     seed: Annotated[int, Meta(ge=0, description="seed of the embedded default model's weights")] = 0
 
 
@@ -53,83 +54,93 @@ class Pool(Table, frozen=True):
     blocks: Annotated[int, Meta(ge=0, description="blocks in the pool; 0 sizes it from the sessions")] = 0
     block_size: Annotated[int, Meta(ge=1, le=1024, description="tokens a block")] = 16
     frame_limit: Annotated[
-        int, Meta(ge=128, description="no token ever gets a position at or above this")
+        int, Meta(ge=128, description="every position stays below this; see position frame in the glossary")
     ] = 8192
     host_blocks: Annotated[
         int,
         Meta(
             ge=0,
-            description="blocks of the host tier, where sessions go when the pool is short; 0 is none",
+            description="blocks of the host tier, which takes KV when the pool is full; 0 is none",
         ),
     ] = 0
     idle_spill: Annotated[
         Duration,
         Meta(
-            description="a session unused for so long leaves the pool, to disk, or to the host tier if no "
-            "file can be written, and comes back when used; 0s is never"
+            description="idle timeout after which a session moves from the pool to disk, or to "
+            "the host tier if "
+            "no file can be written; 0s is never"
         ),
     ] = OFF
     spill_dir: Annotated[
         str,
-        Meta(description='directory of the files of idle sessions; "" is `sessions` in the cache folder'),
+        Meta(description='directory of the files of idle sessions; "" is `sessions` in the cache directory'),
     ] = ""
 
 
 class Scheduler(Table, frozen=True):
-    """What one batch may hold and what may be admitted."""
+    """The order of requests, and the limits of a batch."""
 
     policy: Annotated[
         PolicyName,
         Meta(
-            description="order of prompts without a session (see scheduling); the variable SCHEDULER_TYPE "
-            "sets it, too, by the names of the paper"
+            description="order of POOL requests (see scheduling); the variable SCHEDULER_TYPE "
+            "sets it, too, by "
+            "the names of the paper"
         ),
     ] = "fcfs"
     k: Annotated[
-        int, Meta(ge=1, description="with klpm: every k-th choice is the oldest, the others match best")
+        int,
+        Meta(
+            ge=1,
+            description="of klpm: every k-th request chosen is the oldest, the others match the cache best",
+        ),
     ] = 2
-    seed: Annotated[int, Meta(ge=0, description="of what klpm-adaptive draws")] = 0
+    seed: Annotated[int, Meta(ge=0, description="seed of klpm-adaptive")] = 0
     eviction: Annotated[
         Eviction,
         Meta(
-            description="how a preempted answer leaves the pool: computed again later, swapped to the host "
-            "tier, or what the cost profile says is cheaper"
+            description="what becomes of a preempted request's KV: recomputed later, swapped "
+            "to the host tier, or "
+            "whichever the cost profile says is cheaper"
         ),
     ] = "cost"
     profile: Annotated[
         str,
         Meta(
             description='cost profile of the device, a name or a file (`foretick profile`); "" begins with '
-            "a cautious guess. Either is corrected by what passes take"
+            "a cautious guess. Measured passes correct either"
         ),
     ] = ""
-    grouping: Annotated[bool, Meta(description="compute what waiting prompts begin with alike only once")] = (
-        True
-    )
+    grouping: Annotated[bool, Meta(description="compute a common beginning of waiting prompts once")] = True
     max_drafts: Annotated[
-        int, Meta(ge=0, description="most guessed tokens verified with a generated one; 0 guesses none")
+        int,
+        Meta(
+            ge=0, description="most draft tokens verified in one pass of a request; 0 turns speculation off"
+        ),
     ] = 4
     stream_timeout: Annotated[
-        Duration, Meta(description="an unfinished prompt without input for so long is given up; 0s is never")
+        Duration,
+        Meta(description="idle timeout of an unfinished prompt, which is then given up; 0s is never"),
     ] = Duration(60 * SECOND)
     max_batch_tokens: Annotated[int, Meta(ge=1, description="tokens of one forward pass")] = 1024
     max_batch_requests: Annotated[
-        int, Meta(ge=1, description="rows of one forward pass: questions and tapes together")
+        int, Meta(ge=1, description="requests of one forward pass: questions and tapes together")
     ] = 64
     chunk_min: Annotated[
         int,
         Meta(
             ge=1,
-            description="smallest prefill chunk, in tokens; also the most a tape with a backlog adds to a "
+            description="smallest prefill chunk, in tokens; also the most that a tape with a "
+            "backlog adds to a "
             "pass with questions",
         ),
     ] = 128
     chunk_max: Annotated[int, Meta(ge=1, description="largest prefill chunk, in tokens")] = 1024
     cell_budget: Annotated[
-        float, Meta(gt=0, le=1, description="share of the pool promised to questions and their answers")
+        float, Meta(gt=0, le=1, description="cell budget: share of the pool for questions and their answers")
     ] = 0.5
     high_water: Annotated[
-        float, Meta(gt=0, le=1, description="share of the pool in use above which prefill chunks wait")
+        float, Meta(gt=0, le=1, description="share of the pool in use above which prefill waits")
     ] = 0.95
     max_prompt_tokens: Annotated[int, Meta(ge=1, description="longest question or prompt, in tokens")] = 2048
     max_new_tokens: Annotated[int, Meta(ge=1, description="longest answer, in tokens")] = 256
@@ -139,18 +150,21 @@ class Bars(Table, frozen=True):
     """How trades and quotes become bars, in event time."""
 
     interval: Annotated[Duration, Meta(description="length of a bar")] = SECOND
-    lateness: Annotated[Duration, Meta(description="how long a bar waits for records out of order")] = OFF
+    lateness: Annotated[Duration, Meta(description="how long a bar stays open for records out of order")] = (
+        OFF
+    )
     empty: Annotated[
-        Literal["skip", "fill"], Meta(description="an interval without records: no bar, or a flat one")
+        Literal["skip", "fill"],
+        Meta(description="an interval without records makes no bar (skip) or a flat one (fill)"),
     ] = "skip"
     max_fill: Annotated[int, Meta(ge=1, description="most flat bars in a row with empty = fill")] = 60
     idle_close: Annotated[
-        Duration, Meta(description="close the open bar of a symbol silent for so long; 0s is off")
+        Duration, Meta(description="idle timeout after which a silent symbol's open bar is closed; 0s is off")
     ] = OFF
 
 
 class Session(Table, frozen=True):
-    """One symbol read by the model."""
+    """One symbol and the window of it that the model reads."""
 
     name: Annotated[str, Meta(pattern=_NAME, max_length=64, description="its name in answers and metrics")]
     symbol: Annotated[
@@ -159,37 +173,40 @@ class Session(Table, frozen=True):
     price_decimals: Annotated[int, Meta(ge=0, le=9, description="digits after the point of a price")] = 2
     volume_decimals: Annotated[int, Meta(ge=0, le=9, description="digits after the point of a volume")] = 3
     retention_tokens: Annotated[
-        int, Meta(ge=64, description="tape kept, in tokens; the oldest whole records go first")
+        int, Meta(ge=64, description="longest window, in tokens; the oldest whole bars are evicted")
     ] = 4096
-    retention_records: Annotated[int, Meta(ge=0, description="tape kept, in bars; 0 is no limit")] = 0
+    retention_records: Annotated[int, Meta(ge=0, description="longest window, in bars; 0 is no limit")] = 0
     retention_span: Annotated[
-        Duration, Meta(description="tape kept, in event time before its newest bar; 0s is no limit")
+        Duration, Meta(description="longest window, in event time before its newest bar; 0s is no limit")
     ] = OFF
     semantics: Annotated[
         Literal["carry", "exact"],
         Meta(
-            description="carry: bars keep what they absorbed from evicted ones; exact: the tape is computed "
-            "anew in the background"
+            description="carry: bars keep what they absorbed from evicted ones; exact: the "
+            "window is prefilled "
+            "again in the background"
         ),
     ] = "carry"
     refresh_every: Annotated[
-        int, Meta(ge=0, description="with exact: anew after so many evicted bars; 0 is only when idle")
+        int, Meta(ge=0, description="of exact: refresh after so many evicted bars; 0 is only when idle")
     ] = 64
     refresh_idle: Annotated[
         Duration,
         Meta(
-            description="with exact: anew when a bar was evicted and no new one came for so long; 0s is off"
+            description="of exact: refresh when a bar was evicted and no new one came for this "
+            "long; 0s is off"
         ),
     ] = Duration(10 * SECOND)
     divergence_every: Annotated[
         Duration,
         Meta(
-            description="with carry: how often the tape is computed anew, only to compare; 0s is never. "
-            "With exact every time is compared"
+            description="of carry: how often a fresh window is prefilled to measure the "
+            "divergence; 0s is never. "
+            "exact measures it at every refresh"
         ),
     ] = Duration(3600 * SECOND)
     warm_up_records: Annotated[
-        int, Meta(ge=0, description="answers carry the flag warm_up until so many bars are read")
+        int, Meta(ge=0, description="answers carry the flag warm_up until the model has read so many bars")
     ] = 10
     stale_after: Annotated[
         Duration, Meta(description="answers older than this carry the flag stale; 0s is off")
@@ -197,23 +214,24 @@ class Session(Table, frozen=True):
     max_staleness: Annotated[
         Duration,
         Meta(
-            description="a closed bar is read within so long, before questions if need be, as long as the "
-            "device has the capacity; 0s promises nothing"
+            description="deadline for reading a closed bar; near it the tape goes before asks. "
+            "The device must "
+            "have the capacity; 0s is no deadline"
         ),
     ] = OFF
 
 
 class Question(Table, frozen=True):
-    """One standing question, answered for every data version."""
+    """A standing question, answered for every data version."""
 
     name: Annotated[str, Meta(pattern=_NAME, max_length=64, description="its name in answers")]
     text: Annotated[str, Meta(min_length=1, description="the question as the model reads it")]
     choices: Annotated[
         tuple[str, ...],
-        Meta(description="answers allowed, told apart by their first token; empty is free text"),
+        Meta(description="allowed answers, which must differ in their first token; empty is free text"),
     ] = ()
     max_tokens: Annotated[int, Meta(ge=1, description="longest free-text answer, in tokens")] = 8
-    sessions: Annotated[tuple[str, ...], Meta(description="sessions it is asked of; empty is all")] = ()
+    sessions: Annotated[tuple[str, ...], Meta(description="sessions that answer it; empty is all")] = ()
 
 
 def _with_tables(name: str, connectors: Mapping[str, type[Connector]]) -> Any:
@@ -264,20 +282,20 @@ class Sink(_with_tables("Sink", SINKS)):  # type: ignore[misc]  # as above
 
 
 class Query(Table, frozen=True):
-    """The ZeroMQ query socket, and what clients may ask for at a time."""
+    """The ZeroMQ query socket, and limits on its clients."""
 
     endpoint: Annotated[
-        str, Meta(pattern=r"^$|" + SOCKET, description='address bound; "" switches the socket off')
+        str, Meta(pattern=r"^$|" + SOCKET, description='address bound; "" turns the socket off')
     ] = "tcp://127.0.0.1:7801"
-    max_wait: Annotated[Duration, Meta(description="longest a request may take")] = Duration(30 * SECOND)
+    max_wait: Annotated[Duration, Meta(description="longest time to a reply")] = Duration(30 * SECOND)
     max_prompts: Annotated[
-        int, Meta(ge=0, description="prompts without a session open at a time, over HTTP, too; 0 takes none")
+        int, Meta(ge=0, description="most prompts open at a time, those over HTTP included; 0 takes none")
     ] = 256
-    max_prompts_each: Annotated[int, Meta(ge=1, description="of which so many by one client")] = 64
+    max_prompts_each: Annotated[int, Meta(ge=1, description="most prompts open at a time by one client")] = 64
 
 
 class Http(Table, frozen=True):
-    """Metrics and health over HTTP."""
+    """Metrics, health and prompts over HTTP."""
 
     host: Annotated[str, Meta(min_length=1, description="address bound")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="port bound; 0 picks a free one")] = 7800
@@ -287,9 +305,12 @@ class Process(Table, frozen=True):
     """The daemon's processes."""
 
     mode: Annotated[
-        Literal["two", "inproc"], Meta(description="engine in its own process, or in the front's (for tests)")
+        Literal["two", "inproc"],
+        Meta(description="two: the engine has its own process; inproc: it shares the front's (for tests)"),
     ] = "two"
-    drain: Annotated[Duration, Meta(description="longest that stopping may take")] = Duration(10 * SECOND)
+    drain: Annotated[Duration, Meta(description="longest time that stopping may take")] = Duration(
+        10 * SECOND
+    )
 
 
 class Log(Table, frozen=True):
@@ -298,7 +319,7 @@ class Log(Table, frozen=True):
     level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="least severity logged")
     ] = "info"
-    json: Annotated[bool, Meta(description="one JSON object a line instead of text")] = False
+    json: Annotated[bool, Meta(description="JSON lines instead of text")] = False
 
 
 class Config(Table, frozen=True):
@@ -306,7 +327,10 @@ class Config(Table, frozen=True):
 
     standing: Annotated[
         Literal["paper_six", "none"],
-        Meta(description="questions asked besides `[[questions]]`: the six of *Attention Once* section 4.3"),
+        Meta(
+            description="standing questions in addition to `[[questions]]`: the six of "
+            "*Attention Once* section 4.3"
+        ),
     ] = "paper_six"
     model: Model = Model()
     pool: Pool = Pool()
