@@ -1,7 +1,7 @@
 """Bytes to checked records and messages to bytes, in JSON and msgpack.
 
-``decode_record`` is the one gate through which market data enters: what it returns has plausible prices and
-times, and what it refuses carries a reason out of the closed set ``REASONS`` and a message for a person.
+All market data passes ``decode_record``. It returns records with plausible prices and times, and refuses
+others with one of ``REASONS`` and a message for people.
 """
 
 import re

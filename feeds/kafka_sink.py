@@ -1,6 +1,6 @@
 """Kafka as an acknowledged sink: an idempotent producer that waits for every in-sync replica.
 
-While the broker is away publishes wait; nothing that was acknowledged is lost, and what was not is sent again
+While the broker is away, publishes wait. No acknowledged message is lost, and the others are sent again
 (at-least-once: give messages deterministic keys).
 """
 
@@ -38,7 +38,7 @@ class _ProducerGone(Exception):
 
 
 class _Generation:
-    """One producer and a future that is done once it was given up, so that nobody waits on it for ever."""
+    """One producer, and a future that is done when the producer is replaced: its publishers stop waiting."""
 
     def __init__(self, producer: AIOKafkaProducer) -> None:
         self.producer = producer
@@ -107,8 +107,8 @@ class KafkaSink:
         """Return once all in-sync replicas have the message, however long the broker is away.
 
         Raises:
-            PublishRefused: too large, not allowed, no such topic, or refused three times for no reason we can
-            mend. SinkStopped: the sink is not running, or was stopped before the acknowledgement.
+            PublishRefused: too large, not allowed, no such topic, or refused three times for an unknown
+            reason. SinkStopped: the sink is not running, or was stopped before the acknowledgement.
         """
         fatal = 0
         while True:
@@ -140,12 +140,12 @@ class KafkaSink:
             await self._generation.producer.flush()
 
     async def stop(self) -> None:
-        """Give what is under way ``stop_timeout_s`` to be acknowledged, then disconnect in the same bound."""
+        """Wait ``stop_timeout_s`` for acknowledgements, then disconnect within the same time."""
         generation = self._generation
         if generation is not None:
             with contextlib.suppress(TimeoutError, KafkaError):
                 await asyncio.wait_for(generation.producer.flush(), self._stop_timeout_s)
-            await asyncio.sleep(0)  # let acknowledged publishers return before the door closes
+            await asyncio.sleep(0)  # let acknowledged publishers return first
         self._stop.set()
         self._generation = None
         if generation is not None:
@@ -199,7 +199,7 @@ class KafkaSink:
             raise PublishRefused(f"{self.name}: topic {topic} does not exist") from error
 
     async def _replace(self, old: _Generation | None) -> None:
-        """Put a fresh producer in the place of ``old``, unless another publisher already did."""
+        """Replace ``old`` with a fresh producer, unless another publisher already did."""
         async with self._replacing:
             if self._generation is not old or self._stop.is_set():
                 return

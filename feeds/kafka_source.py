@@ -1,8 +1,7 @@
-"""Kafka as a pausing source: a consumer group member that commits only what it is told to.
+"""Kafka as a pausing source: a member of a consumer group that commits only the offsets it is given.
 
-aiokafka's defaults favour throughput over truth; those that matter are overridden here: no automatic commits,
-only committed records are read, partitions stick to their owner. A broker that is not there yet, or goes away
-and comes back, is waited for.
+It overrides aiokafka's defaults that favour throughput over truth: no automatic commits, only committed
+records are read, partitions stick to their owner. It waits for a broker that is away.
 """
 
 import asyncio
@@ -90,7 +89,7 @@ class KafkaSource:
 
     @property
     def lost(self) -> int:
-        """Always 0: the log keeps what we have not read."""
+        """Always 0: the broker keeps what we have not read."""
         return 0
 
     async def start(self) -> None:
@@ -105,7 +104,7 @@ class KafkaSource:
     async def batches(self) -> AsyncGenerator[list[Incoming], None]:
         """Up to ``max_records`` messages at a time, in offset order within each partition, until ``stop``."""
         while self._consumer is not None and not self._stop.is_set():
-            self._hold_back(self._consumer)
+            self._pause_assigned(self._consumer)
             try:
                 fetched = await self._consumer.getmany(
                     timeout_ms=self._poll_ms, max_records=self._max_records
@@ -126,7 +125,7 @@ class KafkaSource:
         """Stop fetching from every partition, including those assigned later. The membership stays alive."""
         self._paused = True
         if self._consumer is not None:
-            self._hold_back(self._consumer)
+            self._pause_assigned(self._consumer)
 
     def resume(self) -> None:
         """Fetch again."""
@@ -135,8 +134,8 @@ class KafkaSource:
             self._consumer.resume(*self._consumer.paused())
 
     async def commit(self, offsets: Mapping[Partition, int]) -> None:
-        """Store the next offset of each partition; those no longer assigned here are their new owner's
-        business.
+        """Store the next offset of each partition; those assigned elsewhere by now are left to their
+        new owner.
 
         Raises:
             CommitFailed: no group, the broker does not answer in time, or the group is rebalancing.
@@ -164,7 +163,7 @@ class KafkaSource:
     def _new_consumer(self) -> AIOKafkaConsumer:
         return AIOKafkaConsumer(*self._topics, bootstrap_servers=self._bootstrap, **self._config)
 
-    def _hold_back(self, consumer: AIOKafkaConsumer) -> None:
+    def _pause_assigned(self, consumer: AIOKafkaConsumer) -> None:
         if self._paused:
             with contextlib.suppress(IllegalStateError):  # revoked in between: nothing left to pause
                 consumer.pause(*(consumer.assignment() - consumer.paused()))

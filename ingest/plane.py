@@ -1,9 +1,8 @@
 """The data plane: drains rings, builds bars, makes tokens and hands whole records to the sessions.
 
-One thread (the engine's ingest thread) runs it. It never blocks a producer: when `ready` says that the engine
-has enough work, nothing is drained, and the ring pauses or drops as its kind says. Loss in a ring cannot be
-attributed to a session (the overwritten records are gone), so it flags the next bars of *every* session of
-that source.
+The engine's ingest thread runs it. It never blocks a producer: while `ready` says that the engine has enough
+work, it leaves the records in the ring, which pauses the source or drops records. Overwritten records have no
+known session, so a loss flags the next bars of *every* session of that source.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _DRAIN = 4096  # records a step; bounds how long one step can keep the interpret
 
 @dataclass(frozen=True, slots=True)
 class SessionSpec:
-    """A session as ingest sees it; its number is its place in the plane's list. `source` is a name."""
+    """A session as ingest sees it; its number is its index in the plane's list. `source` is a name."""
 
     name: str
     source: str

@@ -1,7 +1,7 @@
-"""The main job on embedded defaults, in about a minute: a tape in, standing answers out, one question asked.
+"""`foretick demo`: the whole pipeline on embedded defaults, in about a minute.
 
-The daemon is the real one, front and engine in two processes; only the broker is a stand-in, librdkafka's
-mock cluster, in this process.
+The daemon is the real one, in two processes. Only the broker is a substitute: librdkafka's mock cluster, in
+this process.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ QUESTION = "Did the price rise or fall over the last ten bars?"
 _SLOT_NS = 50_000_000
 """Trades of the same slot of event time are sent together."""
 _LATE = 5
-"""Seconds of wall clock the live tape runs behind, so that a slow start never produces from the future."""
+"""Seconds by which the tape is behind the wall clock: a slow start then makes no records of the future."""
 
 
 @dataclass
 class Seen:
-    """What the consumer of the answers topic has seen."""
+    """What the consumer read from the answers topic."""
 
     answers: dict[tuple[str, str], Answer] = field(default_factory=dict)
     count: int = 0
@@ -108,7 +108,7 @@ async def _demo(console: Console, config: Config, seconds: int | None, seed: int
         await front.start()
         console.print(
             f"ready in {time.monotonic() - began:.1f} s: model [bold]{front.publisher.model}[/bold], "
-            f"[yellow]untrained: its answers show the way, not the market[/yellow]; "
+            f"[yellow]untrained: its answers say nothing about the market[/yellow]; "
             f"metrics on port {front.http.port}"
         )
         async with _running(_consume(bootstrap, seen)):
@@ -175,7 +175,7 @@ def _acknowledged(front: Front) -> int:
 async def _watch(
     console: Console, front: Front, seen: Seen, seconds: int | None, stop: asyncio.Event
 ) -> AskReply | None:
-    """Show the answers as they come; half way through, ask one question over the query socket."""
+    """Show the answers as they come; halfway, ask one question over the query socket."""
     began = time.monotonic()
     ask_at = (seconds or 30) / 2
     asking: asyncio.Task[AskReply] | None = None

@@ -34,7 +34,7 @@ from feeds.zeromq import ZmqSink
 
 log = logging.getLogger(__name__)
 
-SETTLE_S = 0.5
+JOIN_S = 0.5
 """Time a PUB socket gives its subscribers to join before the first message."""
 
 
@@ -97,7 +97,7 @@ def replay(
         return uvloop.run(_publish(source, KafkaSink("replay", bootstrap), topic, 0.0))
     if not endpoint:
         raise ReplayError("--to zmq needs --endpoint tcp://host:port")
-    return uvloop.run(_publish(source, ZmqSink("replay", endpoint), topic, SETTLE_S))
+    return uvloop.run(_publish(source, ZmqSink("replay", endpoint), topic, JOIN_S))
 
 
 def _config_for(file: Path, form: FileFormat, config: Config) -> Config:
@@ -131,7 +131,7 @@ def _decimals(record: AnyRecord) -> int:
     return len(format_fixed9(price).partition(".")[2].rstrip("0"))
 
 
-async def _publish(source: ReplaySource, sink: Sink, topic: str, settle_s: float) -> int:
+async def _publish(source: ReplaySource, sink: Sink, topic: str, join_s: float) -> int:
     stop = asyncio.Event()
     outcome: Counter[str] = Counter()
 
@@ -145,7 +145,7 @@ async def _publish(source: ReplaySource, sink: Sink, topic: str, settle_s: float
 
     with stopping_on_signals(stop):
         await _until(stop, sink.start())
-        await asyncio.sleep(settle_s)
+        await asyncio.sleep(join_s)
         await source.start()
 
         async def play() -> None:
@@ -178,7 +178,7 @@ async def _through_daemon(source: ReplaySource, config: Config) -> int:
 
 
 async def _until(stop: asyncio.Event, work: Awaitable[Any]) -> None:
-    """``work`` to its end, or until ``stop``."""
+    """Run ``work`` to its end, or until ``stop``."""
     task = asyncio.ensure_future(work)
     stopped = asyncio.ensure_future(stop.wait())
     await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
@@ -213,7 +213,7 @@ class AnswerPrinter:
         )
 
     async def flush(self) -> None:
-        """Nothing is kept back."""
+        """Nothing is buffered."""
 
     async def stop(self) -> None:
         """Nothing to close."""
