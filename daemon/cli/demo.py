@@ -23,7 +23,16 @@ from rich.table import Table
 from daemon.api.client import QueryClient
 from daemon.api.messages import AskReply
 from daemon.cli.signals import stopping_on_signals
-from daemon.config.schema import Bars, Config, Http, Log, Query, Session, Sink, Source
+from daemon.config.schema import (
+    BarsConfig,
+    Config,
+    HttpConfig,
+    LogConfig,
+    QueryConfig,
+    SessionConfig,
+    SinkConfig,
+    SourceConfig,
+)
 from daemon.config.units import Duration, parse_duration
 from daemon.front.server import Front
 from daemon.logs import set_up_logging
@@ -68,7 +77,7 @@ def demo(seconds: int | None, seed: int) -> int:
     console = Console()
     if not console.is_terminal:
         console = Console(width=120)
-    set_up_logging(Log(level="warning"), "demo")
+    set_up_logging(LogConfig(level="warning"), "demo")
     with MockBroker() as broker:
         broker.create_topic(TRADES, 3)
         broker.create_topic(ANSWERS, 1)
@@ -81,7 +90,7 @@ def demo_config(bootstrap: str) -> Config:
     """Three symbols as three sessions, the paper's six questions each, one-second bars."""
     return Config(
         sessions=tuple(
-            Session(
+            SessionConfig(
                 name=i.symbol.lower(),
                 symbol=f"{i.venue}:{i.symbol}",
                 price_decimals=5 if i.tick == 10_000 else 2,
@@ -89,11 +98,11 @@ def demo_config(bootstrap: str) -> Config:
             )
             for i in INSTRUMENTS
         ),
-        bars=Bars(interval=Duration(parse_duration("1s"))),
-        source=Source(kind="kafka", kafka=KafkaSourceConnector(bootstrap=bootstrap, topics=(TRADES,))),
-        sink=Sink(kafka=KafkaSinkConnector(bootstrap=bootstrap, topic=ANSWERS, dlq=DEAD)),
-        query=Query(endpoint="tcp://127.0.0.1:*"),
-        http=Http(port=0),
+        bars=BarsConfig(interval=Duration(parse_duration("1s"))),
+        source=SourceConfig(kind="kafka", kafka=KafkaSourceConnector(bootstrap=bootstrap, topics=(TRADES,))),
+        sink=SinkConfig(kafka=KafkaSinkConnector(bootstrap=bootstrap, topic=ANSWERS, dlq=DEAD)),
+        query=QueryConfig(endpoint="tcp://127.0.0.1:*"),
+        http=HttpConfig(port=0),
     )
 
 

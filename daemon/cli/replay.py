@@ -17,7 +17,7 @@ import uvloop
 
 from daemon.cli.options import read_config, refuse, set_option
 from daemon.cli.signals import stopping_on_signals
-from daemon.config.schema import Bars, Config, Http, Log, Query, Session
+from daemon.config.schema import BarsConfig, Config, HttpConfig, LogConfig, QueryConfig, SessionConfig
 from daemon.config.units import Duration
 from daemon.front.delivery import Route
 from daemon.front.server import Front
@@ -90,7 +90,7 @@ def replay(
         if not config.sessions:
             config = _config_for(file, form, config)
         return uvloop.run(_through_daemon(source, config))
-    set_up_logging(Log(level="warning"), "replay")
+    set_up_logging(LogConfig(level="warning"), "replay")
     if target == "kafka":
         if not bootstrap:
             raise ReplayError("--to kafka needs --bootstrap host:port")
@@ -105,17 +105,17 @@ def _config_for(file: Path, form: FileFormat, config: Config) -> Config:
     first = next(read_records(file, form), None)
     if first is None:
         raise ReplayError(f"{file} holds no record of this format")
-    bars = Bars(interval=Duration(first.interval_ns)) if isinstance(first, Bar) else config.bars
+    bars = BarsConfig(interval=Duration(first.interval_ns)) if isinstance(first, Bar) else config.bars
     decimals = max(_decimals(record) for record in islice(read_records(file, form), 200))
-    session = Session(name=first.symbol.lower(), symbol=first.key, price_decimals=decimals)
+    session = SessionConfig(name=first.symbol.lower(), symbol=first.key, price_decimals=decimals)
     return msgspec.structs.replace(
         config,
         sessions=(session,),
         bars=bars,
-        query=Query(endpoint=""),
-        http=Http(port=0),
+        query=QueryConfig(endpoint=""),
+        http=HttpConfig(port=0),
         process=msgspec.structs.replace(config.process, mode="inproc"),
-        log=Log(level="warning"),
+        log=LogConfig(level="warning"),
     )
 
 

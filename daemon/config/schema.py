@@ -28,7 +28,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A table of the file: immutable, and a key it does not know is an error."""
 
 
-class Model(Table, frozen=True):
+class ModelConfig(Table, frozen=True):
     """The language model."""
 
     path: Annotated[
@@ -48,7 +48,7 @@ class Model(Table, frozen=True):
     seed: Annotated[int, Meta(ge=0, description="seed of the embedded default model's weights")] = 0
 
 
-class Pool(Table, frozen=True):
+class PoolConfig(Table, frozen=True):
     """The paged KV pool that all sessions share."""
 
     blocks: Annotated[int, Meta(ge=0, description="blocks in the pool; 0 sizes it from the sessions")] = 0
@@ -77,7 +77,7 @@ class Pool(Table, frozen=True):
     ] = ""
 
 
-class Scheduler(Table, frozen=True):
+class SchedulerConfig(Table, frozen=True):
     """The order of requests, and the limits of a batch."""
 
     policy: Annotated[
@@ -146,7 +146,7 @@ class Scheduler(Table, frozen=True):
     max_new_tokens: Annotated[int, Meta(ge=1, description="longest answer, in tokens")] = 256
 
 
-class Bars(Table, frozen=True):
+class BarsConfig(Table, frozen=True):
     """How trades and quotes become bars, in event time."""
 
     interval: Annotated[Duration, Meta(description="length of a bar")] = SECOND
@@ -163,7 +163,7 @@ class Bars(Table, frozen=True):
     ] = OFF
 
 
-class Session(Table, frozen=True):
+class SessionConfig(Table, frozen=True):
     """One symbol and the window of it that the model reads."""
 
     name: Annotated[str, Meta(pattern=_NAME, max_length=64, description="its name in answers and metrics")]
@@ -221,7 +221,7 @@ class Session(Table, frozen=True):
     ] = OFF
 
 
-class Question(Table, frozen=True):
+class QuestionConfig(Table, frozen=True):
     """A standing question, answered for every data version."""
 
     name: Annotated[str, Meta(pattern=_NAME, max_length=64, description="its name in answers")]
@@ -247,7 +247,7 @@ else:
 
 
 # the base's fields follow from the modules of feeds.connectors: a type checker cannot see them
-class Source(_with_tables("Source", SOURCES)):  # type: ignore[misc]
+class SourceConfig(_with_tables("SourceTables", SOURCES)):  # type: ignore[misc]
     """Where records come from."""
 
     kind: _Kind = "none"
@@ -272,7 +272,7 @@ class Source(_with_tables("Source", SOURCES)):  # type: ignore[misc]
         return connector
 
 
-class Sink(_with_tables("Sink", SINKS)):  # type: ignore[misc]  # as above
+class SinkConfig(_with_tables("SinkTables", SINKS)):  # type: ignore[misc]  # as above
     """Where answers go; each table that is present is used."""
 
     @property
@@ -281,7 +281,7 @@ class Sink(_with_tables("Sink", SINKS)):  # type: ignore[misc]  # as above
         return {name: connector for name in SINKS if (connector := getattr(self, name)) is not None}
 
 
-class Query(Table, frozen=True):
+class QueryConfig(Table, frozen=True):
     """The ZeroMQ query socket, and limits on its clients."""
 
     endpoint: Annotated[
@@ -294,14 +294,14 @@ class Query(Table, frozen=True):
     max_prompts_each: Annotated[int, Meta(ge=1, description="most prompts open at a time by one client")] = 64
 
 
-class Http(Table, frozen=True):
+class HttpConfig(Table, frozen=True):
     """Metrics, health and prompts over HTTP."""
 
     host: Annotated[str, Meta(min_length=1, description="address bound")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="port bound; 0 picks a free one")] = 7800
 
 
-class Process(Table, frozen=True):
+class ProcessConfig(Table, frozen=True):
     """The daemon's processes."""
 
     mode: Annotated[
@@ -313,7 +313,7 @@ class Process(Table, frozen=True):
     )
 
 
-class Log(Table, frozen=True):
+class LogConfig(Table, frozen=True):
     """What is logged, to standard error."""
 
     level: Annotated[
@@ -332,15 +332,15 @@ class Config(Table, frozen=True):
             "*Attention Once* section 4.3"
         ),
     ] = "paper_six"
-    model: Model = Model()
-    pool: Pool = Pool()
-    scheduler: Scheduler = Scheduler()
-    bars: Bars = Bars()
-    sessions: tuple[Session, ...] = ()
-    questions: tuple[Question, ...] = ()
-    source: Source = Source()
-    sink: Sink = Sink()
-    query: Query = Query()
-    http: Http = Http()
-    process: Process = Process()
-    log: Log = Log()
+    model: ModelConfig = ModelConfig()
+    pool: PoolConfig = PoolConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    bars: BarsConfig = BarsConfig()
+    sessions: tuple[SessionConfig, ...] = ()
+    questions: tuple[QuestionConfig, ...] = ()
+    source: SourceConfig = SourceConfig()
+    sink: SinkConfig = SinkConfig()
+    query: QueryConfig = QueryConfig()
+    http: HttpConfig = HttpConfig()
+    process: ProcessConfig = ProcessConfig()
+    log: LogConfig = LogConfig()
