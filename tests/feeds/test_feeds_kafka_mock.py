@@ -79,7 +79,7 @@ async def test_round_trip_commit_and_resume(broker: MockBroker) -> None:
     assert (again.state, sink.state) == (State.STOPPED, State.STOPPED)
 
 
-async def test_pause_holds_fetching_back_and_resume_loses_nothing(broker: MockBroker) -> None:
+async def test_a_paused_source_fetches_nothing_and_resuming_loses_nothing(broker: MockBroker) -> None:
     sink = KafkaSink("out", broker.bootstrap)
     source = KafkaSource("in", broker.bootstrap, [T], "g", poll_ms=50)
     await sink.start()
