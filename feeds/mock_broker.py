@@ -1,4 +1,4 @@
-"""librdkafka's in-process mock cluster, as an embedded stand-in for a Kafka broker.
+"""librdkafka's in-process mock cluster, as an embedded substitute for a Kafka broker.
 
 This is not Apache Kafka. It lives in this process's memory, keeps 5 MiB a partition, forgets everything at
 exit and fakes what it does not do (transactions, topic creation over the wire, groups of several members). It

@@ -82,7 +82,7 @@ def record_waits(words: Words, base: int, records: Records, now: int) -> None:
 
 
 class _Growth:
-    """Carries totals by session over to counters."""
+    """Adds the growth of totals by session to counters."""
 
     def __init__(self, totals: Callable[[], list[int]], counters: Sequence[CounterHandle]) -> None:
         self._totals, self._counters, self._seen = totals, counters, totals()
@@ -126,7 +126,7 @@ class DataPlane:
         self._builder, self._tokeniser, self._submit = builder, tokeniser, submit
         self._clock, self._ready, self._idle_close_ns = clock, ready, idle_close_ns
         self._buffer = np.zeros(_DRAIN, RECORD)
-        # What a ring lost under an earlier reader was counted by that one.
+        # An earlier reader has counted what the ring lost before.
         self._lost = [source.ring.lost for source in self._sources]
         names = [source.name for source in self._sources]
         self._dropped = [metrics.counter("foretick_ring_dropped_total", source=name) for name in names]
@@ -148,7 +148,7 @@ class DataPlane:
         self._tokenise = metrics.histogram(_STAGE, stage="tokenise")
 
     def step(self) -> int:
-        """Drain once what the rings hold; returns how many records that were. 0 while `ready` says no."""
+        """Drain the rings once; returns how many records. 0 while `ready` says no."""
         if not self._ready():
             return 0
         drained = sum(self._drain(number) for number in range(len(self._sources)))
@@ -188,7 +188,7 @@ class DataPlane:
         return n
 
     def _note_loss(self, number: int) -> None:
-        """Count what the ring lost; all of it lies before the records just drained."""
+        """Count what the ring lost, all of it before the records just drained."""
         source = self._sources[number]
         lost = source.ring.lost - self._lost[number]
         if lost:

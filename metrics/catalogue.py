@@ -1,4 +1,4 @@
-"""Every metric Foretick exports: name, kind, help, unit and labels, in one place.
+"""Every metric Foretick exports: name, kind, help, unit and labels.
 
 The store's layout, the exposition and the dashboards are generated from this list. Names start with
 `foretick_`; times are recorded in nanoseconds and leave the process in seconds, as Prometheus asks.
@@ -94,7 +94,7 @@ DRAFTS: tuple[str, ...] = ("accepted", "rejected")
 LOSSES: tuple[str, ...] = ("recomputed", "swapped", "invalidated")
 # Between the device pool and the host tier.
 DIRECTIONS: tuple[str, ...] = ("out", "in")
-# Where a session that had left the pool came back from; rebuilt: prefilled again from its own tokens.
+# Where a session was restored from; rebuilt: prefilled again from its own tokens.
 RESTORES: tuple[str, ...] = ("host", "disk", "rebuilt")
 # Labels whose values a deployment decides; the store is told them when it is created.
 OPEN_LABELS: tuple[str, ...] = ("session", "source", "sink", "policy", "eviction")

@@ -162,7 +162,7 @@ def test_tables_list_exactly_the_members(name: str, rows: str) -> None:
 
 
 def test_the_table_of_metrics_is_the_catalogue() -> None:
-    """`python -m tests.docs.metrics_table` writes it anew."""
+    """`python -m tests.docs.metrics_table` writes it."""
     assert metrics_table.committed() == metrics_table.table()
 
 
@@ -286,14 +286,14 @@ def test_make_targets_exist() -> None:
 
 
 def test_settings_named_in_the_text_exist() -> None:
-    """`section.key` in running text or after --set is a key of the configuration."""
+    """`table.key` in running text or after --set is a key of the configuration."""
     reference = page("docs/configuration.md")
     known = set()
-    for section, rows in re.findall(r"^## `\[+([\w.]+)\]+`\n(.*?)(?=^## |\Z)", reference, re.M | re.S):
-        known |= {f"{section}.{key}" for key in re.findall(r"^\| `(\w+)`", rows, re.M)}
-    sections = "|".join({key.split(".")[0] for key in known})
+    for table, rows in re.findall(r"^## `\[+([\w.]+)\]+`\n(.*?)(?=^## |\Z)", reference, re.M | re.S):
+        known |= {f"{table}.{key}" for key in re.findall(r"^\| `(\w+)`", rows, re.M)}
+    tables = "|".join({key.split(".")[0] for key in known})
     for name in NAMES:
-        named = re.findall(rf"(?:`|--set )((?:{sections})\.[a-z_.]+)(?==|`| )", page(name))
+        named = re.findall(rf"(?:`|--set )((?:{tables})\.[a-z_.]+)(?==|`| )", page(name))
         assert [key for key in named if key not in known and not key.endswith((".py", ".csv", ".toml"))] == []
 
 

@@ -19,7 +19,7 @@ from feeds.timestamps import Instant, parse_instant
 from scheduler.policies import NAMES, Ordering
 from scheduler.types import Limits
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TWO_SESSIONS = """
 [[sessions]]
 name = "a"
