@@ -2,9 +2,8 @@
 
 A commit forks the tape once per question and submits them together, so they run in one batch (*Attention
 Once* section 3.9.3, with forks in place of strip and restore). Overload skips versions, never questions:
-while an evaluation waits, a newer version takes its place; while one runs, the newest version waits behind
-it. What was skipped is counted and its records are handed over with the next answers, so that nobody loses
-track of an input.
+a newer version replaces one whose evaluation waits; while one runs, the newest version waits. What was
+skipped is counted, and its records are reported with the next answers: every input is accounted for.
 
 All state belongs to the thread that steps the scheduler.
 """

@@ -1,7 +1,7 @@
 """Prompts without a session over HTTP: the query socket's requests as JSON, from this machine only.
 
-Nobody is authenticated, so a request must come from a loopback address and name this machine as its host,
-and its body must be called JSON: a web page that is open in a browser here can then send none of them.
+Clients are not authenticated. So a request must come from a loopback address and name this machine as its
+host, and its body must be called JSON: a web page that is open in a browser here can then send none of them.
 """
 
 from __future__ import annotations

@@ -206,7 +206,7 @@ class StatsReply(msgspec.Struct, frozen=True, tag="stats_reply"):
 
 
 class PromptReply(msgspec.Struct, frozen=True, tag="prompt_reply"):
-    """An open prompt's id, for whoever is to continue it, and its length in tokens so far."""
+    """An open prompt's id, which continues it, and its length in tokens so far."""
 
     id: Id
     prompt: PromptId

@@ -119,7 +119,7 @@ def _build(config: Config, versions: Mapping[str, int]) -> Built:
     loaded, prompt = load(config)
     blocks = config.pool.blocks or pool_blocks(config, len(prompt.frozen))
     size = config.pool.block_size
-    # what the cell budget leaves; the frozen prefix in any case, for all sessions share it
+    # what the cell budget does not take; in any case the frozen prefix, which all sessions share
     cached = max(int(blocks * size * (1 - config.scheduler.cell_budget)), len(prompt.frozen))
     engine = Engine(
         loaded,
@@ -148,7 +148,7 @@ def _build(config: Config, versions: Mapping[str, int]) -> Built:
 
 
 def fresh_tokens(config: Config) -> int:
-    """Most tokens of windows prefilled anew that are in the pool at a time."""
+    """The most tokens of freshly prefilled windows that are in the pool at a time."""
     exact = sum(s.retention_tokens for s in config.sessions if s.semantics == "exact")
     compared = (s.retention_tokens for s in config.sessions if s.semantics == "carry" and s.divergence_every)
     return exact + max(compared, default=0)
@@ -157,7 +157,7 @@ def fresh_tokens(config: Config) -> int:
 def pool_blocks(config: Config, frozen_tokens: int) -> int:
     """Blocks for every session at its retention, twice over.
 
-    A tape needs its window and one batch, an `exact` one also the window that takes its place, and for all
+    A tape needs its window and one batch, an `exact` one also the window that replaces it, and for all
     others together there is room for one that is only compared. Forks that read old versions keep what was
     evicted meanwhile, and the cell budget promises its share of the pool to questions.
     """

@@ -23,7 +23,7 @@ from scheduler.scheduler import Scheduler
 from scheduler.types import PriorityClass, PromptReader
 
 NAME = "prompt"
-"""What such a request is called in messages, in place of a session."""
+"""What such a request is called in messages, where others name their session."""
 
 
 @dataclass
@@ -38,7 +38,7 @@ class EnginePrompts:
     """All live prompts. Commands come from one thread; answers go out on the scheduler's.
 
     ``open_prompt`` makes the reader of a prompt. No prompt and answer may take more than ``most_tokens``
-    positions. All clients share one salt, since nobody is authenticated, and so the prefix cache.
+    positions. Clients are not authenticated, so all share one salt and thus the prefix cache.
     """
 
     def __init__(

@@ -40,5 +40,5 @@ def inputs_of(payloads: Sequence[object]) -> Inputs:
     return Inputs(
         min(record.first_offset for record in records),
         max(record.last_offset for record in records),
-        records[-1].safe_offset,
+        records[-1].low_watermark,
     )

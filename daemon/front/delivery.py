@@ -21,7 +21,7 @@ from feeds.source import PublishRefused, Sink, SinkStopped
 log = logging.getLogger(__name__)
 
 BACKLOG = 4096
-"""Messages waiting for their sinks above which a source that can wait is held up."""
+"""Messages waiting for their sinks above which a source that can wait is paused."""
 
 
 class Outcome(IntEnum):
@@ -152,7 +152,7 @@ class Delivery:
             outcome = Outcome.DELIVERED
         except SinkStopped:
             outcome = Outcome.STOPPED
-        # it can never be delivered: holding back its records for ever would help nobody
+        # it can never be delivered, so its records count as done with
         except PublishRefused as error:
             log.error("%s refused a message for good: %s", sink.name, error)
         except Exception:

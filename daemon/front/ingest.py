@@ -1,7 +1,7 @@
 """From a source's messages to ring records: decode, find the session, number, push.
 
 Every message has one outcome: into the ring, or counted and, if it is malformed, to the dead letters. A
-full ring pauses a source that can wait; a source that cannot is never held up, because its ring overwrites.
+full ring pauses a source that can wait; a source that cannot is never paused, because its ring overwrites.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Ingest:
                 await self._paused(self._gate.wait())
 
     def gate(self, is_open: bool) -> None:
-        """Closed by whoever cannot take more; a source that can wait then waits."""
+        """While it is closed, a source that can wait waits."""
         if is_open:
             self._gate.set()
         else:

@@ -49,7 +49,7 @@ class Input:
         self._commit_every_s = commit_every_s
         self._ingest: Ingest | None = None
         self._committing = asyncio.Lock()
-        """Whoever closes the source waits for a commit under way."""
+        """The source is not closed during a commit."""
 
     async def start(self, ring: Ring) -> None:
         """Connect, and read into ``ring``."""
@@ -74,7 +74,7 @@ class Input:
         self._tasks.start(COMMIT, self._commit_for_ever)
 
     def gate(self, is_open: bool) -> None:
-        """Closed by whoever cannot take more; a source that can wait then waits."""
+        """While it is closed, a source that can wait waits."""
         if self._ingest is not None:
             self._ingest.gate(is_open)
 

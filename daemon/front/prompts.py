@@ -1,7 +1,7 @@
 """Prompts without a session, as the front keeps them: who may open how many, and who waits for what.
 
-A prompt's id is drawn at random and known to nobody but the client that opened it, who may go on with it over
-any connection. What ended is remembered for a while, so that a late request hears why.
+A prompt's id is drawn at random. Only the client that opened it knows it, and may continue it over any
+connection. Why a prompt ended is remembered for a while, for requests that come late.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class Prompts:
             self._send(Close(0, prompt.id))
 
     def _end(self, prompt: OpenPrompt, code: Code, message: str) -> None:
-        """Forget it, but for why, and tell whoever waits."""
+        """Remember only why it ended, and tell the requests that wait."""
         del self._open[prompt.id]
         self._by_client[prompt.client] -= 1
         if not self._by_client[prompt.client]:

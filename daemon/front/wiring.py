@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 ConnectTo = Callable[[Ring], EngineClient]
 WrapEngine = Callable[[Executor], Executor]
-"""What runs the batches in place of the engine that it is given."""
+"""An executor around the one it is given."""
 
 
 def make_front(

@@ -17,7 +17,7 @@ import zmq.asyncio
 from daemon.api.client import QueryClient
 from daemon.api.http_prompts import STATUS
 from daemon.api.messages import ErrorReply, decode_reply
-from daemon.config.schema import Query, Scheduler
+from daemon.config.schema import QueryConfig, SchedulerConfig
 from daemon.front.delivery import Route
 from daemon.front.server import Front
 from daemon.front.wiring import make_front
@@ -159,8 +159,8 @@ async def test_every_random_message_is_answered_or_counted_and_the_daemon_goes_o
     rng = random.Random(SEED)
     source, sink = QueueSource(), MemorySink()
     config = inproc_config(
-        query=Query(endpoint="tcp://127.0.0.1:*", max_prompts=10_000, max_prompts_each=10_000),
-        scheduler=Scheduler(max_new_tokens=8, max_prompt_tokens=400),
+        query=QueryConfig(endpoint="tcp://127.0.0.1:*", max_prompts=10_000, max_prompts_each=10_000),
+        scheduler=SchedulerConfig(max_new_tokens=8, max_prompt_tokens=400),
     )
     front = make_front(config, source=source, routes=[Route(sink, "answers.v1", dead_letters="dlq.v1")])
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,29 +15,32 @@ import pytest
 from daemon.api.client import QueryClient
 from daemon.api.messages import Ask, QueryError
 from daemon.cli.check import check_all
-from daemon.config.schema import Bars, Config, Model, Question, Scheduler, Source
+from daemon.config.schema import (
+    BarsConfig,
+    ModelConfig,
+    QuestionConfig,
+    SchedulerConfig,
+    SourceConfig,
+)
 from daemon.config.units import Duration
 from daemon.engine.build import build, limits_of
 from daemon.engine.spec import SettingError
-from daemon.front.delivery import Route
 from daemon.front.server import Front
 from daemon.front.wiring import make_front
 from daemon.supervision import TaskEnded
-from engine.step import Chunk, Executor, SampledToken
-from feeds.messages import Answer, DataUpdated, DeadLetter
+from feeds.messages import DataUpdated, DeadLetter
 from feeds.source import Incoming
 from flash.questions import PAPER_SIX
-from regions.ephemeral import Fork
 from scheduler.request import Record, Request, State
 from scheduler.scheduler import Scheduler as Steps
 from scheduler.types import PriorityClass
+from tests.e2e.inproc import DEAD, UPDATES, Recorder, Tape, answers, count, running
 from tests.e2e.support import (
     SECOND,
     START,
     TOPIC,
     MemorySink,
     QueueSource,
-    incoming,
     inproc_config,
     sessions,
     trade,
@@ -46,73 +48,6 @@ from tests.e2e.support import (
 )
 
 NAMES = [question.name for question in PAPER_SIX]
-ANSWERS, UPDATES, DEAD = "answers.v1", "updates.v1", "dlq.v1"
-
-
-class Tape:
-    """Trades second by second, with running offsets."""
-
-    def __init__(self, *symbols: str) -> None:
-        self._symbols = symbols
-        self._offset = 0
-
-    def second(self, n: int, trades: int = 4) -> list[Incoming]:
-        """``trades`` trades of each symbol in second ``n``."""
-        batch = []
-        for i in range(trades):
-            for symbol in self._symbols:
-                price = f"{100 + (n * 7 + i * 3) % 11}.{n % 10}5"
-                batch.append(self.message(trade(symbol, START + n * SECOND + i * 1000, price, f"{i + 1}")))
-        return batch
-
-    def message(self, payload: bytes) -> Incoming:
-        self._offset += 1
-        return incoming(payload, self._offset - 1)
-
-
-class Recorder:
-    """Runs an engine's passes, each at least ``pass_s`` long, and remembers what they held."""
-
-    def __init__(self, pass_s: float = 0.0) -> None:
-        self.passes: list[list[tuple[int, int]]] = []
-        """By pass: (version, tokens) of every fork in it."""
-        self._pass_s = pass_s
-        self._engine: Executor
-
-    def __call__(self, engine: Executor) -> Recorder:
-        self._engine = engine
-        return self
-
-    def execute(self, batch: Sequence[Chunk]) -> list[SampledToken | None]:
-        forks = [c for c in batch if isinstance(c.target, Fork)]
-        self.passes.append([(c.target.version, len(c.tokens)) for c in forks])
-        time.sleep(self._pass_s)
-        return self._engine.execute(batch)
-
-
-@contextlib.asynccontextmanager
-async def running(
-    config: Config,
-    source: QueueSource,
-    sink: MemorySink,
-    executor: Callable[[Executor], Executor] | None = None,
-) -> AsyncIterator[Front]:
-    routes = [Route(sink, ANSWERS, UPDATES, DEAD)]
-    front = make_front(config, source=source, routes=routes, executor=executor)
-    try:
-        await asyncio.wait_for(front.start(), 60)
-        yield front
-    finally:
-        if not front.stopping:  # the test has not done it
-            await front.stop()
-
-
-def answers(sink: MemorySink, session: str = "aaa") -> list[Answer]:
-    return [a for a in sink.messages(ANSWERS) if isinstance(a, Answer) and a.session == session]
-
-
-def count(front: Front, name: str, **labels: str) -> int:
-    return int(front.store.value(f"foretick_{name}_total", **labels))
 
 
 async def test_every_version_answers_all_questions_in_one_pass_and_says_what_it_read():
@@ -244,7 +179,7 @@ async def test_a_flood_is_coalesced_counted_and_answered_for_to_the_last_record(
 
 async def test_what_a_dropping_ring_loses_is_counted_and_flagged():
     source, sink, tape = QueueSource("dropping"), MemorySink(), Tape("V:AAA")
-    config = inproc_config(source=Source(ring_capacity=64))
+    config = inproc_config(source=SourceConfig(ring_capacity=64))
     async with running(config, source, sink) as front:
         source.put(tape.second(0), tape.second(1))
         await until(lambda: len(answers(sink)) == 6)
@@ -268,7 +203,7 @@ async def test_what_a_dropping_ring_loses_is_counted_and_flagged():
 
 async def test_late_and_out_of_order_ticks():
     source, sink = QueueSource(), MemorySink()
-    config = inproc_config(bars=Bars(interval=Duration(SECOND), lateness=Duration(SECOND)))
+    config = inproc_config(bars=BarsConfig(interval=Duration(SECOND), lateness=Duration(SECOND)))
     tape = Tape("V:AAA")
     async with running(config, source, sink) as front:
 
@@ -305,8 +240,8 @@ async def test_a_question_longer_than_the_budget_fails_alone():
     source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
     long = "is the trend up or down " * 40
     config = inproc_config(
-        questions=(Question(name="long", text=long), Question(name="short", text="Up or down?")),
-        scheduler=Scheduler(max_prompt_tokens=100, max_new_tokens=64),
+        questions=(QuestionConfig(name="long", text=long), QuestionConfig(name="short", text="Up or down?")),
+        scheduler=SchedulerConfig(max_prompt_tokens=100, max_new_tokens=64),
         standing="none",
     )
     async with running(config, source, sink) as front:
@@ -356,7 +291,7 @@ async def test_a_clean_stop_drains_and_leaves_nothing_behind():
 
 
 async def test_a_model_that_is_not_there_is_a_setting_s_fault(tmp_path):
-    config = inproc_config(model=Model(path=str(tmp_path / "nowhere")))
+    config = inproc_config(model=ModelConfig(path=str(tmp_path / "nowhere")))
     front = make_front(config, source=QueueSource(), routes=[])
     try:
         with pytest.raises(SettingError, match=r"no config\.json") as raised:
@@ -432,13 +367,13 @@ def _answer_while(question: str, new_bars: int) -> list[int]:
 @pytest.mark.parametrize(
     ("question", "key"),
     [
-        (Question(name="odd", text="Which?", choices=("YES", "YES indeed")), "questions[1].choices"),
-        (Question(name="even", text="Or which?"), "questions[1].name"),
+        (QuestionConfig(name="odd", text="Which?", choices=("YES", "YES indeed")), "questions[1].choices"),
+        (QuestionConfig(name="even", text="Or which?"), "questions[1].name"),
     ],
 )
 async def test_a_question_that_cannot_stand_is_a_setting_s_fault(question, key):
     """Choices that begin with the same token, a name that is taken."""
-    config = inproc_config(questions=(Question(name="even", text="Which one?"), question))
+    config = inproc_config(questions=(QuestionConfig(name="even", text="Which one?"), question))
     front = make_front(config, source=QueueSource(), routes=[])
     try:
         with pytest.raises(SettingError) as raised:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from daemon.api.client import QueryClient
-from daemon.config.schema import Process
+from daemon.config.schema import ProcessConfig
 from daemon.config.units import Duration
 from daemon.front.delivery import Route
 from daemon.front.notify import Notifier
@@ -46,7 +46,7 @@ async def running(mode: str) -> AsyncIterator[Front]:
     """In mode "two" the engine process is one that has no model and does nothing."""
     environment = {"NOTIFY_SOCKET": "@foretick-nobody", "WATCHDOG_USEC": "1000000"}
     front = make_front(
-        inproc_config(process=Process(mode=mode, drain=Duration(SECOND))),
+        inproc_config(process=ProcessConfig(mode=mode, drain=Duration(SECOND))),
         source=QueueSource(),
         routes=[Route(MemorySink(), "answers.v1", dead_letters="dlq.v1")],
         notifier=Notifier(environment),
