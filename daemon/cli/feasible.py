@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from scheduler.theory.feasible import feasible
-from scheduler.theory.trace import read_trace
+from scheduler.theory.query_stream import read_trace
 
 
 class Answer(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.theory.online import serve
+from tests.scheduler.theory.online import serve
 from scheduler.theory.orders import FCFS, LPM, choose, rank
 from scheduler.theory.query_stream import QueryStream, completions, overlap, ttfts
 

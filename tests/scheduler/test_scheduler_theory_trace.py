@@ -9,8 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from daemon.cli.main import main
-from scheduler.theory.query_stream import QueryStream, ttfts
-from scheduler.theory.trace import TraceError, read_trace
+from scheduler.theory.query_stream import QueryStream, TraceError, read_trace, ttfts
 
 
 def test_a_trace_gives_tokens_or_the_characters_of_a_text() -> None:
