@@ -77,8 +77,8 @@ class Fork:
         """
         if self._stored is not None:
             return 0
-        fixed = sum(run.blocks for held in self._fixed_holds for run in held.blocks)
-        return fixed + sum(run.blocks for run in self._slots.held_blocks())
+        fixed = sum(run.blocks for held in self._fixed_holds for run in held.blocks) if self._fixed else 0
+        return fixed + self._slots.blocks
 
     def blocks_needed(self, n: int) -> int:
         """Blocks to take before ``n`` more private tokens fit."""

@@ -137,6 +137,8 @@ class RadixCache:
         the leaf that was used longest ago first; when that is not enough, nothing is added and ``refused``
         counts it. Raises ValueError when ``source`` reads a tape or does not hold these tokens.
         """
+        if not self.budget:
+            return 0
         key = token_array(tokens)
         extents = prompt_extents(source, key)
         path, matched = self.walk(key, salt)

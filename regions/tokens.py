@@ -13,8 +13,8 @@ Tokens = Sequence[int] | TokenArray
 
 def token_array(tokens: Tokens) -> TokenArray:
     """``tokens`` as int32 [tokens]; an array of that type is returned as it is, not copied."""
-    if isinstance(tokens, np.ndarray):
-        return tokens.astype(np.int32, copy=False)
+    if hasattr(tokens, "__array__"):
+        return np.asarray(tokens, np.int32)
     return np.fromiter(tokens, np.int32, len(tokens))
 
 

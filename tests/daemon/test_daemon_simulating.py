@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from daemon.cli.main import main
-from daemon.cli.simulation import Outcome
+from scheduler.simulation.experiment import Outcome
 
 
 def simulate(*arguments: str) -> Result:

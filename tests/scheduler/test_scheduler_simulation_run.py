@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.policies import Ordering
+from scheduler.policies import KEYS, Ordering
 from scheduler.simulation.inputs import Input
 from scheduler.simulation.plots import plot
 from scheduler.simulation.report import Summary, ccdf, spread, summarize, table
@@ -73,7 +73,7 @@ class TestByHand:
             piece(70, 2, "append", last=True),
             piece(80, 1, "append", last=True),
         ]
-        setup = one_at_a_time(replace(ROOM, ordering=Ordering("lcas")))
+        setup = one_at_a_time(replace(ROOM, ordering=Ordering("lcas-fair")))
         assert simulate(iter(inputs), setup, COSTS).columns["first_token_ns"].tolist() == [1100, 3300, 2200]
 
     def test_an_end_without_tokens_leaves_one_to_compute(self) -> None:
@@ -144,7 +144,7 @@ PRESSED: list[tuple[Callable[[Load], Iterator[Input]], Load, int]] = [
 ]
 
 
-@pytest.mark.parametrize("policy", ["vllm", "fcfs", "lcas", "mcps"])
+@pytest.mark.parametrize("policy", sorted(KEYS))
 @pytest.mark.parametrize("eviction", ["recompute", "swap", "cost"])
 @pytest.mark.parametrize(("workload", "load", "pool"), PRESSED)
 def test_every_token_is_computed_once_or_its_loss_is_accounted_for(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import takewhile
-
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.simulation.tokens import EMPTY, Segments, segments
+from scheduler.simulation.tokens import EMPTY, Segments
 
 # Few different starts, so that prefixes, equal sequences and runs that continue one another are common.
 RUNS = st.lists(
@@ -37,20 +36,20 @@ def test_equality_prefixes_and_sums_are_the_lists(left: list[range], right: list
     assert (a == b) is (x == y)
     assert (a == y) is (x == y)
     assert a + b == x + y
-    assert a.common(b) == sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(x, y, strict=False)))
     if x == y:
         assert hash(a) == hash(b)
         assert a.ranges == b.ranges
 
 
-@given(st.lists(st.integers(0, 5), max_size=12))
-def test_any_tokens_become_segments(tokens: list[int]) -> None:
-    assert list(segments(tokens)) == tokens
+@given(RUNS)
+def test_as_an_array_they_are_the_lists_int32(runs: list[range]) -> None:
+    found = np.asarray(Segments(runs))
+    assert found.dtype == np.int32
+    assert found.tolist() == tokens_of(runs)
 
 
-def test_segments_stay_the_object_they_are() -> None:
+def test_a_whole_slice_is_the_same_object() -> None:
     ours = Segments([range(3)])
-    assert segments(ours) is ours
     assert ours[0:3] is ours
     assert len(EMPTY) == 0
     assert not EMPTY
@@ -60,7 +59,6 @@ def test_a_prompt_of_a_billion_tokens_costs_a_few_ranges() -> None:
     ours = Segments([range(10**9), range(5, 10**9)])
     assert len(ours) == 2 * 10**9 - 5
     assert ours[10**9] == 5
-    assert ours.common(Segments([range(10**9), range(5, 7), range(9)])) == 10**9 + 2
     assert len(ours[10**9 - 2 : 10**9 + 2].ranges) == 2
 
 

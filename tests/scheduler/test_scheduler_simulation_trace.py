@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from scheduler.simulation.inputs import Input
-from scheduler.simulation.trace import TraceError, read_trace, write_trace
+from scheduler.simulation.inputs import Input, TraceError, read_trace, write_trace
 from scheduler.simulation.workload import Load, anns, crawler, oneshot
 from tests.scheduler.simulated import piece
 
@@ -22,7 +21,7 @@ def test_what_is_written_is_read(workload: Callable[[Load], Iterator[Input]]) ->
     assert {each.max_tokens for each in found if each.op == "open"} == {2}
 
 
-def test_requests_are_numbered_anew_and_tokens_may_be_listed() -> None:
+def test_requests_are_numbered_in_order_of_opening_and_tokens_may_be_listed() -> None:
     lines = [
         OPEN,
         "",
@@ -57,6 +56,10 @@ def test_requests_are_numbered_anew_and_tokens_may_be_listed() -> None:
         ),
         (['{"time_ns": 1, "request": 1, "op": "open"}'], r"line 1: needs either"),
         (['{"time_ns": 1, "request": 1, "op": "open", "segments": [[0, 0]]}'], r"line 1: a segment is"),
+        (
+            ['{"time_ns": 1, "request": 1, "op": "open", "tokens": [2147483648]}'],
+            r"ids run from 0 to 2147483647",
+        ),
         (
             ['{"time_ns": 1, "request": 1, "op": "close", "tokens": [1]}'],
             r"line 1: Invalid enum value 'close'",
