@@ -29,7 +29,7 @@ class Experiment(msgspec.Struct, frozen=True):
     """
 
     policies: tuple[str, ...]
-    """As in the configuration, besides `vllm-ns`, and `klpm:4` for k = 4."""
+    """As in the configuration, and `vllm-ns`, and `klpm:4` for k = 4."""
     workload: str
     qps: tuple[float, ...]
     requests: int
@@ -58,12 +58,12 @@ class Outcome(msgspec.Struct, frozen=True):
         return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
 
     def table(self) -> str:
-        """A line a run."""
+        """One row per run."""
         return table(self.runs, baseline=NON_STREAMING)
 
 
 def run(plan: Experiment) -> Iterator[Summary]:
-    """The runs, one by one, rate by rate.
+    """Run everything, one by one, rate by rate.
 
     Raises ValueError for an unknown workload, policy or profile, for numbers that make no sense and for a
     trace line that cannot be used; OSError for a file that cannot be read.
@@ -85,7 +85,7 @@ def run(plan: Experiment) -> Iterator[Summary]:
 
 
 def inputs(plan: Experiment, qps: float | None) -> Generator[Input]:
-    """The workload anew, the same every time."""
+    """The workload from its beginning, the same every time."""
     if plan.trace is not None:
         with Path(plan.trace).open("rb") as lines:
             yield from read_trace(lines)

@@ -109,7 +109,7 @@ def read_trace(lines: Iterable[str | bytes]) -> Iterator[Input]:
 
 
 def write_trace(inputs: Iterable[Input]) -> Iterator[bytes]:
-    """The lines of a trace, each with its line feed."""
+    """Encode a trace: its lines, each with a line feed."""
     encoder = msgspec.json.Encoder()
     for piece in inputs:
         runs = [(run.start, len(run)) for run in piece.tokens.ranges]

@@ -77,7 +77,7 @@ class Load:
 
 
 class Library:
-    """Documents that share no token: each is a run of its own. Past the last id it begins again."""
+    """Documents that share no token: each is a run of its own. After the last id it begins again."""
 
     def __init__(self) -> None:
         self._next = 0

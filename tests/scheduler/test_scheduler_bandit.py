@@ -132,7 +132,7 @@ def test_equal_observations_give_equal_choices() -> None:
 
 def test_the_tail_decides_not_the_mean() -> None:
     """An arm whose requests are quicker on the whole, but whose worst tenth is slower, is left."""
-    bandit = KBandit((1, 2), rng=random.Random(0), epoch=20, settle=0)
+    bandit = KBandit((1, 2), rng=random.Random(0), epoch=20, warm_up=0)
     plays = {1: 0, 2: 0}
     for _ in range(100):
         k = bandit.k or 0
@@ -146,7 +146,7 @@ def test_requests_that_waited_under_another_k_are_not_judged() -> None:
     """The first ones after a change of k count for nothing, whatever they took."""
 
     def choices(late: int) -> list[int | None]:
-        bandit = KBandit((1, 2), rng=random.Random(0), epoch=5, settle=3)
+        bandit = KBandit((1, 2), rng=random.Random(0), epoch=5, warm_up=3)
         made = []
         for _ in range(60):
             before = bandit.k
@@ -171,7 +171,7 @@ def test_its_state_does_not_grow() -> None:
 
 
 def test_a_constant_ttft_settles_nothing_and_harms_nothing() -> None:
-    bandit = KBandit(rng=random.Random(0), epoch=1, settle=0)
+    bandit = KBandit(rng=random.Random(0), epoch=1, warm_up=0)
     for _ in range(1000):
         bandit.observe(0)
         assert bandit.k in ARMS
@@ -191,7 +191,7 @@ def test_arms_must_increase(arms: tuple[int | None, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"epoch": 0}, {"settle": -1}, {"recent": 0}, {"discount": 1.0}, {"exploration": -0.1}]
+    "wrong", [{"epoch": 0}, {"warm_up": -1}, {"recent": 0}, {"discount": 1.0}, {"exploration": -0.1}]
 )
 def test_numbers_out_of_range_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="epoch, recent: 1 or more"):
@@ -203,5 +203,5 @@ def test_it_begins_with_the_arm_asked_for_or_the_middle_one() -> None:
     assert KBandit((1, 2, 3), rng=random.Random(0), first=0).k == 1
     assert KBandit((1, None), rng=random.Random(0), first=1).k is None
     for first in (-1, 2):
-        with pytest.raises(ValueError, match="one of 2 arms"):
+        with pytest.raises(ValueError, match="index into 2 arms"):
             KBandit((1, 2), rng=random.Random(0), first=first)

@@ -139,8 +139,8 @@ def test_one_row_at_a_time_is_a_single_server_queue(gaps: list[int], seed: int) 
 
 
 PRESSED: list[tuple[Callable[[Load], Iterator[Input]], Load, int]] = [
-    (crawler, Load(qps=4, requests=60, delay=10), 150_000),
-    (anns, Load(qps=3, requests=40, delay=30), 150_000),
+    (crawler, Load(qps=4, requests=40, delay=10), 120_000),
+    (anns, Load(qps=3, requests=30, delay=30), 120_000),
 ]
 
 
@@ -171,8 +171,8 @@ def test_every_token_is_computed_once_or_its_loss_is_accounted_for(
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_equal_runs_are_equal_byte_for_byte(name: str) -> None:
     def run(seed: int) -> Result:
-        setup = Setup(200_000, 50_000, ordering=Ordering("lcas"), prefix_cache=True)
-        return simulate(WORKLOADS[name](Load(3, 60, seed=seed)), setup, REAL)
+        setup = Setup(100_000, 50_000, ordering=Ordering("lcas"), prefix_cache=True)
+        return simulate(WORKLOADS[name](Load(3, 30, seed=seed)), setup, REAL)
 
     one, same, other = run(1), run(1), run(2)
     assert {key: column.tobytes() for key, column in one.columns.items()} == {
