@@ -21,6 +21,7 @@ from regions.offload.host import HostTier
 from regions.offload.residency import Idleness, Residency
 from regions.offload.snapshot import Header, Identity, write_snapshot
 from regions.tape import Retention, Tape
+from tests import tolerance
 from tests.engine.oracle import VOCABULARY, History, oracle_logits, tiny
 
 OPERATIONS = [
@@ -213,5 +214,5 @@ def test_any_history_of_a_session_gives_the_oracles_logits(
         world.grow(reader)
     expected = oracle_logits(model(architecture), world.history)
     for where, actual in world.checks:
-        assert (actual - expected[where]).abs().max() < 1e-4
+        tolerance.assert_logits(model, actual, expected[where])
     world.close()
