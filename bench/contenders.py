@@ -10,8 +10,9 @@ import torch
 from transformers import DynamicCache
 
 from engine.attention.base import Attention
-from engine.engine import Engine, Work
+from engine.engine import Engine
 from engine.model.loading import LoadedModel
+from engine.step import Chunk
 from regions.ephemeral import Fork
 from regions.pool import KVPool
 from regions.tape import Retention, Tape
@@ -76,10 +77,10 @@ def append(engine: Engine, forks: Sequence[Fork], tokens: Sequence[Sequence[int]
     for fork, own in zip(forks, tokens, strict=True):
         if not fork.acquire(len(own)):
             raise RuntimeError("the pool is too small for the questions")
-    works = [Work(fork, own) for fork, own in zip(forks, tokens, strict=True)]
+    works = [Chunk(fork, own) for fork, own in zip(forks, tokens, strict=True)]
     return [
         Reply(choice.token, choice.top1, choice.top1 - choice.top2)
-        for choice in engine.forward(works)
+        for choice in engine.execute(works)
         if choice is not None  # every one was to be sampled
     ]
 
@@ -91,7 +92,7 @@ def read(engine: Engine, tape: Tape, records: Sequence[Sequence[int]]) -> None:
     tape.make_room(len(tokens), len(records))
     if not tape.acquire(len(tokens)):
         raise RuntimeError("the pool is too small for the scenario")
-    engine.forward([Work(tape, tokens, sample=False)])
+    engine.execute([Chunk(tape, tokens, sample=False)])
     tape.commit([len(record) for record in records])
 
 

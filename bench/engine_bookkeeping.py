@@ -139,7 +139,7 @@ def _write(target: Target, tokens: int) -> Target:
     """As if a pass had computed ``tokens`` tokens; the target."""
     if not target.acquire(tokens):
         raise RuntimeError("the pool is too small for the contexts")
-    target.wrote(target.step(tokens), range(tokens))
+    target.wrote(target.place(tokens), range(tokens))
     return target
 
 

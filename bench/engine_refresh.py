@@ -12,7 +12,6 @@ from bench.contenders import engine_for, read
 from bench.engine_result import Refresh
 from bench.figures import Latency, latency
 from bench.scenario import Size, make_scenario
-from daemon.engine.executor import DeviceExecutor
 from engine.model.loading import LoadedModel
 from engine.model.prompt import PromptFormat
 from regions.tape import Retention, Tape
@@ -59,9 +58,7 @@ class Session:
             read(engine, self.tape, scenario.first[first : first + 55])
         self.limits = Limits()
         self.longest = Longest()
-        self.scheduler = Scheduler(
-            DeviceExecutor(engine), engine.pool, self.limits, time.monotonic_ns, self.longest
-        )
+        self.scheduler = Scheduler(engine, engine.pool, self.limits, time.monotonic_ns, self.longest)
         self.worker = Worker(self.scheduler)
         self.worker.start()
 

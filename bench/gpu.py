@@ -26,10 +26,11 @@ from bench.gpu_result import AttentionPoint, Device, GpuReport, Question, render
 from bench.gpu_shapes import FULL, QUICK, Costs, Plan, random_model
 from bench.save import save
 from daemon.cli.profile import file_name, ladder_for, model_of
-from engine.engine import Engine, Work
+from engine.engine import Engine
 from engine.model.loading import LoadedModel, resolve_device
 from engine.profile.timing import Ladder
 from engine.profile.timing import measure as measure_costs
+from engine.step import Chunk
 from regions.tape import Retention, Tape
 from scheduler.costs import save as save_profile
 
@@ -69,7 +70,7 @@ class Bench:
             record = self.tokens(min(plan.update, plan.context - tape.live_tokens))
             before = tape.live_tokens
             assert tape.acquire(len(record))
-            seconds = timed(partial(self.engine.forward, [Work(tape, record, sample=False)]))
+            seconds = timed(partial(self.engine.execute, [Chunk(tape, record, sample=False)]))
             tape.commit([len(record)])
             yield len(record), before, seconds
         self.tape = tape
@@ -82,14 +83,14 @@ class Bench:
         forks = [self.tape.fork() for _ in prompts]
         for fork, prompt in zip(forks, prompts, strict=True):
             assert fork.acquire(len(prompt))
-        chosen = self.engine.forward([Work(f, p) for f, p in zip(forks, prompts, strict=True)])
+        chosen = self.engine.execute([Chunk(f, p) for f, p in zip(forks, prompts, strict=True)])
         first = time.perf_counter() - began
         steps = []
         token = chosen[0].token if chosen[0] else 0
         for _ in range(self.plan.answer if questions == 1 else 0):
             began = time.perf_counter()
             assert forks[0].acquire(1)
-            (choice,) = self.engine.forward([Work(forks[0], [token])])
+            (choice,) = self.engine.execute([Chunk(forks[0], [token])])
             steps.append(time.perf_counter() - began)
             token = choice.token if choice else 0
         for fork in forks:

@@ -13,7 +13,7 @@ from engine.attention.metadata import BatchPlan, Packed
 from engine.attention.triton import TritonAttention
 from engine.engine import Engine
 from engine.graphs.runner import CudaRecorder
-from regions.extents import Extent, Step
+from regions.extents import Extent, Placement
 
 
 def measure(engine: Engine, plan: Plan) -> Iterator[tuple[int, int, float]]:
@@ -31,8 +31,8 @@ def measure(engine: Engine, plan: Plan) -> Iterator[tuple[int, int, float]]:
 def _bandwidth(engine: Engine, rows: int, context: int) -> float:
     model, pool = engine.model, engine.pool
     heads = int(model.model.config.num_attention_heads)
-    step = Step((Extent(0, context, 0, 0),), ((context, rows),), context, 0)
-    plan = BatchPlan([Packed(0, rows, step)], model.device)
+    placement = Placement((Extent(0, context, 0, 0),), ((context, rows),), context, 0)
+    plan = BatchPlan([Packed(0, rows, placement)], model.device)
     calls = []
     for keys, values, turner in zip(pool.keys, pool.values, model.turners, strict=True):
         keys.normal_()

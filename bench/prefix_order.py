@@ -159,7 +159,7 @@ class _World:
                 past.release()
             if not fork.acquire(len(own)):
                 raise RuntimeError("the pool is too small for a pass beside the cache")
-            fork.wrote(fork.step(len(own)), own.tolist())
+            fork.wrote(fork.place(len(own)), own.tolist())
             self.cache.save(prompt, fork)
             fork.release()
         return (self.watch.ns - before) / 1e3 if self.watch else 0.0

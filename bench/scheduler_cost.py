@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bench.scheduler_result import Cost
+from engine.step import Chunk, SampledToken
 from scheduler.planner import plan
 from scheduler.policies import Ordering
 from scheduler.request import Request
@@ -25,7 +26,7 @@ from scheduler.simulation.device import CopyStream, SimClock, SimExecutor, SimMe
 from scheduler.simulation.prefixes import SimCache
 from scheduler.simulation.tokens import EMPTY, Segments
 from scheduler.theory.orders import rank
-from scheduler.types import Chunk, Limits, PriorityClass, Row
+from scheduler.types import Limits, PriorityClass
 
 _BLOCK = 16
 _BASE = range(256)
@@ -79,7 +80,7 @@ class TimedExecutor(SimExecutor):
 
     ns = 0
 
-    def execute(self, batch: Sequence[Chunk]) -> list[Row | None]:
+    def execute(self, batch: Sequence[Chunk]) -> list[SampledToken | None]:
         """See `scheduler.types.Executor`."""
         began = time.thread_time_ns()
         rows = super().execute(batch)

@@ -17,8 +17,6 @@ from bench.contenders import engine_for, read
 from bench.figures import latency
 from bench.scenario import Size, make_scenario
 from bench.scheduler_result import Asked, Flood
-from daemon.engine.executor import DeviceExecutor
-from daemon.engine.readers import StreamReader
 from engine.apart import apart
 from engine.model.loading import LoadedModel
 from engine.model.prompt import PromptFormat
@@ -80,9 +78,7 @@ class World:
         read(self.engine, self.asked, self.bars)
         self.passes = Passes()
         limits = Limits(max_batch_tokens=sizes.batch_tokens)
-        self.scheduler = Scheduler(
-            DeviceExecutor(self.engine), self.engine.pool, limits, time.monotonic_ns, self.passes
-        )
+        self.scheduler = Scheduler(self.engine, self.engine.pool, limits, time.monotonic_ns, self.passes)
         self.scheduler.subscribe(self)
         self.worker = Worker(self.scheduler)
         self.flowing = False
@@ -132,7 +128,7 @@ class World:
                 tokens,
                 self.sizes.answer,
                 self._prompted,
-                open_prompt=lambda: StreamReader(self.engine.open_stream()),
+                open_prompt=lambda: self.engine.open_stream(),
             )
         )
 

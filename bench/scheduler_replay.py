@@ -12,11 +12,11 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from daemon.engine.executor import DeviceExecutor
-from daemon.engine.readers import StreamReader
 from engine.apart import apart
 from engine.engine import Engine
 from engine.model.loading import LoadedModel
+from engine.step import Chunk, SampledToken
+from regions.prompt import StreamingPrompt
 from regions.watch import PrefixWatch
 from scheduler.costs import CostModel, spans_of
 from scheduler.policies import Ordering
@@ -25,7 +25,7 @@ from scheduler.scheduler import Scheduler
 from scheduler.simulation.inputs import Input
 from scheduler.simulation.run import NEVER, Setup, go_on
 from scheduler.simulation.tokens import Segments
-from scheduler.types import Chunk, PriorityClass, Row
+from scheduler.types import PriorityClass
 from scheduler.worker import Worker
 
 _SPECIAL = 3
@@ -72,11 +72,11 @@ class _Timed(Scheduler):
 class _Counting:
     """An executor that adds up what the costs say of its passes."""
 
-    def __init__(self, executor: DeviceExecutor, costs: CostModel) -> None:
+    def __init__(self, executor: Engine, costs: CostModel) -> None:
         self.told_ns = 0
         self._executor, self._costs = executor, costs
 
-    def execute(self, batch: Sequence[Chunk]) -> list[Row | None]:
+    def execute(self, batch: Sequence[Chunk]) -> list[SampledToken | None]:
         self.told_ns += self._costs.batch_ns(spans_of(batch))
         return self._executor.execute(batch)
 
@@ -94,7 +94,7 @@ class _Replay:
         )
         self.vocabulary = int(loaded.model.config.vocab_size) - _SPECIAL
         ordering: Ordering = setup.ordering
-        self.executor = _Counting(DeviceExecutor(self.engine), costs)
+        self.executor = _Counting(self.engine, costs)
         self.scheduler = _Timed(
             self.executor,
             self.engine.pool,
@@ -147,8 +147,8 @@ class _Replay:
         """Ids of the model's vocabulary: what differs may agree by chance, what agrees agrees."""
         return [_SPECIAL + token % self.vocabulary for token in tokens]
 
-    def reader(self) -> StreamReader:
-        return StreamReader(self.engine.open_stream())
+    def reader(self) -> StreamingPrompt:
+        return self.engine.open_stream()
 
     def done(self, request: Request) -> None:
         with self.ended:

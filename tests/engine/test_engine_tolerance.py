@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from engine.engine import Engine, Work
+from engine.engine import Engine
+from engine.step import Chunk
 from regions.context import Past
 from regions.ephemeral import Fork
 from regions.extents import Extent
@@ -31,7 +32,7 @@ class Session:
         self.tape = self.engine.open_tape("tape", FROZEN, Retention(90))
         for record in RECORDS:
             assert self.tape.acquire(len(record))
-            self.engine.forward([Work(self.tape, record, sample=False)])
+            self.engine.forward([Chunk(self.tape, record, sample=False)])
             self.tape.commit([len(record)])
             self.tape.new_frame(at=2)
 
@@ -41,7 +42,7 @@ class Session:
         context = Past(tuple(extents), coord=written, origin=self.tape.extents[-1].origin)
         fork = Fork(self.engine.pool, frame_limit=1 << 20, past=context)
         assert fork.acquire(len(QUESTION))
-        logits = self.engine.logits([Work(fork, QUESTION)])
+        logits = self.engine.logits([Chunk(fork, QUESTION)])
         fork.release()
         return logits
 
