@@ -90,7 +90,7 @@ def layer_call(
         read = {
             slot + i
             for s in plan.sequences
-            for slot, n in (*((e.slot, e.length) for e in s.placement.past), *s.placement.slots)
+            for slot, n in (*((e.slot, e.length) for e in s.placement.context), *s.placement.slots)
             for i in range(n)
         }
         unread = [slot for slot in range(slots) if slot not in read]

@@ -113,7 +113,7 @@ def defined(call: LayerCall) -> torch.Tensor:
             written = [slot for first, n in placement.slots for slot in range(first, first + n)]
             seen = [
                 (e.slot + i, e.coord + i, placement.origin - e.origin)
-                for e in placement.past
+                for e in placement.context
                 for i in range(e.length)
             ]
             seen += [
@@ -384,10 +384,10 @@ def test_the_rest_of_a_step_has_what_came_before_as_its_past(counts: list[int], 
     slots = tuple((100 * i, count) for i, count in enumerate(counts))
     tokens = data.draw(st.integers(0, sum(counts) - 1))
     rest = after(Placement((Extent(900, 5, 40, 3),), slots, 45, 10), tokens)
-    written = [(e.slot + i, e.coord + i) for e in rest.past[1:] for i in range(e.length)]
+    written = [(e.slot + i, e.coord + i) for e in rest.context[1:] for i in range(e.length)]
     left = [slot for first, n in rest.slots for slot in range(first, first + n)]
     everything = [slot for first, n in slots for slot in range(first, first + n)]
     assert [slot for slot, _ in written] + left == everything
     assert [coord for _, coord in written] == list(range(45, 45 + tokens))
-    assert all(e.origin == 10 for e in rest.past[1:])
+    assert all(e.origin == 10 for e in rest.context[1:])
     assert (rest.coord, rest.origin) == (45 + tokens, 10)

@@ -77,7 +77,7 @@ class World:
         return dense_logits(self.model, [*self.frozen, *window, *then])[-len(then) :]
 
     def refresh(self) -> None:
-        fresh = self.tape.anew()
+        fresh = self.tape.fresh_window()
         prefill(self.engine, fresh, self.tape.window)
         self.tape.adopt(fresh)
 
@@ -141,7 +141,7 @@ def test_what_was_appended_and_evicted_during_the_prefill_is_caught_up_with_and_
     """Records evicted since are absorbed by those behind them, as in any window: the oracle's, begun anew."""
     world = World()
     tape = world.tape
-    fresh = tape.anew()
+    fresh = tape.fresh_window()
     window, begun, evicted = tape.window, tape.evicted_tokens, tape.evicted_tokens
     prefill(world.engine, fresh, window)
     for _ in range(4):
@@ -194,7 +194,7 @@ def test_a_probe_compares_the_carried_with_the_fresh_state(architecture: str) ->
     """
     world = World(architecture)
     tape, engine = world.tape, world.engine
-    fresh = tape.anew()
+    fresh = tape.fresh_window()
     begun, old = tape.evicted_tokens, tape.window
     prefill(engine, fresh, tape.window)
     for _ in range(2):
@@ -232,7 +232,7 @@ def test_a_probe_of_a_tape_where_nothing_was_evicted_finds_no_divergence() -> No
     world.tape = tape
     for _ in range(4):
         world.append()
-    fresh = tape.anew()
+    fresh = tape.fresh_window()
     prefill(world.engine, fresh, tape.window)
     size = tolerance.largest(world.answer([9]))
     for found in probe(world.engine, tape, fresh, [((5, 6, 7), None), ((9,), None)]):
@@ -245,7 +245,7 @@ def test_a_probe_is_left_out_when_the_states_differ_or_the_pool_is_full() -> Non
     """While an append is under way the current version holds what the window no longer does."""
     world = World()
     tape, engine = world.tape, world.engine
-    fresh = tape.anew()
+    fresh = tape.fresh_window()
     prefill(engine, fresh, tape.window)
     question = [((4, 5, 6), None)]
     assert len(probe(engine, tape, fresh, question)) == 1

@@ -164,7 +164,7 @@ def run(engine: Engine, prompt: StreamingPrompt, n: int) -> None:
 
 def answer(engine: Engine, prompt: StreamingPrompt, n: int) -> None:
     """Generate a few tokens behind a finished prompt, if there is room."""
-    prompt.leave_one()
+    prompt.recompute_last()
     run(engine, prompt, len(prompt.tokens))
     token = 3
     for _ in range(n % 4):

@@ -9,9 +9,9 @@ import torch
 
 from engine.engine import Engine
 from engine.step import Chunk
-from regions.context import Past
 from regions.ephemeral import Fork
 from regions.extents import Extent
+from regions.frozen import Context
 from regions.tape import Retention
 from tests import tolerance
 from tests.engine.oracle import ARCHITECTURES, tiny
@@ -32,15 +32,15 @@ class Session:
         self.tape = self.engine.open_tape("tape", FROZEN, Retention(90))
         for record in RECORDS:
             assert self.tape.acquire(len(record))
-            self.engine.forward([Chunk(self.tape, record, sample=False)])
+            self.engine.execute([Chunk(self.tape, record, sample=False)])
             self.tape.commit([len(record)])
             self.tape.new_frame(at=2)
 
     def ask(self, extents: Sequence[Extent]) -> torch.Tensor:
         """Logits of the question behind ``extents``."""
         written = sum(map(len, RECORDS))
-        context = Past(tuple(extents), coord=written, origin=self.tape.extents[-1].origin)
-        fork = Fork(self.engine.pool, frame_limit=1 << 20, past=context)
+        context = Context(tuple(extents), coord=written, origin=self.tape.extents[-1].origin)
+        fork = Fork(self.engine.pool, frame_limit=1 << 20, context=context)
         assert fork.acquire(len(QUESTION))
         logits = self.engine.logits([Chunk(fork, QUESTION)])
         fork.release()
