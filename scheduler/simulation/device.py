@@ -1,4 +1,4 @@
-"""A device that only counts: the engine's own block metadata over a pool without tensors, in virtual time.
+"""A device that only counts: the engine's own block metadata, without tensors, in virtual time.
 
 Prompts, block tables, allocator and prefix cache are those of the daemon. Only three things are simulated: a
 pass takes what the cost model says; swapping goes over one copy stream, a transfer after the other; and the
@@ -13,7 +13,7 @@ from typing import Protocol
 
 from engine.step import Chunk, SampledToken
 from regions.allocator import Run
-from regions.pool import KVPool
+from regions.block_pool import BlockPool
 from regions.prompt import StreamingPrompt
 from regions.radix import RadixCache
 from regions.watch import PrefixWatch
@@ -107,7 +107,7 @@ class SimExecutor:
     def __init__(
         self,
         costs: DeviceCosts,
-        pool: KVPool,
+        pool: BlockPool,
         clock: SimClock,
         copies: CopyStream,
         elapse: Callable[[int], None],
@@ -150,7 +150,7 @@ class SimDevice:
         keep_prefixes: bool = False,
     ) -> None:
         self.clock = SimClock()
-        self.pool = KVPool([], blocks, block_size=block_size)
+        self.pool = BlockPool(blocks, block_size=block_size)
         self.cache = RadixCache(self.pool, blocks * block_size if keep_prefixes else 0)
         self.index = PrefixWatch(self.cache)
         copies = CopyStream(self.clock)

@@ -191,7 +191,7 @@ def one_after_the_other(model: CostModel, shape: Retrieval, qps: float, n: int, 
     ("shape", "qps", "n", "baseline"), [(CRAWLER, 4, 4322, (0.64, 8.97)), (ANNS, 2, 500, (0.72, 6.56))]
 )
 def test_only_the_calibrated_profile_waits_as_the_papers_baseline_does(shape, qps, n, baseline) -> None:
-    """Table 3, vLLM-NS; numbers of queries as in table 2. Medians over 9 seeds: runs scatter near saturation."""
+    """Table 3, vLLM-NS; queries as in table 2. Medians over 9 seeds, for runs scatter near saturation."""
     runs = {
         name: np.median([one_after_the_other(load(name), shape, qps, n, seed) for seed in range(9)], axis=0)
         for name in ("h200-paper", "h200-saturation")
@@ -208,16 +208,17 @@ def test_without_knowledge_the_device_is_slow() -> None:
     assert "not measured" in model.source
 
 
-@given(st.floats(0.05, 20), st.lists(st.integers(1, 300), min_size=60, max_size=60))
+@given(st.floats(0.05, 20), st.lists(st.integers(1, 300), min_size=30, max_size=30))
 def test_the_factor_becomes_that_of_the_device(speed, sizes) -> None:
-    costs = OnlineCosts(MODEL)
-    for n in sizes:
+    """After 120 passes: the first two are clipped, up to 5 times off, and may take 100 times the others."""
+    left = 5 * 100 * 0.9**118
+    costs = OnlineCosts(MODEL, gain=0.1)
+    for n in sizes * 4:
         costs.observe([(0, n)], round(speed * MODEL.batch_ns([(0, n)])))
-    assert costs.factor == pytest.approx(speed, rel=0.02)
-    assert costs.recompute_ns(200) == pytest.approx(speed * MODEL.recompute_ns(200), rel=0.02)
-    assert costs.batch_ns([(9, 30), (5, 2)]) == pytest.approx(
-        speed * MODEL.batch_ns([(9, 30), (5, 2)]), rel=0.02
-    )
+    assert costs.factor == pytest.approx(speed, rel=left)
+    assert costs.recompute_ns(200) == pytest.approx(speed * MODEL.recompute_ns(200), rel=left)
+    spans = [(9, 30), (5, 2)]
+    assert costs.batch_ns(spans) == pytest.approx(speed * MODEL.batch_ns(spans), rel=left)
     assert costs.swap_ns(7) == MODEL.swap_ns(7)
 
 

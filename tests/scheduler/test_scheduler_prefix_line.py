@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regions.pool import KVPool
+from regions.block_pool import BlockPool
 from regions.prompt import StreamingPrompt
 from regions.radix import RadixCache
 from regions.watch import PrefixWatch
@@ -59,7 +59,7 @@ def expected(line_of: dict[int, Waiting], matches: dict[int, int], k: int | None
     return [numbers[i] for i in rank(k, ages, lengths, step=step)]
 
 
-def serve(pool: KVPool, cache: RadixCache, tokens: list[int], salt: str) -> None:
+def serve(pool: BlockPool, cache: RadixCache, tokens: list[int], salt: str) -> None:
     """Compute a prompt, save it in the cache and end it."""
     reader = StreamingPrompt(pool, cache, frame_limit=1000, salt=salt)
     reader.update(tokens)
@@ -132,7 +132,7 @@ def test_the_order_is_that_of_the_theory(
 )
 def test_the_order_follows_the_prefix_cache(operations: list[tuple[str, list[int]]], k: int | None) -> None:
     """With the real cache: a served prompt stays cached until it is evicted."""
-    pool = KVPool([], 30, block_size=4)
+    pool = BlockPool(30, block_size=4)
     cache = RadixCache(pool, 60)
     line = PrefixLine(PrefixWatch(cache), lambda: k)
     waiting: dict[int, Waiting] = {}

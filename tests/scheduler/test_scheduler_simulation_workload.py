@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regions.tokens import common_length
+from regions.radix import common_length
 from scheduler.simulation.distributions import Quantiles, humped, shares, skewed
 from scheduler.simulation.inputs import Input, merged
 from scheduler.simulation.tokens import Segments
