@@ -53,7 +53,7 @@ class TestByHand:
         assert result.columns["invalidated_tokens"].tolist() == [9], "39 were computed, 30 stay"
         assert result.ttft_ns.tolist() == [100 + 15 * 10]
 
-    def test_input_during_a_pass_is_taken_up_after_it(self) -> None:
+    def test_input_during_a_pass_is_scheduled_after_it(self) -> None:
         inputs = [
             piece(0, 0, "open", (0, 100), last=True),
             piece(50, 1, "open", (500, 10), last=True),
@@ -64,7 +64,7 @@ class TestByHand:
         assert result.columns["opened_ns"].tolist() == [0, 50, 60]
         assert result.ended_ns == 1400
 
-    def test_what_came_during_a_pass_came_at_its_own_time(self) -> None:
+    def test_input_during_a_pass_has_its_own_arrival_time(self) -> None:
         """By the last chunk: the second of the two was finished before the first."""
         inputs = [
             piece(0, 0, "open", (0, 100), last=True),
@@ -85,7 +85,7 @@ class TestByHand:
         assert result.ttft_ns.tolist() == [500]
         assert result.columns["done_ns"].tolist() == [7 + 500 + 2 * 110]
 
-    def test_what_can_never_run_fails_and_is_counted(self) -> None:
+    def test_requests_longer_than_the_pool_fail_and_are_counted(self) -> None:
         inputs = [
             piece(0, 0, "open", (0, 20_000), last=True),
             piece(5, 1, "open", (0, 9_000)),
@@ -296,6 +296,6 @@ class TestReport:
 
 
 @pytest.mark.parametrize("wrong", [{"pool_tokens": 3}, {"block_size": 0}, {"host_tokens": -1}])
-def test_setups_that_make_no_sense_are_refused(wrong: dict[str, int]) -> None:
+def test_invalid_setups_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="at least one block"):
         Setup(**{"pool_tokens": 100, "block_size": 4, **wrong})

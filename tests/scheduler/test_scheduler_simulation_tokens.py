@@ -20,7 +20,9 @@ def tokens_of(runs: list[range]) -> list[int]:
 
 
 @given(RUNS, st.integers(-25, 25), st.integers(-25, 25))
-def test_length_items_and_slices_are_the_lists(runs: list[range], start: int, stop: int) -> None:
+def test_segments_have_the_length_items_and_slices_of_the_list(
+    runs: list[range], start: int, stop: int
+) -> None:
     ours, plain = Segments(runs), tokens_of(runs)
     assert len(ours) == len(plain)
     assert list(ours) == plain
@@ -31,7 +33,7 @@ def test_length_items_and_slices_are_the_lists(runs: list[range], start: int, st
 
 
 @given(RUNS, RUNS)
-def test_equality_prefixes_and_sums_are_the_lists(left: list[range], right: list[range]) -> None:
+def test_segments_are_equal_and_add_up_as_the_lists_do(left: list[range], right: list[range]) -> None:
     a, b, x, y = Segments(left), Segments(right), tokens_of(left), tokens_of(right)
     assert (a == b) is (x == y)
     assert (a == y) is (x == y)
@@ -42,7 +44,7 @@ def test_equality_prefixes_and_sums_are_the_lists(left: list[range], right: list
 
 
 @given(RUNS)
-def test_as_an_array_they_are_the_lists_int32(runs: list[range]) -> None:
+def test_segments_convert_to_the_int32_array_of_the_list(runs: list[range]) -> None:
     found = np.asarray(Segments(runs))
     assert found.dtype == np.int32
     assert found.tolist() == tokens_of(runs)
@@ -62,7 +64,7 @@ def test_a_prompt_of_a_billion_tokens_costs_a_few_ranges() -> None:
     assert len(ours[10**9 - 2 : 10**9 + 2].ranges) == 2
 
 
-def test_other_steps_are_refused() -> None:
+def test_segments_refuse_steps_other_than_1() -> None:
     with pytest.raises(ValueError, match="step 1"):
         Segments([range(0, 4, 2)])
     with pytest.raises(ValueError, match="steps of 1"):

@@ -14,7 +14,7 @@ OPEN = '{"time_ns": 5, "request": 7, "op": "open", "segments": [[0, 4]]}'
 
 
 @pytest.mark.parametrize("workload", [crawler, anns, oneshot])
-def test_what_is_written_is_read(workload: Callable[[Load], Iterator[Input]]) -> None:
+def test_a_written_trace_reads_back_equal(workload: Callable[[Load], Iterator[Input]]) -> None:
     inputs = list(workload(Load(4, 40, max_tokens=2)))
     found = list(read_trace(write_trace(inputs)))
     assert [each[:5] for each in found] == [each[:5] for each in inputs]
@@ -81,7 +81,7 @@ def test_lines_that_cannot_be_used_are_named(lines: list[str], message: str) -> 
         list(read_trace(lines))
 
 
-def test_a_trace_is_read_as_it_is_used() -> None:
+def test_a_trace_is_read_lazily() -> None:
     inputs = read_trace([OPEN, "broken"])
     assert next(inputs).time_ns == 5
     with pytest.raises(TraceError, match="line 2"):

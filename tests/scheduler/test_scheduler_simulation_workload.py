@@ -68,9 +68,7 @@ class TestDistributions:
     @pytest.mark.parametrize(
         "points", [((0.1, 1), (1, 2)), ((0, 1), (0.9, 2)), ((0, 0), (1, 2)), ((0, 3), (1, 2))]
     )
-    def test_points_that_are_no_distribution_are_refused(
-        self, points: tuple[tuple[float, float], ...]
-    ) -> None:
+    def test_invalid_quantiles_are_refused(self, points: tuple[tuple[float, float], ...]) -> None:
         with pytest.raises(ValueError, match="quantiles"):
             Quantiles(points)
 
@@ -146,7 +144,7 @@ class TestEveryWorkload:
         assert one == same
         assert one != other
 
-    def test_it_is_made_as_it_is_read(self, name: str) -> None:
+    def test_workloads_are_generated_lazily(self, name: str) -> None:
         requests = 10**4 if name == "sessions" else 10**12
         assert len(list(islice(WORKLOADS[name](Load(4, requests)), 5))) == 5
 
@@ -201,7 +199,7 @@ def test_sessions_share_a_base_and_each_history_four_times() -> None:
     assert sum(a == b for a, b in pairwise(order)) < 10, "shuffled"
 
 
-def test_whole_prompts_come_when_the_last_piece_has_come() -> None:
+def test_without_streaming_a_prompt_opens_with_its_last_piece() -> None:
     for workload in (crawler, anns):
         requests = by_request(workload(Load(4, 60)))
         for each in whole(workload(Load(4, 60))):
@@ -213,7 +211,7 @@ def test_whole_prompts_come_when_the_last_piece_has_come() -> None:
             assert list(each.tokens) == expected
 
 
-def test_whole_changes_nothing_about_prompts_that_are_whole() -> None:
+def test_without_streaming_complete_prompts_are_unchanged() -> None:
     assert list(whole(oneshot(Load(4, 60, max_tokens=3)))) == list(oneshot(Load(4, 60, max_tokens=3)))
 
 
@@ -229,6 +227,6 @@ def test_merging_sorts_by_time(requests: list[tuple[int, list[int]]]) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"qps": 0}, {"requests": 0}, {"delay": -1}, {"max_tokens": 0}])
-def test_loads_that_make_no_sense_are_refused(wrong: dict[str, int]) -> None:
+def test_invalid_loads_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="qps is above 0"):
         Load(**{"qps": 1, "requests": 1, **wrong})  # type: ignore[arg-type] # numbers all of them
