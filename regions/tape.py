@@ -236,6 +236,11 @@ class Tape:
         return self._kv.stored is None
 
     @property
+    def lost(self) -> bool:
+        """Its stored KV cannot be read back: it must be rebuilt first."""
+        return False
+
+    @property
     def movable(self) -> bool:
         """Its KV is in the pool, and exactly the current version: no append or eviction is under way."""
         return (

@@ -9,7 +9,7 @@ overtake the start of an earlier one.
 The classes FLASH, SESSION and STREAM are always in order of submission (*Attention Once* section 3.6). POOL
 requests are ordered as configured: `vllm`, `fcfs`, `lcas` and `mcps` are those of *Stream2LLM* section 4.4,
 `lpm`, `klpm` and `klpm-adaptive` those of the k-LPM paper. The latter order by something outside the
-request, the prefix cache: those that wait stand in a `PrefixLine`, the others as under `vllm`.
+request, the prefix cache: those that wait stand in a `PrefixQueue`, the others as under `vllm`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def vllm(request: Request) -> Key:
     """
     if request.state is State.RUNNING:
         return 0, request.admitted
-    return (1, -request.displaced) if request.displaced else (2, request.id)
+    return (1, -request.preempted) if request.preempted else (2, request.id)
 
 
 def fcfs(request: Request) -> Key:

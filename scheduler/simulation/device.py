@@ -207,9 +207,9 @@ class SimReader:
         self._read(self._cache.cut(node, matched))
         return gained
 
-    def follow(self, leader: SimReader, n: int) -> None:
+    def read_from(self, source: SimReader, n: int) -> None:
         """See `PromptReader`."""
-        self._read(leader.publish(n))
+        self._read(source.publish(n))
 
     def save(self) -> None:
         """See `PromptReader`."""

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import Phase, event, given, settings
 from hypothesis import strategies as st
 
-from scheduler.deadlines import Passes
 from scheduler.planner import plan
 from scheduler.policies import Ordering
-from scheduler.request import Append, Event, Pending, Record, Request, State
+from scheduler.request import Event, Request, State
 from scheduler.scheduler import Scheduler
+from scheduler.tapes import Append, Passes, Pending, Record
 from scheduler.types import Limits, PriorityClass, Tape
 from tests.scheduler.fakes import FakeMemory, FakeTape, one_by_one
-from tests.scheduler.harness import book_of
+from tests.scheduler.harness import queues_of
 from tests.scheduler.worlds import COSTS, ORDERINGS, FakeWorld, records
 
 FLASH, SESSION, POOL, STREAM = PriorityClass
@@ -137,7 +137,7 @@ def tape_load(run: Run, rng: random.Random, span: int, n: int) -> None:
 
 def answered(over: FakeWorld, request: Request) -> None:
     assert request.state is State.FINISHED, (request.id, request.error)
-    expected = one_by_one(over.pasts[request.id], request.prompt, request.max_tokens)
+    expected = one_by_one(over.pasts[request.id], request.prompt, request.spec.max_tokens)
     assert request.output == [row.token for row in expected]
 
 
@@ -325,7 +325,7 @@ def test_passes_are_never_more_than_counted(
         counted.add(append)
     took = 0
     while appends:
-        for entry in plan(book_of(appends), memory, limits).entries:
+        for entry in plan(queues_of(appends), memory, limits).entries:
             assert isinstance(entry.work, Append)
             entry.work.take(entry.n)
             entry.work.due = True

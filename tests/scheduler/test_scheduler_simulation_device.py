@@ -126,7 +126,7 @@ class Devices(RuleBasedStateMachine):
         ):
             return
         before = leader.length
-        reader.follow(leader, n)
+        reader.read_from(leader, n)
         assert (reader.length, reader.cached_tokens, leader.length) == (n, n, before)
 
     @rule(reader=readers)
