@@ -90,7 +90,7 @@ class Session:
     def refresh(self) -> None:
         """Prefill the window anew, and drop it."""
         done = threading.Event()
-        fresh = self.tape.anew()
+        fresh = self.tape.fresh_window()
         self.submit(
             Request(
                 RequestSpec(

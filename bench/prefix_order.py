@@ -21,8 +21,7 @@ import numpy as np
 from bench.tables import table
 from regions.ephemeral import Fork
 from regions.pool import KVPool, LayerShape
-from regions.radix import Node, RadixCache
-from regions.tokens import TokenArray
+from regions.radix import Node, RadixCache, TokenArray
 from regions.watch import PrefixWatch
 from scheduler.prefix_queue import PrefixQueue
 from scheduler.request import Request
@@ -152,11 +151,11 @@ class _World:
         """As if passes had computed them; us that the watch took."""
         before = self.watch.ns if self.watch else 0
         for prompt in prompts:
-            past = self.cache.match(prompt[:-1])
-            fork = Fork(self.pool, frame_limit=len(prompt), past=past)
+            context = self.cache.match(prompt[:-1])
+            fork = Fork(self.pool, frame_limit=len(prompt), context=context)
             own = prompt[fork.cached_tokens :]
-            if past is not None:
-                past.release()
+            if context is not None:
+                context.release()
             if not fork.acquire(len(own)):
                 raise RuntimeError("the pool is too small for a pass beside the cache")
             fork.wrote(fork.place(len(own)), own.tolist())

@@ -181,7 +181,7 @@ class Refresher:
             kept.begun, kept.begun_records = self._clock(), kept.tape.evicted_records
             window = kept.tape.window
             if window:
-                self._run = _Run(kept, kept.tape.anew(), len(window))
+                self._run = _Run(kept, kept.tape.fresh_window(), len(window))
                 self._prefill(self._run, window)
 
     def _prefill(self, run: _Run, tokens: list[int]) -> None:

@@ -22,6 +22,7 @@ from regions.offload.host import HostTier
 from scheduler.costs import load
 from scheduler.observer import Observer
 from scheduler.prefix_queue import PrefixQueue
+from tests import tolerance
 from tests.e2e.process import Daemon
 from tests.e2e.support import SECOND, MemorySink, QueueSource, inproc_config, sessions, until
 from tests.e2e.test_e2e_inproc import running
@@ -38,7 +39,7 @@ def same(streamed: FinishReply, whole: FinishReply) -> bool:
         whole.choice,
         whole.prompt_tokens,
         whole.answer_tokens,
-    ) and abs(streamed.logit_gap - whole.logit_gap) < 1e-3
+    ) and abs(streamed.logit_gap - whole.logit_gap) <= tolerance.of_embedded_gap()
 
 
 def appended(client: QueryClient, **how: Any) -> FinishReply:

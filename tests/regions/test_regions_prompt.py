@@ -33,7 +33,7 @@ def blocks_given_up(pool: KVPool, prompt: StreamingPrompt) -> int:
     """Blocks that somebody refers to for the sake of the prompt's private tokens."""
     if prompt.fork.swapped:
         return 0
-    taken = prompt.fork._slots.held_blocks()
+    taken = prompt.fork._table.referenced_blocks()
     own = [block for run in prompt.fork.private_blocks for block in range(run.start, run.stop)]
     return len({*own, *(block for run in taken for block in range(run.start, run.stop))})
 
@@ -105,7 +105,7 @@ def test_what_is_in_kv_is_always_the_prompt(operations: list[tuple[str, int, lis
         elif name == "evict":
             cache.reclaim(n)
         elif name == "leave one" and wanted:
-            prompt.leave_one()
+            prompt.recompute_last()
             in_kv = in_kv if len(in_kv) < len(wanted) else wanted[:-1]
             assert prompt.remaining >= 1
         assert prompt.tokens.tolist() == wanted
@@ -167,11 +167,11 @@ def test_a_change_in_a_block_that_the_cache_holds_does_not_touch_the_cached_toke
     prompt.save()
     assert prompt.update([*range(9), 77, 78]) == 1
     run(pool, prompt)
-    past = cache.match(list(range(10)))
-    assert past is not None
-    assert reads(pool, past.extents, list(range(10)))
+    context = cache.match(list(range(10)))
+    assert context is not None
+    assert reads(pool, context.extents, list(range(10)))
     assert reads(pool, prompt.fork.extents, [*range(9), 77, 78])
-    past.release()
+    context.release()
     prompt.release()
 
 
@@ -212,14 +212,14 @@ def test_one_token_is_always_left_to_compute() -> None:
     prompt.append(list(range(9)))
     run(pool, prompt)
     prompt.save()
-    prompt.leave_one()
+    prompt.recompute_last()
     assert prompt.next(5) == [8]
     again = StreamingPrompt(pool, cache, frame_limit=1000)
     again.append(list(range(9)))
     assert again.match() == 8
     assert again.update(list(range(5))) == 3
     assert again.remaining == 0
-    again.leave_one()
+    again.recompute_last()
     assert again.next(5) == [4]
     short = StreamingPrompt(pool, cache, frame_limit=1000)
     short.append([0])
