@@ -20,7 +20,7 @@ from bench.scheduler_result import Cost
 from engine.step import Chunk, Executor, SampledToken
 from scheduler.planner import plan
 from scheduler.policies import Ordering
-from scheduler.request import Request
+from scheduler.request import Request, RequestSpec
 from scheduler.scheduler import Scheduler
 from scheduler.simulation.device import SimDevice
 from scheduler.simulation.tokens import EMPTY, Segments
@@ -139,7 +139,7 @@ class World:
     def planned(self) -> int:
         """Thread time (ns) of phase 1 alone. It changes nothing, so it may be asked for."""
         began = time.thread_time_ns()
-        plan(self.scheduler._book, self.device.pool, self.limits)
+        plan(self.scheduler._queues, self.device.pool, self.limits, self.scheduler._grouping)
         return time.thread_time_ns() - began
 
     def stepped(self) -> int:
@@ -153,7 +153,7 @@ class World:
         live, key = list(self.live.values()), Ordering(self.policy).key
         began = time.thread_time_ns()
         if Ordering(self.policy).by_prefix:
-            matches = [self.device.cache.match_length(r.prompt, r.salt) for r in live]
+            matches = [self.device.cache.match_length(r.prompt, r.spec.salt) for r in live]
             next(rank(4, np.array([r.id for r in live]), np.array(matches)))
         else:
             live.sort(key=key)
@@ -164,13 +164,15 @@ class World:
         streaming = self._submitted % 2 == 0
         tokens = self.sizes.prompt // (self.sizes.pieces if streaming else 1)
         request = Request(
-            PriorityClass.POOL,
-            "",
-            Segments([_BASE]) + self._document(max(1, tokens - self.rng.randrange(tokens))),
-            self.sizes.answer,
-            self._ended,
-            open_prompt=self.device.open_prompt,
-            complete=not streaming,
+            RequestSpec(
+                PriorityClass.POOL,
+                "",
+                Segments([_BASE]) + self._document(max(1, tokens - self.rng.randrange(tokens))),
+                self.sizes.answer,
+                self._ended,
+                open_prompt=self.device.open_prompt,
+                complete=not streaming,
+            )
         )
         self.live[self.scheduler.submit(request)] = request
         if streaming:

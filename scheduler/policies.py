@@ -33,7 +33,7 @@ def vllm(request: Request) -> Key:
     """
     if request.state is State.RUNNING:
         return 0, request.admitted
-    return (1, -request.displaced) if request.displaced else (2, request.id)
+    return (1, -request.preempted) if request.preempted else (2, request.id)
 
 
 def fcfs(request: Request) -> Key:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler.policies import Ordering
-from scheduler.request import Event, Request, State
+from scheduler.request import Event, Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
 from scheduler.simulation.device import DeviceCosts, SimDevice
 from scheduler.simulation.inputs import Input
@@ -195,13 +195,15 @@ class _Run:
 
     def open(self, piece: Input) -> None:
         request = Request(
-            cls=PriorityClass.POOL,
-            session="",
-            prompt=piece.tokens,
-            max_tokens=piece.max_tokens,
-            on_done=partial(self.done, piece.request),
-            open_prompt=self.device.open_prompt,
-            complete=piece.last,
+            RequestSpec(
+                cls=PriorityClass.POOL,
+                session="",
+                prompt=piece.tokens,
+                max_tokens=piece.max_tokens,
+                on_done=partial(self.done, piece.request),
+                open_prompt=self.device.open_prompt,
+                complete=piece.last,
+            )
         )
         self.live[piece.request] = _Query(request, piece.time_ns, piece.time_ns)
         self.scheduler.submit(request)
