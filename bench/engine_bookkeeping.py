@@ -13,10 +13,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from bench.engine_result import Bookkeeping, Operation
-from regions.context import Past
 from regions.ephemeral import Fork
+from regions.frozen import Context, alias
 from regions.pool import KVPool, LayerShape
-from regions.prefix import alias
 from regions.radix import RadixCache
 from regions.tape import Retention, Tape
 
@@ -52,7 +51,7 @@ class _World:
         self.pool = KVPool([LayerShape(1, 1, 1)], 3 * tokens // _BLOCK + 64, block_size=_BLOCK)
         self.prompt = np.arange(tokens, dtype=np.int32)
         self._limit = tokens + 4096
-        self.tape = Tape("bench", self.pool, Past(), Retention(tokens), frame_limit=self._limit)
+        self.tape = Tape("bench", self.pool, Context(), Retention(tokens), frame_limit=self._limit)
         _write(self.tape, tokens)
         self.tape.commit([_RECORD] * (tokens // _RECORD))
         self.cache = RadixCache(self.pool, tokens)
@@ -69,11 +68,11 @@ class _World:
         """A fork of the tape with a question's tokens."""
         return _write(self.tape.fork(), _QUESTION)
 
-    def cached(self) -> Past:
+    def cached(self) -> Context:
         """The cached prompt, held once."""
-        past = self.cache.match(self.prompt)
-        assert past is not None  # it was saved
-        return past
+        context = self.cache.match(self.prompt)
+        assert context is not None  # it was saved
+        return context
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ def _shorten(_: _World, fork: Fork) -> None:
     fork.keep(fork.length - 1)
 
 
-def _release(_: object, held: Fork | Past) -> None:
+def _release(_: object, held: Fork | Context) -> None:
     held.release()
 
 
@@ -106,7 +105,7 @@ def _release_made(made: Fork, _: object) -> None:
     made.release()
 
 
-def _release_both(made: Past, result: Past) -> None:
+def _release_both(made: Context, result: Context) -> None:
     made.release()
     result.release()
 
@@ -125,7 +124,7 @@ _CALLS = (
     _Call(
         "alias a cached prompt",
         _World.cached,
-        lambda world, past: alias(world.pool, past.extents, world.tokens),
+        lambda world, context: alias(world.pool, context.extents, world.tokens),
         _release_both,
     ),
     _Call("release the alias", _World.cached, _release),

@@ -21,10 +21,9 @@ import numpy as np
 from bench.tables import table
 from regions.ephemeral import Fork
 from regions.pool import KVPool, LayerShape
-from regions.radix import Node, RadixCache
-from regions.tokens import TokenArray
+from regions.radix import Node, RadixCache, TokenArray
 from regions.watch import PrefixWatch
-from scheduler.prefix_line import PrefixLine
+from scheduler.prefix_queue import PrefixQueue
 from scheduler.request import Request
 from scheduler.theory.orders import rank
 
@@ -122,7 +121,7 @@ class _World:
         self.pool = KVPool([LayerShape(1, 1, 1)], 2 * tokens // _BLOCK, block_size=_BLOCK)
         self.cache = RadixCache(self.pool, plan.budget)
         self.watch = _TimedWatch(self.cache) if watched else None
-        self.line = None if self.watch is None else PrefixLine(self.watch, lambda: plan.k)
+        self.line = None if self.watch is None else PrefixQueue(self.watch, lambda: plan.k)
         self.requests: dict[int, _Waiting] = {}
         self.taken = 0
         for number, prompt in enumerate(_prompts(plan, waiting)):
@@ -145,18 +144,18 @@ class _World:
         requests = [self.requests.pop(number) for number in chosen]
         if self.line is not None:
             for request in requests:
-                self.line.taken(cast("Request", request))
+                self.line.admitted(cast("Request", request))
         return [request.prompt for request in requests]
 
     def save(self, prompts: Sequence[TokenArray]) -> float:
         """As if passes had computed them; us that the watch took."""
         before = self.watch.ns if self.watch else 0
         for prompt in prompts:
-            past = self.cache.match(prompt[:-1])
-            fork = Fork(self.pool, frame_limit=len(prompt), past=past)
+            context = self.cache.match(prompt[:-1])
+            fork = Fork(self.pool, frame_limit=len(prompt), context=context)
             own = prompt[fork.cached_tokens :]
-            if past is not None:
-                past.release()
+            if context is not None:
+                context.release()
             if not fork.acquire(len(own)):
                 raise RuntimeError("the pool is too small for a pass beside the cache")
             fork.wrote(fork.place(len(own)), own.tolist())

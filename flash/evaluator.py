@@ -11,13 +11,14 @@ All state belongs to the thread that steps the scheduler.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
 from flash.registry import Registry, Standing
-from scheduler.request import Event, Failure, Record, Request, State
+from scheduler.request import Event, Failure, Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
+from scheduler.tapes import Records
 from scheduler.types import PriorityClass, Reader, Tape
 
 
@@ -117,7 +118,7 @@ class FlashEvaluator:
         """Per session, updates so far that got no evaluation of their own."""
         scheduler.subscribe(self)
 
-    def on_commit(self, tape: Tape, version: int, records: Sequence[Record]) -> None:
+    def on_commit(self, tape: Tape, version: int, records: Records) -> None:
         """Evaluate the new version, at once or as soon as the running evaluation is done."""
         session, standing = self._sessions[tape.name], self._registry.standing(tape.name)
         payloads = tuple(record.payload for record in records)
@@ -137,7 +138,7 @@ class FlashEvaluator:
             self._skip(tape.name, session.current, new)
         self._submit(session, new)
 
-    def on_drop(self, tape: Tape, records: Sequence[Record], failure: Failure) -> None:
+    def on_drop(self, tape: Tape, records: Records, failure: Failure) -> None:
         """Remember that the tape has a gap; the next version's answers say so."""
         self._sessions[tape.name].gap = True
 
@@ -157,14 +158,16 @@ class FlashEvaluator:
         evaluation.open = len(evaluation.forks)
         evaluation.requests = [
             Request(
-                cls=PriorityClass.FLASH,
-                session=item.session,
-                prompt=item.prepared.prompt_tokens,
-                max_tokens=1 if item.question.choices else item.question.max_tokens,
-                on_done=partial(self._done, session, evaluation, item),
-                reader=reader,
-                stop_ids=item.prepared.stop_ids,
-                choices=item.prepared.choice_tokens,
+                RequestSpec(
+                    cls=PriorityClass.FLASH,
+                    session=item.session,
+                    prompt=item.prepared.prompt_tokens,
+                    max_tokens=1 if item.question.choices else item.question.max_tokens,
+                    on_done=partial(self._done, session, evaluation, item),
+                    reader=reader,
+                    stop_ids=item.prepared.stop_ids,
+                    choices=item.prepared.choice_tokens,
+                )
             )
             for item, reader in evaluation.forks
         ]

@@ -23,8 +23,9 @@ from flash.questions import Question
 from flash.registry import check_choices
 from ingest.bars import SKEWED
 from metrics.store import MetricStore
-from scheduler.request import Failure, Record, Request, State
+from scheduler.request import Failure, Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
+from scheduler.tapes import Records
 from scheduler.types import PriorityClass, Tape
 
 log = logging.getLogger(__name__)
@@ -46,7 +47,9 @@ def generated(
 ) -> Generated:
     """Of a finished request."""
     choice = request.chosen(choices)
-    return Generated(decode(list(request.answer)) if choice is None else choice, choice, request.rows[0].gap)
+    return Generated(
+        decode(list(request.answer)) if choice is None else choice, choice, request.samples[0].gap
+    )
 
 
 class Versions:
@@ -56,7 +59,7 @@ class Versions:
         """``inputs``: kept for the sessions' files; see `daemon.engine.maintenance.Tiers`."""
         self._store, self._emit, self._inputs = store, emit, inputs
 
-    def on_commit(self, tape: Tape, version: int, records: Sequence[Record]) -> None:
+    def on_commit(self, tape: Tape, version: int, records: Records) -> None:
         """A tape has a new version."""
         record = newest(records)
         self._inputs[tape.name] = {"last": record.last_offset, "safe": record.low_watermark}
@@ -77,7 +80,7 @@ class Versions:
             )
         )
 
-    def on_drop(self, tape: Tape, records: Sequence[Record], failure: Failure) -> None:
+    def on_drop(self, tape: Tape, records: Records, failure: Failure) -> None:
         """Nothing to tell: the flash evaluator flags the gap."""
 
 
@@ -205,14 +208,16 @@ class EngineAsks:
             self._fail(ask, Failure("bad_request", str(error)))
             return
         request = Request(
-            cls=PriorityClass.SESSION,
-            session=ask.session,
-            prompt=prepared.prompt_tokens,
-            max_tokens=1 if ask.choices else question.max_tokens,
-            on_done=partial(self._done, ask),
-            open_reader=tape.fork,
-            stop_ids=prepared.stop_ids,
-            choices=prepared.choice_tokens,
+            RequestSpec(
+                cls=PriorityClass.SESSION,
+                session=ask.session,
+                prompt=prepared.prompt_tokens,
+                max_tokens=1 if ask.choices else question.max_tokens,
+                on_done=partial(self._done, ask),
+                tape=tape,
+                stop_ids=prepared.stop_ids,
+                choices=prepared.choice_tokens,
+            )
         )
         self._open[ask.id] = request  # before submitting: the worker may be quicker than we are
         self._scheduler.submit(request)
@@ -223,7 +228,7 @@ class EngineAsks:
         if request is not None:
             self._scheduler.cancel(request.id)
 
-    def on_commit(self, tape: Tape, version: int, records: Sequence[Record]) -> None:
+    def on_commit(self, tape: Tape, version: int, records: Records) -> None:
         """Keep the times of the new version, and those of the older ones that open asks read."""
         record, times = newest(records), self._times[tape.name]
         read = {request.version for request in list(self._open.values()) if request.session == tape.name}
@@ -231,7 +236,7 @@ class EngineAsks:
             del times[old]
         times[version] = _Times(record.ts_last_event, record.ts_ring)
 
-    def on_drop(self, tape: Tape, records: Sequence[Record], failure: Failure) -> None:
+    def on_drop(self, tape: Tape, records: Records, failure: Failure) -> None:
         """The newest version stays what it is."""
 
     def _done(self, ask: Ask, request: Request) -> None:

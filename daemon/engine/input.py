@@ -15,8 +15,9 @@ from ingest.ring import Ring
 from ingest.tokens import Tokeniser
 from metrics.store import MetricStore
 from regions.tape import Tape
-from scheduler.request import Failure, Record
+from scheduler.request import Failure
 from scheduler.scheduler import Scheduler
+from scheduler.tapes import Record, Records
 from scheduler.types import Tape as AnyTape
 
 MAX_WAITING = 256
@@ -69,11 +70,11 @@ class EngineInput:
         self._stop.set()
         self._leave_ring.set()
 
-    def on_commit(self, tape: AnyTape, version: int, records: Sequence[Record]) -> None:
+    def on_commit(self, tape: AnyTape, version: int, records: Records) -> None:
         """They wait no longer."""
         self._count(-len(records))
 
-    def on_drop(self, tape: AnyTape, records: Sequence[Record], failure: Failure) -> None:
+    def on_drop(self, tape: AnyTape, records: Records, failure: Failure) -> None:
         """As `on_commit`."""
         self._count(-len(records))
 

@@ -18,7 +18,7 @@ from daemon.engine.answers import CANCELLED, Emit, generated
 from engine.model.prompt import PromptFormat
 from flash.questions import Prepared, Question
 from flash.registry import check_choices
-from scheduler.request import Event, Request, State
+from scheduler.request import Event, Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
 from scheduler.types import PriorityClass, PromptReader
 
@@ -79,16 +79,18 @@ class EnginePrompts:
         tokens = self._format.plain(asked.text)
         try:
             request = Request(
-                cls=PriorityClass.POOL,
-                session=NAME,
-                prompt=tokens,
-                max_tokens=1 if asked.choices else asked.max_tokens,
-                on_done=partial(self._done, command),
-                open_prompt=self._open_prompt,
-                stop_ids=self._format.stop_ids,
-                choices=self._choices(asked.choices),
-                temperature=asked.temperature,
-                complete=isinstance(asked, Complete),
+                RequestSpec(
+                    cls=PriorityClass.POOL,
+                    session=NAME,
+                    prompt=tokens,
+                    max_tokens=1 if asked.choices else asked.max_tokens,
+                    on_done=partial(self._done, command),
+                    open_prompt=self._open_prompt,
+                    stop_ids=self._format.stop_ids,
+                    choices=self._choices(asked.choices),
+                    temperature=asked.temperature,
+                    complete=isinstance(asked, Complete),
+                )
             )
         except ValueError as error:
             self._emit(protocol.PromptFailed(command.prompt, "bad_request", str(error)))
@@ -116,7 +118,7 @@ class EnginePrompts:
 
     def _fits(self, prompt: str, tokens: int, request: Request) -> bool:
         """Whether there are positions for it and its answer; if not, that is told."""
-        needed = tokens + request.max_tokens
+        needed = tokens + request.spec.max_tokens
         if needed <= self._most_tokens:
             return True
         message = f"prompt and answer take up to {needed} positions, there are {self._most_tokens}"

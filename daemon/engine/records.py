@@ -8,7 +8,7 @@ from typing import NamedTuple
 from daemon.protocol import Inputs
 from ingest.bars import GAP
 from ingest.plane import TapeRecord
-from scheduler.request import Record
+from scheduler.tapes import Records
 
 
 class Appended(NamedTuple):
@@ -24,7 +24,7 @@ def appended(payload: object) -> Appended:
     return payload
 
 
-def newest(records: Sequence[Record]) -> TapeRecord:
+def newest(records: Records) -> TapeRecord:
     """The last of a version's records."""
     return appended(records[-1].payload).record
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from flash.evaluator import Evaluated, FlashEvaluator
 from flash.questions import PAPER_SIX, Prepared, Question
 from flash.registry import Registry
-from scheduler.request import Record, State
+from scheduler.request import State
+from scheduler.tapes import Record
 from scheduler.types import Limits, PriorityClass
 from tests.scheduler.fakes import FakeTape, one_by_one
 from tests.scheduler.harness import Harness
@@ -82,7 +83,7 @@ class Flash:
         if tokens[-1] in prepared.stop_ids and not question.choices:
             tokens.pop()
         assert list(request.answer) == tokens
-        assert request.rows[0].gap == rows[0].gap
+        assert request.samples[0].gap == rows[0].gap
         assert request.cached_tokens == len(tape.history[result.version])
         assert (standing.session, standing.question_hash) == (tape.name, question.hash)
         choice = request.chosen(question.choices)
