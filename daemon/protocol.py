@@ -79,7 +79,7 @@ class Inputs(msgspec.Struct, frozen=True):
 
 
 class Committed(msgspec.Struct, frozen=True, tag="committed"):
-    """A new data version. Event and receive times (ns) are those of its newest record; ``bars`` it added."""
+    """A new data version and the ``bars`` it added. Times (ns) are those of its newest record."""
 
     session: str
     version: int
@@ -87,7 +87,6 @@ class Committed(msgspec.Struct, frozen=True, tag="committed"):
     live_tokens: int
     live_records: int
     as_of: int
-    ts_recv: int
     ts_ring: int
     inputs: Inputs
 

@@ -20,12 +20,12 @@ from daemon.api.messages import (
     ErrorReply,
     Finish,
     FinishReply,
+    ListSessions,
     Open,
     PromptReply,
     QueryError,
     Reply,
     Request,
-    Sessions,
     SessionsReply,
     Stats,
     StatsReply,
@@ -67,7 +67,7 @@ class QueryClient:
 
     def sessions(self) -> SessionsReply:
         """List the sessions; QueryError on refusal or timeout."""
-        return self._request(Sessions(self._next()), SessionsReply)
+        return self._request(ListSessions(self._next()), SessionsReply)
 
     def answers(
         self, session: str, question: str = "", min_version: int = 0, timeout_s: float = 10.0

@@ -28,7 +28,7 @@ from daemon.api.messages import (
     QueryError,
     Update,
 )
-from daemon.api.zmq import Answer
+from daemon.api.zmq import AnswerQuery
 from feeds.decoding import Undecodable, decoded
 
 STATUS: dict[Code, int] = {
@@ -49,7 +49,7 @@ _FORBIDDEN, _NO_JSON = 403, 415
 class PromptRoutes:
     """The routes. ``answer`` replies to each request, which may have ``max_bytes`` bytes."""
 
-    def __init__(self, answer: Answer, max_bytes: int = 1 << 18) -> None:
+    def __init__(self, answer: AnswerQuery, max_bytes: int = 1 << 18) -> None:
         self._answer, self._max_bytes = answer, max_bytes
 
     @property

@@ -53,7 +53,7 @@ class Ask(msgspec.Struct, frozen=True, tag="ask", forbid_unknown_fields=True):
     choices: tuple[str, ...] = ()
 
 
-class Sessions(msgspec.Struct, frozen=True, tag="sessions", forbid_unknown_fields=True):
+class ListSessions(msgspec.Struct, frozen=True, tag="sessions", forbid_unknown_fields=True):
     """List the sessions and the standing questions each is asked."""
 
     id: Id
@@ -134,7 +134,7 @@ class Complete(msgspec.Struct, frozen=True, tag="complete", forbid_unknown_field
 
 
 PromptRequest = Open | Append | Update | Finish | Close | Complete
-Request = Ask | Sessions | Answers | Stats | PromptRequest
+Request = Ask | ListSessions | Answers | Stats | PromptRequest
 
 
 class AskReply(msgspec.Struct, frozen=True, tag="ask_reply"):

@@ -30,7 +30,7 @@ NAME = "query socket"
 _HARD_LIMIT_FACTOR = 4
 _CLOSE_LINGER_MS = 500
 
-Answer = Callable[[Request, str, int], Awaitable[Reply]]
+AnswerQuery = Callable[[Request, str, int], Awaitable[Reply]]
 """``answer(request, client, since)``; see `daemon.front.queries`."""
 
 
@@ -39,7 +39,7 @@ class QueryServer:
 
     def __init__(
         self,
-        answer: Answer,
+        answer: AnswerQuery,
         endpoint: str,
         *,
         max_in_flight: int = 256,

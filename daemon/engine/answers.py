@@ -74,7 +74,6 @@ class Versions:
                 live_tokens=tape.live_tokens,
                 live_records=tape.live_records,
                 as_of=record.ts_last_event,
-                ts_recv=record.ts_recv,
                 ts_ring=record.ts_ring,
                 inputs=inputs_of([each.payload for each in records]),
             )

@@ -35,10 +35,6 @@ class Notifier:
         """Shutdown has begun."""
         return self._send("STOPPING=1", status)
 
-    def extend_timeout(self, seconds: float) -> bool:
-        """Ask for so much more time to start or stop: loading a large model, draining."""
-        return self._send(f"EXTEND_TIMEOUT_USEC={int(seconds * 1e6)}", "")
-
     def alive(self) -> bool:
         """The watchdog's sign of life; see `keep_watchdog`."""
         return self._send("WATCHDOG=1", "")
@@ -83,15 +79,3 @@ def _watchdog_seconds(environment: Mapping[str, str]) -> float | None:
     if not interval.isdecimal() or int(interval) == 0 or (pid and pid != str(os.getpid())):
         return None
     return int(interval) / 1e6
-
-
-def progress_of(steps: Callable[[], int], idle: Callable[[], bool]) -> Callable[[], bool]:
-    """The `progress` of a worker that counts its steps: true when the count moved since it was last asked."""
-    seen = -1
-
-    def progress() -> bool:
-        nonlocal seen
-        before, seen = seen, steps()
-        return seen != before or idle()
-
-    return progress

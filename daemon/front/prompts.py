@@ -40,7 +40,7 @@ _ANSWERED: tuple[Code, str] = ("finished", "the prompt is finished")
 
 
 @dataclass(eq=False)
-class OpenPrompt:
+class PromptState:
     """One that has not ended."""
 
     id: str
@@ -56,7 +56,7 @@ class Prompts:
 
     def __init__(self, most: int, most_each: int, send: Callable[[protocol.Command], None]) -> None:
         self._most, self._most_each, self._send = most, most_each, send
-        self._open: dict[str, OpenPrompt] = {}
+        self._open: dict[str, PromptState] = {}
         self._by_client: Counter[str] = Counter()
         self._ended: OrderedDict[str, tuple[Code, str]] = OrderedDict()
 
@@ -123,7 +123,7 @@ class Prompts:
             raise _unknown()
         return ClosedReply(request.id, request.prompt)
 
-    def _admit(self, client: str) -> OpenPrompt:
+    def _admit(self, client: str) -> PromptState:
         if not self._most:
             raise QueryError("bad_request", "this daemon takes no prompts: query.max_prompts is 0")
         if len(self._open) >= self._most:
@@ -131,11 +131,11 @@ class Prompts:
         if self._by_client[client] >= self._most_each:
             raise QueryError("busy", f"this client has {self._most_each} prompts open already")
         prompt_id = secrets.token_hex(8)
-        prompt = self._open[prompt_id] = OpenPrompt(prompt_id, client)
+        prompt = self._open[prompt_id] = PromptState(prompt_id, client)
         self._by_client[client] += 1
         return prompt
 
-    def _unfinished(self, prompt_id: str) -> OpenPrompt:
+    def _unfinished(self, prompt_id: str) -> PromptState:
         prompt = self._open.get(prompt_id)
         if prompt is None and prompt_id in self._ended:
             raise QueryError(*self._ended[prompt_id])
@@ -145,7 +145,7 @@ class Prompts:
             raise QueryError(*_ANSWERED)
         return prompt
 
-    async def _input(self, prompt: OpenPrompt, command: protocol.PromptCommand) -> PromptReply:
+    async def _input(self, prompt: PromptState, command: protocol.PromptCommand) -> PromptReply:
         """The reply once the engine has taken the input."""
         if len(prompt.inputs) >= MAX_INPUTS:
             raise QueryError("busy", f"{MAX_INPUTS} inputs of this prompt wait to be taken")
@@ -155,7 +155,7 @@ class Prompts:
         return await future
 
     async def _answer(
-        self, request_id: int, prompt: OpenPrompt, command: protocol.PromptCommand
+        self, request_id: int, prompt: PromptState, command: protocol.PromptCommand
     ) -> FinishReply:
         prompt.answer = asyncio.get_running_loop().create_future()
         self._send(command)
@@ -165,12 +165,12 @@ class Prompts:
             self._give_up(prompt)
             raise
 
-    def _give_up(self, prompt: OpenPrompt) -> None:
+    def _give_up(self, prompt: PromptState) -> None:
         if prompt.id in self._open:
             self._end(prompt, "unknown_prompt", "the prompt was closed")
             self._send(Close(0, prompt.id))
 
-    def _end(self, prompt: OpenPrompt, code: Code, message: str) -> None:
+    def _end(self, prompt: PromptState, code: Code, message: str) -> None:
         """Remember only why it ended, and tell the requests that wait."""
         del self._open[prompt.id]
         self._by_client[prompt.client] -= 1

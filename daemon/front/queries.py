@@ -18,6 +18,7 @@ from daemon.api.messages import (
     ErrorReply,
     Finish,
     FinishReply,
+    ListSessions,
     Open,
     QueryError,
     Reply,
@@ -25,7 +26,6 @@ from daemon.api.messages import (
     Stats,
     Update,
 )
-from daemon.api.messages import Sessions as ListSessions
 from daemon.front.prompts import Prompts
 from daemon.front.sessions import Sessions
 

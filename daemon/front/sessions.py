@@ -22,6 +22,7 @@ from daemon.api.messages import (
     AnswersReply,
     Ask,
     AskReply,
+    ListSessions,
     Quantiles,
     QueryError,
     SessionInfo,
@@ -30,7 +31,6 @@ from daemon.api.messages import (
     StatsReply,
     code_of,
 )
-from daemon.api.messages import Sessions as ListSessions
 from daemon.config.schema import Config
 from daemon.config.standing import questions_of
 from feeds.messages import Answer

@@ -25,12 +25,12 @@ from daemon.api.messages import (
     ErrorReply,
     Finish,
     FinishReply,
+    ListSessions,
     Open,
     PromptReply,
     Quantiles,
     QueryError,
     SessionInfo,
-    Sessions,
     SessionsReply,
     Stats,
     StatsReply,
@@ -96,7 +96,7 @@ class Backend:
             flags=("gap", "untrained"),
         )
 
-    async def sessions(self, request: Sessions) -> SessionsReply:
+    async def sessions(self, request: ListSessions) -> SessionsReply:
         return SessionsReply(request.id, (SessionInfo("a", "X:A", 7, 100, 5, 1, 2, ("q",)),))
 
     async def answers(self, request: Answers) -> AnswersReply:
@@ -231,7 +231,7 @@ async def test_each_request_gets_its_reply(server, backend, observed):
     assert sessions.sessions[0].symbol == "X:A"
     assert answers == AnswersReply(3, "a", (PUBLISHED,))
     assert stats.stages["ask"] == Quantiles(3, 0.1, 0.2, 0.3)
-    assert observed == [("Ask", "ok"), ("Sessions", "ok"), ("Answers", "ok"), ("Stats", "ok")]
+    assert observed == [("Ask", "ok"), ("ListSessions", "ok"), ("Answers", "ok"), ("Stats", "ok")]
 
 
 async def test_prompts_go_to_their_own_backend_and_their_client_is_the_connection(server, prompts):
@@ -294,7 +294,7 @@ async def test_a_slow_ask_does_not_delay_a_fast_one(wire, backend):
 async def test_replies_go_to_the_client_that_asked(server, backend):
     first, second = Wire(server.endpoint), Wire(server.endpoint)
     await first.send(encode(Ask(1, "a", "slow")))
-    assert (await second.request(Sessions(1))).sessions
+    assert (await second.request(ListSessions(1))).sessions
     backend.release.set()
     assert (await first.reply()).text == " Yes"
     first.close()
@@ -307,7 +307,7 @@ async def test_a_req_socket_is_served_too(server):
         socket = context.socket(zmq.REQ)
         socket.setsockopt(zmq.RCVTIMEO, 5000)
         socket.connect(server.endpoint)
-        socket.send(encode(Sessions(9)))
+        socket.send(encode(ListSessions(9)))
         reply = decode_reply(socket.recv())
         socket.close()
         context.term()
@@ -348,11 +348,11 @@ async def test_a_malformed_request_is_refused_with_the_reason(wire, observed, pa
     assert (reply.id, reply.code) == (number, "bad_request")
     assert part in reply.message
     assert observed == []
-    assert (await wire.request(Sessions(5))).id == 5
+    assert (await wire.request(ListSessions(5))).id == 5
 
 
 async def test_too_many_frames_are_refused(wire):
-    await wire.send(b"", b"", encode(Sessions(1)))
+    await wire.send(b"", b"", encode(ListSessions(1)))
     assert (await wire.reply()).code == "bad_request"
 
 
@@ -364,7 +364,7 @@ async def test_an_oversize_request_is_refused_and_a_huge_one_disconnects(wire, s
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(wire.socket.recv_multipart(), 0.3)
     other = Wire(server.endpoint)
-    assert (await other.request(Sessions(2))).id == 2
+    assert (await other.request(ListSessions(2))).id == 2
     other.close()
 
 
@@ -393,7 +393,7 @@ async def test_more_than_the_bound_in_flight_is_busy(wire, backend, observed):
     assert observed == [("Ask", "busy")]
     backend.release.set()
     assert {(await wire.reply()).id for _ in range(3)} == {0, 1, 2}
-    assert (await wire.request(Sessions(5))).id == 5
+    assert (await wire.request(ListSessions(5))).id == 5
 
 
 async def test_stopping_refuses_new_requests_and_lets_running_ones_finish(server, wire, backend):
@@ -401,7 +401,7 @@ async def test_stopping_refuses_new_requests_and_lets_running_ones_finish(server
     await backend.arrived.wait()
     stopping = asyncio.create_task(server.stop(drain_s=5))
     await asyncio.sleep(0)
-    refused = await wire.request(Sessions(2))
+    refused = await wire.request(ListSessions(2))
     assert (refused.id, refused.code) == (2, "shutting_down")
     backend.release.set()
     assert (await wire.reply()).text == " Yes"
@@ -461,6 +461,6 @@ async def test_ipc_and_wildcard_endpoints(backend, tmp_path):
         await server.start(Tasks())
         assert "*" not in server.endpoint
         wire = Wire(server.endpoint)
-        assert (await wire.request(Sessions(1))).id == 1
+        assert (await wire.request(ListSessions(1))).id == 1
         wire.close()
         await server.stop()

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from daemon.front.notify import Notifier, progress_of
+from daemon.front.notify import Notifier
 
 
 class FakeManager:
@@ -54,13 +54,11 @@ def notifier(manager) -> Iterator[Notifier]:
 def test_states_arrive_as_systemd_spells_them(manager, notifier):
     assert notifier.ready("3 sessions")
     assert notifier.status("two\nlines")
-    assert notifier.extend_timeout(2.5)
     assert notifier.alive()
     assert notifier.stopping()
     assert manager.received() == [
         "READY=1\nSTATUS=3 sessions",
         "STATUS=two lines",
-        "EXTEND_TIMEOUT_USEC=2500000",
         "WATCHDOG=1",
         "STOPPING=1",
     ]
@@ -91,19 +89,6 @@ async def test_the_watchdog_beats_at_half_its_interval_and_only_while_there_is_p
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-
-
-def test_progress_is_a_step_since_the_last_look_or_idleness():
-    state = {"steps": 0, "idle": False}
-    progress = progress_of(lambda: state["steps"], lambda: state["idle"])
-    assert progress()  # the first look has nothing to compare with
-    assert not progress()
-    state["steps"] = 1
-    assert progress()
-    assert not progress()
-    state["idle"] = True
-    assert progress()
-    assert progress()
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ class Rig:
 
     def committed(self, session: str, version: int, safe: int) -> None:
         event = protocol.Committed(
-            *(session, version, 1, 20, version, START, START, time.monotonic_ns()),
+            *(session, version, 1, 20, version, START, time.monotonic_ns()),
             protocol.Inputs(safe - 1, safe - 1, safe),
         )
         self.sessions.committed(event)

@@ -10,8 +10,7 @@ import msgspec
 import pytest
 
 from daemon import protocol
-from daemon.api.messages import Answers, Ask, AskReply, QueryError, Stats
-from daemon.api.messages import Sessions as ListSessions
+from daemon.api.messages import Answers, Ask, AskReply, ListSessions, QueryError, Stats
 from daemon.front.sessions import Sessions
 from feeds.messages import Answer, Latency
 from flash.questions import PAPER_SIX
@@ -38,9 +37,7 @@ class Rig:
         now = time.monotonic_ns()
         inputs = protocol.Inputs(1, 1, 2)
         self.sessions.committed(
-            protocol.Committed(
-                session, version, 1, 40 * version, version, START + version, START, now, inputs
-            )
+            protocol.Committed(session, version, 1, 40 * version, version, START + version, now, inputs)
         )
 
     def answered(self, version: int, session: str = "aaa", **fields: object) -> Answer:
