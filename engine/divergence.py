@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.engine import Engine, Work
+from engine.engine import Engine
+from engine.step import Chunk
 from regions.context import Past
 from regions.ephemeral import Fork
 from regions.extents import anchor, drop_oldest
@@ -49,7 +50,7 @@ def probe(engine: Engine, tape: Tape, fresh: Fork, probes: Sequence[Probe]) -> l
 
     ``fresh`` holds the tape's window as `Tape.anew` prefilled it; what was evicted since it was begun is left
     out. Nothing is changed. Empty, when the two do not hold the same records (an append is under way) or the
-    pool has no room for the questions. Raises NotResident and DeviceOutOfMemory.
+    pool has no room for the questions. Raises NotResident and OutOfMemory.
     """
     past = window_of(tape, fresh)
     readers = [tape.fork() for _ in probes]
@@ -61,11 +62,11 @@ def probe(engine: Engine, tape: Tape, fresh: Fork, probes: Sequence[Probe]) -> l
         if not all(reader.acquire(len(tokens)) for reader, tokens in zip(readers, prompts, strict=True)):
             return []
         asked = list(zip(readers, prompts, strict=True))
-        begun = [Work(reader, tokens[:-1], sample=False) for reader, tokens in asked if len(tokens) > 1]
+        begun = [Chunk(reader, tokens[:-1], sample=False) for reader, tokens in asked if len(tokens) > 1]
         if begun:
-            engine.forward(begun)
+            engine.execute(begun)
         # the last tokens in a pass of their own: every row of it comes back with the whole vocabulary
-        logits = engine.logits([Work(reader, tokens[-1:]) for reader, tokens in asked])
+        logits = engine.logits([Chunk(reader, tokens[-1:]) for reader, tokens in asked])
         carried, anew = logits[: len(probes)], logits[len(probes) :]
         return divergences(anew, carried, [choices for _, choices in probes])
     finally:
@@ -84,9 +85,9 @@ def window_of(tape: Tape, fresh: Fork) -> Past | None:
     window = list(fresh.private_extents)
     frozen = fresh.extents[: -len(window)]
     drop_oldest(window, passed)
-    step = fresh.step(0)
+    placement = fresh.place(0)
     base = tape.evicted_tokens - fresh.cached_tokens
-    return Past((*anchor(frozen, passed), *window), (), step.coord, step.origin, base, tape.version)
+    return Past((*anchor(frozen, passed), *window), (), placement.coord, placement.origin, base, tape.version)
 
 
 def _best(logits: torch.Tensor, choices: tuple[int, ...] | None) -> int:

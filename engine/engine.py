@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import TypeVar
@@ -17,8 +16,9 @@ from engine.attention.metadata import BatchPlan, Packed
 from engine.graphs.runner import GraphRunner, Recorder, runner_for
 from engine.memory import guarded
 from engine.model.loading import LoadedModel, ModelError, Pass
-from engine.sampling import Choice, choose
+from engine.sampling import choose
 from engine.seeding import Sampling
+from engine.step import Chunk, SampledToken
 from engine.transfer import to_device
 from engine.verify import accept
 from regions.context import Past
@@ -32,33 +32,6 @@ FREEZE_CHUNK = 1024
 """Tokens of one pass while a frozen prefix is prefilled."""
 
 Read = TypeVar("Read")
-
-
-@dataclass(frozen=True)
-class Work:
-    """Tokens to append to one target; ``sample``: choose the token that follows the last of them.
-
-    ``choices``: token ids the choice is restricted to; None means the whole vocabulary. ``sampling``: draw it
-    instead of taking the best. ``drafts``: the last so many of the tokens are guesses, to be verified; at
-    least one token comes before them, and ``sampling`` is that of the first of them. Raises ValueError when
-    none does.
-    """
-
-    target: Tape | Fork
-    tokens: Sequence[int]
-    sample: bool = True
-    choices: tuple[int, ...] | None = None
-    sampling: Sampling | None = None
-    drafts: int = 0
-
-    def __post_init__(self) -> None:
-        if self.sample and not 0 <= self.drafts < len(self.tokens):
-            raise ValueError(f"{self.drafts} drafts need a token before them, got {len(self.tokens)} tokens")
-
-    @property
-    def chosen(self) -> int:
-        """How many of its last rows choose a token."""
-        return self.drafts + 1 if self.sample else 0
 
 
 class Engine:
@@ -96,7 +69,7 @@ class Engine:
         """A new session. Its frozen prefix is prefilled once and shared with sessions of the same tokens.
 
         Raises ValueError when prefix and retention leave no room below the frame limit, ModelError when
-        the pool cannot hold the prefix, DeviceOutOfMemory when there is no memory for its pass.
+        the pool cannot hold the prefix, OutOfMemory when there is no memory for its pass.
         """
         past = self._freeze(frozen)
         try:
@@ -124,79 +97,79 @@ class Engine:
         """A stateless prompt that may still change."""
         return StreamingPrompt(self.pool, self.cache, frame_limit=self.frame_limit, salt=salt)
 
-    def forward(self, batch: Sequence[Work]) -> list[Choice | None]:
+    def execute(self, batch: Sequence[Chunk]) -> list[SampledToken | None]:
         """One forward pass over a mixed batch; afterwards every target's tokens are in KV.
 
         The targets' blocks must have been acquired. Results are in batch order, None where nothing was to
-        be sampled. Work of the same session should lie side by side: shared extents are then read as one.
-        Of ``d`` drafts ``len(choice.accepted)`` were right; the others are in KV all the same, and the caller
-        drops them: ``fork.keep(fork.length - d + len(choice.accepted))``.
+        be sampled. Chunks of the same session should lie side by side: shared extents are then read as one.
+        Of ``d`` drafts ``len(token.accepted)`` were right; the others are in KV all the same, and the caller
+        drops them: ``fork.keep(fork.length - d + len(token.accepted))``.
 
-        Raises DeviceOutOfMemory when there is no memory for the pass. Whatever is raised, no target has
-        changed: what the pass wrote lies behind the targets' ends and is written again.
+        Raises OutOfMemory when there is no memory for the pass. Whatever is raised, no target has changed:
+        what the pass wrote lies behind the targets' ends and is written again.
         """
         keep: list[int] = []
         choices: list[tuple[int, ...] | None] = []
         sampling: list[Sampling | None] = []
         end = 0
-        for work in batch:
-            end += len(work.tokens)
-            keep += range(end - work.chosen, end)
-            choices += [work.choices] * work.chosen
-            sampling += [work.sampling and work.sampling.later(i) for i in range(work.chosen)]
+        for chunk in batch:
+            end += len(chunk.tokens)
+            keep += range(end - chunk.sampled_rows, end)
+            choices += [chunk.choices] * chunk.sampled_rows
+            sampling += [chunk.sampling and chunk.sampling.later(i) for i in range(chunk.sampled_rows)]
         if not keep:
             self._run(batch, [], lambda logits: None)
             return [None] * len(batch)
         chosen = iter(self._run(batch, keep, partial(choose, choices=choices, sampling=sampling)))
         return [
-            accept(work.tokens[len(work.tokens) - work.drafts :], list(islice(chosen, work.chosen)))
-            if work.sample
+            accept(chunk.tokens[len(chunk.tokens) - chunk.drafts :], list(islice(chosen, chunk.sampled_rows)))
+            if chunk.sample
             else None
-            for work in batch
+            for chunk in batch
         ]
 
     def prefill(self, fork: Fork, tokens: Sequence[int], chunk: int) -> None:
         """Append ``tokens`` to ``fork``, whose blocks are acquired, in passes of up to ``chunk`` tokens.
 
-        Raises as `forward`; the passes before the one that raised count.
+        Raises as `execute`; the passes before the one that raised count.
         """
         for start in range(0, len(tokens), chunk):
-            self.forward([Work(fork, tokens[start : start + chunk], sample=False)])
+            self.execute([Chunk(fork, tokens[start : start + chunk], sample=False)])
 
-    def logits(self, batch: Sequence[Work], rows: Sequence[int] | None = None) -> torch.Tensor:
+    def logits(self, batch: Sequence[Chunk], rows: Sequence[int] | None = None) -> torch.Tensor:
         """The logits of ``rows`` of the batch (ascending, by default all), fp32 [rows, vocabulary].
 
-        Otherwise as `forward`.
+        Otherwise as `execute`.
         """
         if rows is None:
-            rows = range(sum(len(work.tokens) for work in batch))
+            rows = range(sum(len(chunk.tokens) for chunk in batch))
         # a recorded pass gives its logits at the same address each time
         return self._run(batch, rows, torch.clone)
 
-    def _run(self, batch: Sequence[Work], keep: Sequence[int], read: Callable[[torch.Tensor], Read]) -> Read:
+    def _run(self, batch: Sequence[Chunk], keep: Sequence[int], read: Callable[[torch.Tensor], Read]) -> Read:
         """One pass; what ``read`` makes of the logits of rows ``keep`` [keep, vocabulary].
 
         The tokens count as written only after ``read``: on a device an error may show up as late as that.
         """
         packed: list[Packed] = []
-        for work in batch:
-            start = packed[-1].stop if packed else 0
-            packed.append(Packed(start, start + len(work.tokens), work.target.step(len(work.tokens))))
+        for chunk in batch:
+            start, n = packed[-1].stop if packed else 0, len(chunk.tokens)
+            packed.append(Packed(start, start + n, chunk.target.place(n)))
         result = guarded(self.model.device, lambda: read(self._logits(batch, packed, keep)))
-        for work, part in zip(batch, packed, strict=True):
-            work.target.wrote(part.step, work.tokens)
+        for chunk, part in zip(batch, packed, strict=True):
+            chunk.target.wrote(part.placement, chunk.tokens)
         return result
 
-    def _logits(self, batch: Sequence[Work], packed: list[Packed], keep: Sequence[int]) -> torch.Tensor:
+    def _logits(self, batch: Sequence[Chunk], packed: list[Packed], keep: Sequence[int]) -> torch.Tensor:
         device = self.model.device
         plan = BatchPlan(packed, device)
-        tokens = [token for work in batch for token in work.tokens]
+        tokens = [token for chunk in batch for token in chunk.tokens]
         if self.graphs is not None and self.graphs.takes(plan):
             return self.graphs.logits(plan, tokens, keep or [plan.rows - 1])
         last = LastLayer(keep, plan) if self.model.trims and 2 * len(keep) <= plan.rows else None
         if last is None:
             keep = keep or [plan.rows - 1]  # the model wants at least one row
-        ranges = [slot for part in packed for slot in part.step.slots]
+        ranges = [slot for part in packed for slot in part.placement.slots]
         run = slice(ranges[0][0], sum(ranges[0])) if len(ranges) == 1 else None
         scattered = [] if run else [slot for first, count in ranges for slot in range(first, first + count)]
         ids, rows, places = to_device(device, tokens, keep, scattered)

@@ -7,6 +7,8 @@ from typing import TypeVar
 
 import torch
 
+from engine.step import OutOfMemory
+
 Result = TypeVar("Result")
 
 MESSAGES = (
@@ -19,10 +21,6 @@ MESSAGES = (
 """How the CPU allocator, cuBLAS, the driver and Triton say it; they raise plain RuntimeErrors."""
 
 
-class DeviceOutOfMemory(RuntimeError):
-    """A forward pass found no memory. Nothing of it counts, and it may be tried again with less."""
-
-
 def out_of_memory(error: BaseException) -> bool:
     """Whether ``error`` says that memory ran out, on the device or the host."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
@@ -31,7 +29,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def guarded(device: torch.device, run: Callable[[], Result]) -> Result:
-    """What ``run`` returns. When memory runs out, frees the device's cache and raises DeviceOutOfMemory."""
+    """What ``run`` returns. When memory runs out, frees the device's cache and raises OutOfMemory."""
     try:
         return run()
     except (MemoryError, RuntimeError) as error:
@@ -41,4 +39,4 @@ def guarded(device: torch.device, run: Callable[[], Result]) -> Result:
     # Outside the handler: as long as the error lives its traceback holds the pass's frames and their tensors.
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    raise DeviceOutOfMemory(message)
+    raise OutOfMemory(message)

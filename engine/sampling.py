@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
 from engine.seeding import GOLDEN, MULTIPLIERS, SHIFTS, Sampling, signed
+from engine.step import SampledToken
 from engine.transfer import to_device
 
 BLOCK = 128
@@ -22,27 +22,12 @@ INFINITY = float("inf")
 NOT_FINITE = "the model's logits are not finite"
 
 
-@dataclass(frozen=True)
-class Choice:
-    """The chosen token and the two highest logits of the set it was chosen from.
-
-    ``error`` is set, and the token meaningless, when the logits are not finite. ``accepted``: the choices
-    that confirmed the drafts before this one, oldest first.
-    """
-
-    token: int
-    top1: float
-    top2: float
-    error: str | None = None
-    accepted: tuple[Choice, ...] = ()
-
-
 @torch.inference_mode()
 def choose(
     logits: torch.Tensor,
     choices: Sequence[tuple[int, ...] | None],
     sampling: Sequence[Sampling | None] = (),
-) -> list[Choice]:
+) -> list[SampledToken]:
     """A token for each row of ``logits`` [rows, vocabulary], out of ``choices[row]`` if given.
 
     Without ``sampling[row]`` it is the argmax; among equals the lowest id or the first of the choices. A
@@ -66,7 +51,9 @@ def choose(
     # ids are exact in fp32 up to 2**24
     table = torch.stack((token.float(), top1, top2, spread), -1).tolist()
     return [
-        Choice(int(token), top1, top2) if math.isfinite(spread) else Choice(0, 0.0, 0.0, NOT_FINITE)
+        SampledToken(int(token), top1, top2)
+        if math.isfinite(spread)
+        else SampledToken(0, 0.0, 0.0, NOT_FINITE)
         for token, top1, top2, spread in table
     ]
 

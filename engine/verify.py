@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from engine.sampling import Choice
+from engine.step import SampledToken
 
 
-def accept(drafts: Sequence[int], choices: Sequence[Choice]) -> Choice:
+def accept(drafts: Sequence[int], choices: Sequence[SampledToken]) -> SampledToken:
     """The choice behind the accepted drafts, with the choices that confirmed them.
 
     ``choices[i]`` is the model's own next token given the first i drafts, so there is one more of them. A

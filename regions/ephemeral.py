@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from regions.allocator import Run
 from regions.block_table import Slots
 from regions.context import Held, Past
-from regions.extents import Extent, Step, blocks_of, extend, keep_oldest, relay
+from regions.extents import Extent, Placement, blocks_of, extend, keep_oldest, relay
 from regions.offload.store import Store, Stored
 from regions.pool import KVPool
 
@@ -55,14 +55,19 @@ class Fork:
         return len(self.tokens)
 
     @property
+    def context_tokens(self) -> int:
+        """What the next token sees."""
+        return self.cached_tokens + self.length
+
+    @property
     def begins_at(self) -> int:
         """Stream coordinate of its first own token."""
         return self._past.coord
 
     @property
-    def slots(self) -> Slots:
-        """Where the private tokens lie that nobody else holds."""
-        return self._slots
+    def exclusive_tokens(self) -> int:
+        """Private tokens that nobody else reads: those that swapping out would move."""
+        return self._slots.length
 
     @property
     def blocks(self) -> int:
@@ -86,16 +91,16 @@ class Fork:
         """
         return self._slots.acquire(n) if self._stored is None else self._return(n)
 
-    def step(self, n: int) -> Step:
-        """The step that appends ``n`` tokens. Raises RuntimeError if their blocks were not acquired."""
+    def place(self, n: int) -> Placement:
+        """Where the next ``n`` tokens go. Raises RuntimeError if their blocks were not acquired."""
         coord = self._past.coord + self.length
         if coord + n - self._origin > self._frame_limit:
             self._origin = self._past.base
-        return Step(self.extents, self._slots.next(n), coord, self._origin)
+        return Placement(self.extents, self._slots.next(n), coord, self._origin)
 
-    def wrote(self, step: Step, tokens: Sequence[int]) -> None:
-        """The ``tokens`` of ``step`` are in KV."""
-        extend(self._extents, step.slots, step.coord, step.origin)
+    def wrote(self, placement: Placement, tokens: Sequence[int]) -> None:
+        """The ``tokens`` of ``placement`` are in KV."""
+        extend(self._extents, placement.slots, placement.coord, placement.origin)
         self._slots.advance(len(tokens))
         self.tokens.extend(tokens)
 

@@ -31,8 +31,8 @@ SlotRange = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Step:
-    """What one forward pass needs to append ``n`` tokens to a target.
+class Placement:
+    """Where a target's next tokens go, and what they see.
 
     ``past``: extents every new token sees. ``slots``: the ranges that receive the new KV, in order.
     ``coord``: stream coordinate of the first new token; its position is ``coord - origin``.

@@ -6,10 +6,14 @@ wanted stays, by tokens; everything behind it is freed wherever it lies.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from regions.context import Past
 from regions.ephemeral import Fork
+from regions.extents import Placement
+from regions.offload.store import Store
 from regions.pool import KVPool
 from regions.prefix import alias
 from regions.radix import RadixCache
@@ -19,9 +23,12 @@ from regions.tokens import TokenArray, Tokens, common_length, token_array
 class StreamingPrompt:
     """A stateless prompt whose tokens may be appended to and replaced.
 
-    ``fork`` holds its KV: run ``next(n)`` on it. It is another one after the prompt was cut back into, or
-    extended by, a prefix of ``cache``, so it is to be looked up for every pass.
+    ``fork`` holds its KV. It is another one after the prompt was cut back into, or extended by, a prefix of
+    ``cache``.
     """
+
+    version = 0
+    """A prompt reads no session."""
 
     def __init__(self, pool: KVPool, cache: RadixCache, *, frame_limit: int, salt: str = "") -> None:
         self.fork = Fork(pool, frame_limit=frame_limit)
@@ -39,18 +46,67 @@ class StreamingPrompt:
         return self._tokens
 
     @property
-    def computed(self) -> int:
-        """Tokens in KV, aliased ones and those of an answer included."""
+    def cached_tokens(self) -> int:
+        """Tokens in KV that were found in the prefix cache or read from another prompt."""
+        return self.fork.cached_tokens
+
+    @property
+    def length(self) -> int:
+        """Tokens in KV: of the prompt, cached ones included, and of the answer."""
         return self.fork.cached_tokens + self.fork.length
+
+    @property
+    def blocks(self) -> int:
+        """Private blocks in the pool."""
+        return self.fork.blocks
+
+    @property
+    def swapped(self) -> bool:
+        """Its private KV is on the host."""
+        return self.fork.swapped
+
+    @property
+    def exclusive_tokens(self) -> int:
+        """See `Fork.exclusive_tokens`."""
+        return self.fork.exclusive_tokens
+
+    def blocks_needed(self, n: int) -> int:
+        """Blocks to take before ``n`` more tokens fit."""
+        return self.fork.blocks_needed(n)
+
+    def acquire(self, n: int) -> bool:
+        """Take blocks for ``n`` more tokens, swapping in what was swapped out; False without room."""
+        return self.fork.acquire(n)
+
+    @property
+    def context_tokens(self) -> int:
+        """What the next token sees."""
+        return self.length
+
+    def place(self, n: int) -> Placement:
+        """Where the next ``n`` tokens go. Raises RuntimeError if their blocks were not acquired."""
+        return self.fork.place(n)
+
+    def wrote(self, placement: Placement, tokens: Sequence[int]) -> None:
+        """The ``tokens`` of ``placement`` are in KV."""
+        self.fork.wrote(placement, tokens)
+
+    def swap_out(self, host: Store) -> bool:
+        """Preemption by swapping: move the private tokens to ``host``; False without room there."""
+        return self.fork.swap_out(host)
+
+    def reset(self) -> None:
+        """Preemption by recompute: drop all KV. The prefix cache gives back what it still has."""
+        self.keep(0)
 
     @property
     def remaining(self) -> int:
         """Tokens of the prompt that are not in KV yet."""
-        return max(0, len(self._tokens) - self.computed)
+        return max(0, len(self._tokens) - self.length)
 
     def next(self, n: int) -> list[int]:
         """The next ``n`` tokens to compute, or as many as remain."""
-        piece: list[int] = self._tokens[self.computed : self.computed + n].tolist()
+        piece: list[int] = self._tokens[self.length : self.length + n].tolist()
         return piece
 
     def append(self, tokens: Tokens) -> int:
@@ -60,7 +116,7 @@ class StreamingPrompt:
     def update(self, tokens: Tokens) -> int:
         """Replace the prompt; returns how many tokens in KV were invalidated."""
         wanted = token_array(tokens).copy()
-        before = self.computed
+        before = self.length
         kept = common_length(self._in_kv(), wanted)
         self.keep(kept)
         self._tokens = wanted
@@ -73,19 +129,19 @@ class StreamingPrompt:
         For the start, and after a change or a preemption. One token always remains to be computed: its row
         gives the answer's first token.
         """
-        before = self.computed
+        before = self.length
         if self._cache.match_length(self._tokens[:-1], self._salt) > before:
             past = self._cache.match(self._tokens[:-1], self._salt)
             assert past is not None
             self._restart(past)
-        return self.computed - before
+        return self.length - before
 
-    def follow(self, leader: Fork, n: int) -> None:
+    def follow(self, leader: StreamingPrompt, n: int) -> None:
         """Read the first ``n`` tokens of ``leader``, which begins with the same ones, instead of its own KV.
 
         Metadata only. Raises RuntimeError while the leader is swapped out.
         """
-        self._restart(alias(self._pool, leader.extents, n))
+        self._restart(alias(self._pool, leader.fork.extents, n))
 
     def keep(self, tokens: int) -> None:
         """Only the first ``tokens`` tokens stay in KV, of the prompt and of an answer behind it."""
@@ -115,7 +171,7 @@ class StreamingPrompt:
     def _in_kv(self) -> TokenArray:
         """The tokens in KV: of the prompt, and of an answer behind it."""
         answer = self.fork.tokens[len(self._tokens) - self.fork.cached_tokens :]  # the past is never longer
-        return np.concatenate((self._tokens[: self.computed], token_array(answer)))
+        return np.concatenate((self._tokens[: self.length], token_array(answer)))
 
     def _restart(self, past: Past) -> None:
         """Go on behind ``past``, taking its hold over; all private KV goes."""

@@ -6,7 +6,7 @@ from regions.allocator import Run
 from regions.block_table import Slots
 from regions.context import Held
 from regions.ephemeral import Fork
-from regions.extents import Extent, SlotRange, Step, drop_oldest, extend, relay
+from regions.extents import Extent, Placement, SlotRange, drop_oldest, extend, relay
 from regions.offload.store import Stored
 from regions.pool import KVPool
 from regions.records import Stretch, TapeState
@@ -64,9 +64,9 @@ class WindowKV:
         """The ranges of the next ``n`` slots; their blocks must have been acquired."""
         return self._slots.next(n)
 
-    def wrote(self, step: Step, n: int) -> None:
-        """The ``n`` tokens of ``step`` are in KV."""
-        extend(self._extents, step.slots, step.coord, step.origin)
+    def wrote(self, placement: Placement, n: int) -> None:
+        """The ``n`` tokens of ``placement`` are in KV."""
+        extend(self._extents, placement.slots, placement.coord, placement.origin)
         self._slots.advance(n)
 
     def drop_oldest(self, tokens: int) -> None:

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from regions.context import Past
 from regions.ephemeral import Fork
-from regions.extents import Extent, SlotRange, Step, anchor
+from regions.extents import Extent, Placement, SlotRange, anchor
 from regions.offload.store import NotResident, Store, Stored
 from regions.pool import KVPool
 from regions.records import LiveRecord, Retention, TapeState
@@ -73,6 +73,11 @@ class Tape:
     def live_tokens(self) -> int:
         """Tokens in the sliding region."""
         return self._written - self.evicted_tokens
+
+    @property
+    def context_tokens(self) -> int:
+        """What the next record sees, the frozen prefix left out."""
+        return self.live_tokens
 
     @property
     def live_records(self) -> int:
@@ -152,19 +157,19 @@ class Tape:
         self._growing = acquired or growing
         return acquired
 
-    def step(self, n: int) -> Step:
-        """The step that appends ``n`` tokens. Raises RuntimeError if their blocks were not acquired."""
+    def place(self, n: int) -> Placement:
+        """Where the next ``n`` tokens go. Raises RuntimeError if their blocks were not acquired."""
         if self._written + n - self._origin > self._frame_limit:
             self.new_frame()
-        return Step(self.extents, self._kv.next(n), self._written, self._origin)
+        return Placement(self.extents, self._kv.next(n), self._written, self._origin)
 
     def new_frame(self, at: int | None = None) -> None:
         """Begin a position frame: the next token's local position is ``at``, by default the anchored one."""
         self._origin = self._base if at is None else self._written - at
 
-    def wrote(self, step: Step, tokens: Sequence[int]) -> None:
-        """The ``tokens`` of ``step`` are in KV."""
-        self._kv.wrote(step, len(tokens))
+    def wrote(self, placement: Placement, tokens: Sequence[int]) -> None:
+        """The ``tokens`` of ``placement`` are in KV."""
+        self._kv.wrote(placement, len(tokens))
         self._pending.extend(tokens)
         self._written += len(tokens)
 

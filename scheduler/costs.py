@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
+from engine.step import Chunk, Executor, SampledToken
 from scheduler.curves import Curve, FitError
-from scheduler.types import Chunk, Executor, Reader, Row, Tape
 
 Span = tuple[int, int]
 """(tokens in KV, tokens to compute) of one row of a pass."""
@@ -219,7 +219,7 @@ class LearningExecutor:
     def __init__(self, executor: Executor, costs: OnlineCosts, clock: Callable[[], int]) -> None:
         self._executor, self._costs, self._clock = executor, costs, clock
 
-    def execute(self, batch: Sequence[Chunk]) -> list[Row | None]:
+    def execute(self, batch: Sequence[Chunk]) -> list[SampledToken | None]:
         """See `Executor`; a pass that raises teaches nothing."""
         spans = spans_of(batch)
         began = self._clock()
@@ -230,14 +230,4 @@ class LearningExecutor:
 
 def spans_of(batch: Sequence[Chunk]) -> list[Span]:
     """What the rows of a pass are to the cost model; before it runs, for it moves their targets on."""
-    return [(context(chunk.target), len(chunk.tokens)) for chunk in batch]
-
-
-def context(target: Reader | Tape) -> int:
-    """Tokens in KV that a row of ``target`` sees, but for a tape's frozen prefix.
-
-    A prompt's ``length`` counts those it did not compute itself; a fork's past comes on top.
-    """
-    if hasattr(target, "live_tokens"):
-        return target.live_tokens
-    return target.length + (target.cached_tokens if target.version else 0)
+    return [(chunk.target.context_tokens, len(chunk.tokens)) for chunk in batch]

@@ -15,23 +15,14 @@ from typing import Any
 
 import msgspec
 
+from engine.step import Chunk, Executor, SampledToken
 from scheduler.desk import Input
 from scheduler.observer import Observer
 from scheduler.planner import Entry
 from scheduler.policies import Ordering
 from scheduler.request import Append, Event, Failure, Pending, Record, Request, State, Work
 from scheduler.scheduler import FIFO, Scheduler
-from scheduler.types import (
-    Chunk,
-    Costs,
-    Executor,
-    Limits,
-    Memory,
-    PrefixIndex,
-    Row,
-    Tape,
-    Tier,
-)
+from scheduler.types import Costs, Limits, Memory, PrefixIndex, Tape, Tier
 
 
 class Submitted(msgspec.Struct, frozen=True, tag="submit", omit_defaults=True):
@@ -197,7 +188,7 @@ class Journaled(Scheduler):
         with self._outside():
             super()._call(callback)
 
-    def _execute(self, executor: Executor, batch: Sequence[Chunk]) -> list[Row | None]:
+    def _execute(self, executor: Executor, batch: Sequence[Chunk]) -> list[SampledToken | None]:
         try:
             with self._outside():
                 rows = executor.execute(batch)
@@ -260,15 +251,15 @@ class _Watched:
     """The executor, by way of the journal."""
 
     def __init__(
-        self, executor: Executor, run: Callable[[Executor, Sequence[Chunk]], list[Row | None]]
+        self, executor: Executor, run: Callable[[Executor, Sequence[Chunk]], list[SampledToken | None]]
     ) -> None:
         self._executor, self._run = executor, run
 
-    def execute(self, batch: Sequence[Chunk]) -> list[Row | None]:
+    def execute(self, batch: Sequence[Chunk]) -> list[SampledToken | None]:
         return self._run(self._executor, batch)
 
 
-def _outcome(row: Row | None) -> Outcome:
+def _outcome(row: SampledToken | None) -> Outcome:
     if row is None:
         return None
     return row.error if row.error is not None else [*(each.token for each in row.accepted), row.token]

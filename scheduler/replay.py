@@ -14,6 +14,7 @@ from typing import Protocol
 
 import msgspec
 
+from engine.step import Chunk, Executor, OutOfMemory, SampledToken
 from scheduler.journal import (
     Appended,
     Cancelled,
@@ -29,20 +30,7 @@ from scheduler.journal import (
 )
 from scheduler.request import Record, Request
 from scheduler.scheduler import Scheduler
-from scheduler.types import (
-    Chunk,
-    Costs,
-    Executor,
-    Memory,
-    OutOfMemory,
-    PrefixIndex,
-    PriorityClass,
-    PromptReader,
-    Reader,
-    Row,
-    Tape,
-    Tier,
-)
+from scheduler.types import Costs, Memory, PrefixIndex, PriorityClass, PromptReader, Reader, Tape, Tier
 
 MISSING = Failed("RuntimeError", "no such pass was recorded")
 
@@ -129,7 +117,7 @@ class _Inputs:
             self._now = self.readings.popleft()
         return self._now
 
-    def execute(self, batch: Sequence[Chunk]) -> list[Row | None]:
+    def execute(self, batch: Sequence[Chunk]) -> list[SampledToken | None]:
         answer = self.passes.popleft() if self.passes else MISSING
         if isinstance(answer, Failed):
             out_of_memory = answer.kind == OutOfMemory.__name__
@@ -138,13 +126,13 @@ class _Inputs:
         return [_row(outcome) for outcome in answer]
 
 
-def _row(outcome: Outcome) -> Row | None:
+def _row(outcome: Outcome) -> SampledToken | None:
     if outcome is None:
         return None
     if isinstance(outcome, str):
-        return Row(0, 0.0, 0.0, error=outcome)
+        return SampledToken(0, 0.0, 0.0, error=outcome)
     *accepted, token = outcome
-    return Row(token, 0.0, 0.0, accepted=tuple(Row(each, 0.0, 0.0) for each in accepted))
+    return SampledToken(token, 0.0, 0.0, accepted=tuple(SampledToken(each, 0.0, 0.0) for each in accepted))
 
 
 def _request(note: Submitted, world: World) -> Request:

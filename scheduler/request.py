@@ -15,8 +15,9 @@ from itertools import islice
 from typing import cast
 
 from engine.seeding import Sampling, prompt_seed
+from engine.step import SampledToken
 from scheduler.speculation import Lookup
-from scheduler.types import PriorityClass, PromptReader, Reader, Row, Tape
+from scheduler.types import PriorityClass, PromptReader, Reader, Tape
 
 
 class State(Enum):
@@ -118,7 +119,7 @@ class Request:
     """When the newest piece of the prompt came in."""
     output: list[int] = field(init=False, default_factory=list)
     """Generated tokens, a stop token included."""
-    rows: list[Row] = field(init=False, default_factory=list)
+    rows: list[SampledToken] = field(init=False, default_factory=list)
     """The row behind each generated token."""
     events: list[tuple[Event, int]] = field(init=False, default_factory=list)
     """(event, time in ns of the scheduler's clock)."""
@@ -303,7 +304,7 @@ class Request:
         self.preempted_by.append(by)
         self.events.append((event, now))
 
-    def accept(self, row: Row) -> bool:
+    def accept(self, row: SampledToken) -> bool:
         """Take one sampled row; True when the answer is complete."""
         self.rows.append(row)
         self.output.append(row.token)

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from engine.step import Chunk, Executor, OutOfMemory, SampledToken
 from scheduler.acquisition import acquire
 from scheduler.deadlines import due
 from scheduler.desk import Desk
@@ -24,18 +25,7 @@ from scheduler.observer import Observer
 from scheduler.planner import Entry, plan
 from scheduler.policies import Ordering
 from scheduler.request import Append, Event, Failure, Request, State, Work
-from scheduler.types import (
-    Chunk,
-    Costs,
-    Executor,
-    Limits,
-    Memory,
-    OutOfMemory,
-    PrefixIndex,
-    PriorityClass,
-    Row,
-    Tier,
-)
+from scheduler.types import Costs, Limits, Memory, PrefixIndex, PriorityClass, Tier
 
 log = logging.getLogger(__name__)
 
@@ -191,7 +181,7 @@ class Scheduler(Desk):
                 self._leave(entry.work, Event.PREEMPTED_RECOMPUTE, kept[0].work)
         self._run(kept, again=True)
 
-    def _advance(self, request: Request, row: Row | None, drafted: int, now: int) -> None:
+    def _advance(self, request: Request, row: SampledToken | None, drafted: int, now: int) -> None:
         """Account for a request's executed chunk; the executor has advanced its reader, over drafts, too."""
         if drafted and row is not None and request.reader is not None:
             right = len(row.accepted)

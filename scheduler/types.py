@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
-from engine.seeding import Sampling
+from engine.step import Target
 
 Eviction = Literal["recompute", "swap", "cost"]
 """How a victim leaves the pool; `cost` takes the cheaper way for each (*Stream2LLM* section 4.3)."""
@@ -80,7 +80,7 @@ class Limits:
                 raise ValueError(f"{name} must lie in (0, 1], not {getattr(self, name)}")
 
 
-class Reader(Protocol):
+class Reader(Target, Protocol):
     """An ephemeral fork (or a stateless prompt): private tokens after a shared, immutable past."""
 
     @property
@@ -131,18 +131,18 @@ class PromptReader(Reader, Protocol):
     def match(self) -> int:
         """Read from the prefix cache what it holds beyond the tokens in KV; returns the tokens gained."""
 
-    def follow(self, leader: PromptReader, n: int) -> None:
+    def follow(self, leader: Self, n: int) -> None:
         """Read the first `n` tokens of `leader`, whose prompt begins with the same ones."""
 
-    def save(self) -> None:
+    def save(self) -> object:
         """Offer the tokens in KV to the prefix cache."""
 
 
 class Tier(Protocol):
     """Where KV goes that leaves the pool and is to come back."""
 
-    def swap_out(self, reader: Reader) -> bool:
-        """Move the reader's private KV out of the pool. False, and nothing changed, without room for it."""
+    def swap_out(self, reader: Any) -> bool:
+        """Move the private KV of a reader of its pool out; False, and nothing changed, without room."""
 
 
 class Costs(Protocol):
@@ -171,7 +171,7 @@ class PrefixIndex(Protocol):
         """(key, match length) of all whose length changed since the last call."""
 
 
-class Tape(Protocol):
+class Tape(Target, Protocol):
     """A session's frozen and sliding regions, as a writer sees them."""
 
     @property
@@ -244,56 +244,3 @@ class Memory(Protocol):
     @property
     def block_size(self) -> int:
         """Tokens of one block."""
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Tokens to append to one target in one forward pass. A target occurs at most once in a batch."""
-
-    target: Reader | Tape
-    tokens: Sequence[int]
-    sample: bool
-    """Return a `Row` for the last of `tokens`."""
-    choices: tuple[int, ...] | None = None
-    """Token ids the row is restricted to; None means the whole vocabulary."""
-    sampling: Sampling | None = None
-    """How the row's token is drawn; None takes the best."""
-    drafts: int = 0
-    """The last so many of `tokens` are guesses; the row is the one behind those that prove right."""
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """Result of one sampled position."""
-
-    token: int
-    """Out of the chunk's choices, or of the vocabulary where it has none: the best, or the drawn one."""
-    top1: float
-    """Largest logit of that same set, whichever token was drawn."""
-    top2: float
-    """Second largest logit of that same set."""
-    error: str | None = None
-    """A message when the logits are unusable (NaN); the other fields then mean nothing."""
-    accepted: tuple[Row, ...] = ()
-    """The rows that confirmed drafts before this one, oldest first."""
-
-    @property
-    def gap(self) -> float:
-        """Logit gap, the confidence measure (*Attention Once* section 3.9.2)."""
-        return self.top1 - self.top2
-
-
-class OutOfMemory(Exception):
-    """A forward pass found no memory. Nothing of its batch counts; a smaller one may be tried."""
-
-
-class Executor(Protocol):
-    """The device, one forward pass at a time."""
-
-    def execute(self, batch: Sequence[Chunk]) -> list[Row | None]:
-        """Run one forward pass; rows in batch order, None where `sample` is False.
-
-        On return the tokens are in KV and every reader's `length` has advanced, over wrong drafts, too: the
-        caller drops them (`Reader.keep`). An exception means that
-        nothing of the batch may be relied upon; `OutOfMemory` that besides every target is as it was before.
-        """

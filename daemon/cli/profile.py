@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from daemon.config.schema import Config
 from daemon.engine.spec import SettingError
 from engine.engine import Engine
-from engine.memory import DeviceOutOfMemory
 from engine.profile.timing import Ladder, Sample, Samples, Span, measure
+from engine.step import OutOfMemory
 from scheduler.costs import CostModel, save
 from scheduler.curves import Curve, Point, error_of, fit
 
@@ -198,7 +198,7 @@ def profile(config: Config, out: Path | None, *, quick: bool) -> str:
     try:
         engine = Engine(loaded, blocks=ladder.blocks(size), block_size=size, frame_limit=limit)
         samples = measure(engine, ladder)
-    except (DeviceOutOfMemory, MemoryError, RuntimeError) as error:
+    except (OutOfMemory, MemoryError, RuntimeError) as error:
         raise SettingError(
             "pool.frame_limit", f"{ladder.tokens} tokens cannot be measured here: {error}"
         ) from error

@@ -17,12 +17,10 @@ from daemon import protocol as seam
 from daemon.config.schema import Config
 from daemon.config.standing import questions_of
 from daemon.engine.build import Built, limits_of
-from daemon.engine.executor import DeviceExecutor
 from daemon.engine.kv_metrics import KvReport
 from daemon.engine.maintenance import Housekeeping
 from daemon.engine.metrics import EngineObserver
 from daemon.engine.prompts import EnginePrompts
-from daemon.engine.readers import HostSwap, StreamReader
 from daemon.engine.refresh import Refresher
 from flash.evaluator import FlashEvaluator, FlashFailure, FlashResult
 from flash.questions import Question
@@ -84,7 +82,7 @@ class EngineHost:
         self._prompts = EnginePrompts(
             built.prompt,
             self._scheduler,
-            lambda: StreamReader(built.engine.open_stream()),
+            lambda: built.engine.open_stream(),
             built.engine.frame_limit,
             emit,
         )
@@ -364,14 +362,14 @@ def scheduler_of(config: Config, built: Built, observer: Observer) -> Scheduler:
     settings, engine, clock = config.scheduler, built.engine, time.monotonic_ns
     ordering = Ordering(settings.policy, settings.k)
     return Scheduler(
-        LearningExecutor(DeviceExecutor(engine), built.costs, clock),
+        LearningExecutor(engine, built.costs, clock),
         engine.pool,
         limits_of(config),
         clock,
         observer,
         ordering,
         costs=built.costs,
-        tier=None if built.tiers.host is None else HostSwap(built.tiers.host),
+        tier=None if built.tiers.host is None else built.tiers.host,
         index=PrefixWatch(engine.cache) if ordering.by_prefix else None,
         rng=random.Random(settings.seed),
     )

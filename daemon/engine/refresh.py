@@ -19,8 +19,8 @@ from itertools import accumulate
 
 from daemon.config.schema import Session
 from engine.divergence import Divergence, Probe, probe
-from engine.engine import Engine, Work
-from engine.memory import DeviceOutOfMemory
+from engine.engine import Engine
+from engine.step import Chunk, OutOfMemory
 from metrics.store import MetricStore
 from regions.ephemeral import Fork
 from regions.offload.store import NotResident
@@ -232,8 +232,8 @@ class Refresher:
         if len(missing) > self._chunk_tokens or not fresh.acquire(len(missing)):
             return False
         try:
-            self._engine.forward([Work(fresh, missing, sample=False)])
-        except DeviceOutOfMemory:
+            self._engine.execute([Chunk(fresh, missing, sample=False)])
+        except OutOfMemory:
             return False
         return True
 
@@ -260,7 +260,7 @@ class Refresher:
         fitting = [it for it, total in zip(probes, both, strict=True) if total <= self._batch_tokens]
         try:
             found = probe(self._engine, tape, run.fresh, fitting) if fitting else []
-        except DeviceOutOfMemory as error:
+        except OutOfMemory as error:
             log.warning("%s: no memory to compare its states: %s", tape.name, error)
             return
         if found:

@@ -28,7 +28,7 @@ Ints = npt.NDArray[np.int64]
 TILES = (16, 64, 128)
 """Query rows times grouped heads of one program: 16 is the least a matrix instruction takes."""
 STEP = 128
-"""Splits are whole steps of keys, so that their blocks have no edges but the tile's own."""
+"""Splits are whole placements of keys, so that their blocks have no edges but the tile's own."""
 LEAST_PARTS = 1024
 """Parts are cheap up to so many (16 MiB at 32 heads of 128), and fewer buckets are fewer recordings."""
 _READ_COST = 128
@@ -89,22 +89,22 @@ def reads_of(plan: BatchPlan) -> Reads:
     it is, the same for all of them. Only readers of the very same run meet it in one product, so a NaN
     that one of them has just written never reaches another.
     """
-    readers = Counter((e.slot, e.length) for s in plan.sequences for e in s.step.past)
+    readers = Counter((e.slot, e.length) for s in plan.sequences for e in s.placement.past)
     reads: list[tuple[int, ...]] = []
     for sequence in plan.sequences:
-        step = sequence.step
+        placement = sequence.placement
         runs = [
-            (e.slot, e.slot + e.length, e.coord, step.origin - e.origin, readers[e.slot, e.length] == 1)
-            for e in step.past
+            (e.slot, e.slot + e.length, e.coord, placement.origin - e.origin, readers[e.slot, e.length] == 1)
+            for e in placement.past
         ]
-        coord = step.coord
-        for slot, count in step.slots:
+        coord = placement.coord
+        for slot, count in placement.slots:
             if runs and runs[-1][1] == slot and runs[-1][3] == 0 and runs[-1][4]:
                 runs[-1] = (runs[-1][0], slot + count, *runs[-1][2:])
             else:
                 runs.append((slot, slot + count, coord, 0, True))
             coord += count
-        reads += [(sequence.start, sequence.rows, step.coord, *run[:4]) for run in runs]
+        reads += [(sequence.start, sequence.rows, placement.coord, *run[:4]) for run in runs]
     return Reads(*np.array(reads, np.int64).T.copy())
 
 

@@ -18,7 +18,7 @@ from itertools import groupby, pairwise
 
 import torch
 
-from regions.extents import Extent, SlotRange, Step
+from regions.extents import Extent, Placement, SlotRange
 
 PIECE_ROWS = 1024
 """Longer sequences are cut into pieces of so many rows."""
@@ -33,12 +33,18 @@ class Packed:
 
     start: int
     stop: int
-    step: Step
+    placement: Placement
 
     @property
     def rows(self) -> int:
         """New tokens of this sequence."""
         return self.stop - self.start
+
+    @property
+    def positions(self) -> range:
+        """Their local positions."""
+        first = self.placement.coord - self.placement.origin
+        return range(first, first + self.rows)
 
 
 @dataclass(frozen=True)
@@ -83,12 +89,8 @@ class BatchPlan:
 
     def positions(self) -> torch.Tensor:
         """Local positions, int64 [rows]."""
-        return torch.cat(
-            [
-                torch.arange(s.step.coord - s.step.origin, s.step.coord - s.step.origin + s.rows)
-                for s in self.sequences
-            ]
-        ).to(self.device)
+        positions = [torch.arange(s.positions.start, s.positions.stop) for s in self.sequences]
+        return torch.cat(positions).to(self.device)
 
     def only(self, rows: Sequence[int]) -> BatchPlan:
         """The plan of a pass over ``rows`` alone (ascending), whose every row has its keys in the pool."""
@@ -98,7 +100,7 @@ class BatchPlan:
             for _, numbered in groupby(enumerate(mine), key=lambda pair: pair[1] - pair[0]):
                 run = [row for _, row in numbered]
                 at = kept[-1].stop if kept else 0
-                kept.append(Packed(at, at + len(run), after(sequence.step, run[0] - sequence.start)))
+                kept.append(Packed(at, at + len(run), after(sequence.placement, run[0] - sequence.start)))
         return BatchPlan(kept, self.device)
 
     def past(self, window: int | None) -> list[PastPart]:
@@ -119,7 +121,7 @@ class BatchPlan:
         """The sequences, cut so that within a piece every row is in the window of every other."""
         most = PIECE_ROWS if window is None else min(window, WINDOWED_PIECE_ROWS)
         return [
-            Packed(start, min(start + most, sequence.stop), after(sequence.step, start - sequence.start))
+            Packed(start, min(start + most, sequence.stop), after(sequence.placement, start - sequence.start))
             for sequence in self.sequences
             for start in range(sequence.start, sequence.stop, most)
         ]
@@ -128,9 +130,9 @@ class BatchPlan:
         shared: dict[tuple[int, int], list[tuple[Packed, int]]] = {}
         parts: list[PastPart] = []
         for piece in self._pieces(window):
-            for extent in piece.step.past:
-                turn = piece.step.origin - extent.origin
-                leaving, staying = split(extent, piece.step.coord, piece.rows, window)
+            for extent in piece.placement.past:
+                turn = piece.placement.origin - extent.origin
+                leaving, staying = split(extent, piece.placement.coord, piece.rows, window)
                 if leaving.length and window is not None:
                     parts.append(self._masked(piece, leaving, turn, window))
                 if staying.length:
@@ -142,9 +144,9 @@ class BatchPlan:
         return parts
 
     def _masked(self, piece: Packed, extent: Extent, turn: int, window: int) -> PastPart:
-        seeing = min(piece.rows, extent.coord + extent.length - 1 + window - piece.step.coord)
+        seeing = min(piece.rows, extent.coord + extent.length - 1 + window - piece.placement.coord)
         seers = replace(piece, stop=piece.start + seeing)
-        queries = torch.arange(piece.step.coord, piece.step.coord + seeing)
+        queries = torch.arange(piece.placement.coord, piece.placement.coord + seeing)
         keys = torch.arange(extent.coord, extent.coord + extent.length)
         return PastPart(
             slice(seers.start, seers.stop),
@@ -166,19 +168,19 @@ class BatchPlan:
         return torch.cat([torch.arange(s.start, s.stop) for s in pieces]).to(self.device)
 
 
-def after(step: Step, tokens: int) -> Step:
-    """What is left of ``step`` behind its first ``tokens`` tokens, which have become past."""
-    past = list(step.past)
+def after(placement: Placement, tokens: int) -> Placement:
+    """What is left of ``placement`` behind its first ``tokens`` tokens, which have become past."""
+    past = list(placement.past)
     left: list[SlotRange] = []
-    coord = step.coord
-    for slot, count in step.slots:
-        written = min(count, step.coord + tokens - coord)
+    coord = placement.coord
+    for slot, count in placement.slots:
+        written = min(count, placement.coord + tokens - coord)
         if written:
-            past.append(Extent(slot, written, coord, step.origin))
+            past.append(Extent(slot, written, coord, placement.origin))
             coord += written
         if written < count:
             left.append((slot + written, count - written))
-    return Step(tuple(past), tuple(left), step.coord + tokens, step.origin)
+    return Placement(tuple(past), tuple(left), placement.coord + tokens, placement.origin)
 
 
 def split(extent: Extent, coord: int, rows: int, window: int | None) -> tuple[Extent, Extent]:

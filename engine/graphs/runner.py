@@ -137,9 +137,9 @@ class GraphRunner:
         inputs = self._inputs.get((rows, kept))
         if inputs is None:
             inputs = self._inputs[rows, kept] = _Inputs(rows, kept, self._model.device)
-        steps = [(part.step, part.rows) for part in plan.sequences]
-        positions = [at - step.origin for step, n in steps for at in range(step.coord, step.coord + n)]
-        slots = [slot for step, _ in steps for first, n in step.slots for slot in range(first, first + n)]
+        positions = [at for part in plan.sequences for at in part.positions]
+        ranges = [slots for part in plan.sequences for slots in part.placement.slots]
+        slots = [slot for first, n in ranges for slot in range(first, first + n)]
         scratch = self._scratch.blocks[0].start * self._pool.block_size
         inputs.fill((tokens, 0), (positions, 0), (slots, scratch), (keep, 0))
         key = rows, kept, self._attention.prepare(plan)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import torch
 
-from engine.engine import Engine, Work
+from engine.engine import Engine
 from engine.model.loading import ATTENTION, LoadedModel, ModelError
+from engine.step import Chunk
 from regions.tape import Retention
 
 _FROZEN, _RECORD, _RECORDS, _ANSWER = 5, 7, 6, 3
@@ -85,12 +86,12 @@ def _over_regions(loaded: LoadedModel, tokens: list[int], frames: int) -> tuple[
                 tape.new_frame(at=3)  # the second half lives in a frame of its own
             tape.acquire(_RECORD)
             read = range(_RECORD - _READ if i % 2 else 0, _RECORD)
-            rows.append(engine.logits([Work(tape, record)], read))
+            rows.append(engine.logits([Chunk(tape, record)], read))
             where += [i * _RECORD + row for row in read]
             tape.commit([_RECORD])
         answer = tape.fork()
         answer.acquire(_ANSWER)
-        rows.extend(engine.logits([Work(answer, [token])]) for token in tokens[-_ANSWER:])
+        rows.extend(engine.logits([Chunk(answer, [token])]) for token in tokens[-_ANSWER:])
         where += range(_RECORDS * _RECORD, _RECORDS * _RECORD + _ANSWER)
     finally:
         if answer:

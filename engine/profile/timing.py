@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from engine.engine import Engine, Work
+from engine.engine import Engine
+from engine.step import Chunk
 from regions.ephemeral import Fork
 from regions.offload.host import HostTier
 
@@ -73,7 +74,7 @@ class Samples:
 def measure(engine: Engine, ladder: Ladder) -> Samples:
     """Time everything on the ladder. Nothing else may use the engine meanwhile.
 
-    Raises RuntimeError when the pool is smaller than `Ladder.blocks`, DeviceOutOfMemory when there is no
+    Raises RuntimeError when the pool is smaller than `Ladder.blocks`, OutOfMemory when there is no
     memory for a pass.
     """
     longest = -(-max(ladder.prefills) // engine.pool.block_size)
@@ -126,7 +127,7 @@ class _Bench:
         chunk = self.ladder.chunk
         last = (len(tokens) - 1) // chunk * chunk
         self.engine.prefill(prompt, tokens[:last], chunk)
-        self.engine.forward([Work(prompt, tokens[last:])])
+        self.engine.execute([Chunk(prompt, tokens[last:])])
 
     def prompt(self, n: int, found: Samples) -> None:
         """Prefill, swap out and swap in."""
@@ -142,10 +143,10 @@ class _Bench:
     def batch(self, spans: Sequence[Span]) -> float:
         """Seconds of one pass over ``spans``; what is to lie in KV is put there before."""
         prompts = [self.prefill(c)[0] if c else self.engine.open_prompt() for c, _ in spans]
-        works = [Work(p, self.tokens(n)) for p, (_, n) in zip(prompts, spans, strict=True)]
+        works = [Chunk(p, self.tokens(n)) for p, (_, n) in zip(prompts, spans, strict=True)]
         for prompt, work in zip(prompts, works, strict=True):
             _must(prompt.acquire(len(work.tokens)))
-        seconds = self.timed(lambda: self.engine.forward(works))
+        seconds = self.timed(lambda: self.engine.execute(works))
         for prompt in prompts:
             prompt.release()
         return seconds

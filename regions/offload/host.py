@@ -10,8 +10,10 @@ from collections.abc import Sequence
 
 from regions.allocator import Run
 from regions.block_table import split
+from regions.ephemeral import Fork
 from regions.offload.copies import Copies, Quarantine, copies_for
 from regions.pool import KVPool
+from regions.prompt import StreamingPrompt
 
 
 class HostTier:
@@ -33,6 +35,13 @@ class HostTier:
         self._copies = copies or copies_for(device.device)
         self._leaving = Quarantine(device)
         self._returning = Quarantine(self.pool)
+
+    def swap_out(self, reader: Fork | StreamingPrompt) -> bool:
+        """Move the reader's private KV here; False, and nothing changed, without room.
+
+        False, too, when others read all of it: only dropping it would free blocks then.
+        """
+        return bool(reader.exclusive_tokens) and reader.swap_out(self)
 
     def put(self, blocks: Sequence[Run]) -> HostCopy | None:
         """Begin to copy ``blocks`` of the device pool; None, and nothing changed, when the host is full.

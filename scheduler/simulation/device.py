@@ -14,9 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from engine.step import Chunk, SampledToken
+from regions.extents import Placement
 from scheduler.simulation.prefixes import Node, SimCache
 from scheduler.simulation.tokens import EMPTY, segments
-from scheduler.types import Chunk, Costs, PromptReader, Reader, Row
+from scheduler.types import Costs
+
+NOWHERE = Placement((), (), 0, 0)
 
 
 class DeviceCosts(Costs, Protocol):
@@ -89,9 +93,8 @@ class SimTier:
         self.free_blocks = blocks
         self._costs, self._copies = costs, copies
 
-    def swap_out(self, reader: Reader) -> bool:
+    def swap_out(self, reader: SimReader) -> bool:
         """See `scheduler.types.Tier`."""
-        assert isinstance(reader, SimReader)  # no others are opened
         blocks = reader.blocks
         if blocks > self.free_blocks:
             return False
@@ -171,9 +174,18 @@ class SimReader:
         self._memory.give(blocks)
         self.blocks, self._on_host = 0, blocks
 
-    def wrote(self, n: int) -> None:
-        """`n` more tokens are in KV."""
-        self.length += n
+    @property
+    def context_tokens(self) -> int:
+        """See `Target`."""
+        return self.length
+
+    def place(self, n: int) -> Placement:
+        """See `Target`; blocks are only counted."""
+        return NOWHERE
+
+    def wrote(self, placement: Placement, tokens: Sequence[int]) -> None:
+        """See `Target`."""
+        self.length += len(tokens)
         assert self.blocks >= self._room_for(self.length), "written without blocks"
 
     def update(self, tokens: Sequence[int]) -> int:
@@ -195,9 +207,8 @@ class SimReader:
         self._read(self._cache.cut(node, matched))
         return gained
 
-    def follow(self, leader: PromptReader, n: int) -> None:
+    def follow(self, leader: SimReader, n: int) -> None:
         """See `PromptReader`."""
-        assert isinstance(leader, SimReader)  # no others are opened
         self._read(leader.publish(n))
 
     def save(self) -> None:
@@ -248,17 +259,17 @@ class SimExecutor:
         """Passes run, tokens computed, time in passes, and time that passes waited for transfers."""
         self._costs, self._clock, self._copies, self._elapse = costs, clock, copies, elapse
 
-    def execute(self, batch: Sequence[Chunk]) -> list[Row | None]:
+    def execute(self, batch: Sequence[Chunk]) -> list[SampledToken | None]:
         """See `scheduler.types.Executor`. A token is a hash of its position; no draft proves right."""
         now = self._clock.now
         begin = max(now, self._copies.done_at)
         spans: list[tuple[int, int]] = []
-        rows: list[Row | None] = []
+        rows: list[SampledToken | None] = []
         for chunk in batch:
             reader, n = chunk.target, len(chunk.tokens)
             assert isinstance(reader, SimReader)  # no others are opened
             spans.append((reader.length, n))
-            reader.wrote(n)
+            reader.wrote(NOWHERE, chunk.tokens)
             rows.append(_row(reader.length, chunk.choices) if chunk.sample else None)
             self.tokens += n
         took = self._costs.batch_ns(spans)
@@ -269,6 +280,6 @@ class SimExecutor:
         return rows
 
 
-def _row(position: int, choices: tuple[int, ...] | None) -> Row:
+def _row(position: int, choices: tuple[int, ...] | None) -> SampledToken:
     token = position * 0x9E3779B1 & 0x7FFFFFFF
-    return Row(choices[token % len(choices)] if choices else token, 1.0, 0.0)
+    return SampledToken(choices[token % len(choices)] if choices else token, 1.0, 0.0)

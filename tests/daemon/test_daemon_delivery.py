@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from daemon.front import delivery
 from daemon.front.delivery import Delivery, Outcome, Route
-from daemon.front.server import delivery
 from feeds.messages import DataUpdated
 from tests.e2e.support import MemorySink, until
 

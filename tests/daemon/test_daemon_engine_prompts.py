@@ -11,8 +11,9 @@ from daemon import protocol as seam
 from daemon.engine.prompts import EnginePrompts
 from engine.model.embedded import build_tokenizer
 from engine.model.prompt import PromptFormat
+from engine.step import SampledToken
 from scheduler.request import Event, Failure, Request, State
-from scheduler.types import PriorityClass, Row
+from scheduler.types import PriorityClass
 
 FORMAT = PromptFormat.of(build_tokenizer())
 BEGIN = FORMAT.tokenizer.bos_token_id
@@ -142,7 +143,7 @@ def test_the_end_of_a_prompt_is_told_once_and_with_its_history(rig):
     assert request.choices is not None
     request.complete, request.state, request.last_chunk_ns = True, State.FINISHED, 1000
     request.events = [(Event.KV_ON_GPU, 1500), (Event.PREEMPTED_SWAP, 1600), (Event.KV_ON_GPU, 1800)]
-    request.accept(Row(request.choices[1], 3.0, 2.5))
+    request.accept(SampledToken(request.choices[1], 3.0, 2.5))
     request.cached_tokens, request.recomputed_tokens, request.swapped_tokens = 2, 3, 4
     request.total_tokens_invalidated, request.waits = 5, {"cells": 6}
     request.on_done(request)

@@ -11,18 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daemon.engine.executor import DeviceExecutor
-from daemon.engine.readers import HostSwap, StreamReader
 from engine.engine import Engine
 from engine.model.canary import dense_logits
 from engine.model.loading import LoadedModel
 from engine.seeding import Sampling
+from engine.step import Chunk, SampledToken
 from regions.ephemeral import Fork
 from regions.offload.host import HostTier
+from regions.prompt import StreamingPrompt
 from regions.tape import Retention
 from scheduler.request import Request, State
 from scheduler.scheduler import Scheduler
-from scheduler.types import Chunk, Limits, PriorityClass, Row
+from scheduler.types import Limits, PriorityClass
 from tests.engine.oracle import VOCABULARY, tiny
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -44,7 +44,7 @@ def dense_best(text: tuple[int, ...]) -> tuple[int, float]:
     return int(best.indices[0]), float(best.values[0] - best.values[1])
 
 
-def is_dense(row: Row | None, text: Sequence[int]) -> bool:
+def is_dense(row: SampledToken | None, text: Sequence[int]) -> bool:
     """The row is the dense model's; two logits nearer than rounding may change places."""
     assert row is not None
     token, lead = dense_best(tuple(text))
@@ -56,7 +56,7 @@ def scribble(engine: Engine) -> None:
     pool, fork = engine.pool, engine.open_prompt()
     n = pool.blocks.free_blocks * BLOCK
     assert fork.acquire(n)
-    slots = [slot for first, length in fork.step(n).slots for slot in range(first, first + length)]
+    slots = [slot for first, length in fork.place(n).slots for slot in range(first, first + length)]
     for layer in (*pool.keys, *pool.values):
         layer[:, slots] = 99.0
     fork.release()
@@ -66,9 +66,9 @@ def common(a: Sequence[int], b: Sequence[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def engine_of(blocks: int) -> tuple[Engine, DeviceExecutor]:
+def engine_of(blocks: int) -> tuple[Engine, Engine]:
     engine = Engine(model(), blocks=blocks, block_size=BLOCK, eager=True)
-    return engine, DeviceExecutor(engine)
+    return engine, engine
 
 
 OPERATIONS = st.lists(
@@ -101,7 +101,7 @@ class Driven:
     """One reader and the tokens it must have in KV."""
 
     def __init__(self, engine: Engine) -> None:
-        self.reader = StreamReader(engine.open_stream())
+        self.reader = engine.open_stream()
         self.prompt: list[int] = []
         self.kv: list[int] = []
 
@@ -110,14 +110,14 @@ class Driven:
         assert self.reader.update(prompt) == len(self.kv) - kept
         self.prompt, self.kv = prompt, self.kv[:kept]
 
-    def run(self, executor: DeviceExecutor, n: int) -> None:
+    def run(self, executor: Engine, n: int) -> None:
         piece = self.prompt[len(self.kv) : len(self.kv) + n]
         if piece and self.reader.acquire(len(piece)):
             (row,) = executor.execute([Chunk(self.reader, piece, sample=True)])
             self.kv += piece
             assert is_dense(row, self.kv)
 
-    def draft(self, executor: DeviceExecutor, n: int) -> None:
+    def draft(self, executor: Engine, n: int) -> None:
         """One known token and three guesses, of which `n % 4` are right; then what the scheduler does."""
         if len(self.kv) != len(self.prompt) or not self.kv:
             return
@@ -147,7 +147,7 @@ def test_any_history_of_two_prompts_gives_the_dense_models_rows(
     """Changed, followed, matched, saved, swapped, dropped, drafted and cut, in a pool for one and a half."""
     engine, executor = engine_of(22)
     host = HostTier(engine.pool, 9)
-    tier = HostSwap(host)
+    tier = host
     both = [Driven(engine), Driven(engine)]
     for mine, n in zip(both, (25, 31), strict=True):
         mine.update(SOURCE[:n])
@@ -244,7 +244,7 @@ def answers(temperature: float, drafts: int) -> tuple[list[list[int]], int]:
     prompt.run(executor, 16)
     prompt.reader.save()
     rng = random.Random(3)
-    readers: list[StreamReader | Fork] = [prompt.reader, tape.fork()]
+    readers: list[StreamingPrompt | Fork] = [prompt.reader, tape.fork()]
     pending, found = [[SOURCE[46]], SOURCE[50:55]], list[list[int]]([[], []])
     passes = 0
     while any(len(answer) < 24 for answer in found):
@@ -286,7 +286,7 @@ def test_the_loop_drafts_by_itself_and_every_answer_stays_the_same() -> None:
     assert 0 < accepted < sum(request.drafted for request in tried)
 
 
-def zip_rows(a: list[Request], b: list[Request]) -> Iterator[tuple[Row, Row]]:
+def zip_rows(a: list[Request], b: list[Request]) -> Iterator[tuple[SampledToken, SampledToken]]:
     for one, other in zip(a, b, strict=True):
         yield from zip(one.rows, other.rows, strict=True)
 
@@ -306,7 +306,7 @@ def served(drafts: int, temperature: float) -> list[Request]:
             [*SOURCE[at : at + 6]] * 3,
             40,
             lambda _: None,
-            open_prompt=lambda: StreamReader(engine.open_stream()),
+            open_prompt=lambda: engine.open_stream(),
             temperature=temperature,
         )
         for at in (0, 10, 20)
@@ -325,7 +325,7 @@ def test_a_question_of_a_session_leaves_for_the_host_and_goes_on() -> None:
     engine, executor = engine_of(30)
     tape = engine.open_tape("t", SOURCE[:9], Retention(40))
     host = HostTier(engine.pool, 8)
-    tier = HostSwap(host)
+    tier = host
     alone, moved = tape.fork(), tape.fork()
     rows = []
     for fork in (alone, moved):
@@ -352,7 +352,7 @@ def test_a_question_of_a_session_leaves_for_the_host_and_goes_on() -> None:
 def test_nothing_leaves_for_the_host_that_would_free_nothing() -> None:
     """All that it reads is the cache's, too: swapping moves nothing, so the victim is to be dropped."""
     engine, executor = engine_of(30)
-    tier = HostSwap(HostTier(engine.pool, 8))
+    tier = HostTier(engine.pool, 8)
     prompt = Driven(engine)
     prompt.update(SOURCE[:10])
     assert not tier.swap_out(prompt.reader)

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Callable, Mapping
 import pytest
 
 from daemon import protocol as seam
+from daemon.front import server as module
 from daemon.front.delivery import Route
 from daemon.front.server import Front
-from daemon.front.server import server as module
 from feeds.source import CommitFailed, Partition
 from flash.questions import PAPER_SIX
 from tests.e2e.support import START, TOPIC, MemorySink, QueueSource, incoming, inproc_config, trade, until

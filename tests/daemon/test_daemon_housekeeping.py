@@ -14,7 +14,8 @@ from daemon.config.units import Duration
 from daemon.engine.kv_metrics import KvReport
 from daemon.engine.maintenance import AUDIT_NS, Housekeeping, Tiers, identity_of, tiers_of
 from daemon.engine.spec import SettingError
-from engine.engine import Engine, Work
+from engine.engine import Engine
+from engine.step import Chunk
 from metrics.store import MetricStore
 from regions.tape import Retention, Tape
 from tests.engine.oracle import tiny
@@ -47,7 +48,7 @@ def tape_of(engine: Engine, tiers: Tiers, name: str) -> Tape:
 def append(engine: Engine, tape: Tape, record: list[int]) -> None:
     tape.make_room(len(record), 1)
     assert tape.acquire(len(record))
-    engine.forward([Work(tape, record, sample=False)])
+    engine.execute([Chunk(tape, record, sample=False)])
     tape.commit([len(record)])
 
 
@@ -138,7 +139,7 @@ def ask(engine: Engine, tape: Tape) -> list[float]:
     """Logits behind a question, rounded: the same before and after."""
     fork = tape.fork()
     assert fork.acquire(3)
-    logits = engine.logits([Work(fork, [5, 6, 7])])[-1, :8]
+    logits = engine.logits([Chunk(fork, [5, 6, 7])])[-1, :8]
     fork.release()
     return [round(float(x), 3) for x in logits]
 

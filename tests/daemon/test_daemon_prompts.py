@@ -10,8 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daemon.engine.executor import DeviceExecutor
-from daemon.engine.readers import HostSwap, StreamReader
 from engine.engine import Engine
 from engine.model.canary import dense_logits
 from engine.model.loading import LoadedModel
@@ -61,13 +59,13 @@ class World:
         self.done: list[Request] = []
         ticks = count()
         self.scheduler = Scheduler(
-            DeviceExecutor(self.engine),
+            self.engine,
             self.engine.pool,
             limits,
             lambda: next(ticks),
             None,
             Ordering(policy, k=2),
-            tier=HostSwap(self.host),
+            tier=self.host,
             index=PrefixWatch(self.engine.cache),
             rng=random.Random(0),
         )
@@ -79,7 +77,7 @@ class World:
             prompt,
             ANSWER,
             self.done.append,
-            open_prompt=lambda: StreamReader(self.engine.open_stream()),
+            open_prompt=lambda: self.engine.open_stream(),
             complete=complete,
         )
         self.scheduler.submit(request)

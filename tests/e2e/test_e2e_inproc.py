@@ -18,17 +18,18 @@ from daemon.api.messages import Ask, QueryError
 from daemon.config.schema import Bars, Config, Model, Question, Scheduler, Source
 from daemon.config.units import Duration
 from daemon.engine.build import build, limits_of
-from daemon.engine.executor import DeviceExecutor
 from daemon.engine.spec import SettingError
 from daemon.front.delivery import Route
 from daemon.front.server import Front
+from engine.engine import Engine
+from engine.step import Chunk, SampledToken
 from feeds.messages import Answer, DataUpdated, DeadLetter
 from feeds.source import Incoming
 from flash.questions import PAPER_SIX
 from regions.ephemeral import Fork
 from scheduler.request import Record, Request, State
 from scheduler.scheduler import Scheduler as Steps
-from scheduler.types import Chunk, PriorityClass, Row
+from scheduler.types import PriorityClass
 from tests.e2e.support import (
     SECOND,
     START,
@@ -67,13 +68,13 @@ class Tape:
         return incoming(payload, self._offset - 1)
 
 
-class Recorder(DeviceExecutor):
-    """The real executor, remembering what every forward pass held."""
+class Recorder(Engine):
+    """The real engine, remembering what every forward pass held."""
 
     passes: ClassVar[list[list[tuple[int, int]]]] = []
-    """By pass: (version, tokens) of every fork in it; class-wide, because the daemon makes the executor."""
+    """By pass: (version, tokens) of every fork in it; class-wide, because the daemon makes the engine."""
 
-    def execute(self, batch: Sequence[Chunk]) -> list[Row | None]:
+    def execute(self, batch: Sequence[Chunk]) -> list[SampledToken | None]:
         forks = [c for c in batch if isinstance(c.target, Fork)]
         self.passes.append([(c.target.version, len(c.tokens)) for c in forks])
         return super().execute(batch)
@@ -99,7 +100,7 @@ def count(front: Front, name: str, **labels: str) -> int:
 
 
 async def test_every_version_answers_all_questions_in_one_pass_and_says_what_it_read(monkeypatch):
-    monkeypatch.setattr("daemon.engine.host.DeviceExecutor", Recorder)
+    monkeypatch.setattr("daemon.engine.build.Engine", Recorder)
     monkeypatch.setattr(Recorder, "passes", [])
     source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
     config = inproc_config(sessions=sessions("V:AAA", warm_up_records=5), standing="paper_six")
@@ -355,7 +356,7 @@ def _answer_while(question: str, new_bars: int) -> list[int]:
     config = inproc_config(sessions=sessions("V:AAA", retention_tokens=300))
     built = build(config, {})
     tape = built.tapes["aaa"]
-    scheduler = Steps(DeviceExecutor(built.engine), built.engine.pool, limits_of(config), lambda: 0)
+    scheduler = Steps(built.engine, built.engine.pool, limits_of(config), lambda: 0)
 
     def bar(n: int) -> Record:
         return Record(

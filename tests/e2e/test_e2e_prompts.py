@@ -17,8 +17,8 @@ from daemon.config.schema import Pool, Query, Scheduler
 from daemon.config.units import Duration
 from daemon.engine.build import build
 from daemon.engine.host import scheduler_of
-from daemon.engine.readers import HostSwap
 from metrics.catalogue import BY_NAME
+from regions.offload.host import HostTier
 from scheduler.costs import load
 from scheduler.observer import Observer
 from scheduler.prefix_line import PrefixLine
@@ -160,7 +160,7 @@ def test_the_scheduler_is_given_what_the_configuration_asks_for() -> None:
     assert built.tapes["aaa"].staleness_ns == SECOND
     assert built.costs.base == load("h200-paper")
     scheduler = scheduler_of(config, built, Observer())
-    assert isinstance(scheduler._tier, HostSwap)
+    assert isinstance(scheduler._tier, HostTier)
     assert scheduler._costs is built.costs
     assert isinstance(scheduler._book._line, PrefixLine)
     plain = inproc_config(sessions=())

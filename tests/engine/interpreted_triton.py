@@ -23,9 +23,10 @@ from engine.attention.metadata import BatchPlan, Packed
 from engine.attention.reference import ReferenceAttention
 from engine.attention.rotary import FrameTurner
 from engine.attention.triton import TritonAttention
-from engine.engine import Engine, Work
+from engine.engine import Engine
 from engine.model.loading import prepare
-from regions.extents import Extent, Step
+from engine.step import Chunk
+from regions.extents import Extent, Placement
 from regions.tape import Retention
 from tests.engine.oracle import VOCABULARY, History, oracle_logits, random_weights, tiny, tiny_config
 from tests.engine.triton_batches import mixed_batch
@@ -87,13 +88,13 @@ def layer_call(
         read = {
             slot + i
             for s in plan.sequences
-            for slot, n in (*((e.slot, e.length) for e in s.step.past), *s.step.slots)
+            for slot, n in (*((e.slot, e.length) for e in s.placement.past), *s.placement.slots)
             for i in range(n)
         }
         unread = [slot for slot in range(slots) if slot not in read]
         keys[:, unread] = float("nan")
         values[:, unread] = float("nan")
-    new = torch.cat([torch.arange(a, a + n) for s in plan.sequences for a, n in s.step.slots]).to(DEVICE)
+    new = torch.cat([torch.arange(a, a + n) for s in plan.sequences for a, n in s.placement.slots]).to(DEVICE)
     half = int(dim * rotary) // 2
     inv_freq = 10000.0 ** (-torch.arange(half, device=DEVICE) / max(half, 1))
     # queries as transformers hands them over: rows before heads in memory
@@ -169,8 +170,8 @@ def test_half_precision_is_within_its_own_rounding(dtype: torch.dtype, dim: int)
 def test_a_request_that_writes_nan_spoils_no_other() -> None:
     """Two readers of a tape that fit one tile, one of them appending NaN: the other stays as it was."""
     tape = Extent(5, 100, 0, 0)
-    append = Packed(0, 2, Step((tape,), ((105, 2),), 100, 0))
-    question = Packed(2, 4, Step((tape,), ((120, 2),), 100, 0))
+    append = Packed(0, 2, Placement((tape,), ((105, 2),), 100, 0))
+    question = Packed(2, 4, Placement((tape,), ((120, 2),), 100, 0))
     plan = BatchPlan([append, question], DEVICE)
     torch.manual_seed(0)
     call = layer_call(plan, 130, groups=4)
@@ -200,12 +201,12 @@ def test_a_captured_call_answers_another_batch_after_prepare(monkeypatch: pytest
 
     Nothing of the first plan may be in the arguments or the grid, only in the tensors `prepare` refills.
     """
-    first = BatchPlan([Packed(0, 6, Step((Extent(3, 200, 50, 40),), ((210, 6),), 250, 40))], DEVICE)
+    first = BatchPlan([Packed(0, 6, Placement((Extent(3, 200, 50, 40),), ((210, 6),), 250, 40))], DEVICE)
     shared = Extent(40, 130, 7000, 6990)
     second = BatchPlan(
         [
-            Packed(0, 1, Step((shared,), ((5, 1),), 7130, 9)),
-            Packed(1, 5, Step((shared,), ((220, 3), (18, 1)), 7130, 6990)),
+            Packed(0, 1, Placement((shared,), ((5, 1),), 7130, 9)),
+            Packed(1, 5, Placement((shared,), ((220, 3), (18, 1)), 7130, 6990)),
         ],
         DEVICE,
     )
@@ -236,7 +237,7 @@ def test_a_captured_call_answers_another_batch_after_prepare(monkeypatch: pytest
 
 def test_the_table_of_turns_is_made_once_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers that share a turner share its table; the next pass makes its own."""
-    plan = BatchPlan([Packed(0, 1, Step((Extent(3, 20, 0, 0),), ((30, 1),), 20, 7))], DEVICE)
+    plan = BatchPlan([Packed(0, 1, Placement((Extent(3, 20, 0, 0),), ((30, 1),), 20, 7))], DEVICE)
     again = BatchPlan(plan.sequences, DEVICE)
     launches: list[Callable[[], None]] = []
     monkeypatch.setattr(backend, "turn_table", Recorder(backend.turn_table, launches))
@@ -294,7 +295,7 @@ def test_a_tape_with_questions_equals_the_oracle(architecture: str) -> None:
         record = tokens(rng.randrange(6, 12))
         tape.make_room(len(record), 1)
         assert tape.acquire(len(record))
-        logits = engine.logits([Work(tape, record)])
+        logits = engine.logits([Chunk(tape, record)])
         tape.commit([len(record)])
         written = tape.evicted_tokens + tape.live_tokens
         checks.append((history.add(record, written - len(record), tape.evicted_tokens), logits))
@@ -304,7 +305,7 @@ def test_a_tape_with_questions_equals_the_oracle(architecture: str) -> None:
     work = []
     for (_, fork, _, _), question in zip(forks, questions, strict=True):
         assert fork.acquire(len(question))
-        work.append(Work(fork, question))
+        work.append(Chunk(fork, question))
     parts = engine.logits(work).split([len(question) for question in questions])
     for (owner, _, coord, evicted), question, part in zip(forks, questions, parts, strict=True):
         checks.append((history.add(question, coord, evicted, owner=owner), part))

@@ -16,9 +16,10 @@ import torch
 from torch import distributed
 from torch.distributed.tensor import DTensor
 
-from engine.engine import Engine, Work
+from engine.engine import Engine
 from engine.model.canary import check
 from engine.model.loading import LoadedModel, load_model
+from engine.step import Chunk
 from regions.tape import Retention
 
 VOCABULARY = 199
@@ -39,11 +40,11 @@ def scenario(loaded: LoadedModel) -> list[torch.Tensor]:
         record = tokens(rng.randrange(4, 9))
         tape.make_room(len(record), 1)
         assert tape.acquire(len(record))
-        logits.append(engine.logits([Work(tape, record)]))
+        logits.append(engine.logits([Chunk(tape, record)]))
         tape.commit([len(record)])
         forks.append(tape.fork())
         if i % 4 == 3:
-            work = [Work(fork, tokens(3)) for fork in forks]
+            work = [Chunk(fork, tokens(3)) for fork in forks]
             for item in work:
                 assert item.target.acquire(3)
             logits.append(engine.logits(work))

@@ -14,10 +14,11 @@ from transformers import CONFIG_MAPPING
 
 from engine.attention.rotary import FrameTurner
 from engine.engine import Engine
+from engine.model import architectures, canary
+from engine.model import loading as model
 from engine.model.architectures import REFUSED, TESTED, check_known
 from engine.model.embedded import build_tokenizer
-from engine.model.loading import LoadedModel, ModelError, architectures, canary, load_model, prepare
-from engine.model.loading import loading as model
+from engine.model.loading import LoadedModel, ModelError, load_model, prepare
 from engine.model.revision import revision_of
 from engine.profile import probe
 from regions.tape import Retention

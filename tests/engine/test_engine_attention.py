@@ -20,7 +20,7 @@ from engine.attention.cpu import CpuAttention
 from engine.attention.metadata import BatchPlan, Packed, after, split
 from engine.attention.reference import ReferenceAttention
 from engine.attention.rotary import FrameTurner
-from regions.extents import Extent, SlotRange, Step
+from regions.extents import Extent, Placement, SlotRange
 
 BACKENDS: list[type[Attention]] = [CpuAttention, ReferenceAttention]
 KV_HEADS, GROUPS, DIM, ROTARY = 2, 3, 16, 12
@@ -63,7 +63,7 @@ class Layer:
         slots: list[SlotRange] = [(self.extent(n, 0, 0).slot, n) for n in (cut, rows - cut) if n]
         start = self.sequences[-1].stop if self.sequences else 0
         origin = coord - self.rng.randrange(50)
-        self.sequences.append(Packed(start, start + rows, Step(past, tuple(slots), coord, origin)))
+        self.sequences.append(Packed(start, start + rows, Placement(past, tuple(slots), coord, origin)))
         return self.sequences[-1]
 
     def mixed(self) -> None:
@@ -83,7 +83,9 @@ class Layer:
         """The pass, its new keys and values in the pool."""
         rows = self.sequences[-1].stop
         generator = self._generator(rows)
-        new = [slot for s in self.sequences for first, n in s.step.slots for slot in range(first, first + n)]
+        new = [
+            slot for s in self.sequences for first, n in s.placement.slots for slot in range(first, first + n)
+        ]
         return LayerCall(
             torch.randn(KV_HEADS * GROUPS, rows, DIM, generator=generator) * 2,
             self.keys[:, new],
@@ -103,14 +105,19 @@ def defined(call: LayerCall) -> torch.Tensor:
     """Row by row from the definition, in float64: every key within the window, at its distance."""
     outputs = []
     for sequence in call.plan.sequences:
-        step = sequence.step
+        placement = sequence.placement
         for row in range(sequence.start, sequence.stop):
-            coord = step.coord + row - sequence.start
-            written = [slot for first, n in step.slots for slot in range(first, first + n)]
+            coord = placement.coord + row - sequence.start
+            written = [slot for first, n in placement.slots for slot in range(first, first + n)]
             seen = [
-                (e.slot + i, e.coord + i, step.origin - e.origin) for e in step.past for i in range(e.length)
+                (e.slot + i, e.coord + i, placement.origin - e.origin)
+                for e in placement.past
+                for i in range(e.length)
             ]
-            seen += [(slot, step.coord + i, 0) for i, slot in enumerate(written[: coord - step.coord + 1])]
+            seen += [
+                (slot, placement.coord + i, 0)
+                for i, slot in enumerate(written[: coord - placement.coord + 1])
+            ]
             if call.window is not None:
                 seen = [key for key in seen if coord - key[1] < call.window]
             slots, turns = [key[0] for key in seen], [key[2] for key in seen]
@@ -201,7 +208,7 @@ def test_a_broken_sequence_leaves_its_neighbours_bit_for_bit(
             layer.add(shared + private if len(layer.sequences) == 2 else shared, n)
         broken = layer.sequences[2]
         expected = backend()(layer.call(window, softcap))
-        for first, n in (*broken.step.slots, private[0][:2]):
+        for first, n in (*broken.placement.slots, private[0][:2]):
             layer.keys[:, first : first + n] = poison
             layer.values[:, first : first + n] = poison
         call = layer.call(window, softcap)
@@ -374,7 +381,7 @@ def test_an_extent_splits_into_what_some_rows_and_what_all_rows_see(
 def test_the_rest_of_a_step_has_what_came_before_as_its_past(counts: list[int], data: st.DataObject) -> None:
     slots = tuple((100 * i, count) for i, count in enumerate(counts))
     tokens = data.draw(st.integers(0, sum(counts) - 1))
-    rest = after(Step((Extent(900, 5, 40, 3),), slots, 45, 10), tokens)
+    rest = after(Placement((Extent(900, 5, 40, 3),), slots, 45, 10), tokens)
     written = [(e.slot + i, e.coord + i) for e in rest.past[1:] for i in range(e.length)]
     left = [slot for first, n in rest.slots for slot in range(first, first + n)]
     everything = [slot for first, n in slots for slot in range(first, first + n)]

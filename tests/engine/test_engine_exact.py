@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from engine.divergence import Divergence, divergences, probe, window_of
-from engine.engine import Engine, Work
+from engine.engine import Engine
 from engine.model.canary import dense_logits
+from engine.step import Chunk
 from regions.ephemeral import Fork
 from regions.tape import Retention
 from tests.engine.oracle import VOCABULARY, History, oracle_logits, tiny
@@ -26,14 +27,14 @@ def tokens(rng: random.Random, n: int) -> list[int]:
 
 def ask(engine: Engine, fork: Fork, question: Sequence[int]) -> torch.Tensor:
     assert fork.acquire(len(question))
-    return engine.logits([Work(fork, question)])
+    return engine.logits([Chunk(fork, question)])
 
 
 def prefill(engine: Engine, fork: Fork, window: Sequence[int]) -> None:
     for start in range(0, len(window), CHUNK):
         part = window[start : start + CHUNK]
         assert fork.acquire(len(part))
-        engine.forward([Work(fork, part, sample=False)])
+        engine.execute([Chunk(fork, part, sample=False)])
 
 
 class World:
@@ -58,7 +59,7 @@ class World:
         record = tokens(self.rng, length or self.rng.randrange(4, 10))
         self.tape.make_room(len(record), 1, at)
         assert self.tape.acquire(len(record))
-        logits = self.engine.logits([Work(self.tape, record)])
+        logits = self.engine.logits([Chunk(self.tape, record)])
         self.tape.commit([len(record)], [at])
         self.history.add(record, self.coord - len(record), self.tape.evicted_tokens)
         return logits
@@ -155,7 +156,7 @@ def test_what_was_appended_and_evicted_during_the_prefill_is_caught_up_with_and_
     record = tokens(world.rng, 5)
     tape.make_room(5, 1)
     assert tape.acquire(5)
-    actual = world.engine.logits([Work(tape, record)])
+    actual = world.engine.logits([Chunk(tape, record)])
     where = history.add(record, begun + len(window) + len(missing), tape.evicted_tokens)
     tape.commit([5])
     assert (actual - oracle_logits(world.model, history)[where]).abs().max() < 1e-4
@@ -276,7 +277,7 @@ def test_records_evicted_by_event_time_are_those_of_a_plain_list(span: int) -> N
             by_time += 1
         tape.make_room(room, len(records), max(times))
         assert tape.acquire(room)
-        tape.wrote(tape.step(room), [token for r in records for token in r])  # no model is needed for it
+        tape.wrote(tape.place(room), [token for r in records for token in r])  # no model is needed for it
         tape.commit(list(map(len, records)), times)
         plain += zip(times, records, strict=True)
         assert [(r.ts_event, list(r.tokens)) for r in tape.records] == plain

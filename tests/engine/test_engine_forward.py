@@ -10,21 +10,20 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from daemon.engine.executor import DeviceExecutor
 from engine.attention.base import LayerCall
 from engine.attention.cpu import CpuAttention
-from engine.engine import Engine, Work
-from engine.memory import DeviceOutOfMemory, out_of_memory
+from engine.engine import Engine
+from engine.memory import out_of_memory
 from engine.model.canary import dense_logits
 from engine.model.loading import LoadedModel
-from engine.sampling import Choice
 from engine.seeding import Sampling, prompt_seed
+from engine.step import Chunk, OutOfMemory, SampledToken
 from regions.ephemeral import Fork
 from regions.tape import Retention
 from scheduler.observer import Observer
 from scheduler.request import Record, Request, State
 from scheduler.scheduler import Scheduler
-from scheduler.types import Chunk, Limits, OutOfMemory, PriorityClass
+from scheduler.types import Limits, PriorityClass
 from tests.engine.oracle import VOCABULARY, History, oracle_logits, tiny
 
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [20, 21], [30, 31, 32, 33], [50, 40, 30, 20, 10]]
@@ -63,10 +62,10 @@ class Failing:
         return self.inner(call)
 
 
-def run(engine: Engine, work: Sequence[Work]) -> list[Choice]:
+def run(engine: Engine, work: Sequence[Chunk]) -> list[SampledToken]:
     for each in work:
         assert each.target.acquire(len(each.tokens))
-    chosen = engine.forward(work)
+    chosen = engine.execute(work)
     assert all(choice is not None for choice in chosen)
     return [choice for choice in chosen if choice is not None]
 
@@ -82,7 +81,7 @@ def answers(model: LoadedModel, temperature: float, count: int) -> list[list[int
     for prompt in PROMPTS:
         fork, tokens, out = engine.open_prompt(), list(prompt), []
         for index in range(count):
-            (choice,) = run(engine, [Work(fork, tokens, sampling=sampling_of(prompt, temperature, index))])
+            (choice,) = run(engine, [Chunk(fork, tokens, sampling=sampling_of(prompt, temperature, index))])
             tokens = [choice.token]
             out.append(choice.token)
         result.append(out)
@@ -117,7 +116,7 @@ def test_answers_with_drafts_equal_those_without_token_for_token(
             if spoiled < len(drafts):
                 drafts[spoiled] = (drafts[spoiled] + 1) % VOCABULARY
             sampling = sampling_of(prompt, temperature, len(answer))
-            work.append(Work(forks[which], [*known, *drafts], sampling=sampling, drafts=len(drafts)))
+            work.append(Chunk(forks[which], [*known, *drafts], sampling=sampling, drafts=len(drafts)))
         for fork, answer, each, choice in zip(forks, out, work, run(engine, work), strict=True):
             answer += [*(confirmed.token for confirmed in choice.accepted), choice.token]
             fork.keep(fork.length - each.drafts + len(choice.accepted))
@@ -130,7 +129,7 @@ def test_answers_with_drafts_equal_those_without_token_for_token(
     for prompt, fork, answer in zip(PROMPTS, forks, out, strict=True):
         assert fork.tokens == [*prompt, *answer[:-1]]
         assert fork.acquire(1)
-        (logits,) = engine.logits([Work(fork, answer[-1:])])
+        (logits,) = engine.logits([Chunk(fork, answer[-1:])])
         assert (logits - dense_logits(model, [*prompt, *answer])[-1]).abs().max() < 1e-4
         fork.release()
 
@@ -140,9 +139,9 @@ def test_accepted_drafts_carry_the_confidence_of_the_pass_without_them(model: Lo
     alone, drafted = engine.open_prompt(), engine.open_prompt()
     tokens, plain = list(PROMPTS[0]), []
     for _ in range(4):
-        plain += run(engine, [Work(alone, tokens)])
+        plain += run(engine, [Chunk(alone, tokens)])
         tokens = [plain[-1].token]
-    (last,) = run(engine, [Work(drafted, [*PROMPTS[0], *(choice.token for choice in plain[:3])], drafts=3)])
+    (last,) = run(engine, [Chunk(drafted, [*PROMPTS[0], *(choice.token for choice in plain[:3])], drafts=3)])
     for one, other in zip(plain, [*last.accepted, last], strict=True):
         assert (one.token, other.top1, other.top2) == (
             other.token,
@@ -156,7 +155,7 @@ def test_accepted_drafts_carry_the_confidence_of_the_pass_without_them(model: Lo
 def test_drafts_without_a_token_before_them_are_refused(model: LoadedModel) -> None:
     fork = Engine(model, blocks=4).open_prompt()
     with pytest.raises(ValueError, match="2 drafts need a token before them"):
-        Work(fork, [1, 2], drafts=2)
+        Chunk(fork, [1, 2], drafts=2)
 
 
 # Seeded draws.
@@ -184,9 +183,9 @@ def test_draws_repeat_whatever_the_batch_the_chunks_and_preemption(model: Loaded
             sampling = sampling_of(PROMPTS[which], 1.2, len(out[which]))
             assert fork.acquire(n)
             tokens = known[fork.length : fork.length + n]
-            work.append(Work(fork, tokens, sample, sampling=sampling))
+            work.append(Chunk(fork, tokens, sample, sampling=sampling))
             who.append(which)
-        for which, choice in zip(who, engine.forward(work) if work else [], strict=True):
+        for which, choice in zip(who, engine.execute(work) if work else [], strict=True):
             if choice is not None:
                 out[which].append(choice.token)
     assert out == expected
@@ -216,7 +215,7 @@ def test_a_request_whose_logits_are_not_finite_fails_alone(model: LoadedModel, l
         engine = Engine(model, blocks=64, block_size=4, attention=attention)
         forks = [engine.open_prompt() for _ in range(3)]
         prompts = [[7, 8], [9, 10, 11], [12, 13, 14, 15]]
-        batches.append(run(engine, [Work(f, tokens) for f, tokens in zip(forks, prompts, strict=True)]))
+        batches.append(run(engine, [Chunk(f, tokens) for f, tokens in zip(forks, prompts, strict=True)]))
         assert [fork.length for fork in forks] == [2, 3, 4]
         for fork in forks:
             fork.release()
@@ -270,15 +269,15 @@ def test_a_pass_without_memory_leaves_every_target_as_it_was(model: LoadedModel,
         assert fork.acquire(6)
         before = (tape.extents, tape.live_tokens, fork.extents, fork.length)
         attention.at = attention.calls + at
-        with pytest.raises(DeviceOutOfMemory) as raised:
-            engine.forward([Work(tape, record, sample=False), Work(fork, question)])
+        with pytest.raises(OutOfMemory) as raised:
+            engine.execute([Chunk(tape, record, sample=False), Chunk(fork, question)])
         assert "\n" not in str(raised.value)
         assert (tape.extents, tape.live_tokens, fork.extents, fork.length) == before
         for part in (question[:2], question[2:]):
             place = history.add(part, begins + fork.length, evicted, owner)
-            checks.append((place, engine.logits([Work(fork, part)])))
+            checks.append((place, engine.logits([Chunk(fork, part)])))
         place = history.add(record, tape.evicted_tokens + tape.live_tokens, tape.evicted_tokens)
-        checks.append((place, engine.logits([Work(tape, record)])))
+        checks.append((place, engine.logits([Chunk(tape, record)])))
         tape.commit([8])
         frames.add(tape.extents[-1].origin)
         fork.release()
@@ -291,15 +290,15 @@ def test_a_pass_without_memory_leaves_every_target_as_it_was(model: LoadedModel,
 def test_memory_that_runs_out_while_choosing_counts_like_in_the_model(
     model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def choose(*_: object, **__: object) -> list[Choice]:
+    def choose(*_: object, **__: object) -> list[SampledToken]:
         raise torch.OutOfMemoryError("no room for the noise")
 
     engine = Engine(model, blocks=16, block_size=4)
     fork = engine.open_prompt()
     assert fork.acquire(3)
     monkeypatch.setattr("engine.engine.choose", choose)
-    with pytest.raises(DeviceOutOfMemory, match="no room for the noise"):
-        engine.forward([Work(fork, [1, 2, 3])])
+    with pytest.raises(OutOfMemory, match="no room for the noise"):
+        engine.execute([Chunk(fork, [1, 2, 3])])
     assert fork.length == 0
     fork.release()
 
@@ -321,9 +320,9 @@ def test_the_failed_pass_is_gone_when_its_error_arrives(model: LoadedModel) -> N
     gc.disable()
     try:
         with pytest.raises(OutOfMemory) as held:
-            DeviceExecutor(engine).execute([Chunk(fork, [1, 2, 3], sample=True)])
+            engine.execute([Chunk(fork, [1, 2, 3], sample=True)])
         assert [reference() for reference in seen] == [None]
-        assert held.value.__cause__ is not None, "the whole chain of errors was alive while we looked"
+        assert held.value.__cause__ is held.value.__context__ is None  # the error carries no other frames
     finally:
         gc.enable()
     fork.release()
@@ -334,14 +333,14 @@ def test_other_errors_pass_through_and_change_nothing_either(model: LoadedModel)
     fork = engine.open_prompt()
     assert fork.acquire(3)
     with pytest.raises(RuntimeError, match="a defect"):
-        engine.forward([Work(fork, [1, 2, 3])])
+        engine.execute([Chunk(fork, [1, 2, 3])])
     assert fork.length == 0
     fork.release()
 
 
 def test_a_prefix_that_finds_no_memory_holds_no_block(model: LoadedModel) -> None:
     engine = Engine(model, blocks=16, block_size=4, attention=Failing(1))
-    with pytest.raises(DeviceOutOfMemory):
+    with pytest.raises(OutOfMemory):
         engine.open_tape("t", [1, 2, 3], Retention(20))
     assert engine.pool.blocks.free_blocks == 16
     engine.open_tape("t", [1, 2, 3], Retention(20)).release()
@@ -355,7 +354,7 @@ def test_the_executor_tells_the_scheduler_in_its_own_words(model: LoadedModel) -
     fork = engine.open_prompt()
     assert fork.acquire(3)
     with pytest.raises(OutOfMemory, match="Tried to allocate 2 GiB"):
-        DeviceExecutor(engine).execute([Chunk(fork, [1, 2, 3], sample=True)])
+        engine.execute([Chunk(fork, [1, 2, 3], sample=True)])
     fork.release()
 
 
@@ -382,7 +381,7 @@ def test_requests_and_records_survive_a_device_that_runs_out_of_memory(model: Lo
         engine = Engine(model, blocks=64, block_size=4, attention=attention)
         tape = engine.open_tape("t", (), Retention(30))
         scheduler = Scheduler(
-            DeviceExecutor(engine),
+            engine,
             engine.pool,
             Limits(chunk_min=2, chunk_max=4),
             iter(range(10**6)).__next__,

@@ -10,10 +10,11 @@ import torch
 
 from engine.attention.metadata import BatchPlan, Packed
 from engine.attention.reference import ReferenceAttention
-from engine.engine import Engine, Work
+from engine.engine import Engine
 from engine.graphs.capture import capture_obstacle
 from engine.graphs.runner import GraphRunner, Replay
 from engine.model.loading import ATTENTION
+from engine.step import Chunk
 from regions.ephemeral import Fork
 from regions.tape import Retention, Tape
 from tests.engine.oracle import VOCABULARY, tiny
@@ -38,14 +39,14 @@ def tokens(rng: random.Random, n: int) -> list[int]:
 def append(engine: Engine, tape: Tape, record: list[int]) -> None:
     tape.make_room(len(record), 1)
     assert tape.acquire(len(record))
-    engine.forward([Work(tape, record, sample=False)])
+    engine.execute([Chunk(tape, record, sample=False)])
     tape.commit([len(record)])
 
 
 def ask(engine: Engine, forks: list[Fork], questions: list[list[int]]) -> list[tuple[int, float]]:
     for fork, question in zip(forks, questions, strict=True):
         assert fork.acquire(len(question))
-    chosen = engine.forward([Work(f, q) for f, q in zip(forks, questions, strict=True)])
+    chosen = engine.execute([Chunk(f, q) for f, q in zip(forks, questions, strict=True)])
     return [(c.token, c.top1) for c in chosen if c is not None]
 
 
@@ -102,7 +103,7 @@ def test_only_so_many_recordings_are_kept() -> None:
         prompt = engine.open_prompt()
         words = tokens(rng, n)
         assert prompt.acquire(n)
-        plan = BatchPlan([Packed(0, n, prompt.step(n))])
+        plan = BatchPlan([Packed(0, n, prompt.place(n))])
         runner.logits(plan, words, [n - 1])
         prompt.release()
     assert (runner.recordings, runner.replays) == (4, 1)

@@ -12,8 +12,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.engine import Engine, Work
+from engine.engine import Engine
 from engine.model.loading import LoadedModel
+from engine.step import Chunk
 from regions.allocator import Run
 from regions.context import Held
 from regions.ephemeral import Fork
@@ -104,7 +105,7 @@ class World:
             self.readers.clear()
             assert self.tape.acquire(len(flat))
         where = self.history.add(flat, self.written, self.tape.evicted_tokens)
-        self.checks.append((where, self.engine.logits([Work(self.tape, flat)])))
+        self.checks.append((where, self.engine.logits([Chunk(self.tape, flat)])))
         self.tape.commit([len(record) for record in records])
 
     def fork(self) -> None:
@@ -117,7 +118,7 @@ class World:
         part = self.tokens(self.rng.randrange(1, 7))
         if reader.fork.acquire(len(part)):
             where = self.history.add(part, reader.coord + reader.fork.length, reader.evicted, reader.owner)
-            self.checks.append((where, self.engine.logits([Work(reader.fork, part)])))
+            self.checks.append((where, self.engine.logits([Chunk(reader.fork, part)])))
 
     def cut(self, reader: Reader, n: int) -> None:
         """What stays gets another owner in the history: the oracle never forgets a token of an owner."""

@@ -12,9 +12,10 @@ from engine.attention.base import LayerCall
 from engine.attention.cpu import CpuAttention
 from engine.attention.last_layer import LastLayer, install
 from engine.attention.metadata import BatchPlan
-from engine.engine import Engine, Work
+from engine.engine import Engine
 from engine.model.canary import check, dense_logits
 from engine.model.loading import LoadedModel, ModelError
+from engine.step import Chunk
 from regions.tape import Retention
 from tests.engine.oracle import ARCHITECTURES, VOCABULARY, tiny
 
@@ -50,19 +51,19 @@ class Session:
 
     def append(self, record: list[int]) -> None:
         assert self.tape.acquire(len(record))
-        assert self.engine.forward([Work(self.tape, record, sample=False)]) == [None]
+        assert self.engine.execute([Chunk(self.tape, record, sample=False)]) == [None]
         self.tape.commit([len(record)])
 
-    def ask(self, questions: Sequence[Sequence[int]], drafts: Sequence[int | None]) -> list[Work]:
+    def ask(self, questions: Sequence[Sequence[int]], drafts: Sequence[int | None]) -> list[Chunk]:
         """A fork of the tape for each question; ``drafts`` None: nothing is sampled."""
         forks = [self.tape.fork() for _ in questions]
         assert all(fork.acquire(len(question)) for fork, question in zip(forks, questions, strict=True))
         return [
-            Work(fork, question, sample=d is not None, drafts=d or 0)
+            Chunk(fork, question, sample=d is not None, drafts=d or 0)
             for fork, question, d in zip(forks, questions, drafts, strict=True)
         ]
 
-    def close(self, work: Sequence[Work]) -> None:
+    def close(self, work: Sequence[Chunk]) -> None:
         for each in work:
             each.target.release()
         self.tape.release()
@@ -92,7 +93,7 @@ def test_the_rows_that_are_read_have_the_logits_of_a_whole_pass(
     work = session.ask(questions, [0, None, 2, 0])
     monkeypatch.setattr("engine.engine.choose", choose)
     monkeypatch.setattr("engine.engine.accept", lambda *_: None)
-    session.engine.forward(work)
+    session.engine.execute(work)
     layers = len(model.layers)
     assert session.counting.rows == [50] * (layers - 1) + [5]
     assert (read[0] - whole[[16, 30, 31, 32, 49]]).abs().max() < 1e-5
@@ -106,9 +107,9 @@ def test_a_pass_that_only_appends_ends_at_the_last_layer_s_keys() -> None:
     session.counting.rows.clear()
     record = session.tokens(30)
     assert session.tape.acquire(30)
-    step = session.tape.step(30)
+    step = session.tape.place(30)
     places = [slot for first, n in step.slots for slot in range(first, first + n)]
-    session.engine.logits([Work(session.tape, record)])
+    session.engine.logits([Chunk(session.tape, record)])
     pool = session.engine.pool
     assert session.counting.rows == [30] * len(model.layers)
     expected = [tensor[:, places].clone() for tensor in (*pool.keys, *pool.values)]

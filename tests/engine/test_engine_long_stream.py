@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.engine import Engine, Work
+from engine.engine import Engine
+from engine.step import Chunk
 from regions.tape import Retention, Tape
 from tests.engine.oracle import VOCABULARY, History, oracle_logits, tiny
 
@@ -78,7 +79,7 @@ class Stream:
     def written(self) -> int:
         return self.tape.evicted_tokens + self.tape.live_tokens
 
-    def append(self) -> Work:
+    def append(self) -> Chunk:
         """Make the next append ready; `commit` follows the forward pass."""
         tape = self.tape
         self.lengths = self.rng.integers(56, 84, RECORDS).tolist()
@@ -89,7 +90,7 @@ class Stream:
         # a row sees its own window, a window back for each layer; older appends are nobody's past any more
         while self.past[0].coord + len(self.past[0].tokens) < self.written - (LAYERS + 1) * RETENTION:
             self.past.popleft()
-        return Work(tape, tokens, sample=False)
+        return Chunk(tape, tokens, sample=False)
 
     def commit(self) -> None:
         self.tape.commit(self.lengths)
@@ -102,7 +103,7 @@ class Stream:
     def run(self, tokens: int) -> None:
         """Feed until so many tokens are written."""
         while self.written < tokens:
-            self.engine.forward([self.append()])
+            self.engine.execute([self.append()])
             self.commit()
 
 
@@ -126,7 +127,7 @@ def test_ten_million_tokens_leave_the_oracle_s_window_and_no_trace() -> None:
         checks.append((stream.past[-1], logits))
     fork, question = tape.fork(), list(range(50, 70))
     assert fork.acquire(len(question))
-    answer = engine.logits([Work(fork, question)])
+    answer = engine.logits([Chunk(fork, question)])
     fork.release()
 
     history = History.begin(FROZEN)

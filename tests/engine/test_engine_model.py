@@ -10,11 +10,12 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config, GPTNeoXConfig
 
 from engine.attention.rotary import FrameTurner
-from engine.engine import Engine, Work
+from engine.engine import Engine
 from engine.model.embedded import build_tokenizer, embedded_directory
 from engine.model.loading import ModelError, canary, load_model, prepare, resolve_device
 from engine.model.prompt import PromptError, PromptFormat
 from engine.sampling import choose
+from engine.step import Chunk
 from regions.tape import Retention
 from tests.engine.oracle import tiny
 
@@ -148,7 +149,7 @@ def test_one_pass_for_many_questions_equals_one_pass_each() -> None:
     for record in ([8, 9, 10, 11], [12, 13, 14], [15, 16, 17, 18, 19]):
         tape.make_room(len(record), 1)
         assert tape.acquire(len(record))
-        engine.forward([Work(tape, record, sample=False)])
+        engine.execute([Chunk(tape, record, sample=False)])
         tape.commit([len(record)])
     questions = [[20, 21, 22], [23], [24, 25, 26, 27, 28]]
 
@@ -156,7 +157,7 @@ def test_one_pass_for_many_questions_equals_one_pass_each() -> None:
         forks = [tape.fork() for _ in batches]
         for fork, question in zip(forks, batches, strict=True):
             assert fork.acquire(len(question))
-        logits = engine.logits([Work(f, q) for f, q in zip(forks, batches, strict=True)])
+        logits = engine.logits([Chunk(f, q) for f, q in zip(forks, batches, strict=True)])
         for fork in forks:
             fork.release()
         return list(logits.split([len(q) for q in batches]))

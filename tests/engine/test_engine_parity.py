@@ -10,8 +10,9 @@ import torch
 from engine.attention.base import Attention
 from engine.attention.cpu import CpuAttention
 from engine.attention.reference import ReferenceAttention
-from engine.engine import Engine, Work
+from engine.engine import Engine
 from engine.model.canary import check, dense_logits
+from engine.step import Chunk
 from regions.ephemeral import Fork
 from regions.tape import Retention, Tape
 from tests.engine.oracle import ARCHITECTURES, VOCABULARY, History, oracle_logits, tiny
@@ -26,7 +27,7 @@ def tokens(rng: random.Random, n: int) -> list[int]:
 def append(engine: Engine, tape: Tape, record: list[int]) -> torch.Tensor:
     tape.make_room(len(record), 1)
     assert tape.acquire(len(record))
-    logits = engine.logits([Work(tape, record)])
+    logits = engine.logits([Chunk(tape, record)])
     tape.commit([len(record)])
     return logits
 
@@ -59,7 +60,7 @@ def test_mixed_batches_equal_the_dense_forward(architecture: str, backend: type[
             n = min(rng.choice([0, 1, 1, 5, 13]), len(prompts[i]) - forks[i].length)
             if n:
                 assert forks[i].acquire(n)
-                batch.append((i, Work(forks[i], prompts[i][forks[i].length : forks[i].length + n])))
+                batch.append((i, Chunk(forks[i], prompts[i][forks[i].length : forks[i].length + n])))
         if batch:
             logits = engine.logits([work for _, work in batch])
             for (i, _), part in zip(batch, logits.split([len(w.tokens) for _, w in batch]), strict=True):
@@ -94,7 +95,7 @@ def test_eviction_in_frames_equals_the_oracle(architecture: str, backend: type[A
                 for _, fork, _, _ in forks:
                     question = tokens(rng, 6 if step == 0 else 1)
                     assert fork.acquire(len(question))
-                    work.append(Work(fork, question))
+                    work.append(Chunk(fork, question))
                 parts = engine.logits(work).split([len(w.tokens) for w in work])
                 for (who, _, coord, evicted), w, part in zip(forks, work, parts, strict=True):
                     at = coord if step == 0 else coord + 6
@@ -154,7 +155,7 @@ def test_a_fork_outgrowing_its_frame_opens_a_new_one() -> None:
         checks.append(
             (
                 history.add(part, coord + 6 * i, tape.evicted_tokens, owner=1),
-                engine.logits([Work(fork, part)]),
+                engine.logits([Chunk(fork, part)]),
             )
         )
     expected = oracle_logits(model, history)

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from engine.attention.base import Attention
 from engine.attention.cpu import CpuAttention
 from engine.attention.reference import ReferenceAttention
-from engine.engine import Engine, Work
+from engine.engine import Engine
 from engine.model.canary import dense_logits
 from engine.model.loading import LoadedModel
-from engine.sampling import Choice
+from engine.step import Chunk, SampledToken
 from regions.offload.host import HostTier
 from regions.prompt import StreamingPrompt
 from regions.tape import Retention
@@ -35,7 +35,7 @@ class Counting(Engine):
 
     computed = 0
 
-    def _run(self, batch: Sequence[Work], *args: object) -> object:  # type: ignore[override]  # passed on
+    def _run(self, batch: Sequence[Chunk], *args: object) -> object:  # type: ignore[override]  # passed on
         self.computed += sum(len(work.tokens) for work in batch)
         return super()._run(batch, *args)  # type: ignore[arg-type]
 
@@ -45,7 +45,7 @@ def finish(engine: Engine, prompt: list[int], *, save: bool = True) -> tuple[int
     fork = engine.open_prompt(prompt)
     rest = prompt[fork.cached_tokens :]
     assert fork.acquire(len(rest))
-    logits = engine.logits([Work(fork, rest)])
+    logits = engine.logits([Chunk(fork, rest)])
     if save:
         engine.save_prompt(fork, prompt)
     found = fork.cached_tokens
@@ -106,7 +106,7 @@ def test_frozen_prefixes_are_computed_once_and_only_where_they_are_new() -> None
     for tape, prefix in tapes:
         tape.make_room(9, 1)
         assert tape.acquire(9)
-        logits = engine.logits([Work(tape, record)])
+        logits = engine.logits([Chunk(tape, record)])
         tape.commit([9])
         assert (logits - dense_logits(model, prefix + record)[len(prefix) :]).abs().max() < 1e-4
     for tape, _ in tapes:
@@ -155,8 +155,8 @@ def run(engine: Engine, prompt: StreamingPrompt, n: int) -> None:
     """Compute the next ``n`` tokens if there is room; every row equals the dense model's."""
     piece = prompt.next(n)
     if piece and prompt.fork.acquire(len(piece)):
-        at = prompt.computed
-        logits = engine.logits([Work(prompt.fork, piece)])
+        at = prompt.length
+        logits = engine.logits([Chunk(prompt.fork, piece)])
         expected = dense_logits(small_llama(), prompt.tokens[: at + len(piece)].tolist())[at:]
         assert (logits - expected).abs().max() < 1e-4
 
@@ -169,8 +169,8 @@ def answer(engine: Engine, prompt: StreamingPrompt, n: int) -> None:
     for _ in range(n % 4):
         if prompt.remaining or not prompt.fork.acquire(1):
             return
-        (choice,) = engine.forward([Work(prompt.fork, [token])])
-        assert isinstance(choice, Choice)
+        (choice,) = engine.execute([Chunk(prompt.fork, [token])])
+        assert isinstance(choice, SampledToken)
         token = choice.token
 
 

@@ -11,8 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.sampling import Choice, choose, gumbel
+from engine.sampling import choose, gumbel
 from engine.seeding import GOLDEN, MASK, Sampling, fnv1a, mix, prompt_seed, signed
+from engine.step import SampledToken
 from engine.verify import accept
 
 CHI_SQUARE_7 = 24.3
@@ -152,8 +153,8 @@ def test_keys_differ_by_seed_and_index() -> None:
     assert Sampling(1.0, 3, 4).later(2) == Sampling(1.0, 3, 6)
 
 
-def rows(*tokens: int) -> list[Choice]:
-    return [Choice(token, 2.0, 1.0) for token in tokens]
+def rows(*tokens: int) -> list[SampledToken]:
+    return [SampledToken(token, 2.0, 1.0) for token in tokens]
 
 
 def test_drafts_are_accepted_up_to_the_first_that_differs() -> None:
@@ -167,6 +168,6 @@ def test_drafts_are_accepted_up_to_the_first_that_differs() -> None:
 
 def test_a_broken_row_confirms_nothing_and_is_what_comes_back() -> None:
     model = rows(5, 6, 7)
-    model[1] = Choice(0, 0.0, 0.0, "broken")
+    model[1] = SampledToken(0, 0.0, 0.0, "broken")
     assert accept((5, 0), model).error == "broken"
     assert accept((9, 0), model).error is None  # the answer never comes to the broken row

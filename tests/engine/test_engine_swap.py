@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.engine import Engine, Work
+from engine.engine import Engine
 from engine.model.canary import dense_logits
+from engine.step import Chunk
 from regions.compaction import compact
 from regions.ephemeral import Fork
 from regions.offload.host import HostTier
@@ -29,13 +30,13 @@ def tokens(rng: random.Random, n: int) -> list[int]:
 def append(engine: Engine, tape: Tape, record: Sequence[int]) -> None:
     tape.make_room(len(record), 1)
     assert tape.acquire(len(record))
-    engine.forward([Work(tape, record, sample=False)])
+    engine.execute([Chunk(tape, record, sample=False)])
     tape.commit([len(record)])
 
 
 def ask(engine: Engine, fork: Fork, part: Sequence[int]) -> torch.Tensor:
     assert fork.acquire(len(part))
-    return engine.logits([Work(fork, part)])
+    return engine.logits([Chunk(fork, part)])
 
 
 def scribble(engine: Engine) -> None:
@@ -49,7 +50,7 @@ def scribble(engine: Engine) -> None:
 def prefill(engine: Engine):  # type: ignore[no-untyped-def]  # a closure for Residency
     def run(fork: Fork, window: Sequence[int]) -> None:
         for start in range(0, len(window), 16):
-            engine.forward([Work(fork, window[start : start + 16], sample=False)])
+            engine.execute([Chunk(fork, window[start : start + 16], sample=False)])
 
     return run
 

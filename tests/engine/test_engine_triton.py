@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from engine.attention.device_metadata import DevicePlan, Layout, View, lay_out, reads_of
 from engine.attention.metadata import BatchPlan, Packed
-from regions.extents import Extent, Step
+from regions.extents import Extent, Placement
 from tests.engine.triton_batches import mixed_batch
 
 ROOT = Path(__file__).parents[2]
@@ -33,14 +33,18 @@ def visible(plan: BatchPlan, window: int | None) -> Counter[tuple[int, int, int]
     """(row, slot, turn) of every key each row must see, from the definition."""
     seen: Counter[tuple[int, int, int]] = Counter()
     for sequence in plan.sequences:
-        step = sequence.step
-        keys = [(e.slot + i, e.coord + i, step.origin - e.origin) for e in step.past for i in range(e.length)]
-        coord = step.coord
-        for slot, count in step.slots:
+        placement = sequence.placement
+        keys = [
+            (e.slot + i, e.coord + i, placement.origin - e.origin)
+            for e in placement.past
+            for i in range(e.length)
+        ]
+        coord = placement.coord
+        for slot, count in placement.slots:
             keys += [(slot + i, coord + i, 0) for i in range(count)]
             coord += count
         for row in range(sequence.rows):
-            at = step.coord + row
+            at = placement.coord + row
             seen.update(
                 (sequence.start + row, slot, turn)
                 for slot, coord, turn in keys
@@ -98,7 +102,7 @@ def questions_on_a_tape(count: int, rows: int, keys: int) -> BatchPlan:
     tape = Extent(0, keys, 0, 0)
     return BatchPlan(
         [
-            Packed(i * rows, (i + 1) * rows, Step((tape,), ((keys + 100 * (i + 1), rows),), keys, 0))
+            Packed(i * rows, (i + 1) * rows, Placement((tape,), ((keys + 100 * (i + 1), rows),), keys, 0))
             for i in range(count)
         ]
     )
@@ -128,15 +132,15 @@ def test_one_row_over_a_long_context_fills_the_device() -> None:
 def test_new_slots_behind_a_private_run_are_one_read_with_it() -> None:
     """A decode step over its own tokens is one run; behind a run that others read too it stays apart."""
     own = Extent(10, 30, 100, 90)
-    alone = reads_of(BatchPlan([Packed(0, 1, Step((own,), ((40, 1),), 130, 90))]))
+    alone = reads_of(BatchPlan([Packed(0, 1, Placement((own,), ((40, 1),), 130, 90))]))
     assert list(zip(alone.slot, alone.stop, strict=True)) == [(10, 41)]
-    frame = reads_of(BatchPlan([Packed(0, 1, Step((own,), ((40, 1),), 130, 130))]))
+    frame = reads_of(BatchPlan([Packed(0, 1, Placement((own,), ((40, 1),), 130, 130))]))
     assert list(zip(frame.slot, frame.stop, frame.turn, strict=True)) == [(10, 40, 40), (40, 41, 0)]
     shared = reads_of(
         BatchPlan(
             [
-                Packed(0, 1, Step((own,), ((40, 1),), 130, 90)),
-                Packed(1, 2, Step((own,), ((80, 1),), 130, 90)),
+                Packed(0, 1, Placement((own,), ((40, 1),), 130, 90)),
+                Packed(1, 2, Placement((own,), ((80, 1),), 130, 90)),
             ]
         )
     )

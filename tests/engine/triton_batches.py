@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 from engine.attention.metadata import BatchPlan, Packed
-from regions.extents import Extent, SlotRange, Step
+from regions.extents import Extent, Placement, SlotRange
 
 
 class Slots:
@@ -41,7 +41,7 @@ def mixed_batch(rng: random.Random, device: str = "cpu") -> tuple[BatchPlan, int
         length = rng.randrange(1, 180)
         past.append(Extent(slots.run(length), length, coord, coord - rng.randrange(0, 3000)))
         coord += length
-    steps = []
+    placements = []
     for _ in range(rng.randrange(1, 5)):  # questions, some with tokens of their own in KV
         own = list(past)
         at, rows = coord, rng.choice([1, 1, 1, 2, 5, 23])
@@ -49,22 +49,24 @@ def mixed_batch(rng: random.Random, device: str = "cpu") -> tuple[BatchPlan, int
             length = rng.randrange(1, 30)
             own.append(Extent(slots.run(length), length, at, past[-1].origin))
             at += length
-        steps.append(Step(tuple(own), slots.ranges(rows), at, own[-1].origin))
+        placements.append(Placement(tuple(own), slots.ranges(rows), at, own[-1].origin))
     if rng.random() < 0.5:  # the tape's next record right behind its last slot, as allocators place it
         tail = past[-1]
         slot = slots.run(300)
         past[-1] = tail._replace(slot=slot)
-        steps = [Step(tuple(past[-1] if e == tail else e for e in s.past), *_rest(s)) for s in steps]
-        steps.append(Step(tuple(past), ((slot + tail.length, 9),), coord, tail.origin))
+        placements = [
+            Placement(tuple(past[-1] if e == tail else e for e in s.past), *_rest(s)) for s in placements
+        ]
+        placements.append(Placement(tuple(past), ((slot + tail.length, 9),), coord, tail.origin))
     rows = rng.randrange(1, 30)
-    steps.append(Step((), slots.ranges(rows), 0, 0))
-    rng.shuffle(steps)
+    placements.append(Placement((), slots.ranges(rows), 0, 0))
+    rng.shuffle(placements)
     packed: list[Packed] = []
-    for step in steps:
+    for placement in placements:
         start = packed[-1].stop if packed else 0
-        packed.append(Packed(start, start + sum(n for _, n in step.slots), step))
+        packed.append(Packed(start, start + sum(n for _, n in placement.slots), placement))
     return BatchPlan(packed, device), slots.next + 2
 
 
-def _rest(step: Step) -> tuple[Any, ...]:
-    return step.slots, step.coord, step.origin
+def _rest(placement: Placement) -> tuple[Any, ...]:
+    return placement.slots, placement.coord, placement.origin

@@ -22,7 +22,7 @@ def pool(blocks: int = 40, block_size: int = 4) -> KVPool:
 def tape_of(memory: KVPool, retention: Retention, frame_limit: int = 64) -> Tape:
     prompt = Fork(memory, frame_limit=frame_limit)
     assert prompt.acquire(FROZEN)
-    prompt.wrote(prompt.step(FROZEN), [0] * FROZEN)
+    prompt.wrote(prompt.place(FROZEN), [0] * FROZEN)
     frozen = prompt.prefix()
     prompt.release()
     return Tape("t", memory, frozen, retention, frame_limit=frame_limit)
@@ -32,7 +32,7 @@ def append(tape: Tape, n: int) -> bool:
     tape.make_room(n, 1)
     if not tape.acquire(n):
         return False
-    tape.wrote(tape.step(n), [0] * n)
+    tape.wrote(tape.place(n), [0] * n)
     tape.commit([n])
     return True
 
@@ -110,7 +110,7 @@ def test_tape_and_forks_keep_their_promises(operations: list[tuple[str, int]], m
         elif name == "fork":
             fork = tape.fork()
             if fork.acquire(n):
-                fork.wrote(fork.step(n), [0] * n)
+                fork.wrote(fork.place(n), [0] * n)
             forks.append((fork, fork.extents))
             assert fork.cached_tokens == FROZEN + sum(records)
         elif forks and name == "drop":
@@ -141,7 +141,7 @@ def test_slots_of_a_live_fork_are_never_reused() -> None:
     for _ in range(6):
         tape.make_room(6, 1)
         assert tape.acquire(6)
-        step = tape.step(6)
+        step = tape.place(6)
         written = {slot for first, count in step.slots for slot in range(first, first + count)}
         assert not written & seen
         tape.wrote(step, [0] * 6)
@@ -157,7 +157,7 @@ def test_impossible_sizes_are_refused() -> None:
     with pytest.raises(ValueError, match="31 tokens exceed the retention of 30"):
         tape.make_room(31, 1)
     with pytest.raises(RuntimeError, match="were not acquired"):
-        tape.step(9)
+        tape.place(9)
     with pytest.raises(ValueError, match="at least one block"):
         BlockAllocator(0)
 
@@ -165,7 +165,7 @@ def test_impossible_sizes_are_refused() -> None:
 def prompt_of(memory: KVPool, tokens: list[int], past: Past | None = None) -> Fork:
     prompt = Fork(memory, frame_limit=64, past=past)
     assert prompt.acquire(len(tokens))
-    prompt.wrote(prompt.step(len(tokens)), tokens)
+    prompt.wrote(prompt.place(len(tokens)), tokens)
     return prompt
 
 
@@ -185,7 +185,7 @@ def test_a_cut_back_prompt_never_overwrites_what_others_read(operations: list[tu
     shared: list[tuple[Past, list[int]]] = []
     for name, n in operations:
         if name == "write" and n and prompt.acquire(n):
-            step = prompt.step(n)
+            step = prompt.place(n)
             written = {slot for first, count in step.slots for slot in range(first, first + count)}
             assert not any(written & set(slots) for _, slots in shared)
             prompt.wrote(step, list(range(n)))
@@ -249,13 +249,13 @@ def test_a_window_prefilled_anew_takes_the_place_of_the_carried_one() -> None:
     fresh = tape.anew()
     window = tape.window
     assert fresh.acquire(len(window))
-    fresh.wrote(fresh.step(len(window)), window)
+    fresh.wrote(fresh.place(len(window)), window)
     append(tape, 6)
     with pytest.raises(ValueError, match="not the live window"):
         tape.adopt(fresh)
     missing = tape.window[-6:]
     assert fresh.acquire(6)
-    fresh.wrote(fresh.step(6), missing)
+    fresh.wrote(fresh.place(6), missing)
     before = tape.fork()
     tape.adopt(fresh)
     memory.check_integrity()
@@ -282,7 +282,7 @@ def test_records_leave_by_event_time(records: list[tuple[int, int]]) -> None:
         now += gap
         tape.make_room(n, 1, now)
         assert tape.acquire(n)
-        tape.wrote(tape.step(n), [0] * n)
+        tape.wrote(tape.place(n), [0] * n)
         tape.commit([n], [now])
         kept = [(size, at) for size, at in [*kept, (n, now)] if at >= now - 50]
         while sum(size for size, _ in kept) > 40:
@@ -295,7 +295,7 @@ def test_a_commit_of_the_wrong_shape_changes_nothing() -> None:
     memory = pool()
     tape = tape_of(memory, Retention(20, span_ns=5))
     assert tape.acquire(6)
-    tape.wrote(tape.step(6), range(6))
+    tape.wrote(tape.place(6), range(6))
     for lengths, times in (([3, 4], [1, 2]), ([3, 3], [1])):
         with pytest.raises(RuntimeError, match="do not add up"):
             tape.commit(lengths, times)
@@ -342,3 +342,15 @@ def test_fragmentation_can_be_read_while_another_thread_takes_the_last_block() -
             return 0
 
     assert Racing(10).fragmentation == 1
+
+
+def test_the_context_of_a_target_is_what_its_next_token_sees_without_the_frozen_prefix() -> None:
+    memory = pool()
+    tape = tape_of(memory, Retention(30))
+    assert append(tape, 7)
+    fork = tape.fork()
+    assert fork.acquire(3)
+    fork.wrote(fork.place(3), [1, 2, 3])
+    assert (tape.context_tokens, fork.context_tokens) == (7, FROZEN + 7 + 3)
+    fork.release()
+    tape.release()

@@ -22,7 +22,7 @@ def streaming(blocks: int = 60) -> tuple[KVPool, RadixCache, StreamingPrompt]:
 def run(pool: KVPool, prompt: StreamingPrompt, n: int = 1000) -> bool:
     """Prefill up to ``n`` of the remaining tokens."""
     piece = prompt.next(n)
-    return write(pool, prompt.fork, prompt.tokens[: prompt.computed].tolist(), piece)
+    return write(pool, prompt.fork, prompt.tokens[: prompt.length].tolist(), piece)
 
 
 def common(a: list[int], b: list[int]) -> int:
@@ -33,7 +33,7 @@ def blocks_given_up(pool: KVPool, prompt: StreamingPrompt) -> int:
     """Blocks that somebody refers to for the sake of the prompt's private tokens."""
     if prompt.fork.swapped:
         return 0
-    taken = prompt.fork.slots.held_blocks()
+    taken = prompt.fork._slots.held_blocks()
     own = [block for run in prompt.fork.private_blocks for block in range(run.start, run.stop)]
     return len({*own, *(block for run in taken for block in range(run.start, run.stop))})
 
@@ -88,8 +88,8 @@ def test_what_is_in_kv_is_always_the_prompt(operations: list[tuple[str, int, lis
             leader.update([*wanted, *tokens])
             leader.match()
             first = min(n, len(wanted) - 1)
-            if first > len(in_kv) and run(pool, leader, n) and leader.computed >= first:
-                prompt.follow(leader.fork, first)
+            if first > len(in_kv) and run(pool, leader, n) and leader.length >= first:
+                prompt.follow(leader, first)
                 in_kv = wanted[:first]
             leader.release()
         elif name == "cut":
@@ -109,7 +109,7 @@ def test_what_is_in_kv_is_always_the_prompt(operations: list[tuple[str, int, lis
             in_kv = in_kv if len(in_kv) < len(wanted) else wanted[:-1]
             assert prompt.remaining >= 1
         assert prompt.tokens.tolist() == wanted
-        assert prompt.computed == len(in_kv)
+        assert prompt.length == len(in_kv)
         assert prompt.remaining == max(0, len(wanted) - len(in_kv))
         assert prompt.total_tokens_invalidated == invalidated
         assert prompt.fork.swapped or reads(pool, prompt.fork.extents, in_kv)
@@ -130,7 +130,7 @@ def test_only_the_changed_end_is_invalidated_and_freed() -> None:
     run(pool, prompt)
     assert pool.free_blocks == 60 - 7
     assert prompt.update(system + new + question) == 18
-    assert (prompt.computed, prompt.remaining) == (10, 20)
+    assert (prompt.length, prompt.remaining) == (10, 20)
     assert pool.free_blocks == 60 - 3
     assert prompt.next(4) == [3] * 4
     assert prompt.update(system + old) == 0  # what was not in KV yet cannot be invalidated
@@ -152,7 +152,7 @@ def test_a_change_inside_the_aliased_part_lets_go_of_the_rest() -> None:
     run(pool, prompt)
     assert cache.reclaimable == 0
     assert prompt.update([*tokens[:9], 99, *tokens[10:]]) == 26 - 9
-    assert (prompt.computed, prompt.fork.cached_tokens, prompt.fork.length) == (9, 9, 0)
+    assert (prompt.length, prompt.fork.cached_tokens, prompt.fork.length) == (9, 9, 0)
     assert cache.reclaimable == 6 - 3
     run(pool, prompt)
     assert reads(pool, prompt.fork.extents, [*tokens[:9], 99, *tokens[10:]])
@@ -239,7 +239,7 @@ def test_a_swapped_prompt_is_invalidated_on_the_host() -> None:
     assert prompt.fork.swap_out(host)
     assert (pool.free_blocks, host.pool.free_blocks) == (60, 2)
     assert prompt.update([*range(14), 99]) == 16
-    assert (host.pool.free_blocks, prompt.computed) == (6, 14)
+    assert (host.pool.free_blocks, prompt.length) == (6, 14)
     with pytest.raises(RuntimeError, match="swapped out"):
         prompt.save()
     assert prompt.fork.swap_in()
@@ -279,7 +279,7 @@ def test_the_next_turn_of_a_conversation_keeps_the_answer() -> None:
     assert write(pool, prompt.fork, [1, 2, 3], [7, 8, 9])
     assert prompt.remaining == 0
     assert prompt.append([7, 8, 5, 5]) == 1
-    assert (prompt.computed, prompt.next(9)) == (5, [5, 5])
+    assert (prompt.length, prompt.next(9)) == (5, [5, 5])
     prompt.release()
 
 
@@ -303,9 +303,9 @@ def test_a_follower_reads_its_leaders_kv_and_neither_writes_into_the_others() ->
     follower.append([*range(10), 70, 71, 72])
     run(pool, follower, 3)
     before = pool.free_blocks
-    follower.follow(leader.fork, 10)
+    follower.follow(leader, 10)
     assert pool.free_blocks == before + 1, "what it had computed itself goes, nothing else is taken"
-    assert (follower.computed, follower.fork.cached_tokens, follower.fork.blocks) == (10, 10, 0)
+    assert (follower.length, follower.fork.cached_tokens, follower.fork.blocks) == (10, 10, 0)
     assert follower.total_tokens_invalidated == 0
     run(pool, follower)
     run(pool, leader)
@@ -330,8 +330,8 @@ def test_a_leader_on_the_host_cannot_be_followed() -> None:
     follower.append(list(range(20)))
     assert leader.fork.swap_out(host)
     with pytest.raises(RuntimeError, match="swapped out"):
-        follower.follow(leader.fork, 10)
-    assert follower.computed == 0
+        follower.follow(leader, 10)
+    assert follower.length == 0
     leader.release()
     follower.release()
 

@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 
-from scheduler.types import Chunk, PromptReader, Row
+from engine.step import Chunk, SampledToken
+from scheduler.types import PromptReader
 
 VOCABULARY = 97
 
 
-def model(tokens: Sequence[int], choices: tuple[int, ...] | None = None) -> Row:
+def model(tokens: Sequence[int], choices: tuple[int, ...] | None = None) -> SampledToken:
     """Greedy row after `tokens`: each candidate's logit is a hash of it and the whole history."""
     history = b"".join(token.to_bytes(4, "big") for token in tokens)
 
@@ -25,7 +26,7 @@ def model(tokens: Sequence[int], choices: tuple[int, ...] | None = None) -> Row:
         return int.from_bytes(digest, "big") / 2**40
 
     ranked = sorted(choices or range(VOCABULARY), key=logit, reverse=True)
-    return Row(ranked[0], logit(ranked[0]), logit(ranked[1]))
+    return SampledToken(ranked[0], logit(ranked[0]), logit(ranked[1]))
 
 
 def one_by_one(
@@ -34,7 +35,7 @@ def one_by_one(
     max_tokens: int,
     stop_ids: frozenset[int] = frozenset(),
     choices: tuple[int, ...] | None = None,
-) -> list[Row]:
+) -> list[SampledToken]:
     """The rows a request must end with."""
     tokens, rows = [*past, *prompt], []
     while True:
@@ -307,7 +308,7 @@ class FakeExecutor:
         self.nan_after: tuple[int, ...] | None = None
         self.before: Callable[[], object] = lambda: None
 
-    def execute(self, batch: Sequence[Chunk]) -> list[Row | None]:
+    def execute(self, batch: Sequence[Chunk]) -> list[SampledToken | None]:
         self.before()
         assert batch, "an empty batch"
         assert len({id(chunk.target) for chunk in batch}) == len(batch) <= self.max_rows
@@ -319,19 +320,19 @@ class FakeExecutor:
             raise RuntimeError("device lost")
         return [self._run(chunk) for chunk in batch]
 
-    def _run(self, chunk: Chunk) -> Row | None:
+    def _run(self, chunk: Chunk) -> SampledToken | None:
         visible = chunk.target.write(chunk.tokens)  # type: ignore[union-attr] # fakes only, by construction
         if not chunk.sample:
             return None
         if chunk.drafts:
             return self._verify(visible, chunk)
         if self.nan_after is not None and visible[-len(self.nan_after) :] == self.nan_after:
-            return Row(0, float("nan"), float("nan"), error="the logits are not finite")
+            return SampledToken(0, float("nan"), float("nan"), error="the logits are not finite")
         return model(visible, chunk.choices)
 
-    def _verify(self, visible: tuple[int, ...], chunk: Chunk) -> Row:
+    def _verify(self, visible: tuple[int, ...], chunk: Chunk) -> SampledToken:
         """The model's own rows over the drafts, up to the first that is wrong."""
-        rows: list[Row] = []
+        rows: list[SampledToken] = []
         known = len(visible) - chunk.drafts
         for draft in (*visible[known:], None):
             rows.append(model(visible[: known + len(rows)], chunk.choices))

@@ -10,11 +10,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from engine.step import SampledToken
 from scheduler.book import Book
 from scheduler.lines import waiting_line
 from scheduler.policies import NAMES, Ordering
 from scheduler.request import Append, Event, Pending, Record, Request, State, Work
-from scheduler.types import PriorityClass, Row
+from scheduler.types import PriorityClass
 from tests.scheduler.fakes import FakeMemory, FakePrompt, FakeReader, FakeTape
 from tests.scheduler.worlds import ShelfIndex
 
@@ -108,7 +109,7 @@ class Model(RuleBasedStateMachine):
             if len(request.output) >= request.max_tokens:
                 self._end(request)
                 return
-            request.accept(Row(1, 1.0, 0.0))
+            request.accept(SampledToken(1, 1.0, 0.0))
         self.told(request)
 
     @rule(n=which)

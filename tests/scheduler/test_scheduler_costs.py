@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.costs import CostModel, LearningExecutor, OnlineCosts, context, guess, load, save, shipped
+from engine.step import Chunk
+from scheduler.costs import CostModel, LearningExecutor, OnlineCosts, guess, load, save, shipped
 from scheduler.curves import Curve, FitError
 from scheduler.simulation.workload import ANNS, CRAWLER, Retrieval
-from scheduler.types import Chunk
 
 MS = 1_000_000
 MODEL = CostModel(
@@ -261,30 +261,18 @@ def test_settings_that_make_no_sense_are_refused(settings, name) -> None:
 
 
 class Target:
-    """What a row reads: a fork of a tape (version > 0), a prompt, or with ``live_tokens`` a tape."""
-
-    def __init__(
-        self, length: int = 0, cached_tokens: int = 0, version: int = 0, live_tokens: int | None = None
-    ):
-        self.length, self.cached_tokens, self.version = length, cached_tokens, version
-        if live_tokens is not None:
-            self.live_tokens = live_tokens
-
-
-def test_the_context_of_a_row_is_what_it_reads() -> None:
-    assert context(Target(length=30, cached_tokens=500, version=2)) == 530
-    assert context(Target(length=30, cached_tokens=20)) == 30  # a prompt's length counts what it aliased
-    assert context(Target(live_tokens=70, version=3)) == 70
+    def __init__(self, context_tokens: int) -> None:
+        self.context_tokens = context_tokens
 
 
 def test_passes_that_run_teach_and_passes_that_raise_do_not() -> None:
-    now, fork = 0, Target(length=100, version=1)
+    now, fork = 0, Target(100)
 
     class Device:
         def execute(self, batch):
             nonlocal now
             now += 2 * MODEL.batch_ns([(100, 50)])
-            fork.length += 50
+            fork.context_tokens += 50
             if batch[0].sample:
                 raise RuntimeError("boom")
             return [None]
@@ -294,6 +282,6 @@ def test_passes_that_run_teach_and_passes_that_raise_do_not() -> None:
     with pytest.raises(RuntimeError, match="boom"):
         executor.execute([Chunk(fork, [1] * 50, sample=True)])
     assert costs.factor == 1.0
-    fork.length = 100  # the context is taken before the pass
+    fork.context_tokens = 100  # the context is taken before the pass
     assert executor.execute([Chunk(fork, [1] * 50, sample=False)]) == [None]
     assert costs.factor == pytest.approx(2.0)

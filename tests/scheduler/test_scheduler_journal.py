@@ -13,11 +13,12 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from engine.step import Chunk, OutOfMemory, SampledToken
 from scheduler.journal import Failed, Journaled, Step
 from scheduler.policies import Ordering
 from scheduler.replay import replay
 from scheduler.request import Record, Request, State
-from scheduler.types import Chunk, Limits, OutOfMemory, PriorityClass, Row, Tape
+from scheduler.types import Limits, PriorityClass, Tape
 from scheduler.worker import Worker
 from tests.scheduler.fakes import FakeClock
 from tests.scheduler.worlds import ORDERINGS, FakeWorld, records
@@ -159,7 +160,7 @@ class Unreliable:
     def __init__(self, over: FakeWorld, seed: int) -> None:
         self.inner, self.rng = over.executor, random.Random(seed)
 
-    def execute(self, batch: Sequence[Chunk]) -> list[Row | None]:
+    def execute(self, batch: Sequence[Chunk]) -> list[SampledToken | None]:
         chance = self.rng.random()
         if chance < 0.1:
             raise OutOfMemory("no memory")

@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 
 from daemon.engine.metrics import EngineObserver
 from engine.seeding import Sampling, prompt_seed
+from engine.step import Chunk, OutOfMemory, SampledToken
 from metrics.store import MetricStore
 from regions.pool import KVPool, LayerShape
 from scheduler.halving import upper_half
 from scheduler.observer import Observer
 from scheduler.planner import Entry
 from scheduler.request import Append, Event, Pending, Record, Request, State
-from scheduler.types import Chunk, Limits, OutOfMemory, PriorityClass, Row
+from scheduler.types import Limits, PriorityClass
 from tests.scheduler.fakes import FakeMemory, FakeReader, FakeTape
 from tests.scheduler.harness import Harness
 
@@ -51,7 +52,7 @@ def harness(
     h = Harness(blocks=blocks, limits=limits, observer=told)
     execute = h.executor.execute
 
-    def scarcely(batch: Sequence[Chunk]) -> list[Row | None]:
+    def scarcely(batch: Sequence[Chunk]) -> list[SampledToken | None]:
         sizes.append(sum(len(chunk.tokens) for chunk in batch))
         if scarce(len(sizes) - 1, batch):
             raise OutOfMemory("tried to allocate 2 GiB")

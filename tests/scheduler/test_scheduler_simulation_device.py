@@ -9,7 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
+from engine.step import Chunk
 from scheduler.simulation.device import (
+    NOWHERE,
     CopyStream,
     SimClock,
     SimExecutor,
@@ -19,7 +21,6 @@ from scheduler.simulation.device import (
 )
 from scheduler.simulation.prefixes import Node, SimCache
 from scheduler.simulation.tokens import Segments
-from scheduler.types import Chunk
 from tests.scheduler.simulated import LinearCosts
 
 BLOCK, POOL, HOST = 4, 24, 10
@@ -76,7 +77,7 @@ class Devices(RuleBasedStateMachine):
         if taken:
             assert reader.blocks == before + needed
             assert not reader.swapped
-            reader.wrote(n)
+            reader.wrote(NOWHERE, range(n))
 
     @rule(reader=readers, prompt=PROMPTS)
     def update(self, reader: SimReader, prompt: Segments) -> None:
@@ -258,7 +259,7 @@ def live(memory: SimMemory, cache: SimCache, prompt: Segments) -> None:
     reader.update(prompt)
     reader.match()
     assert reader.acquire(len(prompt) - reader.length)
-    reader.wrote(len(prompt) - reader.length)
+    reader.wrote(NOWHERE, range(len(prompt) - reader.length))
     reader.save()
     reader.release()
 
@@ -312,4 +313,4 @@ def test_writing_without_blocks_is_noticed() -> None:
     reader.update(Segments([range(9)]))
     assert reader.acquire(4)
     with pytest.raises(AssertionError, match="without blocks"):
-        reader.wrote(5)
+        reader.wrote(NOWHERE, range(5))

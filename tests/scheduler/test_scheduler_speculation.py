@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.step import Chunk, SampledToken
 from scheduler.request import State
 from scheduler.speculation import GIVE_UP, RETRY, Lookup, draft_cap
-from scheduler.types import Chunk, Limits, Row
+from scheduler.types import Limits
 from tests.scheduler.fakes import FakeExecutor
 from tests.scheduler.harness import Harness
 
@@ -60,18 +61,18 @@ class Parrot(FakeExecutor):
 
     circle = 5
 
-    def _run(self, chunk: Chunk) -> Row | None:
+    def _run(self, chunk: Chunk) -> SampledToken | None:
         visible = chunk.target.write(chunk.tokens)  # type: ignore[union-attr] # fakes only
         if not chunk.sample:
             return None
         known = len(visible) - chunk.drafts
-        rows: list[Row] = []
+        rows: list[SampledToken] = []
         for draft in (*visible[known:], None):
             token = (visible[known + len(rows) - 1] + 1) % self.circle
-            rows.append(Row(token, 1.0, 0.0))
+            rows.append(SampledToken(token, 1.0, 0.0))
             if token != draft:
                 break
-        return Row(rows[-1].token, 1.0, 0.0, accepted=tuple(rows[:-1]))
+        return SampledToken(rows[-1].token, 1.0, 0.0, accepted=tuple(rows[:-1]))
 
 
 def run(

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 import pytest
 
+from engine.step import SampledToken
 from scheduler.observer import Observer
 from scheduler.request import Event, Record, Request, State
-from scheduler.types import Limits, PriorityClass, Row
+from scheduler.types import Limits, PriorityClass
 from tests.scheduler.fakes import FakeReader, model, one_by_one
 from tests.scheduler.harness import SMALL, Harness, started
 
@@ -312,7 +313,7 @@ def test_a_session_that_cannot_be_opened_fails_its_request_alone() -> None:
 
 def test_a_wrong_number_of_rows_is_an_engine_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     h = Harness()
-    rows: list[list[Row | None]] = [[], [None]]
+    rows: list[list[SampledToken | None]] = [[], [None]]
     monkeypatch.setattr(h.executor, "execute", lambda batch: rows.pop(0))
     failed = h.ask()
     h.run()

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
+from engine.step import Chunk, SampledToken
 from scheduler.policies import NAMES, Ordering
 from scheduler.request import Record, Request
-from scheduler.types import Chunk, Limits, PriorityClass, Row
+from scheduler.types import Limits, PriorityClass
 from tests.scheduler.fakes import FakeExecutor, FakeMemory, FakePrompt, FakeReader, FakeTape, FakeTier
 from tests.scheduler.simulated import LinearCosts
 
@@ -69,7 +70,7 @@ class Device(FakeExecutor):
     def at(self, when: int, what: Callable[[], object]) -> None:
         heapq.heappush(self._agenda, (when, next(self._number), what))
 
-    def execute(self, batch: Sequence[Chunk]) -> list[Row | None]:
+    def execute(self, batch: Sequence[Chunk]) -> list[SampledToken | None]:
         rows = super().execute(batch)
         self.took.append(COSTS.batch_ns([(0, len(chunk.tokens)) for chunk in batch]))
         self.began.append(self.now)
