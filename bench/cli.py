@@ -21,7 +21,7 @@ def bench() -> None:
 
 def _options(suite: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """What every suite's command takes."""
-    names = [spec.name for spec in SUITES[suite]]
+    names = list(SUITES[suite])
     options = (
         click.option(
             "--part", "parts", type=click.Choice(names), multiple=True, help="Only these; default: all."
@@ -69,10 +69,8 @@ def scheduler(**options: Any) -> None:
 
 
 @bench.command()
-@click.option("--device", default="cuda", show_default=True, help="As in the configuration: cuda, cuda:1, cpu.")
-@click.option(
-    "--profiles", type=click.Path(file_okay=False, path_type=Path), help="Directory for the cost profile."
-)
+@click.option("--device", default="cuda", show_default=True, help="Where to measure.")
+@click.option("--profiles", type=click.Path(file_okay=False, path_type=Path), help="Save the cost curves in.")
 @_options("gpu")
 def gpu(device: str, profiles: Path | None, **options: Any) -> None:
     """Questions, reading, swap and attention on a GPU, against its own bandwidth and matrix rate."""
@@ -80,9 +78,13 @@ def gpu(device: str, profiles: Path | None, **options: Any) -> None:
 
 
 @bench.command()
-@click.argument("json_files", type=click.Path(exists=True, dir_okay=False, path_type=Path), nargs=-1, required=True)
+@click.argument(
+    "json_files", type=click.Path(exists=True, dir_okay=False, path_type=Path), nargs=-1, required=True
+)
 @click.option("--goals", is_flag=True, help="The table of goals and verdicts, misses first.")
-@click.option("--into", type=click.Path(dir_okay=False, path_type=Path), help="Page to write, or to put the goals in.")
+@click.option(
+    "--into", type=click.Path(dir_okay=False, path_type=Path), help="Page to write, or to put the goals in."
+)
 def render(json_files: tuple[Path, ...], goals: bool, into: Path | None) -> None:
     """Print the tables of saved suites, or write them to a page."""
     from bench.render import goals as goals_table
@@ -104,14 +106,15 @@ def render(json_files: tuple[Path, ...], goals: bool, into: Path | None) -> None
 
 
 def _run(suite: str, parts: tuple[str, ...], json_file: Path | None, **options: Any) -> None:
-    """Measure and print. What a benchmark finds wrong with what it measures ends it with a message."""
+    """Measure and print."""
     from bench.render import page
-    from bench.run import Run, run
+    from bench.run import MeasurementFailed, Run, run
 
     settings = Run(say=partial(click.echo, err=True), **options)
-    command = " ".join(["foretick", *(sys.argv[1:] or ["bench", suite])])
+    arguments = sys.argv[1:] if sys.argv[1:2] == ["bench"] else ["bench", *sys.argv[1:]]  # `python -m bench`
+    command = " ".join(["foretick", *arguments])
     try:
         found = run(suite, command, settings, parts, json_file)
-    except (RuntimeError, ValueError) as error:
-        raise click.ClickException(str(error)) from error
+    except MeasurementFailed as error:
+        raise click.ClickException(str(error)) from None
     click.echo(page(found), nl=False)

@@ -7,10 +7,11 @@ from typing import Literal
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from bench.machine import Machine
 
-Setting = Mapping[str, str | int | float]
+Setting = dict[str, str | int | float]
 """What a figure was measured under, by the name of the column that says so."""
 
 Verdict = Literal["missed", "undecided", "met"]
@@ -43,7 +44,7 @@ class Figure(msgspec.Struct, frozen=True, omit_defaults=True):
     ours: float
     unit: str = ""
     table: str = ""
-    setting: dict[str, str | int | float] = {}
+    setting: Setting = {}
     against: str = ""
     reference: float | tuple[float, float] | None = None
     paired: float | None = None
@@ -59,7 +60,9 @@ class Figure(msgspec.Struct, frozen=True, omit_defaults=True):
         """Ours over the reference; None where that is a range, or nothing."""
         if self.paired is not None:
             return self.paired
-        return self.ours / self.reference if isinstance(self.reference, float | int) and self.reference else None
+        return (
+            self.ours / self.reference if isinstance(self.reference, float | int) and self.reference else None
+        )
 
     @property
     def judged(self) -> float:
@@ -79,16 +82,18 @@ class Figure(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Part(msgspec.Struct, frozen=True):
-    """One part of a suite as it was run. ``load``: averages at the start and at the end."""
+    """One part of a suite as it was run. ``load``: averages at the start and at the end, if known."""
 
     name: str
+    title: str
+    about: str
     command: str
     commit: str
     started: str
     seconds: float
     threads: int
     machine: Machine
-    load: tuple[float, float]
+    load: tuple[float, float] | None
     figures: list[Figure]
 
 
@@ -104,7 +109,7 @@ class Suite(msgspec.Struct, frozen=True):
         return Suite(self.suite, sorted(parts, key=lambda each: order.index(each.name)))
 
 
-def quantiles(samples: Sequence[float], *at: float) -> list[float]:
+def quantiles(samples: Sequence[float] | NDArray[np.float64], *at: float) -> list[float]:
     """Nearest rank: values that occurred. Raises ValueError when there are none."""
     if not len(samples):
         raise ValueError("a quantile needs at least one sample")
@@ -136,7 +141,7 @@ def latency(
             value,
             "ms",
             table,
-            dict(setting),
+            setting,
             against,
             reference,
             median_ratio(ours_ns, reference_ns) if of_pairs else None,
@@ -145,7 +150,9 @@ def latency(
         )
 
 
-def rate(name: str, things: int, seconds: Sequence[float], unit: str, table: str = "", **more: object) -> Figure:
+def rate(
+    name: str, things: int, seconds: Sequence[float], unit: str, table: str = "", **more: object
+) -> Figure:
     """Things a second over repeated runs: the median run, the slowest and the fastest.
 
     One run is not enough: where two processes share few cores the same code runs several times faster or

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import TypeVar
 
-from bench.figures import Figure, Goal, Part, Suite
-from bench.suites import SUITES
+from bench.figures import Figure, Part, Suite
 
 T = TypeVar("T")
 
@@ -18,7 +16,7 @@ BEGIN, END = "<!-- goals: begin -->", "<!-- goals: end -->"
 
 def page(suite: Suite) -> str:
     """Everything a suite measured."""
-    parts = "\n\n".join(_part(suite.suite, part) for part in suite.parts)
+    parts = "\n\n".join(_part(part) for part in suite.parts)
     title = f"# Measured: {suite.suite}"
     return f"{title}\n\nWritten by `foretick bench render`; see [benchmarks](../benchmarks.md).\n\n{parts}\n"
 
@@ -28,13 +26,12 @@ def goals(suites: Iterable[Suite]) -> str:
     rows = []
     for suite in suites:
         for part in suite.parts:
-            title = f"[{_spec(suite.suite, part)[0]}](measurements/{suite.suite}.md#{part.name})"
+            title = f"[{part.title}](measurements/{suite.suite}.md#{part.name})"
             judged = [figure for figure in part.figures if figure.goal is not None]
             for figures in _grouped(judged, lambda f: (f.table, f.name, f.unit, f.against, f.goal)):
-                rows.append((min(_ORDER.index(f.verdict) for f in figures), title, figures))
-    rows.sort(key=lambda row: row[0])
-    columns = ("part", "figure", "goal", "worst", "where", "met", "verdict")
-    return table(columns, [(title, *_goal_row(figures)) for _, title, figures in rows])
+                rows.append((title, *_goal_row(figures)))  # noqa: PERF401  # three loops
+    rows.sort(key=lambda row: _ORDER.index(row[-1]))
+    return table(("part", "figure", "goal", "worst", "where", "met", "verdict"), rows)
 
 
 def put_into(page: Path, text: str) -> None:
@@ -63,17 +60,17 @@ def number(value: float, unit: str = "") -> str:
     return f"{value:.{digits}f}"
 
 
-def _part(suite: str, part: Part) -> str:
-    title, about = _spec(suite, part)
+def _part(part: Part) -> str:
     packages = ", ".join(f"{name} {version}" for name, version in part.machine.packages.items())
+    load = f", load {part.load[0]:.1f} to {part.load[1]:.1f}" if part.load else ""
     took = f", {part.seconds:,.0f} s" if part.seconds else ""
     head = (
         f"`{part.command}`, commit {part.commit}, {part.started}{took}. {part.machine.processor}, "
-        f"{part.machine.cores} cores, {part.threads} threads, load {part.load[0]:.1f} to {part.load[1]:.1f}; "
+        f"{part.machine.cores} cores, {part.threads} threads{load}; "
         f"Python {part.machine.python}, {packages}."
     )
     tables = (_table(heading, list(figures)) for heading, figures in _by_table(part.figures))
-    return "\n\n".join((f'<a id="{part.name}"></a>\n\n## {title}', about, head, *tables))
+    return "\n\n".join((f'<a id="{part.name}"></a>\n\n## {part.title}', part.about, head, *tables))
 
 
 def _by_table(figures: Sequence[Figure]) -> Iterator[tuple[str, list[Figure]]]:
@@ -105,9 +102,7 @@ def _table(heading: str, figures: Sequence[Figure]) -> str:
 def _listed(figures: Sequence[Figure]) -> str:
     """Figures of one setting: a row for each."""
     columns = ("", "ours", "against", "reference", "ratio", "goal")
-    cells = [
-        (_named(f), _spread(f), f.against, _reference(f), _ratio(f), _judged(f)) for f in figures
-    ]
+    cells = [(_named(f), _spread(f), f.against, _reference(f), _ratio(f), _judged(f)) for f in figures]
     used = [i for i in range(len(columns)) if i < 2 or any(row[i] for row in cells)]
     return table([columns[i] for i in used], [[row[i] for i in used] for row in cells])
 
@@ -184,11 +179,6 @@ def _ratio(figure: Figure) -> str:
 
 def _shown(value: str | float) -> str:
     return value if isinstance(value, str) else f"{value:,}" if isinstance(value, int) else f"{value:g}"
-
-
-def _spec(suite: str, part: Part) -> tuple[str, str]:
-    (spec,) = (each for each in SUITES[suite] if each.name == part.name)
-    return spec.title, spec.about
 
 
 def _grouped(items: Sequence[T], key: Callable[[T], object]) -> list[list[T]]:

@@ -14,7 +14,7 @@ import msgspec
 
 from bench import machine
 from bench.figures import Figure, Part, Suite
-from bench.suites import SUITES, Spec
+from bench.suites import SUITES
 
 
 @dataclass(frozen=True)
@@ -33,36 +33,42 @@ class Run:
     profiles: Path | None = None
 
 
+class MeasurementFailed(RuntimeError):
+    """What was measured is not what it should have been, or could not be measured: there are no figures."""
+
+
 Measure = Callable[[Run], Iterator[Figure]]
 
 
-def run(name: str, command: str, run: Run, parts: Collection[str] = (), json_file: Path | None = None) -> Suite:
+def run(
+    name: str, command: str, run: Run, parts: Collection[str] = (), json_file: Path | None = None
+) -> Suite:
     """Measure ``parts`` (all when empty) of a suite.
 
-    Each goes into ``json_file`` as soon as it is there, beside what the file has of other parts.
+    Each goes into ``json_file`` as soon as it is there, the other parts in it stay. Raises MeasurementFailed.
     """
-    specs = SUITES[name]
     found = Suite(name)
-    for spec in specs:
-        if parts and spec.name not in parts:
-            continue
-        run.say(f"{spec.name} ...")
-        part = measure(spec, command, run)
-        found = found.with_part(part, [each.name for each in specs])
+    for each in [part for part in SUITES[name] if not parts or part in parts]:
+        run.say(f"{each} ...")
+        part = measure(name, each, command, run)
+        found = found.with_part(part, list(SUITES[name]))
         if json_file is not None:
             kept = read(json_file) if json_file.exists() else Suite(name)
-            save(json_file, kept.with_part(part, [each.name for each in specs]))
+            save(json_file, kept.with_part(part, list(SUITES[name])))
     return found
 
 
-def measure(spec: Spec, command: str, run: Run) -> Part:
-    """One part."""
+def measure(suite: str, name: str, command: str, run: Run) -> Part:
+    """One part; what its function says of itself is what its page says."""
     started, began, load = datetime.now(UTC), time.monotonic(), os.getloadavg()[0]
-    module, _, function = spec.measure.partition(":")
+    where, title = SUITES[suite][name]
+    module, _, function = where.partition(":")
     work: Measure = getattr(importlib.import_module(module), function)
     figures = list(work(run))
     return Part(
-        spec.name,
+        name,
+        title,
+        " ".join((work.__doc__ or "").split()),
         command,
         machine.commit(),
         started.isoformat(" ", "minutes"),

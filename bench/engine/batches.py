@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -10,7 +10,7 @@ from bench.engine import models
 from bench.engine.contenders import KeptCache, Regions, Reply, append, ask_together, engine_for
 from bench.engine.floor import causal
 from bench.engine.scenario import Records, Size, make_scenario
-from bench.engine.together import Readers, Stopwatch, Together, compare
+from bench.engine.together import Compared, Goals, Readers, Stopwatch, compare, figures
 from bench.figures import Figure, Goal
 from bench.run import Run
 from engine.attention.cpu import CpuAttention
@@ -19,6 +19,7 @@ from engine.model.prompt import PromptFormat
 from flash.questions import PAPER_SIX
 from regions.tape import Retention, Tape
 
+Case = tuple[Readers, Goals, Callable[[], Compared]]
 _READ_BARS = 55
 """Bars of one pass while a context is read that is not itself measured."""
 
@@ -43,59 +44,66 @@ _GAINS = {6: 2.5, 25: 5.0}
 
 
 def sessions(run: Run) -> Iterator[Figure]:
-    """Sessions with nothing in common but the prompt's first tokens, all asked the same question."""
+    """Sessions with nothing in common but the prompt's first tokens, a question each: one pass, one pass each in
+    turn, and kept caches one by one.
+    """
     plan, prompt, loaded = _begin(run)
     plain = models.of(run)[1]
     bench = _Bench(loaded, prompt.frozen, [_bars(prompt, plan.session_bars, s) for s in range(plan.sessions)])
     tapes, engine = bench.tapes, bench.engine
     question = prompt.question(PAPER_SIX[0].text)
     caches = [KeptCache.copied(plain, engine.pool, tape) for tape in tapes]
-    limits = models.probe(run)
-    limits.look()
-    found = compare(
-        bench.readers(f"{len(tapes)} sessions, a question each", tapes, [question] * len(tapes)),
-        bench.stopwatch,
-        lambda: ask_together(engine, tapes, [question] * len(tapes)),
-        lambda: [ask_together(engine, [tape], [question])[0] for tape in tapes],
-        plan.repeats,
-        lambda: [cache.ask(question) for cache in caches],
-    )
-    limits.look()
-    yield from found.figures(limits.floors(loaded), kept=Goal(0.6))
-    yield from limits.figures()
+    of = bench.readers(f"{len(tapes)} sessions, a question each", tapes, [question] * len(tapes))
+
+    def measured() -> Compared:
+        return compare(
+            of,
+            bench.stopwatch,
+            lambda: ask_together(engine, tapes, [question] * len(tapes)),
+            lambda: [ask_together(engine, [tape], [question])[0] for tape in tapes],
+            plan.repeats,
+            lambda: [cache.ask(question) for cache in caches],
+        )
+
+    yield from bounded(run, [(of, Goals(kept=Goal(0.6)), measured)])
 
 
 def standing(run: Run) -> Iterator[Figure]:
-    """Standing questions on one tape: whole questions, and one further token of each answer."""
+    """Whole questions on one tape, and one further token of each answer: one pass against one each. Every
+    row multiplies every key and weight itself either way; a pass only saves reading the same bytes
+    again and what each pass costs besides.
+    """
     plan, prompt, loaded = _begin(run)
     bench = _Bench(loaded, prompt.frozen, [_bars(prompt, plan.standing_bars, 0)], readers=max(plan.standing))
-    limits = models.probe(run)
-    limits.look()
-    found = []
+    cases: list[Case] = []
     for n in plan.standing:
         tapes, questions = bench.tapes * n, [prompt.question(text) for text in standing_texts(n)]
-        whole = _whole(f"{n} questions on one tape", bench, tapes, questions, plan.repeats)
-        decode = _decode(f"{n} answers on one tape, a token each", bench, tapes, questions, plan.repeats)
-        found += [(n, whole), (n, decode)]
-    limits.look()
-    for n, each in found:
-        gain = Goal(_GAINS[n], "at least", "ours") if n in _GAINS else None
-        yield from each.figures(limits.floors(loaded), gain=gain)
-    yield from limits.figures()
+        goals = Goals(gain=Goal(_GAINS[n], "at least", "ours") if n in _GAINS else None)
+        cases.append(bench.whole(f"{n} questions on one tape", tapes, questions, plan.repeats, goals))
+        name = f"{n} answers on one tape, a token each"
+        cases.append(bench.decode(name, tapes, questions, plan.repeats, goals))
+    yield from bounded(run, cases)
 
 
 def prefix(run: Run) -> Iterator[Figure]:
-    """Sessions of a few bars behind one long frozen prefix, one further token of an answer each."""
+    """One further token of an answer each, behind one long prefix: one pass against one each."""
     plan, prompt, loaded = _begin(run)
     frozen = (*prompt.frozen, *chain.from_iterable(_bars(prompt, plan.prefix_bars, 0)))
     bench = _Bench(loaded, frozen, [_bars(prompt, plan.sharer_bars, 1 + s) for s in range(plan.sharers)])
     questions = [prompt.question(PAPER_SIX[0].text)] * plan.sharers
     name = f"{plan.sharers} sessions behind one frozen prefix, a token each"
+    goals = Goals(attention=Goal(5.0, "at least", "ours"))
+    yield from bounded(run, [bench.decode(name, bench.tapes, questions, plan.repeats, goals)])
+
+
+def bounded(run: Run, cases: Sequence[Case]) -> Iterator[Figure]:
+    """Measure each case between two looks at the machine's own rates, from which the floors follow."""
     limits = models.probe(run)
     limits.look()
-    found = _decode(name, bench, bench.tapes, questions, plan.repeats)
+    found = [(of, goals, measured()) for of, goals, measured in cases]
     limits.look()
-    yield from found.figures(limits.floors(loaded), attention=Goal(5.0, "at least", "ours"))
+    for of, goals, compared in found:
+        yield from figures(of, limits.floors(models.of(run)[0]), compared, goals)
     yield from limits.figures()
 
 
@@ -150,42 +158,50 @@ class _Bench:
         rows = len(questions) if decode else sum(map(len, questions))
         return Readers(name, len(tapes), rows, shared, own)
 
+    def whole(
+        self, name: str, tapes: Sequence[Tape], questions: Sequence[Sequence[int]], repeats: int, goals: Goals
+    ) -> Case:
+        """Whole questions."""
+        of, pairs = self.readers(name, tapes, questions), list(zip(tapes, questions, strict=True))
 
-def _whole(
-    name: str, bench: _Bench, tapes: Sequence[Tape], questions: Sequence[Sequence[int]], repeats: int
-) -> Together:
-    pairs = list(zip(tapes, questions, strict=True))
-    return compare(
-        bench.readers(name, tapes, questions),
-        bench.stopwatch,
-        lambda: ask_together(bench.engine, tapes, questions),
-        lambda: [ask_together(bench.engine, [tape], [question])[0] for tape, question in pairs],
-        repeats,
-    )
+        def measured() -> Compared:
+            return compare(
+                of,
+                self.stopwatch,
+                lambda: ask_together(self.engine, tapes, questions),
+                lambda: [ask_together(self.engine, [tape], [question])[0] for tape, question in pairs],
+                repeats,
+            )
 
+        return of, goals, measured
 
-def _decode(
-    name: str, bench: _Bench, tapes: Sequence[Tape], questions: Sequence[Sequence[int]], repeats: int
-) -> Together:
-    """The pass after the question's: one row a reader. The row is dropped again, which is O(1)."""
-    engine = bench.engine
-    forks = [tape.fork() for tape in tapes]
-    tokens = [[reply.token] for reply in append(engine, forks, questions)]
+    def decode(
+        self, name: str, tapes: Sequence[Tape], questions: Sequence[Sequence[int]], repeats: int, goals: Goals
+    ) -> Case:
+        """The pass after the question's: one row a reader. The row is dropped again, which is O(1)."""
+        of = self.readers(name, tapes, questions, decode=True)
 
-    def step(first: int, last: int) -> list[Reply]:
-        replies = append(engine, forks[first:last], tokens[first:last])
-        for fork in forks[first:last]:
-            fork.keep(fork.length - 1)
-        return replies
+        def measured() -> Compared:
+            forks = [tape.fork() for tape in tapes]
+            tokens = [[reply.token] for reply in append(self.engine, forks, questions)]
 
-    try:
-        return compare(
-            bench.readers(name, tapes, questions, decode=True),
-            bench.stopwatch,
-            lambda: step(0, len(forks)),
-            lambda: [step(i, i + 1)[0] for i in range(len(forks))],
-            repeats,
-        )
-    finally:
-        for fork in forks:
-            fork.release()
+            def step(first: int, last: int) -> list[Reply]:
+                replies = append(self.engine, forks[first:last], tokens[first:last])
+                for fork in forks[first:last]:
+                    fork.keep(fork.length - 1)
+                return replies
+
+            n = len(forks)
+            try:
+                return compare(
+                    of,
+                    self.stopwatch,
+                    lambda: step(0, n),
+                    lambda: [step(i, i + 1)[0] for i in range(n)],
+                    repeats,
+                )
+            finally:
+                for fork in forks:
+                    fork.release()
+
+        return of, goals, measured

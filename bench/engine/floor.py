@@ -69,7 +69,7 @@ class Floors:
     copy: float
 
     def attention(self, rows: int, shared: float, own: float = 0.0, readers: int = 1) -> Floor:
-        """``rows`` rows of ``readers`` over ``shared`` tokens, read once, and ``own`` tokens of each reader."""
+        """``rows`` rows of ``readers`` over ``shared`` tokens, read once, and ``own`` of each reader."""
         shape = self.shape
         operations = 4.0 * shape.layers * shape.q_heads * shape.head_dim * rows * (shared + own)
         kv = 2 * shape.layers * shape.kv_heads * shape.head_dim * shape.value_bytes * (shared + readers * own)

@@ -40,7 +40,9 @@ QUICK = Plan((208, 2_000), 20)
 
 
 def measure(run: Run) -> Iterator[Figure]:
-    """Microseconds of every operation at every context."""
+    """What a question costs before any arithmetic, by context length, on a pool of tiny layers. The reference is
+    the shortest context.
+    """
     plan = QUICK if run.quick else Plan()
     worlds = [_World(tokens) for tokens in plan.contexts]
     for call in _CALLS:

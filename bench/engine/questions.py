@@ -13,8 +13,8 @@ from bench.engine.contenders import Contender, Dense, KeptCache, Regions, Reply,
 from bench.engine.floor import Floors, LimitsProbe, causal
 from bench.engine.models import EIGHTY_SHAPE, load, probe
 from bench.engine.scenario import PAPER, Records, Scenario, Size, make_scenario
-from bench.figures import Figure, Goal, latency, median_ratio, quantiles, slope_per_1k
-from bench.run import Run
+from bench.figures import Figure, Goal, Setting, latency, quantiles, slope_per_1k
+from bench.run import MeasurementFailed, Run
 from engine.model.prompt import PromptFormat
 from regions.tape import Retention
 
@@ -23,7 +23,7 @@ TIE = 1e-3
 _CONTEXT, _READING = "By context", "Reading an update"
 
 
-class Disagreement(RuntimeError):
+class Disagreement(MeasurementFailed):
     """Two contenders that read the same tokens gave different answers."""
 
 
@@ -58,11 +58,17 @@ class Plan:
 EMBEDDED = Plan("embedded", {}, Goals(question=1.3, reading=1.0))
 EIGHTY = Plan("80m", EIGHTY_SHAPE, Goals(question=1.0, reading=1.0, dense=1 / 20), repeats=5)
 ENGINE = replace(EIGHTY, goals=Goals(question=0.65, reading=0.6, growth=1.5))
-_QUICK = {"size": Size(20, 3, 11), "repeats": 3, "dense_rounds": (0, 2)}
+_QUICK: dict[str, Any] = {"size": Size(20, 3, 11), "repeats": 3, "dense_rounds": (0, 2)}
 
 
 def stream(run: Run) -> Iterator[Figure]:
-    """Each of the run's models, without floors. Raises Disagreement."""
+    """*Attention Once* section 4.1: 100 bars, then 15 times 55 bars and a question of one answer token,
+    asked of a fork; taking and dropping the fork is inside the time. fp32. *Kept cache*: the
+    unmodified transformers model (`sdpa`) with a `DynamicCache` that reads the same updates and is
+    cropped back after each question. *Dense*: the same model over the whole context, nothing kept, at
+    three contexts, once each. Ways are timed in turn; a median's ratio is that of the pairs. All must
+    give the same answer token (a logit gap below 0.001 is a tie), or the run fails.
+    """
     for plan in (EMBEDDED, EIGHTY):
         if plan.name in run.models:
             run.say(f"questions, {plan.name} model ...")
@@ -70,7 +76,10 @@ def stream(run: Run) -> Iterator[Figure]:
 
 
 def engine(run: Run) -> Iterator[Figure]:
-    """The larger model with its floors. Raises Disagreement."""
+    """The scenario of `foretick bench stream`, beside its floors: the arithmetic of a pass at the rate of a
+    large matrix product, or reading its weights and KV at that of a large copy, whichever takes
+    longer, both rates measured in this part. Floors count every layer for every row.
+    """
     limits = probe(run)
     yield from race(replace(ENGINE, shape={}, **_QUICK) if run.quick else ENGINE, run.threads, limits)
 
@@ -149,7 +158,7 @@ class Race:
     def figures(self, model: str, goals: Goals, floors: Floors | None = None) -> Iterator[Figure]:
         """Summaries of all rounds, then each context."""
         tokens = len(self._scenario.question)
-        about: dict[str, str | int | float] = {"model": model, "question tokens": tokens}
+        about: Setting = {"model": model, "question tokens": tokens}
         at = {0.5: Goal(goals.question)}
         yield from latency("question", *self._against(self._ask, about), goals=at)
         at = {0.5: Goal(goals.reading)}
@@ -160,7 +169,7 @@ class Race:
         yield Figure("largest difference of their logits", self._difference, "", model, about)
         yield from by_context(self._points, about, goals, floors, tokens)
 
-    def _against(self, times: tuple[list[int], list[int]], about: dict[str, str | int | float]) -> Any:
+    def _against(self, times: tuple[list[int], list[int]], about: Setting) -> Any:
         return times[0], about, about["model"], "kept cache", times[1]
 
     def _read(self, records: Records) -> list[int]:
@@ -177,11 +186,17 @@ class Race:
 
 
 def slopes(
-    points: Sequence[Point], about: dict[str, str | int | float], goals: Goals, floors: Floors | None, rows: int
+    points: Sequence[Point],
+    about: Setting,
+    goals: Goals,
+    floors: Floors | None,
+    rows: int,
 ) -> Iterator[Figure]:
     """Growth with the context, through the medians: a few stalled samples would decide it else."""
     contexts, name, unit = [p.context for p in points], "growth for 1,000 tokens", "ms"
-    ours, kept = (slope_per_1k(contexts, values) for values in ([p.ours for p in points], [p.kept for p in points]))
+    ours, kept = (
+        slope_per_1k(contexts, values) for values in ([p.ours for p in points], [p.kept for p in points])
+    )
     table = str(about["model"])
     yield Figure(name, ours, unit, table, about, "kept cache", kept, goal=Goal(goals.slope))
     if floors is not None:
@@ -189,12 +204,22 @@ def slopes(
         goal = None if goals.growth is None else Goal(goals.growth)
         yield Figure(name, ours, unit, table, about, "attention's floor", floor.ms, goal=goal)
         yield Figure(
-            "growth of attention's floor, arithmetic", floor.arithmetic_ms, unit, table, about, "reading", floor.reading_ms
+            "growth of attention's floor, arithmetic",
+            floor.arithmetic_ms,
+            unit,
+            table,
+            about,
+            "reading",
+            floor.reading_ms,
         )
 
 
 def by_context(
-    points: Sequence[Point], about: dict[str, str | int | float], goals: Goals, floors: Floors | None, rows: int
+    points: Sequence[Point],
+    about: Setting,
+    goals: Goals,
+    floors: Floors | None,
+    rows: int,
 ) -> Iterator[Figure]:
     """Each context's question, then each update, beside all references."""
     for p in points:

@@ -62,9 +62,7 @@ class Session:
             read(engine, self.tape, scenario.first[first : first + 55])
         self.limits = Limits()
         self.longest = Longest()
-        self.scheduler = Scheduler(
-            engine, engine.pool, self.limits, time.monotonic_ns, self.longest
-        )
+        self.scheduler = Scheduler(engine, engine.pool, self.limits, time.monotonic_ns, self.longest)
         self.worker = Worker(self.scheduler)
         self.worker.start()
 
@@ -110,7 +108,9 @@ class Session:
 
 
 def measure(run: Run) -> Iterator[Figure]:
-    """Questions with pauses of random length, first alone, then while one refresh follows another."""
+    """Questions through the real scheduler, alone and while the session's window is prefilled again in the
+    background. *Bound*: 1.1 times the idle P99 plus the longest batch of the refresh.
+    """
     plan = QUICK if run.quick else Plan()
     session = Session(plan, models.of(run)[0])
     try:
@@ -133,7 +133,7 @@ def measure(run: Run) -> Iterator[Figure]:
     finally:
         session.worker.stop(1.0)
         session.tape.release()
-    setting: dict[str, str | int | float] = {
+    setting: Setting = {
         "tokens in the window": len(session.tape.window), "tokens a chunk": session.limits.chunk_min,
     }  # fmt: skip
     yield from figures(idle, during, session.longest.ns, setting)
@@ -141,13 +141,15 @@ def measure(run: Run) -> Iterator[Figure]:
     yield Figure("refreshes that ended meanwhile", count[0], "", "", setting)
 
 
-def figures(idle: Sequence[int], during: Sequence[int], batch_ns: float, setting: Setting) -> Iterator[Figure]:
+def figures(
+    idle: Sequence[int], during: Sequence[int], batch_ns: float, setting: Setting
+) -> Iterator[Figure]:
     """Questions during refreshes beside idle ones (ns), and their P99 beside its bound."""
     yield from latency("question during refreshes", during, setting, "", "idle", idle, paired=False)
     p99 = quantiles(during, 0.99)[0] / 1e6
     bound = (1.1 * quantiles(idle, 0.99)[0] + batch_ns) / 1e6
-    yield Figure("question during refreshes P99", p99, "ms", "", dict(setting), "bound", bound, goal=Goal(1.0))
-    yield Figure("longest batch of a refresh", batch_ns / 1e6, "ms", "", dict(setting))
+    yield Figure("question during refreshes P99", p99, "ms", "", setting, "bound", bound, goal=Goal(1.0))
+    yield Figure("longest batch of a refresh", batch_ns / 1e6, "ms", "", setting)
 
 
 def _asked(session: Session, questions: int) -> list[int]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 
 from bench.engine.contenders import Reply
 from bench.engine.floor import Floors
 from bench.engine.questions import agree, in_turn
-from bench.figures import Figure, Goal, median_ratio, quantiles
+from bench.figures import Figure, Goal, Setting, median_ratio, quantiles
 from engine.attention.base import Attention, LayerCall
 
 Ask = Callable[[], list[Reply]]
@@ -56,77 +56,76 @@ class Readers:
     own: float
 
 
-@dataclass
-class Times:
-    """Whole passes and the attention in them, ns, a sample a round."""
+class Medians(NamedTuple):
+    """Of ``n`` rounds, ms: one pass, another way, and the other over the one, median over pairs."""
 
-    passes: list[int] = field(default_factory=list)
-    attention: list[int] = field(default_factory=list)
+    n: int
+    one_pass: float
+    other: float
+    gain: float
 
+    @classmethod
+    def of(cls, one_pass: list[int], other: list[int]) -> Medians:
+        """Of samples in ns."""
+        ours, theirs = (quantiles(ns, 0.5)[0] / 1e6 for ns in (one_pass, other))
+        return cls(len(one_pass), ours, theirs, median_ratio(other, one_pass))
 
-@dataclass(frozen=True)
-class Together:
-    """Rounds of all ways in turn."""
-
-    of: Readers
-    together: Times
-    in_turn: Times
-    kept: Times | None
-
-    def figures(
-        self, floors: Floors, *, gain: Goal | None = None, attention: Goal | None = None, kept: Goal | None = None
-    ) -> Iterator[Figure]:
-        """Medians. ``gain`` and ``attention``: goals of one pass over in turn, ``kept``: over kept caches."""
-        setting: dict[str, str | int | float] = {
-            "": self.of.name, "rows": self.of.rows, "context": self.of.shared + round(self.of.own),
-        }  # fmt: skip
-        one = self.together.passes
-        yield _compared("one pass", one, "in turn", self.in_turn.passes, setting)
-        if self.kept is not None:
-            found = _compared("one pass", one, "kept caches one by one", self.kept.passes, setting, kept)
-            yield found
-        of = self.of
-        floor = floors.of_pass(of.rows, of.shared, of.own, of.readers)
-        yield Figure("one pass", quantiles(one, 0.5)[0] / 1e6, "ms", "", setting, "floor", floor)
-        yield _compared(
-            "attention in one pass", self.together.attention, "in turn", self.in_turn.attention, setting
+    def figure(self, name: str, against: str, setting: Setting, goal: Goal | None = None) -> Figure:
+        """One pass beside the other way."""
+        return Figure(
+            name, self.one_pass, "ms", "", setting, against, self.other, 1 / self.gain, goal, self.n
         )
-        yield _gain("gain of one pass", self.in_turn.passes, one, setting, gain)
-        in_turn = quantiles(self.in_turn.passes, 0.5)[0] / 1e6
-        yield Figure("gain of a pass at the floor", in_turn / floor, "", "", setting)
-        yield _gain("gain in attention", self.in_turn.attention, self.together.attention, setting, attention)
-        for name, each in (
-            ("attention's floor", floors.attention(of.rows, of.shared, of.own, of.readers)),
-            ("linear layers' floor", floors.linear(of.rows)),
-        ):
-            table = "What bounds them"
-            yield Figure(f"{name}: arithmetic", each.arithmetic_ms, "ms", table, setting)
-            yield Figure(f"{name}: reading", each.reading_ms, "ms", table, setting)
+
+
+class Compared(NamedTuple):
+    """One pass against one each in turn, the attention in both, and against kept caches one by one."""
+
+    passes: Medians
+    attention: Medians
+    kept: Medians | None
+
+
+class Goals(NamedTuple):
+    """Of the gain of one pass, of that in its attention, and of one pass over kept caches."""
+
+    gain: Goal | None = None
+    attention: Goal | None = None
+    kept: Goal | None = None
+
+
+def figures(of: Readers, floors: Floors, found: Compared, goals: Goals) -> Iterator[Figure]:
+    """Ours beside the other ways and the floor, and what bounds it."""
+    setting: Setting = {"": of.name, "rows": of.rows, "context": of.shared + round(of.own)}
+    passes, attention = found.passes, found.attention
+    yield passes.figure("one pass", "in turn", setting)
+    if found.kept is not None:
+        yield found.kept.figure("one pass", "kept caches one by one", setting, goals.kept)
+    floor = floors.of_pass(of.rows, of.shared, of.own, of.readers)
+    yield Figure("one pass", passes.one_pass, "ms", "", setting, "floor", floor)
+    yield attention.figure("attention in one pass", "in turn", setting)
+    yield Figure("gain of one pass", passes.gain, "", "", setting, goal=goals.gain)
+    yield Figure("gain of a pass at the floor", passes.other / floor, "", "", setting)
+    yield Figure("gain in attention", attention.gain, "", "", setting, goal=goals.attention)
+    of_attention = floors.attention(of.rows, of.shared, of.own, of.readers)
+    for name, each in (("attention", of_attention), ("linear layers", floors.linear(of.rows))):
+        for what, ms in (("arithmetic", each.arithmetic_ms), ("reading", each.reading_ms)):
+            yield Figure(f"{name}: {what}", ms, "ms", "Floors", setting)
 
 
 def compare(
     of: Readers, stopwatch: Stopwatch, together: Ask, one_by_one: Ask, repeats: int, kept: Ask | None = None
-) -> Together:
+) -> Compared:
     """Ask in all ways in turn, ``repeats`` times after once unmeasured. Raises Disagreement."""
     ways = [stopwatch.lap(ask) for ask in (together, one_by_one, kept) if ask is not None]
-    times = [Times() for _ in ways]
+    passes: list[list[int]] = [[] for _ in ways]
+    attention: list[list[int]] = [[] for _ in ways]
     for turn in range(-1, repeats):
         taken = in_turn(ways, (), turn)
-        for mine, ((replies, in_attention), took) in zip(times, taken, strict=True):
+        for way, ((replies, in_attention), took) in enumerate(taken):
             for ours, other in zip(taken[0][0][0], replies, strict=True):
                 agree(ours, other, of.shared + int(of.own))
             if turn >= 0:
-                mine.passes.append(took)
-                mine.attention.append(in_attention)
-    return Together(of, times[0], times[1], times[2] if kept else None)
-
-
-def _compared(
-    name: str, ours: list[int], against: str, other: list[int], setting: Any, goal: Goal | None = None
-) -> Figure:
-    a, b = (quantiles(times, 0.5)[0] / 1e6 for times in (ours, other))
-    return Figure(name, a, "ms", "", setting, against, b, median_ratio(ours, other), goal, len(ours))
-
-
-def _gain(name: str, slow: list[int], quick: list[int], setting: Any, goal: Goal | None) -> Figure:
-    return Figure(name, median_ratio(slow, quick), "", "", setting, goal=goal, n=len(slow))
+                passes[way].append(took)
+                attention[way].append(in_attention)
+    caches = Medians.of(passes[0], passes[2]) if kept else None
+    return Compared(Medians.of(*passes[:2]), Medians.of(*attention[:2]), caches)

@@ -9,7 +9,7 @@ from bench.engine import models
 from bench.engine.contenders import Dense, Regions, engine_for
 from bench.engine.questions import in_turn, timed
 from bench.engine.scenario import Records, Size, make_scenario
-from bench.figures import Figure, Goal, latency
+from bench.figures import Figure, Goal, Setting, latency
 from bench.run import Run
 from engine.model.prompt import PromptFormat
 from regions.tape import Retention
@@ -31,10 +31,8 @@ QUICK = Plan(12, updates=6, bars=5, frame_limit=400, repeats=2, dense=1)
 
 
 def measure(run: Run) -> Iterator[Figure]:
-    """Ask a sliding tape and one that stays as it was when the window was full, in turn.
-
-    The dense reference reads the last window; its answer may differ, since a sliding tape carries what its
-    bars absorbed from those before them.
+    """Questions on a tape whose oldest bars go as new ones come, beside one that has just grown to that
+    length and stays. *Dense*: the unmodified model over the same window sent again as a prompt.
     """
     plan = QUICK if run.quick else Plan()
     loaded, plain = models.of(run)
@@ -65,7 +63,7 @@ def measure(run: Run) -> Iterator[Figure]:
                 times.append(ns)
     dense = Dense(plain, scenario.frozen)
     dense.ingest(kept)
-    setting: dict[str, str | int | float] = {
+    setting: Setting = {
         "bars": plan.records, "bars in and out": plan.bars, "times": plan.updates,
         "tokens evicted": sliding.tape.evicted_tokens, "positions a frame": plan.frame_limit,
     }  # fmt: skip
@@ -78,5 +76,5 @@ def measure(run: Run) -> Iterator[Figure]:
     yield Figure("extents seen, most", max(extents), "", "", *_against(setting, len(grown.tape.extents)))
 
 
-def _against(setting: dict[str, str | int | float], grown: int) -> tuple[dict[str, str | int | float], str, int]:
+def _against(setting: Setting, grown: int) -> tuple[Setting, str, int]:
     return setting, "as long, just grown", grown

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from bench.gpu_shapes import Plan
+from bench.gpu.shapes import Plan
 from engine.attention.base import LayerCall
 from engine.attention.metadata import BatchPlan, Packed
 from engine.attention.triton import TritonAttention

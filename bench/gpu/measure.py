@@ -1,40 +1,47 @@
-"""The figures that need a GPU, in one command of a few minutes: `foretick bench gpu`, `python -m bench.gpu`.
+"""The figures that need a GPU: questions, standing questions, reading, swap and recompute, attention.
 
-Every time stands beside a floor measured in the same run: bytes over the bandwidth of a large copy,
-arithmetic over the rate of a large matrix product. Needs neither data nor a model: weights are random and
-made on the device. ``--quick`` runs the same code on a tiny model, on a CPU too, to see that it works.
+Needs neither data nor a model: weights are random and made on the device. With small sizes the same code
+runs on a CPU, to see that it works.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from math import inf
-from pathlib import Path
+from statistics import median
+from typing import NamedTuple
 
 import msgspec
 import torch
 
-from bench.figures import latency
-from bench.gpu_attention import measure as attention_points
-from bench.gpu_result import AttentionPoint, Device, GpuReport, Question, render
-from bench.gpu_shapes import FULL, QUICK, Costs, Plan, random_model
-from bench.save import save
-from daemon.cli.profile import file_name, ladder_for, model_of
+from bench.figures import Figure, Goal, Setting, latency, quantiles
+from bench.gpu.attention import measure as attention_points
+from bench.gpu.shapes import FULL, QUICK, Costs, Plan, random_model
+from bench.run import MeasurementFailed, Run
+from daemon.cli.profile import by_size, file_name, ladder_for, model_of
 from engine.engine import Engine
-from engine.model.loading import LoadedModel, resolve_device
-from engine.profile.timing import Ladder
+from engine.model.loading import LoadedModel, ModelError, resolve_device
+from engine.profile.timing import Ladder, Samples
 from engine.profile.timing import measure as measure_costs
 from engine.step import Chunk
 from regions.tape import Retention, Tape
+from scheduler.costs import CostModel
 from scheduler.costs import save as save_profile
 
 BLOCK = 16
+_ASKING, _CURVES, _ATTENTION = "Questions", "Recompute and swap", "Attention alone"
+
+
+class Device(NamedTuple):
+    """The hardware, and what it reaches on plain work in the same run, bytes and operations a second."""
+
+    name: str
+    copy: float
+    matrix: float
 
 
 class Bench:
@@ -106,14 +113,14 @@ class Bench:
 
 def timed(work: Callable[[], object]) -> float:
     """Seconds, the device's queue drained before and after."""
-    settle()
+    drain()
     began = time.perf_counter()
     work()
-    settle()
+    drain()
     return time.perf_counter() - began
 
 
-def settle() -> None:
+def drain() -> None:
     """Wait for the device."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
@@ -131,14 +138,13 @@ def describe(plan: Plan, device: str, dtype: torch.dtype) -> Device:
     copy = 2 * plan.copy_bytes / best(partial(torch.empty_like(source).copy_, source))
     a, b = torch.randn(2, plan.matrix, plan.matrix, device=device, dtype=dtype)
     rate = 2 * plan.matrix**3 / best(partial(torch.matmul, a, b))
-    name = torch.cuda.get_device_name() if device.startswith("cuda") else "CPU"
-    return Device(name, str(torch.__version__), copy / 1e9, rate / 1e12)
+    return Device(torch.cuda.get_device_name() if device.startswith("cuda") else "CPU", copy, rate)
 
 
-def questions(bench: Bench, how: str, repeats: int, device: Device) -> tuple[Question, float]:
-    """Latency of single questions; and of all standing questions in one pass over one question."""
-    plan, costs = bench.plan, bench.costs
-    for _ in range(3):  # compile, record
+def questions(bench: Bench, how: str, repeats: int, device: Device) -> Iterator[Figure]:
+    """Single questions and the tokens behind them; then all standing questions in one pass."""
+    plan = bench.plan
+    for _ in range(3):  # compile, capture
         bench.ask(1)
     bench.ask(plan.standing)
     bench.ask(plan.standing)
@@ -148,10 +154,21 @@ def questions(bench: Bench, how: str, repeats: int, device: Device) -> tuple[Que
         first.append(round(one * 1e9))
         steps += [round(token * 1e9) for token in tokens]
     many = sorted(bench.ask(plan.standing)[0] for _ in range(max(3, repeats // 10)))
-    ask, decode = latency(first), latency(steps)
-    floor_ms = 1e3 * costs.memory_floor_s(plan.context, device.copy_gb_s * 1e9)
-    found = Question(how, ask, decode, ask.p50_ms / floor_ms, decode.p50_ms / floor_ms)
-    return found, 1e3 * many[len(many) // 2] / ask.p50_ms
+    floor_ms = 1e3 * bench.costs.memory_floor_s(plan.context, device.copy)
+    setting: Setting = {
+        "context": plan.context, "question tokens": plan.question, "passes": how,
+        "attention": type(bench.engine.attention).__name__,
+    }  # fmt: skip
+    for name, samples, goal in (("question", first, Goal(1.3)), ("token", steps, None)):
+        for figure in latency(name, samples, setting, _ASKING):
+            if figure.name.endswith("P50"):
+                figure = msgspec.structs.replace(
+                    figure, against="memory floor", reference=floor_ms, goal=goal
+                )
+            yield figure
+    all_ms, one_ms = 1e3 * many[len(many) // 2], quantiles(first, 0.5)[0] / 1e6
+    name = f"{plan.standing} standing questions"
+    yield Figure(name, all_ms, "ms", _ASKING, setting, "one", one_ms, goal=Goal(3.0))
 
 
 def ladder(plan: Plan) -> Ladder:
@@ -160,81 +177,62 @@ def ladder(plan: Plan) -> Ladder:
     return replace(sizes, prefills=tuple(plan.curve), repeats=2, patience_s=inf)
 
 
-def measure(plan: Plan, device: str, say: Callable[[str], None]) -> GpuReport:
-    """All figures."""
-    began = time.perf_counter()
-    started = datetime.now(UTC).isoformat(" ", "minutes")
-    say("weights ...")
+def measure(run: Run) -> Iterator[Figure]:
+    """Random weights. *Memory floor*: bytes of weights and KV over the bandwidth of a large copy; *matrix
+    floor*: arithmetic over the rate of a large matrix product; both measured in the same run.
+    """
+    try:
+        device = resolve_device(run.device)
+    except ModelError as error:
+        raise MeasurementFailed(str(error)) from None
+    plan = QUICK if run.quick else FULL
+    run.say("weights ...")
     bench = Bench(plan, device, eager=False)
     found = describe(plan, device, bench.loaded.dtype)
-    say("ingest ...")
-    updates = list(bench.ingest())[1:]  # the first compiles
-    floors = [
-        bench.costs.matrix_floor_s(rows, context, found.matrix_tflop_s * 1e12) for rows, context, _ in updates
-    ]
-    spent = sum(seconds for _, _, seconds in updates)
-    say("questions ...")
-    asked = [questions(bench, "recorded" if bench.engine.graphs else "eager", plan.repeats, found)]
+    yield Figure("large copy, read and written", found.copy, "B/s", "", {"device": found.name})
+    yield Figure("large matrix product", found.matrix, "FLOP/s", "", {"device": found.name})
+    run.say("ingest ...")
+    yield ingested(bench, list(bench.ingest())[1:], found)  # the first compiles
+    run.say("questions ...")
+    yield from questions(bench, "captured" if bench.engine.graphs else "eager", plan.repeats, found)
     if bench.engine.graphs:
         bench.engine.graphs = None
-        asked.append(questions(bench, "eager", plan.eager_repeats, found))
+        yield from questions(bench, "eager", plan.eager_repeats, found)
     bench.close()
-    say("recompute and swap ...")
+    run.say("recompute and swap ...")
     samples = measure_costs(bench.engine, ladder(plan))
-    source = f"measured: {command(sys.argv[1:])}, {started}"
-    profile = model_of(samples, bench.engine, plan.chunk, found.name, source)
-    say("attention ...")
-    points = [
-        AttentionPoint(rows, context, gb_s, gb_s / found.copy_gb_s)
-        for rows, context, gb_s in attention_points(bench.engine, plan)
-    ]
-    return GpuReport(
-        command(sys.argv[1:]),
-        started,
-        found,
-        plan.name,
-        plan.context,
-        plan.question,
-        type(bench.engine.attention).__name__,
-        [question for question, _ in asked],
-        plan.standing,
-        asked[0][1],
-        sum(rows for rows, _, _ in updates) / spent,
-        sum(floors) / spent,
-        samples,
-        msgspec.structs.replace(profile, model=plan.name),
-        points,
-        time.perf_counter() - began,
+    source = f"measured: foretick bench gpu, {datetime.now(UTC).isoformat(' ', 'minutes')}"
+    profile = msgspec.structs.replace(
+        model_of(samples, bench.engine, plan.chunk, found.name, source), model=plan.name
     )
+    if run.profiles is not None:
+        save_profile(profile, run.profiles / file_name(found.name))
+    yield from curves(samples, profile)
+    run.say("attention ...")
+    for rows, context, rate in attention_points(bench.engine, plan):
+        goal = Goal(0.75, "at least") if context == 16384 else None
+        setting: Setting = {"rows": rows, "context": context}
+        yield Figure("KV read", rate, "GB/s", _ATTENTION, setting, "a copy", found.copy / 1e9, goal=goal)
 
 
-def command(arguments: Sequence[str]) -> str:
-    """The command again, from the program's arguments, whichever way it was started."""
-    options = arguments[2:] if list(arguments[:2]) == ["bench", "gpu"] else arguments
-    return " ".join(["foretick", "bench", "gpu", *options])
+def ingested(bench: Bench, updates: Sequence[tuple[int, int, float]], device: Device) -> Figure:
+    """Tokens a second of all updates (tokens, context before, seconds), beside the matrix floor's."""
+    tokens = sum(rows for rows, _, _ in updates)
+    floor = sum(bench.costs.matrix_floor_s(rows, before, device.matrix) for rows, before, _ in updates)
+    rate, best = tokens / sum(seconds for *_, seconds in updates), tokens / floor
+    goal = Goal(0.6, "at least")
+    return Figure("reading", rate, "tokens/s", _ASKING, {}, "matrix floor", best, goal=goal)
 
 
-def run(*, quick: bool, device: str, json_file: Path | None, profiles: Path | None) -> str:
-    """Measure, save, and return the tables."""
-    plan = QUICK if quick else FULL
-    report = measure(plan, resolve_device(device), lambda text: print(text, file=sys.stderr))
-    if json_file is not None:
-        save(json_file, report)
-    if profiles is not None:
-        save_profile(report.profile, profiles / file_name(report.device.name))
-    return render(report)
-
-
-def main() -> None:
-    """`python -m bench.gpu`: needs no more than torch, triton, transformers and msgspec."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--profiles", type=Path)
-    found = parser.parse_args()
-    print(run(quick=found.quick, device=found.device, json_file=found.json, profiles=found.profiles))
-
-
-if __name__ == "__main__":
-    main()
+def curves(samples: Samples, profile: CostModel) -> Iterator[Figure]:
+    """Medians of recompute and swap by tokens, and the cost model's errors on them."""
+    for name, measured in (
+        ("recompute", samples.prefills), ("swap out", samples.swap_out), ("swap in", samples.swap_in)
+    ):  # fmt: skip
+        for tokens, seconds in by_size(measured).items():
+            yield Figure(
+                name, 1e3 * median(seconds), "ms", _CURVES, {"tokens": tokens}, samples=list(seconds)
+            )
+    for name, error in profile.errors.items():
+        yield Figure("median error", error.median, "share", "Cost model", {"of": name})
+        yield Figure("worst error", error.worst, "share", "Cost model", {"of": name})

@@ -79,9 +79,7 @@ class World:
         read(self.engine, self.asked, self.bars)
         self.passes = Passes()
         limits = Limits(max_batch_tokens=sizes.batch_tokens)
-        self.scheduler = Scheduler(
-            self.engine, self.engine.pool, limits, time.monotonic_ns, self.passes
-        )
+        self.scheduler = Scheduler(self.engine, self.engine.pool, limits, time.monotonic_ns, self.passes)
         self.scheduler.subscribe(self)
         self.worker = Worker(self.scheduler)
         self.flowing = False
@@ -143,13 +141,15 @@ class World:
         return [Record(self._rng.choice(self.bars)) for _ in range(n)]
 
 
-QUICK = Sizes(
-    records=12, questions=3, backlog=12, prompts=3, prompt_tokens=64, answer=2, batch_tokens=128
-)
+QUICK = Sizes(records=12, questions=3, backlog=12, prompts=3, prompt_tokens=64, answer=2, batch_tokens=128)
 
 
 def measure(run: Run) -> Iterator[Figure]:
-    """Questions with pauses of random length, first alone, then in the flood."""
+    """Standing questions (FLASH) and asks (SESSION) of one session, alone and while another session's tape
+    (STREAM) and prompts (POOL) always have more, on the embedded model. *Bound*: 1.5 times the idle
+    P99 plus the P99 of a pass of the flood without a question. What each class computed meanwhile
+    stands below: STREAM, too, waits for POOL and the questions.
+    """
     sizes, loaded = QUICK if run.quick else Sizes(), models.embedded(run)
     world = apart(lambda: World(sizes, loaded))
     try:
@@ -166,8 +166,8 @@ def measure(run: Run) -> Iterator[Figure]:
         passes = list(world.passes.ns)
     finally:
         world.stop()
-    setting: dict[str, str | int | float] = {
-        "prompts that wait": sizes.prompts, "bars that wait": sizes.backlog, "tokens a pass": sizes.batch_tokens,
+    setting: Setting = {
+        "prompts waiting": sizes.prompts, "bars waiting": sizes.backlog, "tokens a pass": sizes.batch_tokens,
     }  # fmt: skip
     batch = quantiles(passes, 0.99)[0]
     for cls in _ASKED:
@@ -183,7 +183,7 @@ def bounded(p99_ns: float, idle_p99_ns: float, batch_ns: float, setting: Setting
     """The P99 in the flood beside 1.5 times the idle one plus one batch."""
     bound = (1.5 * idle_p99_ns + batch_ns) / 1e6
     name = "in the flood P99"
-    return Figure(name, p99_ns / 1e6, "ms", "", dict(setting), "bound", bound, goal=Goal(1.0))
+    return Figure(name, p99_ns / 1e6, "ms", "", setting, "bound", bound, goal=Goal(1.0))
 
 
 def shares(tokens_a_second: Mapping[str, float]) -> Iterator[Figure]:

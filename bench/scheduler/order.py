@@ -17,7 +17,7 @@ from typing import TypeVar, cast
 
 import numpy as np
 
-from bench.figures import Figure, quantiles
+from bench.figures import Figure, Setting, quantiles
 from bench.run import Run
 from regions.ephemeral import Fork
 from regions.pool import KVPool, LayerShape
@@ -60,7 +60,10 @@ class _Waiting:
 
 
 def measure(run: Run) -> Iterator[Figure]:
-    """A row for each length of the queue. Raises RuntimeError when the two orders differ."""
+    """What `klpm` pays in a step for its order: what saving and evicting adds for the watched prompts,
+    following the changes, finding those who are admitted and taking them out. The reference asks the
+    cache for everybody's match at each step, and sorts.
+    """
     plan = QUICK if run.quick else Plan()
     for waiting in plan.waiting:
         yield from figures(plan, waiting)
@@ -159,9 +162,11 @@ def figures(plan: Plan, waiting: int) -> Iterator[Figure]:
         kept.append(ordered + took + ours.save(prompts))
         theirs.save(prompts)
         asked.append(asking)
-    setting: dict[str, str | int | float] = {"waiting": waiting}
+    setting: Setting = {"waiting": waiting}
     median, p99 = quantiles(kept[2:], 0.5, 0.99)
-    yield Figure("step P50", median, "us", "", setting, "asking the cache", quantiles(asked, 0.5)[0], n=len(kept))
+    yield Figure(
+        "step P50", median, "us", "", setting, "asking the cache", quantiles(asked, 0.5)[0], n=len(kept)
+    )
     yield Figure("step P99", p99, "us", "", setting)
     yield Figure("first two steps", sum(kept[:2]), "us", "", setting)
 
@@ -183,4 +188,3 @@ def _timed(work: Callable[[], T]) -> tuple[T, float]:
     began = time.perf_counter_ns()
     result = work()
     return result, (time.perf_counter_ns() - began) / 1e3
-

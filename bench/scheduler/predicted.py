@@ -14,7 +14,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.figures import Figure, Goal, quantiles
+from bench.figures import Figure, Goal, Setting, quantiles
 from bench.run import Run
 from bench.scheduler import models
 from bench.scheduler.replay import replay
@@ -23,7 +23,8 @@ from daemon.cli.profile import ladder_for, model_of
 from engine.apart import apart
 from engine.engine import Engine
 from engine.model.loading import LoadedModel
-from engine.profile.timing import Ladder, measure
+from engine.profile.timing import Ladder
+from engine.profile.timing import measure as measure_costs
 from scheduler.costs import CostModel
 from scheduler.policies import Ordering
 from scheduler.simulation.distributions import Quantiles
@@ -34,6 +35,7 @@ from scheduler.types import Limits
 
 _BLOCK = 16
 _AT = (0.5, 0.95, 0.99)
+_AGREEMENT = "Agreement"
 _LIVE = 40
 """Prompts under way: 9.9 s of retrieval at 4 requests a second."""
 
@@ -75,7 +77,9 @@ def _profile(loaded: LoadedModel, ladder: Ladder) -> CostModel:
     engine = Engine(
         loaded, blocks=ladder.blocks(_BLOCK) + 8, block_size=_BLOCK, frame_limit=loaded.max_positions
     )
-    return model_of(measure(engine, ladder), engine, ladder.chunk, "this machine", "foretick bench scheduler")
+    return model_of(
+        measure_costs(engine, ladder), engine, ladder.chunk, "this machine", "foretick bench scheduler"
+    )
 
 
 def rate(costs: CostModel, tokens: float) -> float:
@@ -83,30 +87,13 @@ def rate(costs: CostModel, tokens: float) -> float:
     return 1e9 / costs.recompute_ns(round(tokens))
 
 
-@dataclass(frozen=True)
-class Predicted:
-    """One scheduler simulated and measured on the same trace; TTFT P50, P95, P99 in seconds.
-
-    ``median_error``: of the single requests, |predicted - measured| / measured. ``repeat_error``: the same
-    for a second measured run in the prediction's place. ``pace``: time of the scheduler's steps over what
-    the profile says of their passes, in the run before; ``measured_pace``: in the run that was predicted.
-    ``failed``: requests that failed in either, left out of everything else.
-    """
-
-    scheduler: str
-    predicted_s: Sequence[float]
-    measured_s: Sequence[float]
-    median_error: float
-    repeat_error: float
-    pace: float
-    measured_pace: float
-    predicted_preemptions: int
-    measured_preemptions: int
-    failed: int
-
-
 def measure(run: Run) -> Iterator[Figure]:
-    """Every scheduler, first simulated, then measured."""
+    """The crawler's shape with shorter prompts on the embedded model, and the simulator on the very same
+    trace under the profile measured in this part, times the pace of a run before on another trace: a
+    daemon, too, corrects its profile by the passes it runs. *Median error*: of single requests' TTFT;
+    its reference is a second measured run in the prediction's place, which no prediction can beat.
+    *Pace*: what the scheduler's steps took over what the profile says of their passes.
+    """
     sizes, loaded = QUICK if run.quick else Sizes(), models.embedded(run)
     shape = scaled(CRAWLER, sizes.scale)
     longest = round(shape.tokens.at(1.0))
@@ -116,51 +103,61 @@ def measure(run: Run) -> Iterator[Figure]:
     load = Load(qps, sizes.requests or max(8, round(qps * sizes.seconds)), delay=4.0 / qps, seed=1)
     # Half of a prompt is there on the average while it comes in; the pool holds the longest in any case.
     pool = max(round(_LIVE * mean / 2 / sizes.pressure), 2 * longest)
-    rows = []
-    before = replace(load, requests=max(4, round(sizes.rehearsal * load.requests)), seed=2)
-    for name in sizes.schedulers:
-        run.say(f"engine, {name} ...")
-        setup = Setup(
-            pool,
-            block_size=_BLOCK,
-            ordering=Ordering(SCHEDULERS[name]),
-            limits=limits(sizes.batch_tokens, pool),
-        )
-        pace = replay(_inputs(name, before, shape), setup, loaded, costs).pace
-        rows.append(_compare(name, setup, load, shape, loaded, costs, pace))
-    setting: dict[str, str | int | float] = {
+    setting: Setting = {
         "prompts' mean tokens": round(mean), "paper's tokens for one": sizes.scale, "requests": load.requests,
         "a second": round(qps, 1), "pool": pool, "tokens computed a second": round(mean * rate(costs, mean)),
     }  # fmt: skip
-    yield from figures(rows, setting, costs.errors["batch"].median, sizes.apart)
+    before = replace(load, requests=max(4, round(sizes.rehearsal * load.requests)), seed=2)
+    found: list[Figure] = []
+    for name in sizes.schedulers:
+        run.say(f"engine, {name} ...")
+        ordering = Ordering(SCHEDULERS[name])
+        setup = Setup(pool, block_size=_BLOCK, ordering=ordering, limits=limits(sizes.batch_tokens, pool))
+        pace = replay(_inputs(name, before, shape), setup, loaded, costs).pace
+        found += _compare(name, setting, setup, load, shape, loaded, costs, pace)
+    yield from found
+    yield from agreement(found, sizes.apart)
+    yield profile_error(costs.errors["batch"].median)
 
 
-def figures(
-    rows: Sequence[Predicted], setting: dict[str, str | int | float], profile_error: float, apart: float
+def compared(
+    scheduler: str,
+    about: Setting,
+    ttft_s: Sequence[float],
+    predicted_s: Sequence[float],
+    errors: tuple[float, float],
+    paces: tuple[float, float],
+    preemptions: tuple[int, int],
+    failed: int,
 ) -> Iterator[Figure]:
-    """Each scheduler, then how many pairs whose predicted P99 differ by ``apart`` have the predicted order."""
-    for row in rows:
-        mine = {**setting, "scheduler": row.scheduler}
-        for name, ours, predicted in zip(("P50", "P95", "P99"), row.measured_s, row.predicted_s, strict=True):
-            yield Figure(f"TTFT {name}", ours, "s", "", mine, "predicted", predicted)
-        error, goal = row.median_error, Goal(0.2, of="ours")
-        yield Figure("median error", error, "share", "", mine, "second run", row.repeat_error, goal=goal)
-        yield Figure("pace", row.measured_pace, "", "", mine, "run before", row.pace)
-        preemptions = row.measured_preemptions
-        yield Figure("preemptions", preemptions, "", "", mine, "predicted", row.predicted_preemptions)
-        yield Figure("failed", row.failed, "", "", mine)
-    pairs = [
-        (a, b)
-        for a, b in combinations(rows, 2)
-        if abs(a.predicted_s[2] - b.predicted_s[2]) > apart * min(a.predicted_s[2], b.predicted_s[2])
-    ]
-    agreeing = sum(
-        (a.predicted_s[2] < b.predicted_s[2]) == (a.measured_s[2] < b.measured_s[2]) for a, b in pairs
-    )
-    goal = Goal(1.0, "at least") if pairs else None
-    table, of = "Agreement", "pairs well apart"
-    yield Figure("pairs measured in the predicted order", agreeing, "", table, {}, of, len(pairs), goal=goal)
-    yield Figure("median error of the profile on passes of other shapes", profile_error, "share", table)
+    """One scheduler; TTFT P50, P95 and P99. ``errors``: of the prediction, and of a second run in its place.
+
+    ``paces``: of the run that was predicted, and of the one before. ``preemptions``: measured and predicted.
+    ``failed``: requests that failed in either, left out of everything else.
+    """
+    setting = {**about, "scheduler": scheduler}
+    for name, ours, predicted in zip(("P50", "P95", "P99"), ttft_s, predicted_s, strict=True):
+        yield Figure(f"TTFT {name}", ours, "s", "", setting, "predicted", predicted)
+    goal = Goal(0.2, of="ours")
+    yield Figure("median error", errors[0], "share", "", setting, "second run", errors[1], goal=goal)
+    yield Figure("pace", paces[0], "", "", setting, "run before", paces[1])
+    yield Figure("preemptions", preemptions[0], "", "", setting, "predicted", preemptions[1])
+    yield Figure("failed", failed, "", "", setting)
+
+
+def agreement(found: Sequence[Figure], apart: float) -> Iterator[Figure]:
+    """How many pairs of schedulers, whose predicted P99 differ by ``apart``, have that order when measured."""
+    p99 = [(f.ours, f.reference) for f in found if f.name == "TTFT P99" and isinstance(f.reference, float)]
+    pairs = [(a, b) for a, b in combinations(p99, 2) if abs(a[1] - b[1]) > apart * min(a[1], b[1])]
+    agreeing = sum((a[1] < b[1]) == (a[0] < b[0]) for a, b in pairs)
+    if pairs:
+        goal, name = Goal(1.0, "at least"), "pairs of schedulers in the predicted order"
+        yield Figure(name, agreeing, "", _AGREEMENT, {}, "pairs well apart", float(len(pairs)), goal=goal)
+
+
+def profile_error(error: float) -> Figure:
+    """What the profile itself misses by."""
+    return Figure("median error of the profile on passes of other shapes", error, "share", _AGREEMENT)
 
 
 def limits(batch_tokens: int, pool_tokens: int) -> Limits:
@@ -180,25 +177,30 @@ def scaled(shape: Retrieval, scale: int) -> Retrieval:
 
 
 def _compare(
-    name: str, setup: Setup, load: Load, shape: Retrieval, loaded: LoadedModel, costs: CostModel, pace: float
-) -> Predicted:
+    name: str,
+    setting: Setting,
+    setup: Setup,
+    load: Load,
+    shape: Retrieval,
+    loaded: LoadedModel,
+    costs: CostModel,
+    pace: float,
+) -> Iterator[Figure]:
     simulated = simulate(_inputs(name, load, shape), setup, costs.scaled(pace))
     measured, again = (replay(_inputs(name, load, shape), setup, loaded, costs) for _ in range(2))
     answered = simulated.answered & (measured.ttft_ns != NEVER) & (again.ttft_ns != NEVER)
-    columns = simulated.columns
-    predicted_ns = (columns["first_token_ns"] - columns["last_input_ns"])[answered]
-    measured_ns = measured.ttft_ns[answered]
-    return Predicted(
-        scheduler=name,
-        predicted_s=quantiles(predicted_ns / 1e9, *_AT),
-        measured_s=quantiles(measured_ns / 1e9, *_AT),
-        median_error=_median_error(predicted_ns, measured_ns),
-        repeat_error=_median_error(again.ttft_ns[answered], measured_ns),
-        pace=pace,
-        measured_pace=measured.pace,
-        predicted_preemptions=int(columns["swaps"].sum() + columns["recomputes"].sum()),
-        measured_preemptions=measured.preempted,
-        failed=int((~answered).sum()),
+    columns, ours = simulated.columns, measured.ttft_ns[answered]
+    predicted = (columns["first_token_ns"] - columns["last_input_ns"])[answered]
+    preemptions = int(columns["swaps"].sum() + columns["recomputes"].sum())
+    return compared(
+        name,
+        setting,
+        quantiles(ours / 1e9, *_AT),
+        quantiles(predicted / 1e9, *_AT),
+        (_median_error(predicted, ours), _median_error(again.ttft_ns[answered], ours)),
+        (measured.pace, pace),
+        (measured.preempted, preemptions),
+        int((~answered).sum()),
     )
 
 
@@ -209,4 +211,3 @@ def _inputs(name: str, load: Load, shape: Retrieval) -> Iterator[Input]:
 
 def _median_error(one: NDArray[np.int64], other: NDArray[np.int64]) -> float:
     return float(np.median(np.abs(one - other) / other))
-

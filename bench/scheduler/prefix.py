@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.figures import Figure, Goal, over_better
+from bench.figures import Figure, Goal, Setting, over_better
 from bench.run import Run
 from bench.scheduler import models
 from bench.scheduler.predicted import limits, profile, rate
@@ -142,7 +142,11 @@ class Row(NamedTuple):
 
 
 def measure(run: Run) -> Iterator[Figure]:
-    """Both loads at every rate under every policy, simulated and on the engine."""
+    """P99 TTFT, median over seeds. *sessions*: four prompts share a user's history (*k-LPM* section 5.1);
+    *regulars*: 60 users ask six of ten questions, the others ask once. Rates are parts of what the
+    device computes without reuse. *Over the better*: of FCFS and LPM, on the same requests, geometric
+    mean over seeds and two standard errors to either side.
+    """
     sizes = QUICK if run.quick else Sizes()
     costs = profile_named(sizes.profile)
     cases = _cases(sizes, PAPER, rate(costs, PAPER.mean), sizes.rates, sizes.seeds, sizes.requests)
@@ -163,7 +167,12 @@ def figures(rows: Sequence[Row], where: str, k: int) -> Iterator[Figure]:
     for (load, part, qps), same in groupby(sorted(rows, key=_rate), _rate):
         runs = sorted(same, key=lambda row: row.seed)
         by = {policy: [row for row in runs if row.policy == policy] for policy in POLICIES}
-        setting: dict[str, str | int | float] = {"k": k, "load": load, "rate": part, "a second": round(qps, 1)}
+        setting: Setting = {
+            "k": k,
+            "load": load,
+            "rate": part,
+            "a second": round(qps, 1),
+        }
         p99 = {policy: [row.p99_s for row in by[policy]] for policy in POLICIES}
         for policy in POLICIES:
             name, n = f"{policy} P99", len(p99[policy])

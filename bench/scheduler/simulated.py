@@ -17,7 +17,7 @@ from itertools import combinations, groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.figures import Figure, Goal, over_better, quantiles
+from bench.figures import Figure, Goal, Setting, over_better, quantiles
 from bench.run import Run
 from bench.scheduler import paper
 from scheduler.costs import load
@@ -27,7 +27,7 @@ from scheduler.simulation.workload import WORKLOADS, Load, whole
 
 POOL_TOKENS = 1_600_000
 """Llama-3.1-8B on two H200 as in section 6.1: 0.8 of 2 x 141 GB less 16 GB of weights, 128 KiB a token."""
-SCHEDULERS = {
+SCHEDULERS: dict[str, str] = {
     "vLLM-NS": "vllm",
     "vLLM-S": "vllm",
     **{policy: policy for policy in ("fcfs", "lcas", "lcas-fair", "mcps") if policy in NAMES},
@@ -118,7 +118,13 @@ class Row:
 
 
 def measure(run: Run) -> Iterator[Figure]:
-    """Every case of both experiments: figures 8 and 9, and tables 3 and 4 of *Stream2LLM*."""
+    """*Stream2LLM*'s workloads by their published distributions ([simulation](../simulation.md),
+    [profiles](../profiles.md)). TTFT from the last chunk to the first token. vLLM-NS is FIFO over
+    prompts that are complete. `lcas` is the policy as published, `lcas-fair` the changed one
+    ([scheduling](../scheduling.md)); both stand beside the paper's `lcas`. *Speed-up*: over vLLM-NS
+    at the same quantile, or over vLLM-S where it says so. *Spread of policies*: P95 of the slowest of
+    the streaming policies over that of the fastest.
+    """
     sizes = QUICK if run.quick else Sizes()
     rates = list(_rates(sizes))
     cases = [*rates, *_pressed(sizes)]
@@ -146,26 +152,32 @@ def by_rate(rows: Sequence[Row], table: str, pool_tokens: int) -> Iterator[Figur
     """All schedulers at one rate."""
     base, streaming = (_named(rows, name) for name in ("vLLM-NS", "vLLM-S"))
     for row in rows:
-        setting: dict[str, str | int | float] = {
+        setting: Setting = {
             "requests": row.requests, "pool": pool_tokens, "QPS": row.qps, "scheduler": row.scheduler,
         }  # fmt: skip
         yield from _seconds(row, table, setting)
         yield Figure("busy", row.busy, "share", table, setting)
         if row is not base:
-            yield from _speed_ups(row, base, table, setting, paper.SPEED_UPS)
+            of = {
+                at: g
+                for (*key, at), g in paper.SPEED_UPS.items()
+                if key == [row.workload, row.qps, _published(row)]
+            }
+            goal = Goal(1.0, "at least", "ours") if row.scheduler in _JUDGED else None
+            yield from _speed_ups(row, base, table, setting, of, goal)
             over = paper.OVER_STREAMING.get((row.workload, row.qps, _published(row)))
             ours = streaming.ttft_s[1] / row.ttft_s[1]
             yield Figure("P95 over vLLM-S", ours, "", table, setting, "paper" if over else "", over)
 
 
 def orders(rates: Sequence[Row]) -> Iterator[Figure]:
-    """At each rate: how far the policies are apart at P95, and how many pairs of them are in the paper's order."""
+    """At each rate: how far the policies are apart at P95, and how many pairs are in the paper's order."""
     for (workload, profile, qps), rows in groupby(rates, lambda row: (row.workload, row.profile, row.qps)):
         p95 = {row.scheduler: row.ttft_s[1] for row in rows if row.scheduler != "vLLM-NS"}
         published = {PUBLISHED.get(name, name): value for name, value in p95.items()} | p95
         theirs = paper.order(workload, qps)
         pairs = list(combinations([name for name in theirs if name in published], 2))
-        setting: dict[str, str | int | float] = {"workload": workload, "profile": profile, "QPS": qps}
+        setting: Setting = {"workload": workload, "profile": profile, "QPS": qps}
         spread = max(theirs.values()) / min(theirs.values()) if theirs else None
         name, table = "spread of policies", "Order of policies at P95"
         ours = max(p95.values()) / min(p95.values())
@@ -173,7 +185,9 @@ def orders(rates: Sequence[Row]) -> Iterator[Figure]:
         if pairs:
             agreeing = sum((published[a] < published[b]) == (theirs[a] > theirs[b]) for a, b in pairs)
             goal, of = Goal(1.0, "at least"), "pairs the paper orders"
-            yield Figure("pairs in the paper's order", agreeing, "", table, setting, of, len(pairs), goal=goal)
+            yield Figure(
+                "pairs in the paper's order", agreeing, "", table, setting, of, len(pairs), goal=goal
+            )
 
 
 def choices(pressed: Sequence[Row]) -> Iterator[Figure]:
@@ -181,7 +195,7 @@ def choices(pressed: Sequence[Row]) -> Iterator[Figure]:
     key = lambda row: (row.profile, row.workload, row.scheduler)  # noqa: E731  # used twice
     for (profile, workload, scheduler), rows in groupby(sorted(pressed, key=key), key):
         same = {row.eviction: row for row in rows}
-        setting: dict[str, str | int | float] = {
+        setting: Setting = {
             "workload": workload, "profile": profile, "scheduler": scheduler,
         }  # fmt: skip
         pure = [row.p99_s for name, row in same.items() if name != "cost"]
@@ -202,19 +216,20 @@ def under_pressure(rows: Sequence[Row], table: str) -> Iterator[Figure]:
     """All schedulers and evictions of one workload."""
     base = _named(rows, "vLLM-NS")
     for row in rows:
-        setting: dict[str, str | int | float] = {
+        setting: Setting = {
             "QPS": row.qps, "times the delays": row.delay, "scheduler": row.scheduler,
             "eviction": "" if row is base else row.eviction,
         }  # fmt: skip
         yield from _seconds(row, table, setting)
         if row is base:
-            for name, ours, theirs in zip(("P50", "P99"), row.ttft_s[::2], paper.PRESSED_BASE[row.workload], strict=True):
+            for name, ours, theirs in zip(
+                ("P50", "P99"), row.ttft_s[::2], paper.PRESSED_BASE[row.workload], strict=True
+            ):
                 yield Figure(f"TTFT {name}", ours, "s", table, setting, "paper", theirs)
             continue
         at, key = paper.EVICTIONS.index(row.eviction), (row.workload, _published(row))
-        theirs = {(*key[:1], row.qps, key[1], "P50"): paper.PRESSED_P50[key][at]}
-        theirs |= {(*key[:1], row.qps, key[1], "P99"): paper.PRESSED_P99[key][at]}
-        yield from _speed_ups(row, base, table, setting, theirs, judged=False)
+        gains = {"P50": paper.PRESSED_P50[key][at], "P99": paper.PRESSED_P99[key][at]}
+        yield from _speed_ups(row, base, table, setting, gains)
         yield Figure("swapped", row.swaps, "", table, setting)
         yield Figure("recomputed", row.recomputes, "", table, setting)
         preemptions = row.swaps + row.recomputes
@@ -223,7 +238,7 @@ def under_pressure(rows: Sequence[Row], table: str) -> Iterator[Figure]:
         yield Figure("failed", row.failed, "", table, setting)
 
 
-def _seconds(row: Row, table: str, setting: dict[str, str | int | float]) -> Iterator[Figure]:
+def _seconds(row: Row, table: str, setting: Setting) -> Iterator[Figure]:
     yield Figure("TTFT mean", row.mean_s, "s", table, setting)
     for name, value in zip(("P50", "P95", "P99"), row.ttft_s, strict=True):
         samples = list(row.p99_s) if name == "P99" else []
@@ -235,16 +250,15 @@ def _speed_ups(
     row: Row,
     base: Row,
     table: str,
-    setting: dict[str, str | int | float],
-    theirs: Mapping[tuple[str, float, str, str], float | paper.Range],
-    *,
-    judged: bool = True,
+    setting: Setting,
+    theirs: Mapping[str, float | paper.Range],
+    goal: Goal | None = None,
 ) -> Iterator[Figure]:
     for name, ours, other in zip(("P50", "P95", "P99"), row.ttft_s, base.ttft_s, strict=True):
-        reference = theirs.get((row.workload, row.qps, _published(row), name))
-        goal = Goal(1.0, "at least", "ours") if judged and name == "P99" and row.scheduler in _JUDGED else None
+        reference = theirs.get(name)
         against = "paper" if reference else ""
-        yield Figure(f"{name} speed-up", other / ours, "", table, setting, against, reference, goal=goal)
+        mine = goal if name == "P99" else None
+        yield Figure(f"{name} speed-up", other / ours, "", table, setting, against, reference, goal=mine)
 
 
 def _published(row: Row) -> str:
@@ -287,7 +301,7 @@ def _run(pool_tokens: int, case: Case) -> Row:
         requests=sum(len(result.answered) for result in results),
         failed=sum(int((~result.answered).sum()) for result in results),
         mean_s=float(ttft.mean()),
-        ttft_s=quantiles(ttft, *_AT),
+        ttft_s=quantiles(ttft.tolist(), *_AT),
         p99_s=[float(np.quantile(result.ttft_ns / 1e9, 0.99)) for result in results],
         completion_s=float(np.mean([result.ended_ns / 1e9 for result in results])),
         busy=float(np.mean([result.busy_ns / result.ended_ns for result in results])),

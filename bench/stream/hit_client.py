@@ -1,6 +1,6 @@
 """The client of the flash-hit measurement, a process of its own: asks, and times every round trip.
 
-Run as ``python -m bench.stream.hit_client QUERY_ENDPOINT ECHO_ENDPOINT SESSION SECONDS``; prints one JSON `Seen`.
+Run as ``python -m bench.stream.hit_client QUERY_ENDPOINT ECHO_ENDPOINT SESSION SECONDS``; prints a `Seen`.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ import uvloop
 import zmq
 import zmq.asyncio
 
-from bench.figures import Figure, Goal, latency
+from bench.figures import Figure, Goal, Setting, latency
 from bench.run import Run
 from bench.stream.flood import FloodSource
 from bench.stream.hit_client import Seen
@@ -51,7 +51,12 @@ QUICK = Plan(threads=(1,), seconds=2.0, records=100_000)
 
 
 def measure(run: Run) -> Iterator[Figure]:
-    """Every condition; each engine is a process of its own."""
+    """Round trips at a client in a process of its own, one millisecond apart, while the engine, in a second
+    process, is idle or flooded by a source that always has more. *Hit*: a reply that says `cached`;
+    *latest*: a request for the newest answer there is. The reference is a bare ZeroMQ echo in the
+    front's own event loop, asked in turn. The client waits for each reply, so the counts of hits and
+    of computed asks are not the shares that somebody would see who asks at random times.
+    """
     return figures(QUICK if run.quick else Plan())
 
 
@@ -127,12 +132,12 @@ async def _condition(
     before = progress()
     seen = await _client(front.query.endpoint, echo, session, plan.seconds)
     wall, forward, versions, given = (b - a for a, b in zip(before, progress(), strict=True))
-    setting = {"records at a time": plan.batch, "condition": condition, "engine threads": threads}
+    setting: Setting = {"records at a time": plan.batch, "condition": condition, "engine threads": threads}
     return list(_figures(seen, setting, forward / wall, versions / wall, given / wall))
 
 
 def _figures(
-    seen: Seen, setting: dict[str, str | int | float], forward: float, versions: float, records: float
+    seen: Seen, setting: Setting, forward: float, versions: float, records: float
 ) -> Iterator[Figure]:
     goals = {0.99: Goal(1.0, of="ours")} if setting["engine threads"] == 1 else {}  # a core for the front
     if seen.hits:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 import ingest
 from bench.figures import Figure, Goal, Setting, rate
-from bench.run import Run
+from bench.run import MeasurementFailed, Run
 from bench.stream import plane_process
 from bench.stream.children import child
 from bench.stream.flood import FloodSource
@@ -28,12 +28,16 @@ from daemon.front.offsets import OffsetTracker
 from feeds.codec import decode_record
 from feeds.kafka import KafkaSource
 from feeds.messages import DeadLetter
-from feeds.mock_broker import MockBroker
+from feeds.mock_broker import MockBroker, MockUnavailable
 from feeds.source import Source
 from ingest.ring import Ring
 from metrics.store import MetricStore
 
-_WHOLE, _SOURCE, _PLANE = "Kafka to bars as tokens, two processes", "source, not decoded", "data plane: ring, bars, tokens"
+_WHOLE, _SOURCE, _PLANE = (
+    "Kafka to bars as tokens, two processes",
+    "source, not decoded",
+    "data plane: ring, bars, tokens",
+)
 STAGES = (_WHOLE, _SOURCE, "decoding", "ingest: decode, account, pack, push", _PLANE)
 """The whole way, then each stage alone."""
 _COMPUTED = "source and ingest one after the other, computed"
@@ -59,13 +63,19 @@ QUICK = Plan(records=5000, markets=4, repeats=1)
 _EXPECTED = {_SOURCE: 300_000.0, _PLANE: 1_000_000.0}
 
 
-class Miscounted(RuntimeError):
+class Miscounted(MeasurementFailed):
     """Records or bars are missing, or there are too many: the times mean nothing."""
 
 
 def measure(run: Run) -> Iterator[Figure]:
-    """All stages. Raises Miscounted, MockUnavailable."""
-    yield from figures(QUICK if run.quick else Plan())
+    """Trades preloaded into the embedded broker, read by the real source and ingest, through the ring into
+    the data plane in another process, to closed bars as token ids. Each stage is also measured alone,
+    on the same records.
+    """
+    try:
+        yield from figures(QUICK if run.quick else Plan())
+    except MockUnavailable as error:
+        raise MeasurementFailed(str(error)) from None
 
 
 def figures(plan: Plan) -> Iterator[Figure]:
@@ -86,7 +96,7 @@ def figures(plan: Plan) -> Iterator[Figure]:
                 raise Miscounted(f"Kafka to bars gave {counted} (bars, tokens), the stages alone {alone}")
             seconds.append((whole, source, decode, taken, plane))
     size = round(sum(len(payload) for _, payload in records) / len(records))
-    setting = {
+    setting: Setting = {
         "trades": len(records), "bytes of JSON": size, "partitions": len(symbols), "bars": alone[0],
         "tokens": alone[1],
     }  # fmt: skip
@@ -103,7 +113,11 @@ def staged(seconds: Mapping[str, Sequence[float]], n: int, setting: Setting) -> 
     for stage, figure in zip((*STAGES[1:], _COMPUTED), (*alone, computed), strict=True):
         goal = Goal(_EXPECTED[stage], "at least", "ours") if stage in _EXPECTED else None
         yield replace(
-            figure, setting={**setting, "stage": stage}, against="Kafka to bars", reference=whole.ours, goal=goal
+            figure,
+            setting={**setting, "stage": stage},
+            against="Kafka to bars",
+            reference=whole.ours,
+            goal=goal,
         )
 
 
