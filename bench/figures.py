@@ -137,7 +137,7 @@ def latency(
     for q, value, reference in zip(at, ours, other, strict=True):
         of_pairs = paired and q == 0.5 and reference is not None
         yield Figure(
-            f"{name} P{100 * q:g}",
+            f"{name} slowest" if q == 1 else f"{name} P{100 * q:g}",
             value,
             "ms",
             table,
@@ -151,7 +151,7 @@ def latency(
 
 
 def rate(
-    name: str, things: int, seconds: Sequence[float], unit: str, table: str = "", **more: object
+    name: str, things: float, seconds: Sequence[float], unit: str, table: str = "", **more: object
 ) -> Figure:
     """Things a second over repeated runs: the median run, the slowest and the fastest.
 

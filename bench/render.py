@@ -28,8 +28,9 @@ def goals(suites: Iterable[Suite]) -> str:
         for part in suite.parts:
             title = f"[{part.title}](measurements/{suite.suite}.md#{part.name})"
             judged = [figure for figure in part.figures if figure.goal is not None]
-            for figures in _grouped(judged, lambda f: (f.table, f.name, f.unit, f.against, f.goal)):
-                rows.append((title, *_goal_row(figures)))  # noqa: PERF401  # three loops
+            for figures in _grouped(judged, lambda f: (f.name, f.unit, f.against, f.goal)):
+                alike = [figure for figure in part.figures if figure.name == figures[0].name]
+                rows.append((title, *_goal_row(figures, alike)))  # three loops
     rows.sort(key=lambda row: _ORDER.index(row[-1]))
     return table(("part", "figure", "goal", "worst", "where", "met", "verdict"), rows)
 
@@ -51,13 +52,14 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def number(value: float, unit: str = "") -> str:
-    """Three digits that count; shares in per cent."""
+    """About three digits; shares in per cent."""
     if unit == "share":
         return f"{value:.0%}" if value >= 0.1 or not value else f"{value:.1%}"
     if float(value).is_integer() or abs(value) >= 100:
         return f"{value:,.0f}"
-    digits = 2 if abs(value) >= 0.1 and abs(value) < 10 else 1 if abs(value) >= 10 else 4
-    return f"{value:.{digits}f}"
+    if abs(value) < 0.001:
+        return f"{value:.1g}"
+    return f"{value:.{1 if abs(value) >= 10 else 2 if abs(value) >= 0.1 else 4}f}"
 
 
 def _part(part: Part) -> str:
@@ -133,13 +135,19 @@ def _cell(name: str, against: str, show: Cell) -> Cell:
     return cell
 
 
-def _goal_row(figures: Sequence[Figure]) -> tuple[str, ...]:
+def _goal_row(figures: Sequence[Figure], alike: Sequence[Figure]) -> tuple[str, ...]:
+    """The worst of ``figures``, told apart from those that are ``alike``."""
     worst = max(figures, key=lambda f: f.judged if f.goal and f.goal.side == "at most" else -f.judged)
     assert worst.goal is not None  # only such are given
     of_ours = worst.goal.of == "ours"
     name = _named(worst) if of_ours else f"{worst.name} / {worst.against}"
     value = _spread(worst) if of_ours else _ratio(worst)
-    where = ", ".join(f"{key} {_shown(value)}" for key, value in worst.setting.items() if len(figures) > 1)
+    differing = [
+        f"{key} {_shown(value)}".strip()
+        for key, value in worst.setting.items()
+        if any(figure.setting.get(key) != value for figure in alike)
+    ]
+    where = "; ".join(([worst.table] if len({f.table for f in alike}) > 1 else []) + differing)
     met = sum(figure.verdict == "met" for figure in figures)
     verdict = min((figure.verdict for figure in figures), key=_ORDER.index)
     return name, _limit(worst), value, where, f"{met} of {len(figures)}", verdict

@@ -119,13 +119,13 @@ class LimitsProbe:
     def figures(self) -> Iterator[Figure]:
         """Both rates, over all looks."""
         side, moved = len(self._a), 2 * _FLOAT * len(self._source)
-        yield rate("large matrix product", 2 * side**3, self._gemm_s, "FLOP/s", LIMITS)
-        yield rate("large copy, read and written", moved, self._copy_s, "B/s", LIMITS)
+        yield rate("large matrix product", 2 * side**3 / 1e9, self._gemm_s, "GFLOP/s", LIMITS)
+        yield rate("large copy, read and written", moved / 1e9, self._copy_s, "GB/s", LIMITS)
 
     def floors(self, loaded: LoadedModel) -> Floors:
         """At the medians of all looks."""
         gemm, copy = self.figures()
-        return Floors(Shape.of(loaded), gemm.ours, copy.ours)
+        return Floors(Shape.of(loaded), 1e9 * gemm.ours, 1e9 * copy.ours)
 
     def _multiply(self) -> None:
         torch.mm(self._a, self._b, out=self._product)

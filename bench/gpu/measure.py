@@ -189,8 +189,8 @@ def measure(run: Run) -> Iterator[Figure]:
     run.say("weights ...")
     bench = Bench(plan, device, eager=False)
     found = describe(plan, device, bench.loaded.dtype)
-    yield Figure("large copy, read and written", found.copy, "B/s", "", {"device": found.name})
-    yield Figure("large matrix product", found.matrix, "FLOP/s", "", {"device": found.name})
+    yield Figure("large copy, read and written", found.copy / 1e9, "GB/s", "", {"device": found.name})
+    yield Figure("large matrix product", found.matrix / 1e12, "TFLOP/s", "", {"device": found.name})
     run.say("ingest ...")
     yield ingested(bench, list(bench.ingest())[1:], found)  # the first compiles
     run.say("questions ...")

@@ -206,7 +206,7 @@ def _real(
         first = seed % len(policies)  # by turns: whatever the first finds, each finds it
         for case in policies[first:] + policies[:first]:
             say(f"engine, {load} at {part:g}, {case.policy}, seed {seed} ...")
-            found = _steady(
+            found = steady(
                 partial(_replayed, case, _real_setup(sizes, case), loaded, costs), least, sizes.tries
             )
             least = min(least, found.pace)
@@ -227,7 +227,7 @@ def _replayed(case: Case, setup: Setup, loaded: LoadedModel, costs: CostModel) -
     return replay(inputs(case), setup, loaded, costs)
 
 
-def _steady(run: Callable[[], Replayed], least: float, tries: int) -> Replayed:
+def steady(run: Callable[[], Replayed], least: float, tries: int) -> Replayed:
     """A run on a machine that was as quick as in the others, by the pace of its passes, not by its TTFT."""
     found = run()
     for _ in range(tries - 1):

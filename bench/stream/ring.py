@@ -90,7 +90,7 @@ def _through_ring(total: int) -> float:
     finally:
         ring.close()
         ring.unlink()
-    _check(checksum, int(records["seq"].sum()) * (total // BATCH))
+    check(checksum, int(records["seq"].sum()) * (total // BATCH))
     return float(ended - began) / 1e9
 
 
@@ -104,7 +104,7 @@ def _through_queue(total: int, batch: int) -> float:
             queue.put(payload)
         ended, size = pipe.recv()
     queue.close()
-    _check(size, total * RECORD.itemsize)
+    check(size, total * RECORD.itemsize)
     return float(ended - began) / 1e9
 
 
@@ -126,6 +126,7 @@ def _copied(total: int) -> float:
     return time.perf_counter() - began
 
 
-def _check(found: int, expected: int) -> None:
+def check(found: int, expected: int) -> None:
+    """Raises RuntimeError when something is missing or changed."""
     if found != expected:
         raise RuntimeError(f"what arrived adds up to {found}, not to {expected}")
