@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import importlib
+import multiprocessing
 import os
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from bench import machine
 from bench.figures import Figure, Part, Suite
 from bench.suites import SUITES
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -78,6 +84,14 @@ def measure(suite: str, name: str, command: str, run: Run) -> Part:
         (round(load, 2), round(os.getloadavg()[0], 2)),
         figures,
     )
+
+
+def spread(work: Callable[[T], R], cases: Sequence[T], processes: int) -> list[R]:
+    """``work`` on each of ``cases``, which depend on nothing but themselves; 0 runs all in this process."""
+    if not processes:
+        return [work(case) for case in cases]
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+        return list(pool.map(work, cases))
 
 
 def read(json_file: Path) -> Suite:

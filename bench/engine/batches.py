@@ -44,8 +44,8 @@ _GAINS = {6: 2.5, 25: 5.0}
 
 
 def sessions(run: Run) -> Iterator[Figure]:
-    """Sessions with nothing in common but the prompt's first tokens, a question each: one pass, one pass each in
-    turn, and kept caches one by one.
+    """Sessions with nothing in common but the prompt's first tokens, a question each: one pass, one pass
+    each in turn, and kept caches one by one.
     """
     plan, prompt, loaded = _begin(run)
     plain = models.of(run)[1]
@@ -70,8 +70,8 @@ def sessions(run: Run) -> Iterator[Figure]:
 
 def standing(run: Run) -> Iterator[Figure]:
     """Whole questions on one tape, and one further token of each answer: one pass against one each. Every
-    row multiplies every key and weight itself either way; a pass only saves reading the same bytes
-    again and what each pass costs besides.
+    row multiplies every key and weight itself either way; a pass only saves reading the same bytes again
+    and what each pass costs besides.
     """
     plan, prompt, loaded = _begin(run)
     bench = _Bench(loaded, prompt.frozen, [_bars(prompt, plan.standing_bars, 0)], readers=max(plan.standing))
@@ -135,10 +135,7 @@ class _Bench:
         self._frozen = len(frozen)
         sizes = [sum(map(len, bars)) for bars in records]
         self.engine = engine_for(
-            loaded,
-            len(frozen) + sum(sizes),
-            readers=max(readers, len(records)),
-            attention=self.stopwatch,
+            loaded, len(frozen) + sum(sizes), readers=max(readers, len(records)), attention=self.stopwatch
         )
         self.tapes: list[Tape] = []
         for bars, tokens in zip(records, sizes, strict=True):

@@ -40,13 +40,13 @@ QUICK = Plan((208, 2_000), 20)
 
 
 def measure(run: Run) -> Iterator[Figure]:
-    """What a question costs before any arithmetic, by context length, on a pool of tiny layers. The reference is
-    the shortest context.
+    """What a question costs before any arithmetic, by context length, on a pool of tiny layers. The
+    reference is the shortest context.
     """
     plan = QUICK if run.quick else Plan()
-    worlds = [_World(tokens) for tokens in plan.contexts]
+    worlds = [World(tokens) for tokens in plan.contexts]
     for call in _CALLS:
-        yield from figures(call.name, {w.tokens: _median_us(call, w, plan.repeats) for w in worlds})
+        yield from figures(call, {world.tokens: _median_us(call, world, plan.repeats) for world in worlds})
 
 
 def figures(call: str, us: dict[int, float]) -> Iterator[Figure]:
@@ -58,15 +58,14 @@ def figures(call: str, us: dict[int, float]) -> Iterator[Figure]:
         yield Figure(name, taken, "us", "", {"call": call}, *reference)
 
 
-class _World:
+class World:
     """A tape, and a cached prompt, each of ``tokens`` tokens."""
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
         self.pool = KVPool([LayerShape(1, 1, 1)], 3 * tokens // _BLOCK + 64, block_size=_BLOCK)
         self.prompt = np.arange(tokens, dtype=np.int32)
-        self._limit = tokens + 4096
-        self.tape = Tape("bench", self.pool, Past(), Retention(tokens), frame_limit=self._limit)
+        self.tape = Tape("bench", self.pool, Past(), Retention(tokens), frame_limit=tokens + 4096)
         _write(self.tape, tokens)
         self.tape.commit([_RECORD] * (tokens // _RECORD))
         self.cache = RadixCache(self.pool, tokens)
@@ -76,8 +75,7 @@ class _World:
 
     def own_prompt(self) -> Fork:
         """All of the prompt in blocks of its own."""
-        fork = Fork(self.pool, frame_limit=self._limit)
-        return _write(fork, self.tokens)
+        return _write(Fork(self.pool, frame_limit=self.tokens + 4096), self.tokens)
 
     def question(self) -> Fork:
         """A fork of the tape with a question's tokens."""
@@ -90,63 +88,32 @@ class _World:
         return past
 
 
-@dataclass(frozen=True)
-class _Call:
-    """``work`` is timed, on what ``before`` made; ``after`` puts away what both left."""
-
-    name: str
-    before: Callable[[_World], Any]
-    work: Callable[[_World, Any], Any]
-    after: Callable[[Any, Any], object] = lambda made, result: None
-
-
-def _nothing(_: _World) -> None:
-    return None
-
-
-def _fork(world: _World) -> Fork:
-    return world.tape.fork()
-
-
-def _shorten(_: _World, fork: Fork) -> None:
-    fork.keep(fork.length - 1)
-
-
-def _release(_: object, held: Fork | Past) -> None:
-    held.release()
-
-
-def _release_made(made: Fork, _: object) -> None:
-    made.release()
-
-
-def _release_both(made: Past, result: Past) -> None:
-    made.release()
-    result.release()
-
-
-_CALLS = (
-    _Call("fork a tape", _nothing, lambda world, _: world.tape.fork(), _release),
-    _Call("release the fork", _fork, _release),
-    _Call(
-        f"take blocks for a question of {_QUESTION} tokens and note them as written",
-        _fork,
-        lambda world, fork: _write(fork, _QUESTION),
-        _release_made,
+Work = Callable[[World, Any], Any]
+_CALLS: dict[str, tuple[Callable[[World], Any], Work]] = {
+    "fork a tape": (lambda world: None, lambda world, _: world.tape.fork()),
+    "release the fork": (lambda world: world.tape.fork(), lambda _, fork: fork.release()),
+    f"take blocks for a question of {_QUESTION} tokens and note them as written": (
+        lambda world: world.tape.fork(),
+        lambda _, fork: _write(fork, _QUESTION),
     ),
-    _Call("keep all but the question's last token", _World.question, _shorten, _release_made),
-    _Call("release the fork with its question", _World.question, _release),
-    _Call(
-        "alias a cached prompt",
-        _World.cached,
+    "keep all but the question's last token": (
+        lambda world: world.question(),
+        lambda _, fork: fork.keep(fork.length - 1),
+    ),
+    "release the fork with its question": (lambda world: world.question(), lambda _, fork: fork.release()),
+    "alias a cached prompt": (
+        lambda world: world.cached(),
         lambda world, past: alias(world.pool, past.extents, world.tokens),
-        _release_both,
     ),
-    _Call("release the alias", _World.cached, _release),
-    _Call("find a cached prompt by its tokens", _nothing, lambda world, _: world.cached(), _release),
-    _Call("keep all but the last token of a prompt of its own", _World.own_prompt, _shorten, _release_made),
-    _Call("release a prompt of its own", _World.own_prompt, _release),
-)
+    "release the alias": (lambda world: world.cached(), lambda _, past: past.release()),
+    "find a cached prompt by its tokens": (lambda world: None, lambda world, _: world.cached()),
+    "keep all but the last token of a prompt of its own": (
+        lambda world: world.own_prompt(),
+        lambda _, fork: fork.keep(fork.length - 1),
+    ),
+    "release a prompt of its own": (lambda world: world.own_prompt(), lambda _, fork: fork.release()),
+}
+"""By name: what is made before, and what is timed on it. Whatever either leaves is released afterwards."""
 
 
 def _write(target: Target, tokens: int) -> Target:
@@ -157,12 +124,15 @@ def _write(target: Target, tokens: int) -> Target:
     return target
 
 
-def _median_us(call: _Call, world: _World, repeats: int) -> float:
+def _median_us(name: str, world: World, repeats: int) -> float:
+    before, work = _CALLS[name]
     ns = []
     for _ in range(repeats):
-        made = call.before(world)
+        made = before(world)
         began = time.perf_counter_ns()
-        result = call.work(world, made)
+        result = work(world, made)
         ns.append(time.perf_counter_ns() - began)
-        call.after(made, result)
+        released = name.startswith("release")
+        for left in {id(each): each for each in (made, result) if each is not None and not released}.values():
+            left.release()
     return float(np.median(ns)) / 1e3

@@ -63,11 +63,11 @@ _QUICK: dict[str, Any] = {"size": Size(20, 3, 11), "repeats": 3, "dense_rounds":
 
 def stream(run: Run) -> Iterator[Figure]:
     """*Attention Once* section 4.1: 100 bars, then 15 times 55 bars and a question of one answer token,
-    asked of a fork; taking and dropping the fork is inside the time. fp32. *Kept cache*: the
-    unmodified transformers model (`sdpa`) with a `DynamicCache` that reads the same updates and is
-    cropped back after each question. *Dense*: the same model over the whole context, nothing kept, at
-    three contexts, once each. Ways are timed in turn; a median's ratio is that of the pairs. All must
-    give the same answer token (a logit gap below 0.001 is a tie), or the run fails.
+    asked of a fork; taking and dropping the fork is inside the time. fp32. *Kept cache*: the unmodified
+    transformers model (`sdpa`) with a `DynamicCache` that reads the same updates and is cropped back
+    after each question. *Dense*: the same model over the whole context, nothing kept, at three contexts,
+    once each. Ways are timed in turn; a median's ratio is that of the pairs. All must give the same
+    answer token (a logit gap below 0.001 is a tie), or the run fails.
     """
     for plan in (EMBEDDED, EIGHTY):
         if plan.name in run.models:
@@ -76,9 +76,9 @@ def stream(run: Run) -> Iterator[Figure]:
 
 
 def engine(run: Run) -> Iterator[Figure]:
-    """The scenario of `foretick bench stream`, beside its floors: the arithmetic of a pass at the rate of a
-    large matrix product, or reading its weights and KV at that of a large copy, whichever takes
-    longer, both rates measured in this part. Floors count every layer for every row.
+    """The scenario of `foretick bench stream`, beside its floors: the arithmetic of a pass at the rate of
+    a large matrix product, or reading its weights and KV at that of a large copy, whichever takes longer,
+    both rates measured in this part. Floors count every layer for every row.
     """
     limits = probe(run)
     yield from race(replace(ENGINE, shape={}, **_QUICK) if run.quick else ENGINE, run.threads, limits)
@@ -186,11 +186,7 @@ class Race:
 
 
 def slopes(
-    points: Sequence[Point],
-    about: Setting,
-    goals: Goals,
-    floors: Floors | None,
-    rows: int,
+    points: Sequence[Point], about: Setting, goals: Goals, floors: Floors | None, rows: int
 ) -> Iterator[Figure]:
     """Growth with the context, through the medians: a few stalled samples would decide it else."""
     contexts, name, unit = [p.context for p in points], "growth for 1,000 tokens", "ms"
@@ -215,11 +211,7 @@ def slopes(
 
 
 def by_context(
-    points: Sequence[Point],
-    about: Setting,
-    goals: Goals,
-    floors: Floors | None,
-    rows: int,
+    points: Sequence[Point], about: Setting, goals: Goals, floors: Floors | None, rows: int
 ) -> Iterator[Figure]:
     """Each context's question, then each update, beside all references."""
     for p in points:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import msgspec
 import torch
 
+from bench.engine.contenders import append, read
 from bench.figures import Figure, Goal, Setting, latency, quantiles
 from bench.gpu.attention import measure as attention_points
 from bench.gpu.shapes import FULL, QUICK, Costs, Plan, random_model
@@ -27,8 +28,7 @@ from engine.engine import Engine
 from engine.model.loading import LoadedModel, ModelError, resolve_device
 from engine.profile.timing import Ladder, Samples
 from engine.profile.timing import measure as measure_costs
-from engine.step import Chunk
-from regions.tape import Retention, Tape
+from regions.tape import Retention
 from scheduler.costs import CostModel
 from scheduler.costs import save as save_profile
 
@@ -47,22 +47,14 @@ class Device(NamedTuple):
 class Bench:
     """One engine, its tape filled up to the plan's context."""
 
-    def __init__(self, plan: Plan, device: str, *, eager: bool) -> None:
+    def __init__(self, plan: Plan, device: str) -> None:
         self.plan = plan
         self.loaded: LoadedModel = random_model(plan.shape, device)
         self.costs = Costs.of(self.loaded)
-        self.engine = self._engine(eager=eager)
+        blocks = -(-plan.pool_tokens // BLOCK)
+        self.engine = Engine(self.loaded, blocks=blocks, block_size=BLOCK, frame_limit=1 << 17, eager=False)
         self._random = torch.Generator().manual_seed(3)
-        self.tape: Tape | None = None
-
-    def _engine(self, *, eager: bool) -> Engine:
-        return Engine(
-            self.loaded,
-            blocks=-(-self.plan.pool_tokens // BLOCK),
-            block_size=BLOCK,
-            frame_limit=1 << 17,
-            eager=eager,
-        )
+        self.tape = self.engine.open_tape("gpu", self.tokens(64), Retention(plan.context + plan.update))
 
     def tokens(self, n: int) -> list[int]:
         """``n`` random token ids."""
@@ -71,44 +63,25 @@ class Bench:
 
     def ingest(self) -> Iterator[tuple[int, int, float]]:
         """Fill the tape by updates: (tokens, context before, seconds) of each."""
-        plan = self.plan
-        tape = self.engine.open_tape("gpu", self.tokens(64), Retention(plan.context + plan.update))
-        while tape.live_tokens < plan.context:
-            record = self.tokens(min(plan.update, plan.context - tape.live_tokens))
-            before = tape.live_tokens
-            assert tape.acquire(len(record))
-            seconds = timed(partial(self.engine.execute, [Chunk(tape, record, sample=False)]))
-            tape.commit([len(record)])
-            yield len(record), before, seconds
-        self.tape = tape
+        while (before := self.tape.live_tokens) < self.plan.context:
+            record = self.tokens(min(self.plan.update, self.plan.context - before))
+            yield len(record), before, timed(partial(read, self.engine, self.tape, [record]))
 
     def ask(self, questions: int) -> tuple[float, list[float]]:
         """Seconds of a pass over ``questions`` questions and one answer token; then of each further token."""
-        assert self.tape is not None
         prompts = [self.tokens(self.plan.question) for _ in range(questions)]
         began = time.perf_counter()
         forks = [self.tape.fork() for _ in prompts]
-        for fork, prompt in zip(forks, prompts, strict=True):
-            assert fork.acquire(len(prompt))
-        chosen = self.engine.execute([Chunk(f, p) for f, p in zip(forks, prompts, strict=True)])
+        token = append(self.engine, forks, prompts)[0].token
         first = time.perf_counter() - began
         steps = []
-        token = chosen[0].token if chosen[0] else 0
         for _ in range(self.plan.answer if questions == 1 else 0):
             began = time.perf_counter()
-            assert forks[0].acquire(1)
-            (choice,) = self.engine.execute([Chunk(forks[0], [token])])
+            token = append(self.engine, forks, [[token]])[0].token
             steps.append(time.perf_counter() - began)
-            token = choice.token if choice else 0
         for fork in forks:
             fork.release()
         return first, steps
-
-    def close(self) -> None:
-        """Give the tape's memory back."""
-        if self.tape is not None:
-            self.tape.release()
-            self.tape = None
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -187,7 +160,7 @@ def measure(run: Run) -> Iterator[Figure]:
         raise MeasurementFailed(str(error)) from None
     plan = QUICK if run.quick else FULL
     run.say("weights ...")
-    bench = Bench(plan, device, eager=False)
+    bench = Bench(plan, device)
     found = describe(plan, device, bench.loaded.dtype)
     yield Figure("large copy, read and written", found.copy / 1e9, "GB/s", "", {"device": found.name})
     yield Figure("large matrix product", found.matrix / 1e12, "TFLOP/s", "", {"device": found.name})
@@ -198,7 +171,7 @@ def measure(run: Run) -> Iterator[Figure]:
     if bench.engine.graphs:
         bench.engine.graphs = None
         yield from questions(bench, "eager", plan.eager_repeats, found)
-    bench.close()
+    bench.tape.release()
     run.say("recompute and swap ...")
     samples = measure_costs(bench.engine, ladder(plan))
     source = f"measured: foretick bench gpu, {datetime.now(UTC).isoformat(' ', 'minutes')}"
@@ -226,13 +199,15 @@ def ingested(bench: Bench, updates: Sequence[tuple[int, int, float]], device: De
 
 def curves(samples: Samples, profile: CostModel) -> Iterator[Figure]:
     """Medians of recompute and swap by tokens, and the cost model's errors on them."""
-    for name, measured in (
-        ("recompute", samples.prefills), ("swap out", samples.swap_out), ("swap in", samples.swap_in)
-    ):  # fmt: skip
-        for tokens, seconds in by_size(measured).items():
-            yield Figure(
-                name, 1e3 * median(seconds), "ms", _CURVES, {"tokens": tokens}, samples=list(seconds)
-            )
+    curves = (
+        ("recompute", samples.prefills, 1),
+        ("swap out", samples.swap_out, BLOCK),
+        ("swap in", samples.swap_in, BLOCK),
+    )
+    for name, measured, each in curves:
+        for n, seconds in by_size(measured).items():
+            setting: Setting = {"tokens": n * each}
+            yield Figure(name, 1e3 * median(seconds), "ms", _CURVES, setting, samples=list(seconds))
     for name, error in profile.errors.items():
         yield Figure("median error", error.median, "share", "Cost model", {"of": name})
         yield Figure("worst error", error.worst, "share", "Cost model", {"of": name})

@@ -53,37 +53,31 @@ class Plan:
     answer: int = 20
 
 
-class FreeCosts:
+class _FreeCosts:
     """A device on which nothing takes time; recomputing is dear enough that swapping is chosen at times."""
 
     def recompute_ns(self, tokens: int) -> int:
-        """See `scheduler.types.Costs`."""
         return tokens
 
     def swap_ns(self, blocks: int) -> int:
-        """See `scheduler.types.Costs`."""
         return blocks * _BLOCK
 
     def swap_out_ns(self, blocks: int) -> int:
-        """See `DeviceCosts`."""
         return 0
 
     def swap_in_ns(self, blocks: int) -> int:
-        """See `DeviceCosts`."""
         return 0
 
     def batch_ns(self, spans: Sequence[tuple[int, int]]) -> int:
-        """See `scheduler.types.Costs`."""
         return 1
 
 
-class TimedExecutor(SimExecutor):
+class _TimedExecutor(SimExecutor):
     """Counts the thread time it takes itself, ns."""
 
     ns = 0
 
     def execute(self, batch: Sequence[Chunk]) -> list[SampledToken | None]:
-        """See `scheduler.types.Executor`."""
         began = time.thread_time_ns()
         rows = super().execute(batch)
         self.ns += time.thread_time_ns() - began
@@ -100,8 +94,8 @@ class World:
         blocks = int(live * (sizes.prompt + sizes.answer) * pool) // _BLOCK
         self.memory = SimMemory(blocks, _BLOCK, self.cache)
         copies = CopyStream(self.clock)
-        self.tier = SimTier(blocks, FreeCosts(), copies)
-        self.executor = TimedExecutor(FreeCosts(), self.clock, copies, self._elapse)
+        self.tier = SimTier(blocks, _FreeCosts(), copies)
+        self.executor = _TimedExecutor(_FreeCosts(), self.clock, copies, self._elapse)
         self.limits = Limits(max_drafts=0, stream_timeout_ns=0)
         self.scheduler = Scheduler(
             self.executor,
@@ -109,7 +103,7 @@ class World:
             self.limits,
             self.clock,
             ordering=Ordering(policy),
-            costs=FreeCosts(),
+            costs=_FreeCosts(),
             tier=self.tier,
             index=self.cache,
             rng=random.Random(0),
@@ -197,8 +191,8 @@ _GOAL_US = {500: 150.0, 10_000: 1500.0}
 
 
 def measure(run: Run) -> Iterator[Figure]:
-    """Thread time a step. *Plan*: phase 1, order and budgets, which *Stream2LLM* section 6.5 gives as below
-    165 us at P99 for 500 requests. *Step*: everything but the forward pass, over counting readers.
+    """Thread time a step. *Plan*: phase 1, order and budgets, which *Stream2LLM* section 6.5 gives as
+    below 165 us at P99 for 500 requests. *Step*: everything but the forward pass, over counting readers.
     *Sorting all*: ordering all live requests at each step instead, as the paper's code does.
     """
     sizes = QUICK if run.quick else Plan()

@@ -8,13 +8,13 @@ pass may hold other work besides.
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.engine.contenders import engine_for, read
 from bench.engine.scenario import Size, make_scenario
+from bench.engine.served import Served
 from bench.figures import Figure, Goal, Setting, latency, quantiles
 from bench.run import Run
 from bench.scheduler import models
@@ -22,13 +22,9 @@ from engine.apart import apart
 from engine.model.loading import LoadedModel
 from engine.model.prompt import PromptFormat
 from regions.tape import Retention
-from scheduler.observer import Observer
 from scheduler.request import Failure, Record, Request
-from scheduler.scheduler import Scheduler
 from scheduler.types import Limits, PriorityClass, Tape
-from scheduler.worker import Worker
 
-_WAIT_S = 120.0
 _ASKED = (PriorityClass.FLASH, PriorityClass.SESSION)
 
 
@@ -49,39 +45,20 @@ class Sizes:
     batch_tokens: int = 1024
 
 
-class Passes(Observer):
-    """Keeps how long each pass took that had none of the asked classes, ns."""
-
-    def __init__(self) -> None:
-        self.ns: list[int] = []
-        self.tokens: dict[PriorityClass, int] = dict.fromkeys(PriorityClass, 0)
-
-    def batch(self, tokens: Mapping[PriorityClass, int], rows: int, forward_ns: int) -> None:
-        """A pass was run."""
-        for cls, n in tokens.items():
-            self.tokens[cls] += n
-        if not any(tokens.get(cls) for cls in _ASKED):
-            self.ns.append(forward_ns)
-
-
-class World:
-    """Two sessions and their scheduler; the flood is let in with `flood`."""
+class World(Served):
+    """Two sessions; the flood is let in with `flood`."""
 
     def __init__(self, sizes: Sizes, loaded: LoadedModel) -> None:
-        self.sizes = sizes
         scenario = make_scenario(PromptFormat.of(loaded.tokenizer), Size(sizes.records, 0, 0))
         private = sizes.prompts * (sizes.prompt_tokens + sizes.answer)
-        self.engine = engine_for(loaded, 4 * scenario.tokens + 2 * private + 4096, frame_limit=8192)
-        self.bars, self.question = scenario.first, scenario.question
+        engine = engine_for(loaded, 4 * scenario.tokens + 2 * private + 4096, frame_limit=8192)
+        super().__init__(engine, Limits(max_batch_tokens=sizes.batch_tokens), *_ASKED)
+        self.sizes, self.bars, self.question = sizes, scenario.first, scenario.question
         retention = Retention(scenario.tokens, sizes.records)
-        self.asked = self.engine.open_tape("asked", scenario.frozen, retention)
-        self.flooded = self.engine.open_tape("flooded", scenario.frozen, retention)
-        read(self.engine, self.asked, self.bars)
-        self.passes = Passes()
-        limits = Limits(max_batch_tokens=sizes.batch_tokens)
-        self.scheduler = Scheduler(self.engine, self.engine.pool, limits, time.monotonic_ns, self.passes)
+        self.asked = engine.open_tape("asked", scenario.frozen, retention)
+        self.flooded = engine.open_tape("flooded", scenario.frozen, retention)
+        read(engine, self.asked, self.bars)
         self.scheduler.subscribe(self)
-        self.worker = Worker(self.scheduler)
         self.flowing = False
         self._rng = random.Random(3)
 
@@ -91,18 +68,6 @@ class World:
         for _ in range(self.sizes.prompts):
             self._prompt()
         self.scheduler.append(self.flooded, self._records(self.sizes.backlog))
-
-    def ask(self, cls: PriorityClass) -> int:
-        """ns from asking to the answer token. Raises RuntimeError when there is none."""
-        done = threading.Event()
-        request = Request(
-            cls, "asked", self.question, 1, lambda request: done.set(), open_reader=self.asked.fork
-        )
-        began = time.perf_counter_ns()
-        self.scheduler.submit(request)
-        if not done.wait(_WAIT_S) or request.error is not None:
-            raise RuntimeError(f"no answer: {request.error or 'the scheduler stands still'}")
-        return time.perf_counter_ns() - began
 
     def stop(self) -> None:
         """End what is under way and give everything back."""
@@ -145,23 +110,23 @@ QUICK = Sizes(records=12, questions=3, backlog=12, prompts=3, prompt_tokens=64, 
 
 
 def measure(run: Run) -> Iterator[Figure]:
-    """Standing questions (FLASH) and asks (SESSION) of one session, alone and while another session's tape
-    (STREAM) and prompts (POOL) always have more, on the embedded model. *Bound*: 1.5 times the idle
-    P99 plus the P99 of a pass of the flood without a question. What each class computed meanwhile
-    stands below: STREAM, too, waits for POOL and the questions.
+    """Standing questions (FLASH) and asks (SESSION) of one session, alone and while another session's
+    tape (STREAM) and prompts (POOL) always have more, on the embedded model. *Bound*: 1.5 times the idle
+    P99 plus the P99 of a pass of the flood without a question. What each class computed meanwhile stands
+    below: STREAM, too, waits for POOL and the questions.
     """
     sizes, loaded = QUICK if run.quick else Sizes(), models.embedded(run)
     world = apart(lambda: World(sizes, loaded))
     try:
         world.worker.start()
-        idle = _ask(world)
+        idle = world.ask_all(world.asked, world.question, sizes.questions)
         world.flood()
         while len(world.passes.ns) < 3:
             time.sleep(0.01)
         world.passes.ns.clear()
         read_before = dict(world.passes.tokens)
         began = time.perf_counter()
-        flooded = _ask(world)
+        flooded = world.ask_all(world.asked, world.question, sizes.questions)
         seconds = time.perf_counter() - began
         passes = list(world.passes.ns)
     finally:
@@ -195,16 +160,3 @@ def shares(tokens_a_second: Mapping[str, float]) -> Iterator[Figure]:
 
 
 _COMPUTED = "Computed meanwhile"
-
-
-def _ask(world: World) -> dict[PriorityClass, list[int]]:
-    """ns of each question, by class in turn."""
-    pause = random.Random(5)
-    times: dict[PriorityClass, list[int]] = {cls: [] for cls in _ASKED}
-    for cls in _ASKED:
-        world.ask(cls)
-    for _ in range(world.sizes.questions):
-        for cls in _ASKED:
-            time.sleep(pause.uniform(0.0, 0.1))  # so that a question comes at any moment of a pass
-            times[cls].append(world.ask(cls))
-    return times

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar, cast
@@ -75,21 +74,17 @@ class _TimedWatch(PrefixWatch):
     ns = 0
 
     def added(self, node: Node, parent: Node) -> None:
-        with self._clock():
-            super().added(node, parent)
+        self._count(super().added, node, parent)
 
     def split(self, upper: Node, node: Node) -> None:
-        with self._clock():
-            super().split(upper, node)
+        self._count(super().split, upper, node)
 
     def dropped(self, node: Node, parent: Node) -> None:
-        with self._clock():
-            super().dropped(node, parent)
+        self._count(super().dropped, node, parent)
 
-    @contextmanager
-    def _clock(self) -> Iterator[None]:
+    def _count(self, follow: Callable[[Node, Node], None], *nodes: Node) -> None:
         began = time.perf_counter_ns()
-        yield
+        follow(*nodes)
         self.ns += time.perf_counter_ns() - began
 
 
@@ -137,7 +132,7 @@ class _World:
             if past is not None:
                 past.release()
             if not fork.acquire(len(own)):
-                raise RuntimeError("the pool is too small for a pass beside the cache")
+                raise RuntimeError("the pool is too small for a pass and the cache")
             fork.wrote(fork.place(len(own)), own.tolist())
             self.cache.save(prompt, fork)
             fork.release()

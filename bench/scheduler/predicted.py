@@ -90,9 +90,9 @@ def rate(costs: CostModel, tokens: float) -> float:
 def measure(run: Run) -> Iterator[Figure]:
     """The crawler's shape with shorter prompts on the embedded model, and the simulator on the very same
     trace under the profile measured in this part, times the pace of a run before on another trace: a
-    daemon, too, corrects its profile by the passes it runs. *Median error*: of single requests' TTFT;
-    its reference is a second measured run in the prediction's place, which no prediction can beat.
-    *Pace*: what the scheduler's steps took over what the profile says of their passes.
+    daemon, too, corrects its profile by the passes it runs. *Median error*: of single requests' TTFT; its
+    reference is a second measured run in the prediction's place, which no prediction can beat. *Pace*:
+    what the scheduler's steps took over what the profile says of their passes.
     """
     sizes, loaded = QUICK if run.quick else Sizes(), models.embedded(run)
     shape = scaled(CRAWLER, sizes.scale)
@@ -146,7 +146,7 @@ def compared(
 
 
 def agreement(found: Sequence[Figure], apart: float) -> Iterator[Figure]:
-    """How many pairs of schedulers, whose predicted P99 differ by ``apart``, have that order when measured."""
+    """How many pairs, whose predicted P99 differ by ``apart``, have that order when measured."""
     p99 = [(f.ours, f.reference) for f in found if f.name == "TTFT P99" and isinstance(f.reference, float)]
     pairs = [(a, b) for a, b in combinations(p99, 2) if abs(a[1] - b[1]) > apart * min(a[1], b[1])]
     agreeing = sum((a[1] < b[1]) == (a[0] < b[0]) for a, b in pairs)

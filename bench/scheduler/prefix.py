@@ -7,13 +7,12 @@ overtaken without end, which is what the paper's bound on k-LPM rules out.
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby, product
 from math import inf
+from operator import attrgetter
 from random import Random
 from statistics import median
 from typing import NamedTuple
@@ -21,8 +20,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.figures import Figure, Goal, Setting, over_better
-from bench.run import Run
+from bench.figures import Figure, Goal, Setting, over_better, quantiles
+from bench.run import Run, spread
 from bench.scheduler import models
 from bench.scheduler.predicted import limits, profile, rate
 from bench.scheduler.replay import Replayed, replay
@@ -143,19 +142,20 @@ class Row(NamedTuple):
 
 def measure(run: Run) -> Iterator[Figure]:
     """P99 TTFT, median over seeds. *sessions*: four prompts share a user's history (*k-LPM* section 5.1);
-    *regulars*: 60 users ask six of ten questions, the others ask once. Rates are parts of what the
-    device computes without reuse. *Over the better*: of FCFS and LPM, on the same requests, geometric
-    mean over seeds and two standard errors to either side.
+    *regulars*: 60 users ask six of ten questions, the others ask once. Rates are parts of what the device
+    computes without reuse. *Over the better*: of FCFS and LPM, on the same requests, geometric mean over
+    seeds and two standard errors to either side.
     """
     sizes = QUICK if run.quick else Sizes()
     costs = profile_named(sizes.profile)
     cases = _cases(sizes, PAPER, rate(costs, PAPER.mean), sizes.rates, sizes.seeds, sizes.requests)
-    simulated = _simulated(sizes, costs, [(case, case.setup) for case in cases])
+    simulated = spread(partial(_foretold, costs), [(case, case.setup) for case in cases], sizes.processes)
     loaded = models.embedded(run)
     here = profile(loaded, sizes.batch_tokens, 1024, quick=sizes.quick_profile)
     tiny = partial(_cases, sizes, TINY, rate(here, TINY.mean), sizes.real_rates)
     cases = tiny(sizes.seeds, sizes.real_requests)
-    foreseen = _simulated(sizes, here, [(case, _real_setup(sizes, case)) for case in cases])
+    runs = [(case, _real_setup(sizes, case)) for case in cases]
+    foreseen = spread(partial(_foretold, here), runs, sizes.processes)
     real = _real(sizes, tiny(sizes.real_seeds, sizes.real_requests), loaded, here, run.say)
     yield from figures(real, "On the engine, embedded model", sizes.k)
     yield from figures(simulated, f"Simulated, {sizes.profile}", sizes.k)
@@ -167,12 +167,7 @@ def figures(rows: Sequence[Row], where: str, k: int) -> Iterator[Figure]:
     for (load, part, qps), same in groupby(sorted(rows, key=_rate), _rate):
         runs = sorted(same, key=lambda row: row.seed)
         by = {policy: [row for row in runs if row.policy == policy] for policy in POLICIES}
-        setting: Setting = {
-            "k": k,
-            "load": load,
-            "rate": part,
-            "a second": round(qps, 1),
-        }
+        setting: Setting = {"k": k, "load": load, "rate": part, "a second": round(qps, 1)}
         p99 = {policy: [row.p99_s for row in by[policy]] for policy in POLICIES}
         for policy in POLICIES:
             name, n = f"{policy} P99", len(p99[policy])
@@ -191,8 +186,9 @@ def figures(rows: Sequence[Row], where: str, k: int) -> Iterator[Figure]:
                 yield Figure(f"{policy} pace", median(pace), "", also, setting, n=len(p50))
 
 
-def _rate(row: Row) -> tuple[str, float, float]:
-    return row.load, row.part, row.qps
+_rate = attrgetter("load", "part", "qps")
+_request_set = attrgetter("load", "part", "seed")
+"""What decides a run's requests: all but the policy."""
 
 
 def _real(
@@ -206,25 +202,15 @@ def _real(
         first = seed % len(policies)  # by turns: whatever the first finds, each finds it
         for case in policies[first:] + policies[:first]:
             say(f"engine, {load} at {part:g}, {case.policy}, seed {seed} ...")
-            found = steady(
-                partial(_replayed, case, _real_setup(sizes, case), loaded, costs), least, sizes.tries
-            )
+            setup = _real_setup(sizes, case)
+            found = steady(lambda: replay(inputs(case), setup, loaded, costs), least, sizes.tries)  # noqa: B023
             least = min(least, found.pace)
             rows.append(_row(case, found.ttft_ns, found.reused, found.pace))
     return rows
 
 
-def _request_set(case: Case) -> tuple[str, float, int]:
-    """What decides a run's requests: all but the policy."""
-    return case.load, case.part, case.seed
-
-
 def _real_setup(sizes: Sizes, case: Case) -> Setup:
     return replace(case.setup, limits=limits(sizes.batch_tokens, case.setup.pool_tokens))
-
-
-def _replayed(case: Case, setup: Setup, loaded: LoadedModel, costs: CostModel) -> Replayed:
-    return replay(inputs(case), setup, loaded, costs)
 
 
 def steady(run: Callable[[], Replayed], least: float, tries: int) -> Replayed:
@@ -241,7 +227,12 @@ def inputs(case: Case) -> Iterator[Input]:
     """The prompts of a run; the same for every policy."""
     rng, library = Random(case.seed), Library()
     base = library.document(case.shape.base)
-    order = _sessions(rng, case.requests) if case.load == "sessions" else _regulars(rng, case.requests)
+    if case.load == "sessions":  # each user so many times, shuffled
+        order = [number // _PER_USER for number in range(case.requests)]
+        rng.shuffle(order)
+    else:  # one of the regulars, or somebody new
+        users = range(_REGULARS, _REGULARS + case.requests)
+        order = [rng.randrange(_REGULARS) if rng.random() < _OFTEN else user for user in users]
     histories = {user: library.document(rng.randint(*case.shape.history)) for user in sorted(set(order))}
 
     def arrivals() -> Iterator[list[Input]]:
@@ -255,21 +246,6 @@ def inputs(case: Case) -> Iterator[Input]:
     return merged(arrivals())
 
 
-def _sessions(rng: Random, requests: int) -> list[int]:
-    """Each user so many times, shuffled."""
-    order = [number // _PER_USER for number in range(requests)]
-    rng.shuffle(order)
-    return order
-
-
-def _regulars(rng: Random, requests: int) -> list[int]:
-    """One of the regulars, or somebody new."""
-    return [
-        rng.randrange(_REGULARS) if rng.random() < _OFTEN else _REGULARS + number
-        for number in range(requests)
-    ]
-
-
 def _cases(
     sizes: Sizes, shape: Shape, qps: float, rates: Sequence[float], seeds: Sequence[int], requests: int
 ) -> list[Case]:
@@ -277,14 +253,6 @@ def _cases(
         Case(load, shape, part, part * qps, policy, seed, requests, sizes.pool, sizes.k)
         for load, part, policy, seed in product(("sessions", "regulars"), rates, POLICIES, seeds)
     ]
-
-
-def _simulated(sizes: Sizes, costs: CostModel, runs: Sequence[tuple[Case, Setup]]) -> list[Row]:
-    work = partial(_foretold, costs)
-    if not sizes.processes:
-        return [work(run) for run in runs]
-    with ProcessPoolExecutor(sizes.processes, multiprocessing.get_context("spawn")) as pool:
-        return list(pool.map(work, runs))
 
 
 def _foretold(costs: CostModel, run: tuple[Case, Setup]) -> Row:
@@ -297,5 +265,5 @@ def _foretold(costs: CostModel, run: tuple[Case, Setup]) -> Row:
 
 
 def _row(case: Case, ttft_ns: NDArray[np.int64], reused: float, pace: float = 1.0) -> Row:
-    p50, p99 = (float(at) for at in np.quantile(ttft_ns / 1e9, (0.5, 0.99), method="inverted_cdf"))
+    p50, p99 = quantiles(ttft_ns / 1e9, 0.5, 0.99)
     return Row(case.load, case.part, case.qps, case.policy, case.seed, p50, p99, reused, pace)

@@ -7,18 +7,17 @@ the machine, so they are spread over processes.
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations, groupby
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bench.figures import Figure, Goal, Setting, over_better, quantiles
-from bench.run import Run
+from bench.run import Run, spread
 from bench.scheduler import paper
 from scheduler.costs import load
 from scheduler.policies import NAMES, Ordering
@@ -119,21 +118,15 @@ class Row:
 
 def measure(run: Run) -> Iterator[Figure]:
     """*Stream2LLM*'s workloads by their published distributions ([simulation](../simulation.md),
-    [profiles](../profiles.md)). TTFT from the last chunk to the first token. vLLM-NS is FIFO over
-    prompts that are complete. `lcas` is the policy as published, `lcas-fair` the changed one
-    ([scheduling](../scheduling.md)); both stand beside the paper's `lcas`. *Speed-up*: over vLLM-NS
-    at the same quantile, or over vLLM-S where it says so. *Spread of policies*: P95 of the slowest of
-    the streaming policies over that of the fastest.
+    [profiles](../profiles.md)). TTFT from the last chunk to the first token. vLLM-NS is FIFO over prompts
+    that are complete. `lcas` is the policy as published, `lcas-fair` the changed one
+    ([scheduling](../scheduling.md)); both stand beside the paper's `lcas`. *Speed-up*: over vLLM-NS at
+    the same quantile, or over vLLM-S where it says so. *Spread of policies*: P95 of the slowest of the
+    streaming policies over that of the fastest.
     """
     sizes = QUICK if run.quick else Sizes()
     rates = list(_rates(sizes))
-    cases = [*rates, *_pressed(sizes)]
-    work = partial(_run, sizes.pool_tokens)
-    if sizes.processes:
-        with ProcessPoolExecutor(sizes.processes, multiprocessing.get_context("spawn")) as pool:
-            rows = list(pool.map(work, cases))
-    else:
-        rows = [work(case) for case in cases]
+    rows = spread(partial(_run, sizes.pool_tokens), [*rates, *_pressed(sizes)], sizes.processes)
     yield from figures(rows[: len(rates)], rows[len(rates) :], sizes.pool_tokens)
 
 
@@ -192,7 +185,7 @@ def orders(rates: Sequence[Row]) -> Iterator[Figure]:
 
 def choices(pressed: Sequence[Row]) -> Iterator[Figure]:
     """P99 of the choice by cost over that of the better pure eviction, and the share it swaps."""
-    key = lambda row: (row.profile, row.workload, row.scheduler)  # noqa: E731  # used twice
+    key = attrgetter("profile", "workload", "scheduler")
     for (profile, workload, scheduler), rows in groupby(sorted(pressed, key=key), key):
         same = {row.eviction: row for row in rows}
         setting: Setting = {

@@ -25,7 +25,8 @@ from bench.run import Run
 from bench.stream.flood import FloodSource
 from bench.stream.hit_client import Seen
 from bench.stream.trades import instruments, payloads
-from daemon.config.schema import Config, Http, Model, Query, Session, Sink, Source, ZeromqSink
+from daemon.config.schema import Config, Http, Model, Process, Query, Session, Sink, Source, ZeromqSink
+from daemon.config.units import Duration
 from daemon.front.server import Front
 
 _MARKETS = 3
@@ -51,10 +52,10 @@ QUICK = Plan(threads=(1,), seconds=2.0, records=100_000)
 
 
 def measure(run: Run) -> Iterator[Figure]:
-    """Round trips at a client in a process of its own, one millisecond apart, while the engine, in a second
-    process, is idle or flooded by a source that always has more. *Hit*: a reply that says `cached`;
-    *latest*: a request for the newest answer there is. The reference is a bare ZeroMQ echo in the
-    front's own event loop, asked in turn. The client waits for each reply, so the counts of hits and
+    """Round trips at a client in a process of its own, one millisecond apart, while the engine, in a
+    second process, is idle or flooded by a source that always has more. *Hit*: a reply that says
+    `cached`; *latest*: a request for the newest answer there is. The reference is a bare ZeroMQ echo in
+    the front's own event loop, asked in turn. The client waits for each reply, so the counts of hits and
     of computed asks are not the shares that somebody would see who asks at random times.
     """
     return figures(QUICK if run.quick else Plan())
@@ -80,6 +81,7 @@ def config(threads: int) -> Config:
         sink=Sink(zeromq=ZeromqSink("tcp://127.0.0.1:*")),
         query=Query("tcp://127.0.0.1:*"),
         http=Http(port=0),
+        process=Process(drain=Duration(1_000_000_000)),  # what still floods in need not be answered
     )
 
 

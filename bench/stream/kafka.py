@@ -68,9 +68,9 @@ class Miscounted(MeasurementFailed):
 
 
 def measure(run: Run) -> Iterator[Figure]:
-    """Trades preloaded into the embedded broker, read by the real source and ingest, through the ring into
-    the data plane in another process, to closed bars as token ids. Each stage is also measured alone,
-    on the same records.
+    """Trades preloaded into the embedded broker, read by the real source and ingest, through the ring
+    into the data plane in another process, to closed bars as token ids. Each stage is also measured
+    alone, on the same records.
     """
     try:
         yield from figures(QUICK if run.quick else Plan())

@@ -44,7 +44,7 @@ def test_rates_keep_their_range_and_their_runs() -> None:
 
 
 def test_the_better_is_better_on_all_seeds_together() -> None:
-    """Here 4 and 1: half and twice that on the two seeds, so 1 in the mean, and two standard errors are log 4."""
+    """Here 4 and 1: half and twice that on the seeds, so 1 in the mean; two standard errors are log 4."""
     over, low, high = over_better([2.0, 2.0], [[4.0, 1.0], [2.0, 3.0]])
     assert (over, low, high) == pytest.approx((1.0, exp(-log(4)), exp(log(4))))
     assert over_better([1.0], [[2.0], [4.0]]) == (0.5, 0.5, 0.5)

@@ -119,7 +119,7 @@ def test_speed_ups_are_over_the_same_rate_and_stand_beside_the_papers() -> None:
 
 
 def test_the_order_of_policies_is_judged_at_every_rate() -> None:
-    """The paper's at crawler 4: fcfs, lcas, vLLM-S, mcps. Here fcfs and lcas are swapped; equals count as not."""
+    """Crawler at 4: the paper has fcfs, lcas, vLLM-S, mcps. Here lcas leads; equals are no order."""
     p95 = {"vLLM-NS": 12.0, "vLLM-S": 9.0, "fcfs": 8.0, "lcas": 7.0, "mcps": 9.0}
     rows = [_row(name, "cost", 1.0, 1.0, p95[name]) for name in p95]
     spread, pairs = simulated.orders(rows)
