@@ -1,4 +1,4 @@
-"""Who can be answered in one pass: several sessions, standing questions on one tape, sharers of a prefix."""
+"""What can be answered in one pass: several sessions, standing questions on one tape, sharers of a prefix."""
 
 from __future__ import annotations
 

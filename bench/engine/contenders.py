@@ -1,4 +1,4 @@
-"""Who answers the scenario's questions: our regions, and two ways of the unmodified transformers model."""
+"""What answers the scenario's questions: our regions, and two ways of the unmodified transformers model."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class KeptCache:
 
 
 class Dense:
-    """The unmodified model over everything read so far, for every question anew."""
+    """The unmodified model over everything read so far, for each question again."""
 
     def __init__(self, model: Any, frozen: Sequence[int]) -> None:
         self._model = model

@@ -174,7 +174,7 @@ class Race:
 
     def _read(self, records: Records) -> list[int]:
         """Everybody reads; the times of the two that compute."""
-        self._context += sum(len(line) for line in records)
+        self._context += sum(map(len, records))
         self._dense.ingest(records)
         read = in_turn([self._ours.ingest, self._kept.ingest], records, len(self._points))
         return [ns for _, ns in read]

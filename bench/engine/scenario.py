@@ -56,7 +56,7 @@ class Scenario:
     @property
     def tokens(self) -> int:
         """The longest context: everything but the question."""
-        return len(self.frozen) + sum(len(line) for part in (self.first, *self.updates) for line in part)
+        return len(self.frozen) + sum(len(bar) for part in (self.first, *self.updates) for bar in part)
 
 
 def make_scenario(prompt: PromptFormat, size: Size, seed: int = 7) -> Scenario:

@@ -40,7 +40,7 @@ def measure(run: Run) -> Iterator[Figure]:
         PromptFormat.of(loaded.tokenizer), Size(plan.records, plan.updates, plan.bars), seed=7
     )
     window = sum(map(len, scenario.first))
-    largest = max(len(line) for part in (scenario.first, *scenario.updates) for line in part)
+    largest = max(len(bar) for part in (scenario.first, *scenario.updates) for bar in part)
     retention = Retention(plan.records * largest, plan.records)
     # two windows, and the eviction's block or two; readers come and go one at a time
     engine = engine_for(loaded, 3 * retention.tokens, frame_limit=plan.frame_limit)

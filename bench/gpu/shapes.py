@@ -37,7 +37,7 @@ TINY: dict[str, Any] = LLAMA_8B | {
 class Plan:
     """What one run measures. Tokens everywhere; ``repeats``: of a question, ``answer``: tokens decoded.
 
-    ``eager_repeats``: of a question while passes are not recorded, for comparison: it takes longest.
+    ``eager_repeats``: of a question while passes are not captured, for comparison: it takes longest.
     """
 
     name: str

@@ -3,7 +3,7 @@
 Prompts are (base)(user)(document), as in *k-LPM* definition 4. Each step admits the first of the order, as if
 a pass computed them at once, and saves their prompts; the budget of the cache is short, so some are evicted.
 Timed is what the scheduler pays in a step: what saving and evicting adds for the watched prompts, following
-the changes, walking to the requests that are admitted, and taking these out of the line.
+the changes, finding the requests that are admitted, and taking these out of the queue.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _Waiting:
 
 def measure(run: Run) -> Iterator[Figure]:
     """What `klpm` pays in a step for its order: what saving and evicting adds for the watched prompts,
-    following the changes, finding those who are admitted and taking them out. The reference asks the
+    following the changes, finding those that are admitted and taking them out. The reference asks the
     cache for everybody's match at each step, and sorts.
     """
     plan = QUICK if run.quick else Plan()
@@ -96,18 +96,18 @@ class _World:
         self.pool = KVPool([LayerShape(1, 1, 1)], 2 * tokens // _BLOCK, block_size=_BLOCK)
         self.cache = RadixCache(self.pool, plan.budget)
         self.watch = _TimedWatch(self.cache) if watched else None
-        self.line = None if self.watch is None else PrefixLine(self.watch, lambda: plan.k)
+        self.queue = None if self.watch is None else PrefixLine(self.watch, lambda: plan.k)
         self.requests: dict[int, _Waiting] = {}
         self.taken = 0
         for number, prompt in enumerate(_prompts(plan, waiting)):
             self.requests[number] = _Waiting(number, prompt)
-            if self.line is not None:
-                self.line.add(cast("Request", self.requests[number]))
+            if self.queue is not None:
+                self.queue.add(cast("Request", self.requests[number]))
 
     def order(self) -> list[int]:
         """Numbers of those to be admitted."""
-        if self.line is not None:
-            return [request.id for request in islice(self.line, self.plan.admitted)]
+        if self.queue is not None:
+            return [request.id for request in islice(self.queue, self.plan.admitted)]
         numbers = np.array(list(self.requests))
         matches = np.array([self.cache.match_length(r.prompt[:-1]) for r in self.requests.values()])
         chosen = islice(rank(self.plan.k, numbers, matches, step=self.taken), self.plan.admitted)
@@ -117,9 +117,9 @@ class _World:
         """They are admitted; their prompts."""
         self.taken += len(chosen)
         requests = [self.requests.pop(number) for number in chosen]
-        if self.line is not None:
+        if self.queue is not None:
             for request in requests:
-                self.line.taken(cast("Request", request))
+                self.queue.taken(cast("Request", request))
         return [request.prompt for request in requests]
 
     def save(self, prompts: Sequence[TokenArray]) -> float:

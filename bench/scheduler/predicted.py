@@ -91,7 +91,7 @@ def measure(run: Run) -> Iterator[Figure]:
     """The crawler's shape with shorter prompts on the embedded model, and the simulator on the very same
     trace under the profile measured in this part, times the pace of a run before on another trace: a
     daemon, too, corrects its profile by the passes it runs. *Median error*: of single requests' TTFT; its
-    reference is a second measured run in the prediction's place, which no prediction can beat. *Pace*:
+    reference is a second measured run instead of the prediction, which no prediction can beat. *Pace*:
     what the scheduler's steps took over what the profile says of their passes.
     """
     sizes, loaded = QUICK if run.quick else Sizes(), models.embedded(run)
@@ -130,7 +130,7 @@ def compared(
     preemptions: tuple[int, int],
     failed: int,
 ) -> Iterator[Figure]:
-    """One scheduler; TTFT P50, P95 and P99. ``errors``: of the prediction, and of a second run in its place.
+    """One scheduler; TTFT P50, P95 and P99. ``errors``: of the prediction, and of a second run.
 
     ``paces``: of the run that was predicted, and of the one before. ``preemptions``: measured and predicted.
     ``failed``: requests that failed in either, left out of everything else.

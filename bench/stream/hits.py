@@ -70,7 +70,7 @@ def figures(plan: Plan) -> Iterator[Figure]:
 
 
 def config(threads: int) -> Config:
-    """The daemon as the demo configures it, answers to a ZeroMQ socket that nobody reads."""
+    """The daemon as the demo configures it, answers to a ZeroMQ socket without readers."""
     return Config(
         model=Model(threads=threads),
         sessions=tuple(
