@@ -25,9 +25,19 @@ from bench.run import Run
 from bench.stream.flood import FloodSource
 from bench.stream.hit_client import Seen
 from bench.stream.trades import instruments, payloads
-from daemon.config.schema import Config, Http, Model, Process, Query, Session, Sink, Source, ZeromqSink
+from daemon.config.schema import (
+    Config,
+    HttpConfig,
+    ModelConfig,
+    ProcessConfig,
+    QueryConfig,
+    SessionConfig,
+    SinkConfig,
+    SourceConfig,
+)
 from daemon.config.units import Duration
 from daemon.front.server import Front
+from feeds.connectors.zeromq import ZmqSinkConnector
 
 _MARKETS = 3
 _FIRST = 400
@@ -72,16 +82,16 @@ def figures(plan: Plan) -> Iterator[Figure]:
 def config(threads: int) -> Config:
     """The daemon as the demo configures it, answers to a ZeroMQ socket without readers."""
     return Config(
-        model=Model(threads=threads),
+        model=ModelConfig(threads=threads),
         sessions=tuple(
-            Session(name=market.symbol.lower(), symbol=f"{market.venue}:{market.symbol}")
+            SessionConfig(name=market.symbol.lower(), symbol=f"{market.venue}:{market.symbol}")
             for market in instruments(_MARKETS, 4)
         ),
-        source=Source(ring_capacity=4096),
-        sink=Sink(zeromq=ZeromqSink("tcp://127.0.0.1:*")),
-        query=Query("tcp://127.0.0.1:*"),
-        http=Http(port=0),
-        process=Process(drain=Duration(1_000_000_000)),  # what still floods in need not be answered
+        source=SourceConfig(ring_capacity=4096),
+        sink=SinkConfig(zeromq=ZmqSinkConnector("tcp://127.0.0.1:*")),
+        query=QueryConfig("tcp://127.0.0.1:*"),
+        http=HttpConfig(port=0),
+        process=ProcessConfig(drain=Duration(1_000_000_000)),  # what still floods in need not be answered
     )
 
 

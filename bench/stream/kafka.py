@@ -22,7 +22,7 @@ from bench.stream import plane_process
 from bench.stream.children import child
 from bench.stream.flood import FloodSource
 from bench.stream.trades import instruments, payloads
-from daemon.config.schema import Source as SourceSection
+from daemon.config.schema import SourceConfig
 from daemon.front.ingest import Intake
 from daemon.front.offsets import OffsetTracker
 from feeds.codec import decode_record
@@ -44,7 +44,7 @@ _COMPUTED = "source and ingest one after the other, computed"
 """They share one thread."""
 TOPIC = "md.trades.v1"
 BATCH = 2000
-_DEFAULTS = SourceSection()
+_DEFAULTS = SourceConfig()
 _DEADLINE_S = 120.0
 
 Records = Sequence[tuple[str, bytes]]
