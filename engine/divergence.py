@@ -14,9 +14,9 @@ import torch
 
 from engine.engine import Engine
 from engine.step import Chunk
-from regions.context import Past
 from regions.ephemeral import Fork
 from regions.extents import anchor, drop_oldest
+from regions.frozen import Context
 from regions.tape import Tape
 
 Probe = tuple[Sequence[int], tuple[int, ...] | None]
@@ -48,16 +48,16 @@ def divergences(
 def probe(engine: Engine, tape: Tape, fresh: Fork, probes: Sequence[Probe]) -> list[Divergence]:
     """Ask the tape's current version and ``fresh`` all questions, each state in the same passes.
 
-    ``fresh`` holds the tape's window as `Tape.anew` prefilled it; what was evicted since it was begun is left
-    out. Nothing is changed. Empty, when the two do not hold the same records (an append is under way) or the
-    pool has no room for the questions. Raises NotResident and OutOfMemory.
+    ``fresh`` is a `Tape.fresh_window` with the window prefilled into it; what was evicted since it was begun
+    is left out. Nothing is changed. Empty, when the two do not hold the same records (an append is under way)
+    or the pool has no room for the questions. Raises NotResident and OutOfMemory.
     """
-    past = window_of(tape, fresh)
+    context = window_of(tape, fresh)
     readers = [tape.fork() for _ in probes]
     try:
-        if past is None or any(reader.cached_tokens != past.tokens for reader in readers):
+        if context is None or any(reader.cached_tokens != context.tokens for reader in readers):
             return []
-        readers += [Fork(engine.pool, frame_limit=engine.frame_limit, past=past) for _ in probes]
+        readers += [Fork(engine.pool, frame_limit=engine.frame_limit, context=context) for _ in probes]
         prompts = [tokens for tokens, _ in probes] * 2
         if not all(reader.acquire(len(tokens)) for reader, tokens in zip(readers, prompts, strict=True)):
             return []
@@ -74,7 +74,7 @@ def probe(engine: Engine, tape: Tape, fresh: Fork, probes: Sequence[Probe]) -> l
             reader.release()
 
 
-def window_of(tape: Tape, fresh: Fork) -> Past | None:
+def window_of(tape: Tape, fresh: Fork) -> Context | None:
     """What readers of ``tape`` would see of ``fresh``, not held: valid while ``fresh`` is not touched.
 
     The frozen prefix is anchored where the window begins now. None when the window is another one.
@@ -87,7 +87,9 @@ def window_of(tape: Tape, fresh: Fork) -> Past | None:
     drop_oldest(window, passed)
     placement = fresh.place(0)
     base = tape.evicted_tokens - fresh.cached_tokens
-    return Past((*anchor(frozen, passed), *window), (), placement.coord, placement.origin, base, tape.version)
+    return Context(
+        (*anchor(frozen, passed), *window), (), placement.coord, placement.origin, base, tape.version
+    )
 
 
 def _best(logits: torch.Tensor, choices: tuple[int, ...] | None) -> int:

@@ -21,8 +21,8 @@ from engine.seeding import Sampling
 from engine.step import Chunk, SampledToken
 from engine.transfer import to_device
 from engine.verify import accept
-from regions.context import Past
 from regions.ephemeral import Fork
+from regions.frozen import Context
 from regions.pool import KVPool
 from regions.prompt import StreamingPrompt
 from regions.radix import RadixCache
@@ -71,11 +71,11 @@ class Engine:
         Raises ValueError when prefix and retention leave no room below the frame limit, ModelError when
         the pool cannot hold the prefix, OutOfMemory when there is no memory for its pass.
         """
-        past = self._freeze(frozen)
+        context = self._freeze(frozen)
         try:
-            return Tape(name, self.pool, past, retention, frame_limit=self.frame_limit)
+            return Tape(name, self.pool, context, retention, frame_limit=self.frame_limit)
         except ValueError:
-            past.release()
+            context.release()
             raise
 
     def open_prompt(self, tokens: Sequence[int] = (), salt: str = "") -> Fork:
@@ -83,10 +83,10 @@ class Engine:
 
         At least one token remains to be computed. ``salt``: whose prefixes, from the authenticated identity.
         """
-        past = self.cache.match(tokens[:-1], salt) if len(tokens) > 1 else None
-        fork = Fork(self.pool, frame_limit=self.frame_limit, past=past)
-        if past:
-            past.release()
+        context = self.cache.match(tokens[:-1], salt) if len(tokens) > 1 else None
+        fork = Fork(self.pool, frame_limit=self.frame_limit, context=context)
+        if context:
+            context.release()
         return fork
 
     def save_prompt(self, fork: Fork, tokens: Sequence[int], salt: str = "") -> int:
@@ -176,14 +176,14 @@ class Engine:
         pass_ = Pass(plan, self.pool, run or places, self.attention, self.model.turners, last)
         return self.model.forward(pass_, ids, rows)
 
-    def _freeze(self, tokens: Sequence[int]) -> Past:
-        """All of ``tokens`` as a past held once for the caller; only what is not cached is computed."""
-        past = self.cache.match(tokens)
-        if past and past.tokens == len(tokens):
-            return past
-        prompt = Fork(self.pool, frame_limit=self.frame_limit, past=past)
-        if past:
-            past.release()
+    def _freeze(self, tokens: Sequence[int]) -> Context:
+        """All of ``tokens`` as a context of the caller; only what is not cached is computed."""
+        context = self.cache.match(tokens)
+        if context and context.tokens == len(tokens):
+            return context
+        prompt = Fork(self.pool, frame_limit=self.frame_limit, context=context)
+        if context:
+            context.release()
         try:
             if not prompt.acquire(len(tokens) - prompt.cached_tokens):
                 raise ModelError(
@@ -191,7 +191,7 @@ class Engine:
                 )
             self.prefill(prompt, tokens[prompt.cached_tokens :], FREEZE_CHUNK)
             self.cache.save(tokens, prompt)
-            return prompt.prefix()
+            return prompt.as_context()
         finally:
             prompt.release()
 

@@ -8,11 +8,13 @@ fitted into the smallest hole. A block is free again when its last reference goe
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from regions.claims import Claims
+Counts = npt.NDArray[np.int32]
 
 
 class Run(NamedTuple):
@@ -23,12 +25,64 @@ class Run(NamedTuple):
 
     @property
     def blocks(self) -> int:
-        """How many blocks the run holds."""
+        """How many blocks the run has."""
         return self.stop - self.start
 
 
+class OwnReferences:
+    """One owner's references to each block, and how many blocks nobody else refers to.
+
+    A cache promises its blocks to the pool as long as nobody else reads them. The allocator reports every
+    change of the counts, so that asking costs nothing; a report costs what the change itself does.
+
+    Made by `BlockAllocator.own_references`. The owner calls `add` after it shared blocks and `remove` before
+    it releases them; `sole` and `idle` are wrong in between.
+    """
+
+    def __init__(self, references: Counts) -> None:
+        self.own: Counts = np.zeros_like(references)
+        """The owner's references to each block, int32 [blocks]."""
+        self.sole = 0
+        """Blocks that nobody else refers to."""
+        self._references = references
+
+    def add(self, runs: Iterable[Run]) -> None:
+        """The owner has one more reference to each block of ``runs``."""
+        for start, stop in runs:
+            self.own[start:stop] += 1
+            self.sole += self._sole_of(start, stop)
+
+    def remove(self, runs: Iterable[Run]) -> None:
+        """The owner is about to release one reference to each block of ``runs``."""
+        for start, stop in runs:
+            self.sole -= self._sole_of(start, stop)
+            self.own[start:stop] -= 1
+
+    def before_share(self, start: int, stop: int) -> None:
+        """The allocator is about to count one more reference to each block from ``start`` to ``stop``."""
+        self.sole -= self._sole_of(start, stop)
+
+    def after_release(self, start: int, stop: int) -> None:
+        """The allocator counts one reference less to each block from ``start`` to ``stop``."""
+        self.sole += self._sole_of(start, stop)
+
+    def idle(self) -> npt.NDArray[np.bool_]:
+        """Per block, bool [blocks]: nobody but the owner refers to it, or nobody at all."""
+        idle: npt.NDArray[np.bool_] = self.own == self._references
+        return idle
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless the count of sole blocks is right."""
+        sole = self._sole_of(0, len(self.own))
+        assert sole == self.sole, f"{self.sole} blocks are counted as referred to by one owner, not {sole}"
+
+    def _sole_of(self, start: int, stop: int) -> int:
+        own = self.own[start:stop]
+        return int(np.count_nonzero((own == self._references[start:stop]) & (own > 0)))
+
+
 class BlockAllocator:
-    """Hands out runs of blocks and counts who refers to each block."""
+    """Hands out runs of blocks and counts the references to each block."""
 
     def __init__(self, n_blocks: int) -> None:
         if n_blocks < 1:
@@ -37,12 +91,12 @@ class BlockAllocator:
         self.free_blocks = n_blocks
         self._references = np.zeros(n_blocks, np.int32)
         self._free: list[Run] = [Run(0, n_blocks)]  # sorted, never adjacent
-        self._claims: list[Claims] = []
+        self._owners: list[OwnReferences] = []
 
-    def claim(self) -> Claims:
-        """A count, kept current from here on, of the blocks that the caller alone refers to."""
-        self._claims.append(Claims(self._references))
-        return self._claims[-1]
+    def own_references(self) -> OwnReferences:
+        """A count of one owner's references, kept current from here on."""
+        self._owners.append(OwnReferences(self._references))
+        return self._owners[-1]
 
     def take(self, blocks: int, *, behind: int | None = None, grows: bool = False) -> list[Run] | None:
         """``blocks`` blocks with one reference each, or None (and nothing changed) if too few are free.
@@ -70,8 +124,8 @@ class BlockAllocator:
     def share(self, runs: list[Run]) -> None:
         """One more reference to every block of ``runs``."""
         for start, stop in runs:
-            for claims in self._claims:
-                claims.shared(start, stop)
+            for owner in self._owners:
+                owner.before_share(start, stop)
             self._references[start:stop] += 1
 
     def release(self, runs: list[Run]) -> None:
@@ -82,8 +136,8 @@ class BlockAllocator:
             if not references.any():
                 self._free_run(start, stop)
                 continue
-            for claims in self._claims:
-                claims.released(start, stop)
+            for owner in self._owners:
+                owner.after_release(start, stop)
             if references.all():
                 continue
             edges = np.flatnonzero(np.diff(np.concatenate(([1], references, [1])) == 0)) + start
@@ -104,7 +158,7 @@ class BlockAllocator:
     def fragmentation(self) -> float:
         """Share of the free blocks that lies outside the longest free run, 0 to 1.
 
-        May be read beside the thread that takes and releases: it is then near to the truth.
+        Another thread than the one that takes and releases may read it, and then gets an estimate.
         """
         free = self.free_blocks
         return max(0.0, 1.0 - self.largest_free_run / free) if free else 0.0

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from regions.allocator import Run
+from regions.block_pool import BlockPool
 from regions.extents import SlotRange
 from regions.offload.store import Store, Stored
-from regions.pool import KVPool
 
 
-class Slots:
+class BlockTable:
     """A first-in, first-out sequence of slots over blocks of the pool."""
 
-    def __init__(self, pool: KVPool, *, grows: bool) -> None:
+    def __init__(self, pool: BlockPool, *, grows: bool) -> None:
         self._pool = pool
         self._grows = grows
         self._runs: list[Run] = []
@@ -27,9 +27,14 @@ class Slots:
         """Live slots."""
         return self._tail - self._head
 
-    def held_blocks(self) -> list[Run]:
+    def referenced_blocks(self) -> list[Run]:
         """The blocks it has a reference to, those taken ahead included."""
         return self._runs
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks that is."""
+        return self._capacity // self._pool.block_size
 
     def blocks_needed(self, n: int) -> int:
         """Blocks to take before ``n`` more tokens fit."""
@@ -61,7 +66,7 @@ class Slots:
         self._tail += n
 
     def drop_oldest(self, n: int) -> None:
-        """The oldest ``n`` slots are dead: give back the blocks that hold nothing else."""
+        """The oldest ``n`` slots are dead: give back the blocks with nothing else in them."""
         self._head += n
         passed = self._head // self._pool.block_size
         freed: list[Run] = []
@@ -89,16 +94,16 @@ class Slots:
 
     @property
     def tail_is_shared(self) -> bool:
-        """Somebody else refers to the block that holds the newest live slot."""
+        """Somebody else refers to the block of the newest live slot."""
         if not self.length or not self._runs:
             return False
         last = self._ranges(self._tail - 1, 1)[0][0] // self._pool.block_size
         return int(self._pool.blocks.references[last]) > 1
 
-    def rehome(self, runs: list[Run]) -> None:
-        """The live slots now lie on ``runs``: as many blocks, taken for this sequence and already copied to.
+    def remap(self, runs: list[Run]) -> None:
+        """The live slots now lie on ``runs``: blocks that were taken for this sequence and copied to.
 
-        What was held before is given back.
+        The blocks before are given back.
         """
         self._pool.blocks.release(self._runs)
         length, size = self.length, self._pool.block_size
@@ -107,10 +112,10 @@ class Slots:
         self._runs = runs
         self._capacity = sum(run.blocks for run in runs) * size
         if self._capacity < self._tail:
-            raise ValueError(f"{len(runs)} runs hold {self._capacity} slots, {self._tail} are needed")
+            raise ValueError(f"{len(runs)} runs have {self._capacity} slots, {self._tail} are needed")
 
-    def vacate(self) -> None:
-        """Give every block back but remember the live slots, for a later `rehome`."""
+    def unmap(self) -> None:
+        """Give every block back but remember the live slots, for a later `remap`."""
         self._pool.blocks.release(self._runs)
         self._runs = []
         self._capacity = 0
@@ -122,7 +127,7 @@ class Slots:
         """Move the live slots to ``store``; None, and nothing changed, when that has no room."""
         stored = store.put(self.live_runs())
         if stored is not None:
-            self.vacate()
+            self.unmap()
         return stored
 
     def swap_in(self, stored: Stored, n: int = 0) -> bool:
@@ -138,25 +143,25 @@ class Slots:
         except BaseException:
             self._pool.blocks.release(runs)
             raise
-        self.rehome(runs)
+        self.remap(runs)
         stored.release()
         return True
 
-    def gather(self) -> bool:
+    def compact(self) -> bool:
         """Copy the live slots to one run, when they lie in several and one that long is free."""
         runs, blocks = self.live_runs(), self.live_blocks
         if len(runs) < 2 or self._pool.blocks.largest_free_run < blocks:
             return False
         target = self._pool.blocks.take(blocks, grows=self._grows)
-        assert target is not None  # the longest free run holds them
-        self._pool.copy_from(self._pool, runs, target)
-        self.rehome(target)
+        assert target is not None  # they fit the longest free run
+        self._pool.move(runs, target)
+        self.remap(target)
         return True
 
     def expect(self, n: int) -> None:
         """There are ``n`` live slots, to be fetched by `swap_in`. For a sequence that has none yet."""
         if self._capacity or self._tail:
-            raise RuntimeError("slots that hold something cannot expect something else")
+            raise RuntimeError("a block table in use cannot expect slots to be fetched")
         self._tail = n
 
     @property
@@ -170,7 +175,7 @@ class Slots:
         return self._ranges(self._head, self.length)
 
     def live_runs(self) -> list[Run]:
-        """The blocks that hold a live token."""
+        """The blocks with a live token."""
         size = self._pool.block_size
         return [Run(slot // size, -(-(slot + count) // size)) for slot, count in self.live_ranges()]
 

@@ -1,6 +1,6 @@
-"""Ephemeral region: a question and its answer over an immutable past (snapshot isolation by references).
+"""The ephemeral region: a question and its answer behind an immutable context (snapshot isolation).
 
-A fork holds its past as it was when it was taken, so the tape may move on, evict and be forked again
+A fork refers to its context as it was when it was taken, so the tape may move on, evict and be forked again
 meanwhile. It replaces the in-place strip/extend/clear/restore of *Attention Once* section 3.9.3: nothing
 has to be restored, and many forks run in one pass.
 """
@@ -10,44 +10,44 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from regions.allocator import Run
-from regions.block_table import Slots
-from regions.context import Held, Past
+from regions.block_pool import BlockPool
+from regions.block_table import BlockTable
 from regions.extents import Extent, Placement, blocks_of, extend, keep_oldest, relay
+from regions.frozen import Context, SharedBlocks
 from regions.offload.store import Store, Stored
-from regions.pool import KVPool
 
 
 class Fork:
-    """Private tokens behind a shared, immutable past, which it holds from here on.
+    """Private tokens behind a shared, immutable context, which it retains.
 
-    With an empty past it is a stateless prompt. ``grows``: expect many more tokens (a window that is
+    With an empty context it is a stateless prompt. ``grows``: expect many more tokens (a window that is
     prefilled anew) and look for room to grow in.
     """
 
     def __init__(
-        self, pool: KVPool, *, frame_limit: int, past: Past | None = None, grows: bool = False
+        self, pool: BlockPool, *, frame_limit: int, context: Context | None = None, grows: bool = False
     ) -> None:
         self.tokens: list[int] = []
         self._pool = pool
-        self._past = (past or Past()).retain()
-        self._origin = self._past.origin
+        self._context = (context or Context()).retain()
+        self._origin = self._context.origin
         self._frame_limit = frame_limit
-        self._slots = Slots(pool, grows=grows)
-        self._extents: list[Extent] = []  # all private tokens, the fixed ones first
-        self._fixed = 0  # oldest private tokens that others hold too; they lie outside the slots
-        self._fixed_holds: list[Held] = []
+        self._table = BlockTable(pool, grows=grows)
+        self._extents: list[Extent] = []  # all private tokens, the shared ones first
+        self._shared = 0  # oldest private tokens that others refer to as well; the table has the rest
+        self._shared_blocks: list[SharedBlocks] = []
         self._stored: Stored | None = None
         self._released = False
 
     @property
     def version(self) -> int:
         """The data version it reads; 0 without a tape."""
-        return self._past.version
+        return self._context.version
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens of the shared past."""
-        return self._past.tokens
+        """Tokens of its context."""
+        return self._context.tokens
 
     @property
     def length(self) -> int:
@@ -62,46 +62,45 @@ class Fork:
     @property
     def begins_at(self) -> int:
         """Stream coordinate of its first own token."""
-        return self._past.coord
+        return self._context.coord
 
     @property
     def exclusive_tokens(self) -> int:
-        """Private tokens that nobody else reads: those that swapping out would move."""
-        return self._slots.length
+        """Private tokens that nobody else refers to: those that swapping out would move."""
+        return self._table.length
 
     @property
     def blocks(self) -> int:
         """Blocks in the pool under its private tokens, those taken ahead included; 0 while swapped.
 
-        What a cache or another prompt holds of them, too, counts: resetting the fork gives it up as well.
+        Those that a cache or another prompt refers to as well count: resetting the fork gives them up, too.
         """
         if self._stored is not None:
             return 0
-        fixed = sum(run.blocks for held in self._fixed_holds for run in held.blocks)
-        return fixed + sum(run.blocks for run in self._slots.held_blocks())
+        return self._table.blocks + sum(run.blocks for part in self._shared_blocks for run in part.blocks)
 
     def blocks_needed(self, n: int) -> int:
         """Blocks to take before ``n`` more private tokens fit."""
-        return self._slots.blocks_needed(n)
+        return self._table.blocks_needed(n)
 
     def acquire(self, n: int) -> bool:
         """Take blocks for ``n`` more private tokens, swapping in what was swapped out.
 
         False, and nothing changed, when the pool cannot.
         """
-        return self._slots.acquire(n) if self._stored is None else self._return(n)
+        return self._table.acquire(n) if self._stored is None else self._fetch(n)
 
     def place(self, n: int) -> Placement:
         """Where the next ``n`` tokens go. Raises RuntimeError if their blocks were not acquired."""
-        coord = self._past.coord + self.length
+        coord = self._context.coord + self.length
         if coord + n - self._origin > self._frame_limit:
-            self._origin = self._past.base
-        return Placement(self.extents, self._slots.next(n), coord, self._origin)
+            self._origin = self._context.base
+        return Placement(self.extents, self._table.next(n), coord, self._origin)
 
     def wrote(self, placement: Placement, tokens: Sequence[int]) -> None:
         """The ``tokens`` of ``placement`` are in KV."""
         extend(self._extents, placement.slots, placement.coord, placement.origin)
-        self._slots.advance(len(tokens))
+        self._table.advance(len(tokens))
         self.tokens.extend(tokens)
 
     @property
@@ -110,38 +109,38 @@ class Fork:
         return self._stored is not None
 
     def swap_out(self, host: Store) -> bool:
-        """Preemption by swapping: move the private tokens to ``host``; the past stays held.
+        """Preemption by swapping: move the private tokens to ``host``; the context stays.
 
-        What others hold too stays where it is, for leaving would free nothing. False, and nothing changed,
-        when the host has no room.
+        What others refer to as well stays: to move it would free nothing. False, and nothing changed, when
+        the host has no room.
         """
-        if self._stored is None and self._slots.length:
-            self._stored = self._slots.swap_out(host)
+        if self._stored is None and self._table.length:
+            self._stored = self._table.swap_out(host)
             return self._stored is not None
         if self._stored is None:
-            self._slots.release()
+            self._table.release()
         return True
 
     def swap_in(self) -> bool:
         """Bring the private tokens back; False, and nothing changed, when the pool has no room."""
-        return self._stored is None or self._return(0)
+        return self._stored is None or self._fetch(0)
 
     @property
     def extents(self) -> tuple[Extent, ...]:
         """What the next token sees, oldest first. Raises RuntimeError while swapped."""
-        return (*self._past.extents, *self.private_extents)
+        return (*self._context.extents, *self.private_extents)
 
     @property
     def private_extents(self) -> tuple[Extent, ...]:
         """Where its own tokens lie, oldest first. Raises RuntimeError while swapped."""
         if self._stored is not None:
-            raise RuntimeError("a reader that is swapped out has no place in the pool")
+            raise RuntimeError("a reader that is swapped out has no extents in the pool")
         return tuple(self._extents)
 
     @property
     def private_blocks(self) -> list[Run]:
         """The blocks of the private tokens."""
-        return [run for held in self._fixed_holds for run in held.blocks] + self._slots.live_runs()
+        return [run for shared in self._shared_blocks for run in shared.blocks] + self._table.live_runs()
 
     def keep(self, n: int) -> None:
         """Only the first ``n`` private tokens stay in KV: rejected drafts, a changed prompt.
@@ -154,78 +153,79 @@ class Fork:
             raise ValueError(f"{n} tokens cannot be kept of {self.length}")
         keep_oldest(self._extents, n)
         del self.tokens[n:]
-        self._origin = self._extents[-1].origin if self._extents else self._past.origin
-        self._slots.keep(max(0, n - self._fixed))
-        if n < self._fixed:
-            self._hold_only(n)
-        elif n > self._fixed and self._slots.tail_is_shared:
-            self._fixed_holds.append(Held(self._pool, self._slots.live_runs()))
-            self._slots.release()
-            self._fixed = n
+        self._origin = self._extents[-1].origin if self._extents else self._context.origin
+        self._table.keep(max(0, n - self._shared))
+        if n < self._shared:
+            self._share_only(n)
+        elif n > self._shared and self._table.tail_is_shared:
+            self._shared_blocks.append(SharedBlocks(self._pool, self._table.live_runs()))
+            self._table.release()
+            self._shared = n
         if self._stored is not None:
-            self._stored.keep(self._slots.live_blocks)
-            self._stored = self._stored if self._slots.length else None
+            self._stored.keep(self._table.live_blocks)
+            self._stored = self._stored if self._table.length else None
 
     def reset(self) -> None:
-        """Preemption by recompute: drop the private KV, keep the past."""
+        """Preemption by recompute: drop the private KV, keep the context."""
         self.keep(0)
 
     def release(self) -> None:
-        """Drop everything, the past included. Further calls do nothing."""
+        """Drop everything, the context included. Further calls do nothing."""
         if self._released:
             return
         self.reset()
         self._released = True
-        self._past.release()
-        self._past = Past()
+        self._context.release()
+        self._context = Context()
 
-    def surrender(self) -> tuple[Slots, list[Extent], int]:
-        """Hand the private KV over to somebody else and release the rest: (slots, extents, origin).
+    def detach(self) -> tuple[BlockTable, list[Extent], int]:
+        """The private KV as (block table, extents, origin), the caller's from here on; the rest is released.
 
-        Raises RuntimeError when others hold some of it, or when it is swapped.
+        Raises RuntimeError when others refer to some of it, or when it is swapped.
         """
-        if self._fixed or self.swapped:
-            raise RuntimeError("a reader that is swapped or that others hold tokens of cannot be taken over")
-        slots, extents = self._slots, self._extents
-        self._slots, self._extents = Slots(self._pool, grows=False), []
+        if self._shared or self.swapped:
+            raise RuntimeError("KV that is swapped out or that others refer to cannot be detached")
+        table, extents = self._table, self._extents
+        self._table, self._extents = BlockTable(self._pool, grows=False), []
         self.tokens = []
         origin = self._origin
         self.release()
-        return slots, extents, origin
+        return table, extents, origin
 
-    def prefix(self) -> Past:
-        """All it sees as a past for others, held once more: the prefix stays when the fork goes.
+    def as_context(self) -> Context:
+        """All it sees as a context for others, with references of its own: it outlives the fork.
 
-        Raises ValueError for a fork of a tape, whose past moves.
+        Raises ValueError for a fork of a tape, whose context moves.
         """
-        if self._past.version or self._past.base:
-            raise ValueError("only a prompt, not a fork of a tape, can become a prefix")
+        if self._context.version or self._context.base:
+            raise ValueError("only a prompt, not a fork of a tape, can become a context")
         extents = self.extents
-        held = Held(self._pool, self.private_blocks)
-        self._past.retain()
-        return Past(
+        shared = SharedBlocks(self._pool, self.private_blocks)
+        self._context.retain()
+        return Context(
             extents,
-            (*self._past.holds, held),
-            self._past.coord + self.length,
+            (*self._context.blocks, shared),
+            self._context.coord + self.length,
             self._origin,
-            self._past.base,
+            self._context.base,
         )
 
-    def _return(self, n: int) -> bool:
+    def _fetch(self, n: int) -> bool:
         assert self._stored is not None  # the callers asked
-        if not self._slots.swap_in(self._stored, n):
+        if not self._table.swap_in(self._stored, n):
             return False
         self._stored = None
-        fixed = list(self._extents)
-        keep_oldest(fixed, self._fixed)
-        places = [(extent.slot, extent.length) for extent in fixed]
-        self._extents = relay(self._extents, [*places, *self._slots.live_ranges()])
+        stayed = list(self._extents)
+        keep_oldest(stayed, self._shared)
+        ranges = [(extent.slot, extent.length) for extent in stayed]
+        self._extents = relay(self._extents, [*ranges, *self._table.live_ranges()])
         return True
 
-    def _hold_only(self, n: int) -> None:
-        """Of what others hold too, hold the first ``n`` tokens, which are all that is left."""
-        before = self._fixed_holds
-        self._fixed_holds = [Held(self._pool, blocks_of(self._extents, self._pool.block_size))] if n else []
-        self._fixed = n
-        for held in before:
-            held.release()
+    def _share_only(self, n: int) -> None:
+        """Of what others refer to as well, keep the first ``n`` tokens, which are all that is left."""
+        before = self._shared_blocks
+        blocks = blocks_of(self._extents, self._pool.block_size)
+        self._shared_blocks = [SharedBlocks(self._pool, blocks)] if n else []
+        self._shared = n
+        for shared in before:
+            shared.release()

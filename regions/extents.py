@@ -1,8 +1,8 @@
-"""Extents and position frames: where a reader's past lies, and how its query is turned towards it.
+"""Extents and position frames: where a reader's context lies, and by how much its query is rotated.
 
 Keys are stored rotated at a *local position* and never rewritten. Every extent keeps the stream
 coordinate of its frame's position 0 (``origin``); a query that lives in a frame with origin ``q`` is
-turned by ``q - origin`` positions before it meets the extent's keys, which makes the relative distance
+rotated by ``q - origin`` positions before it meets the extent's keys, which makes the relative distance
 that of the stream coordinates. The frozen prefix is given coordinates that end right before the oldest
 live record, so the tape is always anchored behind the prefix and local positions stay bounded however
 long the stream runs.
@@ -34,11 +34,11 @@ SlotRange = tuple[int, int]
 class Placement:
     """Where a target's next tokens go, and what they see.
 
-    ``past``: extents every new token sees. ``slots``: the ranges that receive the new KV, in order.
+    ``context``: extents every new token sees. ``slots``: the ranges that receive the new KV, in order.
     ``coord``: stream coordinate of the first new token; its position is ``coord - origin``.
     """
 
-    past: tuple[Extent, ...]
+    context: tuple[Extent, ...]
     slots: tuple[SlotRange, ...]
     coord: int
     origin: int
@@ -69,6 +69,16 @@ def drop_oldest(extents: list[Extent], tokens: int) -> None:
             )
 
 
+def between(extents: Iterable[Extent], start: int, stop: int) -> list[Extent]:
+    """The part of ``extents`` at coordinates ``start`` to ``stop`` (exclusive)."""
+    kept: list[Extent] = []
+    for extent in extents:
+        low, high = max(start, extent.coord), min(stop, extent.coord + extent.length)
+        if low < high:
+            kept.append(Extent(extent.slot + low - extent.coord, high - low, low, extent.origin))
+    return kept
+
+
 def anchor(extents: Iterable[Extent], origin: int) -> tuple[Extent, ...]:
     """The same extents (stored in a frame of origin 0) with their coordinates moved by ``origin``."""
     return tuple(Extent(e.slot, e.length, e.coord + origin, e.origin + origin) for e in extents)
@@ -86,15 +96,15 @@ def keep_oldest(extents: list[Extent], tokens: int) -> None:
 def relay(extents: Iterable[Extent], ranges: Iterable[SlotRange]) -> list[Extent]:
     """The same tokens, coordinates and frames over other slots, merged where slots and frame continue."""
     laid: list[Extent] = []
-    places = list(ranges)
+    targets = list(ranges)
     for extent in extents:
         coord, left = extent.coord, extent.length
         while left:
-            slot, count = places[0]
+            slot, count = targets[0]
             here = min(left, count)
             extend(laid, [(slot, here)], coord, extent.origin)
             coord, left = coord + here, left - here
-            places[0:1] = [(slot + here, count - here)] if here < count else []
+            targets[0:1] = [(slot + here, count - here)] if here < count else []
     return laid
 
 

@@ -1,16 +1,14 @@
-"""The paged pool: one K and one V tensor per layer, the allocator of their blocks, and who holds them."""
+"""The paged pool with its tensors: one K and one V per layer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
-from weakref import WeakSet, ref
 
-import numpy as np
 import torch
 
-from regions.allocator import BlockAllocator, Run
+from regions.allocator import Run
+from regions.block_pool import BlockPool
 
 
 @dataclass(frozen=True)
@@ -22,26 +20,8 @@ class LayerShape:
     value_dim: int
 
 
-class Owner(Protocol):
-    """Something that has one reference to each of some blocks."""
-
-    def held_blocks(self) -> list[Run]:
-        """The blocks it has a reference to."""
-
-
-class Reclaimer(Protocol):
-    """Something that holds blocks nobody needs right now, such as a prefix cache."""
-
-    @property
-    def reclaimable(self) -> int:
-        """Blocks that `reclaim` could free at least."""
-
-    def reclaim(self, blocks: int) -> None:
-        """Free ``blocks`` blocks, or as many as possible."""
-
-
-class KVPool:
-    """KV of every layer, ``[kv_heads, slots, head_dim]``: slot = block * block_size + offset.
+class KVPool(BlockPool):
+    """KV of every layer, ``[kv_heads, slots, head_dim]``.
 
     Head-major, so that an extent (a run of slots) is one strided view that attention reads in place.
     """
@@ -56,11 +36,8 @@ class KVPool:
         device: torch.device | str = "cpu",
         pin: bool = False,
     ) -> None:
+        super().__init__(n_blocks, block_size=block_size)
         self.layers = layers
-        self.blocks = BlockAllocator(n_blocks)
-        self.block_size = block_size
-        self.owners: WeakSet[Owner] = WeakSet()
-        self._reclaimers: list[ref[Reclaimer]] = []
         slots = n_blocks * block_size
 
         def zeros(layer: LayerShape, dim: int) -> torch.Tensor:
@@ -81,25 +58,6 @@ class KVPool:
         return self.keys[0].device
 
     @property
-    def reclaimers(self) -> list[Reclaimer]:
-        """Those that are asked for blocks, in this order."""
-        return [reclaimer for weak in self._reclaimers if (reclaimer := weak()) is not None]
-
-    def add_reclaimer(self, reclaimer: Reclaimer) -> None:
-        """Ask ``reclaimer`` after the others, for as long as somebody else keeps it."""
-        self._reclaimers.append(ref(reclaimer))
-
-    @property
-    def free_blocks(self) -> int:
-        """Blocks that can be taken: those nobody refers to, and those a cache would give up."""
-        return self.blocks.free_blocks + sum(reclaimer.reclaimable for reclaimer in self.reclaimers)
-
-    @property
-    def total_blocks(self) -> int:
-        """Blocks of the pool."""
-        return self.blocks.total_blocks
-
-    @property
     def bytes(self) -> int:
         """Memory of all layers, in bytes."""
         return sum(t.numel() * t.element_size() for t in (*self.keys, *self.values))
@@ -109,18 +67,14 @@ class KVPool:
         """Memory of one block over all layers, in bytes."""
         return self.bytes // self.total_blocks
 
-    def take(self, blocks: int, *, behind: int | None = None, grows: bool = False) -> list[Run] | None:
-        """As `BlockAllocator.take`, after asking the reclaimers for what is missing."""
-        for reclaimer in self.reclaimers:
-            if blocks <= self.blocks.free_blocks:
-                break
-            reclaimer.reclaim(blocks - self.blocks.free_blocks)
-        return self.blocks.take(blocks, behind=behind, grows=grows)
+    def move(self, source: Sequence[Run], target: Sequence[Run]) -> None:
+        """Copy the KV of the blocks ``source`` to ``target``: as many blocks, in order, none in both."""
+        self.copy_from(self, source, target)
 
     def copy_from(self, other: KVPool, source: Sequence[Run], target: Sequence[Run]) -> None:
         """Copy the blocks ``source`` of ``other`` (it may be this pool) to ``target`` here, in order.
 
-        Both must hold as many blocks and not overlap. Copies between devices are queued on the current
+        Both are as many blocks and do not overlap. Copies between devices are queued on the current
         stream and not waited for when the host side is pinned.
         """
         crossing = self.device != other.device
@@ -134,19 +88,6 @@ class KVPool:
                 # one head at a time: only a contiguous copy between devices is not waited for
                 for to, of in zip(mine, theirs, strict=True):
                     to[here].copy_(of[there], non_blocking=True)
-
-    def check_integrity(self) -> None:
-        """Raise AssertionError unless allocator, free list and owners agree on every block."""
-        self.blocks.check_integrity()
-        counted = np.zeros(self.total_blocks, np.int32)
-        for owner in self.owners:
-            for start, stop in owner.held_blocks():
-                counted[start:stop] += 1
-        wrong = np.flatnonzero(counted != self.blocks.references)
-        assert not wrong.size, (
-            f"block {wrong[0]} has {self.blocks.references[wrong[0]]} references and "
-            f"{counted[wrong[0]]} owners ({wrong.size} such blocks)"
-        )
 
 
 def _pieces(source: Sequence[Run], target: Sequence[Run]) -> list[tuple[tuple[int, int], int]]:

@@ -10,27 +10,25 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from regions.context import Past
+from regions.block_pool import BlockPool
 from regions.ephemeral import Fork
 from regions.extents import Placement
+from regions.frozen import Context, alias
 from regions.offload.store import Store
-from regions.pool import KVPool
-from regions.prefix import alias
-from regions.radix import RadixCache
-from regions.tokens import TokenArray, Tokens, common_length, token_array
+from regions.radix import RadixCache, TokenArray, Tokens, common_length, token_array
 
 
 class StreamingPrompt:
     """A stateless prompt whose tokens may be appended to and replaced.
 
-    ``fork`` holds its KV. It is another one after the prompt was cut back into, or extended by, a prefix of
+    ``fork`` has its KV. It is another one after the prompt was cut back into, or extended by, a prefix of
     ``cache``.
     """
 
     version = 0
     """A prompt reads no session."""
 
-    def __init__(self, pool: KVPool, cache: RadixCache, *, frame_limit: int, salt: str = "") -> None:
+    def __init__(self, pool: BlockPool, cache: RadixCache, *, frame_limit: int, salt: str = "") -> None:
         self.fork = Fork(pool, frame_limit=frame_limit)
         self.total_tokens_invalidated = 0
         """Tokens whose KV existed and was given up because the input changed."""
@@ -124,24 +122,24 @@ class StreamingPrompt:
         return before - kept
 
     def match(self) -> int:
-        """Read from the cache what it holds beyond the tokens in KV; returns how many tokens that gained.
+        """Read from the cache what it has beyond the tokens in KV; returns how many tokens that gained.
 
         For the start, and after a change or a preemption. One token always remains to be computed: its row
         gives the answer's first token.
         """
         before = self.length
         if self._cache.match_length(self._tokens[:-1], self._salt) > before:
-            past = self._cache.match(self._tokens[:-1], self._salt)
-            assert past is not None
-            self._restart(past)
+            cached = self._cache.match(self._tokens[:-1], self._salt)
+            assert cached is not None
+            self._restart(cached)
         return self.length - before
 
-    def follow(self, leader: StreamingPrompt, n: int) -> None:
-        """Read the first ``n`` tokens of ``leader``, which begins with the same ones, instead of its own KV.
+    def read_from(self, source: StreamingPrompt, n: int) -> None:
+        """Read the first ``n`` tokens of ``source``, which begins with the same ones, instead of its own KV.
 
-        Metadata only. Raises RuntimeError while the leader is swapped out.
+        Metadata only. Raises RuntimeError while the source is swapped out.
         """
-        self._restart(alias(self._pool, leader.fork.extents, n))
+        self._restart(alias(self._pool, source.fork.extents, n))
 
     def keep(self, tokens: int) -> None:
         """Only the first ``tokens`` tokens stay in KV, of the prompt and of an answer behind it."""
@@ -159,8 +157,8 @@ class StreamingPrompt:
         """
         return self._cache.save(self._in_kv(), self.fork, self._salt)
 
-    def leave_one(self) -> None:
-        """If nothing remains to be computed, give the last token's KV up, so that its row can be computed."""
+    def recompute_last(self) -> None:
+        """If nothing remains to be computed, drop the last token's KV, so that its row can be computed."""
         if len(self._tokens) and not self.remaining:
             self.keep(len(self._tokens) - 1)
 
@@ -170,11 +168,11 @@ class StreamingPrompt:
 
     def _in_kv(self) -> TokenArray:
         """The tokens in KV: of the prompt, and of an answer behind it."""
-        answer = self.fork.tokens[len(self._tokens) - self.fork.cached_tokens :]  # the past is never longer
+        answer = self.fork.tokens[len(self._tokens) - self.fork.cached_tokens :]
         return np.concatenate((self._tokens[: self.length], token_array(answer)))
 
-    def _restart(self, past: Past) -> None:
-        """Go on behind ``past``, taking its hold over; all private KV goes."""
-        old, self.fork = self.fork, Fork(self._pool, frame_limit=self._frame_limit, past=past)
-        past.release()
+    def _restart(self, context: Context) -> None:
+        """Go on behind ``context``, taking over the caller's reference; all private KV goes."""
+        old, self.fork = self.fork, Fork(self._pool, frame_limit=self._frame_limit, context=context)
+        context.release()
         old.release()

@@ -2,8 +2,8 @@
 
 A trie by tokens. An edge is a run of tokens and knows the slots that hold them; slots are addressed one by
 one, so an edge may be split anywhere and both halves then refer to the border block. A match hands out the
-slots of its path as a `Past` with a hold of its own: metadata only, and later splits and evictions do not
-concern the reader. Only prompts that begin at coordinate 0 are kept: one position frame, origin 0.
+slots of its path as a `Context` with references of its own: metadata only, and later splits and evictions do
+not concern the reader. Only prompts that begin at coordinate 0 are kept: one position frame, origin 0.
 
 Nodes are ordered by last use, each before its ancestors, so the oldest node without children is found by
 walking that order; this is the logical clock, and no other is needed. Whether anybody else reads a block is
@@ -13,19 +13,37 @@ told by its references: those the cache has itself are counted per block.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 from weakref import ref
 
 import numpy as np
 import numpy.typing as npt
 
-from regions.context import Held, Past
+from regions.block_pool import BlockPool
 from regions.ephemeral import Fork
-from regions.extents import Extent, blocks_of
-from regions.pool import KVPool
-from regions.prefix import alias, between, prompt_extents
-from regions.tokens import TokenArray, Tokens, common_length, token_array
+from regions.extents import Extent, between, blocks_of
+from regions.frozen import Context, SharedBlocks, alias
+
+TokenArray = npt.NDArray[np.int32]
+Tokens = Sequence[int] | TokenArray
+
+
+def token_array(tokens: Tokens) -> TokenArray:
+    """``tokens`` as int32 [tokens]; an array of that type is returned as it is, not copied."""
+    if hasattr(tokens, "__array__"):
+        return np.asarray(tokens, np.int32)
+    return np.fromiter(tokens, np.int32, len(tokens))
+
+
+def common_length(a: TokenArray, b: TokenArray) -> int:
+    """How many tokens ``a`` and ``b`` have in common from their start."""
+    n = min(len(a), len(b))
+    if not n:
+        return 0
+    differ = a[:n] != b[:n]
+    first = int(differ.argmax())  # 0, too, when none differs
+    return first if differ[first] else n
 
 
 class Node:
@@ -34,13 +52,13 @@ class Node:
     It does not know its parent: without cycles the pool's memory is free as soon as nobody uses the pool.
     """
 
-    __slots__ = ("children", "extents", "held", "salt", "tokens")
+    __slots__ = ("blocks", "children", "extents", "salt", "tokens")
 
-    def __init__(self, salt: str, tokens: TokenArray, extents: list[Extent], held: Held) -> None:
+    def __init__(self, salt: str, tokens: TokenArray, extents: list[Extent], blocks: SharedBlocks) -> None:
         self.salt = salt
         self.tokens = tokens
         self.extents = extents
-        self.held = held
+        self.blocks = blocks
         self.children: dict[int, Node] = {}  # by first token
 
     @property
@@ -50,11 +68,11 @@ class Node:
 
     def has_any(self, marked: npt.NDArray[np.bool_]) -> bool:
         """Whether it refers to one of the ``marked`` blocks, bool [blocks]."""
-        return any(bool(marked[start:stop].any()) for start, stop in self.held.blocks)
+        return any(bool(marked[start:stop].any()) for start, stop in self.blocks.blocks)
 
 
 class Watcher(Protocol):
-    """Who must know how the trie changes; a root is told of as any parent."""
+    """Is told how the trie changes; a root is a parent like any other."""
 
     def added(self, node: Node, parent: Node) -> None:
         """``node`` continues ``parent`` with tokens that were not cached."""
@@ -69,12 +87,12 @@ class Watcher(Protocol):
 class RadixCache:
     """Prefixes of prompts in KV, at most ``budget`` tokens of them, in one trie a salt.
 
-    The salt comes from the caller's authenticated identity: nobody can find out what others have asked.
-    It is a reclaimer of ``pool``: its blocks count as free as long as nobody else reads them. Whoever owns
-    the pool keeps the cache as long. Not thread-safe: the engine's worker thread owns it.
+    The salt comes from the caller's authenticated identity: nobody can find out what others have asked. It is
+    a reclaimer of ``pool``: its blocks count as free as long as nobody else reads them. The owner of the pool
+    must keep the cache alive. Not thread-safe: the engine's worker thread owns it.
     """
 
-    def __init__(self, pool: KVPool, budget: int) -> None:
+    def __init__(self, pool: BlockPool, budget: int) -> None:
         self.budget = budget
         self.tokens = 0
         """Cached tokens."""
@@ -86,7 +104,7 @@ class RadixCache:
         self._roots: dict[str, Node] = {}
         # each node's parent; the least recently used node first, and so each before its ancestors
         self._parents: OrderedDict[Node, Node] = OrderedDict()
-        self._claims = pool.blocks.claim()  # the nodes' own references to each block
+        self._own = pool.blocks.own_references()
         self._watchers: list[ref[Watcher]] = []
         pool.add_reclaimer(self)
 
@@ -94,8 +112,8 @@ class RadixCache:
         """Tell ``watcher`` of every change of the trie, for as long as somebody else keeps it."""
         self._watchers.append(ref(watcher))
 
-    def match(self, tokens: Tokens, salt: str = "") -> Past | None:
-        """The longest cached prefix of ``tokens``, held once for the caller; None when nothing is cached.
+    def match(self, tokens: Tokens, salt: str = "") -> Context | None:
+        """The longest cached prefix of ``tokens``, with references of its own; None when nothing is cached.
 
         Costs one step a node on the path and touches no KV.
         """
@@ -109,13 +127,13 @@ class RadixCache:
         return alias(self._pool, (extent for node in path for extent in node.extents), matched)
 
     def match_length(self, tokens: Tokens, salt: str = "") -> int:
-        """How many tokens `match` would find. Holds and touches nothing; stable while `generation` is."""
+        """How many tokens `match` would find. Changes nothing; stable while `generation` is."""
         return self.walk(token_array(tokens), salt)[1]
 
     def walk(self, tokens: TokenArray, salt: str) -> tuple[list[Node], int]:
         """The nodes along ``tokens`` and how many tokens match; the last node may match in part.
 
-        Holds and touches nothing.
+        Changes nothing.
         """
         path: list[Node] = []
         at = 0
@@ -130,15 +148,17 @@ class RadixCache:
                     break
         return path, at
 
-    def save(self, tokens: Tokens, source: Fork | Past, salt: str = "") -> int:
+    def save(self, tokens: Tokens, source: Fork | Context, salt: str = "") -> int:
         """Keep the KV of ``tokens``, the oldest of what ``source`` sees; returns how many were added.
 
         Those are the ones not cached yet. When they exceed the budget, prefixes that nobody reads make room,
         the leaf that was used longest ago first; when that is not enough, nothing is added and ``refused``
-        counts it. Raises ValueError when ``source`` reads a tape or does not hold these tokens.
+        counts it. Raises ValueError when ``source`` reads a tape or does not have these tokens.
         """
+        if not self.budget:
+            return 0
         key = token_array(tokens)
-        extents = prompt_extents(source, key)
+        extents = _extents_of(source, key)
         path, matched = self.walk(key, salt)
         delta = len(key) - matched
         if delta and path:
@@ -146,7 +166,7 @@ class RadixCache:
         if delta and self._fits(delta, path):
             parent = path[-1] if path else self._root(salt)
             node = self._add(parent, key[matched:].copy(), between(extents, matched, len(key)))
-            for watcher in self._told():
+            for watcher in self._live_watchers():
                 watcher.added(node, parent)
             self.saved_tokens += delta
             self.generation += 1
@@ -163,7 +183,7 @@ class RadixCache:
     @property
     def reclaimable(self) -> int:
         """Blocks that only the cache refers to: `reclaim` can free exactly these."""
-        return self._claims.sole
+        return self._own.sole
 
     def reclaim(self, blocks: int) -> None:
         """Free ``blocks`` blocks, or as many as possible.
@@ -172,7 +192,7 @@ class RadixCache:
         whose ancestors are not: their reader computed the ancestors' tokens for itself.
         """
         target = self._pool.blocks.free_blocks + blocks
-        idle = self._claims.idle()
+        idle = self._own.idle()
 
         def enough() -> bool:
             return self._pool.blocks.free_blocks >= target
@@ -186,12 +206,12 @@ class RadixCache:
         self._evict(enough, unlocks)
 
     def clear(self) -> None:
-        """Forget everything. Readers keep what they hold."""
+        """Forget everything. Readers keep their references."""
         self._evict(lambda: False, lambda node: True)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless trie, order of use, token count and block counts agree."""
-        mine = np.zeros_like(self._claims.own)
+        mine = np.zeros_like(self._own.own)
         position = {node: i for i, node in enumerate(self._parents)}
         reached = 0
         waiting = list(self._roots.values())
@@ -205,14 +225,14 @@ class RadixCache:
                 assert node.tokens[0] == first, "a child is filed under another token"
                 assert len(node.tokens) == sum(extent.length for extent in node.extents), "slots are missing"
                 assert position[node] < position.get(parent, len(position)), "a parent goes first"
-                for start, stop in node.held.blocks:
+                for start, stop in node.blocks.blocks:
                     mine[start:stop] += 1
         assert reached == len(self._parents), "the order of use and the trie differ"
         assert self.tokens == sum(len(node.tokens) for node in self._parents), "the token count is wrong"
-        assert bool((mine == self._claims.own).all()), "the cache's own references are miscounted"
-        self._claims.check_integrity()
+        assert bool((mine == self._own.own).all()), "the cache's own references are miscounted"
+        self._own.check_integrity()
 
-    def _told(self) -> list[Watcher]:
+    def _live_watchers(self) -> list[Watcher]:
         return [watcher for weak in self._watchers if (watcher := weak()) is not None]
 
     def _touch(self, path: list[Node]) -> None:
@@ -223,7 +243,7 @@ class RadixCache:
         """Make room for ``delta`` more tokens below ``path``, whose nodes stay."""
         along = set(path)
         if sum(len(node.tokens) for node in along) + delta <= self.budget:
-            idle = self._claims.idle()
+            idle = self._own.idle()
             self._evict(
                 lambda: self.tokens + delta <= self.budget,
                 lambda node: node not in along and node.has_any(idle),
@@ -242,11 +262,11 @@ class RadixCache:
 
     def _root(self, salt: str) -> Node:
         if salt not in self._roots:
-            self._roots[salt] = Node(salt, token_array(()), [], Held(self._pool, ()))
+            self._roots[salt] = Node(salt, token_array(()), [], SharedBlocks(self._pool, ()))
         return self._roots[salt]
 
     def _add(self, parent: Node, tokens: TokenArray, extents: list[Extent]) -> Node:
-        node = Node(parent.salt, tokens, extents, self._hold(extents))
+        node = Node(parent.salt, tokens, extents, self._share(extents))
         parent.children[int(tokens[0])] = node
         self._parents[node] = parent
         self.tokens += len(tokens)
@@ -261,34 +281,56 @@ class RadixCache:
         upper = self._add(self._parents[node], head, between(node.extents, start, end))
         upper.children[int(tail[0])] = node
         self.tokens -= len(head)
-        before = node.held
+        before = node.blocks
         self._parents[node] = upper
         node.tokens = tail
         node.extents = between(node.extents, end, end + len(tail))
-        node.held = self._hold(node.extents)
-        self._let_go(before)
-        for watcher in self._told():
+        node.blocks = self._share(node.extents)
+        self._release(before)
+        for watcher in self._live_watchers():
             watcher.split(upper, node)
         return upper
 
     def _drop(self, node: Node) -> None:
-        self._let_go(node.held)
+        self._release(node.blocks)
         parent = self._parents.pop(node)
         del parent.children[int(node.tokens[0])]
         if parent not in self._parents and not parent.children:
             del self._roots[parent.salt]
-            parent.held.release()
+            parent.blocks.release()
         self.tokens -= len(node.tokens)
         self.evicted_tokens += len(node.tokens)
         self.generation += 1
-        for watcher in self._told():
+        for watcher in self._live_watchers():
             watcher.dropped(node, parent)
 
-    def _hold(self, extents: list[Extent]) -> Held:
-        held = Held(self._pool, blocks_of(extents, self._pool.block_size))
-        self._claims.hold(held.blocks)
-        return held
+    def _share(self, extents: list[Extent]) -> SharedBlocks:
+        shared = SharedBlocks(self._pool, blocks_of(extents, self._pool.block_size))
+        self._own.add(shared.blocks)
+        return shared
 
-    def _let_go(self, held: Held) -> None:
-        self._claims.let_go(held.blocks)
-        held.release()
+    def _release(self, shared: SharedBlocks) -> None:
+        self._own.remove(shared.blocks)
+        shared.release()
+
+
+def _extents_of(source: Fork | Context, tokens: TokenArray) -> tuple[Extent, ...]:
+    """What ``source`` sees, of which ``tokens`` are the oldest.
+
+    Raises ValueError when it reads a tape or does not have these tokens.
+    """
+    extents = source.extents
+    end = 0
+    for extent in extents:
+        if source.version or extent.origin or extent.coord != end:
+            raise ValueError("only a prompt that begins at coordinate 0, not a fork of a tape, can be cached")
+        end += extent.length
+    if end < len(tokens):
+        raise ValueError(f"{len(tokens)} tokens cannot be cached: {end} are in KV")
+    if isinstance(source, Fork):
+        own = token_array(source.tokens)
+        if not np.array_equal(
+            tokens[source.cached_tokens :], own[: max(0, len(tokens) - source.cached_tokens)]
+        ):
+            raise ValueError("the tokens to be cached are not those in KV")
+    return extents

@@ -8,41 +8,43 @@ absorbed from evicted ones (`carry` semantics) until a window that was prefilled
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Protocol
 
-from regions.context import Past
+from regions.block_pool import BlockPool
 from regions.ephemeral import Fork
 from regions.extents import Extent, Placement, SlotRange, anchor
+from regions.frozen import Context
 from regions.offload.store import NotResident, Store, Stored
-from regions.pool import KVPool
-from regions.records import LiveRecord, Retention, TapeState
-from regions.sliding import WindowKV
+from regions.sliding import LiveRecord, Retention, TapeState, WindowKV
 
-__all__ = ["Keeper", "LiveRecord", "Retention", "Tape"]
+__all__ = ["Keeper", "LiveRecord", "Retention", "Tape", "compact_one"]
 
 
 class Keeper(Protocol):
-    """Whoever decides which tapes stay in the pool."""
+    """Decides which tapes stay in the pool."""
 
     def used(self, tape: Tape) -> None:
         """``tape`` is about to be read or written."""
 
     def restore(self, tape: Tape, n: int) -> bool:
-        """Bring ``tape`` back with room for ``n`` more tokens; False when the pool cannot."""
+        """Bring ``tape`` back with room for ``n`` more tokens; False when the pool cannot, or it is lost."""
+
+    def rebuilt(self, tape: Tape) -> None:
+        """``tape`` was lost, and is resident again."""
 
 
 class Tape:
-    """One session's frozen prefix and sliding window. It takes the caller's hold of ``frozen`` over.
+    """One session's frozen prefix and sliding window. It takes over the caller's reference to ``frozen``.
 
     ``frame_limit`` bounds local positions: frozen + retained tokens + one batch must fit below it. Raises
-    ValueError when they cannot; the caller then keeps its hold.
+    ValueError when they cannot; the caller then keeps its reference.
     """
 
     def __init__(
-        self, name: str, pool: KVPool, frozen: Past, retention: Retention, *, frame_limit: int
+        self, name: str, pool: BlockPool, frozen: Context, retention: Retention, *, frame_limit: int
     ) -> None:
         self._frozen_tokens = frozen.tokens
         if self._frozen_tokens + retention.tokens >= frame_limit:
@@ -63,10 +65,10 @@ class Tape:
         self._frame_limit = frame_limit
         self._kv = WindowKV(pool)
         self._records: deque[LiveRecord] = deque()
-        self._pending: list[int] = []  # tokens in KV that no record claims yet
+        self._pending: list[int] = []  # tokens in KV that belong to no record yet
         self._written = 0  # tokens ever in KV, the pending ones included
         self._origin = -self._frozen_tokens  # before the first eviction positions are exactly the dense ones
-        self._committed = self._past(())
+        self._committed = self._context(())
         self._growing = False  # blocks are taken for an append that is not committed
 
     @property
@@ -148,7 +150,7 @@ class Tape:
     def acquire(self, n: int) -> bool:
         """Take blocks for ``n`` more tokens, bringing back what was stored.
 
-        False, and nothing changed, when the pool cannot.
+        False, and nothing changed, when the pool cannot, or the tape is lost.
         """
         if not self._present(n):
             return False
@@ -195,45 +197,47 @@ class Tape:
     def fork(self) -> Fork:
         """A reader of exactly the current version: O(1) in the length of the context.
 
-        Raises NotResident when its KV is stored elsewhere and the pool has no room to bring it back.
+        Raises NotResident when its KV is lost, or stored elsewhere without room in the pool to bring it back.
         """
         self._need()
-        return Fork(self._pool, frame_limit=self._frame_limit, past=self._committed)
+        return Fork(self._pool, frame_limit=self._frame_limit, context=self._committed)
 
-    def anew(self) -> Fork:
-        """A reader of the frozen prefix alone, placed where the window begins.
+    def fresh_window(self) -> Fork:
+        """A reader of the frozen prefix alone, positioned where the window begins.
 
-        Who prefills `window` into it has the window as if nothing had ever been evicted: for `adopt`, and to
-        measure how far the carried state is from it.
+        With `window` prefilled into it, it is as if nothing had ever been evicted: for `adopt` and `rebuild`,
+        and to measure how far the carried state is from it.
         """
-        past = Past(
+        context = Context(
             anchor(self._frozen.extents, self._base),
-            self._frozen.holds,
+            self._frozen.blocks,
             self.evicted_tokens,
             self._base,
             self._base,
             self.version,
         )
-        return Fork(self._pool, frame_limit=self._frame_limit, past=past, grows=True)
+        return Fork(self._pool, frame_limit=self._frame_limit, context=context, grows=True)
 
     def adopt(self, fresh: Fork) -> None:
         """Go on from a window that was prefilled anew; takes ``fresh`` over.
 
         Readers see it from the next commit on. Records evicted since it was begun are dropped from it.
-        Raises ValueError, and changes nothing, unless it holds exactly the live tokens; NotResident when
-        the version that readers go on seeing cannot be brought back.
+        Raises ValueError, and changes nothing, unless it has exactly the live tokens; NotResident when the
+        version that readers go on seeing cannot be brought back.
         """
-        passed = self.evicted_tokens - fresh.begins_at
-        if self._pending or passed < 0 or fresh.tokens[passed:] != self.window:
-            raise ValueError(f"session {self.name}: what was prefilled anew is not the live window")
+        evicted = self._evicted_since(fresh)
         self._need()
-        self._origin = self._kv.replace(fresh)
-        self._kv.drop_oldest(passed)
+        self._replace(fresh, evicted)
 
     @property
     def resident(self) -> bool:
         """Its KV is in the pool."""
-        return self._kv.stored is None
+        return self._kv.resident
+
+    @property
+    def lost(self) -> bool:
+        """Its KV was stored and cannot be had back: `window` is to be prefilled again, see `rebuild`."""
+        return self._kv.lost
 
     @property
     def movable(self) -> bool:
@@ -248,7 +252,7 @@ class Tape:
     @property
     def read(self) -> bool:
         """Somebody reads the current version; its blocks would stay where they are."""
-        return self.resident and self._committed.holds[-1].holders > 1
+        return self.resident and self._committed.blocks[-1].readers > 1
 
     @property
     def live_ranges(self) -> tuple[SlotRange, ...]:
@@ -267,49 +271,53 @@ class Tape:
         """
         stored = host.put(self._kv.live_runs) if self.movable else None
         if stored is not None:
-            self.leave(stored)
+            self.offload(stored)
         return stored is not None
 
-    def leave(self, stored: Stored) -> None:
+    def offload(self, stored: Stored) -> None:
         """``stored`` has the window's KV from here on. Raises RuntimeError unless the tape is movable."""
         if not self.movable:
             raise RuntimeError(f"session {self.name} cannot leave the pool now")
-        self._committed.holds[-1].release()
-        self._kv.leave(stored)
+        self._committed.blocks[-1].release()
+        self._kv.offload(stored)
 
     def swap_in(self, n: int = 0) -> bool:
         """Bring the window back, as the same version, with room for ``n`` more tokens.
 
-        False, and nothing changed, when the pool has no room. Raises StoredLost, and nothing changed.
+        False, and nothing changed, when the pool has no room or it is lost. Raises StoredLost when this finds
+        it lost.
         """
         if self.resident:
             return True
-        if not self._kv.swap_in(n):
+        if self.lost or not self._kv.swap_in(n):
             return False
         self._committed = replace(
             self._committed,
             extents=(*anchor(self._frozen.extents, self._committed.base), *self._kv.extents),
-            holds=(*self._frozen.holds, self._kv.hold()),
+            blocks=(*self._frozen.blocks, self._kv.share()),
         )
-        self._kv.settle()
+        self._kv.drop_evicted()
         return True
 
     def rebuild(self, fresh: Fork) -> None:
-        """What was stored is lost: the current version is the window as `anew` prefilled it into ``fresh``.
+        """Go on from a `fresh_window` with the live tokens in it, for it was `lost`; takes ``fresh`` over.
 
-        Takes ``fresh`` over. Raises ValueError, and changes nothing, unless it holds exactly the live tokens.
+        It is the current version from here on. Records evicted since it was begun are dropped from it. Raises
+        ValueError, and changes nothing, unless it has exactly the live tokens, or when nothing was lost.
         """
-        if self.resident or fresh.begins_at != self.evicted_tokens or fresh.tokens != self.window:
-            raise ValueError(f"session {self.name}: what was prefilled anew is not the lost window")
-        self._origin = self._kv.replace(fresh)
-        self._committed = self._past(self.extents)
+        if not self.lost:
+            raise ValueError(f"session {self.name} has lost nothing")
+        self._replace(fresh, self._evicted_since(fresh))
+        self._committed = self._context(self.extents)
+        if self.keeper is not None:
+            self.keeper.rebuilt(self)
 
-    def gather(self) -> bool:
+    def compact(self) -> bool:
         """Copy the window to one run of blocks, if it lies in several and one is free.
 
         Readers keep the old blocks until they go; tokens keep their frames.
         """
-        if not self.movable or not self._kv.gather():
+        if not self.movable or not self._kv.compact():
             return False
         self._publish()
         return True
@@ -335,31 +343,46 @@ class Tape:
         if self._written:
             raise ValueError(f"session {self.name} has a window of its own")
         state.check(self._frame_limit)
-        self._committed.holds[-1].release()
+        self._committed.blocks[-1].release()
         self.version, self._origin = state.version, state.origin
         self.evicted_tokens, self.evicted_records = state.evicted_tokens, state.evicted_records
         self._written = state.evicted_tokens + state.tokens
         self._records = deque(state.records)
         self._kv.expect(state, stored)
-        self._committed = Past((), (), self._written, self._origin, self._base, self.version)
+        self._committed = Context((), (), self._written, self._origin, self._base, self.version)
 
     def release(self) -> None:
-        """Drop the sliding region and the hold of the frozen one."""
+        """Drop the sliding region and the reference to the frozen one."""
         if self.resident:
-            self._committed.holds[-1].release()
+            self._committed.blocks[-1].release()
         self._kv.release()
         self._frozen.release()
+
+    def _evicted_since(self, fresh: Fork) -> int:
+        """Tokens evicted since ``fresh`` was begun; ValueError unless it has the live ones behind them."""
+        evicted = self.evicted_tokens - fresh.begins_at
+        if self._pending or evicted < 0 or fresh.tokens[evicted:] != self.window:
+            raise ValueError(f"session {self.name}: what was prefilled again is not the live window")
+        return evicted
+
+    def _replace(self, fresh: Fork, evicted: int) -> None:
+        self._origin = self._kv.replace(fresh)
+        self._kv.drop_oldest(evicted)
 
     def _present(self, n: int) -> bool:
         """Whether its KV is in the pool, brought back with room for ``n`` more tokens if need be."""
         if self.keeper is not None:
             self.keeper.used(self)
+        if self.lost and not self._records:
+            self.rebuild(self.fresh_window())  # all of it was evicted since: there is nothing to prefill
         if self.resident:
             return True
         return self.swap_in(n) if self.keeper is None else self.keeper.restore(self, n)
 
     def _need(self) -> None:
         if not self._present(0):
+            if self.lost:
+                raise NotResident(f"session {self.name} lost its stored KV and must be prefilled again")
             raise NotResident(
                 f"session {self.name} is stored outside the pool, which has {self._pool.free_blocks} of "
                 f"{self._pool.total_blocks} blocks free, not enough to bring it back"
@@ -367,16 +390,26 @@ class Tape:
 
     def _publish(self) -> None:
         """Pin what a reader of this version sees: until the next commit an eviction takes nothing from it."""
-        before = self._committed.holds[-1]
-        self._committed = self._past(self.extents)
+        before = self._committed.blocks[-1]
+        self._committed = self._context(self.extents)
         before.release()
 
-    def _past(self, extents: tuple[Extent, ...]) -> Past:
+    def _context(self, extents: tuple[Extent, ...]) -> Context:
         extents = extents or anchor(self._frozen.extents, self._base)
-        holds = (*self._frozen.holds, self._kv.hold())
-        return Past(extents, holds, self._written, self._origin, self._base, self.version)
+        blocks = (*self._frozen.blocks, self._kv.share())
+        return Context(extents, blocks, self._written, self._origin, self._base, self.version)
 
     @property
     def _base(self) -> int:
         """Stream coordinate of the frozen prefix's first token; its last is right before the tape."""
         return self.evicted_tokens - self._frozen_tokens
+
+
+def compact_one(tapes: Iterable[Tape]) -> bool:
+    """Compact the window that lies in the most runs, the next one when that cannot move; False without one.
+
+    Attention reads each run with one call, and a growing tape among others is torn into several. At most one
+    window is copied; readers keep the old blocks until they go. No cache gives blocks up for it.
+    """
+    torn = sorted((tape for tape in tapes if tape.runs > 1), key=lambda tape: -tape.runs)
+    return any(tape.compact() for tape in torn)

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from regions.radix import Node, RadixCache
-from regions.tokens import TokenArray, Tokens, common_length, token_array
+from regions.radix import Node, RadixCache, TokenArray, Tokens, common_length, token_array
 
 END = -1
 """Stands for the next token where all of a prompt is cached."""
 
-Place = Node | str
+Edge = Node | str
 """An edge; the salt for where it all begins, since a root goes with its last child."""
 
 
@@ -40,9 +39,9 @@ class Prompt:
 
 @dataclass(slots=True, eq=False)
 class Stop:
-    """Where matches of ``length`` tokens end: on the edge ``place``, at its last token or before it."""
+    """Where matches of ``length`` tokens end: on ``edge``, at its last token or before it."""
 
-    place: Place
+    edge: Edge
     length: int
     by_next: dict[int, dict[int, None]] = field(default_factory=dict)
     """Keys of the prompts that stop here, in order, by their next token. Not the prompts: no cycle."""
@@ -59,7 +58,7 @@ class PrefixWatch:
     def __init__(self, cache: RadixCache) -> None:
         self._cache = cache
         self._prompts: dict[int, Prompt] = {}
-        self._stops: dict[Place, dict[int, Stop]] = {}
+        self._stops: dict[Edge, dict[int, Stop]] = {}
         self._touched: dict[int, None] = {}
         cache.add_watcher(self)
 
@@ -101,8 +100,8 @@ class PrefixWatch:
 
     def added(self, node: Node, parent: Node) -> None:
         """See `Watcher.added`: who waited for this very continuation follows it."""
-        place, end = _place(parent), node.start
-        stop = self._stops.get(place, {}).get(end)
+        edge, end = _edge(parent), node.start
+        stop = self._stops.get(edge, {}).get(end)
         if stop is None:
             return
         follow = stop.by_next.pop(int(node.tokens[0]), {})
@@ -117,7 +116,7 @@ class PrefixWatch:
         stops = self._stops.get(node, {})
         for length in [length for length in stops if length <= node.start]:
             stop = stops.pop(length)
-            stop.place = upper
+            stop.edge = upper
             self._stops.setdefault(upper, {})[length] = stop
         if not stops:
             self._stops.pop(node, None)
@@ -127,17 +126,17 @@ class PrefixWatch:
         stops = self._stops.pop(node, {}).values()
         keys = [key for stop in stops for waiting in stop.by_next.values() for key in waiting]
         if keys:
-            above = self._stop(_place(parent), node.start)
+            above = self._stop(_edge(parent), node.start)
             for key in keys:
                 self._move(self._prompts[key], above)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every prompt is filed where its match ends, and nothing else is."""
         filed = 0
-        for place, stops in self._stops.items():
+        for edge, stops in self._stops.items():
             assert stops, "an edge without stops is kept"
             for length, stop in stops.items():
-                assert (stop.place, stop.length) == (place, length), "a stop is filed under another place"
+                assert (stop.edge, stop.length) == (edge, length), "a stop is filed under another edge"
                 assert stop.by_next, "an empty stop is kept"
                 for token, keys in stop.by_next.items():
                     assert keys, "a token that nobody waits for is kept"
@@ -155,19 +154,19 @@ class PrefixWatch:
     def _file(self, prompt: Prompt) -> None:
         prompt.stop.by_next.setdefault(prompt.next, {})[prompt.key] = None
 
-    def _stop(self, place: Place, length: int) -> Stop:
-        stops = self._stops.setdefault(place, {})
+    def _stop(self, edge: Edge, length: int) -> Stop:
+        stops = self._stops.setdefault(edge, {})
         if length not in stops:
-            stops[length] = Stop(place, length)
+            stops[length] = Stop(edge, length)
         return stops[length]
 
     def _tidy(self, stop: Stop) -> None:
         """Forget a stop where nobody stops."""
         if not stop.by_next:
-            del self._stops[stop.place][stop.length]
-            if not self._stops[stop.place]:
-                del self._stops[stop.place]
+            del self._stops[stop.edge][stop.length]
+            if not self._stops[stop.edge]:
+                del self._stops[stop.edge]
 
 
-def _place(node: Node) -> Place:
+def _edge(node: Node) -> Edge:
     return node if len(node.tokens) else node.salt

@@ -14,10 +14,9 @@ import numpy as np
 
 from bench.figures import Figure
 from bench.run import Run
-from regions.context import Past
 from regions.ephemeral import Fork
+from regions.frozen import Context, alias
 from regions.pool import KVPool, LayerShape
-from regions.prefix import alias
 from regions.radix import RadixCache
 from regions.tape import Retention, Tape
 
@@ -65,7 +64,7 @@ class World:
         self.tokens = tokens
         self.pool = KVPool([LayerShape(1, 1, 1)], 3 * tokens // _BLOCK + 64, block_size=_BLOCK)
         self.prompt = np.arange(tokens, dtype=np.int32)
-        self.tape = Tape("bench", self.pool, Past(), Retention(tokens), frame_limit=tokens + 4096)
+        self.tape = Tape("bench", self.pool, Context(), Retention(tokens), frame_limit=tokens + 4096)
         _write(self.tape, tokens)
         self.tape.commit([_RECORD] * (tokens // _RECORD))
         self.cache = RadixCache(self.pool, tokens)
@@ -81,11 +80,11 @@ class World:
         """A fork of the tape with a question's tokens."""
         return _write(self.tape.fork(), _QUESTION)
 
-    def cached(self) -> Past:
+    def cached(self) -> Context:
         """The cached prompt, held once."""
-        past = self.cache.match(self.prompt)
-        assert past is not None  # it was saved
-        return past
+        context = self.cache.match(self.prompt)
+        assert context is not None  # it was saved
+        return context
 
 
 Work = Callable[[World, Any], Any]
@@ -103,9 +102,9 @@ _CALLS: dict[str, tuple[Callable[[World], Any], Work]] = {
     "release the fork with its question": (lambda world: world.question(), lambda _, fork: fork.release()),
     "alias a cached prompt": (
         lambda world: world.cached(),
-        lambda world, past: alias(world.pool, past.extents, world.tokens),
+        lambda world, context: alias(world.pool, context.extents, world.tokens),
     ),
-    "release the alias": (lambda world: world.cached(), lambda _, past: past.release()),
+    "release the alias": (lambda world: world.cached(), lambda _, context: context.release()),
     "find a cached prompt by its tokens": (lambda world: None, lambda world, _: world.cached()),
     "keep all but the last token of a prompt of its own": (
         lambda world: world.own_prompt(),

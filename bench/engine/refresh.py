@@ -14,7 +14,7 @@ from bench.figures import Figure, Goal, Setting, latency, quantiles
 from bench.run import Run
 from engine.model.prompt import PromptFormat
 from regions.tape import Retention, Tape
-from scheduler.request import Request
+from scheduler.request import Request, RequestSpec
 from scheduler.types import Limits, PriorityClass
 
 
@@ -69,10 +69,10 @@ def measure(run: Run) -> Iterator[Figure]:
 
 def refresh(served: Served, tape: Tape) -> int:
     """Prefill the window again, and drop it; the ns it took."""
-    fresh = tape.anew()
+    fresh = tape.fresh_window()
 
-    def prefill(done: Callable[[Request], None]) -> Request:
-        return Request(PriorityClass.STREAM, "bench", tape.window, 0, done, reader=fresh)
+    def prefill(done: Callable[[Request], None]) -> RequestSpec:
+        return RequestSpec(PriorityClass.STREAM, "bench", tape.window, 0, done, reader=fresh)
 
     took = served.wait_for(prefill)
     served.scheduler.run_between(fresh.release)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from engine.engine import Engine
 from regions.tape import Tape
 from scheduler.observer import Observer
-from scheduler.request import Request
+from scheduler.request import Request, RequestSpec
 from scheduler.scheduler import Scheduler
 from scheduler.types import Limits, PriorityClass
 from scheduler.worker import Worker
@@ -42,10 +42,10 @@ class Served:
         self.scheduler = Scheduler(engine, engine.pool, limits, time.monotonic_ns, self.passes)
         self.worker = Worker(self.scheduler)
 
-    def wait_for(self, make: Callable[[Callable[[Request], None]], Request]) -> int:
+    def wait_for(self, make: Callable[[Callable[[Request], None]], RequestSpec]) -> int:
         """ns from submitting what ``make`` returns, given its `on_done`, to its end. Raises RuntimeError."""
         done = threading.Event()
-        request = make(lambda request: done.set())
+        request = Request(make(lambda request: done.set()))
         began = time.perf_counter_ns()
         self.scheduler.submit(request)
         if not done.wait(_WAIT_S) or request.error is not None:
@@ -54,7 +54,7 @@ class Served:
 
     def ask(self, cls: PriorityClass, tape: Tape, question: tuple[int, ...]) -> int:
         """ns from asking to the answer token."""
-        return self.wait_for(lambda done: Request(cls, "asked", question, 1, done, open_reader=tape.fork))
+        return self.wait_for(lambda done: RequestSpec(cls, "asked", question, 1, done, tape=tape))
 
     def ask_all(self, tape: Tape, question: tuple[int, ...], n: int) -> dict[PriorityClass, list[int]]:
         """ns of ``n`` questions of each class in turn, after one that does not count."""

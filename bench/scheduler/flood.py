@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from bench.engine.contenders import engine_for, read
@@ -22,7 +22,8 @@ from engine.apart import apart
 from engine.model.loading import LoadedModel
 from engine.model.prompt import PromptFormat
 from regions.tape import Retention
-from scheduler.request import Failure, Record, Request
+from scheduler.request import Failure, Request, RequestSpec
+from scheduler.tapes import Record, Records
 from scheduler.types import Limits, PriorityClass, Tape
 
 _ASKED = (PriorityClass.FLASH, PriorityClass.SESSION)
@@ -76,33 +77,32 @@ class World(Served):
         self.asked.release()
         self.flooded.release()
 
-    def on_commit(self, tape: Tape, version: int, records: Sequence[Record]) -> None:
+    def on_commit(self, tape: Tape, version: int, records: Records) -> None:
         """What was read is replaced, so that as much waits as before."""
         if self.flowing:
             self.scheduler.append(self.flooded, self._records(len(records)))
 
-    def on_drop(self, tape: Tape, records: Sequence[Record], failure: Failure) -> None:
+    def on_drop(self, tape: Tape, records: Records, failure: Failure) -> None:
         """The engine is stopping, or the run is not what it should be, which the asks will show."""
 
     def _prompt(self) -> None:
         vocabulary = self.engine.model.model.config.vocab_size
         tokens = [self._rng.randrange(vocabulary) for _ in range(self.sizes.prompt_tokens)]
-        self.scheduler.submit(
-            Request(
-                PriorityClass.POOL,
-                "",
-                tokens,
-                self.sizes.answer,
-                self._prompted,
-                open_prompt=self.engine.open_stream,
-            )
+        spec = RequestSpec(
+            PriorityClass.POOL,
+            "",
+            tokens,
+            self.sizes.answer,
+            self._prompted,
+            open_prompt=lambda: self.engine.open_stream(),
         )
+        self.scheduler.submit(Request(spec))
 
     def _prompted(self, request: Request) -> None:
         if self.flowing:
             self._prompt()
 
-    def _records(self, n: int) -> list[Record]:
+    def _records(self, n: int) -> list[Record[None]]:
         return [Record(self._rng.choice(self.bars)) for _ in range(n)]
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TypeVar, cast
+from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -20,10 +20,9 @@ from bench.figures import Figure, Setting, quantiles
 from bench.run import Run
 from regions.ephemeral import Fork
 from regions.pool import KVPool, LayerShape
-from regions.radix import Node, RadixCache
-from regions.tokens import TokenArray
+from regions.radix import Node, RadixCache, TokenArray
 from regions.watch import PrefixWatch
-from scheduler.prefix_line import PrefixLine
+from scheduler.prefix_queue import PrefixQueue
 from scheduler.request import Request
 from scheduler.theory.orders import rank
 
@@ -51,11 +50,16 @@ class Plan:
 QUICK = Plan(waiting=(40,), prompt=(32, 64, 16), admitted=4, budget=2_048)
 
 
-@dataclass(frozen=True)
-class _Waiting:
+class _Spec(NamedTuple):
+    salt: str = ""
+
+
+class _Waiting(NamedTuple):
+    """What the queue sees of a `Request`."""
+
     id: int
     prompt: TokenArray
-    salt: str = ""
+    spec: _Spec = _Spec()
 
 
 def measure(run: Run) -> Iterator[Figure]:
@@ -96,7 +100,7 @@ class _World:
         self.pool = KVPool([LayerShape(1, 1, 1)], 2 * tokens // _BLOCK, block_size=_BLOCK)
         self.cache = RadixCache(self.pool, plan.budget)
         self.watch = _TimedWatch(self.cache) if watched else None
-        self.queue = None if self.watch is None else PrefixLine(self.watch, lambda: plan.k)
+        self.queue = None if self.watch is None else PrefixQueue(self.watch, lambda: plan.k)
         self.requests: dict[int, _Waiting] = {}
         self.taken = 0
         for number, prompt in enumerate(_prompts(plan, waiting)):
@@ -119,18 +123,18 @@ class _World:
         requests = [self.requests.pop(number) for number in chosen]
         if self.queue is not None:
             for request in requests:
-                self.queue.taken(cast("Request", request))
+                self.queue.admitted(cast("Request", request))
         return [request.prompt for request in requests]
 
     def save(self, prompts: Sequence[TokenArray]) -> float:
         """As if passes had computed them; us that the watch took."""
         before = self.watch.ns if self.watch else 0
         for prompt in prompts:
-            past = self.cache.match(prompt[:-1])
-            fork = Fork(self.pool, frame_limit=len(prompt), past=past)
+            context = self.cache.match(prompt[:-1])
+            fork = Fork(self.pool, frame_limit=len(prompt), context=context)
             own = prompt[fork.cached_tokens :]
-            if past is not None:
-                past.release()
+            if context is not None:
+                context.release()
             if not fork.acquire(len(own)):
                 raise RuntimeError("the pool is too small for a pass and the cache")
             fork.wrote(fork.place(len(own)), own.tolist())

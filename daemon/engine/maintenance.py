@@ -15,13 +15,11 @@ from daemon.engine.spec import SettingError
 from engine.engine import Engine
 from metrics.cache_home import cache_home
 from metrics.store import MetricStore
-from regions.compaction import compact
-from regions.ephemeral import Fork
+from regions.offload.disk import Identity
 from regions.offload.host import HostTier
 from regions.offload.residency import Idleness, Residency
-from regions.offload.snapshot import Identity
 from regions.pool import KVPool
-from regions.tape import Tape
+from regions.tape import Tape, compact_one
 
 log = logging.getLogger(__name__)
 
@@ -60,14 +58,10 @@ def tiers_of(config: Config, engine: Engine) -> Tiers:
             raise SettingError("pool.spill_dir", f"cannot make {directory}: {error.strerror}") from error
     inputs: dict[str, Mapping[str, int]] = {}
 
-    def prefill(fork: Fork, tokens: Sequence[int]) -> None:
-        engine.prefill(fork, tokens, config.scheduler.max_batch_tokens)
-
     residency = Residency(
         engine.pool,
         Idleness(settings.idle_spill, directory),
         time.monotonic_ns,
-        prefill,
         host=host,
         inputs=lambda session: inputs.get(session, {}),
     )
@@ -115,7 +109,7 @@ class Housekeeping:
         host, residency = self._tiers.host, self._tiers.residency
         if host is not None:
             host.poll()
-        if (residency is not None and residency.spill_idle()) or compact(self._tapes):
+        if (residency is not None and residency.spill_idle()) or compact_one(self._tapes):
             return 0.0
         if self._clock() >= self._next_audit:
             self._audit()

@@ -89,13 +89,13 @@ def reads_of(plan: BatchPlan) -> Reads:
     it is, the same for all of them. Only readers of the very same run meet it in one product, so a NaN
     that one of them has just written never reaches another.
     """
-    readers = Counter((e.slot, e.length) for s in plan.sequences for e in s.placement.past)
+    readers = Counter((e.slot, e.length) for s in plan.sequences for e in s.placement.context)
     reads: list[tuple[int, ...]] = []
     for sequence in plan.sequences:
         placement = sequence.placement
         runs = [
             (e.slot, e.slot + e.length, e.coord, placement.origin - e.origin, readers[e.slot, e.length] == 1)
-            for e in placement.past
+            for e in placement.context
         ]
         coord = placement.coord
         for slot, count in placement.slots:

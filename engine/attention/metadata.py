@@ -130,7 +130,7 @@ class BatchPlan:
         shared: dict[tuple[int, int], list[tuple[Packed, int]]] = {}
         parts: list[PastPart] = []
         for piece in self._pieces(window):
-            for extent in piece.placement.past:
+            for extent in piece.placement.context:
                 turn = piece.placement.origin - extent.origin
                 leaving, staying = split(extent, piece.placement.coord, piece.rows, window)
                 if leaving.length and window is not None:
@@ -170,7 +170,7 @@ class BatchPlan:
 
 def after(placement: Placement, tokens: int) -> Placement:
     """What is left of ``placement`` behind its first ``tokens`` tokens, which have become past."""
-    past = list(placement.past)
+    past = list(placement.context)
     left: list[SlotRange] = []
     coord = placement.coord
     for slot, count in placement.slots:

@@ -23,7 +23,7 @@ from engine.graphs.capture import capture_obstacle
 from engine.graphs.static import Staging, round_up
 from engine.memory import out_of_memory
 from engine.model.loading import ATTENTION, LoadedModel, Pass
-from regions.context import Held
+from regions.frozen import SharedBlocks
 from regions.pool import KVPool
 
 log = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ class GraphRunner:
         runs = pool.take(1)
         if runs is None:
             raise ValueError("the pool has no block left for the rows of padding")
-        self._scratch = Held(pool, runs)
+        self._scratch = SharedBlocks(pool, runs)
         pool.blocks.release(runs)
         self._refused = False
         self.recordings = 0

@@ -1,4 +1,4 @@
-"""Copies of blocks between pools that run beside the forward passes, and the blocks they keep from reuse."""
+"""Copies of blocks between pools that run while forward passes do, and the blocks they keep from reuse."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from regions.allocator import Run
-from regions.context import Held
+from regions.frozen import SharedBlocks
 from regions.pool import KVPool
 
 
@@ -65,7 +65,7 @@ class _StreamTransfer:
 
 
 class StreamCopies:
-    """Copies between a GPU and pinned memory, on one stream beside the one that computes."""
+    """Copies between a GPU and pinned memory, on a stream of their own."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -93,16 +93,16 @@ class Quarantine:
 
     def __init__(self, pool: KVPool) -> None:
         self._pool = pool
-        self._pending: deque[tuple[Transfer, Held]] = deque()
+        self._pending: deque[tuple[Transfer, SharedBlocks]] = deque()
         pool.add_reclaimer(self)
 
-    def hold(self, blocks: Sequence[Run], transfer: Transfer) -> None:
+    def add(self, blocks: Sequence[Run], transfer: Transfer) -> None:
         """Keep one more reference to ``blocks`` until ``transfer`` is done."""
         if not transfer.done:
-            self._pending.append((transfer, Held(self._pool, blocks)))
+            self._pending.append((transfer, SharedBlocks(self._pool, blocks)))
 
     def poll(self) -> None:
-        """Let go of what was copied meanwhile; never waits."""
+        """Release what was copied meanwhile; never waits."""
         while self._pending and self._pending[0][0].done:
             self._pending.popleft()[1].release()
 
@@ -112,8 +112,8 @@ class Quarantine:
         references = self._pool.blocks.references
         return sum(
             int((references[start:stop] == 1).sum())
-            for _, held in tuple(self._pending)  # metrics are read beside the worker
-            for start, stop in held.held_blocks()
+            for _, shared in tuple(self._pending)  # the metrics thread reads this
+            for start, stop in shared.blocks
         )
 
     def reclaim(self, blocks: int) -> None:

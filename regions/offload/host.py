@@ -51,7 +51,7 @@ class HostTier:
         taken = self.pool.take(sum(run.blocks for run in blocks))
         if taken is None:
             return None
-        self._leaving.hold(blocks, self._copies.start(self.pool, taken, self._device, blocks))
+        self._leaving.add(blocks, self._copies.start(self.pool, taken, self._device, blocks))
         self.swapped_out += 1
         return HostCopy(self, taken)
 
@@ -60,10 +60,10 @@ class HostTier:
 
         Passes begun from here on see it; the host blocks may be given back at once.
         """
-        self._returning.hold(source, self._copies.start(self._device, blocks, self.pool, source))
+        self._returning.add(source, self._copies.start(self._device, blocks, self.pool, source))
         self.swapped_in += 1
 
-    def settle(self, blocks: int) -> None:
+    def wait_for(self, blocks: int) -> None:
         """Wait until copies to the host have freed ``blocks`` blocks of the device pool, or all are done."""
         self._leaving.reclaim(blocks)
 
@@ -81,7 +81,7 @@ class HostCopy:
         self._blocks = taken
         tier.pool.owners.add(self)
 
-    def held_blocks(self) -> list[Run]:
+    def referenced_blocks(self) -> list[Run]:
         """The host blocks it has a reference to."""
         return self._blocks
 

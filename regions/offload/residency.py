@@ -1,8 +1,8 @@
 """Which sessions stay in the pool: idle ones go to disk or to the host tier, and come back when used.
 
-A session leaves when nobody used it for a while, or, the least recently used first, when a block is wanted
-and no cache has one left to give: before anything is preempted for it. What was stored and cannot be had back
-is prefilled anew from the session's own tokens.
+A session is offloaded when nobody used it for a while, or, the least recently used first, when a block is
+wanted and no cache has one left to give: before anything is preempted for it. When stored KV cannot be had
+back the tape is lost: somebody above prefills its window again (`Tape.rebuild`).
 """
 
 from __future__ import annotations
@@ -10,24 +10,21 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 from urllib.parse import quote
 
-from regions.allocator import Run
-from regions.ephemeral import Fork
-from regions.extents import SlotRange
+from regions.offload.disk import DiskCopy, Header, Identity, Snapshot, SnapshotError, write_snapshot
 from regions.offload.host import HostTier
-from regions.offload.snapshot import Header, Identity, Snapshot, SnapshotError, write_snapshot
 from regions.offload.store import StoredLost
 from regions.pool import KVPool
 from regions.tape import Tape
 
 log = logging.getLogger(__name__)
 
-Place = Literal["host", "disk"]
+Tier = Literal["host", "disk"]
 
 
 @dataclass(frozen=True)
@@ -44,46 +41,11 @@ class Idleness:
     retry_ns: int = 60 * 10**9
 
 
-class DiskCopy:
-    """One session's KV in a file (a `Stored`), which is removed with it. ``skip``: slots of its first block
-    that were dead when it was written.
-    """
-
-    def __init__(self, pool: KVPool, path: Path, identity: Identity, seal: bytes, skip: int) -> None:
-        self._pool, self._path, self._identity = pool, path, identity
-        self._seal, self._skip = seal, skip
-
-    def load(self, blocks: Sequence[Run]) -> None:
-        """See `Stored.load`; raises SnapshotError."""
-        snapshot = Snapshot.open(self._path, self._identity)
-        if snapshot.seal != self._seal:
-            raise SnapshotError(f"{self._path} is not the file that was written: somebody replaced it")
-        size, left = self._pool.block_size, snapshot.header.state.tokens
-        ranges: list[SlotRange] = []
-        skip = self._skip
-        for start, stop in blocks:
-            count = min(left, (stop - start) * size - skip)
-            ranges.append((start * size + skip, count))
-            left, skip = left - count, 0
-        snapshot.load(self._pool, ranges)
-
-    def keep(self, blocks: int) -> None:
-        """A file is kept whole."""
-
-    def release(self) -> None:
-        """Remove the file."""
-        try:
-            self._path.unlink(missing_ok=True)
-        except OSError as error:
-            log.warning("%s could not be removed: %s", self._path, error)
-
-
 class Residency:
     """Keeps tapes in the pool, in the host tier or on disk (a `Keeper` of tapes, a `Reclaimer` of the pool).
 
-    ``clock`` gives ns and never runs backwards. ``prefill`` computes tokens into a fork whose blocks are
-    taken. ``inputs``: what a session's snapshots say of its input offsets. Make it after all caches of the
-    pool: it is asked for blocks last.
+    ``clock`` gives ns and never runs backwards. ``inputs``: what a session's snapshots say of its input
+    offsets. Make it after all caches of the pool: it is asked for blocks last.
     """
 
     reclaimable = 0
@@ -94,23 +56,21 @@ class Residency:
         pool: KVPool,
         idleness: Idleness,
         clock: Callable[[], int],
-        prefill: Callable[[Fork, Sequence[int]], None],
         *,
         host: HostTier | None = None,
         inputs: Callable[[str], Mapping[str, int]] = lambda session: {},
     ) -> None:
-        self.spills: Counter[Place] = Counter()
-        """Sessions that left the pool, by where to."""
+        self.spills: Counter[Tier] = Counter()
+        """Sessions that were offloaded, by tier."""
         self.restores: Counter[str] = Counter()
         """Sessions brought back: from `host`, from `disk`, or `rebuilt`."""
         self.failures = 0
         """Snapshots that could not be written, or not be had back."""
         self._pool, self._idleness, self._clock = pool, idleness, clock
-        self._prefill, self._host, self._inputs = prefill, host, inputs
+        self._host, self._inputs = host, inputs
         self._used: dict[Tape, int] = {}  # least recently used first
         self._identity: dict[Tape, Identity] = {}
-        self._away: dict[Tape, Place] = {}
-        self._lost: set[Tape] = set()
+        self._tier: dict[Tape, Tier] = {}  # of those that are offloaded
         self._no_disk_before = 0
         pool.add_reclaimer(self)
 
@@ -122,9 +82,8 @@ class Residency:
 
     def detach(self, tape: Tape) -> None:
         """Take no more care of it; before it is released."""
-        for kept in (self._identity, self._used, self._away):
+        for kept in (self._identity, self._used, self._tier):
             kept.pop(tape, None)
-        self._lost.discard(tape)
         tape.keeper = None
 
     def resume(self, tape: Tape, path: Path) -> Mapping[str, int]:
@@ -140,7 +99,7 @@ class Residency:
             tape.resume(snapshot.header.state, stored)
         except ValueError as error:
             raise SnapshotError(f"{path}: {error}") from error
-        self._away[tape] = "disk"
+        self._tier[tape] = "disk"
         return snapshot.header.inputs
 
     def used(self, tape: Tape) -> None:
@@ -149,20 +108,23 @@ class Residency:
         self._used[tape] = self._clock()
 
     def restore(self, tape: Tape, n: int = 0) -> bool:
-        """See `Keeper.restore`. What is lost is prefilled anew, which runs the model."""
-        if tape.resident:
-            return True
-        if tape not in self._lost:
-            try:
-                return tape.swap_in(n) and self._back(tape, self._away[tape])
-            except StoredLost as error:
-                log.warning("session %s is prefilled anew from its own tokens: %s", tape.name, error)
-                self.failures += 1
-                self._lost.add(tape)
-        return self._rebuild(tape) and self._back(tape, "rebuilt")
+        """See `Keeper.restore`."""
+        try:
+            if not tape.swap_in(n):
+                return False
+        except StoredLost as error:
+            log.warning("session %s must be prefilled again from its own tokens: %s", tape.name, error)
+            self.failures += 1
+            return False
+        self._count(tape, self._tier[tape])
+        return True
+
+    def rebuilt(self, tape: Tape) -> None:
+        """See `Keeper.rebuilt`."""
+        self._count(tape, "rebuilt")
 
     def spill_idle(self) -> bool:
-        """Move one session away that was idle for the limit; False when there was none that could go."""
+        """Offload one session that was idle for the limit; False when there was none that could go."""
         if not self._idleness.limit_ns:
             return False
         since = self._clock() - self._idleness.limit_ns
@@ -176,7 +138,7 @@ class Residency:
         return min((ns for ns in due if ns > 0), default=None) if limit else None
 
     def reclaim(self, blocks: int) -> None:
-        """Move sessions away, the least recently used first, until ``blocks`` more are free."""
+        """Offload sessions, the least recently used first, until ``blocks`` more blocks are free."""
         enough = self._pool.blocks.free_blocks + blocks
         for tape in list(self._used):
             if self._pool.free_blocks >= enough:
@@ -184,21 +146,21 @@ class Residency:
             if not tape.read:
                 self._spill(tape, self._to_host, self._to_disk)
         if self._host is not None:
-            self._host.settle(enough - self._pool.blocks.free_blocks)
+            self._host.wait_for(enough - self._pool.blocks.free_blocks)
 
-    def _spill(self, tape: Tape, *ways: Callable[[Tape], Place | None]) -> bool:
-        """Move it away in the first of ``ways`` that works."""
-        place = next((place for way in ways if (place := way(tape))), None) if tape.movable else None
-        if place is None:
+    def _spill(self, tape: Tape, *ways: Callable[[Tape], Tier | None]) -> bool:
+        """Offload it in the first of ``ways`` that works."""
+        tier = next((tier for way in ways if (tier := way(tape))), None) if tape.movable else None
+        if tier is None:
             return False
-        self._away[tape] = place
-        self.spills[place] += 1
+        self._tier[tape] = tier
+        self.spills[tier] += 1
         return True
 
-    def _to_host(self, tape: Tape) -> Place | None:
+    def _to_host(self, tape: Tape) -> Tier | None:
         return "host" if self._host is not None and tape.swap_out(self._host) else None
 
-    def _to_disk(self, tape: Tape) -> Place | None:
+    def _to_disk(self, tape: Tape) -> Tier | None:
         directory, identity = self._idleness.directory, self._identity[tape]
         if directory is None or self._clock() < self._no_disk_before:
             return None
@@ -213,26 +175,9 @@ class Residency:
             self.failures += 1
             self._no_disk_before = self._clock() + self._idleness.retry_ns
             return None
-        tape.leave(DiskCopy(self._pool, path, identity, seal, ranges[0][0] % self._pool.block_size))
+        tape.offload(DiskCopy(self._pool, path, identity, seal, ranges[0][0] % self._pool.block_size))
         return "disk"
 
-    def _rebuild(self, tape: Tape) -> bool:
-        fresh = tape.anew()
-        try:
-            if not fresh.acquire(tape.live_tokens):
-                return False
-            if tape.live_tokens:
-                self._prefill(fresh, tape.window)
-            tape.rebuild(fresh)
-        except Exception:
-            log.exception("session %s could not be prefilled anew", tape.name)
-            return False
-        finally:
-            fresh.release()
-        return True
-
-    def _back(self, tape: Tape, how: str) -> bool:
-        self._away.pop(tape, None)
-        self._lost.discard(tape)
+    def _count(self, tape: Tape, how: str) -> None:
+        self._tier.pop(tape, None)
         self.restores[how] += 1
-        return True

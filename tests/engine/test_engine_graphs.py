@@ -17,6 +17,7 @@ from engine.model.loading import ATTENTION
 from engine.step import Chunk
 from regions.ephemeral import Fork
 from regions.tape import Retention, Tape
+from tests import tolerance
 from tests.engine.oracle import VOCABULARY, tiny
 
 
@@ -74,7 +75,7 @@ def test_recorded_passes_give_what_eager_passes_give(architecture: str) -> None:
                 fork.release()
         for (eager, eager_logit), (replayed, replayed_logit) in zip(*answers, strict=True):
             assert eager == replayed
-            assert eager_logit == pytest.approx(replayed_logit, abs=1e-4)
+            assert eager_logit == tolerance.near(replayed_logit, tolerance.of_model(model, replayed_logit))
     graphs = engines[1].graphs
     assert graphs is not None
     assert graphs.recordings < 12

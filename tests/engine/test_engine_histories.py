@@ -16,12 +16,13 @@ from engine.engine import Engine
 from engine.model.loading import LoadedModel
 from engine.step import Chunk
 from regions.allocator import Run
-from regions.context import Held
 from regions.ephemeral import Fork
+from regions.frozen import SharedBlocks
+from regions.offload.disk import Header, Identity, write_snapshot
 from regions.offload.host import HostTier
 from regions.offload.residency import Idleness, Residency
-from regions.offload.snapshot import Header, Identity, write_snapshot
 from regions.tape import Retention, Tape
+from tests import tolerance
 from tests.engine.oracle import VOCABULARY, History, oracle_logits, tiny
 
 OPERATIONS = [
@@ -67,7 +68,7 @@ class World:
         taken = pool.take(pool.total_blocks)
         assert taken is not None
         # others' blocks all over the pool: nothing long comes back in one piece
-        self.others = Held(pool, [Run(block, block + 1) for block in range(0, pool.total_blocks, 7)])
+        self.others = SharedBlocks(pool, [Run(block, block + 1) for block in range(0, pool.total_blocks, 7)])
         pool.blocks.release(taken)
         self.host = HostTier(self.engine.pool, 40)
         self.frozen = self.tokens(self.rng.randrange(1, 12))
@@ -142,7 +143,7 @@ class World:
         write_snapshot(file, header, pool, self.tape.live_ranges)
         self.tape.release()
         self.tape = self.open()
-        residency = Residency(pool, Idleness(), lambda: 0, lambda fork, tokens: None)
+        residency = Residency(pool, Idleness(), lambda: 0)
         residency.attach(self.tape, identity)
         assert residency.resume(self.tape, file) == {"offset": 3}
         assert self.tape.swap_in()
@@ -157,7 +158,7 @@ class World:
         elif operation == "return":
             self.tape.swap_in()
         elif operation == "gather":
-            self.tape.gather()
+            self.tape.compact()
         elif reader is not None:
             self.to_reader(operation, reader)
         self.engine.pool.check_integrity()
@@ -214,5 +215,5 @@ def test_any_history_of_a_session_gives_the_oracles_logits(
         world.grow(reader)
     expected = oracle_logits(model(architecture), world.history)
     for where, actual in world.checks:
-        assert (actual - expected[where]).abs().max() < 1e-4
+        tolerance.assert_logits(model(architecture), actual, expected[where])
     world.close()

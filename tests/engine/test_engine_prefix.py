@@ -21,6 +21,7 @@ from engine.step import Chunk, SampledToken
 from regions.offload.host import HostTier
 from regions.prompt import StreamingPrompt
 from regions.tape import Retention
+from tests import tolerance
 from tests.engine.oracle import VOCABULARY, tiny
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -78,11 +79,11 @@ def test_prompts_behind_several_levels_of_splits_equal_the_dense_model(
     for prompt, expected in zip(prompts, expected_found, strict=True):
         found, logits = finish(engine, prompt)
         assert found == expected
-        assert (logits - dense_logits(model, prompt)[found:]).abs().max() < 1e-4
+        tolerance.assert_logits(model, logits, dense_logits(model, prompt)[found:])
     for prompt in prompts:  # all of it cached by now: one row is left
         found, logits = finish(engine, prompt)
         assert found == len(prompt) - 1
-        assert (logits[-1] - dense_logits(model, prompt)[-1]).abs().max() < 1e-4
+        tolerance.assert_logits(model, logits[-1], dense_logits(model, prompt)[-1])
     assert engine.cache.nodes > len(prompts)
     engine.cache.check_integrity()
 
@@ -108,7 +109,7 @@ def test_frozen_prefixes_are_computed_once_and_only_where_they_are_new() -> None
         assert tape.acquire(9)
         logits = engine.logits([Chunk(tape, record)])
         tape.commit([9])
-        assert (logits - dense_logits(model, prefix + record)[len(prefix) :]).abs().max() < 1e-4
+        tolerance.assert_logits(model, logits, dense_logits(model, prefix + record)[len(prefix) :])
     for tape, _ in tapes:
         tape.release()
     assert engine.pool.free_blocks == 80
@@ -131,7 +132,7 @@ def test_without_a_budget_nothing_is_cached_and_all_is_right() -> None:
     for _ in range(2):
         found, logits = finish(engine, prompt)
         assert found == 0
-        assert (logits - dense_logits(model, prompt)).abs().max() < 1e-4
+        tolerance.assert_logits(model, logits, dense_logits(model, prompt))
     assert engine.cache.refused == 2
     assert engine.pool.blocks.free_blocks == 40
 
@@ -158,12 +159,12 @@ def run(engine: Engine, prompt: StreamingPrompt, n: int) -> None:
         at = prompt.length
         logits = engine.logits([Chunk(prompt.fork, piece)])
         expected = dense_logits(small_llama(), prompt.tokens[: at + len(piece)].tolist())[at:]
-        assert (logits - expected).abs().max() < 1e-4
+        tolerance.assert_logits(small_llama(), logits, expected)
 
 
 def answer(engine: Engine, prompt: StreamingPrompt, n: int) -> None:
     """Generate a few tokens behind a finished prompt, if there is room."""
-    prompt.leave_one()
+    prompt.recompute_last()
     run(engine, prompt, len(prompt.tokens))
     token = 3
     for _ in range(n % 4):

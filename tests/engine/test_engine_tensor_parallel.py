@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from engine.model import tensor_parallel
 from engine.model.embedded import build_tokenizer
-from engine.model.loading import LoadedModel, ModelError, load_model, tensor_parallel
+from engine.model.loading import LoadedModel, ModelError, load_model
+from tests import tolerance
 from tests.engine.oracle import tiny
 from tests.engine.tensor_parallel_rank import bytes_held, scenario
 
@@ -65,7 +67,7 @@ def test_two_ranks_give_the_logits_of_one_process(
     assert first["kv_heads"] == second["kv_heads"] == alone[kind].layers[0].kv_heads // RANKS
     for one, other, whole in zip(first["logits"], second["logits"], expected, strict=True):
         assert torch.equal(one, other)  # so that both ranks choose the same token
-        assert (one - whole).abs().max() < 1e-4
+        tolerance.assert_logits(alone[kind], one, whole)
 
 
 def test_a_rank_holds_its_part_of_the_weights(

@@ -36,7 +36,7 @@ def visible(plan: BatchPlan, window: int | None) -> Counter[tuple[int, int, int]
         placement = sequence.placement
         keys = [
             (e.slot + i, e.coord + i, placement.origin - e.origin)
-            for e in placement.past
+            for e in placement.context
             for i in range(e.length)
         ]
         coord = placement.coord

@@ -55,7 +55,7 @@ def mixed_batch(rng: random.Random, device: str = "cpu") -> tuple[BatchPlan, int
         slot = slots.run(300)
         past[-1] = tail._replace(slot=slot)
         placements = [
-            Placement(tuple(past[-1] if e == tail else e for e in s.past), *_rest(s)) for s in placements
+            Placement(tuple(past[-1] if e == tail else e for e in s.context), *_rest(s)) for s in placements
         ]
         placements.append(Placement(tuple(past), ((slot + tail.length, 9),), coord, tail.origin))
     rows = rng.randrange(1, 30)

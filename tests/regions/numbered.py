@@ -89,7 +89,7 @@ def prompt_of(memory: KVPool, numbers: list[int]) -> Fork:
 
 def tape_of(memory: KVPool, retention: Retention, frame_limit: int = 64) -> Tape:
     prompt = prompt_of(memory, [0] * FROZEN)
-    frozen = prompt.prefix()
+    frozen = prompt.as_context()
     prompt.release()
     return Tape("t", memory, frozen, retention, frame_limit=frame_limit)
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from regions.compaction import compact
 from regions.ephemeral import Fork
 from regions.pool import KVPool
-from regions.tape import Retention, Tape
+from regions.tape import Retention, Tape, compact_one
 from tests.regions.numbered import append, pool, read, scribble, tape_of
 
 
@@ -29,15 +28,15 @@ def test_a_torn_window_is_gathered_into_one_run() -> None:
     reader = much.fork()
     before = reader.extents
     seen = read(memory, before)
-    assert compact([little, much])
+    assert compact_one([little, much])
     assert (little.runs, much.runs) == (2, 1)
     assert reader.extents == before
     later = much.fork()
     assert read(memory, later.extents) == read(memory, before) == seen
     assert not {e.slot for e in later.extents[1:]} & {e.slot for e in before[1:]}
     assert [(e.coord, e.origin) for e in later.extents[:2]] == [(e.coord, e.origin) for e in before[:2]]
-    assert compact([little, much])
-    assert not compact([little, much])
+    assert compact_one([little, much])
+    assert not compact_one([little, much])
     for fork in (reader, later):
         fork.release()
     assert memory.free_blocks == free  # nobody holds the old blocks any more
@@ -59,9 +58,9 @@ def test_no_run_is_made_free_for_it() -> None:
         hog = Fork(memory, frame_limit=1000)
         assert hog.acquire(4)
         hogs.append(hog)
-    assert not compact([tape])
+    assert not compact_one([tape])
     for hog in hogs:
         hog.release()
     assert tape.acquire(1)
-    assert not compact([tape])
+    assert not compact_one([tape])
     tape.release()

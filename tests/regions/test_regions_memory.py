@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regions.allocator import BlockAllocator, Run
-from regions.context import Held, Past
 from regions.ephemeral import Fork
+from regions.frozen import Context, SharedBlocks
 from regions.pool import KVPool, LayerShape
 from regions.tape import Retention, Tape
 
@@ -23,7 +23,7 @@ def tape_of(memory: KVPool, retention: Retention, frame_limit: int = 64) -> Tape
     prompt = Fork(memory, frame_limit=frame_limit)
     assert prompt.acquire(FROZEN)
     prompt.wrote(prompt.place(FROZEN), [0] * FROZEN)
-    frozen = prompt.prefix()
+    frozen = prompt.as_context()
     prompt.release()
     return Tape("t", memory, frozen, retention, frame_limit=frame_limit)
 
@@ -162,8 +162,8 @@ def test_impossible_sizes_are_refused() -> None:
         BlockAllocator(0)
 
 
-def prompt_of(memory: KVPool, tokens: list[int], past: Past | None = None) -> Fork:
-    prompt = Fork(memory, frame_limit=64, past=past)
+def prompt_of(memory: KVPool, tokens: list[int], context: Context | None = None) -> Fork:
+    prompt = Fork(memory, frame_limit=64, context=context)
     assert prompt.acquire(len(tokens))
     prompt.wrote(prompt.place(len(tokens)), tokens)
     return prompt
@@ -182,7 +182,7 @@ def test_a_cut_back_prompt_never_overwrites_what_others_read(operations: list[tu
     memory = pool(60)
     prompt = Fork(memory, frame_limit=1000)
     expected: list[int] = []
-    shared: list[tuple[Past, list[int]]] = []
+    shared: list[tuple[Context, list[int]]] = []
     for name, n in operations:
         if name == "write" and n and prompt.acquire(n):
             step = prompt.place(n)
@@ -194,7 +194,7 @@ def test_a_cut_back_prompt_never_overwrites_what_others_read(operations: list[tu
             prompt.keep(min(n, prompt.length))
             del expected[n:]
         elif name == "share" and prompt.length:
-            shared.append((prompt.prefix(), slots_of(prompt)))
+            shared.append((prompt.as_context(), slots_of(prompt)))
         elif name == "reset":
             prompt.reset()
             expected = []
@@ -205,8 +205,8 @@ def test_a_cut_back_prompt_never_overwrites_what_others_read(operations: list[tu
         ]
         memory.check_integrity()
     prompt.release()
-    for past, _ in shared:
-        past.release()
+    for context, _ in shared:
+        context.release()
     assert memory.free_blocks == memory.total_blocks
 
 
@@ -232,11 +232,11 @@ def test_forking_does_not_touch_the_blocks_of_the_context() -> None:
     for fork in forks:
         fork.release()
     prompt = prompt_of(memory, [1])
-    past = prompt.prefix()
+    context = prompt.as_context()
     prompt.release()
-    past.release()
-    with pytest.raises(RuntimeError, match="already given back"):
-        past.release()
+    context.release()
+    with pytest.raises(RuntimeError, match="already released"):
+        context.release()
     tape.release()
 
 
@@ -246,7 +246,7 @@ def test_a_window_prefilled_anew_takes_the_place_of_the_carried_one() -> None:
     tape = tape_of(memory, Retention(30), frame_limit=200)
     for _ in range(6):
         append(tape, 7)
-    fresh = tape.anew()
+    fresh = tape.fresh_window()
     window = tape.window
     assert fresh.acquire(len(window))
     fresh.wrote(fresh.place(len(window)), window)
@@ -312,7 +312,7 @@ def test_a_lost_block_is_found() -> None:
     assert runs is not None
     with pytest.raises(AssertionError, match="1 references and 0 owners"):
         memory.check_integrity()
-    held = Held(memory, runs)
+    held = SharedBlocks(memory, runs)
     memory.blocks.release(runs)
     memory.check_integrity()
     memory.blocks.share(runs)

@@ -33,7 +33,7 @@ def blocks_given_up(pool: KVPool, prompt: StreamingPrompt) -> int:
     """Blocks that somebody refers to for the sake of the prompt's private tokens."""
     if prompt.fork.swapped:
         return 0
-    taken = prompt.fork._slots.held_blocks()
+    taken = prompt.fork._table.referenced_blocks()
     own = [block for run in prompt.fork.private_blocks for block in range(run.start, run.stop)]
     return len({*own, *(block for run in taken for block in range(run.start, run.stop))})
 
@@ -89,7 +89,7 @@ def test_what_is_in_kv_is_always_the_prompt(operations: list[tuple[str, int, lis
             leader.match()
             first = min(n, len(wanted) - 1)
             if first > len(in_kv) and run(pool, leader, n) and leader.length >= first:
-                prompt.follow(leader, first)
+                prompt.read_from(leader, first)
                 in_kv = wanted[:first]
             leader.release()
         elif name == "cut":
@@ -105,7 +105,7 @@ def test_what_is_in_kv_is_always_the_prompt(operations: list[tuple[str, int, lis
         elif name == "evict":
             cache.reclaim(n)
         elif name == "leave one" and wanted:
-            prompt.leave_one()
+            prompt.recompute_last()
             in_kv = in_kv if len(in_kv) < len(wanted) else wanted[:-1]
             assert prompt.remaining >= 1
         assert prompt.tokens.tolist() == wanted
@@ -167,11 +167,11 @@ def test_a_change_in_a_block_that_the_cache_holds_does_not_touch_the_cached_toke
     prompt.save()
     assert prompt.update([*range(9), 77, 78]) == 1
     run(pool, prompt)
-    past = cache.match(list(range(10)))
-    assert past is not None
-    assert reads(pool, past.extents, list(range(10)))
+    context = cache.match(list(range(10)))
+    assert context is not None
+    assert reads(pool, context.extents, list(range(10)))
     assert reads(pool, prompt.fork.extents, [*range(9), 77, 78])
-    past.release()
+    context.release()
     prompt.release()
 
 
@@ -212,14 +212,14 @@ def test_one_token_is_always_left_to_compute() -> None:
     prompt.append(list(range(9)))
     run(pool, prompt)
     prompt.save()
-    prompt.leave_one()
+    prompt.recompute_last()
     assert prompt.next(5) == [8]
     again = StreamingPrompt(pool, cache, frame_limit=1000)
     again.append(list(range(9)))
     assert again.match() == 8
     assert again.update(list(range(5))) == 3
     assert again.remaining == 0
-    again.leave_one()
+    again.recompute_last()
     assert again.next(5) == [4]
     short = StreamingPrompt(pool, cache, frame_limit=1000)
     short.append([0])
@@ -303,7 +303,7 @@ def test_a_follower_reads_its_leaders_kv_and_neither_writes_into_the_others() ->
     follower.append([*range(10), 70, 71, 72])
     run(pool, follower, 3)
     before = pool.free_blocks
-    follower.follow(leader, 10)
+    follower.read_from(leader, 10)
     assert pool.free_blocks == before + 1, "what it had computed itself goes, nothing else is taken"
     assert (follower.length, follower.fork.cached_tokens, follower.fork.blocks) == (10, 10, 0)
     assert follower.total_tokens_invalidated == 0
@@ -330,7 +330,7 @@ def test_a_leader_on_the_host_cannot_be_followed() -> None:
     follower.append(list(range(20)))
     assert leader.fork.swap_out(host)
     with pytest.raises(RuntimeError, match="swapped out"):
-        follower.follow(leader, 10)
+        follower.read_from(leader, 10)
     assert follower.length == 0
     leader.release()
     follower.release()

@@ -10,32 +10,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regions.context import Past
 from regions.ephemeral import Fork
+from regions.frozen import Context
 from regions.pool import KVPool
-from regions.radix import RadixCache
+from regions.radix import RadixCache, common_length, token_array
 from regions.tape import Retention, Tape
-from regions.tokens import common_length, token_array
 from tests.regions.contents import reads, small_pool, write
 
 Tuple = tuple[int, ...]
 
 
 def prompt(
-    pool: KVPool, tokens: list[int], past: Past | None = None, before: list[int] | None = None
+    pool: KVPool, tokens: list[int], context: Context | None = None, before: list[int] | None = None
 ) -> Fork:
-    fork = Fork(pool, frame_limit=1 << 20, past=past)
+    fork = Fork(pool, frame_limit=1 << 20, context=context)
     assert write(pool, fork, before or [], tokens)
     return fork
 
 
 def cached(pool: KVPool, cache: RadixCache, tokens: list[int], salt: str = "") -> int:
     """Compute ``tokens``, what is cached aliased, save them and end the prompt."""
-    past = cache.match(tokens, salt)
-    at = past.tokens if past else 0
-    fork = prompt(pool, tokens[at:], past, tokens[:at])
-    if past:
-        past.release()
+    context = cache.match(tokens, salt)
+    at = context.tokens if context else 0
+    fork = prompt(pool, tokens[at:], context, tokens[:at])
+    if context:
+        context.release()
     added = cache.save(tokens, fork, salt)
     fork.release()
     return added
@@ -91,11 +90,11 @@ def test_matches_are_the_longest_cached_prefixes(
         at = n % len(readers) if readers else 0
         if name == "open":
             expected = model.longest(tokens, salt)
-            past = cache.match(tokens, salt)
-            assert (past.tokens if past else 0) == expected
-            fork = Fork(pool, frame_limit=1000, past=past)
-            if past:
-                past.release()
+            context = cache.match(tokens, salt)
+            assert (context.tokens if context else 0) == expected
+            fork = Fork(pool, frame_limit=1000, context=context)
+            if context:
+                context.release()
             readers.append((fork, tokens[:expected], salt))
             if write(pool, fork, tokens[:expected], tokens[expected:]):
                 readers[-1] = (fork, tokens, salt)
@@ -148,9 +147,9 @@ def test_eviction_takes_the_leaf_used_longest_ago_and_keeps_the_shared_branch() 
     cache = RadixCache(pool, 400)
     for tail in (1, 2, 3):
         assert cached(pool, cache, SYSTEM + [tail] * 8) == (18 if tail == 1 else 8)
-    past = cache.match(SYSTEM + [1] * 8)
-    assert past is not None
-    past.release()
+    context = cache.match(SYSTEM + [1] * 8)
+    assert context is not None
+    context.release()
     left = []
     while cache.nodes:
         cache.reclaim(1)
@@ -165,10 +164,10 @@ def test_what_somebody_reads_is_not_evicted() -> None:
     cache = RadixCache(pool, 240)
     cached(pool, cache, SYSTEM + [1] * 8)
     cached(pool, cache, SYSTEM + [2] * 8)
-    past = cache.match(SYSTEM)
-    assert past is not None
-    extents = past.extents
-    tape = Tape("t", pool, past, Retention(20), frame_limit=100)
+    context = cache.match(SYSTEM)
+    assert context is not None
+    extents = context.extents
+    tape = Tape("t", pool, context, Retention(20), frame_limit=100)
     cache.reclaim(pool.total_blocks)
     assert [cache.match_length(SYSTEM + [tail] * 8) for tail in (1, 2)] == [10, 10]
     assert cache.reclaimable == 0
@@ -184,14 +183,14 @@ def test_a_reader_holds_no_more_than_it_reads() -> None:
     pool = small_pool(60)
     cache = RadixCache(pool, 240)
     cached(pool, cache, list(range(40)))
-    past = cache.match([*range(9), 99])
-    assert past is not None
-    assert (past.tokens, past.coord, past.origin) == (9, 9, 0)
+    context = cache.match([*range(9), 99])
+    assert context is not None
+    assert (context.tokens, context.coord, context.origin) == (9, 9, 0)
     assert cache.reclaimable == 10 - 3
     assert pool.free_blocks == 60 - 3
     cache.reclaim(60)
-    assert reads(pool, past.extents, list(range(9)))
-    past.release()
+    assert reads(pool, context.extents, list(range(9)))
+    context.release()
     assert pool.blocks.free_blocks == 60
 
 
@@ -294,9 +293,9 @@ def test_only_prompts_can_be_cached() -> None:
     pool = small_pool(60)
     cache = RadixCache(pool, 240)
     cached(pool, cache, SYSTEM)
-    past = cache.match(SYSTEM)
-    assert past is not None
-    tape = Tape("t", pool, past, Retention(20), frame_limit=100)
+    context = cache.match(SYSTEM)
+    assert context is not None
+    tape = Tape("t", pool, context, Retention(20), frame_limit=100)
     young = tape.fork()
     assert tape.acquire(4)
     tape.wrote(tape.place(4), [1] * 4)
@@ -325,10 +324,10 @@ def test_a_prompt_that_was_saved_at_every_token_is_read_as_one_extent() -> None:
     fork = prompt(pool, tokens)
     for n in range(1, 1101):
         assert cache.save(tokens[:n], fork) == 1
-    past = cache.match(tokens[:1097])
-    assert past is not None
-    assert (cache.nodes, len(past.extents), past.tokens) == (1100, 1, 1097)
-    past.release()
+    context = cache.match(tokens[:1097])
+    assert context is not None
+    assert (cache.nodes, len(context.extents), context.tokens) == (1100, 1, 1097)
+    context.release()
     cache.reclaim(400)
     assert cache.match_length(tokens) == 1100
     fork.release()

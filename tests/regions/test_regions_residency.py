@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from regions.allocator import Run
 from regions.ephemeral import Fork
+from regions.offload.disk import Identity, SnapshotError
 from regions.offload.host import HostTier
 from regions.offload.residency import Idleness, Residency
-from regions.offload.snapshot import Identity, SnapshotError
 from regions.offload.store import NotResident
 from regions.tape import Retention, Tape
 from tests.regions.numbered import (
@@ -42,11 +41,9 @@ class House:
     ) -> None:
         self.pool = pool(blocks)
         self.now = 0
-        self.prefills: list[list[int]] = []
-        self.broken = False
         self.host = HostTier(self.pool, host_blocks) if host_blocks else None
         self.residency = Residency(
-            self.pool, Idleness(limit, directory, 1000), lambda: self.now, self.prefill, host=self.host
+            self.pool, Idleness(limit, directory, 1000), lambda: self.now, host=self.host
         )
         self.tapes = [self.tape(f"t{i}") for i in range(tapes)]
 
@@ -60,11 +57,12 @@ class House:
     def identity(self) -> Identity:
         return Identity.of(self.pool, model="m", tokenizer="t", frozen=[0] * FROZEN)
 
-    def prefill(self, fork: Fork, tokens: Sequence[int]) -> None:
-        if self.broken:
-            raise RuntimeError("device lost")
-        self.prefills.append(list(tokens))
-        write(self.pool, fork, list(tokens))
+    def rebuild(self, i: int) -> None:
+        """What the scheduler does for a lost session."""
+        fresh, window = self.tapes[i].fresh_window(), self.tapes[i].window
+        assert fresh.acquire(len(window))
+        write(self.pool, fresh, window)
+        self.tapes[i].rebuild(fresh)
 
     @property
     def resident(self) -> list[bool]:
@@ -217,7 +215,7 @@ def test_a_session_that_comes_back_may_send_another_away(tmp_path: Path) -> None
 def test_blocks_that_are_still_being_copied_are_waited_for() -> None:
     house = House(2, blocks=14)
     tier, late = late_tier(house.pool, 10)
-    house.residency = Residency(house.pool, Idleness(), lambda: 0, house.prefill, host=tier)
+    house.residency = Residency(house.pool, Idleness(), lambda: 0, host=tier)
     for tape in house.tapes:
         house.residency.attach(tape, house.identity)
     house.fill(0, 1)
@@ -231,7 +229,7 @@ def test_blocks_that_are_still_being_copied_are_waited_for() -> None:
 
 
 @pytest.mark.parametrize("harm", ["flipped", "torn", "gone", "older"])
-def test_a_refused_snapshot_is_rebuilt_from_the_tokens(
+def test_a_refused_snapshot_loses_the_session_until_its_tokens_are_prefilled_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, harm: str
 ) -> None:
     """With a message in the log; nothing of the file reaches the pool, and the file is removed."""
@@ -250,36 +248,91 @@ def test_a_refused_snapshot_is_rebuilt_from_the_tokens(
         file.unlink()
     else:
         file.write_bytes(older[:-1] if harm == "torn" else older[:-1] + bytes([older[-1] ^ 1]))
-    version, expected = house.tapes[0].version, house.tapes[0].window
-    assert house.seen(0) == expected
-    assert house.tapes[0].version == version
-    assert house.prefills == [expected]
-    assert house.residency.restores["rebuilt"] == house.residency.failures == 1
-    assert "session t0 is prefilled anew from its own tokens" in caplog.text
+    tape = house.tapes[0]
+    version, expected = tape.version, tape.window
+    for _ in range(3):
+        assert not tape.acquire(1)
+        with pytest.raises(NotResident, match="session t0 lost its stored KV and must be prefilled again"):
+            tape.fork()
+    assert tape.lost
+    assert not tape.movable
+    assert house.residency.failures == caplog.text.count("session t0 must be prefilled again") == 1
     assert not file.exists()
-    assert append(house.pool, house.tapes[0], [8, 9])
+    house.rebuild(0)
+    assert (tape.resident, tape.lost, tape.version) == (True, False, version)
+    assert house.seen(0) == expected
+    assert house.residency.restores == {"rebuilt": 1} | ({"disk": 1} if harm == "older" else {})
+    assert append(house.pool, tape, [8, 9])
     assert house.seen(0) == [*expected, 8, 9]
     house.release()
 
 
-def test_what_was_evicted_meanwhile_is_not_rebuilt(tmp_path: Path) -> None:
-    house = House(1, directory=tmp_path)
-    for i in range(3):
-        house.fill(0) if i == 0 else append(house.pool, house.tapes[0], [i] * 7)
-    house.now = 1000
+def lost(directory: Path, house: House) -> Tape:
+    """The first session of ``house``, offloaded and its file removed."""
+    house.now += 1000
     assert house.residency.spill_idle()
-    (tmp_path / "t0.kv").unlink()
-    assert house.tapes[0].make_room(10, 1) == 14
-    assert house.tapes[0].acquire(10)
-    write(house.pool, house.tapes[0], [5] * 10)
-    house.tapes[0].commit([10])
-    assert house.prefills == [[1] * 7 + [2] * 7]
+    (directory / "t0.kv").unlink()
+    assert not house.tapes[0].acquire(1)
+    assert house.tapes[0].lost
+    return house.tapes[0]
+
+
+@pytest.mark.parametrize("when", ["before", "during"])
+def test_records_evicted_while_a_session_is_lost_are_not_rebuilt(tmp_path: Path, when: str) -> None:
+    """Before its window is prefilled again, or between two passes of that."""
+    house = House(1, directory=tmp_path)
+    house.fill(0)
+    for i in (1, 2):
+        assert append(house.pool, house.tapes[0], [i] * 7)
+    tape = lost(tmp_path, house)
+    if when == "before":
+        assert tape.make_room(10, 1) == 14
+        house.rebuild(0)
+    else:
+        fresh, window = tape.fresh_window(), tape.window
+        assert fresh.acquire(len(window))
+        write(house.pool, fresh, window[:20])
+        assert tape.make_room(10, 1) == 14
+        write(house.pool, fresh, window[20:])
+        tape.rebuild(fresh)
+    assert house.seen(0) == [1] * 7 + [2] * 7
+    assert append(house.pool, tape, [5] * 10)
     assert house.seen(0) == [1] * 7 + [2] * 7 + [5] * 10
     house.release()
 
 
-def test_a_session_that_cannot_be_rebuilt_yet_waits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Without room, or with a failing model: the answer is no, once told and no more, until it works."""
+def test_a_lost_session_of_which_all_was_evicted_goes_on_empty(tmp_path: Path) -> None:
+    house = House(1, directory=tmp_path)
+    house.fill(0)
+    tape = lost(tmp_path, house)
+    assert append(house.pool, tape, [5] * 30)
+    assert house.seen(0) == [5] * 30
+    assert house.residency.restores == {"rebuilt": 1}
+    house.release()
+
+
+def test_only_the_live_window_of_a_lost_session_is_taken_over(tmp_path: Path) -> None:
+    """Other tokens, too few of them, or a session that lost nothing: refused, and nothing is changed."""
+    house = House(2, directory=tmp_path)
+    house.fill(0)
+    tape = lost(tmp_path, house)
+    for wrong in (tape.window[:-1], tape.window[::-1]):
+        fresh = tape.fresh_window()
+        assert fresh.acquire(len(wrong))
+        write(house.pool, fresh, wrong)
+        with pytest.raises(ValueError, match="session t0: what was prefilled again is not the live window"):
+            tape.rebuild(fresh)
+        fresh.release()
+    house.rebuild(0)
+    fresh = tape.fresh_window()
+    with pytest.raises(ValueError, match="session t0 has lost nothing"):
+        tape.rebuild(fresh)
+    fresh.release()
+    assert house.seen(0) == numbers(0)
+    house.release()
+
+
+def test_a_snapshot_is_not_read_without_room_for_it(tmp_path: Path) -> None:
     house = House(1, blocks=10, directory=tmp_path)
     house.fill(0)
     house.now = 1000
@@ -287,20 +340,10 @@ def test_a_session_that_cannot_be_rebuilt_yet_waits(tmp_path: Path, caplog: pyte
     (tmp_path / "t0.kv").unlink()
     hog = prompt_of(house.pool, [1] * 28)
     assert not house.tapes[0].acquire(1)
-    with pytest.raises(NotResident):
+    with pytest.raises(NotResident, match="not enough to bring it back"):
         house.tapes[0].fork()
+    assert (house.residency.failures, house.tapes[0].lost) == (0, False)
     hog.release()
-    assert house.residency.failures == 0  # nothing was read without room for it
-    house.broken = True
-    for _ in range(3):
-        with pytest.raises(NotResident):
-            house.tapes[0].fork()
-    assert house.residency.failures == 1
-    assert caplog.text.count("is prefilled anew") == 1
-    assert "could not be prefilled anew" in caplog.text
-    house.pool.check_integrity()
-    house.broken = False
-    assert house.seen(0) == numbers(0)
     house.release()
 
 

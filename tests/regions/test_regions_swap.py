@@ -36,7 +36,7 @@ def test_a_fork_swaps_out_and_in() -> None:
     assert (memory.free_blocks, host.pool.free_blocks) == (40, 16)
     other = prompt_of(memory, [9] * 3)
     scribble(memory)
-    with pytest.raises(RuntimeError, match="swapped out has no place"):
+    with pytest.raises(RuntimeError, match="swapped out has no extents"):
         fork.extents  # noqa: B018  # the property raises
     assert fork.length == 14
     assert fork.swap_in()
@@ -110,7 +110,7 @@ def test_tokens_that_others_hold_stay_in_the_pool() -> None:
     memory = pool()
     host = HostTier(memory, 20)
     fork = prompt_of(memory, list(range(6)))
-    cached = fork.prefix()
+    cached = fork.as_context()
     fork.keep(5)  # its last block is the cache's too: from here on it writes behind it
     assert fork.acquire(7)
     write(memory, fork, list(range(50, 57)))
@@ -149,15 +149,15 @@ def test_the_end_of_a_swapped_fork_frees_the_host(end: str) -> None:
     fork.release()
 
 
-def test_a_swapped_fork_cannot_be_taken_over_or_become_a_prefix() -> None:
+def test_a_swapped_fork_cannot_be_detached_or_become_a_context() -> None:
     memory = pool()
     host = HostTier(memory, 20)
     fork = prompt_of(memory, list(range(9)))
     assert fork.swap_out(host)
-    with pytest.raises(RuntimeError, match="cannot be taken over"):
-        fork.surrender()
-    with pytest.raises(RuntimeError, match="no place in the pool"):
-        fork.prefix()
+    with pytest.raises(RuntimeError, match="cannot be detached"):
+        fork.detach()
+    with pytest.raises(RuntimeError, match="no extents in the pool"):
+        fork.as_context()
     fork.release()
 
 
@@ -335,10 +335,10 @@ def test_any_order_of_operations_keeps_every_number(seed: int, late: bool) -> No
         host.pool.check_integrity()
         if tape.resident:
             assert read(memory, tape.extents) == [*[0] * FROZEN, *chain.from_iterable(window)]
-        for fork, past, own in forks:
+        for fork, context, own in forks:
             assert fork.tokens == own
             if not fork.swapped:
-                assert read(memory, fork.extents) == past + own
+                assert read(memory, fork.extents) == context + own
 
     for _ in range(40):
         action = rng.choice(
@@ -360,7 +360,7 @@ def test_any_order_of_operations_keeps_every_number(seed: int, late: bool) -> No
         elif action == "tape":
             tape.swap_out(host) if rng.random() < 0.7 else tape.swap_in()
         elif action == "gather":
-            tape.gather()
+            tape.compact()
         elif action == "copies":
             copies.finish()
             host.poll()

@@ -13,8 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 import regions.watch
 from regions.ephemeral import Fork
-from regions.radix import RadixCache
-from regions.tokens import TokenArray
+from regions.radix import RadixCache, TokenArray
 from regions.watch import PrefixWatch
 from tests.regions.contents import small_pool, write
 from tests.regions.test_regions_radix import SYSTEM, cached, prompt
@@ -55,11 +54,11 @@ class Watched(RuleBasedStateMachine):
     @rule(tokens=PROMPTS, salt=SALTS, stays=st.booleans())
     def compute(self, tokens: list[int], salt: str, stays: bool) -> None:
         """Read what is cached of a prompt, compute the rest, save it."""
-        past = self.cache.match(tokens, salt)
-        at = past.tokens if past else 0
-        fork = Fork(self.pool, frame_limit=1000, past=past)
-        if past:
-            past.release()
+        context = self.cache.match(tokens, salt)
+        at = context.tokens if context else 0
+        fork = Fork(self.pool, frame_limit=1000, context=context)
+        if context:
+            context.release()
         if write(self.pool, fork, tokens[:at], tokens[at:]):
             self.cache.save(tokens, fork, salt)
         if stays:

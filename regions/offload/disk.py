@@ -1,4 +1,4 @@
-"""A session in a file: its records, its place in the stream, and the KV of its window.
+"""Disk: a session in a file, with its records, its position in the stream, and the KV of its window.
 
 One container: a fixed prefix (magic, format version, lengths), a msgpack header with its checksum, the KV of
 the live slots layer by layer (all keys of a layer, then all values, ``[kv_heads, tokens, dim]``, oldest token
@@ -9,6 +9,7 @@ with a file is found before a byte of it reaches the pool.
 
 from __future__ import annotations
 
+import logging
 import os
 import struct
 from collections.abc import Callable, Iterator, Sequence
@@ -20,10 +21,13 @@ from typing import BinaryIO
 import msgspec
 import torch
 
+from regions.allocator import Run
 from regions.extents import SlotRange
 from regions.offload.store import StoredLost
 from regions.pool import KVPool
-from regions.records import TapeState
+from regions.sliding import TapeState
+
+log = logging.getLogger(__name__)
 
 MAGIC = b"FTICKKV\n"
 FORMAT = 1
@@ -139,7 +143,7 @@ class Snapshot:
         """
         tokens = self.header.state.tokens
         if sum(count for _, count in ranges) != tokens:
-            raise SnapshotError(f"{self.path} holds {tokens} tokens")
+            raise SnapshotError(f"{self.path} has {tokens} tokens")
         try:
             with self.path.open("rb") as file:
                 file.seek(self._kv_at)
@@ -154,6 +158,41 @@ class Snapshot:
                         before += count
         except OSError as error:
             raise SnapshotError(f"{self.path} could not be read: {error.strerror or error}") from error
+
+
+class DiskCopy:
+    """One session's KV in a file (a `Stored`), which is removed with it.
+
+    ``skip``: slots of its first block that were dead when it was written.
+    """
+
+    def __init__(self, pool: KVPool, path: Path, identity: Identity, seal: bytes, skip: int) -> None:
+        self._pool, self._path, self._identity = pool, path, identity
+        self._seal, self._skip = seal, skip
+
+    def load(self, blocks: Sequence[Run]) -> None:
+        """See `Stored.load`; raises SnapshotError."""
+        snapshot = Snapshot.open(self._path, self._identity)
+        if snapshot.seal != self._seal:
+            raise SnapshotError(f"{self._path} is not the file that was written: somebody replaced it")
+        size, left = self._pool.block_size, snapshot.header.state.tokens
+        ranges: list[SlotRange] = []
+        skip = self._skip
+        for start, stop in blocks:
+            count = min(left, (stop - start) * size - skip)
+            ranges.append((start * size + skip, count))
+            left, skip = left - count, 0
+        snapshot.load(self._pool, ranges)
+
+    def keep(self, blocks: int) -> None:
+        """A file is kept whole."""
+
+    def release(self) -> None:
+        """Remove the file."""
+        try:
+            self._path.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("%s could not be removed: %s", self._path, error)
 
 
 def _write(file: BinaryIO, header: Header, pool: KVPool, ranges: Sequence[SlotRange]) -> bytes:

@@ -1,0 +1,85 @@
+"""Metadata of the paged pool: the allocator, who refers to blocks, and who gives some back. No tensors.
+
+The scheduler's simulator and tests run on it alone; `regions.pool` adds the keys and values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+from weakref import WeakSet, ref
+
+import numpy as np
+
+from regions.allocator import BlockAllocator, Run
+
+
+class Owner(Protocol):
+    """Something that has one reference to each of some blocks."""
+
+    def referenced_blocks(self) -> list[Run]:
+        """The blocks it has a reference to."""
+
+
+class Reclaimer(Protocol):
+    """Something that keeps blocks nobody needs right now, such as a prefix cache."""
+
+    @property
+    def reclaimable(self) -> int:
+        """Blocks that `reclaim` could free at least."""
+
+    def reclaim(self, blocks: int) -> None:
+        """Free ``blocks`` blocks, or as many as possible."""
+
+
+class BlockPool:
+    """``n_blocks`` blocks of ``block_size`` slots: slot = block * block_size + offset."""
+
+    def __init__(self, n_blocks: int, *, block_size: int = 16) -> None:
+        self.blocks = BlockAllocator(n_blocks)
+        self.block_size = block_size
+        self.owners: WeakSet[Owner] = WeakSet()
+        self._reclaimers: list[ref[Reclaimer]] = []
+
+    @property
+    def reclaimers(self) -> list[Reclaimer]:
+        """Those that are asked for blocks, in this order."""
+        return [reclaimer for weak in self._reclaimers if (reclaimer := weak()) is not None]
+
+    def add_reclaimer(self, reclaimer: Reclaimer) -> None:
+        """Ask ``reclaimer`` after the others, for as long as somebody else keeps it alive."""
+        self._reclaimers.append(ref(reclaimer))
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that can be taken: those nobody refers to, and those a cache would give up."""
+        return self.blocks.free_blocks + sum(reclaimer.reclaimable for reclaimer in self.reclaimers)
+
+    @property
+    def total_blocks(self) -> int:
+        """Blocks of the pool."""
+        return self.blocks.total_blocks
+
+    def take(self, blocks: int, *, behind: int | None = None, grows: bool = False) -> list[Run] | None:
+        """As `BlockAllocator.take`, after asking the reclaimers for what is missing."""
+        for reclaimer in self.reclaimers:
+            if blocks <= self.blocks.free_blocks:
+                break
+            reclaimer.reclaim(blocks - self.blocks.free_blocks)
+        return self.blocks.take(blocks, behind=behind, grows=grows)
+
+    def move(self, source: Sequence[Run], target: Sequence[Run]) -> None:
+        """Copy what ``source`` contains to ``target``, as many blocks. Without tensors there is nothing."""
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless allocator, free list and owners agree on every block."""
+        self.blocks.check_integrity()
+        counted = np.zeros(self.total_blocks, np.int32)
+        for owner in self.owners:
+            for start, stop in owner.referenced_blocks():
+                counted[start:stop] += 1
+        wrong = np.flatnonzero(counted != self.blocks.references)
+        assert not wrong.size, (
+            f"block {wrong[0]} has {self.blocks.references[wrong[0]]} references and "
+            f"{counted[wrong[0]]} owners ({wrong.size} such blocks)"
+        )

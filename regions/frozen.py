@@ -1,0 +1,95 @@
+"""The frozen region: an immutable prefix that many readers share, and the contexts made of it.
+
+A reader of a data version, of a frozen prefix or of a cached prefix refers to the object, not to its blocks:
+taking and dropping a reader costs the same at any length of context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from regions.allocator import Run
+from regions.block_pool import BlockPool
+from regions.extents import Extent, between, blocks_of, extend
+
+
+class SharedBlocks:
+    """One reference to each block of ``runs``, given back when the last reader releases it."""
+
+    def __init__(self, pool: BlockPool, runs: Iterable[Run]) -> None:
+        self.blocks = list(runs)
+        self.readers = 1
+        self._pool = pool
+        pool.blocks.share(self.blocks)
+        pool.owners.add(self)
+
+    def retain(self) -> SharedBlocks:
+        """One reader more."""
+        self._check()
+        self.readers += 1
+        return self
+
+    def release(self) -> None:
+        """One reader less."""
+        self._check()
+        self.readers -= 1
+        if not self.readers:
+            self._pool.owners.discard(self)
+            self._pool.blocks.release(self.blocks)
+            self.blocks = []
+
+    def referenced_blocks(self) -> list[Run]:
+        """The blocks this object has a reference to."""
+        return self.blocks
+
+    def _check(self) -> None:
+        if not self.readers:
+            raise RuntimeError("these blocks were already released")
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a reader sees before its own tokens: extents, and the blocks that keep them in the pool.
+
+    ``coord``: stream coordinate of the reader's first own token; its local position is ``coord - origin``.
+    ``base``: stream coordinate at which the anchored frozen prefix begins (the origin of a fresh frame).
+    ``version``: the data version, 0 without a tape. A frozen or cached prefix begins at coordinate 0 and has
+    origin 0.
+    """
+
+    extents: tuple[Extent, ...] = ()
+    blocks: tuple[SharedBlocks, ...] = ()
+    coord: int = 0
+    origin: int = 0
+    base: int = 0
+    version: int = 0
+
+    @cached_property
+    def tokens(self) -> int:
+        """How many tokens it has."""
+        return sum(extent.length for extent in self.extents)
+
+    def retain(self) -> Context:
+        """One reader more; the same object."""
+        for shared in self.blocks:
+            shared.retain()
+        return self
+
+    def release(self) -> None:
+        """One reader less."""
+        for shared in self.blocks:
+            shared.release()
+
+
+def alias(pool: BlockPool, extents: Iterable[Extent], tokens: int) -> Context:
+    """The first ``tokens`` tokens of a prompt's ``extents`` as a context with a reference to their blocks.
+
+    The prompt must begin at coordinate 0 in the frame of origin 0: its keys are then where every other prompt
+    with the same tokens would have them.
+    """
+    kept: list[Extent] = []
+    for extent in between(extents, 0, tokens):
+        extend(kept, [(extent.slot, extent.length)], extent.coord, extent.origin)
+    return Context(tuple(kept), (SharedBlocks(pool, blocks_of(kept, pool.block_size)),), coord=tokens)
