@@ -146,4 +146,9 @@ class QueryServer:
             reply = ErrorReply(request.id, "shutting_down", "the daemon stopped before the answer was ready")
         outcome = reply.code if isinstance(reply, ErrorReply) else "ok"
         self._observe(request, outcome, time.monotonic_ns() - since)
-        await socket.send_multipart([*route, encode(reply)])
+        try:
+            payload = encode(reply)
+        except Exception:
+            log.exception("the reply to %s cannot be encoded", request)
+            payload = encode(ErrorReply(request.id, "engine", "the reply cannot be encoded"))
+        await socket.send_multipart([*route, payload])
