@@ -17,7 +17,7 @@ from bench.contenders import engine_for, read
 from bench.figures import latency
 from bench.scenario import Size, make_scenario
 from bench.scheduler_result import Asked, Flood
-from engine.apart import apart
+from engine.device import in_own_thread
 from engine.model.loading import LoadedModel
 from engine.model.prompt import PromptFormat
 from regions.tape import Retention
@@ -142,7 +142,7 @@ class World:
 
 def run(sizes: Sizes, loaded: LoadedModel) -> Flood:
     """Questions with pauses of random length, first alone, then in the flood."""
-    world = apart(lambda: World(sizes, loaded))
+    world = in_own_thread(lambda: World(sizes, loaded))
     try:
         world.worker.start()
         idle = _ask(world)

@@ -20,7 +20,7 @@ from bench import (
     scheduler_simulated,
 )
 from bench.scheduler_result import SchedulerReport
-from engine.apart import apart
+from engine.device import in_own_thread
 from engine.model.loading import LoadedModel
 
 
@@ -88,7 +88,7 @@ def measure(
     torch.set_num_threads(threads)
     plan = QUICK if quick else FULL
     report = SchedulerReport(command, started, threads, machine.describe())
-    loaded, _ = apart(lambda: questions.load(questions.EMBEDDED.shape))
+    loaded, _ = in_own_thread(lambda: questions.load(questions.EMBEDDED.shape))
     for name, work in _works(plan, loaded, say):
         if name in parts:
             say(f"{name} ...")

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 
+from engine.device import to_device
 from engine.seeding import GOLDEN, MULTIPLIERS, SHIFTS, Sampling, signed
 from engine.step import SampledToken
-from engine.transfer import to_device
 
 BLOCK = 128
 """Logits whose maximum is taken together, see `_top2`."""
@@ -56,6 +57,22 @@ def choose(
         else SampledToken(0, 0.0, 0.0, NOT_FINITE)
         for token, top1, top2, spread in table
     ]
+
+
+def accept(drafts: Sequence[int], choices: Sequence[SampledToken]) -> SampledToken:
+    """The choice behind the accepted drafts, with the choices that confirmed them.
+
+    ``choices[i]`` is the model's own next token given the first i drafts, so there is one more of them. A
+    draft is accepted when it equals that token and all before it were: the answer is then, token for token,
+    the one without drafts. This holds at any temperature, since the noise of a token depends on its index
+    alone. A choice with an error confirms nothing and is returned as it is.
+    """
+    count = 0
+    for draft, choice in zip(drafts, choices, strict=False):
+        if choice.error is not None or choice.token != draft:
+            break
+        count += 1
+    return replace(choices[count], accepted=tuple(choices[:count]))
 
 
 def gumbel(keys: torch.Tensor, width: int) -> torch.Tensor:

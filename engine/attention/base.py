@@ -12,8 +12,8 @@ from typing import Protocol
 
 import torch
 
-from engine.attention.metadata import BatchPlan
-from engine.attention.rotary import FrameTurner
+from engine.attention.metadata import AttentionMetadata
+from engine.attention.rotary import FrameRotation
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,14 @@ class LayerCall:
     scale: float
     softcap: float | None
     window: int | None
-    plan: BatchPlan
-    turner: FrameTurner
+    metadata: AttentionMetadata
+    rotation: FrameRotation
     sinks: torch.Tensor | None = None
 
-    def turned(self, rows: slice | torch.Tensor, turns: torch.Tensor | None) -> torch.Tensor:
-        """The queries of ``rows``, turned to the frames of what they meet; None: they live there."""
+    def rotated(self, rows: slice | torch.Tensor, shifts: torch.Tensor | None) -> torch.Tensor:
+        """The queries of ``rows``, rotated to the frames of what they meet; None: they live there."""
         queries = self.query[:, rows]
-        return queries if turns is None else self.turner.turn(queries, turns)
+        return queries if shifts is None else self.rotation.rotate(queries, shifts)
 
 
 class Attention(Protocol):

@@ -39,11 +39,11 @@ class ReferenceAttention:
     def __call__(self, call: LayerCall) -> torch.Tensor:
         """The output, [q_heads, rows, value_dim]."""
         output = Merged(call)
-        for part in call.plan.past(call.window):
+        for part in call.metadata.context(call.window):
             keys, values = call.keys[:, part.start : part.stop], call.values[:, part.start : part.stop]
-            query = call.turned(part.rows, part.turns)
+            query = call.rotated(part.rows, part.shifts)
             output.add(part.rows, *attend(query, keys, values, call, part.visible))
-        for new in call.plan.new(call.window):
+        for new in call.metadata.new(call.window):
             output.add(new.rows, *attend_new(call, new))
         return output.result()
 

@@ -45,8 +45,8 @@ def check(loaded: LoadedModel) -> float:
     except RuntimeError as error:
         raise ModelError(f"{kind}: its forward pass does not run over regions: {error}") from error
     most = _FULL if loaded.dtype == torch.float32 else _HALF
-    turned = most if loaded.dtype == torch.float32 else max(_TURNING, 2 * plain)
-    if not (plain <= most and framed <= turned):
+    rotated = most if loaded.dtype == torch.float32 else max(_TURNING, 2 * plain)
+    if not (plain <= most and framed <= rotated):
         raise ModelError(
             f"{kind}: its logits over regions differ from the dense forward by {plain:.2g} of their size "
             f"in one position frame and {framed:.2g} in two; the architecture is not supported"

@@ -12,8 +12,8 @@ import torch
 
 from engine.attention.base import LayerCall
 from engine.attention.cpu import CpuAttention
+from engine.device import out_of_memory
 from engine.engine import Engine
-from engine.memory import out_of_memory
 from engine.model.canary import dense_logits
 from engine.model.loading import LoadedModel
 from engine.seeding import Sampling, prompt_seed
@@ -291,18 +291,19 @@ def test_a_pass_without_memory_leaves_every_target_as_it_was(model: LoadedModel,
     tape.release()
 
 
-def test_memory_that_runs_out_while_choosing_counts_like_in_the_model(
-    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def choose(*_: object, **__: object) -> list[SampledToken]:
+class Exhausting(tuple[int, ...]):
+    """Choices for which there is no memory."""
+
+    def __len__(self) -> int:
         raise torch.OutOfMemoryError("no room for the noise")
 
+
+def test_memory_that_runs_out_while_choosing_counts_like_in_the_model(model: LoadedModel) -> None:
     engine = Engine(model, blocks=16, block_size=4)
     fork = engine.open_prompt()
     assert fork.acquire(3)
-    monkeypatch.setattr("engine.engine.choose", choose)
     with pytest.raises(OutOfMemory, match="no room for the noise"):
-        engine.execute([Chunk(fork, [1, 2, 3])])
+        engine.execute([Chunk(fork, [1, 2, 3], choices=Exhausting((5, 6)))])
     assert fork.length == 0
     fork.release()
 
@@ -376,7 +377,9 @@ def test_requests_and_records_survive_a_device_that_runs_out_of_memory(model: Lo
     def fail(call: LayerCall, output: torch.Tensor) -> torch.Tensor:
         nonlocal passes
         passes += 1
-        if passes % 7 == 3:  # two layers a pass: in the first and in the second in turn, never twice in a row
+        if (
+            passes % 7 == 3
+        ):  # two layers a pass: in the first and in the second by turns, never twice in a row
             raise torch.OutOfMemoryError
         return output
 

@@ -11,10 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.sampling import choose, gumbel
+from engine.sampling import accept, choose, gumbel
 from engine.seeding import GOLDEN, MASK, Sampling, fnv1a, mix, prompt_seed, signed
 from engine.step import SampledToken
-from engine.verify import accept
 from tests import tolerance
 
 CHI_SQUARE_7 = 24.3
