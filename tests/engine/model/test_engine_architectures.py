@@ -43,7 +43,7 @@ SMALL_LATENT = {
 
 def docs_table(heading: str) -> dict[str, str]:
     """First and second column of the table under ``heading`` in docs/models.md; names in backticks."""
-    text = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "models.md").read_text()
     section = text.split(f"## {heading}\n")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (`.*?) \| (.*?) \|", section, re.MULTILINE)
     return {name: note for names, note in rows for name in re.findall(r"`(.*?)`", names)}

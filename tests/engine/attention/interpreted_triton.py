@@ -29,8 +29,8 @@ from engine.step import Chunk
 from regions.extents import Extent, Placement
 from regions.tape import Retention
 from tests import tolerance
+from tests.engine.attention.triton_batches import mixed_batch
 from tests.engine.oracle import VOCABULARY, History, oracle_logits, random_weights, tiny, tiny_config
-from tests.engine.triton_batches import mixed_batch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 WIDTH = 500  # terms of the longest sums: keys that a row sees

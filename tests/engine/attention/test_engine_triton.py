@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from engine.attention.device_metadata import DeviceMetadata, Layout, View, lay_out, reads_of
 from engine.attention.metadata import AttentionMetadata, Packed
 from regions.extents import Extent, Placement
-from tests.engine.triton_batches import mixed_batch
+from tests.engine.attention.triton_batches import mixed_batch
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def laid_out(metadata: AttentionMetadata, view: View, programs: int) -> Layout:
@@ -185,7 +185,7 @@ def python(*arguments: str, interpret: bool, cache: Path) -> subprocess.Complete
 def test_kernels_equal_the_reference_and_the_oracle(tmp_path: Path) -> None:
     """Everything in `interpreted_triton`: on the GPU if there is one, else in Triton's interpreter."""
     done = python(
-        "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/engine/interpreted_triton.py",
+        "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/engine/attention/interpreted_triton.py",
         interpret=not torch.cuda.is_available(), cache=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -213,7 +213,11 @@ def variants() -> list[dict[str, Any]]:
 def test_kernels_compile_for_hopper_as_meant(tmp_path: Path) -> None:
     """For sm_90 without a GPU: 16-byte asynchronous loads, matrix instructions, no spills."""
     done = python(
-        "-m", "tests.engine.compiled_triton", json.dumps(variants()), interpret=False, cache=tmp_path
+        "-m",
+        "tests.engine.attention.compiled_triton",
+        json.dumps(variants()),
+        interpret=False,
+        cache=tmp_path,
     )
     assert done.returncode == 0, done.stderr
     built = json.loads(done.stdout)
