@@ -104,10 +104,10 @@ def _restricted(best: _Best, values: torch.Tensor, allowed: torch.Tensor | None)
     if allowed is None:
         return best
     padding = allowed < 0
-    place, first, second = _top2(values.gather(1, allowed.clamp(min=0)).masked_fill(padding, -INFINITY))
+    at, first, second = _top2(values.gather(1, allowed.clamp(min=0)).masked_fill(padding, -INFINITY))
     free = padding[:, 0]
     return _Best(
-        torch.where(free, best.token, allowed.gather(1, place[:, None])[:, 0]),
+        torch.where(free, best.token, allowed.gather(1, at[:, None])[:, 0]),
         torch.where(free, best.first, first),
         torch.where(free, best.second, torch.where(second == -INFINITY, first, second)),
     )
@@ -125,11 +125,11 @@ def _top2(values: torch.Tensor) -> _Best:
     maxima = blocks.amax(-1)
     where = maxima.argmax(-1, keepdim=True)
     inside = blocks.gather(1, where[..., None].expand(-1, 1, block))[:, 0]
-    place = inside.argmax(-1, keepdim=True)
+    at = inside.argmax(-1, keepdim=True)
     second = torch.maximum(
-        maxima.scatter(1, where, -INFINITY).amax(-1), inside.scatter(1, place, -INFINITY).amax(-1)
+        maxima.scatter(1, where, -INFINITY).amax(-1), inside.scatter(1, at, -INFINITY).amax(-1)
     )
-    return _Best((where * block + place)[:, 0], inside.gather(1, place)[:, 0], second)
+    return _Best((where * block + at)[:, 0], inside.gather(1, at)[:, 0], second)
 
 
 def _padded(choices: Sequence[tuple[int, ...] | None], device: torch.device) -> torch.Tensor | None:

@@ -13,7 +13,7 @@ import torch
 from engine.attention.base import LayerCall, Merged
 from engine.attention.metadata import AttentionMetadata, ContextPart, NewPart
 from engine.attention.reference import attend, attend_new
-from engine.attention.short_extents import Gathered, gather
+from engine.attention.short_extents import ContextBatch, batch_short
 
 RANGE_KEYS = 4096
 """Few rows read a long extent by so many keys at a time, which then stay in the cache for all of them."""
@@ -32,7 +32,7 @@ class CpuAttention:
     def __init__(self, *, range_keys: int = RANGE_KEYS, capped_scores: int = CAPPED_SCORES) -> None:
         self._range_keys, self._capped_scores = range_keys, capped_scores
         self._metadata: AttentionMetadata | None = None
-        self._parts: dict[int | None, tuple[list[ContextPart], list[Gathered]]] = {}
+        self._parts: dict[int | None, tuple[list[ContextPart], list[ContextBatch]]] = {}
 
     def __call__(self, call: LayerCall) -> torch.Tensor:
         """The output, [q_heads, rows, value_dim]."""
@@ -54,12 +54,12 @@ class CpuAttention:
             output.add(new.rows, *_new(call, new))
         return output.result()
 
-    def _context(self, call: LayerCall) -> tuple[list[ContextPart], list[Gathered]]:
+    def _context(self, call: LayerCall) -> tuple[list[ContextPart], list[ContextBatch]]:
         if call.metadata is not self._metadata:
             self._metadata = call.metadata
             self._parts.clear()
         if call.window not in self._parts:
-            self._parts[call.window] = gather(call.metadata.context(call.window))
+            self._parts[call.window] = batch_short(call.metadata.context(call.window))
         return self._parts[call.window]
 
 
@@ -78,7 +78,7 @@ def _context(call: LayerCall, part: ContextPart, range_keys: int) -> Iterator[Ou
         yield torch.unflatten(out[0], 1, (groups, rows)), torch.unflatten(lse[0], 1, (groups, rows))
 
 
-def _short(call: LayerCall, parts: Gathered) -> Output:
+def _short(call: LayerCall, parts: ContextBatch) -> Output:
     """Readers are the kernel's batch."""
     kv_heads, groups = call.keys.shape[0], call.query.shape[0] // call.keys.shape[0]
     query = call.rotated(parts.rows, parts.shifts)

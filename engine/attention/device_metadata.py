@@ -66,7 +66,7 @@ class Bucket(NamedTuple):
 
 
 class Reads(NamedTuple):
-    """One line for each sequence and run of slots it reads, int64 [reads] each.
+    """One row for each sequence and run of slots it reads, int64 [reads] each.
 
     ``row``, ``rows``: of the batch; ``coord``: stream coordinate of the first row; ``slot`` to ``stop``:
     the run; ``key_coord``: coordinate of its first key; ``shift``: positions from the run's frame to the

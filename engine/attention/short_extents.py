@@ -21,12 +21,12 @@ SHORT_KEYS = 256
 """Longer extents are read in place."""
 JOINED_KEYS = 1024
 """At most so many keys of one reader are joined: what is copied should stay in the core's cache."""
-GATHERED_KEYS = 1 << 14
+BATCHED_KEYS = 1 << 14
 """At most so many keys, padding included, in one product: they are copied for each layer."""
 
 
 @dataclass(frozen=True)
-class Gathered:
+class ContextBatch:
     """``count`` readers of equally many rows. ``slots``: int64 [count * keys], those of one reader together.
 
     ``hidden``: float [count, 1, 1, keys], -inf where a reader is padded; None when all have equally many.
@@ -57,24 +57,24 @@ class _Read:
         return torch.cat([*ranges, torch.full((keys - self.keys,), self.parts[0].start)])
 
 
-def gather(
-    parts: Sequence[ContextPart], joined_keys: int = JOINED_KEYS, gathered_keys: int = GATHERED_KEYS
-) -> tuple[list[ContextPart], list[Gathered]]:
-    """``parts`` that stay as they are, and the short ones among them gathered; no row is twice in one."""
+def batch_short(
+    parts: Sequence[ContextPart], joined_keys: int = JOINED_KEYS, batched_keys: int = BATCHED_KEYS
+) -> tuple[list[ContextPart], list[ContextBatch]]:
+    """``parts`` that stay as they are, and the short ones among them batched; no row is twice in one."""
     alone: list[ContextPart] = []
     alike: dict[tuple[int, int], list[_Read]] = {}
     for read in _reads(parts, alone, joined_keys):
         rows = read.rows.stop - read.rows.start
         # lengths up to the same power of two
         alike.setdefault((rows, (read.keys - 1).bit_length()), []).append(read)
-    groups = [group for (_, bits), reads in alike.items() for group in _groups(reads, gathered_keys >> bits)]
-    gathered: list[Gathered] = []
+    groups = [group for (_, bits), reads in alike.items() for group in _groups(reads, batched_keys >> bits)]
+    batched: list[ContextBatch] = []
     for group in groups:
         if len(group) == len(group[0].parts) == 1:
             alone += group[0].parts
         else:
-            gathered.append(_gathered(group))
-    return alone, gathered
+            batched.append(_batched(group))
+    return alone, batched
 
 
 def _reads(parts: Sequence[ContextPart], alone: list[ContextPart], joined_keys: int) -> list[_Read]:
@@ -106,13 +106,13 @@ def _groups(candidates: list[_Read], most: int) -> list[list[_Read]]:
     return groups
 
 
-def _gathered(group: list[_Read]) -> Gathered:
+def _batched(group: list[_Read]) -> ContextBatch:
     spans = [read.rows for read in group]
     lengths = torch.tensor([read.keys for read in group])[:, None]
     keys = int(lengths.max())
     padding = torch.arange(keys).expand(len(group), -1) >= lengths
     side_by_side = all(a.stop == b.start for a, b in pairwise(spans))
-    return Gathered(
+    return ContextBatch(
         slice(spans[0].start, spans[-1].stop)
         if side_by_side
         else torch.cat([torch.arange(span.start, span.stop) for span in spans]),

@@ -1,4 +1,4 @@
-"""Memory at fixed addresses that is filled anew for each pass, in sizes that few passes differ by.
+"""Memory at fixed addresses, filled again for each pass, in few sizes.
 
 A captured graph reads the same device memory every time. Sizes are rounded up, so that few different graphs
 have to be captured, and all that a pass reads travels in one copy.

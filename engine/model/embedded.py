@@ -127,7 +127,7 @@ def embedded_directory(
     if (target / "config.json").exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    # built beside and renamed, so that a second process never sees half a model
+    # built under another name and renamed, so that no process sees half a model
     building = Path(tempfile.mkdtemp(prefix=name, dir=target.parent))
     build_model(**shape).save_pretrained(building)
     build_tokenizer(vocabulary).save_pretrained(building)

@@ -137,7 +137,7 @@ def test_without_a_budget_nothing_is_cached_and_all_is_right() -> None:
     assert engine.pool.blocks.free_blocks == 40
 
 
-def test_another_tenants_prompt_is_computed_anew() -> None:
+def test_another_tenants_prompt_is_computed_again() -> None:
     engine = Engine(tiny("llama", layers=2), blocks=40, block_size=4)
     prompt = tokens(random.Random(1), 20)
     finish(engine, prompt)

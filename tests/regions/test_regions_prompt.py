@@ -40,7 +40,7 @@ def blocks_given_up(pool: KVPool, prompt: StreamingPrompt) -> int:
 
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=12)
 CHANGES = ["append", "update", "change"]
-EVENTS = ["run", "run", "answer", "save", "match", "preempt", "swap", "return", "evict", "leave one"]
+EVENTS = ["run", "run", "answer", "save", "match", "preempt", "swap", "return", "evict", "recompute last"]
 EVENTS += ["follow", "cut"]
 OPERATIONS = st.tuples(
     st.sampled_from(CHANGES + EVENTS),
@@ -104,7 +104,7 @@ def test_what_is_in_kv_is_always_the_prompt(operations: list[tuple[str, int, lis
             prompt.fork.swap_in()
         elif name == "evict":
             cache.reclaim(n)
-        elif name == "leave one" and wanted:
+        elif name == "recompute last" and wanted:
             prompt.recompute_last()
             in_kv = in_kv if len(in_kv) < len(wanted) else wanted[:-1]
             assert prompt.remaining >= 1
@@ -175,10 +175,10 @@ def test_a_change_in_a_block_that_the_cache_holds_does_not_touch_the_cached_toke
     prompt.release()
 
 
-def test_what_is_cut_off_is_not_held_on_to() -> None:
+def test_what_is_cut_off_is_given_back() -> None:
     """However often a prompt that others read is cut back and grows again."""
     pool, cache, prompt = streaming()
-    held = set()
+    used = set()
     for turn in range(20):
         prompt.update([*range(6), *[100 + turn] * 12])
         run(pool, prompt)
@@ -188,8 +188,8 @@ def test_what_is_cut_off_is_not_held_on_to() -> None:
         prompt.update([*range(6), 7])
         run(pool, prompt)
         cache.clear()
-        held.add(pool.total_blocks - pool.blocks.free_blocks)
-    assert held == {3}, "6 tokens in two blocks that were shared, and the next"
+        used.add(pool.total_blocks - pool.blocks.free_blocks)
+    assert used == {3}, "6 tokens in two blocks that were shared, and the next"
     assert reads(pool, prompt.fork.extents, [*range(6), 7])
     prompt.release()
     assert pool.free_blocks == pool.total_blocks

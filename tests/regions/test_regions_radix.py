@@ -219,8 +219,8 @@ def test_saves_are_gated_by_the_budget() -> None:
     assert (cache.refused, cache.evicted_tokens, cache.tokens) == (1, 0, 16)
     assert cached(pool, cache, [3] * 10) == 10
     assert [cache.match_length([n] * 8) for n in (1, 2, 3)] == [0, 8, 8]
-    held = cache.match([2] * 8)
-    assert held is not None
+    cached_part = cache.match([2] * 8)
+    assert cached_part is not None
     assert cached(pool, cache, [4] * 12) == 12
     assert [cache.match_length([n] * 8) for n in (2, 3, 4)] == [8, 0, 8]
     both = cache.match([4] * 12)
@@ -228,7 +228,7 @@ def test_saves_are_gated_by_the_budget() -> None:
     generation = cache.generation
     assert cached(pool, cache, [5] * 4) == 0
     assert (cache.refused, cache.tokens, cache.generation) == (2, 20, generation)
-    held.release()
+    cached_part.release()
     both.release()
 
 

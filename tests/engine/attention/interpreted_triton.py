@@ -202,10 +202,10 @@ class Capture:
 
 
 def test_a_captured_call_answers_another_batch_after_prepare(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The launches of one pass, run again as recorded, serve a metadata of other extents, frames and fewer
+    """The launches of one pass, replayed, serve a batch of other extents, frames and fewer
     rows.
 
-    Nothing of the first metadata may be in the arguments or the grid, only in the tensors `prepare` refills.
+    Nothing of the first batch may be in the arguments or the grid, only in the tensors `prepare` refills.
     """
     first = AttentionMetadata(
         [Packed(0, 6, Placement((Extent(3, 200, 50, 40),), ((210, 6),), 250, 40))], DEVICE
@@ -243,7 +243,7 @@ def test_a_captured_call_answers_another_batch_after_prepare(monkeypatch: pytest
     assert not output[:, 5:].any()  # rows of padding
 
 
-def test_the_table_of_turns_is_made_once_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rotation_table_is_made_once_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers that share a rotation share its table; the next pass makes its own."""
     metadata = AttentionMetadata([Packed(0, 1, Placement((Extent(3, 20, 0, 0),), ((30, 1),), 20, 7))], DEVICE)
     again = AttentionMetadata(metadata.sequences, DEVICE)
@@ -268,7 +268,7 @@ class Switch:
         return self.attention(call)
 
 
-def test_turns_of_a_whole_frame_are_precise() -> None:
+def test_rotations_by_a_whole_frame_are_precise() -> None:
     """Cosines and sines of 32k positions are as near as fp32 can say; no shift at all is exactly 1 and 0."""
     inv_freq = 500000.0 ** (-torch.arange(0, 1, 1 / 24, dtype=torch.float64, device=DEVICE))
     shifts = torch.tensor([0, 31999, -32003], dtype=torch.int32, device=DEVICE)

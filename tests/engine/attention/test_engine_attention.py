@@ -289,8 +289,8 @@ def test_short_extents_of_many_readers_are_met_in_one_product() -> None:
         layer.add(prefix + layer.context(length, coord=100), 1)
     layer.add(prefix + layer.context(11, 10, coord=100), 1)
     call = layer.call()
-    _, gathered = short_extents.gather(call.metadata.context(None))
-    assert [parts.count for parts in gathered] == [6]
+    _, batched = short_extents.batch_short(call.metadata.context(None))
+    assert [parts.count for parts in batched] == [6]
     tolerance.assert_sums(CpuAttention()(call), defined(call), width=WIDTH)
 
 
@@ -306,8 +306,8 @@ def test_short_extents_of_one_reader_in_one_frame_are_joined() -> None:
         layer.add(prefix + own, 1)
     layer.add(prefix + layer.context(70, 37, coord=90), 1)
     call = layer.call()
-    _, gathered = short_extents.gather(call.metadata.context(None))
-    assert [(parts.count, parts.slots.numel()) for parts in gathered] == [(4, 4 * 107), (1, 300)]
+    _, batched = short_extents.batch_short(call.metadata.context(None))
+    assert [(parts.count, parts.slots.numel()) for parts in batched] == [(4, 4 * 107), (1, 300)]
     tolerance.assert_sums(CpuAttention()(call), defined(call), width=WIDTH)
 
 
@@ -319,12 +319,12 @@ def test_what_is_copied_at_a_time_is_bounded() -> None:
         pieces = zip((30, 30, 20, 40), (90, 120, 150, 170), strict=True)
         layer.add(prefix + tuple(layer.extent(length, coord, 7) for length, coord in pieces), 1)
     metadata, call = AttentionMetadata(layer.sequences), layer.call()
-    _, gathered = short_extents.gather(metadata.context(None), 64, 2 * 64)
-    assert sorted((parts.count, parts.slots.numel()) for parts in gathered) == [(1, 60)] * 2 + [(2, 120)] * 2
+    _, batched = short_extents.batch_short(metadata.context(None), 64, 2 * 64)
+    assert sorted((parts.count, parts.slots.numel()) for parts in batched) == [(1, 60)] * 2 + [(2, 120)] * 2
     tolerance.assert_sums(CpuAttention()(call), defined(call), width=WIDTH)
 
 
-def test_a_broken_short_extent_leaves_those_gathered_with_it_bit_for_bit() -> None:
+def test_a_broken_short_extent_leaves_those_batched_with_it_bit_for_bit() -> None:
     """The slots right behind a shorter one are those of the broken one, and hidden by no mask if read."""
     layer = Layer(6)
     prefix = layer.context(40)
@@ -372,7 +372,7 @@ def test_an_extent_splits_into_what_some_rows_and_what_all_rows_see(
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.data())
-def test_the_rest_of_a_step_has_what_came_before_as_its_past(counts: list[int], data: st.DataObject) -> None:
+def test_the_rest_of_a_placement_sees_what_came_before_it(counts: list[int], data: st.DataObject) -> None:
     slots = tuple((100 * i, count) for i, count in enumerate(counts))
     tokens = data.draw(st.integers(0, sum(counts) - 1))
     rest = after(Placement((Extent(900, 5, 40, 3),), slots, 45, 10), tokens)

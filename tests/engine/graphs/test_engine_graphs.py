@@ -1,4 +1,4 @@
-"""Recorded passes: padding, static inputs and refilled plans give what eager passes give."""
+"""Captured graphs: padding, static inputs and refilled metadata give what eager passes give."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_what_cannot_be_captured_says_why() -> None:
 
 
 def test_a_recording_that_finds_no_memory_is_made_later() -> None:
-    """The pass itself was done; one that cannot be recorded at all ends recording."""
+    """The pass itself was done; one that cannot be captured at all ends capturing."""
     failures: list[RuntimeError] = [torch.OutOfMemoryError("no room")]
 
     def record(run: Replay) -> Replay:

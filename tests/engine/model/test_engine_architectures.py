@@ -122,7 +122,7 @@ def test_the_wrapper_around_gemma_3_serves_its_language_model() -> None:
     assert canary.check(loaded) < tolerance.of_model(loaded)
 
 
-def test_layers_with_the_same_rotary_base_share_one_turner() -> None:
+def test_layers_with_the_same_rotary_base_share_one_rotation() -> None:
     """Gemma 3 has a base for sliding and one for full layers; both are found without reading names."""
     loaded = tiny("gemma3_text")
     sliding, full, *again = loaded.rotations
@@ -132,14 +132,14 @@ def test_layers_with_the_same_rotary_base_share_one_turner() -> None:
     tolerance.assert_sums(full.inv_freq, 10000.0**-exponents / 8, width=1, dtype=torch.float32)
 
 
-def test_layers_without_positions_are_not_turned() -> None:
+def test_layers_without_positions_are_not_rotated() -> None:
     rotating, none, *_ = tiny("smollm3").rotations
     query, shifts = torch.randn(4, 3, 16), torch.tensor([5, 6, 7])
     assert not torch.equal(rotating.rotate(query, shifts), query)
     assert torch.equal(none.rotate(query, shifts), query)
 
 
-def test_a_model_that_turns_otherwise_beyond_a_length_is_served_up_to_it(
+def test_a_model_that_rotates_otherwise_beyond_a_length_is_served_up_to_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """longrope changes its frequencies beyond the original length: positions stay below, and it is said."""
@@ -174,7 +174,7 @@ def test_a_window_that_mask_and_layer_disagree_on_is_refused(kind: str, window: 
 
 
 @pytest.mark.parametrize("layer", range(4))
-def test_the_canary_catches_one_layer_with_the_turner_of_another(layer: int) -> None:
+def test_the_canary_catches_one_layer_with_the_rotation_of_another(layer: int) -> None:
     loaded = tiny("gemma3_text")
     rotations = list(loaded.rotations)
     rotations[layer] = rotations[(layer + 1) % 4]

@@ -66,7 +66,7 @@ def test_learned_positions_are_refused_by_name() -> None:
         prepare(AutoModelForCausalLM.from_config(config), None, name="gpt2")
 
 
-def test_the_canary_catches_a_rotary_layout_that_turning_does_not_reproduce() -> None:
+def test_the_canary_catches_a_rotary_layout_that_re_rotation_does_not_reproduce() -> None:
     """The same model with a wrong rotation passes as long as nothing is rotated, so two frames are needed."""
     model = tiny("llama")
     wrong = FrameRotation(model.model.model.rotary_emb.inv_freq * 1.5)
