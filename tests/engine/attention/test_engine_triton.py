@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -172,24 +173,48 @@ def test_more_grouped_heads_than_a_tile_holds_are_refused() -> None:
         View(None, 1, 71, 64)
 
 
-def python(*arguments: str, interpret: bool, cache: Path) -> subprocess.CompletedProcess[str]:
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(cache)
-    if interpret:
-        environment["TRITON_INTERPRET"] = "1"
-    return subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
+class Process:
+    """Python in a process of its own: Triton decides when it is imported whether kernels are interpreted."""
+
+    def __init__(self, *arguments: str, interpret: bool, cache: Path) -> None:
+        environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+        environment["TRITON_CACHE_DIR"] = str(cache)
+        if interpret:
+            environment["TRITON_INTERPRET"] = "1"
+        pipe = subprocess.PIPE
+        command = [sys.executable, *arguments]
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, text=True
+        )
+
+    def output(self) -> str:
+        """What it printed; fails unless it ended well."""
+        output, errors = self.process.communicate()
+        assert self.process.returncode == 0, output + errors
+        return output
 
 
-def test_kernels_equal_the_reference_and_the_oracle(tmp_path: Path) -> None:
-    """Everything in `interpreted_triton`: on the GPU if there is one, else in Triton's interpreter."""
-    done = python(
-        "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/engine/attention/interpreted_triton.py",
-        interpret=not torch.cuda.is_available(), cache=tmp_path,
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Process]]:
+    """Both at once, begun with the first test that needs one."""
+    module = "tests.engine.attention"
+    compiled = Process(
+        "-m", f"{module}.compiled_triton", json.dumps(variants()),
+        interpret=False, cache=tmp_path_factory.mktemp("compiled"),
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "passed" in done.stdout
+    interpreted = Process(
+        "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/engine/attention/interpreted_triton.py",
+        interpret=not torch.cuda.is_available(), cache=tmp_path_factory.mktemp("interpreted"),
+    )  # fmt: skip
+    yield {"compiled": compiled, "interpreted": interpreted}
+    for each in (compiled, interpreted):
+        each.process.kill()
+        each.process.wait()
+
+
+def test_kernels_equal_the_reference_and_the_oracle(processes: dict[str, Process]) -> None:
+    """Everything in `interpreted_triton`: on the GPU if there is one, else in Triton's interpreter."""
+    assert "passed" in processes["interpreted"].output()
 
 
 def variants() -> list[dict[str, Any]]:
@@ -210,17 +235,9 @@ def variants() -> list[dict[str, Any]]:
     return made
 
 
-def test_kernels_compile_for_hopper_as_meant(tmp_path: Path) -> None:
+def test_kernels_compile_for_hopper_as_meant(processes: dict[str, Process]) -> None:
     """For sm_90 without a GPU: 16-byte asynchronous loads, matrix instructions, no spills."""
-    done = python(
-        "-m",
-        "tests.engine.attention.compiled_triton",
-        json.dumps(variants()),
-        interpret=False,
-        cache=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
-    built = json.loads(done.stdout)
+    built = json.loads(processes["compiled"].output())
     assert len(built) == len(variants())
     for kernel in built:
         if kernel["kernel"] != "attend":
