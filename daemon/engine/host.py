@@ -163,7 +163,7 @@ class EngineHost:
         """Tell the front of every new data version."""
         self._taken(len(records))
         newest = _tape_record(records[-1].payload)
-        self._built.tiers.inputs[tape.name] = {"last": newest.last_offset, "safe": newest.safe_offset}
+        self._built.tiers.inputs[tape.name] = {"last": newest.last_offset, "safe": newest.low_watermark}
         self._store.inc("foretick_versions_total", session=tape.name)
         self._store.set("foretick_data_version", version, session=tape.name)
         self._store.set("foretick_session_tokens", tape.live_tokens, session=tape.name)
@@ -398,5 +398,5 @@ def _inputs(payloads: Sequence[object]) -> seam.Inputs:
     return seam.Inputs(
         min(record.first_offset for record in records),
         max(record.last_offset for record in records),
-        records[-1].safe_offset,
+        records[-1].low_watermark,
     )

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 
-from daemon.config.schema import Session
+from daemon.config.schema import SessionConfig
 from engine.divergence import Divergence, Probe, probe
 from engine.engine import Engine
 from engine.step import Chunk, OutOfMemory
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 class _Kept:
     """One session; times in ns of the refresher's clock."""
 
-    settings: Session
+    settings: SessionConfig
     tape: Tape
     committed: int
     """When the newest version came."""
@@ -75,7 +75,7 @@ class Refresher:
         self,
         scheduler: Scheduler,
         engine: Engine,
-        sessions: Iterable[tuple[Session, Tape]],
+        sessions: Iterable[tuple[SessionConfig, Tape]],
         probes: Callable[[str], Sequence[Probe]],
         store: MetricStore,
         clock: Callable[[], int],

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from daemon.config.checks import cross_check
-from daemon.config.schema import Config, Pool, Question, Scheduler, Session
+from daemon.config.schema import Config, PoolConfig, QuestionConfig, SchedulerConfig, SessionConfig
 from daemon.config.units import Duration
 from daemon.engine.build import fresh_tokens, pool_blocks
 from daemon.engine.refresh import Refresher
@@ -66,7 +66,7 @@ class Recorder:
 class World:
     """Sessions over a real scheduler and engine, stepped by the test."""
 
-    def __init__(self, *settings: Session, blocks: int = 150, frame_limit: int = 400) -> None:
+    def __init__(self, *settings: SessionConfig, blocks: int = 150, frame_limit: int = 400) -> None:
         self.rng = random.Random(2)
         self.engine = Engine(MODEL, blocks=blocks, block_size=4, frame_limit=frame_limit)
         self.executor, self.clock = Recorder(self.engine), Clock()
@@ -149,15 +149,15 @@ class World:
         assert self.engine.pool.blocks.free_blocks == self.engine.pool.total_blocks
 
 
-def session(name: str = "a", **settings: Any) -> Session:
-    return Session(name=name, symbol=f"V:{name}", retention_tokens=64, **settings)
+def session(name: str = "a", **settings: Any) -> SessionConfig:
+    return SessionConfig(name=name, symbol=f"V:{name}", retention_tokens=64, **settings)
 
 
-def exact(name: str = "a", every: int = 5, idle_s: int = 0) -> Session:
+def exact(name: str = "a", every: int = 5, idle_s: int = 0) -> SessionConfig:
     return session(name, semantics="exact", refresh_every=every, refresh_idle=Duration(idle_s * 10**9))
 
 
-def carry(name: str = "a", every_s: int = 0) -> Session:
+def carry(name: str = "a", every_s: int = 0) -> SessionConfig:
     return session(name, divergence_every=Duration(every_s * 10**9))
 
 
@@ -499,7 +499,7 @@ def test_the_pool_has_room_for_the_windows_prefilled_anew() -> None:
     for semantics, needed in (("carry", least), ("exact", least + 3000)):
         for blocks, refused in ((-(-needed // 16) - 1, True), (-(-needed // 16), False)):
             set_by_hand = config(semantics=semantics)
-            set_by_hand = msgspec.structs.replace(set_by_hand, pool=Pool(blocks=blocks))
+            set_by_hand = msgspec.structs.replace(set_by_hand, pool=PoolConfig(blocks=blocks))
             keys = [problem.key for problem in cross_check(set_by_hand)]
             assert keys == (["pool.blocks"] if refused else [])
 
@@ -515,8 +515,8 @@ async def test_the_daemon_refreshes_compares_and_keeps_event_time() -> None:
             semantics="exact",
             refresh_every=5,
         ),
-        questions=(Question(name="up", text="Up or down?"),),
-        scheduler=Scheduler(chunk_min=64, max_new_tokens=64),
+        questions=(QuestionConfig(name="up", text="Up or down?"),),
+        scheduler=SchedulerConfig(chunk_min=64, max_new_tokens=64),
         standing="none",
     )
     async with running(config, source, sink) as front:
