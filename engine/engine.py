@@ -87,10 +87,6 @@ class Engine:
             context.release()
         return fork
 
-    def save_prompt(self, fork: Fork, tokens: Sequence[int], salt: str = "") -> int:
-        """Offer the prompt's oldest ``tokens`` to the cache; as `RadixCache.save`."""
-        return self.cache.save(tokens, fork, salt)
-
     def open_stream(self, salt: str = "") -> StreamingPrompt:
         """A stateless prompt that may still change."""
         return StreamingPrompt(self.pool, self.cache, frame_limit=self.frame_limit, salt=salt)

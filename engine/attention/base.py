@@ -1,8 +1,7 @@
 """What an attention backend is given and how parts over extents are merged by log-sum-exp.
 
 A backend gets one layer's queries, its new keys and values, and the pool that already holds them.
-`attention_reference` is a plain softmax on any device, the oracle of the others; `attention_cpu` reads
-extents in place with torch's CPU flash kernel.
+`cpu` reads extents in place with torch's CPU flash kernel, `triton` with kernels of its own on a GPU.
 """
 
 from __future__ import annotations

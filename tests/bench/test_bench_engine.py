@@ -18,7 +18,7 @@ from bench.engine_together import Setting, Stopwatch, compare
 from bench.figures import Rates
 from bench.page import markers
 from bench.questions_result import Disagreement
-from engine.attention.reference import ReferenceAttention
+from tests.engine.reference_attention import ReferenceAttention
 
 SHAPE = Shape("tiny", 100, 60, layers=2, q_heads=4, kv_heads=2, head_dim=8)
 LIMITS = Limits(Rates(1, [1e9]), Rates(1, [1e9]))

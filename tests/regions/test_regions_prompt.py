@@ -104,8 +104,8 @@ def test_what_is_in_kv_is_always_the_prompt(operations: list[tuple[str, int, lis
             prompt.fork.swap_in()
         elif name == "evict":
             cache.reclaim(n)
-        elif name == "recompute last" and wanted:
-            prompt.recompute_last()
+        elif name == "recompute last" and wanted and not prompt.remaining:
+            prompt.keep(len(prompt.tokens) - 1)
             in_kv = in_kv if len(in_kv) < len(wanted) else wanted[:-1]
             assert prompt.remaining >= 1
         assert prompt.tokens.tolist() == wanted
@@ -212,14 +212,14 @@ def test_one_token_is_always_left_to_compute() -> None:
     prompt.append(list(range(9)))
     run(pool, prompt)
     prompt.save()
-    prompt.recompute_last()
+    prompt.keep(len(prompt.tokens) - 1)
     assert prompt.next(5) == [8]
     again = StreamingPrompt(pool, cache, frame_limit=1000)
     again.append(list(range(9)))
     assert again.match() == 8
     assert again.update(list(range(5))) == 3
     assert again.remaining == 0
-    again.recompute_last()
+    again.keep(len(again.tokens) - 1)
     assert again.next(5) == [4]
     short = StreamingPrompt(pool, cache, frame_limit=1000)
     short.append([0])

@@ -17,10 +17,10 @@ from engine.attention import short_extents
 from engine.attention.base import Attention, LayerCall
 from engine.attention.cpu import CpuAttention
 from engine.attention.metadata import WINDOWED_PIECE_ROWS, AttentionMetadata, Packed, after, split
-from engine.attention.reference import ReferenceAttention
 from engine.attention.rotary import FrameRotation
 from regions.extents import Extent, Placement, SlotRange
 from tests import tolerance
+from tests.engine.reference_attention import ReferenceAttention
 
 BACKENDS: list[type[Attention]] = [CpuAttention, ReferenceAttention]
 KV_HEADS, GROUPS, DIM, ROTARY = 2, 3, 16, 12
