@@ -16,7 +16,7 @@ from engine.model.loading import LoadedModel
 from engine.model.prompt import PromptFormat
 from regions.tape import Retention, Tape
 from scheduler.observer import Observer
-from scheduler.request import Request
+from scheduler.request import Request, RequestSpec
 from scheduler.scheduler import Scheduler
 from scheduler.types import Limits, PriorityClass
 from scheduler.worker import Worker
@@ -74,12 +74,14 @@ class Session:
         began = time.perf_counter_ns()
         self.submit(
             Request(
-                cls=PriorityClass.SESSION,
-                session="bench",
-                prompt=self.question,
-                max_tokens=1,
-                on_done=lambda request: done.set(),
-                open_reader=self.tape.fork,
+                RequestSpec(
+                    cls=PriorityClass.SESSION,
+                    session="bench",
+                    prompt=self.question,
+                    max_tokens=1,
+                    on_done=lambda request: done.set(),
+                    tape=self.tape,
+                )
             ),
             done,
         )
@@ -91,12 +93,14 @@ class Session:
         fresh = self.tape.fresh_window()
         self.submit(
             Request(
-                cls=PriorityClass.STREAM,
-                session="bench",
-                prompt=self.tape.window,
-                max_tokens=0,
-                on_done=lambda request: done.set(),
-                reader=fresh,
+                RequestSpec(
+                    cls=PriorityClass.STREAM,
+                    session="bench",
+                    prompt=self.tape.window,
+                    max_tokens=0,
+                    on_done=lambda request: done.set(),
+                    reader=fresh,
+                )
             ),
             done,
         )

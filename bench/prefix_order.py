@@ -23,7 +23,7 @@ from regions.ephemeral import Fork
 from regions.pool import KVPool, LayerShape
 from regions.radix import Node, RadixCache, TokenArray
 from regions.watch import PrefixWatch
-from scheduler.prefix_line import PrefixLine
+from scheduler.prefix_queue import PrefixQueue
 from scheduler.request import Request
 from scheduler.theory.orders import rank
 
@@ -121,7 +121,7 @@ class _World:
         self.pool = KVPool([LayerShape(1, 1, 1)], 2 * tokens // _BLOCK, block_size=_BLOCK)
         self.cache = RadixCache(self.pool, plan.budget)
         self.watch = _TimedWatch(self.cache) if watched else None
-        self.line = None if self.watch is None else PrefixLine(self.watch, lambda: plan.k)
+        self.line = None if self.watch is None else PrefixQueue(self.watch, lambda: plan.k)
         self.requests: dict[int, _Waiting] = {}
         self.taken = 0
         for number, prompt in enumerate(_prompts(plan, waiting)):
@@ -144,7 +144,7 @@ class _World:
         requests = [self.requests.pop(number) for number in chosen]
         if self.line is not None:
             for request in requests:
-                self.line.taken(cast("Request", request))
+                self.line.admitted(cast("Request", request))
         return [request.prompt for request in requests]
 
     def save(self, prompts: Sequence[TokenArray]) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bench.contenders import engine_for, read
@@ -22,8 +22,9 @@ from engine.model.loading import LoadedModel
 from engine.model.prompt import PromptFormat
 from regions.tape import Retention
 from scheduler.observer import Observer
-from scheduler.request import Failure, Record, Request
+from scheduler.request import Failure, Request, RequestSpec
 from scheduler.scheduler import Scheduler
+from scheduler.tapes import Record, Records
 from scheduler.types import Limits, PriorityClass, Tape
 from scheduler.worker import Worker
 
@@ -95,7 +96,7 @@ class World:
         """ns from asking to the answer token. Raises RuntimeError when there is none."""
         done = threading.Event()
         request = Request(
-            cls, "asked", self.question, 1, lambda request: done.set(), open_reader=self.asked.fork
+            RequestSpec(cls, "asked", self.question, 1, lambda request: done.set(), tape=self.asked)
         )
         began = time.perf_counter_ns()
         self.scheduler.submit(request)
@@ -110,12 +111,12 @@ class World:
         self.asked.release()
         self.flooded.release()
 
-    def on_commit(self, tape: Tape, version: int, records: Sequence[Record]) -> None:
+    def on_commit(self, tape: Tape, version: int, records: Records) -> None:
         """What was read is replaced, so that as much waits as before."""
         if self.flowing:
             self.scheduler.append(self.flooded, self._records(len(records)))
 
-    def on_drop(self, tape: Tape, records: Sequence[Record], failure: Failure) -> None:
+    def on_drop(self, tape: Tape, records: Records, failure: Failure) -> None:
         """The engine is stopping, or the run is not what it should be, which the asks will show."""
 
     def _prompt(self) -> None:
@@ -123,12 +124,14 @@ class World:
         tokens = [self._rng.randrange(vocabulary) for _ in range(self.sizes.prompt_tokens)]
         self.scheduler.submit(
             Request(
-                PriorityClass.POOL,
-                "",
-                tokens,
-                self.sizes.answer,
-                self._prompted,
-                open_prompt=lambda: self.engine.open_stream(),
+                RequestSpec(
+                    PriorityClass.POOL,
+                    "",
+                    tokens,
+                    self.sizes.answer,
+                    self._prompted,
+                    open_prompt=lambda: self.engine.open_stream(),
+                )
             )
         )
 
@@ -136,7 +139,7 @@ class World:
         if self.flowing:
             self._prompt()
 
-    def _records(self, n: int) -> list[Record]:
+    def _records(self, n: int) -> list[Record[None]]:
         return [Record(self._rng.choice(self.bars)) for _ in range(n)]
 
 

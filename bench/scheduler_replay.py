@@ -20,7 +20,7 @@ from regions.prompt import StreamingPrompt
 from regions.watch import PrefixWatch
 from scheduler.costs import CostModel, spans_of
 from scheduler.policies import Ordering
-from scheduler.request import Event, Request
+from scheduler.request import Event, Request, RequestSpec
 from scheduler.scheduler import Scheduler
 from scheduler.simulation.inputs import Input
 from scheduler.simulation.run import NEVER, Setup, go_on
@@ -128,13 +128,15 @@ class _Replay:
         tokens = self.tokens(piece.tokens)
         if piece.op == "open":
             request = Request(
-                PriorityClass.POOL,
-                "",
-                tokens,
-                piece.max_tokens,
-                self.done,
-                open_prompt=self.reader,
-                complete=piece.last,
+                RequestSpec(
+                    PriorityClass.POOL,
+                    "",
+                    tokens,
+                    piece.max_tokens,
+                    self.done,
+                    open_prompt=self.reader,
+                    complete=piece.last,
+                )
             )
             with self.ended:
                 self.open += 1

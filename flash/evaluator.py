@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from flash.registry import Registry, Standing
-from scheduler.request import Event, Failure, Record, Request, State
+from scheduler.request import Event, Failure, Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
+from scheduler.tapes import Records
 from scheduler.types import PriorityClass, Reader, Tape
 
 
@@ -136,7 +137,7 @@ class FlashEvaluator:
         """Per session, updates so far that got no evaluation of their own."""
         scheduler.subscribe(self)
 
-    def on_commit(self, tape: Tape, version: int, records: Sequence[Record]) -> None:
+    def on_commit(self, tape: Tape, version: int, records: Records) -> None:
         """Evaluate the new version, at once or as soon as the running evaluation is done."""
         session, standing = self._sessions[tape.name], self._registry.standing(tape.name)
         payloads = tuple(record.payload for record in records)
@@ -156,7 +157,7 @@ class FlashEvaluator:
             self._skip(tape.name, session.current, new)
         self._submit(session, new)
 
-    def on_drop(self, tape: Tape, records: Sequence[Record], failure: Failure) -> None:
+    def on_drop(self, tape: Tape, records: Records, failure: Failure) -> None:
         """Remember that the tape has a gap; the next version's answers say so."""
         self._sessions[tape.name].gap = True
 
@@ -176,14 +177,16 @@ class FlashEvaluator:
         evaluation.open = len(evaluation.forks)
         evaluation.requests = [
             Request(
-                cls=PriorityClass.FLASH,
-                session=item.session,
-                prompt=item.prepared.prompt_tokens,
-                max_tokens=1 if item.question.choices else item.question.max_tokens,
-                on_done=partial(self._done, session, evaluation, item),
-                reader=reader,
-                stop_ids=item.prepared.stop_ids,
-                choices=item.prepared.choice_tokens,
+                RequestSpec(
+                    cls=PriorityClass.FLASH,
+                    session=item.session,
+                    prompt=item.prepared.prompt_tokens,
+                    max_tokens=1 if item.question.choices else item.question.max_tokens,
+                    on_done=partial(self._done, session, evaluation, item),
+                    reader=reader,
+                    stop_ids=item.prepared.stop_ids,
+                    choices=item.prepared.choice_tokens,
+                )
             )
             for item, reader in evaluation.forks
         ]
@@ -236,7 +239,7 @@ class FlashEvaluator:
             version=evaluation.version,
             text=self._detokenise(request.answer) if choice is None else choice,
             choice=choice,
-            logit_gap=request.rows[0].gap,
+            logit_gap=request.samples[0].gap,
             tokens=tuple(request.answer),
             queued_at=queued,
             finished_at=finished,

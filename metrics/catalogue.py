@@ -83,6 +83,7 @@ WAIT_REASONS: tuple[str, ...] = (
     "blocks",
     "high_water",
     "order",
+    "restore",
     "behind flash",
     "behind session",
     "behind pool",

@@ -134,12 +134,12 @@ class StreamingPrompt:
             self._restart(cached)
         return self.length - before
 
-    def follow(self, other: StreamingPrompt, n: int) -> None:
-        """Read the first ``n`` tokens of ``other``, which begins with the same ones, instead of its own KV.
+    def read_from(self, source: StreamingPrompt, n: int) -> None:
+        """Read the first ``n`` tokens of ``source``, which begins with the same ones, instead of its own KV.
 
-        Metadata only. Raises RuntimeError while ``other`` is swapped out.
+        Metadata only. Raises RuntimeError while the source is swapped out.
         """
-        self._restart(alias(self._pool, other.fork.extents, n))
+        self._restart(alias(self._pool, source.fork.extents, n))
 
     def keep(self, tokens: int) -> None:
         """Only the first ``tokens`` tokens stay in KV, of the prompt and of an answer behind it."""

@@ -5,40 +5,44 @@ estimate of memory is what is free plus what the requests ranked *below* the cur
 may take that; so a high rank is never refused for the sake of a low one, and a low rank whose blocks are
 already spoken for is left out and thereby becomes the first victim. What others hold is only counted once
 the free blocks do not suffice.
+
+Work that needs a session's lost KV is passed over until the session is rebuilt, and holds up nobody.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
-from scheduler.book import Below, Book, Place, Walk, place_of
-from scheduler.followers import Groups
-from scheduler.request import Append, Request, State, Work
-from scheduler.types import Limits, Memory, PriorityClass
+from scheduler.grouping import Grouping
+from scheduler.queues import Position, PreemptableBlocks, Queues, Walk
+from scheduler.request import Failure, Request, State
+from scheduler.tapes import Append
+from scheduler.types import Limits, Memory, PriorityClass, Tape
 
-BESIDE = 4
-"""Beside questions all prompts of POOL together get the `BESIDE`-th part of the smallest chunk."""
+POOL_SHARE = 4
+"""In a batch with questions all prompts of POOL together get this part of the smallest chunk."""
 
 
 class Entry(NamedTuple):
     """One row of a batch: `n` tokens of a request or `n` records of an append.
 
-    With a `leader` it is no row: the request reads what the leader computes in this batch (grouped prefill).
-    ``drafts``: guesses to be verified behind the `n` tokens.
+    With a `source` it is no row: the request reads what the source computes in this batch (grouped prefill).
+    ``drafts``: to be verified behind the `n` tokens.
     """
 
-    work: Work
+    work: Request | Append
     n: int
-    leader: Request | None = None
+    source: Request | None = None
     drafts: tuple[int, ...] = ()
 
     @property
     def tokens(self) -> int:
         """Tokens it computes, drafts left out."""
-        return sum(self.work.lengths(self.n)) if isinstance(self.work, Append) else self.n
+        return self.work.tokens_of(self.n)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +54,24 @@ class Plan:
     """For each class that was turned away, the budget that ran out or the class that came first."""
     question: bool = False
     """It has a row of a question: FLASH or SESSION."""
+    lost: tuple[Tape, ...] = ()
+    """Tapes that work waits for until their lost KV is rebuilt."""
 
 
-def plan(book: Book, memory: Memory, limits: Limits) -> Plan:
-    """Choose the next batch.
+def plan(
+    queues: Queues,
+    memory: Memory,
+    limits: Limits,
+    grouping: Grouping | None = None,
+    *,
+    after_question: bool = False,
+) -> Plan:
+    """Choose the next batch; ``after_question``: the one before had a question.
 
     The first of the order always gets an entry whatever the memory estimate says, because phase 2 can
     always make room for it or end it: this is what rules out a deadlock.
     """
-    return _Planner(book, memory, limits).run()
+    return _Planner(queues, memory, limits, grouping, after_question).run()
 
 
 def adaptive_chunk(decodes: int, prefills: int, limits: Limits) -> int:
@@ -81,13 +94,51 @@ def reserve(memory: Memory, limits: Limits) -> int:
     return memory.total_blocks - int(memory.total_blocks * limits.high_water)
 
 
+def refusal(request: Request, limits: Limits, memory: Memory) -> Failure | None:
+    """Why the request, as it is by now, can never run; None if it can."""
+    if request.prefill_only:
+        return None
+    prompt, new = len(request.prompt), request.spec.max_tokens
+    budget = cell_budget(memory, limits)
+    if prompt > limits.max_prompt_tokens:
+        message = f"the prompt has {prompt} tokens, the limit is {limits.max_prompt_tokens}"
+    elif new > limits.max_new_tokens:
+        message = f"{new} new tokens were asked for, the limit is {limits.max_new_tokens}"
+    elif request.cells > budget:
+        message = (
+            f"prompt ({prompt} tokens) and answer (up to {new}) need {request.cells} cells; requests may "
+            f"claim {budget} of the pool's {memory.total_blocks * memory.block_size}"
+        )
+    else:
+        return None
+    return Failure("too_long", message)
+
+
+def first_half(entries: Sequence[Entry]) -> list[Entry]:
+    """The first of ``entries``, in order, that make up half of the tokens: for a device out of memory.
+
+    A prompt is cut to the tokens left, an append to the whole records left. The first always keeps at least
+    one token or record, so that something moves.
+    """
+    left = max(1, sum(entry.tokens for entry in entries) // 2)
+    kept: list[Entry] = []
+    for entry in entries:
+        n = entry.work.units_within(left, entry.n) or (0 if kept else 1)
+        if n:
+            kept.append(entry._replace(n=n))
+            left -= kept[-1].tokens
+    return kept
+
+
 @dataclass(slots=True)
 class _Planner:
     """What is left while the order is walked."""
 
-    book: Book
+    queues: Queues
     memory: Memory
     limits: Limits
+    grouping: Grouping | None
+    after_question: bool
     walk: Walk = field(init=False)
     tokens: int = field(init=False)
     rows: int = field(init=False)
@@ -99,25 +150,26 @@ class _Planner:
     """Blocks that prefill chunks leave alone (the high-water mark)."""
     chunk: int = field(init=False)
     block_size: int = field(init=False)
-    groups: Groups | None = field(init=False)
     entries: list[Entry] = field(init=False, default_factory=list)
     waits: dict[PriorityClass, str] = field(init=False, default_factory=dict)
-    asked: bool = field(init=False, default=False)
-    """A request has a row in this batch."""
-    beside: int | None = field(init=False, default=None)
-    """Tokens left for prompts of POOL beside a question; None without one in this batch."""
-    below: Below | None = field(init=False, default=None)
+    lost: dict[Tape, None] = field(init=False, default_factory=dict)
+    has_request: bool = field(init=False, default=False)
+    """A request that is not in the background has a row in this batch."""
+    pool_share: int | None = field(init=False, default=None)
+    """Tokens left for prompts of POOL in a batch with a question; None without one."""
+    preemptable: PreemptableBlocks | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        memory, limits, book = self.memory, self.limits, self.book
-        self.walk = book.walk()
+        memory, limits, queues = self.memory, self.limits, self.queues
+        self.walk = queues.walk()
         self.tokens, self.rows = limits.max_batch_tokens, limits.max_batch_requests
-        self.cells = cell_budget(memory, limits) - book.cells
+        self.cells = cell_budget(memory, limits) - queues.cells
         self.free = memory.free_blocks
         self.reserve = reserve(memory, limits)
-        self.chunk = adaptive_chunk(book.decodes, book.prefills, limits)
+        self.chunk = adaptive_chunk(queues.decodes, queues.prefills, limits)
         self.block_size = memory.block_size
-        self.groups = Groups() if limits.grouping else None
+        if self.grouping is not None:
+            self.grouping.begin()
 
     def run(self) -> Plan:
         for work in self.walk:
@@ -127,84 +179,92 @@ class _Planner:
             if isinstance(work, Append):
                 entry = self._append(work)
             else:
-                place = place_of(work)
-                generates = place.decoding and place.state is State.RUNNING
-                entry = (self._decode(work) if generates else None) or self._request(work, place)
+                position = self.queues.position(work)
+                generates = position.decoding and position.state is State.RUNNING
+                entry = (self._decode(work) if generates else None) or self._request(work, position)
             if entry is not None:
                 self.entries.append(entry)
-        return Plan(tuple(self.entries), tuple(self.waits.items()), self.beside is not None)
+        waits, lost = tuple(self.waits.items()), tuple(self.lost)
+        return Plan(tuple(self.entries), waits, self.pool_share is not None, lost)
 
     def _decode(self, request: Request) -> Entry | None:
         """One token of an answer, as most rows of most batches; None without free memory for it."""
-        assert request.reader is not None  # it generates
-        blocks = request.reader.blocks_needed(1)
+        blocks = request.blocks_needed(1, self.block_size)
         if blocks > self.free:
             return None
         self._spend(1, blocks)
-        if not self.asked:
-            self._asks(request)
+        if not self.has_request:
+            self._has_row(request)
         return Entry(request, 1)
 
-    def _request(self, request: Request, place: Place) -> Entry | None:
-        waiting = place.state is State.QUEUED
+    def _request(self, request: Request, position: Position) -> Entry | None:
+        waiting = position.state is State.QUEUED
+        if waiting and request.lost:
+            self._restore(request, request.spec.tape)
+            return None
         if waiting and not self._has_cells(request):
             self._note(request, "cells")
-            self.walk.close()
+            self.walk.stop_admitting()
             return None
-        leader = self.groups.leader_of(request) if self.groups else None
-        if leader is not None:
-            entry = Entry(request, 0, leader)
+        source = self.grouping.source_of(request) if self.grouping else None
+        if source is not None:
+            entry = Entry(request, 0, source)
         else:
-            n, blocks = self._tokens(request, place)
+            n, blocks = self._tokens(request, position)
             if not n:
                 if waiting:
-                    # Nobody starts before an earlier one of its class: the door closes for all behind.
-                    self.walk.close()
+                    # Nobody starts before an earlier one of its class: no one behind is admitted.
+                    self.walk.stop_admitting()
                 return None
             entry = Entry(request, n)
             self._spend(n, blocks)
-            if self.beside is not None and request.cls is PriorityClass.POOL:
-                self.beside -= n
-            self._asks(request)
-            if self.groups:
-                self.groups.lead(request, n)
+            if self.pool_share is not None and request.cls is PriorityClass.POOL:
+                self.pool_share -= n
+            self._has_row(request)
+            if self.grouping:
+                self.grouping.add_source(request, n)
         if waiting:
             self.cells -= request.cells
         return entry
 
-    def _asks(self, request: Request) -> None:
-        if not request.prefill_only:
-            self.asked = True
-            if request.cls <= PriorityClass.SESSION and self.beside is None:
+    def _has_row(self, request: Request) -> None:
+        if not request.background:
+            self.has_request = True
+            if request.cls <= PriorityClass.SESSION and self.pool_share is None:
                 # the first batch with a question is its own, but for the tokens of running answers
-                self.beside = max(1, self.limits.chunk_min // BESIDE) if self.book.questioned else 0
+                self.pool_share = max(1, self.limits.chunk_min // POOL_SHARE) if self.after_question else 0
 
     def _spend(self, tokens: int, blocks: int) -> None:
         self.rows -= 1
         self.tokens -= tokens
         self.free -= blocks
 
-    def _note(self, work: Work, reason: str) -> None:
+    def _note(self, work: Request | Append, reason: str) -> None:
         """Remember the first reason for which a class had to wait."""
         self.waits.setdefault(work.cls, reason)
 
+    def _restore(self, work: Request | Append, tape: Tape | None) -> None:
+        self._note(work, "restore")
+        if tape is not None:
+            self.lost[tape] = None
+
     def _has_cells(self, request: Request) -> bool:
-        """Whether the budget holds it beside the admitted that make no room for it."""
+        """Whether the budget holds it, with the admitted that make no room for it."""
         if request.cells <= self.cells:
             return True
-        return self.book.holders_have(request, request.cells - self.cells)
+        return self.queues.victims_have(request, request.cells - self.cells)
 
-    def _tokens(self, request: Request, place: Place) -> tuple[int, int]:
+    def _tokens(self, request: Request, position: Position) -> tuple[int, int]:
         """Tokens that the budgets leave it in this batch, and the blocks they take."""
-        n = self._wanted(request, place.left)
+        n = self._wanted(request, position.left)
         if not n:
             self._note(request, "order" if self._gives_way(request) else "tokens")
             return 0, 0
         blocks = request.blocks_needed(n, self.block_size)
-        reserve = 0 if place.decoding else self.reserve
+        reserve = 0 if position.decoding else self.reserve
         if not self.entries or blocks <= self.free - reserve:
             return n, blocks
-        room = self.free + self._blocks_below(request, blocks + reserve - self.free) - reserve
+        room = self.free + self._preemptable(request, blocks + reserve - self.free) - reserve
         if blocks > room:
             self._note(request, "high_water" if blocks <= room + reserve else "blocks")
             n = bisect_right(range(1, n + 1), room, key=lambda k: request.blocks_needed(k, self.block_size))
@@ -212,25 +272,28 @@ class _Planner:
         return n, blocks
 
     def _wanted(self, request: Request, left: int) -> int:
-        if request.prefill_only:
-            chunk = 0 if self.asked else self.limits.chunk_min
+        if request.background:
+            chunk = 0 if self.has_request else self.limits.chunk_min
         elif request.cls is PriorityClass.FLASH:
             # It is short and its wait is the product: no chunking, all that fit go together.
             chunk = left
-        elif self.beside is not None and request.cls is PriorityClass.POOL:
+        elif self.pool_share is not None and request.cls is PriorityClass.POOL:
             # A question waits for the whole of its pass: the prompts below it only keep moving, and where
             # they had the batch before, not even that.
-            chunk = min(self.chunk, self.beside)
+            chunk = min(self.chunk, self.pool_share)
         else:
             chunk = self.chunk
         return min(left, chunk, self.tokens)
 
     def _gives_way(self, request: Request) -> bool:
         """Whether questions are what keeps a request out."""
-        return request.prefill_only or (request.cls is PriorityClass.POOL and self.beside == 0)
+        return request.background or (request.cls is PriorityClass.POOL and self.pool_share == 0)
 
     def _append(self, append: Append) -> Entry | None:
-        if self.beside is not None and not self.book.questioned and not append.due:
+        if append.lost:
+            self._restore(append, append.tape)
+            return None
+        if self.pool_share is not None and not self.after_question and not append.due:
             self._note(append, "order")
             return None
         n, tokens, blocks = self._records(append)
@@ -244,8 +307,8 @@ class _Planner:
         """Whole records only; memory bounds them from the second on: eviction makes room for the first."""
         n = tokens = blocks = 0
         most = min(self.tokens, append.tape.append_tokens)
-        # Beside questions the tape gets the smallest chunk (or one record): they wait for the whole pass.
-        share = most if append.due or not self.asked else min(most, self.limits.chunk_min)
+        # With questions the tape gets the smallest chunk (or one record): they wait for the whole pass.
+        share = most if append.due or not self.has_request else min(most, self.limits.chunk_min)
         oldest = newest = append.queue[0].record.ts_event
         span = append.tape.append_span_ns
         for pending in islice(append.queue, append.tape.append_records):
@@ -256,13 +319,13 @@ class _Planner:
             if span and newest - oldest > span:
                 break
             need = append.tape.blocks_needed(after)
-            if n and need > self.free and need > self.free + self._blocks_below(append, need - self.free):
+            if n and need > self.free and need > self.free + self._preemptable(append, need - self.free):
                 break
             n, tokens, blocks = n + 1, after, need
         return n, tokens, blocks
 
-    def _blocks_below(self, work: Work, needed: int) -> int:
+    def _preemptable(self, work: Request | Append, needed: int) -> int:
         """Blocks that phase 2 may take for `work` from others, or enough of them."""
-        if self.below is None:
-            self.below = self.book.blocks_below()
-        return self.below(work, needed)
+        if self.preemptable is None:
+            self.preemptable = self.queues.preemptable_blocks()
+        return self.preemptable(work, self.queues.key(work), needed)

@@ -1,15 +1,14 @@
-"""Who goes first within a class: ordering functions of one request, by name.
+"""The order within a class: scheduling keys of one request, by policy.
 
 A policy gives a request a key; smaller goes first, and the last request in that order is the first victim.
-The key ends in the request's number, so no two are equal and equal inputs give equal decisions. Whoever is
-generating goes before whoever is not, under any policy: a decode costs one token and its reader holds the
-most memory, so finishing it first is both the fairest and the cheapest, and it never lets a later request
-overtake the start of an earlier one.
+The key ends in the request's number, so no two are equal and equal inputs give equal decisions. Requests
+that generate come first under any policy: a decode costs one token and its reader occupies the most memory,
+so finishing it first is both fair and cheap, and it never lets a later request start before an earlier one.
 
 The classes FLASH, SESSION and STREAM are always in order of submission (*Attention Once* section 3.6). POOL
 requests are ordered as configured: `vllm`, `fcfs`, `lcas` and `mcps` are those of *Stream2LLM* section 4.4,
-`lpm`, `klpm` and `klpm-adaptive` those of the k-LPM paper. The latter order by something outside the
-request, the prefix cache: those that wait stand in a `PrefixLine`, the others as under `vllm`.
+`lcas-fair` is `lcas` without its starvation, `lpm`, `klpm` and `klpm-adaptive` are those of the k-LPM paper.
+These last order what waits by the prefix cache (`PrefixQueue`), and the rest as `vllm` does.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from scheduler.request import Request, State
 
 Key = tuple[int, ...]
 Policy = Callable[[Request], Key]
-PolicyName = Literal["vllm", "fcfs", "lcas", "mcps", "lpm", "klpm", "klpm-adaptive"]
+PolicyName = Literal["vllm", "fcfs", "lcas", "lcas-fair", "mcps", "lpm", "klpm", "klpm-adaptive"]
 NAMES: tuple[str, ...] = get_args(PolicyName)
 
 
@@ -33,7 +32,7 @@ def vllm(request: Request) -> Key:
     """
     if request.state is State.RUNNING:
         return 0, request.admitted
-    return (1, -request.displaced) if request.displaced else (2, request.id)
+    return (1, -request.preempted) if request.preempted else (2, request.id)
 
 
 def fcfs(request: Request) -> Key:
@@ -47,18 +46,27 @@ def mcps(request: Request) -> Key:
 
 
 def lcas(request: Request) -> Key:
-    """Finished prompts before those still coming in; of the latter the latest chunk first (section 4.4.4).
+    """Finished prompts before partial ones, in both the most recent chunk first (section 4.4.4).
 
-    A finished prompt gets no more chunks: recency says nothing of it, and somebody waits since the last one.
-    So the one whose last chunk is oldest goes first; the other way round a burst starves them (section
-    4.4.4 names that weakness).
+    A steady arrival of newer requests starves an older one, as the section says.
     """
+    return int(not request.complete), -request.last_chunk_ns, request.id
+
+
+def lcas_fair(request: Request) -> Key:
+    """As `lcas`, but of the finished prompts the oldest last chunk first, so that none of them starves."""
     if request.complete:
         return 0, request.last_chunk_ns, request.id
-    return 1, -request.last_chunk_ns, request.id
+    return lcas(request)
 
 
-KEYS: dict[str, Policy] = {"vllm": vllm, "fcfs": fcfs, "mcps": mcps, "lcas": lcas}
+KEYS: dict[str, Policy] = {
+    "vllm": vllm,
+    "fcfs": fcfs,
+    "mcps": mcps,
+    "lcas": lcas,
+    "lcas-fair": lcas_fair,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""One iteration: plan, acquire, execute, commit.
+"""The scheduler: one iteration is plan, allocate, execute, commit.
 
-Work comes in and goes out at the `Desk`. All of this belongs to the one thread that calls `step`: equal
-inputs (work, clock, executor) give equal decisions. The scheduler yields after every batch: whatever arrives
-meanwhile waits for one batch at most before it is ranked (*Attention Once* section 3.6).
+Work comes in through an `Inbox` from any thread. All the rest belongs to the one thread that calls `step`:
+equal inputs (work, clock, executor) give equal decisions. The scheduler yields after every batch: whatever
+arrives meanwhile waits for one batch at most before it is ranked (*Attention Once* section 3.6).
 """
 
 from __future__ import annotations
@@ -11,28 +11,44 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import Any, cast
 
-from engine.step import Chunk, Executor, OutOfMemory, SampledToken
-from scheduler.acquisition import acquire
-from scheduler.deadlines import due
-from scheduler.desk import Desk
-from scheduler.drafting import with_drafts
-from scheduler.eviction import prefers_swap
-from scheduler.followers import follow
-from scheduler.halving import upper_half
-from scheduler.observer import Observer
-from scheduler.planner import Entry, plan
+from engine.step import Executor, OutOfMemory, SampledToken
+from scheduler.allocation import Allocation, allocate, prefers_swap
+from scheduler.grouping import Grouping
+from scheduler.inbox import AppendRecords, Call, Cancel, ChangePrompt, Inbox, Note, PromptTimeouts, Submit
+from scheduler.observer import Observer, WaitLedger
+from scheduler.planner import Entry, Plan, first_half, plan, refusal
 from scheduler.policies import Ordering
-from scheduler.request import Append, Event, Failure, Request, State, Work
-from scheduler.types import Costs, Limits, Memory, PrefixIndex, PriorityClass, Tier
+from scheduler.prefix_queue import waiting_order
+from scheduler.queues import Queues
+from scheduler.request import Event, Failure, Request, State
+from scheduler.speculation import Speculation
+from scheduler.tapes import Append, Records, TapeListener, due
+from scheduler.types import Costs, Limits, Memory, PrefixIndex, PriorityClass, Tape, Tier, Work
 
 log = logging.getLogger(__name__)
 
 FIFO = Ordering()
+STOPPING = Failure("stopping", "the engine is shutting down")
 
 
-class Scheduler(Desk):
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """What one forward pass ran, and what it sampled."""
+
+    entries: Sequence[Entry]
+    """Those without a row of their own included: readers of a shared prefill."""
+    rows: Sequence[Entry]
+    sampled: Sequence[SampledToken | None]
+    """Of each row, None where nothing was to be sampled."""
+    now: int
+    """When it ended, ns."""
+
+
+class Scheduler:
     """Priority classes over one executor; see the module. `clock` gives ns and never runs backwards.
 
     ``ordering`` is that of POOL requests; one by prefix needs the ``index``, an adaptive one draws from
@@ -53,189 +69,220 @@ class Scheduler(Desk):
         tier: Tier | None = None,
         index: PrefixIndex | None = None,
         rng: random.Random | None = None,
+        inbox: Inbox | None = None,
+        grouping: Grouping | None = None,
     ) -> None:
-        super().__init__(memory, limits, clock, observer or Observer(), ordering, index, rng)
-        self._executor = executor
-        self._costs = costs
-        self._tier = tier
+        self._executor, self._memory, self._limits, self._clock = executor, memory, limits, clock
+        self._observer = observer or Observer()
+        self._costs, self._tier = costs, tier
+        self._inbox = inbox or Inbox(clock)
+        order, self._learn = waiting_order(ordering, index, rng)
+        self._queues = Queues(ordering.key, order)
+        self._grouping = (grouping or Grouping()) if limits.grouping else None
+        self._speculation = Speculation(limits, memory)
+        self._waits = WaitLedger()
+        self._timeouts = PromptTimeouts(limits.stream_timeout_ns)
+        self._listeners: list[TapeListener] = []
+        self._on_lost: list[Callable[[Tape], None]] = []
         self._admissions = self._preemptions = 0
+        self._after_question = False
+
+    # Any thread.
+
+    def submit(self, request: Request) -> int:
+        """Queue a request and return its id. Refusals, too, arrive by `on_done`: code `too_long`.
+
+        After `close` the request ends at once with `stopping`, on the caller's thread.
+        """
+        if not self._inbox.submit(request):
+            self._end(request, State.FAILED, STOPPING, request.last_chunk_ns)
+        return request.id
+
+    def append(self, tape: Tape, records: Records) -> None:
+        """Queue whole records for a tape. Raises ValueError, before anything is queued, for an empty record.
+
+        A record that no batch can hold is reported to `on_drop` with `too_long`, after `close` with
+        `stopping`.
+        """
+        if any(not record.tokens for record in records):
+            raise ValueError(f"{tape.name}: a record needs at least one token")
+        if records and not self._inbox.append(tape, records):
+            self._dropped(tape, list(records), STOPPING)
+
+    def extend(self, request_id: int, tokens: Sequence[int]) -> None:
+        """More of an unfinished prompt (append mode, *Stream2LLM* section 4.2).
+
+        Like `replace` and `finish` it comes into force before the next batch, and is ignored for a request
+        that has ended or whose prompt is finished.
+        """
+        self._inbox.change_prompt(request_id, "extend", tokens)
+
+    def replace(self, request_id: int, tokens: Sequence[int]) -> None:
+        """Another prompt in place of the unfinished one: KV of the common prefix stays (update mode)."""
+        self._inbox.change_prompt(request_id, "replace", tokens)
+
+    def finish(self, request_id: int) -> None:
+        """The prompt is all there: generate. An empty one fails with `bad_prompt`."""
+        self._inbox.change_prompt(request_id, "finish")
+
+    def cancel(self, request_id: int) -> None:
+        """End a live request as CANCELLED before the next batch; unknown and ended ids are ignored."""
+        self._inbox.cancel(request_id)
+
+    def run_between(self, callback: Callable[[], None]) -> bool:
+        """Call `callback` on the stepping thread before the next batch is planned: nothing is half done then.
+
+        After `close` it is not called, and False is returned.
+        """
+        return self._inbox.call(callback)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Block until something came in (True), or `interrupt` or the time limit (False)."""
+        return self._inbox.wait(timeout_s)
+
+    def interrupt(self) -> None:
+        """Wake a thread that blocks in `wait`, now or at its next call."""
+        self._inbox.interrupt()
+
+    # The stepping thread, or before it starts.
+
+    def subscribe(self, listener: TapeListener) -> None:
+        """Tell `listener` of commits and drops, after those subscribed earlier."""
+        self._listeners.append(listener)
+
+    def on_lost(self, callback: Callable[[Tape], None]) -> None:
+        """Call `callback` at every step with each tape whose lost KV keeps work waiting."""
+        self._on_lost.append(callback)
+
+    @property
+    def live(self) -> int:
+        """Requests and tapes with work that have not ended."""
+        return sum(self._queues.live.values())
+
+    def next_due(self) -> float | None:
+        """Seconds until an unfinished prompt is given up, unless input comes; None while there is none."""
+        return self._timeouts.next_due(self._clock())
 
     def step(self) -> bool:
         """One iteration. False when there was nothing to do."""
         now = self._clock()
-        self._waits.advance(now)
-        worked = self._read_inbox()
-        for request_id in self._streams.expired(now):
-            self._abandon(self._book.requests[request_id])
-            worked = True
-        for append in due(self._book.appends(), now, self._limits, self._costs):
-            append.due = True
-            self._book.update(append)
-        chosen = plan(self._book, self._memory, self._limits)
-        self._book.questioned = chosen.question
-        self._waits.note(chosen.waits)
-        if chosen.entries:
-            preempted = self._preemptions
-            acquired = acquire(chosen, self._book, self._memory, self._preempt)
-            for session, tokens in acquired.evicted:
-                self._observer.evicted(session, tokens)
-            for entry, failure in acquired.failures:
-                self._give_up(entry, failure)
-            if acquired.entries:
-                entries = with_drafts(acquired.entries, self._memory, self._limits)
-                self._launch(entries)
-                self._run(entries)
-            # with none of these, all that could run waits for memory that only input or time will free
-            moved = self._preemptions > preempted
-            worked |= bool(acquired.entries or acquired.failures or acquired.evicted or moved)
+        received = self._receive(now)
+        planned = self._plan(now)
+        allocation = self._allocate(planned)
+        executed = self._execute(allocation.entries)
+        if executed is not None:
+            self._commit(executed)
+        worked = received or allocation.changed
         if worked:
-            self._observer.depth(self._book.waits, self._book.counts)
+            self._observer.depth(self._queues.waiting, self._queues.live)
         return worked
 
     def close(self) -> None:
         """Refuse new work and end all live work with `stopping`."""
-        with self._changed:
-            self._closed = True
-        self._read_inbox()
-        failure = Failure("stopping", "the engine is shutting down")
-        for request in list(self._book.requests.values()):
+        self._inbox.close()
+        for note in self._inbox.take():
+            self._apply(note)
+        for request in list(self._queues.requests.values()):
+            self._end(request, State.FAILED, STOPPING)
+        for append in list(self._queues.appends.values()):
+            self._fail(Entry(append, append.remaining), STOPPING)
+
+    # Receive: notes of other threads come into force.
+
+    def _receive(self, now: int) -> bool:
+        """Whether anything came in or ran out of time."""
+        self._waits.advance(now)
+        notes = self._inbox.take()
+        for note in notes:
+            self._apply(note)
+        expired = self._timeouts.expired(now)
+        for request_id in expired:
+            seconds = self._limits.stream_timeout_ns / 1e9
+            message = f"the prompt was not finished, and nothing of it came for {seconds:g} s"
+            self._end(self._queues.requests[request_id], State.FAILED, Failure("abandoned", message))
+        return bool(notes or expired)
+
+    def _apply(self, note: Note) -> None:
+        match note:
+            case Submit(request):
+                self._enter(request)
+            case AppendRecords():
+                self._enqueue(note)
+            case ChangePrompt():
+                self._change_prompt(note)
+            case Cancel(request_id):
+                if request_id in self._queues.requests:
+                    self._end(self._queues.requests[request_id], State.CANCELLED)
+            case Call(callback):
+                _call(callback)
+
+    def _enter(self, request: Request) -> None:
+        failure = refusal(request, self._limits, self._memory)
+        if failure is not None:
             self._end(request, State.FAILED, failure)
-        for append in list(self._appends.values()):
-            self._give_up(Entry(append, len(append.queue)), failure)
-
-    # Execute and commit.
-
-    def _launch(self, entries: Sequence[Entry]) -> None:
-        """Requests of a batch are admitted; how long its work waited is told."""
-        now = self._clock()
-        for entry in entries:
-            work = entry.work
-            if isinstance(work, Append):
-                if not work.failures:
-                    for queued_ns in work.queued_ns(entry.n):
-                        self._observer.queue_wait(work.cls, now - queued_ns)
-            elif work.state is State.QUEUED:
-                if work.first(Event.SCHEDULED) is None and not work.prefill_only:
-                    self._observer.queue_wait(work.cls, now - work.events[0][1])
-                self._admissions += 1
-                work.state, work.admitted = State.RUNNING, self._admissions
-                work.events.append((Event.SCHEDULED, now))
-                self._update(work)
-
-    def _run(self, entries: Sequence[Entry], *, again: bool = False) -> None:
-        """One forward pass and what follows from it. ``again``: the rest of one that found no memory."""
-        started = self._clock()
-        # without a row are followers, and unfinished prompts that the prefix cache had all of
-        rowed = [entry for entry in entries if entry.n]
-        chunks = [_chunk(entry) for entry in rowed]
-        if not chunks:
-            self._settle(entries)
             return
-        try:
-            rows = self._executor.execute(chunks)
-            if len(rows) != len(chunks):
-                raise RuntimeError(f"the executor returned {len(rows)} rows for {len(chunks)} chunks")
-        except OutOfMemory as error:
-            self._out_of_memory(rowed, error, again)
-            return
-        except Exception as error:
-            log.exception("forward pass failed; ending its %d rows", len(rowed))
-            self._observer.executor_failed(error)
-            self._lose(rowed, Failure("engine", f"{type(error).__name__}: {error}"))
-            return
-        now = self._clock()
-        tokens: Counter[PriorityClass] = Counter()
-        for entry, chunk in zip(rowed, chunks, strict=True):
-            tokens[entry.work.cls] += len(chunk.tokens)
-        self._observer.batch(tokens, len(rowed), now - started)
-        for entry in entries:
-            if entry.leader is not None:
-                follow(entry.work, entry.leader)
-        for entry, row in zip(rowed, rows, strict=True):
-            if isinstance(entry.work, Request):
-                self._advance(entry.work, row, len(entry.drafts), now)
-        # Tapes last: whoever finished above did so at the version it read, and its successor sees the newest.
-        for entry in rowed:
-            if isinstance(entry.work, Append):
-                self._commit(entry.work, entry.n)
-        self._settle(entries)
+        self._queues.requests[request.id] = request
+        self._waits.arrived(request, request.events[0][1])
+        if not request.complete:
+            self._timeouts.touch(request)
+        self._update(request)
 
-    def _settle(self, entries: Sequence[Entry]) -> None:
-        """The book learns what a batch made of its requests."""
-        for entry in entries:
-            if isinstance(entry.work, Request) and entry.work.id in self._book.requests:
-                self._update(entry.work)
-
-    def _out_of_memory(self, entries: Sequence[Entry], error: OutOfMemory, again: bool) -> None:
-        """Preempt the lower half of the batch and try the upper once; if it was that already, it is lost."""
-        log.warning("no memory for a batch of %d rows: %s", len(entries), error)
-        self._observer.out_of_memory(retried=not again)
-        if again:
-            message = f"the device has no memory left for one more step, not even a smaller one: {error}"
-            self._lose(entries, Failure("no_memory", message))
+    def _change_prompt(self, note: ChangePrompt) -> None:
+        request = self._queues.requests.get(note.id)
+        if request is None or request.complete:
             return
-        kept = upper_half(entries)
-        staying = {entry.work for entry in kept}
-        for entry in entries:
-            if isinstance(entry.work, Request) and entry.work not in staying:
-                self._leave(entry.work, Event.PREEMPTED_RECOMPUTE, kept[0].work)
-        self._run(kept, again=True)
-
-    def _advance(self, request: Request, row: SampledToken | None, drafted: int, now: int) -> None:
-        """Account for a request's executed chunk; the executor has advanced its reader, over drafts, too."""
-        if drafted and row is not None and request.reader is not None:
-            right = len(row.accepted)
-            request.reader.keep(request.reader.length - drafted + right)
-            request.drafted, request.accepted = request.drafted + drafted, request.accepted + right
-            if request.lookup is not None:
-                request.lookup.verified(drafted, right)
-            self._observer.speculated(drafted, right)
-        if request.remaining or not request.complete:
-            return
-        if request.events[-1][0] is Event.SCHEDULED:
-            request.events.append((Event.KV_ON_GPU, now))
-            if request.prompt_reader is not None:
-                request.prompt_reader.save()
-        if request.prefill_only:
-            self._end(request, State.FINISHED)
-        elif row is None:
-            self._end(request, State.FAILED, Failure("engine", "the executor returned no row to sample from"))
-        elif row.error is not None:
-            self._end(request, State.FAILED, Failure("nan_logits", row.error))
+        if note.change == "finish":
+            request.complete, request.last_chunk_ns = True, note.at
+            self._timeouts.forget(request)
         else:
-            if not request.output and request.cls is PriorityClass.POOL:
-                self._learn(now - request.last_chunk_ns)
-            if any(request.accept(each) for each in (*row.accepted, row)):
-                self._end(request, State.FINISHED)
+            prompt = _joined(request.prompt, note.tokens) if note.change == "extend" else note.tokens
+            request.replace(prompt, note.at)
+            self._timeouts.touch(request)
+        if request.complete and not request.prompt:
+            self._end(request, State.FAILED, Failure("bad_prompt", "the prompt was finished without a token"))
+        elif (failure := refusal(request, self._limits, self._memory)) is not None:
+            self._end(request, State.FAILED, failure)
+        else:
+            self._update(request, prompt=True)
 
-    def _commit(self, append: Append, n: int) -> None:
-        try:
-            version = append.tape.commit(append.lengths(n), append.times(n))
-        except Exception as error:
-            log.exception("%s: commit failed", append.tape.name)
-            self._give_up(Entry(append, n), Failure("engine", f"{type(error).__name__}: {error}"))
-            return
-        records = [pending.record for pending in append.take(n)]
-        self._forget_if_empty(append)
-        for listener in self._listeners:
-            self._call(partial(listener.on_commit, append.tape, version, records))
+    def _enqueue(self, note: AppendRecords) -> None:
+        tape, limit = note.tape, min(self._limits.max_batch_tokens, note.tape.append_tokens)
+        fitting = [item for item in note.records if len(item.record.tokens) <= limit]
+        too_long = [item.record for item in note.records if len(item.record.tokens) > limit]
+        if too_long:
+            message = f"a record has {max(len(r.tokens) for r in too_long)} tokens, an append holds {limit}"
+            self._dropped(tape, too_long, Failure("too_long", message))
+        if fitting:
+            append = self._queues.appends.setdefault(tape, Append(tape))
+            append.queue.extend(fitting)
+            self._queues.update(append)
 
-    def _lose(self, entries: Sequence[Entry], failure: Failure) -> None:
-        """A batch failed: its requests end, its records get one more chance."""
-        for entry in entries:
-            if isinstance(entry.work, Append) and not entry.work.failures:
-                entry.work.failures = 1
-            else:
-                self._give_up(entry, failure)
+    # Plan.
 
-    def _give_up(self, entry: Entry, failure: Failure) -> None:
-        """End a request, or drop an append's first records."""
-        if isinstance(entry.work, Request):
-            self._end(entry.work, State.FAILED, failure)
-            return
-        records = [pending.record for pending in entry.work.take(entry.n)]
-        self._forget_if_empty(entry.work)
-        self._dropped(entry.work.tape, records, failure)
+    def _plan(self, now: int) -> Plan:
+        for append in due(self._queues.sorted_appends(), now, self._limits, self._costs):
+            append.due = True
+            self._queues.update(append)
+        planned = plan(
+            self._queues, self._memory, self._limits, self._grouping, after_question=self._after_question
+        )
+        self._after_question = planned.question
+        self._waits.note(planned.waits)
+        for tape in planned.lost:
+            for callback in self._on_lost:
+                _call(partial(callback, tape))
+        return planned
+
+    # Allocate.
+
+    def _allocate(self, planned: Plan) -> Allocation:
+        allocation = allocate(planned, self._queues, self._memory, self._preempt)
+        for session, tokens in allocation.evicted:
+            self._observer.evicted(session, tokens)
+        for entry, failure in allocation.failures:
+            self._fail(entry, failure)
+        allocation.entries = self._speculation.draft(allocation.entries)
+        return allocation
 
     def _preempt(self, victim: Request, by: Work) -> None:
         """Make room: to the host if that is cheaper and it has room, else computed again later."""
@@ -246,22 +293,200 @@ class Scheduler(Desk):
             and prefers_swap(victim, self._limits.eviction, self._costs)
             and tier.swap_out(reader)
         )
-        self._leave(victim, Event.PREEMPTED_SWAP if swapped else Event.PREEMPTED_RECOMPUTE, by)
+        self._requeue(victim, Event.PREEMPTED_SWAP if swapped else Event.PREEMPTED_RECOMPUTE, by)
 
-    def _leave(self, victim: Request, how: Event, by: Work) -> None:
+    def _requeue(self, victim: Request, how: Event, by: Work) -> None:
         self._preemptions += 1
-        victim.displaced = self._preemptions
-        victim.drop(how, self._clock(), by.seq)
+        victim.preempt(how, self._preemptions, self._clock(), by.seq)
         self._update(victim)
         self._observer.preempted(victim, how, by)
 
+    # Execute.
 
-def _chunk(entry: Entry) -> Chunk:
-    work, tokens = entry.work, entry.work.next_tokens(entry.n)
-    if isinstance(work, Append):
-        return Chunk(work.tape, tokens, sample=False)
-    assert work.reader is not None  # acquisition opened it
-    sample = entry.n == work.remaining and work.complete and not work.prefill_only
-    if entry.drafts:
-        tokens = [*tokens, *entry.drafts]
-    return Chunk(work.reader, tokens, sample, work.choices, work.sampling, len(entry.drafts))
+    def _execute(self, entries: Sequence[Entry]) -> Executed | None:
+        """One forward pass; half of it again, once, where the device had no memory. None: nothing ran."""
+        if not entries:
+            return None
+        self._admit(entries)
+        try:
+            return self._forward(entries)
+        except OutOfMemory as error:
+            log.warning("no memory for a batch of %d entries: %s", len(entries), error)
+            self._observer.out_of_memory(retried=True)
+        smaller = self._shrink([entry for entry in entries if entry.n])
+        try:
+            return self._forward(smaller)
+        except OutOfMemory as error:
+            self._observer.out_of_memory(retried=False)
+            message = f"the device has no memory left for one more step, not even a smaller one: {error}"
+            self._lose(smaller, Failure("no_memory", message))
+            return None
+
+    def _admit(self, entries: Sequence[Entry]) -> None:
+        """Requests of a batch are admitted; how long its work waited is told."""
+        now = self._clock()
+        for entry in entries:
+            work = entry.work
+            if isinstance(work, Append):
+                if not work.failures:
+                    for pending, _ in zip(work.queue, range(entry.n), strict=False):
+                        self._observer.queue_wait(work.cls, now - pending.queued_ns)
+            elif work.state is State.QUEUED:
+                if work.first(Event.SCHEDULED) is None and not work.prefill_only:
+                    self._observer.queue_wait(work.cls, now - work.events[0][1])
+                self._admissions += 1
+                work.admit(self._admissions, now)
+                self._update(work)
+
+    def _forward(self, entries: Sequence[Entry]) -> Executed | None:
+        started = self._clock()
+        # without a row are readers of a shared prefill, and unfinished prompts the prefix cache had all of
+        rows = [entry for entry in entries if entry.n]
+        chunks = [entry.work.chunk(entry.n, entry.drafts) for entry in rows]
+        if not chunks:
+            return Executed(entries, (), (), started)
+        try:
+            sampled = self._executor.execute(chunks)
+            if len(sampled) != len(chunks):
+                raise RuntimeError(f"the executor returned {len(sampled)} rows for {len(chunks)} chunks")
+        except OutOfMemory:
+            raise
+        except Exception as error:
+            log.exception("forward pass failed; ending its %d rows", len(rows))
+            self._observer.executor_failed(error)
+            self._lose(rows, Failure("engine", f"{type(error).__name__}: {error}"))
+            return None
+        now = self._clock()
+        tokens: Counter[PriorityClass] = Counter()
+        for entry, chunk in zip(rows, chunks, strict=True):
+            tokens[entry.work.cls] += len(chunk.tokens)
+        self._observer.batch(tokens, len(rows), now - started)
+        return Executed(entries, rows, sampled, now)
+
+    def _shrink(self, rows: Sequence[Entry]) -> list[Entry]:
+        """The first half of a batch; the requests of the rest are preempted."""
+        kept = first_half(rows)
+        staying = {entry.work for entry in kept}
+        for entry in rows:
+            if isinstance(entry.work, Request) and entry.work not in staying:
+                self._requeue(entry.work, Event.PREEMPTED_RECOMPUTE, kept[0].work)
+        return kept
+
+    # Commit.
+
+    def _commit(self, executed: Executed) -> None:
+        for entry in executed.entries:
+            if entry.source is not None and self._grouping is not None:
+                self._grouping.read(cast(Request, entry.work), entry.source)
+        for entry, sampled in zip(executed.rows, executed.sampled, strict=True):
+            if isinstance(entry.work, Request):
+                self._advance(entry.work, sampled, len(entry.drafts), executed.now)
+        # Tapes last: whoever finished above did so at the version it read, and its successor sees the newest.
+        for entry in executed.rows:
+            if isinstance(entry.work, Append):
+                self._commit_records(entry.work, entry.n)
+        for entry in executed.entries:
+            if isinstance(entry.work, Request) and entry.work.id in self._queues.requests:
+                self._update(entry.work)
+
+    def _advance(self, request: Request, sampled: SampledToken | None, drafted: int, now: int) -> None:
+        """Account for a request's executed chunk; the executor has advanced its reader, over drafts, too."""
+        if drafted and sampled is not None:
+            accepted = len(sampled.accepted)
+            request.verify(drafted, accepted)
+            self._speculation.verified(request, drafted, accepted)
+            self._observer.speculated(drafted, accepted)
+        if request.remaining or not request.complete:
+            return
+        if request.events[-1][0] is Event.SCHEDULED:
+            request.events.append((Event.KV_ON_GPU, now))
+            if request.prompt_reader is not None:
+                request.prompt_reader.save()
+        if request.prefill_only:
+            self._end(request, State.FINISHED)
+        elif sampled is None:
+            self._end(request, State.FAILED, Failure("engine", "the executor returned no row to sample from"))
+        elif sampled.error is not None:
+            self._end(request, State.FAILED, Failure("nan_logits", sampled.error))
+        else:
+            if not request.output and request.cls is PriorityClass.POOL:
+                self._learn(now - request.last_chunk_ns)
+            if any(request.accept(each) for each in (*sampled.accepted, sampled)):
+                self._end(request, State.FINISHED)
+
+    def _commit_records(self, append: Append, n: int) -> None:
+        try:
+            version = append.tape.commit(append.lengths(n), append.times(n))
+        except Exception as error:
+            log.exception("%s: commit failed", append.tape.name)
+            self._fail(Entry(append, n), Failure("engine", f"{type(error).__name__}: {error}"))
+            return
+        records = self._take(append, n)
+        for listener in self._listeners:
+            _call(partial(listener.on_commit, append.tape, version, records))
+
+    # Endings.
+
+    def _update(self, request: Request, *, prompt: bool = False) -> None:
+        """Something about a live request changed; ``prompt``: its prompt."""
+        self._waits.track(request)
+        self._queues.update(request, prompt=prompt)
+
+    def _lose(self, entries: Sequence[Entry], failure: Failure) -> None:
+        """A batch failed: its requests end, its records get one more chance."""
+        for entry in entries:
+            if isinstance(entry.work, Append) and not entry.work.failures:
+                entry.work.failures = 1
+            else:
+                self._fail(entry, failure)
+
+    def _fail(self, entry: Entry, failure: Failure) -> None:
+        """End a request, or drop an append's first records."""
+        if isinstance(entry.work, Request):
+            self._end(entry.work, State.FAILED, failure)
+        else:
+            self._dropped(entry.work.tape, self._take(entry.work, entry.n), failure)
+
+    def _end(
+        self, request: Request, state: State, failure: Failure | None = None, now: int | None = None
+    ) -> None:
+        if self._queues.requests.pop(request.id, None) is not None:
+            self._queues.remove(request)
+            self._timeouts.forget(request)
+            self._speculation.forget(request)
+            if self._grouping is not None:
+                self._grouping.forget(request)
+        request.end(state, self._clock() if now is None else now, failure)
+        self._waits.track(request)
+        self._observer.ended(request)
+        _call(partial(request.spec.on_done, request))
+
+    def _take(self, append: Append, n: int) -> Records:
+        """The append's first records leave its queue."""
+        records = append.take(n)
+        if append.queue:
+            self._queues.update(append)
+        else:
+            self._queues.remove(append)
+            del self._queues.appends[append.tape]
+        return records
+
+    def _dropped(self, tape: Tape, records: Records, failure: Failure) -> None:
+        log.error("%s: %d records dropped: %s", tape.name, len(records), failure.message)
+        for listener in self._listeners:
+            _call(partial(listener.on_drop, tape, records, failure))
+
+
+def _call(callback: Callable[[], None]) -> None:
+    """Run somebody else's code; its errors are its own and must not disturb the batch."""
+    try:
+        callback()
+    except Exception:
+        log.exception("a callback raised")
+
+
+def _joined(prompt: Sequence[int], tokens: Sequence[int]) -> Sequence[int]:
+    """Both, one after the other; of the same kind, and by its own means, when they are of one kind."""
+    if type(prompt) is type(tokens):
+        return cast(Any, prompt) + tokens  # type: ignore[no-any-return] # every sequence of tokens here can add
+    return [*prompt, *tokens]

@@ -1,13 +1,20 @@
-"""Prompt-lookup speculation: an answer often repeats what was said (*Attention Once* section 3.7).
+"""N-gram speculation: an answer often repeats what was said (*Attention Once* section 3.7).
 
 Drafts are what followed the last tokens when they occurred before; the pass that computes the next token
-verifies them beside it, in rows of their own. Each draft is a row, so the cap falls with the number of
-running answers and with how few proved right.
+verifies them, in rows of their own. Each draft is a row, so the cap falls with the number of running answers
+and with how few proved right.
+
+Drafts must cost nobody anything: they take tokens that the plan left, and free blocks above the high-water
+mark. Nobody is preempted, and no prompt gets a smaller chunk, for a draft.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+
+from scheduler.planner import Entry, reserve
+from scheduler.request import Request
+from scheduler.types import Limits, Memory
 
 LENGTHS = (3, 2)
 """Tokens that must have occurred before, the longer first."""
@@ -21,7 +28,7 @@ RETRY = 16
 """So many tokens apart."""
 
 
-class Lookup:
+class NgramProposer:
     """One request's tokens as a source of drafts. Adding a token and proposing take constant time."""
 
     def __init__(self, prompt: Sequence[int]) -> None:
@@ -57,6 +64,60 @@ class Lookup:
     def verified(self, drafted: int, accepted: int) -> None:
         """So many of the drafts were right."""
         self.acceptance += FORGET * (accepted / drafted - self.acceptance)
+
+
+class Speculation:
+    """Gives running answers drafts, and remembers each request's tokens and how its drafts fared."""
+
+    def __init__(self, limits: Limits, memory: Memory) -> None:
+        self._limits, self._memory = limits, memory
+        self._reserve = reserve(memory, limits)
+        self._proposers: dict[int, NgramProposer] = {}
+
+    def draft(self, entries: Sequence[Entry]) -> list[Entry]:
+        """The entries, those of running answers with drafts where there are any; their blocks are held."""
+        if not self._limits.max_drafts:
+            return list(entries)
+        decoders = sum(entry.work.decoding for entry in entries)
+        left = self._limits.max_batch_tokens - sum(entry.tokens for entry in entries)
+        out: list[Entry] = []
+        for entry in entries:
+            request = entry.work
+            if left > 0 and request.decoding and isinstance(request, Request):
+                drafts = self._propose(request, min(left, self._cap(request, decoders)))
+                if drafts and self._allocate(request, 1 + len(drafts)):
+                    left -= len(drafts)
+                    entry = entry._replace(drafts=tuple(drafts))
+            out.append(entry)
+        return out
+
+    def verified(self, request: Request, drafted: int, accepted: int) -> None:
+        """So many of a request's drafts were right."""
+        self._proposers[request.id].verified(drafted, accepted)
+
+    def forget(self, request: Request) -> None:
+        """It ended."""
+        self._proposers.pop(request.id, None)
+
+    def _cap(self, request: Request, decoders: int) -> int:
+        """The last token of an answer needs no drafts behind it."""
+        limits, proposer, generated = self._limits, self._proposers.get(request.id), len(request.output)
+        acceptance = 1.0 if proposer is None else proposer.acceptance
+        cap = draft_cap(limits.max_drafts, limits.max_draft_rows, decoders, acceptance, generated)
+        return min(cap, request.spec.max_tokens - generated - 1)
+
+    def _propose(self, request: Request, most: int) -> list[int]:
+        if most <= 0:
+            return []
+        proposer = self._proposers.get(request.id)
+        if proposer is None:
+            proposer = self._proposers[request.id] = NgramProposer(request.prompt)
+        proposer.extend(request.output[len(proposer) - len(request.prompt) :])
+        return proposer.propose(most)
+
+    def _allocate(self, request: Request, n: int) -> bool:
+        needed = request.blocks_needed(n, self._memory.block_size)
+        return needed <= max(0, self._memory.free_blocks - self._reserve) and request.allocate(n)
 
 
 def draft_cap(most: int, rows: int, decoders: int, acceptance: float, generated: int) -> int:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Literal, Protocol, Self
 
-from engine.step import Target
+from engine.step import Chunk, Target
 
 Eviction = Literal["recompute", "swap", "cost"]
 """How a victim leaves the pool; `cost` takes the cheaper way for each (*Stream2LLM* section 4.3)."""
@@ -81,7 +81,7 @@ class Limits:
 
 
 class Reader(Target, Protocol):
-    """An ephemeral fork (or a stateless prompt): private tokens after a shared, immutable past."""
+    """An ephemeral fork (or a stateless prompt): private tokens after a shared, immutable context."""
 
     @property
     def version(self) -> int:
@@ -89,7 +89,7 @@ class Reader(Target, Protocol):
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens it did not compute: the shared past, or a prompt's tokens found in the prefix cache."""
+        """Tokens it did not compute: the shared context, or a prompt's tokens found in the prefix cache."""
 
     @property
     def length(self) -> int:
@@ -110,10 +110,10 @@ class Reader(Target, Protocol):
         """Hold blocks for `length + n` private tokens. False, with nothing changed, when the pool cannot."""
 
     def release(self) -> None:
-        """Drop the private blocks and the references to the past. Idempotent."""
+        """Drop the private blocks and the references to the context. Idempotent."""
 
     def reset(self) -> None:
-        """Preemption by recompute: drop private blocks and KV (`length` = 0), keep the past."""
+        """Preemption by recompute: drop private blocks and KV (`length` = 0), keep the context."""
 
     def keep(self, n: int) -> None:
         """Only the first `n` own tokens stay in KV: rejected drafts."""
@@ -131,8 +131,8 @@ class PromptReader(Reader, Protocol):
     def match(self) -> int:
         """Read from the prefix cache what it holds beyond the tokens in KV; returns the tokens gained."""
 
-    def follow(self, leader: Self, n: int) -> None:
-        """Read the first `n` tokens of `leader`, whose prompt begins with the same ones."""
+    def read_from(self, source: Self, n: int) -> None:
+        """Read the first `n` tokens of `source`, whose prompt begins with the same ones."""
 
     def save(self) -> object:
         """Offer the tokens in KV to the prefix cache."""
@@ -206,6 +206,10 @@ class Tape(Target, Protocol):
     def staleness_ns(self) -> int:
         """A record is to be committed within so long of being queued; 0 promises nothing."""
 
+    @property
+    def lost(self) -> bool:
+        """Its stored KV cannot be read back: nothing can read or append to it before it is rebuilt."""
+
     def fork(self) -> Reader:
         """A reader of exactly the current version. O(extents), takes no block."""
 
@@ -228,6 +232,66 @@ class Tape(Target, Protocol):
 
         Returns the new data version.
         """
+
+
+class Work(Protocol):
+    """What the planner, the allocation and the executor need of a prompt, or of the appends to a tape.
+
+    Work advances in units: tokens of a prompt, whole records of a tape.
+    """
+
+    @property
+    def cls(self) -> PriorityClass:
+        """Who goes first."""
+
+    @property
+    def seq(self) -> int:
+        """Order of arrival."""
+
+    @property
+    def session(self) -> str:
+        """What it is called in messages."""
+
+    @property
+    def background(self) -> bool:
+        """It runs in what other work leaves over."""
+
+    @property
+    def complete(self) -> bool:
+        """No more input is needed for it to end."""
+
+    @property
+    def decoding(self) -> bool:
+        """The next pass computes just the token sampled last."""
+
+    @property
+    def lost(self) -> bool:
+        """It cannot run before a session's lost KV is rebuilt."""
+
+    @property
+    def remaining(self) -> int:
+        """Units to be computed."""
+
+    def tokens_of(self, n: int) -> int:
+        """Tokens of the next `n` units."""
+
+    def units_within(self, tokens: int, most: int) -> int:
+        """How many of the next `most` units have at most so many tokens."""
+
+    def blocks_needed(self, n: int, block_size: int) -> int:
+        """Blocks that the next `n` units take beyond those already held. Changes nothing."""
+
+    def open(self, n: int) -> int:
+        """Make its target ready to take blocks for `n` units; returns tokens evicted for them."""
+
+    def allocate(self, n: int) -> bool:
+        """Hold the blocks of the next `n` units. False, with nothing changed, when the pool cannot."""
+
+    def defer(self) -> None:
+        """It got no blocks in this step: give back what is not needed until the next."""
+
+    def chunk(self, n: int, drafts: tuple[int, ...] = ()) -> Chunk:
+        """The next `n` units, and drafts behind them, as the executor takes them."""
 
 
 class Memory(Protocol):

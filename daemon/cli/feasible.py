@@ -10,7 +10,7 @@ import msgspec
 
 from daemon.cli.options import refuse
 from scheduler.theory.feasible import feasible
-from scheduler.theory.trace import read_trace
+from scheduler.theory.query_stream import read_trace
 
 
 @click.command("feasible")
@@ -53,7 +53,7 @@ class Answer(msgspec.Struct, frozen=True):
         return msgspec.json.encode(self).decode()
 
     def table(self) -> str:
-        """The verdict in a message, then a line for each query in the order of processing."""
+        """The verdict, then a row per query in the order of processing."""
         if self.order is None or self.ttfts is None:
             return (
                 f"no schedule meets a TTFT of {self.ttft:g} for all {self.queries} queries; none was found "

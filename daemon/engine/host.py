@@ -36,8 +36,9 @@ from regions.watch import PrefixWatch
 from scheduler.costs import LearningExecutor
 from scheduler.observer import Observer
 from scheduler.policies import Ordering
-from scheduler.request import Failure, Record, Request, State
+from scheduler.request import Failure, Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
+from scheduler.tapes import Record, Records
 from scheduler.types import PriorityClass, Tape
 from scheduler.worker import Worker
 
@@ -159,7 +160,7 @@ class EngineHost:
 
     # Scheduler's thread.
 
-    def on_commit(self, tape: Tape, version: int, records: Sequence[Record]) -> None:
+    def on_commit(self, tape: Tape, version: int, records: Records) -> None:
         """Tell the front of every new data version."""
         self._taken(len(records))
         newest = _tape_record(records[-1].payload)
@@ -181,7 +182,7 @@ class EngineHost:
             )
         )
 
-    def on_drop(self, tape: Tape, records: Sequence[Record], failure: Failure) -> None:
+    def on_drop(self, tape: Tape, records: Records, failure: Failure) -> None:
         """Records the engine could not take; the flash evaluator flags the gap."""
         self._taken(len(records))
 
@@ -258,14 +259,16 @@ class EngineHost:
             self._emit(seam.AskFailed(ask.id, "bad_request", str(error)))
             return
         request = Request(
-            cls=PriorityClass.SESSION,
-            session=ask.session,
-            prompt=prepared.prompt_tokens,
-            max_tokens=1 if ask.choices else question.max_tokens,
-            on_done=lambda done: self._asked(ask, done),
-            open_reader=tape.fork,
-            stop_ids=prepared.stop_ids,
-            choices=prepared.choice_tokens,
+            RequestSpec(
+                cls=PriorityClass.SESSION,
+                session=ask.session,
+                prompt=prepared.prompt_tokens,
+                max_tokens=1 if ask.choices else question.max_tokens,
+                on_done=lambda done: self._asked(ask, done),
+                tape=tape,
+                stop_ids=prepared.stop_ids,
+                choices=prepared.choice_tokens,
+            )
         )
         self._asks[ask.id] = request  # before submitting: the worker may be quicker than we are
         self._scheduler.submit(request)
@@ -283,7 +286,7 @@ class EngineHost:
                 request.version,
                 self._detokenise(request.answer) if choice is None else choice,
                 choice,
-                request.rows[0].gap,
+                request.samples[0].gap,
                 len(request.prompt) + len(request.output),
                 request.cached_tokens,
             )

@@ -10,8 +10,8 @@ from metrics.catalogue import ANSWERING, CLASSES, DRAFTS, LOSSES, OTHER, PREEMPT
 from metrics.store import MetricStore
 from regions.pool import KVPool
 from scheduler.observer import Observer
-from scheduler.request import Event, Request, State, Work
-from scheduler.types import PriorityClass
+from scheduler.request import Event, Request, State
+from scheduler.types import PriorityClass, Work
 
 log = logging.getLogger(__name__)
 

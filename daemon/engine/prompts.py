@@ -16,7 +16,7 @@ from daemon import protocol as seam
 from engine.model.prompt import PromptFormat
 from flash.questions import Prepared, Question
 from flash.registry import check_choices
-from scheduler.request import Event, Failure, Request, State
+from scheduler.request import Event, Failure, Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
 from scheduler.types import PriorityClass, PromptReader
 
@@ -74,16 +74,18 @@ class EnginePrompts:
         tokens = self._format.plain(command.text)
         try:
             request = Request(
-                cls=PriorityClass.POOL,
-                session=NAME,
-                prompt=tokens,
-                max_tokens=1 if command.choices else command.max_tokens,
-                on_done=partial(self._done, command),
-                open_prompt=self._open_prompt,
-                stop_ids=self._format.stop_ids,
-                choices=self._choices(command.choices),
-                temperature=command.temperature,
-                complete=command.complete,
+                RequestSpec(
+                    cls=PriorityClass.POOL,
+                    session=NAME,
+                    prompt=tokens,
+                    max_tokens=1 if command.choices else command.max_tokens,
+                    on_done=partial(self._done, command),
+                    open_prompt=self._open_prompt,
+                    stop_ids=self._format.stop_ids,
+                    choices=self._choices(command.choices),
+                    temperature=command.temperature,
+                    complete=command.complete,
+                )
             )
         except ValueError as error:
             self._emit(seam.PromptFailed(command.prompt, "bad_request", str(error)))
@@ -111,7 +113,7 @@ class EnginePrompts:
 
     def _fits(self, number: int, tokens: int, request: Request) -> bool:
         """Whether there are positions for it and its answer; if not, that is told."""
-        needed = tokens + request.max_tokens
+        needed = tokens + request.spec.max_tokens
         if needed <= self._most_tokens:
             return True
         message = f"prompt and answer take up to {needed} positions, there are {self._most_tokens}"
@@ -143,7 +145,7 @@ class EnginePrompts:
                 command.prompt,
                 self._format.decode(list(request.answer)) if choice is None else choice,
                 choice,
-                request.rows[0].gap,
+                request.samples[0].gap,
                 len(request.prompt),
                 len(request.output),
                 request.cached_tokens,

@@ -25,8 +25,9 @@ from metrics.store import MetricStore
 from regions.ephemeral import Fork
 from regions.offload.store import NotResident
 from regions.tape import Tape
-from scheduler.request import Failure, Record, Request, State
+from scheduler.request import Failure, Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
+from scheduler.tapes import Records
 from scheduler.types import PriorityClass
 from scheduler.types import Tape as AnyTape
 
@@ -93,7 +94,7 @@ class Refresher:
         self._stopped = False
         scheduler.subscribe(self)
 
-    def on_commit(self, tape: AnyTape, version: int, records: Sequence[Record]) -> None:
+    def on_commit(self, tape: AnyTape, version: int, records: Records) -> None:
         """Begin what is due; begin again what the tape has run away from."""
         kept = self._kept.get(tape)
         if kept is None:
@@ -107,7 +108,7 @@ class Refresher:
         elif self._is_due(kept):
             self._enqueue(kept)
 
-    def on_drop(self, tape: AnyTape, records: Sequence[Record], failure: Failure) -> None:
+    def on_drop(self, tape: AnyTape, records: Records, failure: Failure) -> None:
         """Nothing to do: the tape did not change."""
 
     def idle(self) -> float | None:
@@ -185,12 +186,15 @@ class Refresher:
 
     def _prefill(self, run: _Run, tokens: list[int]) -> None:
         run.request = Request(
-            cls=PriorityClass.STREAM,
-            session=run.kept.settings.name,
-            prompt=tokens,
-            max_tokens=0,
-            on_done=partial(self._prefilled, run),
-            reader=run.fresh,
+            RequestSpec(
+                cls=PriorityClass.STREAM,
+                session=run.kept.settings.name,
+                prompt=tokens,
+                max_tokens=0,
+                background=True,
+                on_done=partial(self._prefilled, run),
+                reader=run.fresh,
+            )
         )
         self._scheduler.submit(run.request)
 

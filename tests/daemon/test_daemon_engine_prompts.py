@@ -62,8 +62,8 @@ def test_a_prompt_is_its_text_behind_the_begin_of_text_once(rig):
     rig.open("One two")
     (request,) = rig.requests
     assert request.prompt == [BEGIN, *FORMAT.encode("One two")]
-    assert (request.cls, request.salt, request.complete) == (PriorityClass.POOL, "", False)
-    assert request.stop_ids == FORMAT.stop_ids
+    assert (request.cls, request.spec.salt, request.complete) == (PriorityClass.POOL, "", False)
+    assert request.spec.stop_ids == FORMAT.stop_ids
     rig.input(" three")
     rig.input("Anew", replaces=True)
     rig.input("")
@@ -90,8 +90,8 @@ def test_the_first_piece_of_an_empty_prompt_begins_the_text(rig):
 def test_choices_are_their_first_tokens_as_they_are_written(rig):
     rig.open("Up? ", complete=True, choices=(" YES", "NO"), temperature=0.5)
     (request,) = rig.requests
-    assert request.choices == (FORMAT.encode(" YES")[0], FORMAT.encode("NO")[0])
-    assert (request.max_tokens, request.complete, request.temperature) == (1, True, 0.5)
+    assert request.spec.choices == (FORMAT.encode(" YES")[0], FORMAT.encode("NO")[0])
+    assert (request.spec.max_tokens, request.complete, request.spec.temperature) == (1, True, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_more_than_the_positions_is_refused_before_it_is_computed(rig):
     assert rig.calls[-1] == ("cancel", 70)
     assert rig.events[-1].code == "too_long"
     told = list(rig.events)
-    rig.requests[0].on_done(rig.requests[0])  # cancelled: told already
+    rig.requests[0].spec.on_done(rig.requests[0])  # cancelled: told already
     rig.input("z")
     assert (rig.events, rig.calls[-1]) == (told, ("cancel", 70))
 
@@ -140,13 +140,13 @@ def test_the_end_of_a_prompt_is_told_once_and_with_its_history(rig):
     (request,) = rig.requests
     rig.prompts.handle(seam.FinishPrompt(1))
     assert rig.calls == [("finish", 70)]
-    assert request.choices is not None
+    assert request.spec.choices is not None
     request.complete, request.state, request.last_chunk_ns = True, State.FINISHED, 1000
     request.events = [(Event.KV_ON_GPU, 1500), (Event.PREEMPTED_SWAP, 1600), (Event.KV_ON_GPU, 1800)]
-    request.accept(SampledToken(request.choices[1], 3.0, 2.5))
+    request.accept(SampledToken(request.spec.choices[1], 3.0, 2.5))
     request.cached_tokens, request.recomputed_tokens, request.swapped_tokens = 2, 3, 4
     request.total_tokens_invalidated, request.waits = 5, {"cells": 6}
-    request.on_done(request)
+    request.spec.on_done(request)
     assert rig.events[1:] == [
         seam.PromptDone(1, "NO", "NO", 0.5, len(request.prompt), 1, 2, 3, 4, 5, 500, {"cells": 6})
     ]
@@ -158,11 +158,11 @@ def test_the_end_of_a_prompt_is_told_once_and_with_its_history(rig):
 def test_a_failure_keeps_its_reason_and_a_cancelled_prompt_has_one(rig):
     rig.open("Up?")
     rig.requests[0].error = Failure("abandoned", "nothing came")
-    rig.requests[0].on_done(rig.requests[0])
+    rig.requests[0].spec.on_done(rig.requests[0])
     rig.open("Up?")
     rig.prompts.handle(seam.CancelPrompt(1))
     assert rig.calls == [("cancel", 71)]
-    rig.requests[1].on_done(rig.requests[1])
+    rig.requests[1].spec.on_done(rig.requests[1])
     failed = [e for e in rig.events if isinstance(e, seam.PromptFailed)]
     assert [e.code for e in failed] == ["abandoned", "cancelled"]
     assert failed[0].message == "nothing came"

@@ -20,7 +20,7 @@ from regions.ephemeral import Fork
 from regions.offload.host import HostTier
 from regions.prompt import StreamingPrompt
 from regions.tape import Retention
-from scheduler.request import Request, State
+from scheduler.request import Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
 from scheduler.types import Limits, PriorityClass
 from tests import tolerance
@@ -167,7 +167,7 @@ def test_any_history_of_two_prompts_gives_the_dense_models_rows(
         elif name == "follow":
             end = min(len(mine.prompt) - 1, common(mine.prompt, other.kv))
             if end > len(mine.kv) and not reader.swapped and not other.reader.swapped:
-                reader.follow(other.reader, end)
+                reader.read_from(other.reader, end)
                 mine.kv = mine.prompt[:end]
                 assert reader.cached_tokens == end
         elif name == "match" and not reader.swapped:
@@ -212,7 +212,7 @@ def test_a_followed_prompt_computes_only_its_own_end() -> None:
     leader.run(executor, 30)
     for mine, last in zip(others, (7, 9), strict=True):
         mine.update([*start, last])
-        mine.reader.follow(leader.reader, 30)
+        mine.reader.read_from(leader.reader, 30)
         mine.kv = list(start)
         assert (mine.reader.cached_tokens, mine.reader.blocks) == (30, 0)
     leader.reader.release()
@@ -292,7 +292,7 @@ def test_the_loop_drafts_by_itself_and_every_answer_stays_the_same() -> None:
 
 def zip_rows(a: list[Request], b: list[Request]) -> Iterator[tuple[SampledToken, SampledToken]]:
     for one, other in zip(a, b, strict=True):
-        yield from zip(one.rows, other.rows, strict=True)
+        yield from zip(one.samples, other.samples, strict=True)
 
 
 def served(drafts: int, temperature: float) -> list[Request]:
@@ -305,13 +305,15 @@ def served(drafts: int, temperature: float) -> list[Request]:
     scheduler = Scheduler(executor, engine.pool, limits, lambda: next(ticks))
     requests = [
         Request(
-            PriorityClass.POOL,
-            "",
-            [*SOURCE[at : at + 6]] * 3,
-            40,
-            lambda _: None,
-            open_prompt=lambda: engine.open_stream(),
-            temperature=temperature,
+            RequestSpec(
+                PriorityClass.POOL,
+                "",
+                [*SOURCE[at : at + 6]] * 3,
+                40,
+                lambda _: None,
+                open_prompt=lambda: engine.open_stream(),
+                temperature=temperature,
+            )
         )
         for at in (0, 10, 20)
     ]

@@ -12,9 +12,10 @@ from daemon.engine.metrics import EngineObserver
 from metrics.catalogue import CLASSES, LOSSES, OTHER, PREEMPTIONS, WAIT_REASONS
 from metrics.store import MetricStore
 from regions.pool import KVPool, LayerShape
-from scheduler.request import Append, Event, Record, Request, State, Work
+from scheduler.request import Event, Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
-from scheduler.types import Limits, PriorityClass
+from scheduler.tapes import Append, Record
+from scheduler.types import Limits, PriorityClass, Work
 from tests.scheduler.fakes import (
     FakeClock,
     FakeExecutor,
@@ -79,14 +80,18 @@ def play(seed: int) -> tuple[MetricStore, Witness]:
         cls = random.choice((FLASH, SESSION, POOL))
         if cls is POOL:
             request = Request(
-                *(POOL, "", prompt(), random.randint(1, 6), lambda _: None),
-                open_prompt=lambda: FakePrompt(memory),
-                complete=random.random() < 0.5,
+                RequestSpec(
+                    *(POOL, "", prompt(), random.randint(1, 6), lambda _: None),
+                    open_prompt=lambda: FakePrompt(memory),
+                    complete=random.random() < 0.5,
+                )
             )
         else:
             request = Request(
-                *(cls, "T", prompt(), random.randint(1, 6), lambda _: None),
-                open_reader=tape.fork if tape.version else lambda: FakeReader(memory),
+                RequestSpec(
+                    *(cls, "T", prompt(), random.randint(1, 6), lambda _: None),
+                    tape=tape if tape.version else FakeTape(memory, ""),
+                )
             )
         scheduler.submit(request)
         if not request.complete:
@@ -179,7 +184,9 @@ def test_time_to_first_token_runs_from_the_end_of_the_input() -> None:
     done: list[Request] = []
     scheduler = Scheduler(FakeExecutor(64, 4), memory, Limits(), lambda: now, observer)
     request = Request(
-        *(POOL, "", [1, 2], 3, done.append), open_prompt=lambda: FakePrompt(memory), complete=False
+        RequestSpec(
+            *(POOL, "", [1, 2], 3, done.append), open_prompt=lambda: FakePrompt(memory), complete=False
+        )
     )
     scheduler.submit(request)
     scheduler.step()
@@ -198,8 +205,8 @@ def test_a_request_without_a_token_counts_no_time_to_first_token() -> None:
     store, memory = MetricStore.local({}), FakeMemory(16, 4)
     observer = EngineObserver(store, KVPool([LayerShape(1, 2, 2)], 4))
     scheduler = Scheduler(FakeExecutor(64, 4), memory, Limits(), FakeClock(), observer)
-    request = Request(SESSION, "", [1, 2], 3, lambda _: None, open_reader=lambda: FakeReader(memory))
-    prefill = Request(STREAM, "", [1, 2], 0, lambda _: None, open_reader=lambda: FakeReader(memory, (7, 7)))
+    request = Request(RequestSpec(SESSION, "", [1, 2], 3, lambda _: None, tape=FakeTape(memory, "")))
+    prefill = Request(RequestSpec(STREAM, "", [1, 2], 0, lambda _: None, reader=FakeReader(memory, (7, 7))))
     scheduler.submit(request)
     scheduler.submit(prefill)
     scheduler.cancel(request.id)
@@ -215,7 +222,7 @@ def test_a_request_without_a_token_counts_no_time_to_first_token() -> None:
 def test_what_no_answer_came_of_was_not_reused() -> None:
     store, memory = MetricStore.local({}), FakeMemory(16, 4)
     observer = EngineObserver(store, KVPool([LayerShape(1, 2, 2)], 4))
-    request = Request(SESSION, "", [1, 2], 3, lambda _: None, open_reader=lambda: FakeReader(memory))
+    request = Request(RequestSpec(SESSION, "", [1, 2], 3, lambda _: None, tape=FakeTape(memory, "")))
     request.cached_tokens, request.state = 40, State.CANCELLED
     observer.ended(request)
     assert store.value("foretick_reused_tokens_total", cls="session") == 0
@@ -236,7 +243,7 @@ def test_drafts_are_split_into_right_and_wrong() -> None:
 def test_a_preemption_names_both_classes() -> None:
     store, memory = MetricStore.local({}), FakeMemory(16, 4)
     observer = EngineObserver(store, KVPool([LayerShape(1, 2, 2)], 4))
-    victim = Request(SESSION, "", [1], 1, lambda _: None, open_reader=lambda: FakeReader(memory))
+    victim = Request(RequestSpec(SESSION, "", [1], 1, lambda _: None, tape=FakeTape(memory, "")))
     observer.preempted(victim, Event.PREEMPTED_SWAP, Append(FakeTape(memory, "T")))
     series = {"kind": "swap", "cls": "session", "by_class": "stream"}
     assert store.value("foretick_preemptions_total", **series) == 1
@@ -246,7 +253,7 @@ def test_a_preemption_names_both_classes() -> None:
 def test_a_reason_nobody_knows_counts_as_other() -> None:
     store, memory = MetricStore.local({}), FakeMemory(16, 4)
     observer = EngineObserver(store, KVPool([LayerShape(1, 2, 2)], 4))
-    request = Request(POOL, "", [1], 1, lambda _: None, open_reader=lambda: FakeReader(memory))
+    request = Request(RequestSpec(POOL, "", [1], 1, lambda _: None, tape=FakeTape(memory, "")))
     request.waits["full moon"] = 2_500_000_000
     observer.ended(request)
     assert store.value("foretick_wait_seconds_total", cls="pool", reason=OTHER) == 2.5
@@ -255,7 +262,7 @@ def test_a_reason_nobody_knows_counts_as_other() -> None:
 def test_the_debug_log_has_a_line_on_each_request(caplog: pytest.LogCaptureFixture) -> None:
     store, memory = MetricStore.local({}), FakeMemory(16, 4)
     observer = EngineObserver(store, KVPool([LayerShape(1, 2, 2)], 4))
-    request = Request(SESSION, "btc", [1, 2], 1, lambda _: None, open_reader=lambda: FakeReader(memory))
+    request = Request(RequestSpec(SESSION, "btc", [1, 2], 1, lambda _: None, tape=FakeTape(memory, "")))
     request.id, request.cached_tokens, request.state = 9, 40, State.FINISHED
     request.waits |= {"cells": 2_000_000, "behind flash": 500_000}
     request.preempted_by, request.recomputed_tokens = [11], 2

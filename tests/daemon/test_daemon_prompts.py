@@ -16,7 +16,7 @@ from engine.model.loading import LoadedModel
 from regions.offload.host import HostTier
 from regions.watch import PrefixWatch
 from scheduler.policies import NAMES, Ordering
-from scheduler.request import Event, Request, State
+from scheduler.request import Event, Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
 from scheduler.types import Eviction, Limits, PriorityClass
 from tests import tolerance
@@ -75,13 +75,15 @@ class World:
 
     def open(self, prompt: list[int], *, complete: bool = False) -> Request:
         request = Request(
-            PriorityClass.POOL,
-            "",
-            prompt,
-            ANSWER,
-            self.done.append,
-            open_prompt=lambda: self.engine.open_stream(),
-            complete=complete,
+            RequestSpec(
+                PriorityClass.POOL,
+                "",
+                prompt,
+                ANSWER,
+                self.done.append,
+                open_prompt=lambda: self.engine.open_stream(),
+                complete=complete,
+            )
         )
         self.scheduler.submit(request)
         return request

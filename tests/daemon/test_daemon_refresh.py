@@ -23,8 +23,9 @@ from metrics.store import MetricStore
 from regions.ephemeral import Fork
 from regions.offload.host import HostTier
 from regions.tape import Retention, Tape
-from scheduler.request import Failure, Record, Request, State
+from scheduler.request import Failure, Request, RequestSpec, State
 from scheduler.scheduler import Scheduler as Steps
+from scheduler.tapes import Record
 from scheduler.types import Limits, PriorityClass
 from scheduler.types import Tape as AnyTape
 from tests import tolerance
@@ -110,7 +111,7 @@ class World:
         until_ = tape.evicted_records + n
         while tape.evicted_records < until_:
             self.feed(1, tape)
-            while tape.live_tokens % 6 or tape in self.steps._appends or self.steps._inbox:
+            while tape.live_tokens % 6 or tape in self.steps._queues.appends or self.steps._inbox._notes:
                 self.steps.step()
 
     def answer(self, tape: Tape | None = None) -> torch.Tensor:
@@ -132,7 +133,7 @@ class World:
         return tolerance.apart(self.answer(tape), expected) / bound
 
     def ask(self, cls: PriorityClass = PriorityClass.SESSION) -> Request:
-        request = Request(cls, self.tape.name, (5, 6, 7), 1, lambda _: None, open_reader=self.tape.fork)
+        request = Request(RequestSpec(cls, self.tape.name, (5, 6, 7), 1, lambda _: None, tape=self.tape))
         self.steps.submit(request)
         return request
 

@@ -34,8 +34,9 @@ from feeds.messages import Answer, DataUpdated, DeadLetter
 from feeds.source import Incoming
 from flash.questions import PAPER_SIX
 from regions.ephemeral import Fork
-from scheduler.request import Record, Request, State
+from scheduler.request import Request, RequestSpec, State
 from scheduler.scheduler import Scheduler as Steps
+from scheduler.tapes import Record
 from scheduler.types import PriorityClass
 from tests import tolerance
 from tests.e2e.support import (
@@ -378,12 +379,14 @@ def _answer_while(question: str, new_bars: int) -> list[int]:
     done: list[Request] = []
     scheduler.submit(
         Request(
-            cls=PriorityClass.SESSION,
-            session="aaa",
-            prompt=built.prompt.question(question),
-            max_tokens=24,
-            on_done=done.append,
-            open_reader=tape.fork,
+            RequestSpec(
+                cls=PriorityClass.SESSION,
+                session="aaa",
+                prompt=built.prompt.question(question),
+                max_tokens=24,
+                on_done=done.append,
+                tape=tape,
+            )
         )
     )
     for n in range(100):

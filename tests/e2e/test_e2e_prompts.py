@@ -21,7 +21,7 @@ from metrics.catalogue import BY_NAME
 from regions.offload.host import HostTier
 from scheduler.costs import load
 from scheduler.observer import Observer
-from scheduler.prefix_line import PrefixLine
+from scheduler.prefix_queue import PrefixQueue
 from tests import tolerance
 from tests.e2e.process import Daemon
 from tests.e2e.support import SECOND, MemorySink, QueueSource, inproc_config, sessions, until
@@ -163,10 +163,10 @@ def test_the_scheduler_is_given_what_the_configuration_asks_for() -> None:
     scheduler = scheduler_of(config, built, Observer())
     assert isinstance(scheduler._tier, HostTier)
     assert scheduler._costs is built.costs
-    assert isinstance(scheduler._book._line, PrefixLine)
+    assert isinstance(scheduler._queues._order, PrefixQueue)
     plain = inproc_config(sessions=())
     scheduler = scheduler_of(plain, build(plain, {}), Observer())
-    assert (scheduler._tier, scheduler._book._line) == (None, None)
+    assert (scheduler._tier, scheduler._queues._order) == (None, None)
 
 
 async def test_refusals_and_a_client_that_vanishes() -> None:

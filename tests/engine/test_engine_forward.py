@@ -21,8 +21,9 @@ from engine.step import Chunk, OutOfMemory, SampledToken
 from regions.ephemeral import Fork
 from regions.tape import Retention
 from scheduler.observer import Observer
-from scheduler.request import Record, Request, State
+from scheduler.request import Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
+from scheduler.tapes import Record
 from scheduler.types import Limits, PriorityClass
 from tests import tolerance
 from tests.engine.oracle import VOCABULARY, History, oracle_logits, tiny
@@ -395,13 +396,15 @@ def test_requests_and_records_survive_a_device_that_runs_out_of_memory(model: Lo
         done: list[Request] = []
         for prompt in PROMPTS:
             request = Request(
-                PriorityClass.SESSION,
-                "",
-                prompt,
-                6,
-                done.append,
-                open_reader=engine.open_prompt,
-                temperature=0.9,
+                RequestSpec(
+                    PriorityClass.SESSION,
+                    "",
+                    prompt,
+                    6,
+                    done.append,
+                    reader=engine.open_prompt(),
+                    temperature=0.9,
+                )
             )
             scheduler.submit(request)
         scheduler.append(tape, [Record([n + 3, n + 4, n + 5]) for n in range(12)])

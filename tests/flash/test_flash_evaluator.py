@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from flash.evaluator import FlashEvaluator, FlashFailure, FlashResult
 from flash.questions import PAPER_SIX, Prepared, Question
 from flash.registry import Registry
-from scheduler.request import Record
+from scheduler.tapes import Record
 from scheduler.types import Limits, PriorityClass
 from tests.scheduler.fakes import FakeTape, one_by_one
 from tests.scheduler.harness import Harness

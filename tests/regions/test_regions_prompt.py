@@ -89,7 +89,7 @@ def test_what_is_in_kv_is_always_the_prompt(operations: list[tuple[str, int, lis
             leader.match()
             first = min(n, len(wanted) - 1)
             if first > len(in_kv) and run(pool, leader, n) and leader.length >= first:
-                prompt.follow(leader, first)
+                prompt.read_from(leader, first)
                 in_kv = wanted[:first]
             leader.release()
         elif name == "cut":
@@ -303,7 +303,7 @@ def test_a_follower_reads_its_leaders_kv_and_neither_writes_into_the_others() ->
     follower.append([*range(10), 70, 71, 72])
     run(pool, follower, 3)
     before = pool.free_blocks
-    follower.follow(leader, 10)
+    follower.read_from(leader, 10)
     assert pool.free_blocks == before + 1, "what it had computed itself goes, nothing else is taken"
     assert (follower.length, follower.fork.cached_tokens, follower.fork.blocks) == (10, 10, 0)
     assert follower.total_tokens_invalidated == 0
@@ -330,7 +330,7 @@ def test_a_leader_on_the_host_cannot_be_followed() -> None:
     follower.append(list(range(20)))
     assert leader.fork.swap_out(host)
     with pytest.raises(RuntimeError, match="swapped out"):
-        follower.follow(leader, 10)
+        follower.read_from(leader, 10)
     assert follower.length == 0
     leader.release()
     follower.release()

@@ -194,13 +194,13 @@ class FakePrompt(FakeReader):
     def match(self) -> int:
         return 0
 
-    def follow(self, leader: PromptReader, n: int) -> None:
-        assert isinstance(leader, FakePrompt)
-        assert leader.kv[:n] == self.prompt[:n]
+    def read_from(self, source: PromptReader, n: int) -> None:
+        assert isinstance(source, FakePrompt)
+        assert source.kv[:n] == self.prompt[:n]
         assert n < len(self.prompt)
         self.memory.drop(self.private)
-        self.private = self.memory.share(leader.private[: -(-n // self.memory.block_size)])
-        self.gained, self.kv = n, leader.kv[:n]
+        self.private = self.memory.share(source.private[: -(-n // self.memory.block_size)])
+        self.gained, self.kv = n, source.kv[:n]
 
     def save(self) -> None:
         if self.shelf is not None:
@@ -225,6 +225,7 @@ class FakeTape:
         self.history: dict[int, tuple[int, ...]] = {0: ()}
         self.fail_commit = False
         self.staleness_ns = 0
+        self.lost = False
 
     @property
     def append_tokens(self) -> int:

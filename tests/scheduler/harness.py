@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from scheduler.book import Book
+from scheduler.grouping import Grouping
 from scheduler.observer import Observer
-from scheduler.request import Event, Failure, Record, Request, State, Work
+from scheduler.queues import Queues
+from scheduler.request import Event, Failure, Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
+from scheduler.tapes import Append, Record
 from scheduler.types import Limits, PriorityClass, Tape
-from tests.scheduler.fakes import FakeClock, FakeExecutor, FakeMemory, FakeReader, FakeTape, one_by_one
+from tests.scheduler.fakes import FakeClock, FakeExecutor, FakeMemory, FakeTape, one_by_one
 
 
-def book_of(work: Iterable[Work]) -> Book:
-    """A book of exactly this work."""
-    book = Book()
+def queues_of(work: Iterable[Request | Append]) -> Queues:
+    """Queues of exactly this work."""
+    queues = Queues()
     for item in work:
         if isinstance(item, Request):
-            book.requests[item.id] = item
-        item.place = None
-        book.update(item)
-    return book
+            queues.requests[item.id] = item
+        queues.update(item)
+    return queues
 
 
 SMALL = Limits(max_batch_tokens=24, max_batch_requests=6, chunk_min=3, chunk_max=8)
@@ -42,11 +43,21 @@ class Log:
 
 class Harness:
     def __init__(
-        self, blocks: int = 64, limits: Limits = SMALL, observer: Observer | None = None, block_size: int = 4
+        self,
+        blocks: int = 64,
+        limits: Limits = SMALL,
+        observer: Observer | None = None,
+        block_size: int = 4,
+        *,
+        executor: FakeExecutor | None = None,
+        grouping: Grouping | None = None,
+        clock: Callable[[], int] | None = None,
     ) -> None:
         self.memory = FakeMemory(blocks, block_size)
-        self.executor = FakeExecutor(limits.max_batch_tokens, limits.max_batch_requests)
-        self.scheduler = Scheduler(self.executor, self.memory, limits, FakeClock(), observer)
+        self.executor = executor or FakeExecutor(limits.max_batch_tokens, limits.max_batch_requests)
+        self.scheduler = Scheduler(
+            self.executor, self.memory, limits, clock or FakeClock(), observer, grouping=grouping
+        )
         self.log = Log()
         self.scheduler.subscribe(self.log)
         self.done: list[Request] = []
@@ -69,28 +80,26 @@ class Harness:
         on_done: Callable[[Request], None] | None = None,
     ) -> Request:
         """Submit a request on a tape's newest version (or stateless), or on a fork taken now."""
-        opened: list[FakeReader] = []
-
-        def fork() -> FakeReader:
-            opened.append(tape.fork() if tape else FakeReader(self.memory))
-            return opened[-1]
+        source = tape or FakeTape(self.memory, "")
 
         def done(ended: Request) -> None:
-            self.pasts[ended.id] = opened[-1].past if opened else ()
+            self.pasts[ended.id] = source.history[ended.version]
             self.done.append(ended)
             if on_done:
                 on_done(ended)
 
         request = Request(
-            cls=cls,
-            session=tape.name if tape else "",
-            prompt=tuple(prompt),
-            max_tokens=max_tokens,
-            on_done=done,
-            open_reader=None if forked else fork,
-            reader=fork() if forked else None,
-            stop_ids=stop_ids,
-            choices=choices,
+            RequestSpec(
+                cls=cls,
+                session=tape.name if tape else "",
+                prompt=tuple(prompt),
+                max_tokens=max_tokens,
+                on_done=done,
+                tape=None if forked else source,
+                reader=source.fork() if forked else None,
+                stop_ids=stop_ids,
+                choices=choices,
+            )
         )
         self.scheduler.submit(request)
         return request
@@ -108,10 +117,11 @@ class Harness:
     def check(self, request: Request) -> None:
         """The answer is the one-by-one answer on the past it read."""
         assert request.state is State.FINISHED, request.error
+        spec = request.spec
         expected = one_by_one(
-            self.pasts[request.id], request.prompt, request.max_tokens, request.stop_ids, request.choices
+            self.pasts[request.id], request.prompt, spec.max_tokens, spec.stop_ids, spec.choices
         )
-        assert request.rows == expected
+        assert request.samples == expected
         assert request.output == [row.token for row in expected]
 
 

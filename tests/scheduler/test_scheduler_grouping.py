@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler import followers
-from scheduler.followers import HEAD, Groups
-from scheduler.request import Request, State
+from engine.seeding import prompt_seed
+from scheduler.grouping import HEAD, Grouping
+from scheduler.request import Request, RequestSpec, State
 from scheduler.types import Limits, PriorityClass
 from tests.scheduler.fakes import FakeMemory, FakePrompt, one_by_one
 from tests.scheduler.harness import Harness
@@ -22,14 +22,16 @@ def in_kv(prompt: Sequence[int], computed: int, salt: str = "", *, complete: boo
     """A request with the first `computed` tokens of its prompt in KV."""
     reader = FakePrompt(FakeMemory(64, 4))
     request = Request(
-        PriorityClass.POOL,
-        "",
-        list(prompt),
-        2,
-        lambda _: None,
-        open_prompt=lambda: reader,
-        salt=salt,
-        complete=complete,
+        RequestSpec(
+            PriorityClass.POOL,
+            "",
+            list(prompt),
+            2,
+            lambda _: None,
+            open_prompt=lambda: reader,
+            salt=salt,
+            complete=complete,
+        )
     )
     reader.update(request.prompt)
     assert reader.acquire(computed)
@@ -42,7 +44,7 @@ def may_follow(request: Request, leader: Request, n: int) -> bool:
     """The definition: the leader's chunk holds the request's next tokens, but for its last one."""
     end = min(leader.computed + n, len(request.prompt) - 1)
     return (
-        request.salt == leader.salt
+        request.spec.salt == leader.spec.salt
         and request.computed == leader.computed < end
         and request.prompt[:end] == leader.prompt[:end]
     )
@@ -54,7 +56,7 @@ PROMPTS = st.lists(
     max_size=12,
 )
 HASHES: dict[str, Callable[[Sequence[int]], int]] = {
-    "FNV-1a": followers.prompt_seed,
+    "FNV-1a": prompt_seed,
     "all collide": lambda tokens: 7,
 }
 
@@ -70,26 +72,24 @@ def test_groups_are_those_of_the_definition(
     Where all collide exactly those follow that may. A hash of the next eight tokens tells apart what ends or
     differs within them, so by FNV-1a those follow whose next eight are the leader's, too.
     """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(followers, "prompt_seed", HASHES[hashed])
-        groups, leaders = Groups(), list[tuple[Request, int]]()
-        for common, computed, other, salt in prompts:
-            prompt = [*SOURCE[:common], 100, 100, 100 + other]
-            request = in_kv(prompt, min(computed, len(prompt) - 1), salt)
-            found = groups.leader_of(request)
-            expected = [
-                leader
-                for leader, chunk in leaders
-                if may_follow(request, leader, chunk)
-                and (hashed != "FNV-1a" or heads(request) == heads(leader))
-                and request.remaining > 1
-            ]
-            assert found is (expected[0] if expected else None)
-            if found is None:
-                chunk = min(n, request.remaining)
-                groups.lead(request, chunk)
-                if request.remaining > 1:
-                    leaders.append((request, chunk))
+    groups, leaders = Grouping(HASHES[hashed]), list[tuple[Request, int]]()
+    for common, computed, other, salt in prompts:
+        prompt = [*SOURCE[:common], 100, 100, 100 + other]
+        request = in_kv(prompt, min(computed, len(prompt) - 1), salt)
+        found = groups.source_of(request)
+        expected = [
+            leader
+            for leader, chunk in leaders
+            if may_follow(request, leader, chunk)
+            and (hashed != "FNV-1a" or heads(request) == heads(leader))
+            and request.remaining > 1
+        ]
+        assert found is (expected[0] if expected else None)
+        if found is None:
+            chunk = min(n, request.remaining)
+            groups.add_source(request, chunk)
+            if request.remaining > 1:
+                leaders.append((request, chunk))
 
 
 def heads(request: Request) -> Sequence[int]:
@@ -100,23 +100,23 @@ def test_another_prompt_at_the_same_place_is_hashed_anew() -> None:
     """An update that keeps what is in KV changes what comes next, so whom it groups with."""
     old, new = in_kv(SOURCE[:20], 4), in_kv([*SOURCE[:4], *range(70, 90)], 4)
     changing = in_kv(SOURCE[:22], 4, complete=False)
-    groups = Groups()
-    groups.lead(old, 10)
-    groups.lead(new, 10)
-    assert groups.leader_of(changing) is old
+    groups = Grouping()
+    groups.add_source(old, 10)
+    groups.add_source(new, 10)
+    assert groups.source_of(changing) is old
     changing.replace([*SOURCE[:4], *range(70, 95)], now=1)
     assert changing.computed == 4
-    assert groups.leader_of(changing) is new
+    assert groups.source_of(changing) is new
 
 
 def test_whoever_generates_or_has_one_token_left_follows_nobody() -> None:
-    groups = Groups()
-    groups.lead(in_kv(SOURCE[:20], 5), 10)
+    groups = Grouping()
+    groups.add_source(in_kv(SOURCE[:20], 5), 10)
     generating, nearly = in_kv(SOURCE[:20], 5), in_kv(SOURCE[:6], 5)
     generating.output.append(3)
-    assert groups.leader_of(generating) is None
-    assert groups.leader_of(nearly) is None
-    assert groups.leader_of(in_kv(SOURCE[:20], 5)) is not None
+    assert groups.source_of(generating) is None
+    assert groups.source_of(nearly) is None
+    assert groups.source_of(in_kv(SOURCE[:20], 5)) is not None
 
 
 BEGINNINGS = st.lists(
@@ -142,15 +142,12 @@ def test_grouped_or_not_the_answers_are_the_same_and_no_token_is_computed_in_vai
             cell_budget_fraction=1.0,
             grouping=grouping,
         )
-        with pytest.MonkeyPatch.context() as patch:
-            if collide:
-                patch.setattr(followers, "prompt_seed", HASHES["all collide"])
-            h = Harness(blocks, limits)
-            asked = [submitted(h, [*SOURCE[:common], *own], "ab"[salt]) for common, own, salt in prompts]
-            h.run()
+        h = Harness(blocks, limits, grouping=Grouping(HASHES["all collide" if collide else "FNV-1a"]))
+        asked = [submitted(h, [*SOURCE[:common], *own], "ab"[salt]) for common, own, salt in prompts]
+        h.run()
         for request in asked:
             assert request.state is State.FINISHED, request.error
-            assert request.rows == one_by_one((), request.prompt, request.max_tokens)
+            assert request.samples == one_by_one((), request.prompt, request.spec.max_tokens)
         assert h.memory.free_blocks == h.memory.total_blocks
         if not any(request.preempted_by for request in asked):
             computed[grouping] = sum(len(c.tokens) for batch in h.executor.batches for c in batch)
@@ -160,13 +157,15 @@ def test_grouped_or_not_the_answers_are_the_same_and_no_token_is_computed_in_vai
 
 def submitted(h: Harness, prompt: Sequence[int], salt: str) -> Request:
     request = Request(
-        PriorityClass.POOL,
-        "",
-        list(prompt),
-        3,
-        h.done.append,
-        open_prompt=lambda: FakePrompt(h.memory),
-        salt=salt,
+        RequestSpec(
+            PriorityClass.POOL,
+            "",
+            list(prompt),
+            3,
+            h.done.append,
+            open_prompt=lambda: FakePrompt(h.memory),
+            salt=salt,
+        )
     )
     h.scheduler.submit(request)
     return request
@@ -175,11 +174,11 @@ def submitted(h: Harness, prompt: Sequence[int], salt: str) -> Request:
 def test_what_was_found_equal_is_forgotten_with_the_prompt_that_it_was_found_in() -> None:
     """Prompts found alike are compared on from there, until one of them is another."""
     leader, request = in_kv(SOURCE[:20], 4, complete=False), in_kv(SOURCE[:30], 4)
-    groups = Groups()
-    groups.lead(leader, 12)
-    assert groups.leader_of(request) is leader
+    groups = Grouping()
+    groups.add_source(leader, 12)
+    assert groups.source_of(request) is leader
     leader.replace([*SOURCE[:13], 99, *SOURCE[14:20]], now=1)  # behind the tokens that are hashed
     assert leader.computed == 4
-    changed = Groups()
-    changed.lead(leader, 12)
-    assert changed.leader_of(request) is None
+    changed = Grouping()
+    changed.add_source(leader, 12)
+    assert changed.source_of(request) is None

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import count
 
-from scheduler.acquisition import Acquired, acquire
+from scheduler.allocation import Allocation, allocate
 from scheduler.planner import Entry, Plan, adaptive_chunk, cell_budget, plan
-from scheduler.request import Append, Event, Pending, Record, Request, State, Work
-from scheduler.types import Limits, PriorityClass
-from tests.scheduler.fakes import FakeMemory, FakeReader, FakeTape, one_by_one
-from tests.scheduler.harness import Harness, book_of
+from scheduler.request import Event, Request, RequestSpec, State
+from scheduler.tapes import Append, Pending, Record
+from scheduler.types import Limits, PriorityClass, Work
+from tests.scheduler.fakes import FakeMemory, FakeTape, one_by_one
+from tests.scheduler.harness import Harness, queues_of
 
 FLASH, SESSION, POOL, STREAM = PriorityClass
 WIDE = Limits(max_batch_tokens=4000, max_batch_requests=64)
 
 
 def request(memory: FakeMemory, seq: int, prompt: int, new: int = 1, cls: PriorityClass = SESSION) -> Request:
-    made = Request(cls, "", (0,) * prompt, new, lambda _: None, open_reader=lambda: FakeReader(memory))
+    made = Request(RequestSpec(cls, "", (0,) * prompt, new, lambda _: None, tape=FakeTape(memory, "")))
     made.id = seq
     return made
 
@@ -33,15 +35,16 @@ def test_chunks_adapt_to_the_number_of_prefills_within_their_clamp() -> None:
     prefills = [request(memory, n, 5000) for n in range(40)]
 
     def chunk(*work: Request) -> int:
-        book = book_of(work)
-        return adaptive_chunk(book.decodes, book.prefills, WIDE)
+        queues = queues_of(work)
+        return adaptive_chunk(queues.decodes, queues.prefills, WIDE)
 
     assert chunk(*prefills[:1]) == 1024
     assert chunk(*prefills[:8]) == 500
     assert chunk(*prefills) == 128
     decodes = [request(memory, 90 + n, 4) for n in range(8)]
     for decode in decodes:
-        decode.open().acquire(4)
+        decode.open()
+        decode.allocate(4)
         decode.reader.write(decode.prompt)  # type: ignore[union-attr] # the fake's own method
         decode.output.append(1)
         assert decode.decoding
@@ -50,10 +53,9 @@ def test_chunks_adapt_to_the_number_of_prefills_within_their_clamp() -> None:
 
 def test_the_plan_changes_nothing() -> None:
     memory = FakeMemory(8)
-    work = book_of([request(memory, 1, 9), append(memory, 2, 3, 3)])
-    work.questioned = True
-    first = plan(work, memory, WIDE)
-    assert plan(work, memory, WIDE) == first
+    work = queues_of([request(memory, 1, 9), append(memory, 2, 3, 3)])
+    first = plan(work, memory, WIDE, after_question=True)
+    assert plan(work, memory, WIDE, after_question=True) == first
     assert [(entry.work.cls, entry.n) for entry in first.entries] == [(SESSION, 9), (STREAM, 2)]
     assert memory.free_blocks == 8
     assert all(item.reader is None for item in work.requests.values())
@@ -63,11 +65,10 @@ def test_admission_stops_at_the_cell_budget_and_closes_the_door() -> None:
     """64 cells: 30 + 30 fit, the next 30 do not, and the small one behind may not overtake."""
     memory = FakeMemory(32)
     assert cell_budget(memory, WIDE) == 64
-    work = book_of(
+    work = queues_of(
         [request(memory, n, 20, 10) for n in range(3)] + [request(memory, 3, 1), append(memory, 4, 2)]
     )
-    work.questioned = True
-    assert [(entry.work.seq, entry.n) for entry in plan(work, memory, WIDE).entries] == [
+    assert [(entry.work.seq, entry.n) for entry in plan(work, memory, WIDE, after_question=True).entries] == [
         (0, 20),
         (1, 20),
         (4, 1),
@@ -77,10 +78,11 @@ def test_admission_stops_at_the_cell_budget_and_closes_the_door() -> None:
 def test_lower_classes_cells_do_not_keep_flash_out() -> None:
     memory = FakeMemory(32)
     running = request(memory, 1, 40, 24)
-    running.open().acquire(40)
+    running.open()
+    running.allocate(40)
     running.state = State.RUNNING
     flash = request(memory, 2, 8, 1, FLASH)
-    entries = plan(book_of([running, flash]), memory, WIDE).entries
+    entries = plan(queues_of([running, flash]), memory, WIDE).entries
     assert [entry.work for entry in entries] == [flash, running]
 
 
@@ -89,28 +91,29 @@ def test_above_the_high_water_mark_prefill_chunks_wait_and_decodes_go_on() -> No
     limits = Limits(max_batch_tokens=400, high_water=0.75, cell_budget_fraction=1.0)
     memory = FakeMemory(20)
     decode, prefill = request(memory, 1, 8, 4), request(memory, 2, 40)
-    decode.open().acquire(8)
+    decode.open()
+    decode.allocate(8)
     decode.reader.write(decode.prompt)  # type: ignore[union-attr] # the fake's own method
     decode.output.append(1)
     decode.state = State.RUNNING
-    entries = plan(book_of([decode, prefill]), memory, limits).entries
+    entries = plan(queues_of([decode, prefill]), memory, limits).entries
     # 18 free, one for the decode, 5 in reserve: 12 blocks of 4 hold the whole prefill of 40.
     assert [(entry.work.seq, entry.n) for entry in entries] == [(1, 1), (2, 40)]
     memory.take(10)
-    entries = plan(book_of([decode, prefill]), memory, limits).entries
+    entries = plan(queues_of([decode, prefill]), memory, limits).entries
     assert [(entry.work.seq, entry.n) for entry in entries] == [(1, 1), (2, 8)]
     memory.take(3)
-    entries = plan(book_of([decode, prefill]), memory, limits).entries
+    entries = plan(queues_of([decode, prefill]), memory, limits).entries
     assert [(entry.work.seq, entry.n) for entry in entries] == [(1, 1)]
 
 
 def test_records_are_whole_and_bounded_by_tokens_and_blocks() -> None:
     memory = FakeMemory(4)
     limits = Limits(max_batch_tokens=20)
-    assert plan(book_of([append(memory, 1, 8, 8, 8)]), memory, limits).entries[0].n == 2
-    assert plan(book_of([append(memory, 1, 12, 8, 8)]), memory, limits).entries[0].n == 1
+    assert plan(queues_of([append(memory, 1, 8, 8, 8)]), memory, limits).entries[0].n == 2
+    assert plan(queues_of([append(memory, 1, 12, 8, 8)]), memory, limits).entries[0].n == 1
     memory.take(4)
-    assert plan(book_of([append(memory, 1, 8, 8)]), memory, limits).entries[0].n == 1, (
+    assert plan(queues_of([append(memory, 1, 8, 8)]), memory, limits).entries[0].n == 1, (
         "eviction may make room"
     )
 
@@ -135,17 +138,19 @@ def test_preemption_takes_the_lowest_rank_and_changes_no_answer() -> None:
 def test_running_answers_go_before_prefills_of_their_class_and_never_before_a_higher_class() -> None:
     memory = FakeMemory(40)
     prefill, decode, flash = request(memory, 1, 9), request(memory, 2, 4, 9), request(memory, 3, 9, 1, FLASH)
-    decode.open().acquire(4)
+    decode.open()
+    decode.allocate(4)
     decode.reader.write(decode.prompt)  # type: ignore[union-attr] # the fake's own method
     decode.output.append(1)
     stream = append(memory, 0, 1)
-    assert list(book_of([stream, prefill, decode, flash]).walk()) == [flash, decode, prefill, stream]
+    assert list(queues_of([stream, prefill, decode, flash]).walk()) == [flash, decode, prefill, stream]
 
 
 def running_on(memory: FakeMemory, seq: int, tokens: int, cls: PriorityClass = SESSION) -> Request:
     """A request in the middle of its prefill that holds its blocks."""
     made = request(memory, seq, 2 * tokens, 4, cls)
-    made.open().acquire(tokens)
+    made.open()
+    made.allocate(tokens)
     made.reader.write(made.next_tokens(tokens))  # type: ignore[union-attr] # the fake's own method
     made.state = State.RUNNING
     return made
@@ -157,22 +162,23 @@ def test_several_flash_requests_may_count_on_blocks_of_lower_ranks() -> None:
     flashes = [request(memory, 3, 15, 1, FLASH), request(memory, 4, 15, 1, FLASH)]
     limits = Limits(cell_budget_fraction=1.0, max_batch_tokens=100, high_water=1.0)
     assert memory.free_blocks == 0
-    entries = plan(book_of([*running, flashes[0]]), memory, limits).entries
+    entries = plan(queues_of([*running, flashes[0]]), memory, limits).entries
     # The second running request's blocks are spoken for; the first goes on only with what is left: nothing.
     assert [(entry.work.seq, entry.n) for entry in entries] == [(3, 15)]
-    entries = plan(book_of([*running, *flashes]), memory, limits).entries
+    entries = plan(queues_of([*running, *flashes]), memory, limits).entries
     assert [(entry.work.seq, entry.n) for entry in entries] == [(3, 15), (4, 15)]
 
 
-def take(planned: Plan, work: Iterable[Work], memory: FakeMemory) -> Acquired:
+def take(planned: Plan, work: Iterable[Work], memory: FakeMemory) -> Allocation:
     """Phase 2, with victims recomputed."""
-    book = book_of(work)
+    queues = queues_of(work)
+    numbers = count(1)
 
     def preempt(victim: Request, by: Work) -> None:
-        victim.drop(Event.PREEMPTED_RECOMPUTE, 0, by.seq)
-        book.update(victim)
+        victim.preempt(Event.PREEMPTED_RECOMPUTE, next(numbers), 0, by.seq)
+        queues.update(victim)
 
-    return acquire(planned, book, memory, preempt)
+    return allocate(planned, queues, memory, preempt)
 
 
 def test_victims_are_the_unplanned_from_the_tail_then_the_planned_from_the_tail() -> None:
@@ -248,7 +254,8 @@ def test_pinned_versions_are_given_up_before_the_top_request_fails() -> None:
     h.feed(tape, range(8))
     h.run()
     pinning = h.ask((1, 2), max_tokens=1, tape=tape, cls=POOL)
-    assert pinning.open().version == 1  # as if opened and preempted before
+    pinning.open()  # as if opened and preempted before
+    assert pinning.version == 1
     tape.make_room(8, 1, 0)  # the window moves on; two blocks are now held by the pin alone
     assert h.memory.free_blocks == 4
     big = h.ask(range(20), max_tokens=1)
@@ -300,7 +307,7 @@ def test_what_cannot_fit_beside_the_tapes_fails_with_the_figures_and_blocks_nobo
     assert big.error.code == "no_memory"
     assert "0 of 6 blocks (4 tokens each) free" in big.error.message
     h.check(small)
-    assert small.rows == one_by_one(range(16), range(3), 1)
+    assert small.samples == one_by_one(range(16), range(3), 1)
 
 
 def test_a_tape_that_cannot_grow_drops_its_records_and_says_so() -> None:

@@ -13,12 +13,12 @@ from engine.seeding import Sampling, prompt_seed
 from engine.step import Chunk, OutOfMemory, SampledToken
 from metrics.store import MetricStore
 from regions.pool import KVPool, LayerShape
-from scheduler.halving import upper_half
 from scheduler.observer import Observer
-from scheduler.planner import Entry
-from scheduler.request import Append, Event, Pending, Record, Request, State
+from scheduler.planner import Entry, first_half
+from scheduler.request import Event, Request, RequestSpec, State
+from scheduler.tapes import Append, Pending, Record
 from scheduler.types import Limits, PriorityClass
-from tests.scheduler.fakes import FakeMemory, FakeReader, FakeTape
+from tests.scheduler.fakes import FakeMemory, FakeTape
 from tests.scheduler.harness import Harness
 
 FLASH, SESSION, POOL, STREAM = PriorityClass
@@ -72,24 +72,24 @@ def entry(seq: int, *lengths: int, append: bool = False) -> Entry:
         work = Append(FakeTape(memory, f"T{seq}"))
         work.queue.extend(Pending(seq, Record((0,) * n), 0) for n in lengths)
         return Entry(work, len(lengths))
-    made = Request(SESSION, "", (0,) * 100, 1, lambda _: None, open_reader=lambda: FakeReader(memory))
+    made = Request(RequestSpec(SESSION, "", (0,) * 100, 1, lambda _: None, tape=FakeTape(memory, "")))
     return Entry(made, lengths[0])
 
 
-def test_the_upper_half_has_half_of_the_tokens_in_order() -> None:
+def test_the_first_half_has_half_of_the_tokens_in_order() -> None:
     four = [entry(n, 6) for n in range(4)]
-    assert upper_half(four) == four[:2]
-    assert [e.n for e in upper_half([entry(0, 3), entry(1, 20), entry(2, 5)])] == [3, 11]
-    assert [e.n for e in upper_half([entry(0, 1), entry(1, 4, 4, 4, append=True)])] == [1, 1]
+    assert first_half(four) == four[:2]
+    assert [e.n for e in first_half([entry(0, 3), entry(1, 20), entry(2, 5)])] == [3, 11]
+    assert [e.n for e in first_half([entry(0, 1), entry(1, 4, 4, 4, append=True)])] == [1, 1]
     large, small = entry(1, 9, append=True), entry(2, 3, 5, append=True)
-    assert upper_half([entry(0, 2), large, small])[1:] == [Entry(small.work, 1)]
+    assert first_half([entry(0, 2), large, small])[1:] == [Entry(small.work, 1)]
 
 
 def test_the_first_always_keeps_something() -> None:
-    assert [e.n for e in upper_half([entry(0, 1)])] == [1]
-    assert [e.n for e in upper_half([entry(0, 30, append=True)])] == [1]
-    assert [e.n for e in upper_half([entry(0, 9)])] == [4]
-    assert [e.n for e in upper_half([entry(0, 30, append=True), entry(1, 2)])] == [1]
+    assert [e.n for e in first_half([entry(0, 1)])] == [1]
+    assert [e.n for e in first_half([entry(0, 30, append=True)])] == [1]
+    assert [e.n for e in first_half([entry(0, 9)])] == [4]
+    assert [e.n for e in first_half([entry(0, 30, append=True), entry(1, 2)])] == [1]
 
 
 def test_the_lower_half_is_preempted_and_the_upper_runs_at_once() -> None:
@@ -265,13 +265,15 @@ def test_chunks_say_how_to_draw_from_the_prompt_and_the_place_in_the_answer(temp
     h, _, _ = harness(lambda n, batch: n == 2, blocks=16)
     prompt = (4, 5, 6)
     request = Request(
-        SESSION,
-        "",
-        prompt,
-        4,
-        h.done.append,
-        open_reader=lambda: FakeReader(h.memory),
-        temperature=temperature,
+        RequestSpec(
+            SESSION,
+            "",
+            prompt,
+            4,
+            h.done.append,
+            tape=FakeTape(h.memory, ""),
+            temperature=temperature,
+        )
     )
     h.scheduler.submit(request)
     other = h.ask((9,), max_tokens=6, cls=FLASH)
@@ -289,4 +291,4 @@ def test_chunks_say_how_to_draw_from_the_prompt_and_the_place_in_the_answer(temp
 def test_a_temperature_below_zero_is_refused() -> None:
     memory = FakeMemory(1)
     with pytest.raises(ValueError, match="temperature"):
-        Request(SESSION, "", (1,), 1, lambda _: None, open_reader=lambda: FakeReader(memory), temperature=-1)
+        Request(RequestSpec(SESSION, "", (1,), 1, lambda _: None, tape=FakeTape(memory, ""), temperature=-1))

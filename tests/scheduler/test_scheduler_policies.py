@@ -11,16 +11,16 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from scheduler.acquisition import acquire
-from scheduler.book import Book
-from scheduler.eviction import prefers_swap
+from scheduler.allocation import allocate, prefers_swap
+from scheduler.grouping import Grouping
 from scheduler.planner import Plan, plan
 from scheduler.policies import KEYS, NAMES, Ordering
-from scheduler.request import Event, Request, State, Work
-from scheduler.types import Limits, PriorityClass
+from scheduler.queues import Position, Queues
+from scheduler.request import Event, Request, RequestSpec, State
+from scheduler.types import Limits, PriorityClass, Work
 from tests.scheduler.fakes import FakeMemory, FakePrompt
+from tests.scheduler.runs import Run, answered
 from tests.scheduler.simulated import LinearCosts
-from tests.scheduler.test_scheduler_bounds import Run, answered
 from tests.scheduler.worlds import FakeWorld
 
 POOL = PriorityClass.POOL
@@ -31,49 +31,52 @@ class Pool:
 
     def __init__(self, blocks: int = 10_000, policy: str = "fcfs") -> None:
         self.memory = FakeMemory(blocks)
-        self.book = Book(Ordering(policy).key)
+        self.queues = Queues(Ordering(policy).key)
         self.live: list[Request] = []
         self._numbers, self._admissions, self._displaced = count(1), count(1), count(1)
         self._time = count(1)
 
     def arrives(self, prompt: int = 12, *, complete: bool = True, max_tokens: int = 4) -> Request:
         request = Request(
-            POOL,
-            "",
-            list(range(prompt)),
-            max_tokens,
-            lambda ended: None,
-            open_prompt=lambda: FakePrompt(self.memory),
-            complete=complete,
+            RequestSpec(
+                POOL,
+                "",
+                list(range(prompt)),
+                max_tokens,
+                lambda ended: None,
+                open_prompt=lambda: FakePrompt(self.memory),
+                complete=complete,
+            )
         )
         request.id, request.last_chunk_ns = next(self._numbers), next(self._time)
         self.live.append(request)
-        self.book.requests[request.id] = request
-        self.book.update(request)
+        self.queues.requests[request.id] = request
+        self.queues.update(request)
         return request
 
     def computes(self, request: Request, n: int) -> None:
         """It is admitted, if it was not, and gets `n` tokens into KV."""
         if request.state is State.QUEUED:
             request.state, request.admitted = State.RUNNING, next(self._admissions)
-        reader = request.open()
+        request.open()
+        reader = request.reader
+        assert reader is not None
         tokens = request.next_tokens(min(n, request.remaining))
         assert reader.acquire(len(tokens))
         reader.write(tokens)  # type: ignore[attr-defined] # a fake
-        self.book.update(request)
+        self.queues.update(request)
 
     def chunk(self, request: Request, prompt: Sequence[int]) -> None:
         request.replace(prompt, next(self._time))
-        self.book.update(request, prompt=True)
+        self.queues.update(request, prompt=True)
 
     def finishes(self, request: Request) -> None:
         request.complete, request.last_chunk_ns = True, next(self._time)
-        self.book.update(request)
+        self.queues.update(request)
 
     def preempted(self, request: Request, by: Work | None = None) -> None:
-        request.displaced = next(self._displaced)
-        request.drop(Event.PREEMPTED_RECOMPUTE, 0, 0)
-        self.book.update(request)
+        request.preempt(Event.PREEMPTED_RECOMPUTE, next(self._displaced), 0, 0)
+        self.queues.update(request)
 
     def order(self, policy: str) -> list[Request]:
         return sorted(self.live, key=KEYS[policy])
@@ -120,9 +123,11 @@ def test_orders_are_those_of_the_paper(history: list[tuple[str, int, int]]) -> N
     partial = [request for request in pool.live if not request.complete]
     assert pool.order("vllm") == [*running, *waiting]
     assert pool.order("fcfs") == [*full, *partial]
-    assert pool.order("lcas") == [
-        *(request for request in chunks if request.complete),
-        *(request for request in chunks[::-1] if not request.complete),
+    latest = chunks[::-1]
+    assert pool.order("lcas") == [*(r for r in latest if r.complete), *(r for r in latest if not r.complete)]
+    assert pool.order("lcas-fair") == [
+        *(r for r in chunks if r.complete),
+        *(r for r in latest if not r.complete),
     ]
     most: list[Request] = []
     for computed in sorted({request.computed for request in pool.live}, reverse=True):
@@ -138,14 +143,24 @@ def test_vllm_ignores_chunks_and_updates() -> None:
     assert pool.order("vllm") == [first, second]
 
 
-def test_lcas_boosts_whom_a_chunk_comes_for_and_keeps_the_finished_before_the_partial() -> None:
+def test_lcas_puts_the_most_recent_chunk_first_in_each_tier() -> None:
     pool = Pool()
     idle, fresh, full = (pool.arrives(complete=complete) for complete in (False, False, True))
-    assert pool.order("lcas") == [full, fresh, idle]
+    assert pool.order("lcas") == pool.order("lcas-fair") == [full, fresh, idle]
     pool.chunk(idle, [7] * 20)
-    assert pool.order("lcas") == [full, idle, fresh], "the newest chunk, but behind the finished tier"
+    assert pool.order("lcas") == pool.order("lcas-fair") == [full, idle, fresh]
     pool.finishes(fresh)
-    assert pool.order("lcas") == [full, fresh, idle], "who waits longest goes first among the finished"
+    assert pool.order("lcas") == [fresh, full, idle], "published: the last to finish goes first"
+    assert pool.order("lcas-fair") == [full, fresh, idle], "fair: the longest waiting goes first"
+
+
+def test_lcas_starves_a_finished_prompt_for_as_long_as_newer_ones_finish_and_lcas_fair_does_not() -> None:
+    pool = Pool()
+    oldest = pool.arrives()
+    for _ in range(20):
+        pool.arrives()
+        assert pool.order("lcas")[-1] is oldest
+        assert pool.order("lcas-fair")[0] is oldest
 
 
 def test_mcps_drops_whom_an_update_leaves_little_to_the_last_place() -> None:
@@ -183,15 +198,25 @@ class Seen:
 
     free: int
     order: list[Work]
+    positions: list[Position]
     requests: list[tuple[object, ...]]
 
 
 def seen(pool: Pool) -> Seen:
     return Seen(
         pool.memory.free_blocks,
-        list(pool.book.walk()),
+        list(pool.queues.walk()),
+        [pool.queues.position(r) for r in pool.live],
         [
-            (r.state, r.computed, r.blocks, list(r.events), list(r.prompt), list(r.output), r.reader, r.place)
+            (
+                r.state,
+                r.computed,
+                r.blocks,
+                list(r.events),
+                list(r.prompt),
+                list(r.output),
+                r.reader,
+            )
             for r in pool.live
         ],
     )
@@ -218,10 +243,11 @@ def crowded(seed: int, policy: str, blocks: int = 12) -> Pool:
 def test_phase_1_changes_nothing(limits: Limits, policy: str, seed: int) -> None:
     pool = crowded(seed, policy)
     before = seen(pool)
-    first = plan(pool.book, pool.memory, limits)
+    grouping = Grouping() if limits.grouping else None
+    first = plan(pool.queues, pool.memory, limits, grouping)
     assert seen(pool) == before
-    assert plan(pool.book, pool.memory, limits) == first
-    order = [work for work in pool.book.walk() if work in {entry.work for entry in first.entries}]
+    assert plan(pool.queues, pool.memory, limits, grouping) == first
+    order = [work for work in pool.queues.walk() if work in {entry.work for entry in first.entries}]
     assert [entry.work for entry in first.entries] == order
     assert sum(entry.n for entry in first.entries) <= limits.max_batch_tokens
 
@@ -232,7 +258,7 @@ def test_phase_2_takes_from_the_unplanned_then_from_the_planned_the_last_first(
     limits: Limits, policy: str, seed: int
 ) -> None:
     pool = crowded(seed, policy)
-    chosen = plan(pool.book, pool.memory, replace(limits, grouping=False, high_water=1.0))
+    chosen = plan(pool.queues, pool.memory, replace(limits, grouping=False, high_water=1.0))
     expected = victims_by_hand(pool, chosen)
     victims: list[tuple[Request, Work]] = []
 
@@ -240,15 +266,15 @@ def test_phase_2_takes_from_the_unplanned_then_from_the_planned_the_last_first(
         victims.append((victim, by))
         pool.preempted(victim)
 
-    acquire(chosen, pool.book, pool.memory, preempt)
+    allocate(chosen, pool.queues, pool.memory, preempt)
     event("victims", min(len(victims), 3))
     assert victims == expected
 
 
 def victims_by_hand(pool: Pool, chosen: Plan) -> list[tuple[Request, Work]]:
     """Plain counting, with section 4.1's lists of the scheduled and the not scheduled, in priority order."""
-    running = sorted((r for r in pool.live if r.state is State.RUNNING), key=pool.book.rank)
-    everybody = sorted(pool.live, key=pool.book.rank)
+    running = sorted((r for r in pool.live if r.state is State.RUNNING), key=pool.queues.key)
+    everybody = sorted(pool.live, key=pool.queues.key)
     scheduled = [entry.work for entry in chosen.entries]
     held = {request: request.blocks for request in running}
     free = pool.memory.free_blocks

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from scheduler.observer import Observer
-from scheduler.request import Event, Record, Request, State
+from scheduler.request import Event, Request, RequestSpec, State
+from scheduler.tapes import Record
 from scheduler.types import Limits, PriorityClass
 from scheduler.worker import Worker
 from tests.scheduler.fakes import FakeReader
@@ -26,12 +27,15 @@ def prefill(
 ) -> tuple[Request, FakeReader]:
     reader = reader or FakeReader(h.memory)
     request = Request(
-        cls=STREAM,
-        session="s",
-        prompt=tuple(prompt),
-        max_tokens=0,
-        on_done=on_done or h.done.append,
-        reader=reader,
+        RequestSpec(
+            cls=STREAM,
+            session="s",
+            prompt=tuple(prompt),
+            max_tokens=0,
+            background=True,
+            on_done=on_done or h.done.append,
+            reader=reader,
+        )
     )
     h.scheduler.submit(request)
     return request, reader
@@ -47,7 +51,7 @@ def test_it_ends_with_its_prompt_in_kv_and_leaves_the_reader_to_who_asked() -> N
     request, reader = prefill(h, range(20))
     h.run()
     assert request.state is State.FINISHED
-    assert (request.output, request.rows) == ([], [])
+    assert (request.output, request.samples) == ([], [])
     assert h.done == [request]
     assert reader.kv == list(range(20))
     assert not reader.released

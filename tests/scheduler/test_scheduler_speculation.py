@@ -1,4 +1,4 @@
-"""Prompt-lookup drafts: where they come from, how many there are, and that they change no answer."""
+"""Prompt-proposer drafts: where they come from, how many there are, and that they change no answer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from engine.step import Chunk, SampledToken
 from scheduler.request import State
-from scheduler.speculation import GIVE_UP, RETRY, Lookup, draft_cap
+from scheduler.speculation import GIVE_UP, RETRY, NgramProposer, draft_cap
 from scheduler.types import Limits
 from tests.scheduler.fakes import FakeExecutor
 from tests.scheduler.harness import Harness
@@ -31,17 +31,17 @@ def scanned(tokens: list[int], most: int) -> list[int]:
 def test_a_draft_is_what_followed_the_newest_earlier_occurrence(
     prompt: list[int], answer: list[int], most: int
 ) -> None:
-    lookup = Lookup(prompt)
-    lookup.extend(answer)
-    assert lookup.propose(most) == scanned([*prompt, *answer], most)
-    assert len(lookup) == len(prompt) + len(answer)
+    proposer = NgramProposer(prompt)
+    proposer.extend(answer)
+    assert proposer.propose(most) == scanned([*prompt, *answer], most)
+    assert len(proposer) == len(prompt) + len(answer)
 
 
 def test_only_the_newest_part_of_a_long_prompt_is_remembered() -> None:
-    lookup = Lookup([7, 8, 9, *range(100, 9000)])
-    lookup.extend([7, 8, 9])
-    assert lookup.propose(3) == []
-    assert len(lookup) == 8906
+    proposer = NgramProposer([7, 8, 9, *range(100, 9000)])
+    proposer.extend([7, 8, 9])
+    assert proposer.propose(3) == []
+    assert len(proposer) == 8906
 
 
 def test_the_cap_falls_with_running_answers_and_with_acceptance() -> None:
@@ -78,9 +78,8 @@ class Parrot(FakeExecutor):
 def run(
     prompts: Sequence[Sequence[int]], executor: FakeExecutor, **limits: int
 ) -> tuple[Harness, list[list[int]]]:
-    h = Harness(limits=Limits(max_batch_tokens=64, chunk_min=3, chunk_max=8, max_new_tokens=64, **limits))
-    h.executor = executor
-    h.scheduler._executor = executor
+    made = Limits(max_batch_tokens=64, chunk_min=3, chunk_max=8, max_new_tokens=64, **limits)
+    h = Harness(limits=made, executor=executor)
     asked = [h.ask(prompt, max_tokens=23) for prompt in prompts]
     h.run()
     assert all(request.state is State.FINISHED for request in asked)

@@ -8,9 +8,10 @@ import pytest
 
 from engine.step import SampledToken
 from scheduler.observer import Observer
-from scheduler.request import Event, Record, Request, State
+from scheduler.request import Event, Request, RequestSpec, State
+from scheduler.tapes import Record
 from scheduler.types import Limits, PriorityClass
-from tests.scheduler.fakes import FakeReader, model, one_by_one
+from tests.scheduler.fakes import FakeReader, FakeTape, model, one_by_one
 from tests.scheduler.harness import SMALL, Harness, started
 
 FLASH, SESSION, POOL, STREAM = PriorityClass
@@ -52,9 +53,9 @@ def test_choices_restrict_the_token_and_the_gap_and_end_after_one() -> None:
     h = Harness()
     request = h.ask((5, 6), max_tokens=10, choices=(11, 12))
     h.run()
-    assert request.rows == [model((5, 6), (11, 12))]
+    assert request.samples == [model((5, 6), (11, 12))]
     assert request.output[0] in (11, 12)
-    assert request.rows[0].gap == request.rows[0].top1 - request.rows[0].top2 > 0
+    assert request.samples[0].gap == request.samples[0].top1 - request.samples[0].top2 > 0
 
 
 def test_one_batch_mixes_prefill_decode_and_stream() -> None:
@@ -298,10 +299,11 @@ def test_unusable_logits_fail_that_request_alone() -> None:
 def test_a_session_that_cannot_be_opened_fails_its_request_alone() -> None:
     h = Harness()
 
-    def gone() -> FakeReader:
-        raise KeyError("no such session")
+    class Gone(FakeTape):
+        def fork(self) -> FakeReader:
+            raise KeyError("no such session")
 
-    request = Request(SESSION, "gone", (1,), 1, h.done.append, open_reader=gone)
+    request = Request(RequestSpec(SESSION, "gone", (1,), 1, h.done.append, tape=Gone(h.memory, "gone")))
     h.scheduler.submit(request)
     good = h.ask()
     h.run()
@@ -456,7 +458,7 @@ def test_questions_without_end_take_all_of_the_first_batch_only() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"open_reader": None}, {"prompt": ()}, {"max_tokens": -1}],
+    [{"tape": None}, {"prompt": ()}, {"max_tokens": -1}],
     ids=["reader", "prompt", "tokens"],
 )
 def test_nonsense_requests_are_refused_by_their_constructor(arguments: dict[str, object]) -> None:
@@ -467,11 +469,11 @@ def test_nonsense_requests_are_refused_by_their_constructor(arguments: dict[str,
         "prompt": (1,),
         "max_tokens": 1,
         "on_done": h.done.append,
-        "open_reader": lambda: FakeReader(h.memory),
+        "tape": h.tape(),
     }
-    Request(**good)  # type: ignore[arg-type] # one dict for several field types
+    Request(RequestSpec(**good))  # type: ignore[arg-type] # one dict for several field types
     with pytest.raises(ValueError, match="a request"):
-        Request(**{**good, **arguments})  # type: ignore[arg-type] # as above
+        Request(RequestSpec(**{**good, **arguments}))  # type: ignore[arg-type] # as above
 
 
 @pytest.mark.parametrize(

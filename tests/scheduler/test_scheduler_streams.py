@@ -6,22 +6,25 @@ from collections.abc import Sequence
 
 import pytest
 
-from scheduler.request import Event, Request, State
+from scheduler.request import Event, Request, RequestSpec, State
 from scheduler.types import Limits, PriorityClass
 from tests.scheduler.fakes import FakePrompt, one_by_one
 from tests.scheduler.harness import SMALL, Harness
 
 
-def opened(h: Harness, prompt: Sequence[int] = (), max_tokens: int = 3) -> Request:
+def opened(h: Harness, prompt: Sequence[int] = (), max_tokens: int = 3, salt: str = "") -> Request:
     """An unfinished prompt."""
     request = Request(
-        PriorityClass.POOL,
-        "",
-        list(prompt),
-        max_tokens,
-        h.done.append,
-        open_prompt=lambda: FakePrompt(h.memory),
-        complete=False,
+        RequestSpec(
+            PriorityClass.POOL,
+            "",
+            list(prompt),
+            max_tokens,
+            h.done.append,
+            open_prompt=lambda: FakePrompt(h.memory),
+            complete=False,
+            salt=salt,
+        )
     )
     h.scheduler.submit(request)
     return request
@@ -29,7 +32,7 @@ def opened(h: Harness, prompt: Sequence[int] = (), max_tokens: int = 3) -> Reque
 
 def answered(request: Request) -> bool:
     """It ended with exactly the answer to its final prompt."""
-    return request.rows == one_by_one((), request.prompt, request.max_tokens)
+    return request.samples == one_by_one((), request.prompt, request.spec.max_tokens)
 
 
 def test_what_is_there_is_computed_but_for_the_last_token_and_nothing_is_generated() -> None:
@@ -139,9 +142,9 @@ class SlowClock:
 
 
 def test_a_client_that_vanishes_is_given_up_after_the_timeout_and_not_before() -> None:
-    h = Harness(limits=Limits(max_batch_tokens=24, chunk_min=3, chunk_max=8, stream_timeout_ns=1000))
+    limits = Limits(max_batch_tokens=24, chunk_min=3, chunk_max=8, stream_timeout_ns=1000)
     clock = SlowClock()
-    h.scheduler._clock = clock
+    h = Harness(limits=limits, clock=clock)
     first, second = opened(h, range(9)), opened(h, range(20, 30))
     h.run()
     clock.now = 600
@@ -198,9 +201,8 @@ def test_nobody_follows_across_salts_or_with_grouping_off() -> None:
             max_batch_tokens=24, max_batch_requests=6, chunk_min=3, chunk_max=8, grouping=grouping
         )
         h = Harness(limits=limits)
-        requests = [opened(h, range(20), max_tokens=1) for _ in salts]
-        for request, salt in zip(requests, salts, strict=True):
-            request.salt = salt
+        requests = [opened(h, range(20), max_tokens=1, salt=salt) for salt in salts]
+        for request in requests:
             h.scheduler.finish(request.id)
         h.run()
         assert [request.cached_tokens for request in requests] == [0, 0]
@@ -222,10 +224,12 @@ def test_only_a_prompt_of_its_own_can_come_in_pieces(arguments: dict[str, object
     given = {"prompt": [1], **arguments}
     with pytest.raises(ValueError, match="pieces"):
         Request(
-            PriorityClass.SESSION,
-            "",
-            max_tokens=1,
-            on_done=lambda _: None,
-            open_reader=lambda: FakePrompt(Harness().memory),
-            **given,  # type: ignore[arg-type] # the parameters of the case
+            RequestSpec(
+                PriorityClass.SESSION,
+                "",
+                max_tokens=1,
+                on_done=lambda _: None,
+                tape=Harness().tape(),
+                **given,  # type: ignore[arg-type] # the parameters of the case
+            )
         )

@@ -9,7 +9,8 @@ from typing import Any
 
 from engine.step import Chunk, SampledToken
 from scheduler.policies import NAMES, Ordering
-from scheduler.request import Record, Request
+from scheduler.request import Request, RequestSpec
+from scheduler.tapes import Record
 from scheduler.types import Limits, PriorityClass
 from tests.scheduler.fakes import FakeExecutor, FakeMemory, FakePrompt, FakeReader, FakeTape, FakeTier
 from tests.scheduler.simulated import LinearCosts
@@ -92,7 +93,7 @@ class Device(FakeExecutor):
 
 
 class FakeWorld:
-    """Fulfils `scheduler.replay.World`."""
+    """Fulfils `tests.scheduler.recording.World`."""
 
     def __init__(self, limits: Limits, blocks: int = 200, host_blocks: int = 0, block_size: int = 4) -> None:
         self.limits = limits
@@ -129,27 +130,25 @@ class FakeWorld:
         salt: str = "",
     ) -> Request:
         """A POOL request reads a prompt of its own, all others a session (or nothing)."""
-        readers: list[FakeReader] = []
-
-        def fork() -> FakeReader:
-            readers.append(self.reader(session))
-            return readers[-1]
+        source = self.tape(session) if session else FakeTape(self.memory, "")
 
         def done(ended: Request) -> None:
-            self.pasts[ended.id] = readers[-1].past if readers else ()
+            self.pasts[ended.id] = source.history[ended.version]
             self.done.append(ended)
 
         pool = cls is PriorityClass.POOL
         return Request(
-            cls,
-            session,
-            list(prompt),
-            max_tokens,
-            done,
-            open_reader=None if pool else fork,
-            open_prompt=(lambda: self.prompt(salt)) if pool else None,
-            complete=complete,
-            salt=salt,
+            RequestSpec(
+                cls,
+                session,
+                list(prompt),
+                max_tokens,
+                done,
+                tape=None if pool else source,
+                open_prompt=(lambda: self.prompt(salt)) if pool else None,
+                complete=complete,
+                salt=salt,
+            )
         )
 
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from regions.block_pool import BlockPool
+from regions.prompt import StreamingPrompt
 from regions.radix import RadixCache
 from regions.watch import PrefixWatch
-from scheduler.prefix_line import PrefixLine
+from scheduler.prefix_queue import PrefixQueue
 from scheduler.theory.orders import rank
-from tests.regions.contents import small_pool
-from tests.regions.test_regions_radix import cached
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,10 @@ class Waiting:
     id: int
     prompt: list[int]
     salt: str = ""
+
+    @property
+    def spec(self) -> Waiting:
+        return self
 
 
 class Index:
@@ -59,6 +63,17 @@ def expected(line_of: dict[int, Waiting], matches: dict[int, int], k: int | None
     return [numbers[i] for i in rank(k, ages, lengths, step=step)]
 
 
+def serve(pool: BlockPool, cache: RadixCache, tokens: list[int], salt: str) -> None:
+    """Compute a prompt, save it in the cache and end it."""
+    reader = StreamingPrompt(pool, cache, frame_limit=1000, salt=salt)
+    reader.update(tokens)
+    reader.match()
+    assert reader.acquire(reader.remaining)
+    reader.wrote(reader.place(reader.remaining), reader.next(reader.remaining))
+    reader.save()
+    reader.release()
+
+
 OPERATIONS = st.lists(
     st.tuples(
         st.sampled_from(["add", "add", "add", "take", "discard", "change", "change", "k"]),
@@ -77,7 +92,7 @@ def test_the_order_is_that_of_the_theory(
     """Whatever is added, admitted, cancelled, cached and evicted, few changes at a time or many."""
     index, step = Index(), 0
     now = [k]
-    line = PrefixLine(index, lambda: now[0])
+    line = PrefixQueue(index, lambda: now[0])
     waiting: dict[int, Waiting] = {}
     for number in range(100, 100 + at_once):
         waiting[number] = Waiting(number, [number % 4])
@@ -92,7 +107,7 @@ def test_the_order_is_that_of_the_theory(
         elif numbers and name == "take":
             # a plan admits the first, sometimes one further down; it is taken while others wait
             number = [request.id for request in islice(line, n % 3 + 1)][-1]
-            line.taken(waiting.pop(number))
+            line.admitted(waiting.pop(number))
             step += 1
         elif numbers and name == "discard":
             line.discard(waiting.pop(numbers[n % len(numbers)]))
@@ -120,10 +135,10 @@ def test_the_order_is_that_of_the_theory(
     st.sampled_from([None, 2, 3]),
 )
 def test_the_order_follows_the_prefix_cache(operations: list[tuple[str, list[int]]], k: int | None) -> None:
-    """With the real cache: who is served leaves its prompt behind, and what is evicted counts no more."""
-    pool = small_pool(30)
+    """With the real cache: a served prompt stays cached until it is evicted."""
+    pool = BlockPool(30, block_size=4)
     cache = RadixCache(pool, 60)
-    line = PrefixLine(PrefixWatch(cache), lambda: k)
+    line = PrefixQueue(PrefixWatch(cache), lambda: k)
     waiting: dict[int, Waiting] = {}
     step = 0
     for number, (name, tokens) in enumerate(operations):
@@ -132,9 +147,9 @@ def test_the_order_follows_the_prefix_cache(operations: list[tuple[str, list[int
             line.add(waiting[number])
         elif name == "serve" and waiting:
             first = next(iter(line))
-            line.taken(waiting.pop(first.id))
+            line.admitted(waiting.pop(first.id))
             step += 1
-            cached(pool, cache, first.prompt, "tenant")
+            serve(pool, cache, first.prompt, "tenant")
         elif name == "reclaim":
             cache.reclaim(len(tokens))
         matches = {n: cache.match_length(r.prompt[:-1], r.salt) for n, r in waiting.items()}
@@ -144,7 +159,7 @@ def test_the_order_follows_the_prefix_cache(operations: list[tuple[str, list[int
 @pytest.mark.parametrize(("k", "order"), [(1, [1, 2, 3, 4]), (2, [1, 4, 2, 3]), (None, [4, 3, 1, 2])])
 def test_each_policy_by_hand(k: int | None, order: list[int]) -> None:
     """FCFS, k-LPM and LPM over matches 0, 0, 5, 7."""
-    line = PrefixLine(Index(), lambda: k)
+    line = PrefixQueue(Index(), lambda: k)
     for number, match in ((1, 0), (2, 0), (3, 5), (4, 7)):
         line.add(Waiting(number, [match]))
     assert [request.id for request in line] == order
@@ -152,20 +167,20 @@ def test_each_policy_by_hand(k: int | None, order: list[int]) -> None:
 
 def test_the_step_counts_admissions_only() -> None:
     """Under k = 2 the second admission takes the longest match, whatever was cancelled in between."""
-    line = PrefixLine(Index(), lambda: 2)
+    line = PrefixQueue(Index(), lambda: 2)
     for number, match in ((1, 0), (2, 0), (3, 5), (4, 7)):
         line.add(Waiting(number, [match]))
-    line.taken(Waiting(1, [0]))
+    line.admitted(Waiting(1, [0]))
     assert next(iter(line)).id == 4
     line.discard(Waiting(4, [7]))
     assert next(iter(line)).id == 3
-    line.taken(Waiting(3, [5]))
+    line.admitted(Waiting(3, [5]))
     assert next(iter(line)).id == 2
 
 
 def test_another_prompt_is_looked_up_anew_and_keeps_its_age() -> None:
     index = Index()
-    line = PrefixLine(index, lambda: None)
+    line = PrefixQueue(index, lambda: None)
     for number in (1, 2, 3):
         line.add(Waiting(number, [1]))
     line.add(Waiting(1, [0]))

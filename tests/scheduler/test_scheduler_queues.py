@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engine.step import SampledToken
-from scheduler.book import Book
-from scheduler.lines import waiting_line
 from scheduler.policies import NAMES, Ordering
-from scheduler.request import Append, Event, Pending, Record, Request, State, Work
-from scheduler.types import PriorityClass
-from tests.scheduler.fakes import FakeMemory, FakePrompt, FakeReader, FakeTape
+from scheduler.prefix_queue import waiting_order
+from scheduler.queues import Queues
+from scheduler.request import Event, Request, RequestSpec, State
+from scheduler.tapes import Append, Pending, Record
+from scheduler.types import PriorityClass, Work
+from tests.scheduler.fakes import FakeMemory, FakePrompt, FakeTape
 from tests.scheduler.worlds import ShelfIndex
 
 FLASH, SESSION, POOL, STREAM = PriorityClass
@@ -35,28 +36,28 @@ def lane(work: Work) -> tuple[int, ...]:
     """Classes and promises (docs/scheduling.md); the later of a lane only prefill."""
     if isinstance(work, Append):
         return (1, 0) if work.due else (4, 0)
-    return {FLASH: 0, SESSION: 2, POOL: 3}[work.cls], int(work.max_tokens == 0)
+    return {FLASH: 0, SESSION: 2, POOL: 3}[work.cls], int(work.background)
 
 
 class Model(RuleBasedStateMachine):
-    """Work that changes at random, told to a book, beside the plain list of it."""
+    """Work that changes at random, in the queues and in a plain list."""
 
     @initialize(ordering=st.sampled_from([*orderings, Ordering("klpm", K), Ordering("klpm", K)]))
     def start(self, ordering: Ordering) -> None:
         self.ordering = ordering
         self.shelf: list[tuple[int, ...]] = [(0, 1, 2), (1, 1, 1, 1)]
         self.index = ShelfIndex(self.shelf)
-        line, _ = waiting_line(ordering, self.index, None)
-        self.book = Book(ordering.key, line)
+        line, _ = waiting_order(ordering, self.index, None)
+        self.queues = Queues(ordering.key, line)
         self.memory = FakeMemory(10_000)
         self.requests: list[Request] = []
         self.appends: list[Append] = []
-        self.numbers, self.admissions, self.displaced = count(1), count(1), count(1)
+        self.numbers, self.admissions, self.preemptions = count(1), count(1), count(1)
         self.taken = 0
         """Choices of the waiting line so far."""
 
     def told(self, request: Request, *, prompt: bool = False) -> None:
-        self.book.update(request, prompt=prompt)
+        self.queues.update(request, prompt=prompt)
 
     def some(self, n: int, *states: State) -> Request | None:
         fitting = [request for request in self.requests if request.state in states]
@@ -67,30 +68,36 @@ class Model(RuleBasedStateMachine):
         prompt=tokens,
         complete=st.booleans(),
         new=st.integers(0, 3),
+        background=st.booleans(),
     )
-    def submit(self, cls: PriorityClass, prompt: list[int], complete: bool, new: int) -> None:
+    def submit(
+        self, cls: PriorityClass, prompt: list[int], complete: bool, new: int, background: bool
+    ) -> None:
         pool = cls is POOL
         complete = complete or not pool
         request = Request(
-            cls,
-            "",
-            prompt or [1] * complete,
-            new if complete else max(1, new),
-            lambda ended: None,
-            open_reader=None if pool else lambda: FakeReader(self.memory),
-            open_prompt=(lambda: FakePrompt(self.memory)) if pool else None,
-            complete=complete,
+            RequestSpec(
+                cls,
+                "",
+                prompt or [1] * complete,
+                new if complete else max(1, new),
+                lambda ended: None,
+                tape=None if pool else FakeTape(self.memory, ""),
+                open_prompt=(lambda: FakePrompt(self.memory)) if pool else None,
+                complete=complete,
+                background=background and complete and not new,
+            )
         )
         request.id = next(self.numbers)
         request.last_chunk_ns = request.id
         self.requests.append(request)
-        self.book.requests[request.id] = request
+        self.queues.requests[request.id] = request
         self.told(request)
 
     @rule(prompts=st.lists(tokens, min_size=2, max_size=5))
     def crowd(self, prompts: list[list[int]]) -> None:
         for prompt in prompts:
-            self.submit(POOL, prompt, True, 2)
+            self.submit(POOL, prompt, True, 2, False)
 
     @rule(n=which, chunk=st.integers(1, 12))
     def compute(self, n: int, chunk: int) -> None:
@@ -101,12 +108,14 @@ class Model(RuleBasedStateMachine):
         self.taken += request.state is State.QUEUED and request in self.in_line()
         if request.state is State.QUEUED:
             request.state, request.admitted = State.RUNNING, next(self.admissions)
-        reader = request.open()
+        request.open()
+        reader = request.reader
+        assert reader is not None
         todo = request.next_tokens(min(chunk, request.remaining))
         assert reader.acquire(len(todo))
         reader.write(todo)  # type: ignore[attr-defined] # a fake
         if not request.remaining and request.complete:
-            if len(request.output) >= request.max_tokens:
+            if len(request.output) >= request.spec.max_tokens:
                 self._end(request)
                 return
             request.accept(SampledToken(1, 1.0, 0.0))
@@ -116,8 +125,7 @@ class Model(RuleBasedStateMachine):
     def preempt(self, n: int) -> None:
         request = self.some(n, State.RUNNING)
         if request is not None:
-            request.displaced = next(self.displaced)
-            request.drop(Event.PREEMPTED_RECOMPUTE, 0, 0)
+            request.preempt(Event.PREEMPTED_RECOMPUTE, next(self.preemptions), 0, 0)
             self.told(request)
 
     @rule(n=which, prompt=tokens, finish=st.booleans())
@@ -137,10 +145,10 @@ class Model(RuleBasedStateMachine):
             self._end(request)
 
     def _end(self, request: Request) -> None:
-        del self.book.requests[request.id]
+        del self.queues.requests[request.id]
         self.requests.remove(request)
-        self.book.remove(request)
-        self.book.remove(request)  # idempotent
+        self.queues.remove(request)
+        self.queues.remove(request)  # idempotent
         request.end(State.FINISHED, 0)
 
     @rule(prompt=tokens)
@@ -157,7 +165,7 @@ class Model(RuleBasedStateMachine):
         else:
             append = Append(FakeTape(self.memory, str(n)), deque([pending]))
             self.appends.append(append)
-        self.book.update(append)
+        self.queues.update(append)
 
     @precondition(lambda self: self.appends)
     @rule(n=which)
@@ -165,10 +173,10 @@ class Model(RuleBasedStateMachine):
         append = self.appends[n % len(self.appends)]
         append.take(1)
         if append.queue:
-            self.book.update(append)
+            self.queues.update(append)
         else:
             self.appends.remove(append)
-            self.book.remove(append)
+            self.queues.remove(append)
 
     # The book as the list says.
 
@@ -182,8 +190,8 @@ class Model(RuleBasedStateMachine):
             if request.cls is POOL
             and request.state is State.QUEUED
             and request.remaining
-            and request.max_tokens
-            and not request.displaced
+            and not request.background
+            and not request.preempted
         ]
 
     def line_order(self) -> list[Request]:
@@ -218,16 +226,16 @@ class Model(RuleBasedStateMachine):
 
     @invariant()
     def the_walk_is_the_sorted_list(self) -> None:
-        assert list(self.book.walk()) == self.expected()
+        assert list(self.queues.walk()) == self.expected()
 
     @invariant()
     def a_closed_walk_leaves_out_exactly_the_waiting(self) -> None:
         order = self.expected()
         for opened in {0, len(order) // 2}:
-            walk = self.book.walk()
+            walk = self.queues.walk()
             steps: Iterator[Work] = iter(walk)
             before = list(islice(steps, opened))
-            walk.close()
+            walk.stop_admitting()
             # One that waits and was already reached is not given out after the door closed.
             assert before == order[:opened]
             assert list(steps) == [
@@ -238,37 +246,39 @@ class Model(RuleBasedStateMachine):
     def the_counters_are_recounted(self) -> None:
         running = [request for request in self.requests if request.state is State.RUNNING]
         decodes = [r for r in self.requests if r.output and r.remaining == 1]
-        prefills = [r for r in self.requests if r.remaining and r not in decodes and r.max_tokens]
-        assert (self.book.decodes, self.book.prefills) == (len(decodes), len(prefills))
-        assert self.book.cells == sum(len(r.prompt) + r.max_tokens for r in running if r.max_tokens)
+        prefills = [r for r in self.requests if r.remaining and r not in decodes and not r.background]
+        assert (self.queues.decodes, self.queues.prefills) == (len(decodes), len(prefills))
+        assert self.queues.cells == sum(
+            len(r.prompt) + r.spec.max_tokens for r in running if not r.prefill_only
+        )
         live = Counter([r.cls for r in self.requests] + [STREAM] * len(self.appends))
-        assert {cls: n for cls, n in self.book.counts.items() if n} == dict(live)
+        assert {cls: n for cls, n in self.queues.live.items() if n} == dict(live)
         queued = [r.cls for r in self.requests if r.state is State.QUEUED and r.remaining]
         waiting = Counter(queued + [STREAM] * len(self.appends))
-        assert {cls: n for cls, n in self.book.waits.items() if n} == dict(waiting)
-        assert self.book.appends() == sorted(self.appends, key=self.book.rank)
+        assert {cls: n for cls, n in self.queues.waiting.items() if n} == dict(waiting)
+        assert self.queues.sorted_appends() == sorted(self.appends, key=self.queues.key)
 
     @invariant()
     def what_stands_below_is_recounted(self) -> None:
-        running = sorted((r for r in self.requests if r.state is State.RUNNING), key=self.book.rank)
-        assert list(self.book.running.values()) == running
-        below = self.book.blocks_below()
+        running = sorted((r for r in self.requests if r.state is State.RUNNING), key=self.queues.key)
+        assert list(self.queues.running.values()) == running
+        below = self.queues.preemptable_blocks()
         works: list[Work] = [*self.requests, *self.appends]
         for work in works:
-            rank = self.book.rank(work)
-            behind = [r for r in running if self.book.rank(r) > rank]
-            ahead = [r for r in running if self.book.rank(r) < rank]
+            key = self.queues.key(work)
+            behind = [r for r in running if self.queues.key(r) > key]
+            ahead = [r for r in running if self.queues.key(r) < key]
             unfinished = isinstance(work, Request) and not work.complete
             resting = [] if unfinished else [r for r in ahead if not r.complete and not r.remaining]
             holders = behind[::-1] + resting[::-1]
-            assert list(self.book.holders(work)) == holders
+            assert list(self.queues.victims(work)) == holders
             blocks, cells = sum(r.blocks for r in holders), sum(r.cells for r in holders)
             for needed in (0, blocks // 2, blocks):
-                assert needed <= below(work, needed) <= blocks
-            assert below(work, blocks + 1) == blocks
-            assert self.book.holders_have(work, cells) == bool(holders)
-            assert not self.book.holders_have(work, cells + 1)
-            assert self.book.holds_before(work) == any(r.blocks for r in ahead)
+                assert needed <= below(work, key, needed) <= blocks
+            assert below(work, key, blocks + 1) == blocks
+            assert self.queues.victims_have(work, cells) == bool(holders)
+            assert not self.queues.victims_have(work, cells + 1)
+            assert self.queues.any_blocks_before(work) == any(r.blocks for r in ahead)
 
 
 TestBook = Model.TestCase

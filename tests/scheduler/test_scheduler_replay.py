@@ -13,14 +13,14 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from engine.step import Chunk, OutOfMemory, SampledToken
-from scheduler.journal import Failed, Journaled, Step
+from engine.step import Chunk, Executor, OutOfMemory, SampledToken
 from scheduler.policies import Ordering
-from scheduler.replay import replay
-from scheduler.request import Record, Request, State
+from scheduler.request import Request, RequestSpec, State
+from scheduler.tapes import Record
 from scheduler.types import Limits, PriorityClass, Tape
 from scheduler.worker import Worker
 from tests.scheduler.fakes import FakeClock
+from tests.scheduler.recording import Failed, Recorder, Step, replay
 from tests.scheduler.worlds import ORDERINGS, FakeWorld, records
 
 FLASH, SESSION, POOL, STREAM = PriorityClass
@@ -46,19 +46,9 @@ def recorded(
     write: Callable[[bytes], object],
     ordering: Ordering,
     clock: Callable[[], int] | None = None,
-) -> Journaled:
-    return Journaled(
-        write,
-        over.executor,
-        over.memory,
-        over.limits,
-        clock or over.executor.clock,
-        ordering=ordering,
-        costs=over.costs,
-        tier=over.tier,
-        index=over.index,
-        seed=7,
-    )
+    executor: Executor | None = None,
+) -> Recorder:
+    return Recorder(write, over, over.limits, clock or over.executor.clock, ordering, 7, executor=executor)
 
 
 def steps_of(journal: bytes) -> list[Step]:
@@ -80,7 +70,7 @@ def decisions(journal: bytes) -> list[object]:
 class Asking:
     """A listener that asks anew at every commit, as standing questions do: on the stepping thread."""
 
-    def __init__(self, scheduler: Journaled, over: FakeWorld) -> None:
+    def __init__(self, scheduler: Recorder, over: FakeWorld) -> None:
         self.scheduler, self.world = scheduler, over
 
     def on_commit(self, tape: Tape, version: int, records: Sequence[Record]) -> None:
@@ -89,7 +79,7 @@ class Asking:
     def on_drop(self, tape: Tape, records: Sequence[Record], failure: object) -> None: ...
 
 
-def clients(scheduler: Journaled, over: FakeWorld, seed: int, pause_s: float = 0.0) -> Callable[[], None]:
+def clients(scheduler: Recorder, over: FakeWorld, seed: int, pause_s: float = 0.0) -> Callable[[], None]:
     """One thread's random work."""
     rng = random.Random(seed)
 
@@ -173,9 +163,8 @@ def journal_of(seed: int, *, unreliable: bool = False) -> bytes:
     """A random load in virtual time, on one thread, to the end."""
     lines: list[bytes] = []
     over, rng = world(), random.Random(seed)
-    scheduler = recorded(over, lines.append, rng.choice(ORDERINGS))
-    if unreliable:
-        scheduler._executor._executor = Unreliable(over, seed)  # type: ignore[attr-defined] # what it wraps
+    flaky = Unreliable(over, seed) if unreliable else None
+    scheduler = recorded(over, lines.append, rng.choice(ORDERINGS), executor=flaky)
     for n in range(4):
         over.executor.at(rng.randrange(4000), clients(scheduler, over, seed * 10 + n))
     while scheduler.step() or over.executor.sleep():
@@ -232,9 +221,9 @@ def test_another_reading_of_the_clock_at_a_deadline_gives_other_decisions() -> N
     def later(steps: list[Step], by: int) -> None:
         steps[0].clock[0] += by
 
-    assert decisions(journal)[0] == ("batch", [[2, 2, 0, []]])
+    assert decisions(journal)[0] == ("batch", [[2, 2, []]])
     assert again(partial(later, by=0)) == decisions(journal)
-    assert again(partial(later, by=4900))[0] == ("batch", [[1, 1, 0, []]])
+    assert again(partial(later, by=4900))[0] == ("batch", [["A", 4, []]])
 
 
 def test_a_request_that_was_cancelled_a_step_later_gives_other_decisions() -> None:
@@ -250,7 +239,7 @@ def test_a_request_that_was_cancelled_a_step_later_gives_other_decisions() -> No
     journal = b"".join(lines)
 
     def change(steps: list[Step]) -> None:
-        steps[2].notes.append(steps[1].notes.pop(0))
+        steps[2].inputs.append(steps[1].inputs.pop(0))
 
     assert replay(journal, world()) == journal
     assert decisions(replay(perturbed(journal, change), world())) != decisions(journal)
@@ -264,7 +253,9 @@ def test_a_fork_taken_on_the_stepping_thread_is_taken_again() -> None:
     scheduler.append(first.tape("B"), records(3, 3))
     scheduler.step()
     ended: list[Request] = []
-    forked = Request(FLASH, "B", [5, 6], 2, ended.append, reader=first.reader("B"), stop_ids=frozenset([3]))
+    forked = Request(
+        RequestSpec(FLASH, "B", [5, 6], 2, ended.append, reader=first.reader("B"), stop_ids=frozenset([3]))
+    )
     scheduler.submit(forked)
     scheduler.step()
     scheduler.step()

@@ -1,33 +1,36 @@
-"""The waiting line of `lpm` and `klpm`: every k-th admission takes the oldest, the others the longest match.
+"""The waiting order of `lpm` and `klpm`: every k-th admission takes the oldest, the others the longest match.
 
-It is `theory.orders.rank` over numbers and match lengths (*k-LPM* algorithm 1), kept instead of made: those
-that wait stand in two sorted lists, by age and by match, and between two steps only those move whose match
+It is `theory.orders.rank` over numbers and match lengths (*k-LPM* algorithm 1), kept up to date: those that
+wait stand in two sorted lists, by age and by match, and between two steps only those move whose match
 changed. A step pays for these and for what it takes, however many wait.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 
 from sortedcontainers import SortedList
 
+from scheduler.bandit import SERVING, KBandit
+from scheduler.policies import Ordering
 from scheduler.request import Request
 from scheduler.theory.orders import takes_oldest
 from scheduler.types import PrefixIndex
 
 MOVES = 16
-"""When more than one in so many moves, sorting anew is cheaper than moving them."""
+"""When more than one in so many moves, sorting again is cheaper than moving them."""
 
 
-class PrefixLine:
-    """Waiting requests in the order of algorithm 1; a `WaitingLine`.
+class PrefixQueue:
+    """Waiting requests in the order of algorithm 1; a `WaitingOrder`.
 
     Args:
         index: match lengths of the waiting prompts.
         k: asked at each walk; 1 is FCFS, None is LPM. Ties of the match go to the oldest.
 
-    The step of algorithm 1 is how many were `taken`. A walk must end before anything else changes the line or
-    the cache.
+    The step of algorithm 1 is how many were `admitted`. A walk must end before anything else changes the
+    queue or the cache.
     """
 
     def __init__(self, index: PrefixIndex, k: Callable[[], int | None]) -> None:
@@ -46,13 +49,13 @@ class PrefixLine:
         """It begins to wait; one that waits already has another prompt."""
         self.discard(request)
         number = request.id
-        match = self._index.watch(number, request.prompt, request.salt)
+        match = self._index.watch(number, request.prompt, request.spec.salt)
         self._requests[number] = request
         self._matches[number] = match
         self._by_age.add(number)
         self._by_match.add((-match, number))
 
-    def taken(self, request: Request) -> None:
+    def admitted(self, request: Request) -> None:
         """It was admitted: the next one is another step's choice."""
         self._step += 1
         self.discard(request)
@@ -68,7 +71,7 @@ class PrefixLine:
 
     def __iter__(self) -> Iterator[Request]:
         """All that wait, the next to be admitted first, by the matches of this moment."""
-        self._follow(self._index.changes())
+        self._apply(self._index.changes())
         return self._walk(self._k())
 
     def _walk(self, k: int | None) -> Iterator[Request]:
@@ -81,7 +84,7 @@ class PrefixLine:
             taken.add(number)
             yield self._requests[number]
 
-    def _follow(self, changes: Sequence[tuple[int, int]]) -> None:
+    def _apply(self, changes: Sequence[tuple[int, int]]) -> None:
         if len(changes) * MOVES > len(self):
             self._matches.update(changes)
             self._by_match = SortedList((-match, number) for number, match in self._matches.items())
@@ -90,3 +93,27 @@ class PrefixLine:
             self._by_match.remove((-self._matches[number], number))
             self._by_match.add((-match, number))
             self._matches[number] = match
+
+
+def waiting_order(
+    ordering: Ordering, index: PrefixIndex | None, rng: random.Random | None
+) -> tuple[PrefixQueue | None, Callable[[int], None]]:
+    """The waiting order of POOL requests, None where their keys are the order; and a listener to TTFT in ns.
+
+    Raises ValueError when the policy needs an index or a source of chance that is not given.
+    """
+    if not ordering.by_prefix:
+        return None, _ignore
+    if index is None:
+        raise ValueError(f"policy {ordering.name} needs an index of the prefix cache")
+    if ordering.name != "klpm-adaptive":
+        k = ordering.k if ordering.name == "klpm" else None
+        return PrefixQueue(index, lambda: k), _ignore
+    if rng is None:
+        raise ValueError(f"policy {ordering.name} needs a source of chance")
+    bandit = KBandit(SERVING, rng=rng, first=SERVING.index(2))
+    return PrefixQueue(index, lambda: bandit.k), bandit.observe
+
+
+def _ignore(ttft_ns: int) -> None:
+    """No policy learns from it."""
