@@ -59,8 +59,8 @@ def in_own_thread(work: Callable[[], Result]) -> Result:
 
     OpenMP gives every thread that ever computed a team of its own, for as long as the thread lives. Once the
     teams together have more threads than there are cores, all of them sleep between two operations instead of
-    spinning, and a forward pass takes 1.7 times as long. So whoever loads a model or measures one, and then
-    leaves the device to another thread, does it in a thread of its own.
+    spinning, and a forward pass takes 1.7 times as long. Load or measure a model in a
+    thread of its own when another one is to compute with it afterwards.
     """
     with ThreadPoolExecutor(1, "measure") as thread:
         return thread.submit(work).result()

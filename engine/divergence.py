@@ -75,8 +75,7 @@ def probe(engine: Engine, tape: Tape, fresh: Fork, probes: Sequence[Probe]) -> l
 
 
 def window_of(tape: Tape, fresh: Fork) -> Context | None:
-    """What readers of ``tape`` would see of ``fresh``; it holds no references and is valid while ``fresh``
-    is.
+    """What readers of ``tape`` would see of ``fresh``; without references: valid until ``fresh`` changes.
 
     The frozen prefix is anchored where the window begins now. None when the window is another one.
     """

@@ -101,7 +101,7 @@ class PrefixWatch:
         return changed
 
     def added(self, node: Node, parent: Node) -> None:
-        """See `Watcher.added`: who waited for this very continuation follows it."""
+        """See `Watcher.added`: prompts that continue like ``node`` now stop on it."""
         edge, end = _edge(parent), node.start
         stop = self._stops.get(edge, {}).get(end)
         if stop is None:
@@ -114,7 +114,7 @@ class PrefixWatch:
             self._move(prompt, self._stop(node, end + more))
 
     def split(self, upper: Node, node: Node) -> None:
-        """See `Watcher.split`: who stopped on the upper half stops on another edge, at the same length."""
+        """See `Watcher.split`: stops on the upper half move to its edge, at the same length."""
         stops = self._stops.get(node, {})
         for length in [length for length in stops if length <= node.start]:
             stop = stops.pop(length)
@@ -124,7 +124,7 @@ class PrefixWatch:
             self._stops.pop(node, None)
 
     def dropped(self, node: Node, parent: Node) -> None:
-        """See `Watcher.dropped`: who stopped on it stops above it."""
+        """See `Watcher.dropped`: stops on it move to the end of its parent."""
         stops = self._stops.pop(node, {}).values()
         keys = [key for stop in stops for waiting in stop.by_next.values() for key in waiting]
         if keys:

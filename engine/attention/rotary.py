@@ -1,8 +1,8 @@
-"""Turning queries from one position frame to another: rotary embedding by a whole number of positions.
+"""RoPE re-rotation of queries from one position frame to another, by a whole number of positions.
 
-Measured against an fp64 oracle over 200 evictions, turning the query per extent stays within bf16's own
-noise, while rotating the stored keys forward drifts. Angles are computed in float64 because a shift can
-span a whole frame.
+Measured against an fp64 oracle over 200 evictions, re-rotating the query for each extent stays within
+bf16's own noise, while rotating the stored keys forward drifts. Angles are computed in float64 because a
+shift can span a whole frame.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 It runs on a pool of its own: a frozen prefix, records in one position frame and across two, and an answer
 token by token on a fork. It is the last of three checks and knows nothing of architectures, so it also
-catches what happens outside of attention (token shifts, convolutions) and rotations that query turning does
+catches what happens outside of attention (token shifts, convolutions) and rotations that re-rotation does
 not reproduce. Masks over more tokens than it has are compared by `engine.profile.probe`.
 """
 

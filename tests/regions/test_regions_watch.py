@@ -14,8 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from regions.ephemeral import Fork
 from regions.radix import RadixCache, TokenArray, common_length
 from regions.watch import PrefixWatch
-from tests.regions.contents import small_pool, write
-from tests.regions.test_regions_radix import SYSTEM, cached, prompt
+from tests.regions.contents import SYSTEM, cached, prompt, small_pool, write
 
 PROMPTS = st.lists(st.integers(0, 2), min_size=1, max_size=14)
 SALTS = st.sampled_from(["", "a"])
