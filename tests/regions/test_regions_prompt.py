@@ -84,14 +84,14 @@ def test_what_is_in_kv_is_always_the_prompt(operations: list[tuple[str, int, lis
             assert prompt.match() == max(0, longest - len(in_kv))
             in_kv = wanted[:longest] if longest > len(in_kv) else in_kv
         elif name == "follow":
-            leader = StreamingPrompt(pool, cache, frame_limit=1000)
-            leader.update([*wanted, *tokens])
-            leader.match()
+            source = StreamingPrompt(pool, cache, frame_limit=1000)
+            source.update([*wanted, *tokens])
+            source.match()
             first = min(n, len(wanted) - 1)
-            if first > len(in_kv) and run(pool, leader, n) and leader.length >= first:
-                prompt.read_from(leader, first)
+            if first > len(in_kv) and run(pool, source, n) and source.length >= first:
+                prompt.read_from(source, first)
                 in_kv = wanted[:first]
-            leader.release()
+            source.release()
         elif name == "cut":
             prompt.keep(n % (len(in_kv) + 1))
             in_kv = in_kv[: n % (len(in_kv) + 1)]
@@ -294,46 +294,46 @@ def test_the_prompt_does_not_change_with_the_callers_array() -> None:
     prompt.release()
 
 
-def test_a_follower_reads_its_leaders_kv_and_neither_writes_into_the_others() -> None:
-    """Two blocks and a half in common: metadata only, and it stays when the leader is gone."""
-    pool, cache, leader = streaming()
-    leader.append(list(range(20)))
-    run(pool, leader, 13)
-    follower = StreamingPrompt(pool, cache, frame_limit=1000)
-    follower.append([*range(10), 70, 71, 72])
-    run(pool, follower, 3)
+def test_a_prompt_reads_the_kv_of_another_and_neither_writes_into_the_others() -> None:
+    """Two blocks and a half in common: metadata only, and it stays when the source is gone."""
+    pool, cache, source = streaming()
+    source.append(list(range(20)))
+    run(pool, source, 13)
+    reader = StreamingPrompt(pool, cache, frame_limit=1000)
+    reader.append([*range(10), 70, 71, 72])
+    run(pool, reader, 3)
     before = pool.free_blocks
-    follower.read_from(leader, 10)
+    reader.read_from(source, 10)
     assert pool.free_blocks == before + 1, "what it had computed itself goes, nothing else is taken"
-    assert (follower.length, follower.fork.cached_tokens, follower.fork.blocks) == (10, 10, 0)
-    assert follower.total_tokens_invalidated == 0
-    run(pool, follower)
-    run(pool, leader)
-    assert reads(pool, follower.fork.extents, [*range(10), 70, 71, 72])
-    assert reads(pool, leader.fork.extents, list(range(20)))
-    leader.release()
+    assert (reader.length, reader.fork.cached_tokens, reader.fork.blocks) == (10, 10, 0)
+    assert reader.total_tokens_invalidated == 0
+    run(pool, reader)
+    run(pool, source)
+    assert reads(pool, reader.fork.extents, [*range(10), 70, 71, 72])
+    assert reads(pool, source.fork.extents, list(range(20)))
+    source.release()
     other = StreamingPrompt(pool, cache, frame_limit=1000)
     other.append([9] * (pool.free_blocks * 4))
     assert run(pool, other)
-    assert reads(pool, follower.fork.extents, [*range(10), 70, 71, 72])
-    follower.release()
+    assert reads(pool, reader.fork.extents, [*range(10), 70, 71, 72])
+    reader.release()
     other.release()
     assert pool.free_blocks == pool.total_blocks
 
 
-def test_a_leader_on_the_host_cannot_be_followed() -> None:
-    pool, cache, leader = streaming()
+def test_a_prompt_on_the_host_cannot_be_read_from() -> None:
+    pool, cache, source = streaming()
     host = HostTier(pool, 10)
-    leader.append(list(range(20)))
-    run(pool, leader)
-    follower = StreamingPrompt(pool, cache, frame_limit=1000)
-    follower.append(list(range(20)))
-    assert leader.fork.swap_out(host)
+    source.append(list(range(20)))
+    run(pool, source)
+    reader = StreamingPrompt(pool, cache, frame_limit=1000)
+    reader.append(list(range(20)))
+    assert source.fork.swap_out(host)
     with pytest.raises(RuntimeError, match="swapped out"):
-        follower.read_from(leader, 10)
-    assert follower.length == 0
-    leader.release()
-    follower.release()
+        reader.read_from(source, 10)
+    assert reader.length == 0
+    source.release()
+    reader.release()
 
 
 def test_a_rejected_draft_behind_a_saved_prompt_does_not_hide_the_blocks() -> None:
