@@ -77,6 +77,9 @@ class Inbox:
         self._interrupted = False
         self._closed = False
 
+    def __len__(self) -> int:
+        return len(self._notes)
+
     def submit(self, request: Request) -> bool:
         """Queue a request: it gets its id and its first event here."""
         with self._changed:

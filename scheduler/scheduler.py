@@ -75,7 +75,7 @@ class Scheduler:
         self._executor, self._memory, self._limits, self._clock = executor, memory, limits, clock
         self._observer = observer or Observer()
         self._costs, self._tier = costs, tier
-        self._inbox = inbox or Inbox(clock)
+        self._inbox = Inbox(clock) if inbox is None else inbox
         order, self._learn = waiting_order(ordering, index, rng)
         self._queues = Queues(ordering.key, order)
         self._grouping = (grouping or Grouping()) if limits.grouping else None
@@ -175,7 +175,7 @@ class Scheduler:
         worked = received or allocation.changed
         if worked:
             self._observer.depth(self._queues.waiting, self._queues.live)
-        return worked
+        return worked or len(self._inbox) > 0
 
     def close(self) -> None:
         """Refuse new work and end all live work with `stopping`."""

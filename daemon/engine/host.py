@@ -14,14 +14,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from daemon import protocol as seam
-from daemon.config.schema import Config
+from daemon.config.schema import Config, Session
 from daemon.config.standing import questions_of
 from daemon.engine.build import Built, limits_of
 from daemon.engine.kv_metrics import KvReport
 from daemon.engine.maintenance import Housekeeping
 from daemon.engine.metrics import EngineObserver
 from daemon.engine.prompts import EnginePrompts
-from daemon.engine.refresh import Refresher
+from engine.divergence import Probe, probe
 from flash.evaluator import FlashEvaluator, FlashFailure, FlashResult
 from flash.questions import Question
 from flash.registry import Registry, check_choices
@@ -33,6 +33,7 @@ from ingest.ring import Ring
 from ingest.tokens import Tokeniser
 from metrics.store import MetricStore
 from regions.watch import PrefixWatch
+from scheduler.background import Comparison, Rebuilder, Refresher, RefreshPolicy
 from scheduler.costs import LearningExecutor
 from scheduler.observer import Observer
 from scheduler.policies import Ordering
@@ -78,7 +79,8 @@ class EngineHost:
         self._waiting = 0
         self._store = store
         self._ring = ring
-        self._scheduler = scheduler_of(config, built, EngineObserver(store, built.engine.pool))
+        observer = EngineObserver(store, built.engine.pool)
+        self._scheduler = scheduler_of(config, built, observer)
         self._scheduler.subscribe(self)
         self._prompts = EnginePrompts(
             built.prompt,
@@ -95,19 +97,11 @@ class EngineHost:
         )
         keeping = Housekeeping(built.engine.pool, built.tapes.values(), built.tiers, store)
         self._report = KvReport(built.engine, built.tiers, store)
-        self._refresher = Refresher(
-            self._scheduler,
-            built.engine,
-            [(session, built.tapes[session.name]) for session in config.sessions],
-            lambda session: [
-                (it.prepared.prompt_tokens, it.prepared.choice_tokens) for it in registry.standing(session)
-            ],
-            store,
-            time.monotonic_ns,
-            batch_tokens=config.scheduler.max_batch_tokens,
-            chunk_tokens=config.scheduler.chunk_min,
+        self._refresher = refresher_of(config, built, self._scheduler, registry, observer)
+        rebuilder = Rebuilder(self._scheduler, built.tapes.values(), time.monotonic_ns)
+        self._worker = Worker(
+            self._scheduler, when_idle=partial(_soonest, self._refresher.idle, rebuilder.idle, keeping)
         )
-        self._worker = Worker(self._scheduler, when_idle=partial(_soonest, self._refresher.idle, keeping))
         self._plane = self._data_plane(ring, source)
         self._threads = [
             threading.Thread(target=self._feed, name="data-plane", daemon=True),
@@ -375,6 +369,33 @@ def scheduler_of(config: Config, built: Built, observer: Observer) -> Scheduler:
         tier=None if built.tiers.host is None else built.tiers.host,
         index=PrefixWatch(engine.cache) if ordering.by_prefix else None,
         rng=random.Random(settings.seed),
+    )
+
+
+def refresher_of(
+    config: Config, built: Built, scheduler: Scheduler, registry: Registry, observer: Observer
+) -> Refresher:
+    """What keeps exact sessions fresh and measures the others."""
+
+    def questions(session: str) -> list[Probe]:
+        return [(it.prepared.prompt_tokens, it.prepared.choice_tokens) for it in registry.standing(session)]
+
+    return Refresher(
+        scheduler,
+        built.engine,
+        [(built.tapes[session.name], refresh_policy(session)) for session in config.sessions],
+        Comparison(questions, partial(probe, built.engine), config.scheduler.max_batch_tokens),
+        observer,
+        time.monotonic_ns,
+        frame_limit=built.engine.frame_limit,
+        catch_up_tokens=config.scheduler.chunk_min,
+    )
+
+
+def refresh_policy(session: Session) -> RefreshPolicy:
+    """When a session's window is prefilled again."""
+    return RefreshPolicy(
+        session.semantics == "exact", session.refresh_every, session.refresh_idle, session.divergence_every
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from hashlib import blake2b
 
 from engine.step import Chunk, SampledToken
+from regions.offload.store import NotResident
 from scheduler.types import PromptReader
 
 VOCABULARY = 97
@@ -226,6 +227,8 @@ class FakeTape:
         self.fail_commit = False
         self.staleness_ns = 0
         self.lost = False
+        self.unreadable = False
+        """Stored outside the pool; that it is lost shows when it is first needed."""
 
     @property
     def append_tokens(self) -> int:
@@ -252,6 +255,9 @@ class FakeTape:
         return len(self.records)
 
     def fork(self) -> FakeReader:
+        self._find()
+        if self.lost:
+            raise NotResident(f"session {self.name} lost its stored KV")
         # what is committed, also after room was made for an append that is not
         return FakeReader(self.memory, self.history[self.version], self.version, self.blocks)
 
@@ -272,14 +278,36 @@ class FakeTape:
         self.blocks, self.head = self.blocks[self.head // size :], self.head % size
         return evicted
 
+    @property
+    def window(self) -> list[int]:
+        return self.tokens
+
+    def lose(self, *, found: bool = True) -> None:
+        """Its KV leaves the pool and cannot be had back."""
+        self.memory.drop(self.blocks)
+        self.blocks, self.head, self.lost, self.unreadable = [], 0, found, not found
+
+    def fresh_window(self) -> FakeReader:
+        return FakeReader(self.memory)
+
+    def rebuild(self, fresh: FakeReader) -> None:
+        assert self.lost
+        assert fresh.kv == self.window
+        self.blocks, fresh.private, self.lost = fresh.private, [], False
+
     def acquire(self, n: int) -> bool:
-        blocks = self.memory.take(self.blocks_needed(n))
+        self._find()
+        blocks = None if self.lost else self.memory.take(self.blocks_needed(n))
         if blocks is None:
             return False
         self.blocks += blocks
         return True
 
+    def _find(self) -> None:
+        self.lost, self.unreadable = self.lost or self.unreadable, False
+
     def write(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        assert not self.lost
         assert self.head + self.live_tokens + len(tokens) <= len(self.blocks) * self.memory.block_size
         self.written = list(tokens)
         return (*self.tokens, *tokens)
