@@ -1,9 +1,9 @@
 """What a step of the scheduler costs without the forward pass, with many live requests, for every policy.
 
-The scheduler runs over the simulator's counting readers; a pass costs it nothing, and the fake executor's
-own time is taken off. Live requests stay as many as they were: whoever ends makes place for a new one, and
-every other request is a stream whose prompt comes in pieces. Time is that of the thread, so other processes
-do not count.
+The scheduler runs over the simulated device, whose block metadata is the daemon's; a pass costs it nothing,
+and the executor's own time is taken off. The number of live requests stays the same: a new one replaces each
+that ends, and every other one is a stream whose prompt comes in pieces. Time is that of the thread, so other
+processes do not count.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from bench.scheduler_result import Cost
-from engine.step import Chunk, SampledToken
+from engine.step import Chunk, Executor, SampledToken
 from scheduler.planner import plan
 from scheduler.policies import Ordering
 from scheduler.request import Request, RequestSpec
 from scheduler.scheduler import Scheduler
-from scheduler.simulation.device import CopyStream, SimClock, SimExecutor, SimMemory, SimReader, SimTier
-from scheduler.simulation.prefixes import SimCache
+from scheduler.simulation.device import SimDevice
 from scheduler.simulation.tokens import EMPTY, Segments
 from scheduler.theory.orders import rank
 from scheduler.types import Limits, PriorityClass
@@ -75,15 +74,17 @@ class FreeCosts:
         return 1
 
 
-class TimedExecutor(SimExecutor):
-    """Counts the thread time it takes itself, ns."""
+class TimedExecutor:
+    """Counts the thread time that another executor takes, ns."""
 
-    ns = 0
+    def __init__(self, executor: Executor) -> None:
+        self.ns = 0
+        self._executor = executor
 
     def execute(self, batch: Sequence[Chunk]) -> list[SampledToken | None]:
-        """See `scheduler.types.Executor`."""
+        """See `engine.step.Executor`."""
         began = time.thread_time_ns()
-        rows = super().execute(batch)
+        rows = self._executor.execute(batch)
         self.ns += time.thread_time_ns() - began
         return rows
 
@@ -93,23 +94,26 @@ class World:
 
     def __init__(self, sizes: Plan, live: int, pool: float, policy: str) -> None:
         self.sizes, self.policy = sizes, policy
-        self.clock = SimClock()
-        self.cache = SimCache(_BLOCK, keep=Ordering(policy).by_prefix)
         blocks = int(live * (sizes.prompt + sizes.answer) * pool) // _BLOCK
-        self.memory = SimMemory(blocks, _BLOCK, self.cache)
-        copies = CopyStream(self.clock)
-        self.tier = SimTier(blocks, FreeCosts(), copies)
-        self.executor = TimedExecutor(FreeCosts(), self.clock, copies, self._elapse)
+        self.device = SimDevice(
+            FreeCosts(),
+            self._elapse,
+            blocks=blocks,
+            block_size=_BLOCK,
+            host_blocks=blocks,
+            keep_prefixes=Ordering(policy).by_prefix,
+        )
+        self.executor = TimedExecutor(self.device.executor)
         self.limits = Limits(max_drafts=0, stream_timeout_ns=0)
         self.scheduler = Scheduler(
             self.executor,
-            self.memory,
+            self.device.pool,
             self.limits,
-            self.clock,
+            self.device.clock,
             ordering=Ordering(policy),
             costs=FreeCosts(),
-            tier=self.tier,
-            index=self.cache,
+            tier=self.device.tier,
+            index=self.device.index,
             rng=random.Random(0),
         )
         self.rng = random.Random(1)
@@ -135,7 +139,7 @@ class World:
     def planned(self) -> int:
         """Thread time (ns) of phase 1 alone. It changes nothing, so it may be asked for."""
         began = time.thread_time_ns()
-        plan(self.scheduler._queues, self.memory, self.limits, self.scheduler._grouping)
+        plan(self.scheduler._queues, self.device.pool, self.limits, self.scheduler._grouping)
         return time.thread_time_ns() - began
 
     def stepped(self) -> int:
@@ -149,7 +153,7 @@ class World:
         live, key = list(self.live.values()), Ordering(self.policy).key
         began = time.thread_time_ns()
         if Ordering(self.policy).by_prefix:
-            matches = [self.cache.find(r.prompt, r.spec.salt, len(r.prompt))[1] for r in live]  # type: ignore[arg-type] # all prompts here are Segments
+            matches = [self.device.cache.match_length(r.prompt, r.spec.salt) for r in live]
             next(rank(4, np.array([r.id for r in live]), np.array(matches)))
         else:
             live.sort(key=key)
@@ -166,7 +170,7 @@ class World:
                 Segments([_BASE]) + self._document(max(1, tokens - self.rng.randrange(tokens))),
                 self.sizes.answer,
                 self._ended,
-                open_prompt=self._reader,
+                open_prompt=self.device.open_prompt,
                 complete=not streaming,
             )
         )
@@ -180,15 +184,12 @@ class World:
         del self.live[request.id]
         self._submit()
 
-    def _reader(self) -> SimReader:
-        return SimReader(self.memory, self.cache, self.tier)
-
     def _document(self, tokens: int) -> Segments:
         start, self._documents = self._documents, self._documents + tokens + 1
         return Segments([range(start, start + tokens)]) if tokens else EMPTY
 
     def _elapse(self, until: int) -> None:
-        self.clock.now = until
+        self.device.clock.now = until
 
 
 def run(sizes: Plan) -> list[Cost]:

@@ -31,6 +31,11 @@ class BlockTable:
         """The blocks it has a reference to, those taken ahead included."""
         return self._runs
 
+    @property
+    def blocks(self) -> int:
+        """How many blocks that is."""
+        return self._capacity // self._pool.block_size
+
     def blocks_needed(self, n: int) -> int:
         """Blocks to take before ``n`` more tokens fit."""
         return max(0, -(-(self._tail + n - self._capacity) // self._pool.block_size))

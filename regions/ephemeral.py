@@ -77,8 +77,7 @@ class Fork:
         """
         if self._stored is not None:
             return 0
-        shared = [run for shared in self._shared_blocks for run in shared.blocks]
-        return sum(run.blocks for run in [*shared, *self._table.referenced_blocks()])
+        return self._table.blocks + sum(run.blocks for part in self._shared_blocks for run in part.blocks)
 
     def blocks_needed(self, n: int) -> int:
         """Blocks to take before ``n`` more private tokens fit."""

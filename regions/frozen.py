@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 from regions.allocator import Run
 from regions.block_pool import BlockPool
@@ -65,7 +66,7 @@ class Context:
     base: int = 0
     version: int = 0
 
-    @property
+    @cached_property
     def tokens(self) -> int:
         """How many tokens it has."""
         return sum(extent.length for extent in self.extents)

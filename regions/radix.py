@@ -31,8 +31,8 @@ Tokens = Sequence[int] | TokenArray
 
 def token_array(tokens: Tokens) -> TokenArray:
     """``tokens`` as int32 [tokens]; an array of that type is returned as it is, not copied."""
-    if isinstance(tokens, np.ndarray):
-        return tokens.astype(np.int32, copy=False)
+    if hasattr(tokens, "__array__"):
+        return np.asarray(tokens, np.int32)
     return np.fromiter(tokens, np.int32, len(tokens))
 
 
@@ -155,6 +155,8 @@ class RadixCache:
         the leaf that was used longest ago first; when that is not enough, nothing is added and ``refused``
         counts it. Raises ValueError when ``source`` reads a tape or does not have these tokens.
         """
+        if not self.budget:
+            return 0
         key = token_array(tokens)
         extents = _extents_of(source, key)
         path, matched = self.walk(key, salt)

@@ -27,14 +27,14 @@ from itertools import pairwise
 
 ARMS: tuple[int | None, ...] = (1, 2, 3, 4, 6, 8, 16, None)
 SERVING: tuple[int | None, ...] = ARMS[1:]
-"""Without FCFS: an epoch in its order leaves a backlog behind, which made the P99 of overloaded runs 5 to 9 %
+"""Without FCFS: an epoch in its order leaves a backlog, which made the P99 of overloaded runs 5 to 9 %
 longer, and where FCFS is best k = 2 is within 2 % of it (`foretick bench scheduler`, 8 seeds). It begins with
 k = 2, best over most rates in the paper's figure 2 and here (``docs/scheduling.md``)."""
 
 DOUBT, WEIGHT = 0.25, 0.5
-"""What is expected of an arm nobody knows, and how many epochs outweigh it. That is less than what an arm
-earns that does as usual (a half), and more than one earns under which every epoch is worse than those before,
-as when a queue grows without end: then the bandit leaves for what it does not know."""
+"""The expected reward of an unknown arm, and how many epochs outweigh it. It is below that of an arm as
+good as usual (a half), and above that of one under which every epoch is worse than those before, as when a
+queue grows without end. Then the bandit tries an unknown arm."""
 
 
 @dataclass(slots=True)
@@ -57,11 +57,11 @@ class KBandit:
         arms: values of k in increasing order, None (LPM) last.
         rng: breaks ties, and nothing else.
         epoch: completed requests that are judged together.
-        settle: completed requests after a change of k that are not judged: they waited under the one before.
+        warm_up: completed requests after a change of k that are not judged: they waited under the one before.
         recent: epochs that an epoch is compared with.
         discount: what a reward is worth an epoch later.
         exploration: width of the confidence bound.
-        first: place in ``arms`` of the one to begin with; without it the middle.
+        first: index in ``arms`` of the one to begin with; without it the middle.
 
     Raises ValueError for arms that are not increasing, and for numbers out of range.
     """
@@ -72,7 +72,7 @@ class KBandit:
         *,
         rng: random.Random,
         epoch: int = 50,
-        settle: int = 12,
+        warm_up: int = 12,
         recent: int = 16,
         discount: float = 0.95,
         exploration: float = 0.2,
@@ -81,15 +81,15 @@ class KBandit:
         order = [math.inf if k is None else k for k in arms]
         if not order or order[0] < 1 or any(a >= b for a, b in pairwise(order)):
             raise ValueError(f"arms must be one or more values of k, increasing from 1 on, not {list(arms)}")
-        if epoch < 1 or settle < 0 or recent < 1 or not 0 < discount < 1 or exploration < 0:
+        if epoch < 1 or warm_up < 0 or recent < 1 or not 0 < discount < 1 or exploration < 0:
             raise ValueError(
-                "epoch, recent: 1 or more; settle, exploration: 0 or more; discount: between 0 and 1"
+                "epoch, recent: 1 or more; warm_up, exploration: 0 or more; discount: between 0 and 1"
             )
         if first is not None and not 0 <= first < len(arms):
-            raise ValueError(f"first is the place of one of {len(arms)} arms, not {first}")
+            raise ValueError(f"first is an index into {len(arms)} arms, not {first}")
         self._ks = tuple(arms)
         self._rng = rng
-        self._epoch, self._settle = epoch, settle
+        self._epoch, self._warm_up = epoch, warm_up
         self._discount, self._exploration = discount, exploration
         self._arms = [Arm() for _ in arms]
         self._recent: deque[float] = deque(maxlen=recent)
@@ -112,7 +112,7 @@ class KBandit:
             self._reward(_tail(self._observed))
             self._observed.clear()
             before, self._at = self._at, self._choose()
-            self._skip = self._settle if self._at != before else 0
+            self._skip = self._warm_up if self._at != before else 0
 
     def _reward(self, tail: float) -> None:
         for arm in self._arms:
@@ -125,15 +125,14 @@ class KBandit:
         self._recent.append(tail)
 
     def _choose(self) -> int:
-        """The leader or a neighbour, by upper confidence bound."""
-        # of equals the one in use, else any
+        """The best arm or a neighbour, by upper confidence bound."""
         arms = range(len(self._arms))
-        leader = max(arms, key=lambda i: (self._arms[i].mean, i == self._at, self._rng.random()))
-        near = range(max(0, leader - 1), min(len(self._arms), leader + 2))
+        best = max(arms, key=lambda i: (self._arms[i].mean, i == self._at, self._rng.random()))
+        near = range(max(0, best - 1), min(len(self._arms), best + 2))
         total = sum(arm.plays for arm in self._arms)
         bounds = {i: self._bound(self._arms[i], total) for i in near}
-        best = max(bounds.values())
-        return self._rng.choice([i for i, bound in bounds.items() if bound == best])
+        highest = max(bounds.values())
+        return self._rng.choice([i for i, bound in bounds.items() if bound == highest])
 
     def _bound(self, arm: Arm, total: float) -> float:
         if not arm.plays:

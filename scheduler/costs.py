@@ -1,8 +1,8 @@
 """What the device takes for prefilling, for swapping and for a pass: read from a profile (*Stream2LLM* 4.3).
 
-A profile is measured once for a device and a model (`foretick profile`) and kept as JSON. The scheduler
-weighs swapping against computing again with it, and tells how long a promise of freshness can wait; the
-simulator runs on it.
+A profile is measured once for a device and a model (`foretick profile`) and saved as JSON. The scheduler
+compares swapping with recomputing by it, and predicts how long a deadline can wait. The simulator takes its
+times from it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     A pass takes ``pass_s``, ``row_s`` for each row but the first, and what its rows compute and read, and
     never less than ``floor_s``: the weights are read once, however few the rows. A row of n tokens behind c
     computes recompute(c + n) - recompute(c), so attention's growth with the context is counted at the rate of
-    a prefill, and reads ``context_s`` for each of the c, however few its own. Rows of a pass are supposed not
-    to help or hinder each other. Raises ValueError for values that make no sense.
+    a prefill, and reads ``context_s`` for each of the c, whatever its n. Rows are assumed not to affect each
+    other. Raises ValueError for values that make no sense.
     """
 
     device: str
@@ -42,7 +42,7 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     pass_tokens: int
     """Tokens of one pass while a long prompt is computed."""
     pass_s: float
-    """What every pass takes beside its rows."""
+    """What every pass takes in addition to its rows."""
     floor_s: float
     """What a pass takes at the least: one token, no context."""
     recompute: Curve
@@ -52,7 +52,7 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     swap_in: Curve
     """Blocks to the seconds until they are back."""
     row_s: float = 0.0
-    """What each row of a pass takes beside its tokens; the first's is in ``pass_s``."""
+    """What each row of a pass takes in addition to its tokens; the first's is in ``pass_s``."""
     context_s: float = 0.0
     """What a row takes for each token in KV before it, whatever it computes."""
     errors: dict[str, FitError] = {}
@@ -73,10 +73,10 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         """Prefilling ``tokens`` from an empty context, in passes of ``pass_tokens``."""
         if tokens <= 0:
             return 0
-        return round(max(self.recompute(tokens) + self.besides_s(tokens), self.floor_s) * _NS)
+        return round(max(self.recompute(tokens) + self.overhead_s(tokens), self.floor_s) * _NS)
 
-    def besides_s(self, tokens: int) -> float:
-        """Seconds that prefilling ``tokens`` takes beside computing them: for its passes, and for reading."""
+    def overhead_s(self, tokens: int) -> float:
+        """Seconds of prefilling ``tokens`` besides computing: the passes' own, and reading the context."""
         passes = -(-tokens // self.pass_tokens)
         before = self.pass_tokens * passes * (passes - 1) // 2
         return passes * self.pass_s + before * self.context_s
@@ -145,7 +145,7 @@ def save(model: CostModel, path: Path) -> None:
 
 
 def guess(block_size: int) -> CostModel:
-    """Where nothing is known of the device: slower than most, so that promises are kept early, not late.
+    """A default for an unknown device: slower than most, so that deadlines are met early, not late.
 
     10,000 tokens and 8,000 tokens' KV (500 blocks of 16) a second, 10 ms a pass. With `OnlineCosts` the
     first passes correct it.
@@ -169,10 +169,10 @@ class OnlineCosts:
     """A profile corrected by the passes that really ran: one factor on everything that is computed.
 
     The factor is the ratio of two running means, of the measured and of the predicted time of a pass, each
-    new pass with the weight ``gain``: so long passes count for more. A pass counts for at most ``clip`` times
+    new pass with the weight ``gain``, so long passes count for more. A pass counts for at most ``clip`` times
     what was expected of it and at least for the ``clip``-th part, so that one that waited for a compilation
-    moves the factor by a bounded step. Transfers are another resource and stay as they are. Pure: no clock,
-    no chance. Raises ValueError for a gain outside (0, 1] or a clip not above 1.
+    moves the factor by a bounded step. Transfers are another resource and stay as measured. No clock and no
+    randomness. Raises ValueError for a gain outside (0, 1] or a clip not above 1.
     """
 
     def __init__(self, base: CostModel, *, gain: float = 0.1, clip: float = 4.0) -> None:
@@ -190,7 +190,7 @@ class OnlineCosts:
         return self._measured / self._predicted if self._predicted else 1.0
 
     def observe(self, spans: Sequence[Span], took_ns: int) -> None:
-        """A pass over ``spans`` took ``took_ns``; passes that took no time say nothing."""
+        """A pass over ``spans`` took ``took_ns``; a pass that took no time is ignored."""
         predicted = self.base.batch_ns(spans)
         if predicted <= 0 or took_ns <= 0:
             return
@@ -220,7 +220,7 @@ class LearningExecutor:
         self._executor, self._costs, self._clock = executor, costs, clock
 
     def execute(self, batch: Sequence[Chunk]) -> list[SampledToken | None]:
-        """See `Executor`; a pass that raises teaches nothing."""
+        """See `Executor`; a pass that raises is not observed."""
         spans = spans_of(batch)
         began = self._clock()
         rows = self._executor.execute(batch)
@@ -229,5 +229,5 @@ class LearningExecutor:
 
 
 def spans_of(batch: Sequence[Chunk]) -> list[Span]:
-    """What the rows of a pass are to the cost model; before it runs, for it moves their targets on."""
+    """The rows of a pass as the cost model sees them. Call it before the pass, which advances the targets."""
     return [(chunk.target.context_tokens, len(chunk.tokens)) for chunk in batch]

@@ -1,7 +1,7 @@
 """Piecewise-linear curves: the form of the cost functions (*Stream2LLM* section 4.3), and their fit.
 
-A curve through few knots is read in a fraction of a microsecond, says what it does between and beyond the
-measured sizes, and unlike a polynomial never turns down.
+A curve through few knots is evaluated in a fraction of a microsecond, is defined between and beyond the
+measured sizes, and unlike a polynomial never falls.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Point(msgspec.Struct, frozen=True):
 
     @classmethod
     def whole(cls, size: float, seconds: float) -> Point:
-        """All that was measured."""
+        """A point whose error is relative to all of ``seconds``."""
         return cls(size, seconds, seconds)
 
 

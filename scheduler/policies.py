@@ -8,8 +8,8 @@ overtake the start of an earlier one.
 
 The classes FLASH, SESSION and STREAM are always in order of submission (*Attention Once* section 3.6). POOL
 requests are ordered as configured: `vllm`, `fcfs`, `lcas` and `mcps` are those of *Stream2LLM* section 4.4,
-`lpm`, `klpm` and `klpm-adaptive` those of the k-LPM paper. The latter order by something outside the
-request, the prefix cache: those that wait stand in a `PrefixQueue`, the others as under `vllm`.
+`lcas-fair` is `lcas` without its starvation, `lpm`, `klpm` and `klpm-adaptive` are those of the k-LPM paper.
+These last order what waits by the prefix cache (`PrefixQueue`), and the rest as `vllm` does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from scheduler.request import Request, State
 
 Key = tuple[int, ...]
 Policy = Callable[[Request], Key]
-PolicyName = Literal["vllm", "fcfs", "lcas", "mcps", "lpm", "klpm", "klpm-adaptive"]
+PolicyName = Literal["vllm", "fcfs", "lcas", "lcas-fair", "mcps", "lpm", "klpm", "klpm-adaptive"]
 NAMES: tuple[str, ...] = get_args(PolicyName)
 
 
@@ -47,18 +47,27 @@ def mcps(request: Request) -> Key:
 
 
 def lcas(request: Request) -> Key:
-    """Finished prompts before those still coming in; of the latter the latest chunk first (section 4.4.4).
+    """Finished prompts before partial ones, in both the most recent chunk first (section 4.4.4).
 
-    A finished prompt gets no more chunks: recency says nothing of it, and somebody waits since the last one.
-    So the one whose last chunk is oldest goes first; the other way round a burst starves them (section
-    4.4.4 names that weakness).
+    A steady arrival of newer requests starves an older one, as the section says.
     """
+    return int(not request.complete), -request.last_chunk_ns, request.id
+
+
+def lcas_fair(request: Request) -> Key:
+    """As `lcas`, but of the finished prompts the oldest last chunk first, so that none of them starves."""
     if request.complete:
         return 0, request.last_chunk_ns, request.id
-    return 1, -request.last_chunk_ns, request.id
+    return lcas(request)
 
 
-KEYS: dict[str, Policy] = {"vllm": vllm, "fcfs": fcfs, "mcps": mcps, "lcas": lcas}
+KEYS: dict[str, Policy] = {
+    "vllm": vllm,
+    "fcfs": fcfs,
+    "mcps": mcps,
+    "lcas": lcas,
+    "lcas-fair": lcas_fair,
+}
 
 
 @dataclass(frozen=True, slots=True)

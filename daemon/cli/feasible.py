@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from scheduler.theory.feasible import feasible
-from scheduler.theory.trace import read_trace
+from scheduler.theory.query_stream import read_trace
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -31,7 +31,7 @@ class Answer(msgspec.Struct, frozen=True):
         return msgspec.json.encode(self).decode()
 
     def table(self) -> str:
-        """The verdict in a message, then a line for each query in the order of processing."""
+        """The verdict, then a row per query in the order of processing."""
         if self.order is None or self.ttfts is None:
             return (
                 f"no schedule meets a TTFT of {self.ttft:g} for all {self.queries} queries; none was found "

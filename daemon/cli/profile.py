@@ -55,10 +55,10 @@ def ladder_for(limit: int, chunk: int, *, quick: bool) -> Ladder:
 def model_of(samples: Samples, engine: Engine, chunk: int, device: str, source: str) -> CostModel:
     """The cost model fitted to what was measured in passes of ``chunk`` tokens, with its errors.
 
-    Passes first: their floor is that of one token, and what a pass takes beside its rows is the intercept of
-    the larger ones. What remains of passes and prefills is the rows' own: computed, but for what reading the
-    context takes, which passes of other shapes tell. Curve and reading depend on each other, so each is
-    fitted again with what was found of the other.
+    Passes first: their floor is that of one token, and what a pass takes in addition to its rows is the
+    intercept of the larger ones. What remains of passes and prefills is the rows' own: computing, and reading
+    the context, which passes of other shapes show. Curve and reading depend on each other, so they are fitted
+    in turn.
     """
     floor = median(seconds for n, seconds in samples.passes if n == 1)
     pass_s = _intercept(samples.passes, floor)
@@ -79,7 +79,7 @@ def model_of(samples: Samples, engine: Engine, chunk: int, device: str, source: 
     )
     telling = _telling((*samples.passes, *samples.prefills), floor)
     for _ in range(ROUNDS if samples.batches else 1):
-        rows = [Point(n, max(0.0, s - model.besides_s(n)), s) for n, s in telling]
+        rows = [Point(n, max(0.0, s - model.overhead_s(n)), s) for n, s in telling]
         curve, error = fit(rows, KNOTS, through_zero=True)
         errors = model.errors | {"recompute": error}
         model = with_rows(replace(model, recompute=curve, errors=errors), samples.batches)
@@ -147,7 +147,7 @@ def by_size(samples: Iterable[Sample]) -> dict[int, list[float]]:
 
 
 def table(model: CostModel, samples: Samples) -> str:
-    """Measured beside predicted, and the errors."""
+    """Measured and predicted times, and the errors."""
     lines = [f"{'':<24}{'measured, ms':>14}{'predicted, ms':>15}"]
     lines += [
         f"{name:<24}{1e3 * found:>14.3f}{told / 1e6:>15.3f}" for name, found, told in _rows(model, samples)

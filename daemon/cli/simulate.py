@@ -1,4 +1,4 @@
-"""The options of `foretick simulate`. The work is in `simulation`, imported when the command runs."""
+"""The options of `foretick simulate`. `scheduler.simulation.experiment` is imported when the command runs."""
 
 from __future__ import annotations
 
@@ -40,25 +40,25 @@ def simulate(json_path: Path | None, plot_path: Path | None, trace_path: Path | 
 
     TTFT counts from the end of the retrieval; speedups are over vllm-ns, if it is among the policies.
     """
-    from daemon.cli import simulation
+    from scheduler.simulation import experiment
 
     options["policies"] = tuple(options.pop("policy").split(","))
     if options["prefix_cache"] is None:
         options["prefix_cache"] = options["workload"] == "sessions" and options["trace"] is None
     try:
         options["qps"] = tuple(float(rate) for rate in options["qps"].split(","))
-        plan = simulation.Plan(**options)
+        plan = experiment.Experiment(**options)
         if trace_path is not None:
-            simulation.save_trace(plan, trace_path)
+            experiment.save_trace(plan, trace_path)
             return
         begun, runs = time.monotonic(), []
-        for summary in simulation.run(plan):
+        for summary in experiment.run(plan):
             runs.append(summary)
             took = time.monotonic() - begun
             click.echo(
                 f"{summary.policy}: {summary.completion_s:.0f} s simulated, {took:.1f} s so far", err=True
             )
-        outcome = simulation.Outcome(plan, runs)
+        outcome = experiment.Outcome(plan, runs)
         click.echo(outcome.table())
         if json_path is not None:
             json_path.write_bytes(outcome.json())

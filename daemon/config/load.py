@@ -34,11 +34,12 @@ POLICIES = {
     "FCFS": "fcfs",
     "MCPS": "mcps",
     "LCAS": "lcas",
+    "LCAS_FAIR": "lcas-fair",
     "LPM": "lpm",
     "KLPM": "klpm",
     "KLPM_ADAPTIVE": "klpm-adaptive",
 }
-"""The first four as in *Stream2LLM*'s code, the others in its manner."""
+"""`DEFAULT_VLLM`, `FCFS`, `MCPS` and `LCAS` are *Stream2LLM*'s names, the others are in its manner."""
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
 

@@ -24,8 +24,8 @@ names the keys that are wrong.
 Lengths of time are text: `250ms`, `1s`, `1.5s`, `1m`, `2h`. Times are ISO 8601 with a zone:
 `2024-08-08T23:54:15Z`. `FORETICK_DATA` and `FORETICK_KAFKA` are no settings: the tests read them.
 
-`SCHEDULER_TYPE` in the environment sets `scheduler.policy`: `DEFAULT_VLLM`, `FCFS`, `MCPS`, `LCAS`, `LPM`,
-`KLPM` or `KLPM_ADAPTIVE`. `FORETICK_SCHEDULER__POLICY` wins over it.
+`SCHEDULER_TYPE` in the environment sets `scheduler.policy`: `DEFAULT_VLLM`, `FCFS`, `MCPS`, `LCAS`,
+`LCAS_FAIR`, `LPM`, `KLPM` or `KLPM_ADAPTIVE`. `FORETICK_SCHEDULER__POLICY` wins over it.
 
 This page is rendered from `daemon/config/schema.py` by `python -m daemon.config.reference`; do not edit it.
 """

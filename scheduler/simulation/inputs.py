@@ -1,4 +1,12 @@
-"""What comes in, and when: the one form of all workloads, synthetic or from a file."""
+"""What comes in, and when: the one form of all workloads, synthetic or from a trace.
+
+A trace has one JSON object a line, in order of time:
+
+    {"time_ns": 0, "request": 0, "op": "open", "segments": [[0, 512]], "last": false}
+
+`segments` are runs of consecutive token ids, [first, how many]; `tokens`, a list of ids, may be given
+instead.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +14,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from typing import Literal, NamedTuple
 
-from scheduler.simulation.tokens import Segments
+import msgspec
+
+from scheduler.simulation.tokens import MOST_ID, Segments
 
 Op = Literal["open", "append", "update"]
 
@@ -28,7 +38,7 @@ class Input(NamedTuple):
 
 
 def merged(requests: Iterable[Sequence[Input]]) -> Iterator[Input]:
-    """All pieces in order of time, lazily: only requests under way are held.
+    """All pieces in order of time, lazily: only requests under way are in memory.
 
     Each request's pieces are in order, and the requests are in the order of their first pieces.
     """
@@ -42,3 +52,80 @@ def merged(requests: Iterable[Sequence[Input]]) -> Iterator[Input]:
             heappush(heap, (piece.time_ns, piece.request, number, piece))
     while heap:
         yield heappop(heap)[-1]
+
+
+class TraceError(ValueError):
+    """A line cannot be used; the message names it."""
+
+
+class _Line(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    time_ns: int
+    request: int
+    op: Op
+    segments: list[tuple[int, int]] | None = None
+    tokens: list[int] | None = None
+    last: bool = False
+    max_tokens: int = 1
+
+
+def read_trace(lines: Iterable[str | bytes]) -> Iterator[Input]:
+    """The inputs of a trace, lazily; requests are numbered from 0 in order of opening.
+
+    Raises TraceError, with the line's number, for a line that is not of this form, for times that run
+    backwards, for a piece of a request that is not open, and at the end for requests left unfinished.
+    """
+    decoder = msgspec.json.Decoder(_Line)
+    live: dict[int, int] = {}
+    lengths: dict[int, int] = {}
+    opened = newest = number = 0
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            found = decoder.decode(line)
+            prompt = _prompt(found)
+        except (msgspec.DecodeError, UnicodeError, ValueError) as error:
+            raise TraceError(f"line {number}: {error}") from None
+        if found.time_ns < newest:
+            raise TraceError(f"line {number}: time runs backwards, {found.time_ns} after {newest}")
+        newest = found.time_ns
+        if (found.op == "open") == (found.request in live):
+            state = "is open already" if found.op == "open" else "is not open"
+            raise TraceError(f"line {number}: request {found.request} {state}")
+        if found.op == "open":
+            live[found.request] = opened
+            opened += 1
+        kept = lengths.get(found.request, 0) if found.op == "append" else 0
+        lengths[found.request] = kept + len(prompt)
+        if found.last and not lengths.pop(found.request):
+            raise TraceError(f"line {number}: request {found.request} is finished without a token")
+        yield Input(found.time_ns, live[found.request], found.op, prompt, found.last, found.max_tokens)
+        if found.last:
+            del live[found.request]
+    if live:
+        raise TraceError(f"line {number}: the trace ends with unfinished requests: {sorted(live)[:5]}")
+    if not opened:
+        raise TraceError("the trace holds no request")
+
+
+def write_trace(inputs: Iterable[Input]) -> Iterator[bytes]:
+    """Encode a trace: its lines, each with a line feed."""
+    encoder = msgspec.json.Encoder()
+    for piece in inputs:
+        runs = [(run.start, len(run)) for run in piece.tokens.ranges]
+        line = _Line(
+            piece.time_ns, piece.request, piece.op, runs, last=piece.last, max_tokens=piece.max_tokens
+        )
+        yield encoder.encode(line) + b"\n"
+
+
+def _prompt(line: _Line) -> Segments:
+    """Raises ValueError for numbers that make no sense."""
+    if line.time_ns < 0 or line.max_tokens < 1:
+        raise ValueError("`time_ns` is not negative and `max_tokens` at least 1")
+    if (line.segments is None) == (line.tokens is None):
+        raise ValueError("needs either `segments` or `tokens`")
+    runs = [(token, 1) for token in line.tokens or ()] if line.segments is None else line.segments
+    if any(first < 0 or n < 1 or first + n - 1 > MOST_ID for first, n in runs):
+        raise ValueError(f"a segment is [first id, how many from 1 on], and ids run from 0 to {MOST_ID}")
+    return Segments(range(first, first + n) for first, n in runs)

@@ -52,7 +52,7 @@ class Summary(msgspec.Struct, frozen=True):
     recomputed_tokens: int
     swapped_tokens: int
     reused_tokens: int
-    """Found in the prefix cache, or read from a group's leader."""
+    """Found in the prefix cache, or computed by another request of a group."""
     computed_tokens: int
     passes: int
     busy: float
@@ -115,7 +115,7 @@ def ccdf(values: NDArray[np.float64]) -> list[tuple[float, float]]:
 
 
 def table(summaries: Sequence[Summary], *, baseline: str = "vllm-ns") -> str:
-    """A line a run; times of runs beside a baseline at the same rate come with their speedup over it."""
+    """One row per run, with the speedup over the baseline at the same rate, if there is one."""
     lines = [
         f"{'qps':>6} {'policy':<14} {'TTFT P50':>17} {'P95':>17} {'P99':>17} {'mean':>8} {'done':>9} "
         f"{'swap':>6} {'recomp':>7} {'>10K inv':>8} {'reused':>7} {'busy':>5}  failed"
@@ -124,7 +124,7 @@ def table(summaries: Sequence[Summary], *, baseline: str = "vllm-ns") -> str:
         base = next((other for other in summaries if other.policy == baseline and other.qps == run.qps), None)
         ttft = run.ttft_s
         times = " ".join(
-            _beside(getattr(ttft, at), None if base is None or base is run else getattr(base.ttft_s, at))
+            _with_speedup(getattr(ttft, at), getattr(base.ttft_s, at) if base and base is not run else None)
             for at in ("p50", "p95", "p99")
         )
         reused = run.reused_tokens / max(1, run.reused_tokens + run.computed_tokens)
@@ -138,6 +138,6 @@ def table(summaries: Sequence[Summary], *, baseline: str = "vllm-ns") -> str:
     return "\n".join(lines)
 
 
-def _beside(value: float, base: float | None) -> str:
+def _with_speedup(value: float, base: float | None) -> str:
     speedup = "" if base is None or not value else f" {base / value:5.2f}x"
     return f"{value:.3f}s{speedup}".rjust(17)

@@ -19,17 +19,8 @@ from numpy.typing import NDArray
 from scheduler.policies import Ordering
 from scheduler.request import Event, Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
-from scheduler.simulation.device import (
-    CopyStream,
-    DeviceCosts,
-    SimClock,
-    SimExecutor,
-    SimMemory,
-    SimReader,
-    SimTier,
-)
+from scheduler.simulation.device import DeviceCosts, SimDevice
 from scheduler.simulation.inputs import Input
-from scheduler.simulation.prefixes import SimCache
 from scheduler.types import Limits, PriorityClass
 
 PAPER_BATCH_TOKENS = 8192
@@ -122,7 +113,7 @@ class Result:
 def simulate(inputs: Iterator[Input], setup: Setup, costs: DeviceCosts) -> Result:
     """Run a workload to its end.
 
-    Raises RuntimeError when the scheduler comes to rest with requests under way, which would be its fault.
+    Raises RuntimeError when the scheduler stops with requests under way, which would be its fault.
     """
     return _Run(inputs, setup, costs).run()
 
@@ -148,21 +139,24 @@ class _Run:
     def __init__(self, inputs: Iterator[Input], setup: Setup, costs: DeviceCosts) -> None:
         self.inputs = inputs
         self.upcoming = next(inputs, None)
-        self.clock = SimClock()
-        self.cache = SimCache(setup.block_size, keep=setup.prefix_cache)
-        self.memory = SimMemory(setup.pool_tokens // setup.block_size, setup.block_size, self.cache)
-        copies = CopyStream(self.clock)
-        self.tier = SimTier(setup.host_tokens // setup.block_size, costs, copies)
-        self.executor = SimExecutor(costs, self.clock, copies, self.elapse)
+        self.device = SimDevice(
+            costs,
+            self.elapse,
+            blocks=setup.pool_tokens // setup.block_size,
+            block_size=setup.block_size,
+            host_blocks=setup.host_tokens // setup.block_size,
+            keep_prefixes=setup.prefix_cache,
+        )
+        self.clock = self.device.clock
         self.scheduler = Scheduler(
-            self.executor,
-            self.memory,
+            self.device.executor,
+            self.device.pool,
             setup.limits,
             self.clock,
             ordering=setup.ordering,
             costs=costs,
-            tier=self.tier,
-            index=self.cache,
+            tier=self.device.tier,
+            index=self.device.index,
             rng=random.Random(setup.seed),
         )
         self.live: dict[int, _Query] = {}
@@ -177,7 +171,7 @@ class _Run:
                 break
             self.elapse(self.upcoming.time_ns)
         if self.live:
-            raise RuntimeError(f"the scheduler rests with {len(self.live)} requests under way")
+            raise RuntimeError(f"the scheduler has nothing to do, with {len(self.live)} requests under way")
         return self.result()
 
     def elapse(self, until: int) -> None:
@@ -207,15 +201,12 @@ class _Run:
                 prompt=piece.tokens,
                 max_tokens=piece.max_tokens,
                 on_done=partial(self.done, piece.request),
-                open_prompt=self.reader,
+                open_prompt=self.device.open_prompt,
                 complete=piece.last,
             )
         )
         self.live[piece.request] = _Query(request, piece.time_ns, piece.time_ns)
         self.scheduler.submit(request)
-
-    def reader(self) -> SimReader:
-        return SimReader(self.memory, self.cache, self.tier)
 
     def done(self, number: int, request: Request) -> None:
         query = self.live.pop(number)
@@ -241,15 +232,16 @@ class _Run:
         )
 
     def result(self) -> Result:
+        executor = self.device.executor
         table = np.array(self.rows, np.int64).reshape(-1, len(COLUMNS))
         table = table[np.argsort(table[:, 0])]
         return Result(
             columns={name: np.ascontiguousarray(table[:, at]) for at, name in enumerate(COLUMNS)},
             failures=dict(sorted(self.failures.items())),
             ended_ns=int(table[:, COLUMNS.index("done_ns")].max(initial=0)),
-            passes=self.executor.passes,
-            computed_tokens=self.executor.tokens,
-            busy_ns=self.executor.busy_ns,
-            copying_ns=self.executor.copying_ns,
-            peak_tokens=self.memory.peak * self.memory.block_size,
+            passes=executor.passes,
+            computed_tokens=executor.tokens,
+            busy_ns=executor.busy_ns,
+            copying_ns=executor.copying_ns,
+            peak_tokens=executor.peak_blocks * self.device.pool.block_size,
         )

@@ -1,7 +1,6 @@
 """Prompts of any length that take no memory: tokens as runs of consecutive numbers.
 
-A document is one `range`, so a prompt of a few documents is a few ranges, whatever its length. Two runs of
-consecutive numbers agree from their first token on or not at all, so equal beginnings are found run by run.
+A document is one `range`, so a prompt of a few documents is a few ranges, whatever its length.
 """
 
 from __future__ import annotations
@@ -10,6 +9,12 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, chain
 from typing import overload
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+MOST_ID = 2**31 - 1
+"""The memory model keeps token ids as int32."""
 
 
 class Segments(Sequence[int]):
@@ -60,16 +65,10 @@ class Segments(Sequence[int]):
     def __repr__(self) -> str:
         return f"Segments({', '.join(f'{run.start}:{run.stop}' for run in self.ranges)})"
 
-    def common(self, other: Segments) -> int:
-        """Length of the longest common prefix. O(runs)."""
-        length = 0
-        for mine, yours in zip(self.ranges, other.ranges, strict=False):
-            if mine.start != yours.start:
-                break
-            length += min(len(mine), len(yours))
-            if len(mine) != len(yours):
-                break  # runs are maximal: what follows the shorter one does not continue it
-        return length
+    def __array__(self, dtype: DTypeLike = None, copy: bool | None = None) -> NDArray[np.int32]:
+        """The token ids, int32 [tokens]: what the memory model compares prompts by."""
+        runs = [np.arange(run.start, run.stop, dtype=np.int32) for run in self.ranges]
+        return np.concatenate(runs) if runs else np.empty(0, np.int32)
 
     def _cut(self, start: int, stop: int) -> Segments:
         if start >= stop:
@@ -84,11 +83,6 @@ class Segments(Sequence[int]):
         piece = Segments.__new__(Segments)  # parts of maximal runs are maximal: nothing to check again
         piece.ranges, piece._ends = tuple(runs), list(accumulate(map(len, runs)))
         return piece
-
-
-def segments(tokens: Sequence[int]) -> Segments:
-    """Any tokens as segments; those that are some already stay the same object."""
-    return tokens if isinstance(tokens, Segments) else Segments(range(token, token + 1) for token in tokens)
 
 
 def _maximal(ranges: Iterable[range]) -> Iterator[range]:

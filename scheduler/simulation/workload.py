@@ -18,7 +18,7 @@ from random import Random
 
 from scheduler.simulation.distributions import Counts, Quantiles, humped, shares, skewed
 from scheduler.simulation.inputs import Input, merged
-from scheduler.simulation.tokens import EMPTY, Segments
+from scheduler.simulation.tokens import EMPTY, MOST_ID, Segments
 
 QUESTION_TOKENS = 32
 TOP_K = 10
@@ -77,14 +77,15 @@ class Load:
 
 
 class Library:
-    """Documents that share no token: each is a run of its own."""
+    """Documents that share no token: each is a run of its own. After the last id it begins again."""
 
     def __init__(self) -> None:
         self._next = 0
 
     def document(self, tokens: int) -> range:
         """A new one."""
-        start, self._next = self._next, self._next + tokens + 1
+        start = self._next if self._next + tokens <= MOST_ID else 0
+        self._next = start + tokens + 1
         return range(start, start + tokens)
 
 

@@ -70,7 +70,7 @@ def feasible(
     """Theorem 4: a schedule whose (1 - p) percentile TTFT is at most `ttft`, or a certificate.
 
     A schedule is found whenever one meets `ttft` for every query. `p` is the fraction that may be late, from
-    0 up to but not including 1; `states` bounds the exact search (partial schedules held in all), `beam`
+    0 up to but not including 1; `states` bounds the exact search (partial schedules in memory), `beam`
     the search for a schedule with late queries (partial schedules of one length).
 
     Raises ValueError for a ttft, p or c_attn out of range, and TooWide when the exact search does not end
@@ -139,20 +139,20 @@ class _Search:
         """An order with at most `allowed` late queries, those at its end; None when the search found none.
 
         Without a beam the search is exhaustive over on-time schedules followed by late queries, so None is
-        a proof for `allowed` = 0. Raises TooWide past `states`.
+        a proof for `allowed` = 0. Raises TooWide beyond `states`.
         """
         everything = self._alive((1 << self.n) - 1, 0)
         root = (everything, EMPTY)
         layers: list[Layer] = [{root: (0.0, root)}]
-        held = 0
+        stored = 0
         while len(layers) <= self.n:
             layer: Layer = {}
             for key, (now, _) in layers[-1].items():
                 for child, end in self._extensions(key, now, self.n - len(layers) - allowed):
-                    # Whoever agrees on the key has the same ways on, and the earlier can follow them all.
+                    # Schedules of one key can be continued in the same ways, so the earliest is enough.
                     if child not in layer or end < layer[child][0]:
                         layer[child] = (end, key)
-                if held + len(layer) > states:
+                if stored + len(layer) > states:
                     raise TooWide(
                         f"more than {states} partial schedules: too many queries arrive within the TTFT of "
                         f"each other for an exact answer"
@@ -161,7 +161,7 @@ class _Search:
                 break
             if beam is not None and len(layer) > beam:
                 layer = dict(heapq.nsmallest(beam, layer.items(), key=lambda item: item[1][0]))
-            held += len(layer)
+            stored += len(layer)
             layers.append(layer)
         if self.n - (len(layers) - 1) > allowed:
             return None

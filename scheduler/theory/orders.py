@@ -59,7 +59,7 @@ def choose(
 def rank(k: int | None, arrivals: Arrivals, matches: NDArray[np.int64], *, step: int = 0) -> Iterator[int]:
     """Indices of all waiting requests in the order `choose` would take them, were the matches to stay.
 
-    The iterator is lazy past two sorts: a step that fills its batch after 100 requests pays for 100.
+    After two sorts the iterator is lazy: a step that fills its batch after 100 requests pays for 100.
     Arguments as for `choose`; ties go to the oldest, then to the lower index.
     """
     takes_oldest(step, k)
@@ -79,7 +79,7 @@ def _alternate(k: int, step: int, by_age: NDArray[np.int64], by_match: NDArray[n
     taken = bytearray(len(by_age))
     oldest, longest = _each(by_age), _each(by_match)
     for at in range(step, step + len(by_age)):
-        # Each source holds every request, so it still has whatever is not taken.
+        # Each source has every request, so it still has whatever is not taken.
         source = oldest if takes_oldest(at, k) else longest
         index = next(i for i in source if not taken[i])
         taken[index] = 1
@@ -87,6 +87,6 @@ def _alternate(k: int, step: int, by_age: NDArray[np.int64], by_match: NDArray[n
 
 
 def _each(indices: NDArray[np.int64]) -> Iterator[int]:
-    """Python's integers, made by the piece: most consumers stop early."""
+    """Python integers, converted in pieces: most consumers stop early."""
     for at in range(0, len(indices), PIECE):
         yield from indices[at : at + PIECE].tolist()

@@ -1,4 +1,4 @@
-"""The query stream and its computation time (*k-LPM* definitions 1 and 2).
+"""The query stream, its computation time (*k-LPM* definitions 1 and 2), and a stream from JSON lines.
 
 Time is counted in tokens: one unit is what one token costs without attention. The machine takes one query
 at a time, never interrupts it, and remembers the previous prompt only.
@@ -7,11 +7,12 @@ at a time, never interrupts it, and remembers the previous prompt only.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -44,12 +45,12 @@ class QueryStream:
 
     @cached_property
     def _sorted(self) -> tuple[Lengths, Lengths]:
-        """Where each query stands among the sorted prompts, and the overlap of neighbours there."""
+        """Each query's rank among the sorted prompts, and the overlap of neighbours there."""
         ranking = sorted(range(len(self)), key=self.prompts.__getitem__)
-        place = np.empty(len(self), np.int64)
-        place[ranking] = np.arange(len(self))
+        ranks = np.empty(len(self), np.int64)
+        ranks[ranking] = np.arange(len(self))
         neighbours = [overlap(self.prompts[a], self.prompts[b]) for a, b in pairwise(ranking)]
-        return place, np.array(neighbours, np.int64)
+        return ranks, np.array(neighbours, np.int64)
 
     def matches(self, previous: int | None) -> Lengths:
         """Overlap of every query with the one just processed, [n] tokens; zeros for an empty cache.
@@ -59,12 +60,12 @@ class QueryStream:
         """
         if previous is None:
             return np.zeros(len(self), np.int64)
-        place, neighbours = self._sorted
-        at = int(place[previous])
+        ranks, neighbours = self._sorted
+        at = int(ranks[previous])
         below = np.minimum.accumulate(neighbours[:at][::-1])[::-1]
         above = np.minimum.accumulate(neighbours[at:])
         own = np.array([len(self.prompts[previous])], np.int64)
-        row: Lengths = np.concatenate([below, own, above])[place]
+        row: Lengths = np.concatenate([below, own, above])[ranks]
         return row
 
     def cost(self, query: int, previous: int | None, match: int, c_attn: float) -> float:
@@ -114,3 +115,48 @@ def ttfts(
     """Completion minus arrival of each query; arguments and errors as for `completions`."""
     done = completions(stream, order, c_attn=c_attn, start=start)
     return tuple(end - arrival for end, arrival in zip(done, stream.arrivals, strict=True))
+
+
+class TraceError(ValueError):
+    """A line cannot be used; the message names it."""
+
+
+class _Line(msgspec.Struct, forbid_unknown_fields=True):
+    arrival: float
+    tokens: tuple[int, ...] | None = None
+    text: str | None = None
+
+
+def read_trace(lines: Iterable[str | bytes]) -> QueryStream:
+    """Query i is the i-th line that is not blank: {"tokens": [1, 2], "arrival": 0} or {"text": "ab", ...}.
+
+    A text's tokens are its characters.
+
+    Raises TraceError when a line is not of this form, when some give text and others tokens (they would
+    never match), or when there is none.
+    """
+    decoder = msgspec.json.Decoder(_Line)
+    prompts: list[tuple[int, ...]] = []
+    arrivals: list[float] = []
+    kinds: set[str] = set()
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            found = decoder.decode(line)
+        except (msgspec.DecodeError, UnicodeError) as error:
+            raise TraceError(f"line {number}: {error}") from None
+        if (found.tokens is None) == (found.text is None):
+            raise TraceError(f"line {number}: needs either `tokens` or `text`")
+        if not found.tokens and not found.text:
+            raise TraceError(f"line {number}: the prompt is empty")
+        if found.arrival < 0:
+            raise TraceError(f"line {number}: `arrival` is {found.arrival:g}; time begins at 0")
+        kinds.add("text" if found.tokens is None else "tokens")
+        if len(kinds) > 1:
+            raise TraceError(f"line {number}: a trace gives either `tokens` or `text` on all lines")
+        prompts.append(found.tokens if found.tokens is not None else tuple(map(ord, found.text or "")))
+        arrivals.append(found.arrival)
+    if not prompts:
+        raise TraceError("the trace holds no query")
+    return QueryStream(tuple(prompts), tuple(arrivals))

@@ -49,7 +49,7 @@ def excess(arms: list[int], costs: tuple[float, ...]) -> float:
 
 
 @pytest.mark.parametrize("costs", [FEW, SOME, MANY])
-def test_it_finds_the_best_k(costs: tuple[float, ...]) -> None:
+def test_the_bandit_finds_the_best_k(costs: tuple[float, ...]) -> None:
     """After 60 epochs it is played most, and three quarters of what chance would cost are saved."""
     best = costs.index(min(costs))
     late = [played(KBandit(rng=random.Random(seed)), costs, seed, 160, swing=0)[60:] for seed in SEEDS]
@@ -68,7 +68,7 @@ def test_a_load_that_swings_does_not_hide_the_best_k(costs: tuple[float, ...]) -
     assert min(near) > 0.5
 
 
-def test_it_follows_traffic_that_changes() -> None:
+def test_the_bandit_follows_traffic_that_changes() -> None:
     """From FCFS over k = 4 to LPM and back: after each change the new best arm is played most."""
     for seed in SEEDS:
         bandit = KBandit(rng=random.Random(seed))
@@ -110,7 +110,7 @@ def p99_of_a_queue(bandit: KBandit | None, seed: int) -> float:
     return sorted(ttfts)[n * 99 // 100]
 
 
-def test_it_leaves_a_k_under_which_the_queue_grows_without_end() -> None:
+def test_the_bandit_leaves_a_k_under_which_the_queue_grows_without_end() -> None:
     """FCFS and k = 2 cannot keep up here: trying them must not end in their backlog."""
     for seed in range(3):
         assert p99_of_a_queue(KBandit(rng=random.Random(seed)), seed) < p99_of_a_queue(None, seed) / 8
@@ -132,7 +132,7 @@ def test_equal_observations_give_equal_choices() -> None:
 
 def test_the_tail_decides_not_the_mean() -> None:
     """An arm whose requests are quicker on the whole, but whose worst tenth is slower, is left."""
-    bandit = KBandit((1, 2), rng=random.Random(0), epoch=20, settle=0)
+    bandit = KBandit((1, 2), rng=random.Random(0), epoch=20, warm_up=0)
     plays = {1: 0, 2: 0}
     for _ in range(100):
         k = bandit.k or 0
@@ -146,7 +146,7 @@ def test_requests_that_waited_under_another_k_are_not_judged() -> None:
     """The first ones after a change of k count for nothing, whatever they took."""
 
     def choices(late: int) -> list[int | None]:
-        bandit = KBandit((1, 2), rng=random.Random(0), epoch=5, settle=3)
+        bandit = KBandit((1, 2), rng=random.Random(0), epoch=5, warm_up=3)
         made = []
         for _ in range(60):
             before = bandit.k
@@ -162,7 +162,7 @@ def test_requests_that_waited_under_another_k_are_not_judged() -> None:
     assert len(set(choices(1))) == 2
 
 
-def test_its_state_does_not_grow() -> None:
+def test_the_state_of_the_bandit_does_not_grow() -> None:
     bandit = KBandit(rng=random.Random(0))
     played(bandit, SOME, 0, 20)
     before = len(pickle.dumps(bandit))
@@ -170,14 +170,14 @@ def test_its_state_does_not_grow() -> None:
     assert len(pickle.dumps(bandit)) < before + 200
 
 
-def test_a_constant_ttft_settles_nothing_and_harms_nothing() -> None:
-    bandit = KBandit(rng=random.Random(0), epoch=1, settle=0)
+def test_a_constant_ttft_is_no_error() -> None:
+    bandit = KBandit(rng=random.Random(0), epoch=1, warm_up=0)
     for _ in range(1000):
         bandit.observe(0)
         assert bandit.k in ARMS
 
 
-def test_one_arm_is_always_it() -> None:
+def test_a_single_arm_is_always_chosen() -> None:
     bandit = KBandit((None,), rng=random.Random(0), epoch=1)
     for _ in range(20):
         bandit.observe(1)
@@ -191,17 +191,17 @@ def test_arms_must_increase(arms: tuple[int | None, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"epoch": 0}, {"settle": -1}, {"recent": 0}, {"discount": 1.0}, {"exploration": -0.1}]
+    "wrong", [{"epoch": 0}, {"warm_up": -1}, {"recent": 0}, {"discount": 1.0}, {"exploration": -0.1}]
 )
 def test_numbers_out_of_range_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="epoch, recent: 1 or more"):
         KBandit(rng=random.Random(0), **wrong)  # type: ignore[arg-type]  # the names of its own parameters
 
 
-def test_it_begins_with_the_arm_asked_for_or_the_middle_one() -> None:
+def test_the_bandit_begins_with_the_given_arm_or_the_middle_one() -> None:
     assert KBandit((1, 2, 3), rng=random.Random(0)).k == 2
     assert KBandit((1, 2, 3), rng=random.Random(0), first=0).k == 1
     assert KBandit((1, None), rng=random.Random(0), first=1).k is None
     for first in (-1, 2):
-        with pytest.raises(ValueError, match="one of 2 arms"):
+        with pytest.raises(ValueError, match="index into 2 arms"):
             KBandit((1, 2), rng=random.Random(0), first=first)

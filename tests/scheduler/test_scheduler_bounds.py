@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,58 +14,17 @@ from hypothesis import strategies as st
 
 from scheduler.planner import plan
 from scheduler.policies import Ordering
-from scheduler.request import Event, Request, State
-from scheduler.scheduler import Scheduler
-from scheduler.tapes import Append, Passes, Pending, Record
-from scheduler.types import Limits, PriorityClass, Tape
-from tests.scheduler.fakes import FakeMemory, FakeTape, one_by_one
+from scheduler.request import Event, Request
+from scheduler.tapes import Append, Passes, Pending
+from scheduler.types import Limits, PriorityClass
+from tests.scheduler.fakes import FakeMemory, FakeTape
 from tests.scheduler.harness import queues_of
+from tests.scheduler.runs import Run, answered
 from tests.scheduler.worlds import COSTS, ORDERINGS, FakeWorld, records
 
 FLASH, SESSION, POOL, STREAM = PriorityClass
 PHASES = (Phase.explicit, Phase.reuse, Phase.generate, Phase.target)
 """No shrinking: a seed is the load, and smaller ones are not simpler."""
-
-
-class Run:
-    """A scheduler over a world, run until nothing is left and nothing will come."""
-
-    def __init__(self, over: FakeWorld, ordering: Ordering = ORDERINGS[1]) -> None:
-        self.world = over
-        self.scheduler = Scheduler(
-            over.executor,
-            over.memory,
-            over.limits,
-            over.executor.clock,
-            ordering=ordering,
-            costs=over.costs,
-            tier=over.tier,
-            index=over.index,
-            rng=random.Random(1),
-        )
-        self.scheduler.subscribe(self)
-        self.late: list[int] = []
-        """How long each record of a tape with a bound was queued when it was committed, less the bound."""
-        self._queued: dict[str, list[int]] = defaultdict(list)
-
-    def feed(self, name: str, sizes: Sequence[int]) -> None:
-        self._queued[name] += [self.world.executor.now] * len(sizes)
-        self.scheduler.append(self.world.tape(name), records(*sizes))
-
-    def on_commit(self, tape: Tape, version: int, records: Sequence[Record]) -> None:
-        for _ in records:
-            waited = self.world.executor.now - self._queued[tape.name].pop(0)
-            if tape.staleness_ns:
-                self.late.append(waited - tape.staleness_ns)
-
-    def on_drop(self, tape: Tape, records: Sequence[Record], failure: object) -> None:
-        raise AssertionError(failure)
-
-    def run(self, steps: int = 20_000) -> None:
-        for _ in range(steps):
-            if not self.scheduler.step() and not self.world.executor.sleep():
-                return
-        raise AssertionError(f"not at rest after {steps} steps")
 
 
 # A flash waits for one batch.
@@ -133,12 +92,6 @@ def tape_load(run: Run, rng: random.Random, span: int, n: int) -> None:
     for _ in range(n):
         name, sizes = rng.choice("AB"), [rng.randint(1, 5) for _ in range(rng.randint(1, 4))]
         run.world.executor.at(rng.randrange(span), partial(run.feed, name, sizes))
-
-
-def answered(over: FakeWorld, request: Request) -> None:
-    assert request.state is State.FINISHED, (request.id, request.error)
-    expected = one_by_one(over.pasts[request.id], request.prompt, request.spec.max_tokens)
-    assert request.output == [row.token for row in expected]
 
 
 @settings(max_examples=60, deadline=None, phases=PHASES)

@@ -47,14 +47,14 @@ def test_swapping_counts_both_ways_and_nothing_for_nothing() -> None:
     assert MODEL.swap_ns(0) == 0
 
 
-def test_a_pass_takes_what_its_rows_compute_where_they_are() -> None:
+def test_a_row_behind_a_context_costs_the_growth_of_the_curve() -> None:
     assert MODEL.batch_ns([(0, 50)]) == 52 * MS
     assert MODEL.batch_ns([(100, 50)]) == 102 * MS  # the same tokens behind a context
     assert MODEL.batch_ns([(0, 50), (100, 50)]) == 152 * MS
     assert MODEL.batch_ns([(0, 1)]) == MODEL.batch_ns([]) == 5 * MS
 
 
-def test_rows_and_what_they_read_take_their_own_time() -> None:
+def test_each_further_row_and_each_context_token_takes_its_own_time() -> None:
     model = msgspec.structs.replace(MODEL, row_s=0.001, context_s=1e-5)
     assert model.batch_ns([(0, 50)]) == 52 * MS  # the first row is in what a pass takes
     assert model.batch_ns([(0, 50), (0, 50)]) == 103 * MS
@@ -91,13 +91,13 @@ def test_rows_add_up_in_any_order_and_never_make_a_pass_quicker(spans, random) -
         ({"recompute": Curve((0.0, 1.0), (0.5, 1.0))}, "recompute"),
     ],
 )
-def test_a_model_that_makes_no_sense_is_refused(change, message) -> None:
+def test_invalid_cost_models_are_refused(change, message) -> None:
     fields = msgspec.structs.asdict(MODEL) | change
     with pytest.raises(ValueError, match=message):
         CostModel(**fields)
 
 
-def test_a_profile_comes_back_from_its_file(tmp_path: Path) -> None:
+def test_a_saved_profile_loads_equal(tmp_path: Path) -> None:
     target = tmp_path / "new" / "profile.json"
     save(MODEL, target)
     assert load(target) == load(str(target)) == MODEL
@@ -114,7 +114,7 @@ def test_a_profile_comes_back_from_its_file(tmp_path: Path) -> None:
         ("{", "{{", "malformed"),
     ],
 )
-def test_a_file_that_is_wrong_is_refused_by_file_and_field(tmp_path: Path, old, new, wanted) -> None:
+def test_a_broken_profile_is_refused_with_its_file_and_field(tmp_path: Path, old, new, wanted) -> None:
     target = tmp_path / "broken.json"
     save(MODEL, target)
     assert old in target.read_text()
@@ -124,7 +124,7 @@ def test_a_file_that_is_wrong_is_refused_by_file_and_field(tmp_path: Path, old, 
     assert "broken.json" in str(refused.value)
 
 
-def test_a_name_nobody_ships_is_refused_with_those_that_are() -> None:
+def test_an_unknown_profile_is_refused_with_the_names_of_the_shipped_ones() -> None:
     with pytest.raises(ValueError, match=r"h300.*a40-paper, h200-paper, h200-saturation"):
         load("h300")
 
@@ -168,12 +168,13 @@ def test_the_calibrated_profile_is_the_papers_on_a_slower_device() -> None:
         assert ours.swap_ns(tokens // 16) == pytest.approx(8.18 * paper.swap_ns(tokens // 16), rel=1e-3)
 
 
-def test_on_a_pair_of_h200_long_victims_are_swapped_and_short_ones_computed_again() -> None:
-    """Table 4: about a fifth of the crawler's victims are swapped; a quarter of its prompts exceed 12,500."""
+def test_on_a_pair_of_h200_swapping_wins_for_short_victims_by_the_floor_and_for_long_ones() -> None:
+    """A victim of a few tokens is charged a whole pass for being computed again."""
     model = load("h200-paper")
-    swapped = [n for n in range(1000, 48_000, 500) if model.swap_ns(-(-n // 16)) < model.recompute_ns(n)]
-    assert 10_000 < min(swapped) < 14_000
-    assert swapped == list(range(min(swapped), 48_000, 500))
+    swapped = [n for n in range(16, 48_000, 16) if model.swap_ns(n // 16) < model.recompute_ns(n)]
+    short, long = [n for n in swapped if n < 5000], [n for n in swapped if n > 5000]
+    assert short == list(range(16, 656, 16))
+    assert long == list(range(12_176, 48_000, 16))
 
 
 def one_after_the_other(model: CostModel, shape: Retrieval, qps: float, n: int, seed: int) -> list[float]:
@@ -190,7 +191,7 @@ def one_after_the_other(model: CostModel, shape: Retrieval, qps: float, n: int, 
     ("shape", "qps", "n", "baseline"), [(CRAWLER, 4, 4322, (0.64, 8.97)), (ANNS, 2, 500, (0.72, 6.56))]
 )
 def test_only_the_calibrated_profile_waits_as_the_papers_baseline_does(shape, qps, n, baseline) -> None:
-    """Table 3, vLLM-NS; numbers of queries as in table 2. Medians over seeds, for load near 1 scatters."""
+    """Table 3, vLLM-NS; queries as in table 2. Medians over 9 seeds, for runs scatter near saturation."""
     runs = {
         name: np.median([one_after_the_other(load(name), shape, qps, n, seed) for seed in range(9)], axis=0)
         for name in ("h200-paper", "h200-saturation")
@@ -200,27 +201,28 @@ def test_only_the_calibrated_profile_waits_as_the_papers_baseline_does(shape, qp
     assert (runs["h200-paper"] * 8 < baseline).all()
 
 
-def test_without_knowledge_the_device_is_slow() -> None:
+def test_the_default_profile_assumes_a_slow_device() -> None:
     model = guess(16)
     assert model.recompute_ns(10_000) == pytest.approx(1.1e9, rel=0.01)
     assert model.swap_ns(500) == 2 * 10**9
     assert "not measured" in model.source
 
 
-@given(st.floats(0.05, 20), st.lists(st.integers(1, 300), min_size=60, max_size=60))
-def test_the_factor_becomes_that_of_the_device(speed, sizes) -> None:
-    costs = OnlineCosts(MODEL)
-    for n in sizes:
+@given(st.floats(0.05, 20), st.lists(st.integers(1, 300), min_size=30, max_size=30))
+def test_the_online_factor_converges_to_the_speed_of_the_device(speed, sizes) -> None:
+    """After 120 passes: the first two are clipped, up to 5 times off, and may take 100 times the others."""
+    left = 5 * 100 * 0.9**118
+    costs = OnlineCosts(MODEL, gain=0.1)
+    for n in sizes * 4:
         costs.observe([(0, n)], round(speed * MODEL.batch_ns([(0, n)])))
-    assert costs.factor == pytest.approx(speed, rel=0.02)
-    assert costs.recompute_ns(200) == pytest.approx(speed * MODEL.recompute_ns(200), rel=0.02)
-    assert costs.batch_ns([(9, 30), (5, 2)]) == pytest.approx(
-        speed * MODEL.batch_ns([(9, 30), (5, 2)]), rel=0.02
-    )
+    assert costs.factor == pytest.approx(speed, rel=left)
+    assert costs.recompute_ns(200) == pytest.approx(speed * MODEL.recompute_ns(200), rel=left)
+    spans = [(9, 30), (5, 2)]
+    assert costs.batch_ns(spans) == pytest.approx(speed * MODEL.batch_ns(spans), rel=left)
     assert costs.swap_ns(7) == MODEL.swap_ns(7)
 
 
-def test_it_follows_a_device_that_changes() -> None:
+def test_the_online_factor_follows_a_device_that_changes() -> None:
     costs, spans = OnlineCosts(MODEL), [(0, 100)]
     for speed in (3.0, 0.5):
         for _ in range(80):
@@ -228,7 +230,7 @@ def test_it_follows_a_device_that_changes() -> None:
         assert costs.factor == pytest.approx(speed, rel=0.01)
 
 
-def test_one_stall_moves_it_by_a_bounded_step() -> None:
+def test_one_stall_moves_the_online_factor_by_a_bounded_step() -> None:
     costs, spans = OnlineCosts(MODEL, gain=0.1, clip=4.0), [(0, 100)]
     assert costs.factor == 1.0
     costs.observe(spans, MODEL.batch_ns(spans))
@@ -245,7 +247,7 @@ def test_long_passes_count_for_more() -> None:
     assert 1 < costs.factor < 1.02
 
 
-def test_a_pass_that_took_no_time_says_nothing() -> None:
+def test_a_pass_that_took_no_time_is_ignored() -> None:
     costs = OnlineCosts(MODEL)
     costs.observe([(0, 5)], 0)
     costs.observe([(0, 5)], -3)
@@ -255,7 +257,7 @@ def test_a_pass_that_took_no_time_says_nothing() -> None:
 @pytest.mark.parametrize(
     ("settings", "name"), [({"gain": 0.0}, "gain"), ({"gain": 1.5}, "gain"), ({"clip": 1.0}, "clip")]
 )
-def test_settings_that_make_no_sense_are_refused(settings, name) -> None:
+def test_invalid_online_settings_are_refused(settings, name) -> None:
     with pytest.raises(ValueError, match=name):
         OnlineCosts(MODEL, **settings)
 
@@ -265,7 +267,7 @@ class Target:
         self.context_tokens = context_tokens
 
 
-def test_passes_that_run_teach_and_passes_that_raise_do_not() -> None:
+def test_a_pass_that_raises_is_not_observed() -> None:
     now, fork = 0, Target(100)
 
     class Device:

@@ -25,7 +25,7 @@ def points_on(curve: Curve, sizes: list[float]) -> list[Point]:
 
 
 @given(steps, st.floats(0, 10), st.floats(0, 600))
-def test_between_knots_it_interpolates_and_behind_the_last_the_slope_goes_on(rises, start, size) -> None:
+def test_a_curve_interpolates_between_knots_and_extrapolates_behind_the_last(rises, start, size) -> None:
     curve = curve_of(rises, start)
     (x0, x1), (y0, y1) = curve.x[-2:], curve.y[-2:]
     wanted = np.interp(size, curve.x, curve.y) if size <= x1 else y1 + (size - x1) * (y1 - y0) / (x1 - x0)
@@ -45,7 +45,7 @@ def test_between_knots_it_interpolates_and_behind_the_last_the_slope_goes_on(ris
         ((0.0, 1.0), (nan, 1.0)),
     ],
 )
-def test_what_is_no_curve_is_refused(x, y) -> None:
+def test_invalid_curves_are_refused(x, y) -> None:
     with pytest.raises(ValueError, match="curve"):
         Curve(x, y)
 

@@ -19,8 +19,8 @@ from scheduler.queues import Position, Queues
 from scheduler.request import Event, Request, RequestSpec, State
 from scheduler.types import Limits, PriorityClass, Work
 from tests.scheduler.fakes import FakeMemory, FakePrompt
+from tests.scheduler.runs import Run, answered
 from tests.scheduler.simulated import LinearCosts
-from tests.scheduler.test_scheduler_bounds import Run, answered
 from tests.scheduler.worlds import FakeWorld
 
 POOL = PriorityClass.POOL
@@ -123,9 +123,11 @@ def test_orders_are_those_of_the_paper(history: list[tuple[str, int, int]]) -> N
     partial = [request for request in pool.live if not request.complete]
     assert pool.order("vllm") == [*running, *waiting]
     assert pool.order("fcfs") == [*full, *partial]
-    assert pool.order("lcas") == [
-        *(request for request in chunks if request.complete),
-        *(request for request in chunks[::-1] if not request.complete),
+    latest = chunks[::-1]
+    assert pool.order("lcas") == [*(r for r in latest if r.complete), *(r for r in latest if not r.complete)]
+    assert pool.order("lcas-fair") == [
+        *(r for r in chunks if r.complete),
+        *(r for r in latest if not r.complete),
     ]
     most: list[Request] = []
     for computed in sorted({request.computed for request in pool.live}, reverse=True):
@@ -141,14 +143,24 @@ def test_vllm_ignores_chunks_and_updates() -> None:
     assert pool.order("vllm") == [first, second]
 
 
-def test_lcas_boosts_whom_a_chunk_comes_for_and_keeps_the_finished_before_the_partial() -> None:
+def test_lcas_puts_the_most_recent_chunk_first_in_each_tier() -> None:
     pool = Pool()
     idle, fresh, full = (pool.arrives(complete=complete) for complete in (False, False, True))
-    assert pool.order("lcas") == [full, fresh, idle]
+    assert pool.order("lcas") == pool.order("lcas-fair") == [full, fresh, idle]
     pool.chunk(idle, [7] * 20)
-    assert pool.order("lcas") == [full, idle, fresh], "the newest chunk, but behind the finished tier"
+    assert pool.order("lcas") == pool.order("lcas-fair") == [full, idle, fresh]
     pool.finishes(fresh)
-    assert pool.order("lcas") == [full, fresh, idle], "who waits longest goes first among the finished"
+    assert pool.order("lcas") == [fresh, full, idle], "published: the last to finish goes first"
+    assert pool.order("lcas-fair") == [full, fresh, idle], "fair: the longest waiting goes first"
+
+
+def test_lcas_starves_a_finished_prompt_for_as_long_as_newer_ones_finish_and_lcas_fair_does_not() -> None:
+    pool = Pool()
+    oldest = pool.arrives()
+    for _ in range(20):
+        pool.arrives()
+        assert pool.order("lcas")[-1] is oldest
+        assert pool.order("lcas-fair")[0] is oldest
 
 
 def test_mcps_drops_whom_an_update_leaves_little_to_the_last_place() -> None:

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from regions.block_pool import BlockPool
+from regions.prompt import StreamingPrompt
 from regions.radix import RadixCache
 from regions.watch import PrefixWatch
 from scheduler.prefix_queue import PrefixQueue
 from scheduler.theory.orders import rank
-from tests.regions.contents import small_pool
-from tests.regions.test_regions_radix import cached
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,17 @@ def expected(line_of: dict[int, Waiting], matches: dict[int, int], k: int | None
     ages = np.array(numbers, np.int64)
     lengths = np.array([matches[number] for number in numbers], np.int64)
     return [numbers[i] for i in rank(k, ages, lengths, step=step)]
+
+
+def serve(pool: BlockPool, cache: RadixCache, tokens: list[int], salt: str) -> None:
+    """Compute a prompt, save it in the cache and end it."""
+    reader = StreamingPrompt(pool, cache, frame_limit=1000, salt=salt)
+    reader.update(tokens)
+    reader.match()
+    assert reader.acquire(reader.remaining)
+    reader.wrote(reader.place(reader.remaining), reader.next(reader.remaining))
+    reader.save()
+    reader.release()
 
 
 OPERATIONS = st.lists(
@@ -124,8 +135,8 @@ def test_the_order_is_that_of_the_theory(
     st.sampled_from([None, 2, 3]),
 )
 def test_the_order_follows_the_prefix_cache(operations: list[tuple[str, list[int]]], k: int | None) -> None:
-    """With the real cache: who is served leaves its prompt behind, and what is evicted counts no more."""
-    pool = small_pool(30)
+    """With the real cache: a served prompt stays cached until it is evicted."""
+    pool = BlockPool(30, block_size=4)
     cache = RadixCache(pool, 60)
     line = PrefixQueue(PrefixWatch(cache), lambda: k)
     waiting: dict[int, Waiting] = {}
@@ -138,7 +149,7 @@ def test_the_order_follows_the_prefix_cache(operations: list[tuple[str, list[int
             first = next(iter(line))
             line.admitted(waiting.pop(first.id))
             step += 1
-            cached(pool, cache, first.prompt, "tenant")
+            serve(pool, cache, first.prompt, "tenant")
         elif name == "reclaim":
             cache.reclaim(len(tokens))
         matches = {n: cache.match_length(r.prompt[:-1], r.salt) for n, r in waiting.items()}

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import takewhile
-
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.simulation.tokens import EMPTY, Segments, segments
+from scheduler.simulation.tokens import EMPTY, Segments
 
 # Few different starts, so that prefixes, equal sequences and runs that continue one another are common.
 RUNS = st.lists(
@@ -21,7 +20,9 @@ def tokens_of(runs: list[range]) -> list[int]:
 
 
 @given(RUNS, st.integers(-25, 25), st.integers(-25, 25))
-def test_length_items_and_slices_are_the_lists(runs: list[range], start: int, stop: int) -> None:
+def test_segments_have_the_length_items_and_slices_of_the_list(
+    runs: list[range], start: int, stop: int
+) -> None:
     ours, plain = Segments(runs), tokens_of(runs)
     assert len(ours) == len(plain)
     assert list(ours) == plain
@@ -32,25 +33,25 @@ def test_length_items_and_slices_are_the_lists(runs: list[range], start: int, st
 
 
 @given(RUNS, RUNS)
-def test_equality_prefixes_and_sums_are_the_lists(left: list[range], right: list[range]) -> None:
+def test_segments_are_equal_and_add_up_as_the_lists_do(left: list[range], right: list[range]) -> None:
     a, b, x, y = Segments(left), Segments(right), tokens_of(left), tokens_of(right)
     assert (a == b) is (x == y)
     assert (a == y) is (x == y)
     assert a + b == x + y
-    assert a.common(b) == sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(x, y, strict=False)))
     if x == y:
         assert hash(a) == hash(b)
         assert a.ranges == b.ranges
 
 
-@given(st.lists(st.integers(0, 5), max_size=12))
-def test_any_tokens_become_segments(tokens: list[int]) -> None:
-    assert list(segments(tokens)) == tokens
+@given(RUNS)
+def test_segments_convert_to_the_int32_array_of_the_list(runs: list[range]) -> None:
+    found = np.asarray(Segments(runs))
+    assert found.dtype == np.int32
+    assert found.tolist() == tokens_of(runs)
 
 
-def test_segments_stay_the_object_they_are() -> None:
+def test_a_whole_slice_is_the_same_object() -> None:
     ours = Segments([range(3)])
-    assert segments(ours) is ours
     assert ours[0:3] is ours
     assert len(EMPTY) == 0
     assert not EMPTY
@@ -60,11 +61,10 @@ def test_a_prompt_of_a_billion_tokens_costs_a_few_ranges() -> None:
     ours = Segments([range(10**9), range(5, 10**9)])
     assert len(ours) == 2 * 10**9 - 5
     assert ours[10**9] == 5
-    assert ours.common(Segments([range(10**9), range(5, 7), range(9)])) == 10**9 + 2
     assert len(ours[10**9 - 2 : 10**9 + 2].ranges) == 2
 
 
-def test_other_steps_are_refused() -> None:
+def test_segments_refuse_steps_other_than_1() -> None:
     with pytest.raises(ValueError, match="step 1"):
         Segments([range(0, 4, 2)])
     with pytest.raises(ValueError, match="steps of 1"):

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from scheduler.simulation.inputs import Input
-from scheduler.simulation.trace import TraceError, read_trace, write_trace
+from scheduler.simulation.inputs import Input, TraceError, read_trace, write_trace
 from scheduler.simulation.workload import Load, anns, crawler, oneshot
 from tests.scheduler.simulated import piece
 
@@ -15,14 +14,14 @@ OPEN = '{"time_ns": 5, "request": 7, "op": "open", "segments": [[0, 4]]}'
 
 
 @pytest.mark.parametrize("workload", [crawler, anns, oneshot])
-def test_what_is_written_is_read(workload: Callable[[Load], Iterator[Input]]) -> None:
+def test_a_written_trace_reads_back_equal(workload: Callable[[Load], Iterator[Input]]) -> None:
     inputs = list(workload(Load(4, 40, max_tokens=2)))
     found = list(read_trace(write_trace(inputs)))
     assert [each[:5] for each in found] == [each[:5] for each in inputs]
     assert {each.max_tokens for each in found if each.op == "open"} == {2}
 
 
-def test_requests_are_numbered_anew_and_tokens_may_be_listed() -> None:
+def test_requests_are_numbered_in_order_of_opening_and_tokens_may_be_listed() -> None:
     lines = [
         OPEN,
         "",
@@ -58,6 +57,10 @@ def test_requests_are_numbered_anew_and_tokens_may_be_listed() -> None:
         (['{"time_ns": 1, "request": 1, "op": "open"}'], r"line 1: needs either"),
         (['{"time_ns": 1, "request": 1, "op": "open", "segments": [[0, 0]]}'], r"line 1: a segment is"),
         (
+            ['{"time_ns": 1, "request": 1, "op": "open", "tokens": [2147483648]}'],
+            r"ids run from 0 to 2147483647",
+        ),
+        (
             ['{"time_ns": 1, "request": 1, "op": "close", "tokens": [1]}'],
             r"line 1: Invalid enum value 'close'",
         ),
@@ -78,7 +81,7 @@ def test_lines_that_cannot_be_used_are_named(lines: list[str], message: str) -> 
         list(read_trace(lines))
 
 
-def test_a_trace_is_read_as_it_is_used() -> None:
+def test_a_trace_is_read_lazily() -> None:
     inputs = read_trace([OPEN, "broken"])
     assert next(inputs).time_ns == 5
     with pytest.raises(TraceError, match="line 2"):

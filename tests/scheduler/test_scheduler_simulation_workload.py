@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from regions.radix import common_length
 from scheduler.simulation.distributions import Quantiles, humped, shares, skewed
 from scheduler.simulation.inputs import Input, merged
 from scheduler.simulation.tokens import Segments
@@ -67,9 +68,7 @@ class TestDistributions:
     @pytest.mark.parametrize(
         "points", [((0.1, 1), (1, 2)), ((0, 1), (0.9, 2)), ((0, 0), (1, 2)), ((0, 3), (1, 2))]
     )
-    def test_points_that_are_no_distribution_are_refused(
-        self, points: tuple[tuple[float, float], ...]
-    ) -> None:
+    def test_invalid_quantiles_are_refused(self, points: tuple[tuple[float, float], ...]) -> None:
         with pytest.raises(ValueError, match="quantiles"):
             Quantiles(points)
 
@@ -145,7 +144,7 @@ class TestEveryWorkload:
         assert one == same
         assert one != other
 
-    def test_it_is_made_as_it_is_read(self, name: str) -> None:
+    def test_workloads_are_generated_lazily(self, name: str) -> None:
         requests = 10**4 if name == "sessions" else 10**12
         assert len(list(islice(WORKLOADS[name](Load(4, requests)), 5))) == 5
 
@@ -184,7 +183,7 @@ def test_a_search_replaces_one_document_at_a_time() -> None:
             assert new[rank] not in old
             assert new[rank + 1 : -1] == old[rank:-2]
             assert new[-1] == old[-1]
-            assert after.common(before) == sum(map(len, new[:rank]))
+            assert common_length(np.asarray(after), np.asarray(before)) == sum(map(len, new[:rank]))
             ranks[rank] += 1
     counts = [ranks[rank] for rank in range(TOP_K)]
     assert min(counts) > 0.8 * max(counts), "every rank is as likely as the others"
@@ -200,7 +199,7 @@ def test_sessions_share_a_base_and_each_history_four_times() -> None:
     assert sum(a == b for a, b in pairwise(order)) < 10, "shuffled"
 
 
-def test_whole_prompts_come_when_the_last_piece_has_come() -> None:
+def test_without_streaming_a_prompt_opens_with_its_last_piece() -> None:
     for workload in (crawler, anns):
         requests = by_request(workload(Load(4, 60)))
         for each in whole(workload(Load(4, 60))):
@@ -212,7 +211,7 @@ def test_whole_prompts_come_when_the_last_piece_has_come() -> None:
             assert list(each.tokens) == expected
 
 
-def test_whole_changes_nothing_about_prompts_that_are_whole() -> None:
+def test_without_streaming_complete_prompts_are_unchanged() -> None:
     assert list(whole(oneshot(Load(4, 60, max_tokens=3)))) == list(oneshot(Load(4, 60, max_tokens=3)))
 
 
@@ -228,6 +227,6 @@ def test_merging_sorts_by_time(requests: list[tuple[int, list[int]]]) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"qps": 0}, {"requests": 0}, {"delay": -1}, {"max_tokens": 0}])
-def test_loads_that_make_no_sense_are_refused(wrong: dict[str, int]) -> None:
+def test_invalid_loads_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="qps is above 0"):
         Load(**{"qps": 1, "requests": 1, **wrong})  # type: ignore[arg-type] # numbers all of them

@@ -12,8 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from scheduler.theory.feasible import TooWide, feasible
-from scheduler.theory.partition import ThreePartition, solvable, unsolvable
 from scheduler.theory.query_stream import QueryStream, overlap, ttfts
+from tests.scheduler.theory.partition import ThreePartition, solvable, unsolvable
 
 
 @st.composite

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.theory.online import serve
 from scheduler.theory.orders import FCFS, LPM, choose, rank
 from scheduler.theory.query_stream import QueryStream, completions, overlap, ttfts
+from tests.scheduler.theory.online import serve
 
 prompts = st.lists(
     st.lists(st.integers(0, 2), min_size=1, max_size=6).map(tuple), min_size=1, max_size=9
@@ -68,7 +68,7 @@ def test_an_order_that_is_no_permutation_is_refused(order: tuple[int, ...]) -> N
         (((1,),), (float("nan"),), "not a time"),
     ],
 )
-def test_a_stream_that_is_none_is_refused(
+def test_invalid_streams_are_refused(
     found: tuple[tuple[int, ...], ...], arrivals: tuple[float, ...], says: str
 ) -> None:
     with pytest.raises(ValueError, match=says):
@@ -128,7 +128,7 @@ def test_k_1_is_fcfs_and_an_endless_k_is_lpm_after_the_oldest() -> None:
     assert list(rank(1000, arrivals, matches)) == [1, 0, 3, 2]
 
 
-def test_no_request_is_passed_over_more_than_k_times_its_place_in_the_queue() -> None:
+def test_under_k_lpm_the_ith_oldest_request_is_among_the_first_k_i_choices() -> None:
     """The starvation LPM knows and k-LPM does not: the i-th oldest goes within its first k·i choices."""
     n, k = 60, 4
     matches = np.arange(n)[::-1].copy()

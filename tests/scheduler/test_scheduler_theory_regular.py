@@ -10,12 +10,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from scheduler.theory.online import serve
 from scheduler.theory.orders import FCFS, LPM
 from scheduler.theory.query_stream import QueryStream, overlap, ttfts
-from scheduler.theory.regular import RegularQueue
+from tests.scheduler.theory.online import serve
+from tests.scheduler.theory.regular import RegularQueue
 
-SEEDS = range(12)
+SEEDS = range(6)
 DELTA = 0.02
 # LPM far before FCFS, FCFS before LPM, both alike, another k, and with attention.
 QUEUES = [

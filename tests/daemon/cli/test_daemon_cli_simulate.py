@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from daemon.cli.main import main
-from daemon.cli.simulation import Outcome
+from scheduler.simulation.experiment import Outcome
 
 
 def simulate(*arguments: str) -> Result:
@@ -57,7 +57,7 @@ def test_a_saved_trace_gives_the_run_it_was_saved_from(tmp_path: Path) -> None:
         (("--pool-tokens", "3"), "at least one block"),
     ],
 )
-def test_nonsense_ends_with_status_2_and_a_message(arguments: tuple[str, str], message: str) -> None:
+def test_invalid_arguments_end_with_status_2_and_a_message(arguments: tuple[str, str], message: str) -> None:
     found = simulate(*arguments)
     assert found.exit_code == 2
     assert message in found.stderr

@@ -58,7 +58,7 @@ class RegularQueue:
     def klpm_at_most(self, start: float) -> float:
         """Theorem 2: the greatest TTFT of k-LPM, for every order of arrival.
 
-        The proof meets two lines, one rising with slope user + k · doc - gap. Where that slope is negative
+        The proof compares two lines, one rising with slope user + k · doc - gap. Where that slope is negative
         (a machine that was idle all along) the statement is false, so ValueError is raised, as for a `start`
         before the last arrival.
         """

@@ -71,7 +71,7 @@ def samples_of(known: CostModel, ladder: Ladder) -> Samples:
         (0.004, 0.0042, 0.001, 3e-6, 0.15),
     ],
 )
-def test_a_known_device_is_found_again(
+def test_the_fit_recovers_a_known_device(
     pass_s: float, floor_s: float, row_s: float, context_s: float, worst: float
 ) -> None:
     known, ladder = device(pass_s, floor_s, row_s, context_s), ladder_for(8192, CHUNK, quick=False)
@@ -140,13 +140,13 @@ def test_every_size_is_timed_as_often_and_nothing_stays_in_the_pool(engine: Engi
     assert {n: len(found) for n, found in by_size(samples.prefills).items()} == {4: 2, 16: 2, 32: 2}
 
 
-def test_without_patience_larger_sizes_are_left_out(engine: Engine) -> None:
+def test_sizes_beyond_the_time_limit_are_left_out(engine: Engine) -> None:
     samples = measure(engine, replace(LADDER, patience_s=0.0))
     assert {n for n, _ in samples.prefills} == {4}
     assert samples.batches == []
 
 
-def test_a_pool_that_is_too_small_is_told(engine: Engine) -> None:
+def test_a_pool_that_is_too_small_raises(engine: Engine) -> None:
     with pytest.raises(RuntimeError, match="no room for 200 tokens"):
         measure(engine, replace(LADDER, prefills=(200,)))
     assert engine.pool.free_blocks == engine.pool.total_blocks
@@ -176,7 +176,7 @@ def test_a_device_gives_its_name_to_the_file() -> None:
     assert file_name("NVIDIA H200 (80GB)") == "nvidia-h200-80gb.json"
 
 
-def test_the_table_has_a_line_for_every_size() -> None:
+def test_the_table_has_a_row_for_every_size() -> None:
     known, ladder = device(0.002, 0.003), ladder_for(256, 64, quick=False)
     samples = samples_of(known, replace(ladder, chunk=CHUNK))
     lines = table(known, samples).splitlines()

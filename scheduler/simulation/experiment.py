@@ -1,4 +1,4 @@
-"""`foretick simulate`: workloads, policies and rates from the command line; runs, table, JSON and plot."""
+"""What `foretick simulate` runs: every policy at every rate, over the same requests."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ import msgspec
 
 from scheduler.costs import load
 from scheduler.policies import Ordering
-from scheduler.simulation.inputs import Input
+from scheduler.simulation.inputs import Input, read_trace, write_trace
 from scheduler.simulation.report import Summary, summarize, table
 from scheduler.simulation.run import Setup, paper_limits, simulate
-from scheduler.simulation.trace import read_trace, write_trace
 from scheduler.simulation.workload import WORKLOADS, Load, whole
 from scheduler.types import Eviction
 
@@ -22,7 +21,7 @@ NON_STREAMING = "vllm-ns"
 """Policy name for vLLM without streaming: prompts are submitted when their retrieval is over."""
 
 
-class Plan(msgspec.Struct, frozen=True):
+class Experiment(msgspec.Struct, frozen=True):
     """What is simulated: every policy at every rate, over the same requests.
 
     With `trace`, a file, the workload, rates, delay and answers' length are the file's. Times in seconds,
@@ -30,7 +29,7 @@ class Plan(msgspec.Struct, frozen=True):
     """
 
     policies: tuple[str, ...]
-    """As in the configuration, besides `vllm-ns`, and `klpm:4` for k = 4."""
+    """As in the configuration, and `vllm-ns`, and `klpm:4` for k = 4."""
     workload: str
     qps: tuple[float, ...]
     requests: int
@@ -51,7 +50,7 @@ class Plan(msgspec.Struct, frozen=True):
 class Outcome(msgspec.Struct, frozen=True):
     """What is written as JSON."""
 
-    plan: Plan
+    plan: Experiment
     runs: list[Summary]
 
     def json(self) -> bytes:
@@ -59,12 +58,12 @@ class Outcome(msgspec.Struct, frozen=True):
         return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
 
     def table(self) -> str:
-        """A line a run."""
+        """One row per run."""
         return table(self.runs, baseline=NON_STREAMING)
 
 
-def run(plan: Plan) -> Iterator[Summary]:
-    """The runs, one by one, rate by rate.
+def run(plan: Experiment) -> Iterator[Summary]:
+    """Run everything, one by one, rate by rate.
 
     Raises ValueError for an unknown workload, policy or profile, for numbers that make no sense and for a
     trace line that cannot be used; OSError for a file that cannot be read.
@@ -85,8 +84,8 @@ def run(plan: Plan) -> Iterator[Summary]:
         )
 
 
-def inputs(plan: Plan, qps: float | None) -> Generator[Input]:
-    """The workload anew, the same every time."""
+def inputs(plan: Experiment, qps: float | None) -> Generator[Input]:
+    """The workload from its beginning, the same every time."""
     if plan.trace is not None:
         with Path(plan.trace).open("rb") as lines:
             yield from read_trace(lines)
@@ -97,7 +96,7 @@ def inputs(plan: Plan, qps: float | None) -> Generator[Input]:
     yield from WORKLOADS[plan.workload](Load(qps, plan.requests, plan.delay, plan.seed, plan.max_tokens))
 
 
-def save_trace(plan: Plan, path: Path) -> None:
+def save_trace(plan: Experiment, path: Path) -> None:
     """Write the workload at its first rate as a trace."""
     with path.open("wb") as file:
         file.writelines(write_trace(inputs(plan, plan.qps[0])))
@@ -115,7 +114,7 @@ def ordering(name: str) -> Ordering:
     return Ordering(policy, int(k))
 
 
-def _setup(plan: Plan, policy: str, block_size: int) -> Setup:
+def _setup(plan: Experiment, policy: str, block_size: int) -> Setup:
     return Setup(
         pool_tokens=plan.pool_tokens,
         host_tokens=plan.host_tokens,
