@@ -1,9 +1,9 @@
 """Prefill that no client asked for: windows refreshed, compared, or rebuilt after their KV was lost.
 
-`Refresher` prefills one window at a time, over all sessions, in what questions and appends leave over. What
-was appended meanwhile is caught up with, until nothing is missing. Then, between two batches, the standing
-questions are asked of both states, and an `exact` tape adopts the fresh one. A window that is wholly evicted
-before that is begun again.
+`Refresher` prefills one window at a time, over all sessions, in what questions and appends leave of each
+batch. What was appended meanwhile is caught up with, until nothing is missing. Then, between two batches, the
+standing questions are asked of both states, and an `exact` tape adopts the fresh one. A window that is wholly
+evicted before that is begun again.
 
 `Rebuilder` prefills the window of a session whose stored KV is lost as soon as work waits for it. That is an
 ordinary request of class SESSION: the scheduler plans, budgets and preempts it like any other.
@@ -272,7 +272,7 @@ class Refresher:
                 self._end(running)
 
     def _caught_up(self, fresh: Fork, missing: list[int]) -> bool:
-        """The last tokens at once: in a batch, the tape's next append would leave others missing for ever."""
+        """The last tokens at once: every batch may append more, and some would always be missing."""
         if len(missing) > self._catch_up_tokens or not fresh.acquire(len(missing)):
             return False
         try:

@@ -31,14 +31,14 @@ def model(tokens: Sequence[int], choices: tuple[int, ...] | None = None) -> Samp
 
 
 def one_by_one(
-    past: Sequence[int],
+    context: Sequence[int],
     prompt: Sequence[int],
     max_tokens: int,
     stop_ids: frozenset[int] = frozenset(),
     choices: tuple[int, ...] | None = None,
 ) -> list[SampledToken]:
     """The rows a request must end with."""
-    tokens, rows = [*past, *prompt], []
+    tokens, rows = [*context, *prompt], []
     while True:
         row = model(tokens, choices)
         rows.append(row)
@@ -81,9 +81,9 @@ class FakeMemory:
 
 class FakeReader:
     def __init__(
-        self, memory: FakeMemory, past: Sequence[int] = (), version: int = 0, pinned: Sequence[int] = ()
+        self, memory: FakeMemory, context: Sequence[int] = (), version: int = 0, pinned: Sequence[int] = ()
     ) -> None:
-        self.memory, self.past, self.version = memory, tuple(past), version
+        self.memory, self.context, self.version = memory, tuple(context), version
         self.pinned = memory.share(pinned)
         self.private: list[int] = []
         self.kv: list[int] = []
@@ -92,7 +92,7 @@ class FakeReader:
 
     @property
     def cached_tokens(self) -> int:
-        return len(self.past)
+        return len(self.context)
 
     @property
     def length(self) -> int:
@@ -140,9 +140,9 @@ class FakeReader:
     def write(self, tokens: Sequence[int]) -> tuple[int, ...]:
         assert not self.released
         assert self.host is None, "on the host"
-        assert self.length + len(tokens) <= len(self.private) * self.memory.block_size, "no blocks held"
+        assert self.length + len(tokens) <= len(self.private) * self.memory.block_size, "no blocks taken"
         self.kv += tokens
-        return (*self.past, *self.kv)
+        return (*self.context, *self.kv)
 
 
 class FakeTier:
@@ -150,24 +150,24 @@ class FakeTier:
 
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks
-        self.held: dict[FakeReader, int] = {}
+        self.stored: dict[FakeReader, int] = {}
 
     def swap_out(self, reader: FakeReader) -> bool:
         needed = len(reader.private)
-        if sum(self.held.values()) + needed > self.blocks:
+        if sum(self.stored.values()) + needed > self.blocks:
             return False
-        self.held[reader], reader.host = needed, self
+        self.stored[reader], reader.host = needed, self
         reader.memory.drop(reader.private)
         reader.private = []
         return True
 
     def trim(self, reader: FakeReader) -> None:
-        self.held[reader] = -(-reader.length // reader.memory.block_size)
+        self.stored[reader] = -(-reader.length // reader.memory.block_size)
         if not reader.length:
             self.drop(reader)
 
     def drop(self, reader: FakeReader) -> None:
-        del self.held[reader]
+        del self.stored[reader]
         reader.host = None
 
 

@@ -43,7 +43,7 @@ class Clock:
 
 
 class Recorder:
-    """The real executor, remembering what each pass held: (target, how many tokens)."""
+    """The real executor, remembering what was in each pass: (target, how many tokens)."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -136,7 +136,7 @@ class World:
         until_ = tape.evicted_records + n
         while tape.evicted_records < until_:
             self.feed(1, tape)
-            while tape.live_tokens % 6 or tape in self.steps._queues.appends or self.steps._inbox._notes:
+            while tape.live_tokens % 6 or tape in self.steps._live.queues.appends or self.steps._inbox._notes:
                 self.steps.step()
 
     def answer(self, tape: Tape | None = None) -> torch.Tensor:
@@ -296,7 +296,7 @@ def test_questions_never_share_a_pass_with_a_refresh_nor_wait_for_more_than_one(
 
 
 def test_a_window_that_turns_over_before_it_is_ready_is_begun_again_and_counted() -> None:
-    """Questions leave the refresh no pass; when they stop, the tape is refreshed as it is then."""
+    """Questions give the refresh no pass; when they stop, the tape is refreshed as it is then."""
     world = World(exact(every=1))
     world.evict(1)
     world.steps.step()

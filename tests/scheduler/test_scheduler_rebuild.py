@@ -85,7 +85,7 @@ def test_other_sessions_questions_and_appends_go_on_and_what_waited_runs_then() 
     h.run()
     h.check(waiting)
     h.check(early)
-    assert h.pasts[waiting.id] in (tuple(WINDOW), tape.history[3])
+    assert h.contexts[waiting.id] in (tuple(WINDOW), tape.history[3])
     assert tape.version == 3
     assert waiting.waits[RESTORE] > 0
     assert RESTORE not in early.waits
