@@ -24,8 +24,17 @@ from bench.figures import Latency, latency
 from bench.flood import FloodSource
 from bench.hit_client import Seen
 from bench.trades import instruments, payloads
-from daemon.config.schema import Config, Http, Model, Query, Session, Sink, Source, ZeromqSink
+from daemon.config.schema import (
+    Config,
+    HttpConfig,
+    ModelConfig,
+    QueryConfig,
+    SessionConfig,
+    SinkConfig,
+    SourceConfig,
+)
 from daemon.front.server import Front
+from feeds.connectors.zeromq import ZmqSinkConnector
 
 _MARKETS = 3
 _FIRST = 400
@@ -86,15 +95,15 @@ def run(plan: Plan) -> Hits:
 def config(threads: int) -> Config:
     """The daemon as the demo configures it, answers to a ZeroMQ socket that nobody reads."""
     return Config(
-        model=Model(threads=threads),
+        model=ModelConfig(threads=threads),
         sessions=tuple(
-            Session(name=market.symbol.lower(), symbol=f"{market.venue}:{market.symbol}")
+            SessionConfig(name=market.symbol.lower(), symbol=f"{market.venue}:{market.symbol}")
             for market in instruments(_MARKETS, 4)
         ),
-        source=Source(ring_capacity=4096),
-        sink=Sink(zeromq=ZeromqSink("tcp://127.0.0.1:*")),
-        query=Query("tcp://127.0.0.1:*"),
-        http=Http(port=0),
+        source=SourceConfig(ring_capacity=4096),
+        sink=SinkConfig(zeromq=ZmqSinkConnector("tcp://127.0.0.1:*")),
+        query=QueryConfig("tcp://127.0.0.1:*"),
+        http=HttpConfig(port=0),
     )
 
 

@@ -21,7 +21,7 @@ from bench.children import child
 from bench.figures import Rates, rates
 from bench.flood import FloodSource
 from bench.trades import instruments, payloads
-from daemon.config.schema import Source as SourceSection
+from daemon.config.schema import SourceConfig
 from daemon.front.ingest import Intake
 from daemon.front.offsets import OffsetTracker
 from feeds.codec import decode_record
@@ -34,7 +34,7 @@ from metrics.store import MetricStore
 
 TOPIC = "md.trades.v1"
 BATCH = 2000
-_DEFAULTS = SourceSection()
+_DEFAULTS = SourceConfig()
 _DEADLINE_S = 120.0
 
 Records = Sequence[tuple[str, bytes]]

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from daemon.cli.synthetic import Instrument, SyntheticTape
 from engine.model.prompt import PromptFormat
+from feeds.synthetic import Instrument, SyntheticTape
 from flash.questions import PAPER_SIX
 from ingest.bars import BarBuilder, BarPolicy, Bars
 from ingest.lines import LineSpec

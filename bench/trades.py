@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from daemon.cli.synthetic import Instrument, SyntheticTape
 from feeds.codec import encode
 from feeds.messages import Trade
+from feeds.synthetic import Instrument, SyntheticTape
 
 TICK = 10_000_000
 LOT = 1_000_000

@@ -7,7 +7,7 @@ import logging
 import sys
 from datetime import UTC, datetime
 
-from daemon.config.schema import Log
+from daemon.config.schema import LogConfig
 from feeds.kafka import quiet_client_log
 
 
@@ -27,7 +27,7 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line)
 
 
-def set_up_logging(settings: Log, process: str) -> None:
+def set_up_logging(settings: LogConfig, process: str) -> None:
     """Configure the root logger of this process."""
     handler = logging.StreamHandler(sys.stderr)
     if settings.json:

@@ -1,4 +1,4 @@
-"""`foretick dashboards`: build the committed JSON anew, or push it to a Grafana."""
+"""`foretick dashboards`: build the committed JSON, or push it to a Grafana."""
 
 from __future__ import annotations
 
@@ -20,10 +20,13 @@ def dashboards() -> None:
 
 @dashboards.command()
 @click.option("--check", is_flag=True, help="Write nothing; fail when a committed file is out of date.")
-def build(check: bool) -> None:
-    """Render the dashboards into the JSON files beside their code (for developers)."""
+@click.option(
+    "--directory", type=click.Path(path_type=Path), default=FOLDER, help="Default: the committed files."
+)
+def build(check: bool, directory: Path) -> None:
+    """Render the dashboards into their committed JSON files (for developers)."""
     for name, text in _render().items():
-        path = FOLDER / f"{name}.json"
+        path = directory / f"{name}.json"
         if check and (not path.exists() or path.read_text(encoding="utf-8") != text):
             raise click.ClickException(f"{path.name} is out of date: run `foretick dashboards build`")
         if not check:

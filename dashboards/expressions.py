@@ -29,7 +29,7 @@ def gauge(name: str, *by: str, over: str = "max", **match: str) -> str:
 
 
 def labelled(name: str, by: str, info: str, label: str) -> str:
-    """A gauge summed over all but `by`, and beside it a `label` of the info metric of the same daemon."""
+    """A gauge summed over all but `by`, with a `label` of the info metric of the same daemon."""
     _metric(name, "gauge", (by,))
     _metric(info, "gauge", (label,))
     return f"sum by ({by}, {label}) ({name} * on (instance) group_left ({label}) {info})"

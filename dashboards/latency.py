@@ -190,12 +190,12 @@ def _carried_state() -> list[Any]:
             [(gauge("foretick_divergence_kl_nats", "session"), "{{session}}")],
         ),
         _series(
-            "Windows computed anew, in this range",
+            "Windows refreshed, in this range",
             "short",
             _THIRD,
             [
                 (increase("foretick_refreshes_total", "session"), "{{session}}"),
-                (increase("foretick_refresh_restarts_total"), "begun again"),
+                (increase("foretick_refresh_restarts_total"), "restarted"),
             ],
         ),
     ]

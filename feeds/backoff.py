@@ -1,4 +1,4 @@
-"""Waiting between attempts, and telling the operator once for every change of a connection's state."""
+"""The state of a connection, logged once per change, and the pauses between retries."""
 
 import asyncio
 import logging
@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from feeds.source import State
 
 Sleep = Callable[[float], Awaitable[None]]
-"""Seconds to wait; passed in so that tests need not."""
+"""Takes seconds; tests pass one that does not wait."""
 
 FIRST_S = 0.1
 CAP_S = 5.0
@@ -18,7 +18,7 @@ def delay_s(attempt: int) -> float:
     return float(min(CAP_S, FIRST_S * 2.0 ** min(attempt, 16)))
 
 
-class Link:
+class Connection:
     """A connection's state and its count of retries; every change is logged once."""
 
     def __init__(self, name: str, peer: str, log: logging.Logger, sleep: Sleep = asyncio.sleep) -> None:
@@ -45,7 +45,7 @@ class Link:
         self._move(State.DOWN, logging.WARNING, message, self._peer, CAP_S, why)
 
     def stopped(self) -> None:
-        """Nobody wants the connection any more."""
+        """The connection was closed on purpose."""
         self._move(State.STOPPED, logging.INFO, "closed %s", self._peer)
 
     async def wait_before_retry(self, why: object) -> None:

@@ -1,11 +1,11 @@
 """Bytes to checked records and messages to bytes, in JSON and msgpack.
 
-``decode_record`` is the one gate through which market data enters: what it returns has plausible prices and
-times, and what it refuses carries a reason out of the closed set ``REASONS`` and a message for a person.
+All market data passes ``decode_record``. It returns records with plausible prices and times, and refuses
+others with one of ``REASONS`` and a message for people.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Literal, Protocol, cast, get_args
 
@@ -36,9 +36,6 @@ MAX_PRICE = 10**9 * SCALE
 MAX_NAME = 64
 YEAR_1990 = 631_152_000 * 10**9
 YEAR_2100 = 4_102_444_800 * 10**9
-
-SKEWED_CLOCK = 1
-"""Bit of ``record_flags``: received before it happened. The record is kept."""
 
 _PRICES = frozenset(("price", "bid", "ask", "open", "high", "low", "close"))
 _SIZES = frozenset(("size", "bid_size", "ask_size", "volume"))
@@ -93,7 +90,7 @@ def decode_record(payload: bytes, encoding: str = "json", max_bytes: int = MAX_B
     """Decode and check one record.
 
     A payload above ``max_bytes`` is refused without being decoded. A receive time before the event time is no
-    error: see ``record_flags``.
+    error: the clocks of two machines differ.
 
     Raises:
         MalformedRecord: the payload is no usable record.
@@ -103,19 +100,6 @@ def decode_record(payload: bytes, encoding: str = "json", max_bytes: int = MAX_B
     record = cast(AnyRecord, _decode(_RECORDS, payload, encoding))
     check_record(record)
     return record
-
-
-def decode_records(
-    payloads: Iterable[bytes], encoding: str = "json", max_bytes: int = MAX_BYTES
-) -> list[AnyRecord | MalformedRecord]:
-    """Decode a batch in order; a malformed payload is its own entry and spoils no other."""
-    results: list[AnyRecord | MalformedRecord] = []
-    for payload in payloads:
-        try:
-            results.append(decode_record(payload, encoding, max_bytes))
-        except MalformedRecord as error:
-            results.append(error)
-    return results
 
 
 def decode_message(payload: bytes, encoding: str = "json") -> AnyMessage:
@@ -133,11 +117,6 @@ def encode(message: AnyMessage, encoding: str = "json") -> bytes:
     if encoder is None:
         raise ValueError(f"encoding {encoding!r} is not one of json, msgpack")
     return encoder.encode(message)
-
-
-def record_flags(record: AnyRecord) -> int:
-    """Flag bits of a record that is kept although something about it is odd (``SKEWED_CLOCK``)."""
-    return SKEWED_CLOCK if record.ts_recv < record.ts_event else 0
 
 
 def make_headers(message: AnyMessage, encoding: str, source: str, seq: int) -> dict[str, bytes]:

@@ -38,7 +38,7 @@ class FormatError(ValueError):
 
 
 class Match(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which lines a record declaration is about: those whose ``field`` ends (or begins) like this."""
+    """The lines that a record declaration covers: those whose ``field`` ends (or begins) like this."""
 
     field: Ref
     suffix: str = ""
@@ -46,7 +46,7 @@ class Match(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TimeFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where event time is and how it is written; format ``receive`` makes do with the receive time."""
+    """Where event time is and how it is written; format ``receive`` uses the receive time."""
 
     format: str
     field: Ref = ""
@@ -80,7 +80,7 @@ class RecordFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 class FileFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A whole file: its container and the records found in it. Gzip is recognised by itself.
+    """A whole file: its container and the records found in it. Gzip is recognised.
 
     Containers: ``csv``; ``jsonl``, a JSON document a line; ``jsonl-capture``, the same after the receive time
     in ns and a blank.

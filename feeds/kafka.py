@@ -1,4 +1,4 @@
-"""Kafka, the names the daemon uses: see the modules for what they do."""
+"""The public names of the Kafka modules."""
 
 from feeds.kafka_admin import BrokerError, ensure_topics, missing_topics
 from feeds.kafka_client import quiet_client_log

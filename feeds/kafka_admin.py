@@ -1,4 +1,4 @@
-"""Questions to and preparations on a broker: do the topics exist, and create those that do not."""
+"""Topics of a broker: which are missing, and creating them."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping

@@ -7,7 +7,7 @@ from typing import Any
 
 from aiokafka.errors import KafkaError
 
-from feeds.backoff import Link
+from feeds.backoff import Connection
 
 log = logging.getLogger(__name__)
 
@@ -16,21 +16,23 @@ PROBE_S = 2.0
 
 
 def quiet_client_log() -> None:
-    """Silence aiokafka's own lines, which repeat with every attempt; ``Link`` logs changes of state, once."""
+    """Silence aiokafka's own log, which repeats at every attempt; ``Connection`` logs changes of state."""
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
 
 
-async def open_client(new: Callable[[], Any], link: Link, stop: asyncio.Event, stop_timeout_s: float) -> Any:
+async def open_client(
+    new: Callable[[], Any], connection: Connection, stop: asyncio.Event, stop_timeout_s: float
+) -> Any:
     """Build and start a client, retrying with backoff until it is up; None when ``stop`` is set first."""
     while not stop.is_set():
         client = new()
         try:
             if await until(stop, client.start()):
-                link.up()
+                connection.up()
                 return client
         except (KafkaError, OSError) as error:
             await close_client(client, stop_timeout_s)
-            await until(stop, link.wait_before_retry(repr(error)))
+            await until(stop, connection.wait_before_retry(repr(error)))
         except BaseException:
             await close_client(client, stop_timeout_s)
             raise

@@ -1,6 +1,6 @@
 """Kafka as an acknowledged sink: an idempotent producer that waits for every in-sync replica.
 
-While the broker is away publishes wait; nothing that was acknowledged is lost, and what was not is sent again
+While the broker is away, publishes wait. No acknowledged message is lost, and the others are sent again
 (at-least-once: give messages deterministic keys).
 """
 
@@ -22,7 +22,7 @@ from aiokafka.errors import (
     UnknownTopicOrPartitionError,
 )
 
-from feeds.backoff import Link, Sleep
+from feeds.backoff import Connection, Sleep
 from feeds.kafka_client import PROBE_S, close_client, open_client
 from feeds.source import PublishRefused, SinkStopped, State
 
@@ -38,7 +38,7 @@ class _ProducerGone(Exception):
 
 
 class _Generation:
-    """One producer and a future that is done once it was given up, so that nobody waits on it for ever."""
+    """One producer, and a future that is done when the producer is replaced: its publishers stop waiting."""
 
     def __init__(self, producer: AIOKafkaProducer) -> None:
         self.producer = producer
@@ -70,7 +70,7 @@ class KafkaSink:
         sleep: Sleep = asyncio.sleep,
     ) -> None:
         self.name = name
-        self._link = Link(name, bootstrap, log, sleep)
+        self._connection = Connection(name, bootstrap, log, sleep)
         self._config = {
             "bootstrap_servers": bootstrap,
             "enable_idempotence": True,
@@ -88,17 +88,17 @@ class KafkaSink:
     @property
     def state(self) -> State:
         """Where the connection stands."""
-        return self._link.state
+        return self._connection.state
 
     @property
     def retries(self) -> int:
         """Attempts that failed or were not acknowledged within the probe interval."""
-        return self._link.retries
+        return self._connection.retries
 
     async def start(self) -> None:
         """Connect; waits for the broker as long as it takes, or until ``stop``."""
         self._stop.clear()
-        self._link.connecting()
+        self._connection.connecting()
         await self._replace(None)
 
     async def publish(
@@ -107,8 +107,8 @@ class KafkaSink:
         """Return once all in-sync replicas have the message, however long the broker is away.
 
         Raises:
-            PublishRefused: too large, not allowed, no such topic, or refused three times for no reason we can
-            mend. SinkStopped: the sink is not running, or was stopped before the acknowledgement.
+            PublishRefused: too large, not allowed, no such topic, or refused three times for an unknown
+            reason. SinkStopped: the sink is not running, or was stopped before the acknowledgement.
         """
         fatal = 0
         while True:
@@ -117,12 +117,12 @@ class KafkaSink:
                 raise SinkStopped(f"{self.name}: stopped before a message to {topic} was acknowledged")
             try:
                 await self._attempt(generation, topic, key, payload, headers)
-                self._link.up()
+                self._connection.up()
                 return
             except _ProducerGone:
                 continue
             except _BROKER_AWAY as error:
-                await self._link.wait_before_retry(repr(error))
+                await self._connection.wait_before_retry(repr(error))
             except UnknownTopicOrPartitionError as error:
                 await self._refuse_if_missing(generation, topic, error)
             except KafkaError as error:
@@ -131,7 +131,7 @@ class KafkaSink:
                     raise PublishRefused(
                         f"{self.name}: {topic} does not take the message: {error!r}"
                     ) from error
-                await self._link.wait_before_retry(repr(error))
+                await self._connection.wait_before_retry(repr(error))
                 await self._replace(generation)
 
     async def flush(self) -> None:
@@ -140,17 +140,17 @@ class KafkaSink:
             await self._generation.producer.flush()
 
     async def stop(self) -> None:
-        """Give what is under way ``stop_timeout_s`` to be acknowledged, then disconnect in the same bound."""
+        """Wait ``stop_timeout_s`` for acknowledgements, then disconnect within the same time."""
         generation = self._generation
         if generation is not None:
             with contextlib.suppress(TimeoutError, KafkaError):
                 await asyncio.wait_for(generation.producer.flush(), self._stop_timeout_s)
-            await asyncio.sleep(0)  # let acknowledged publishers return before the door closes
+            await asyncio.sleep(0)  # let acknowledged publishers return first
         self._stop.set()
         self._generation = None
         if generation is not None:
             await generation.close(self._stop_timeout_s)
-        self._link.stopped()
+        self._connection.stopped()
 
     async def _attempt(
         self,
@@ -176,7 +176,7 @@ class KafkaSink:
             raise PublishRefused(f"{self.name}: {topic} refuses {len(payload)} bytes as too large") from error
 
     async def _or_gone(self, generation: _Generation, waiting: "asyncio.Future[Any]") -> Any:
-        """The result of ``waiting``, reporting the link as down for as long as none comes."""
+        """The result of ``waiting``, reporting the connection as down until it comes."""
         while True:
             done, _ = await asyncio.wait(
                 (waiting, generation.gone), timeout=PROBE_S, return_when=asyncio.FIRST_COMPLETED
@@ -186,26 +186,26 @@ class KafkaSink:
             if done:
                 waiting.cancel()
                 raise _ProducerGone
-            self._link.retries += 1
-            self._link.down(f"no acknowledgement within {PROBE_S:g} s")
+            self._connection.retries += 1
+            self._connection.down(f"no acknowledgement within {PROBE_S:g} s")
 
     async def _refuse_if_missing(self, generation: _Generation, topic: str, error: KafkaError) -> None:
         try:
             known = await generation.producer.client.fetch_all_metadata()
         except KafkaError as away:
-            await self._link.wait_before_retry(repr(away))
+            await self._connection.wait_before_retry(repr(away))
             return
         if topic not in known.topics():
             raise PublishRefused(f"{self.name}: topic {topic} does not exist") from error
 
     async def _replace(self, old: _Generation | None) -> None:
-        """Put a fresh producer in the place of ``old``, unless another publisher already did."""
+        """Replace ``old`` with a fresh producer, unless another publisher already did."""
         async with self._replacing:
             if self._generation is not old or self._stop.is_set():
                 return
             if old is not None:
                 await old.close(self._stop_timeout_s)
             producer = await open_client(
-                lambda: AIOKafkaProducer(**self._config), self._link, self._stop, self._stop_timeout_s
+                lambda: AIOKafkaProducer(**self._config), self._connection, self._stop, self._stop_timeout_s
             )
             self._generation = None if producer is None else _Generation(producer)

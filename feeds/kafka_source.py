@@ -1,8 +1,7 @@
-"""Kafka as a pausing source: a consumer group member that commits only what it is told to.
+"""Kafka as a pausing source: a member of a consumer group that commits only the offsets it is given.
 
-aiokafka's defaults favour throughput over truth; those that matter are overridden here: no automatic commits,
-only committed records are read, partitions stick to their owner. A broker that is not there yet, or goes away
-and comes back, is waited for.
+It overrides aiokafka's defaults that favour throughput over truth: no automatic commits, only committed
+records are read, partitions stick to their owner. It waits for a broker that is away.
 """
 
 import asyncio
@@ -16,7 +15,7 @@ from aiokafka import AIOKafkaConsumer, ConsumerStoppedError, TopicPartition
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 from aiokafka.errors import IllegalStateError, KafkaError
 
-from feeds.backoff import Link, Sleep
+from feeds.backoff import Connection, Sleep
 from feeds.kafka_client import PROBE_S, close_client, open_client
 from feeds.source import CommitFailed, Incoming, Kind, Partition, State
 
@@ -53,7 +52,7 @@ class KafkaSource:
         sleep: Sleep = asyncio.sleep,
     ) -> None:
         self.name = name
-        self._link = Link(name, bootstrap, log, sleep)
+        self._connection = Connection(name, bootstrap, log, sleep)
         self._bootstrap = bootstrap
         self._topics = topics
         self._group = group
@@ -81,29 +80,31 @@ class KafkaSource:
     @property
     def state(self) -> State:
         """Where the connection stands."""
-        return self._link.state
+        return self._connection.state
 
     @property
     def retries(self) -> int:
         """Failed attempts to reach the broker."""
-        return self._link.retries
+        return self._connection.retries
 
     @property
     def lost(self) -> int:
-        """Always 0: the log keeps what we have not read."""
+        """Always 0: the broker keeps what we have not read."""
         return 0
 
     async def start(self) -> None:
         """Join the group; waits for the broker as long as it takes, or until ``stop``."""
         self._stop.clear()
-        self._link.connecting()
-        self._consumer = await open_client(self._new_consumer, self._link, self._stop, self._stop_timeout_s)
+        self._connection.connecting()
+        self._consumer = await open_client(
+            self._new_consumer, self._connection, self._stop, self._stop_timeout_s
+        )
         self._quiet_since = time.monotonic()
 
     async def batches(self) -> AsyncGenerator[list[Incoming], None]:
         """Up to ``max_records`` messages at a time, in offset order within each partition, until ``stop``."""
         while self._consumer is not None and not self._stop.is_set():
-            self._hold_back(self._consumer)
+            self._pause_assigned(self._consumer)
             try:
                 fetched = await self._consumer.getmany(
                     timeout_ms=self._poll_ms, max_records=self._max_records
@@ -114,7 +115,7 @@ class KafkaSource:
                 await self._reopen(error)
                 continue
             if fetched:
-                self._link.up()
+                self._connection.up()
                 self._quiet_since = time.monotonic()
                 yield self._incoming(fetched)
             else:
@@ -124,7 +125,7 @@ class KafkaSource:
         """Stop fetching from every partition, including those assigned later. The membership stays alive."""
         self._paused = True
         if self._consumer is not None:
-            self._hold_back(self._consumer)
+            self._pause_assigned(self._consumer)
 
     def resume(self) -> None:
         """Fetch again."""
@@ -133,8 +134,8 @@ class KafkaSource:
             self._consumer.resume(*self._consumer.paused())
 
     async def commit(self, offsets: Mapping[Partition, int]) -> None:
-        """Store the next offset of each partition; those no longer assigned here are their new owner's
-        business.
+        """Store the next offset of each partition; those assigned elsewhere by now are left to their
+        new owner.
 
         Raises:
             CommitFailed: no group, the broker does not answer in time, or the group is rebalancing.
@@ -157,32 +158,34 @@ class KafkaSource:
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
             await close_client(consumer, self._stop_timeout_s)
-        self._link.stopped()
+        self._connection.stopped()
 
     def _new_consumer(self) -> AIOKafkaConsumer:
         return AIOKafkaConsumer(*self._topics, bootstrap_servers=self._bootstrap, **self._config)
 
-    def _hold_back(self, consumer: AIOKafkaConsumer) -> None:
+    def _pause_assigned(self, consumer: AIOKafkaConsumer) -> None:
         if self._paused:
             with contextlib.suppress(IllegalStateError):  # revoked in between: nothing left to pause
                 consumer.pause(*(consumer.assignment() - consumer.paused()))
 
     async def _reopen(self, error: KafkaError) -> None:
         """Start over from the committed offsets after an error that the client does not recover from."""
-        await self._link.wait_before_retry(repr(error))
+        await self._connection.wait_before_retry(repr(error))
         if self._consumer is not None:
             await close_client(self._consumer, self._stop_timeout_s)
-        self._consumer = await open_client(self._new_consumer, self._link, self._stop, self._stop_timeout_s)
+        self._consumer = await open_client(
+            self._new_consumer, self._connection, self._stop, self._stop_timeout_s
+        )
 
     async def _probe(self, consumer: AIOKafkaConsumer) -> None:
         if time.monotonic() - self._quiet_since < PROBE_S:
             return
         try:
             await asyncio.wait_for(consumer.topics(), PROBE_S)
-            self._link.up()
+            self._connection.up()
         except (KafkaError, TimeoutError) as error:
-            self._link.retries += 1
-            self._link.down(repr(error))
+            self._connection.retries += 1
+            self._connection.down(repr(error))
         self._quiet_since = time.monotonic()
 
     def _incoming(self, fetched: Mapping[TopicPartition, list[Any]]) -> list[Incoming]:

@@ -15,14 +15,14 @@ from feeds.decimal9 import Fixed9
 Unit = Literal["base", "quote", "contracts", "shares", "lots"]
 Side = Literal["buy", "sell", "unknown"]
 Clock = Literal["exchange", "receive"]
-"""Whose clock stamped ``ts_event``: ``receive`` where the venue sends no time, so receive time stands in."""
+"""Whose clock stamped ``ts_event``: ``receive`` if the venue sends no time and the receive time is used."""
 
 Flag = Literal["stale", "gap", "warm_up", "skewed_clock", "untrained"]
 ZERO = Fixed9(0)
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """What every market data record carries. ``seq`` is the source's own sequence number (0: it has none)."""
+    """Members of every market data record. ``seq`` is the source's own sequence number (0: it has none)."""
 
     venue: str
     symbol: str
@@ -98,7 +98,7 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
-    """One answer of one question about one session, and everything needed to judge it.
+    """The answer to one question about one session, with everything needed to judge it.
 
     ``as_of`` is the event time of the newest record in the data version. ``staleness_ns`` is the time since
     this daemon received that record (monotonic clock). ``logit_gap`` is the best logit minus the second best

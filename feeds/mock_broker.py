@@ -1,4 +1,4 @@
-"""librdkafka's in-process mock cluster, as an embedded stand-in for a Kafka broker.
+"""librdkafka's in-process mock cluster, as an embedded substitute for a Kafka broker.
 
 This is not Apache Kafka. It lives in this process's memory, keeps 5 MiB a partition, forgets everything at
 exit and fakes what it does not do (transactions, topic creation over the wire, groups of several members). It
@@ -123,8 +123,8 @@ def _load() -> ctypes.CDLL:
     if spec is None or spec.origin is None:
         raise MockUnavailable("the embedded broker needs confluent-kafka: pip install 'foretick[demo]'")
     importlib.import_module("confluent_kafka")  # loads the libraries that librdkafka itself needs
-    beside = Path(spec.origin).parent.parent / "confluent_kafka.libs"
-    found = sorted(beside.glob("librdkafka*"))
+    libraries = Path(spec.origin).parent.parent / "confluent_kafka.libs"
+    found = sorted(libraries.glob("librdkafka*"))
     if not found:
         raise MockUnavailable(
             "this build of confluent-kafka has no bundled librdkafka; install its PyPI wheel"

@@ -1,4 +1,4 @@
-"""A recorded file as a source: its records on the same way as live data, at the pace of their event times."""
+"""A recorded file as a source: its records take the path of live ones, at the pace of their event times."""
 
 import asyncio
 import time
@@ -13,12 +13,12 @@ from feeds.replay import read_records
 from feeds.source import Incoming, Kind, Partition, State
 
 NAP_S = 0.2
-"""Longest sleep at a stretch, so that stop and pause are heard."""
+"""Longest single sleep: stop and pause take effect within it."""
 
 
 class ReplaySource:
-    """Plays a file at ``speed`` times its event time; 0 is as fast as it is taken (*pausing*: the file
-    waits).
+    """Plays a file at ``speed`` times its event time; 0 is as fast as records are read (*pausing*: the
+    file waits).
 
     Every record is encoded again, so that it passes the same decoding and checks as a live one. The topic is
     the file's name, the partition 0, the offset the record's number in the file (from 0).
@@ -88,11 +88,11 @@ class ReplaySource:
             yield batch
 
     def pause(self) -> None:
-        """Hold the tape. What falls due meanwhile plays at once on ``resume``, as live data would arrive."""
+        """Stop playing. What falls due meanwhile is played at once on ``resume``, as live data would be."""
         self._running.clear()
 
     def resume(self) -> None:
-        """Let the tape run."""
+        """Play on."""
         self._running.set()
 
     async def commit(self, offsets: Mapping[Partition, int]) -> None:
@@ -129,7 +129,7 @@ class ReplaySource:
         return began + (event_ns - first_ns) / 1e9 / self._speed - now
 
     async def _reach(self, event_ns: int) -> bool:
-        """Wait until that event time is due and the tape runs; False when the source was stopped."""
+        """Wait until that event time is due and nothing is paused; False when the source was stopped."""
         while self.state is State.UP:
             await self._running.wait()
             due_in = self._due_in_s(event_ns)

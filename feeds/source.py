@@ -1,4 +1,4 @@
-"""What every way in and every way out looks like to the daemon, whatever carries it."""
+"""The protocols of sources and sinks, whatever the transport."""
 
 from collections.abc import AsyncGenerator, Mapping
 from enum import StrEnum
@@ -7,7 +7,7 @@ from typing import Literal, Protocol, runtime_checkable
 import msgspec
 
 Kind = Literal["pausing", "dropping"]
-"""``pausing``: the upstream keeps data while we pause. ``dropping``: what we do not take in time is lost."""
+"""``pausing``: the upstream keeps data while we pause. ``dropping``: what we do not read is lost."""
 
 Partition = tuple[str, int]
 """A topic and a partition number."""
@@ -23,7 +23,7 @@ class State(StrEnum):
 
 
 class Incoming(msgspec.Struct, frozen=True, gc=False):
-    """One message as it arrived. ``ts_recv_ns``: this process's wall clock when it took the message over."""
+    """One message as it arrived. ``ts_recv_ns``: this process's wall clock on arrival."""
 
     topic: str
     partition: int
@@ -35,7 +35,7 @@ class Incoming(msgspec.Struct, frozen=True, gc=False):
 
 
 class CommitFailed(RuntimeError):
-    """Offsets were not stored. They are cumulative: the next successful commit makes up for this one."""
+    """Offsets were not stored. The next successful commit stores later ones, so nothing is lost."""
 
 
 class PublishRefused(RuntimeError):
@@ -67,7 +67,7 @@ class Source(Protocol):
         ...
 
     def pause(self) -> None:
-        """Stop fetching (pausing sources; a dropping source has no brake and ignores this)."""
+        """Stop fetching; a dropping source ignores this."""
         ...
 
     def resume(self) -> None:
@@ -85,7 +85,7 @@ class Source(Protocol):
 
 @runtime_checkable
 class Sink(Protocol):
-    """A way out."""
+    """Delivers messages to topics."""
 
     name: str
 

@@ -15,6 +15,15 @@ _FIXED = re.compile(r"UTC([+-])(\d{2}):(\d{2})")
 _EPOCH_UNITS = {"epoch-s": 10**9, "epoch-ms": 10**6, "epoch-us": 10**3, "epoch-ns": 1}
 
 
+class Instant(int):
+    """A moment in nanoseconds since 1970-01-01T00:00:00Z."""
+
+    def __str__(self) -> str:
+        """ISO 8601 in UTC with nine fractional digits."""
+        seconds, ns = divmod(self, 10**9)
+        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{ns:09d}Z"
+
+
 def parse_zone(name: str) -> tzinfo:
     """``UTC``, a fixed offset such as ``UTC-05:00`` (no daylight saving) or an IANA name, else ValueError."""
     if name == "UTC":
@@ -69,3 +78,16 @@ def _wall_ns(moment: datetime, zone: tzinfo) -> int:
         moment = moment.replace(tzinfo=zone)
     since = moment.astimezone(UTC) - _EPOCH
     return (since.days * 86_400 + since.seconds) * 10**9 + since.microseconds * 1000
+
+
+def parse_instant(value: object) -> Instant:
+    """Read an ISO 8601 time with a zone (text or a TOML datetime); ValueError when there is no zone."""
+    example = "expected a time with a zone such as 2024-08-08T23:54:15Z"
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value)
+        except ValueError:
+            raise ValueError(f"{example}, got {value!r}") from None
+    if not isinstance(value, datetime) or value.tzinfo is None:
+        raise ValueError(f"{example}, got {str(value)!r}")
+    return Instant(_wall_ns(value, UTC))

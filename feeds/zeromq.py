@@ -34,8 +34,8 @@ class Header(msgspec.Struct, frozen=True, gc=False):
 class GapCounter:
     """Counts what is missing from the numbered streams of several publishers.
 
-    The first message of a publisher (or of its new epoch) only sets the mark: what went before it was not
-    ours.
+    The first message of a publisher, or of its new epoch, only sets the mark: what was sent before it was not
+    for us.
     """
 
     def __init__(self) -> None:
@@ -121,7 +121,7 @@ class ZmqSource:
             self._idle.set()
 
     def pause(self) -> None:
-        """No brake here: the publisher goes on regardless."""
+        """Nothing to pause: the publisher does not wait."""
 
     def resume(self) -> None:
         """See ``pause``."""
@@ -142,7 +142,7 @@ class ZmqSource:
         self.state = State.STOPPED
 
     def _drain(self, socket: zmq.asyncio.Socket) -> list[Incoming]:
-        """Take what has arrived without a future per message."""
+        """Read what has arrived, without a future per message."""
         plain: zmq.Socket[bytes] = zmq.Socket.shadow(socket.underlying)
         batch: list[Incoming] = []
         now = self._clock_ns()

@@ -37,7 +37,7 @@ BAR = np.dtype(
         ("ring_wait", "i8"),
         ("first_offset", "i8"),
         ("last_offset", "i8"),
-        ("safe_offset", "i8"),
+        ("low_watermark", "i8"),
     ]
 )
 # A bar still open, with what is needed to close it.
@@ -66,7 +66,7 @@ Row = Any  # one element of a structured array
 
 
 @kernel
-def _safe_offset(slots: Slots, fallback: int) -> int:
+def _low_watermark(slots: Slots, fallback: int) -> int:
     """Smallest offset an open bar depends on, at most `fallback`."""
     safe = fallback
     for slot in range(slots.shape[0]):
@@ -84,7 +84,7 @@ def _emit(session: Row, bar: Row, out: Bars, at: int) -> None:
 
 
 @kernel
-def _emit_empty(session: Row, index: int, safe_offset: int, out: Bars, at: int) -> None:
+def _emit_empty(session: Row, index: int, low_watermark: int, out: Bars, at: int) -> None:
     """A flat bar at the last close for an interval without ticks."""
     last = session["last"]
     last["ts_open"] = index * last["interval"]
@@ -94,7 +94,7 @@ def _emit_empty(session: Row, index: int, safe_offset: int, out: Bars, at: int) 
     last["v"] = 0
     last["n_ticks"] = 0
     last["flags"] = EMPTY | (GAP if session["gap"] else 0)
-    last["safe_offset"] = safe_offset
+    last["low_watermark"] = low_watermark
     out[at] = last
 
 
@@ -121,7 +121,7 @@ def close_below(
         if session["closed_any"]:
             index = session["next_index"]
             while index < end and session["empty_run"] < max_fill:
-                _emit_empty(session, index, _safe_offset(slots, fallback), out, at)
+                _emit_empty(session, index, _low_watermark(slots, fallback), out, at)
                 session["empty_run"] += 1
                 index += 1
                 at += 1
@@ -129,7 +129,7 @@ def close_below(
         if slot < 0:
             return at
         slots[slot].index = NEVER
-        slots[slot].bar.safe_offset = _safe_offset(slots, fallback)
+        slots[slot].bar.low_watermark = _low_watermark(slots, fallback)
         _emit(session, slots[slot].bar, out, at)
         at += 1
         session["empty_run"] = 0
@@ -205,7 +205,7 @@ def _pass_through(session: Row, record: Row, now: int, out: Bars, at: int) -> in
     bar["ring_wait"] = now - np.int64(record["ts_ring"])
     bar["first_offset"] = record["offset"]
     bar["last_offset"] = record["offset"]
-    bar["safe_offset"] = record["offset"] + 1
+    bar["low_watermark"] = record["offset"] + 1
     session["closed_any"] = 1
     session["gap"] = 0
     out[at] = bar

@@ -1,9 +1,8 @@
 """The data plane: drains rings, builds bars, makes tokens and hands whole records to the sessions.
 
-One thread (the engine's ingest thread) runs it. It never blocks a producer: when `ready` says that the engine
-has enough work, nothing is drained, and the ring pauses or drops as its kind says. Loss in a ring cannot be
-attributed to a session (the overwritten records are gone), so it flags the next bars of *every* session of
-that source.
+The engine's ingest thread runs it. It never blocks a producer: while `ready` says that the engine has enough
+work, it leaves the records in the ring, which pauses the source or drops records. Overwritten records have no
+known session, so a loss flags the next bars of *every* session of that source.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _DRAIN = 4096  # records a step; bounds how long one step can keep the interpret
 
 @dataclass(frozen=True, slots=True)
 class SessionSpec:
-    """A session as ingest sees it; its number is its place in the plane's list. `source` is a name."""
+    """A session as ingest sees it; its number is its index in the plane's list. `source` is a name."""
 
     name: str
     source: str
@@ -51,7 +50,7 @@ class TapeRecord:
     """One whole record of a tape (a bar's line) with its provenance.
 
     `ts_last_event` is exchange time, `ts_recv` wall clock and `ts_ring` monotonic clock of the newest tick in
-    it, all ns. Every offset below `safe_offset` of the session in `partition` is in this record, an earlier
+    it, all ns. Every offset below `low_watermark` of the session in `partition` is in this record, an earlier
     one, or was dropped. `flags` are those of `ingest.bars`. `ring_wait_ns` is the newest tick's; `bars_ns`
     and `tokenise_ns` are those of the batch it came in.
     """
@@ -63,7 +62,7 @@ class TapeRecord:
     partition: int
     first_offset: int
     last_offset: int
-    safe_offset: int
+    low_watermark: int
     flags: int
     ring_wait_ns: int
     bars_ns: int
@@ -83,7 +82,7 @@ def record_waits(words: Words, base: int, records: Records, now: int) -> None:
 
 
 class _Growth:
-    """Carries totals by session over to counters."""
+    """Adds the growth of totals by session to counters."""
 
     def __init__(self, totals: Callable[[], list[int]], counters: Sequence[CounterHandle]) -> None:
         self._totals, self._counters, self._seen = totals, counters, totals()
@@ -127,7 +126,7 @@ class DataPlane:
         self._builder, self._tokeniser, self._submit = builder, tokeniser, submit
         self._clock, self._ready, self._idle_close_ns = clock, ready, idle_close_ns
         self._buffer = np.zeros(_DRAIN, RECORD)
-        # What a ring lost under an earlier reader was counted by that one.
+        # An earlier reader has counted what the ring lost before.
         self._lost = [source.ring.lost for source in self._sources]
         names = [source.name for source in self._sources]
         self._dropped = [metrics.counter("foretick_ring_dropped_total", source=name) for name in names]
@@ -149,7 +148,7 @@ class DataPlane:
         self._tokenise = metrics.histogram(_STAGE, stage="tokenise")
 
     def step(self) -> int:
-        """Drain once what the rings hold; returns how many records that were. 0 while `ready` says no."""
+        """Drain the rings once; returns how many records. 0 while `ready` says no."""
         if not self._ready():
             return 0
         drained = sum(self._drain(number) for number in range(len(self._sources)))
@@ -189,7 +188,7 @@ class DataPlane:
         return n
 
     def _note_loss(self, number: int) -> None:
-        """Count what the ring lost; all of it lies before the records just drained."""
+        """Count what the ring lost, all of it before the records just drained."""
         source = self._sources[number]
         lost = source.ring.lost - self._lost[number]
         if lost:

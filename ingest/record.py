@@ -71,7 +71,7 @@ class RecordWriter:
         return self._array[: self._used]
 
     def clear(self) -> None:
-        """Start anew."""
+        """Forget the records packed so far."""
         self._used = 0
 
     def add(
@@ -96,9 +96,9 @@ class RecordWriter:
         if self._used == self.capacity:
             raise IndexError(f"the record buffer holds {self.capacity} records")
         flags = (FLAG_SKEWED if ts_recv < ts_event else 0) | (FLAG_GAP if gap else 0)
-        place = self._used * RECORD.itemsize
+        at = self._used * RECORD.itemsize
         _LAYOUT.pack_into(
-            self._bytes, place, seq, ts_event, ts_recv, 0,
+            self._bytes, at, seq, ts_event, ts_recv, 0,
             kind, flags, source, session, partition, 0, offset, *values, x,
         )  # fmt: skip
         self._used += 1

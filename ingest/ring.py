@@ -1,10 +1,10 @@
 """The ring ticks cross from the front to the engine: shared memory, one writer, one reader, no locks.
 
 Two modes. `pause`: a full ring accepts fewer records and the source pauses (Kafka). `overwrite`: the writer
-never waits, the oldest records go and the reader counts exactly what it lost (ZeroMQ); a sequence lock per
-slot makes sure that no torn record is ever returned. Waking a sleeping reader is an eventfd, written only
-when the reader has said that it sleeps. The reader's place and its loss count lie in the ring, so a restarted
-engine goes on where the last one stopped.
+never waits, the oldest records are overwritten and the reader counts exactly how many it lost (ZeroMQ); a
+sequence lock per slot prevents torn records. An eventfd wakes a sleeping reader; it is written only if the
+reader has announced that it sleeps. The ring stores the reader's position and its loss count, so a restarted
+engine continues where the last one stopped.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def pop_overwrite(control: Words, sequence: Words, flat: Words, out: Words) -> i
         elif taken > 0:
             break
         else:
-            # Overwritten. Land a little after the oldest record, or the writer takes the next one away too.
+            # Overwritten. Continue a little after the oldest record: the writer overwrites the next ones too.
             head = load_acquire(control, HEAD)
             oldest = head - min(head, capacity - capacity // _FULL_SLACK)
             target = min(max(tail + _ONE, oldest), head)
@@ -135,7 +135,7 @@ def reader_sleeps(control: Words) -> bool:
 
 @kernel
 def announce_sleep(control: Words, sleeping: int) -> bool:
-    """Say that the reader sleeps (1) or woke (0); returns whether records wait, ordered after the saying."""
+    """Announce that the reader sleeps (1) or woke (0); returns whether records wait, ordered after it."""
     store_relaxed(control, SLEEPING, np.uint64(sleeping))
     fence_total()
     return bool(load_acquire(control, HEAD) != load_relaxed(control, TAIL))
@@ -143,7 +143,7 @@ def announce_sleep(control: Words, sleeping: int) -> bool:
 
 @kernel
 def spin_for_records(control: Words, spins: int) -> bool:
-    """Watch for records briefly; whether there are any."""
+    """Spin briefly until there are records; whether there are any."""
     for _ in range(spins):
         if load_acquire(control, HEAD) != load_relaxed(control, TAIL):
             return True
@@ -232,15 +232,15 @@ class Ring:
 
     @property
     def fill(self) -> float:
-        """Share of the ring in use, 0 to 1; a racy glance from either end."""
+        """Share of the ring in use, 0 to 1; approximate, from either end."""
         return min(1.0, (int(self.control[HEAD]) - int(self.control[TAIL])) / self.capacity)
 
     def wait(self, timeout_s: float) -> bool:
-        """Reader: until there are records (True) or the time is over (False). A brief spin, then sleep."""
+        """Reader: wait for records (True) or the time limit (False). Spins briefly, then sleeps."""
         return wait_any([self], timeout_s)
 
     def close(self) -> None:
-        """Give up this end; the memory is unmapped with the last view of it. Idempotent."""
+        """Close this end; the memory is unmapped with its last view. Idempotent."""
         self._block.close()
 
     def unlink(self) -> None:
@@ -249,7 +249,7 @@ class Ring:
 
 
 def wait_any(rings: Sequence[Ring], timeout_s: float) -> bool:
-    """Reader of several rings: until one has records (True) or the time is over (False)."""
+    """Reader of several rings: wait until one has records (True) or for the time limit (False)."""
     if any(spin_for_records(ring.control, _SPINS // len(rings)) for ring in rings):
         return True
     waiting = [announce_sleep(ring.control, 1) for ring in rings]
@@ -262,7 +262,7 @@ def wait_any(rings: Sequence[Ring], timeout_s: float) -> bool:
 
 
 def _sleep(rings: Sequence[Ring], timeout_s: float) -> None:
-    """Until an eventfd fires; without one, until records are seen at a look a millisecond."""
+    """Wait until an eventfd fires; without one, poll for records every millisecond."""
     descriptors = {ring.wake_fd for ring in rings if ring.wake_fd >= 0}
     if len(descriptors) > 0 and all(ring.wake_fd >= 0 for ring in rings):
         poller = select.poll()

@@ -1,4 +1,4 @@
-"""Every metric Foretick exports: name, kind, help, unit and labels, in one place.
+"""Every metric Foretick exports: name, kind, help, unit and labels.
 
 The store's layout, the exposition and the dashboards are generated from this list. Names start with
 `foretick_`; times are recorded in nanoseconds and leave the process in seconds, as Prometheus asks.
@@ -12,7 +12,7 @@ from typing import Literal
 
 Kind = Literal["counter", "gauge", "histogram"]
 
-# The way of a tick to its answer, in order; the last two span several steps.
+# The stages between a tick and its answer, in order; the last two span several of them.
 STAGES: tuple[str, ...] = (
     "ring_wait",  # ring entry -> drained by the engine
     "bars",  # drained batch -> its closed bars
@@ -27,10 +27,10 @@ STAGES: tuple[str, ...] = (
     "ask",  # query socket request -> reply
 )
 CLASSES: tuple[str, ...] = ("flash", "session", "pool", "stream")
-# Those of them that generate: a tape is only read.
+# The classes that generate; STREAM only prefills.
 ANSWERING: tuple[str, ...] = CLASSES[:3]
 BLOCK_STATES: tuple[str, ...] = ("free", "used")
-# What the store counts a value as that is not in a list which has this one.
+# Counts every value that a list with this entry does not name.
 OTHER = "other"
 # Why a record was refused.
 REASONS: tuple[str, ...] = (
@@ -72,9 +72,9 @@ OUTCOMES: tuple[str, ...] = (
     "engine",
     "shutting_down",
 )
-# What became of a batch for which the device had no memory: run again at half the size, or that failed, too.
+# A batch without device memory is retried at half its size; failed: that did not fit either.
 OOM_OUTCOMES: tuple[str, ...] = ("retried", "failed")
-# Why a request was not in a batch, in the scheduler's words: the budget that ran out, the class before it.
+# Why a request was not in a batch: the budget that ran out, or the class ranked before it.
 WAIT_REASONS: tuple[str, ...] = (
     "step",
     "tokens",
@@ -91,11 +91,11 @@ WAIT_REASONS: tuple[str, ...] = (
 )
 PREEMPTIONS: tuple[str, ...] = ("recompute", "swap")
 DRAFTS: tuple[str, ...] = ("accepted", "rejected")
-# How a request's KV was given up: dropped or moved to the host by preemption, made useless by another prompt.
+# How a request lost its KV: dropped or swapped out by preemption, or invalidated by an update of its prompt.
 LOSSES: tuple[str, ...] = ("recomputed", "swapped", "invalidated")
 # Between the device pool and the host tier.
 DIRECTIONS: tuple[str, ...] = ("out", "in")
-# Where a session that had left the pool came back from; rebuilt: prefilled anew from its own tokens.
+# Where a session was restored from; rebuilt: prefilled again from its own tokens.
 RESTORES: tuple[str, ...] = ("host", "disk", "rebuilt")
 # Labels whose values a deployment decides; the store is told them when it is created.
 OPEN_LABELS: tuple[str, ...] = ("session", "source", "sink", "policy", "eviction")
@@ -125,157 +125,278 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "foretick_stage_seconds",
         "histogram",
-        "Time spent in each stage between a tick and its answer.",
+        "Time in each stage between a tick and its answer. Worry when end_to_end exceeds what an "
+        "application can wait.",
         "seconds",
         ("stage",),
         {"stage": STAGES},
     ),
-    _counter("foretick_records_total", "Messages taken from the source.", "records", "source"),
-    _counter("foretick_records_malformed_total", "Records refused, by reason.", "records", reason=REASONS),
-    _counter("foretick_records_unknown_symbol_total", "Records of a symbol no session asks for.", "records"),
-    _counter("foretick_records_late_total", "Records whose bar was already closed.", "records", "session"),
+    _counter(
+        "foretick_records_total",
+        "Messages read from the source. Worry when it stands still while the market is open.",
+        "records",
+        "source",
+    ),
+    _counter(
+        "foretick_records_malformed_total",
+        "Records refused, by reason. Each is in the dead-letter topic; worry when it grows.",
+        "records",
+        reason=REASONS,
+    ),
+    _counter(
+        "foretick_records_unknown_symbol_total",
+        "Records of symbols that no session reads. High is normal when a topic carries more symbols "
+        "than you need.",
+        "records",
+    ),
+    _counter(
+        "foretick_records_late_total",
+        "Records that came after their bar had closed and were dropped. Raise bars.lateness when it grows.",
+        "records",
+        "session",
+    ),
     _counter(
         "foretick_records_ignored_total",
-        "Records of a kind that does not make the session's bars.",
+        "Records of another kind than the session's bars are made of. Worry when it grows: a topic "
+        "mixes kinds.",
         "records",
         "session",
     ),
     _counter(
         "foretick_clock_skew_records_total",
-        "Records received before their exchange time by this machine's clock.",
+        "Records received before their event time by this machine's clock. Worry when it grows: a clock "
+        "is wrong.",
         "records",
         "source",
     ),
-    _counter("foretick_records_repeated_total", "Records already seen, skipped.", "records", "source"),
-    _counter("foretick_records_lost_upstream_total", "Gaps in a feed's numbering.", "records", "source"),
-    _counter("foretick_ring_dropped_total", "Records lost before they were read.", "records", "source"),
-    _counter("foretick_ring_pauses_total", "Times a full ring paused its source.", "pauses", "source"),
+    _counter(
+        "foretick_records_repeated_total",
+        "Records read before and skipped. Normal after a reconnect.",
+        "records",
+        "source",
+    ),
+    _counter(
+        "foretick_records_lost_upstream_total",
+        "Records missing from a feed's numbering. Any increase is data loss before this daemon.",
+        "records",
+        "source",
+    ),
+    _counter(
+        "foretick_ring_dropped_total",
+        "Records overwritten in the ring before they were read. Any increase is data loss: the engine "
+        "is too slow.",
+        "records",
+        "source",
+    ),
+    _counter(
+        "foretick_ring_pauses_total",
+        "Times a full ring paused its source. Worry when it grows steadily: the engine is too slow.",
+        "pauses",
+        "source",
+    ),
     _counter("foretick_bars_total", "Bars closed.", "bars", "session"),
-    _counter("foretick_versions_total", "Data versions committed.", "versions", "session"),
-    _counter("foretick_evicted_tokens_total", "Tokens evicted from sliding regions.", "tokens", "session"),
-    _counter("foretick_answers_total", "Answers acknowledged by every sink.", "answers", "session"),
-    _counter("foretick_answers_failed_total", "Questions that got no answer.", "answers", reason=FAILURES),
+    _counter(
+        "foretick_versions_total",
+        "Data versions committed. Worry when it falls far behind the bars.",
+        "versions",
+        "session",
+    ),
+    _counter(
+        "foretick_evicted_tokens_total",
+        "Tokens evicted from sliding regions. Grows steadily once a window is full.",
+        "tokens",
+        "session",
+    ),
+    _counter("foretick_answers_total", "Answers that every sink acknowledged.", "answers", "session"),
+    _counter(
+        "foretick_answers_failed_total",
+        "Standing questions without a published answer, by reason. Worry when it grows.",
+        "answers",
+        reason=FAILURES,
+    ),
     _counter(
         "foretick_flash_coalesced_total",
-        "Bars whose standing questions were answered only together with later ones.",
+        "Bars that got no answer of their own because a later version was answered instead. High means "
+        "overload.",
         "bars",
         "session",
     ),
-    _counter("foretick_asks_total", "Ad-hoc questions, by how they ended.", "asks", outcome=OUTCOMES),
-    _counter("foretick_publish_retries_total", "Publications tried again.", "publications", "sink"),
-    _counter("foretick_engine_restarts_total", "Engine processes restarted by the front.", "restarts"),
-    _counter("foretick_dead_letters_total", "Records sent to the dead letter topic.", "records"),
-    _counter("foretick_batches_total", "Forward passes run.", "batches"),
-    _counter("foretick_batch_tokens_total", "Tokens run through the model.", "tokens", **{"class": CLASSES}),
+    _counter("foretick_asks_total", "Ad-hoc questions, by outcome.", "asks", outcome=OUTCOMES),
+    _counter(
+        "foretick_publish_retries_total",
+        "Publications tried again. Worry when it grows: the broker is away or slow.",
+        "publications",
+        "sink",
+    ),
+    _counter(
+        "foretick_engine_restarts_total",
+        "Engine processes that the front started again. Any increase deserves a look at the log.",
+        "restarts",
+    ),
+    _counter("foretick_dead_letters_total", "Records sent to the dead-letter topic.", "records"),
+    _counter("foretick_batches_total", "Forward passes.", "batches"),
+    _counter(
+        "foretick_batch_tokens_total",
+        "Tokens computed by the model, by class.",
+        "tokens",
+        **{"class": CLASSES},
+    ),
     _counter(
         "foretick_wait_seconds_total",
-        "Time that requests waited for a batch, by what kept them out; counted when they end.",
+        "Time requests waited for a batch, by the reason; added when a request ends. Its rate is the "
+        "mean number waiting.",
         "seconds",
         **{"class": CLASSES, "reason": WAIT_REASONS},
     ),
     Metric(
         "foretick_ttft_seconds",
         "histogram",
-        "From the end of a prompt's input to the first token of its answer.",
+        "TTFT: time from the end of a prompt's input to the first token of its answer.",
         "seconds",
         ("class",),
         {"class": ANSWERING},
     ),
     _counter(
         "foretick_preemptions_total",
-        "Requests that left the pool for work of a higher rank (by_class), dropped or swapped to the host.",
+        "Requests of a class preempted for work of by_class, their KV dropped (recompute) or moved to "
+        "the host (swap). Worry when it grows steadily: the pool is too small.",
         "requests",
         **{"kind": PREEMPTIONS, "class": CLASSES, "by_class": CLASSES},
     ),
-    _counter("foretick_draft_tokens_total", "Guessed tokens that were verified.", "tokens", outcome=DRAFTS),
+    _counter(
+        "foretick_draft_tokens_total",
+        "Draft tokens verified. Few accepted ones mean that speculation does not pay.",
+        "tokens",
+        outcome=DRAFTS,
+    ),
     _counter(
         "foretick_reused_tokens_total",
-        "Tokens that answers were given from and that were not computed for them: of a session's past, of "
-        "the prefix cache, of a prompt that begins alike.",
+        "Tokens an answer read from existing KV: a session's window, the prefix cache, a prompt with "
+        "the same beginning.",
         "tokens",
         **{"class": CLASSES},
     ),
     _counter(
         "foretick_lost_tokens_total",
-        "Tokens whose KV left the pool before the answer: dropped or swapped to the host by preemption, or "
-        "invalidated by a prompt that changed.",
+        "Tokens whose KV was lost before the answer: by preemption, or because the prompt changed "
+        "(invalidated).",
         "tokens",
         kind=LOSSES,
     ),
     _counter(
         "foretick_prefix_tokens_total",
-        "Tokens of prompts and frozen prefixes: read from the prefix cache, added to it, dropped from it.",
+        "Tokens read from the prefix cache (reused), added to it (saved) or evicted from it.",
         "tokens",
         event=("reused", "saved", "evicted"),
     ),
-    _counter("foretick_swaps_total", "Copies to and from the host tier.", "swaps", direction=DIRECTIONS),
-    _counter("foretick_spills_total", "Sessions moved out of the pool, to the host or to disk.", "sessions"),
-    _counter("foretick_restores_total", "Sessions brought back to the pool.", "sessions", outcome=RESTORES),
+    _counter(
+        "foretick_swaps_total", "Copies between the pool and the host tier.", "swaps", direction=DIRECTIONS
+    ),
+    _counter(
+        "foretick_spills_total", "Sessions moved out of the pool, to the host tier or to disk.", "sessions"
+    ),
+    _counter(
+        "foretick_restores_total",
+        "Sessions brought back to the pool. Many rebuilt ones mean that files or host blocks were missing.",
+        "sessions",
+        outcome=RESTORES,
+    ),
     _counter(
         "foretick_snapshot_failures_total",
-        "Session files that could not be written, or not be had back.",
+        "Session files that could not be written or read. Any increase deserves a look at the log and "
+        "the disk.",
         "files",
     ),
-    _counter("foretick_integrity_failures_total", "Audits of the pool's books that failed.", "audits"),
-    _counter("foretick_oom_total", "Forward passes that found no memory.", "passes", outcome=OOM_OUTCOMES),
-    _counter("foretick_refreshes_total", "Windows computed anew and gone on from.", "windows", "session"),
+    _counter(
+        "foretick_integrity_failures_total",
+        "Audits that found a wrong reference count in the pool. Must be 0: report it.",
+        "audits",
+    ),
+    _counter(
+        "foretick_oom_total",
+        "Forward passes for which the device had no memory. Worry about failed: requests were lost.",
+        "passes",
+        outcome=OOM_OUTCOMES,
+    ),
+    _counter(
+        "foretick_refreshes_total",
+        "Windows of exact sessions prefilled again and adopted.",
+        "windows",
+        "session",
+    ),
     _counter(
         "foretick_refresh_restarts_total",
-        "Windows begun again because the tape had moved past them before they were ready.",
+        "Refreshes begun again because the whole window was evicted first. Worry when refreshes stand "
+        "still meanwhile.",
         "windows",
     ),
     _counter(
         "foretick_divergence_samples_total",
-        "Standing questions asked of the carried and of a freshly computed state.",
+        "Standing questions asked of both the carried and a fresh state.",
         "questions",
         "session",
     ),
     _counter(
         "foretick_divergence_agreements_total",
-        "Those of them whose answers begin with the same token.",
+        "Sampled questions answered with the same first token by both states.",
         "questions",
         "session",
     ),
     _gauge(
         "foretick_divergence_kl_nats",
-        "KL divergence of the next token, fresh from carried state; mean over the last sample's questions.",
+        "KL divergence of the next token, fresh from carried state: mean of the last sample. Means "
+        "nothing while there are no samples.",
         "nats",
         "session",
     ),
     _gauge(
         "foretick_staleness_seconds",
-        "Age of the newest record in the latest data version, since it was received.",
+        "Age of the newest record in the latest data version, since its receipt. Worry when it exceeds "
+        "the bar's length by far.",
         "seconds",
         "session",
     ),
     _gauge("foretick_data_version", "Latest data version.", "versions", "session"),
-    _gauge("foretick_pool_blocks", "KV blocks by state.", "blocks", state=BLOCK_STATES),
-    _gauge("foretick_host_blocks", "KV blocks of the host tier by state.", "blocks", state=BLOCK_STATES),
+    _gauge(
+        "foretick_pool_blocks",
+        "KV blocks of the pool, by state. Worry when none are free and preemptions grow.",
+        "blocks",
+        state=BLOCK_STATES,
+    ),
+    _gauge("foretick_host_blocks", "KV blocks of the host tier, by state.", "blocks", state=BLOCK_STATES),
     _gauge("foretick_prefix_cache_tokens", "Tokens in the prefix cache.", "tokens"),
     _gauge(
         "foretick_pool_fragmentation_ratio",
         "Share of the free blocks outside the longest free run, 0 to 1.",
         "ratio",
     ),
-    _gauge("foretick_ring_fill_ratio", "Share of the ring in use, 0 to 1.", "ratio", "source"),
+    _gauge(
+        "foretick_ring_fill_ratio",
+        "Share of the ring in use, 0 to 1. Worry near 1: the source is about to pause or to lose records.",
+        "ratio",
+        "source",
+    ),
     _gauge(
         "foretick_waiting_requests",
-        "Requests that are not admitted yet, and tapes with records to take, by class.",
+        "Requests in the waiting queue and tapes with a backlog, by class.",
         "requests",
         **{"class": CLASSES},
     ),
     _gauge(
-        "foretick_live_requests", "Requests and tapes under way, by class.", "requests", **{"class": CLASSES}
+        "foretick_live_requests",
+        "Requests in the running queue and tapes being appended to, by class.",
+        "requests",
+        **{"class": CLASSES},
     ),
     _gauge(
         "foretick_scheduler_info",
-        "Always 1: the labels say how this daemon schedules.",
+        "Always 1; the labels name policy and eviction.",
         "info",
         "policy",
         "eviction",
     ),
-    _gauge("foretick_engine_up", "1 while the engine process answers.", "bool"),
-    _gauge("foretick_session_tokens", "Tokens in a session's live tape.", "tokens", "session"),
+    _gauge("foretick_engine_up", "1 while the engine process answers. Worry at 0.", "bool"),
+    _gauge("foretick_session_tokens", "Tokens in a session's window.", "tokens", "session"),
 )
 
 BY_NAME: Mapping[str, Metric] = {metric.name: metric for metric in METRICS}

@@ -1,8 +1,8 @@
-"""The one way a function becomes machine code here: cached on disk, and without the interpreter lock.
+"""How functions become machine code: cached on disk, and without the interpreter lock.
 
-numba notices a change in the file of a kernel, not in a kernel it calls from another file. So the cache lies
-in a folder named after the content of all files that define kernels: an upgrade can never run stale code, and
-read-only sources are no obstacle.
+numba notices a change in the file of a kernel, not in a kernel it calls from another file. So the cache
+directory is named after the content of all files that define kernels: an upgrade never runs stale code, and
+sources may be read-only.
 """
 
 from __future__ import annotations

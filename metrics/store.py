@@ -1,9 +1,8 @@
-"""Where metric values live: one block of 8-byte words, shared between the front and the engine process.
+"""The metric values: one block of 8-byte words, shared between the front and the engine process.
 
 The layout is a pure function of the catalogue and the label values, so two processes that read the same
-configuration agree on it; a fingerprint in the first word refuses an attach that would not. Nothing locks:
-each series has **one writer thread** (readers are free), aligned 8-byte stores being atomic on every machine
-we run on.
+configuration agree on it; a fingerprint in the first word refuses other layouts. There are no locks: each
+series has **one writer thread** and any number of readers, and aligned 8-byte stores are atomic.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class UnknownSeriesError(KeyError):
 
 
 class CounterHandle:
-    """One counter, its place resolved; `inc` costs about a tenth of a microsecond."""
+    """A resolved counter; `inc` costs about a tenth of a microsecond."""
 
     __slots__ = ("_index", "_words")
 
@@ -43,7 +42,7 @@ class CounterHandle:
 
 
 class GaugeHandle:
-    """One gauge, its place resolved."""
+    """A resolved gauge."""
 
     __slots__ = ("_floats", "_index")
 
@@ -56,7 +55,7 @@ class GaugeHandle:
 
 
 class HistogramHandle:
-    """One histogram, its place resolved. Kernels may call `metrics.histogram.record` themselves."""
+    """A resolved histogram. Kernels may call `metrics.histogram.record` themselves."""
 
     __slots__ = ("base", "words")
 
@@ -169,7 +168,7 @@ class MetricStore:
                 yield dict(zip(metric.labels, values, strict=True))
 
     def close(self) -> None:
-        """Give up this process's hold; handles stay usable. Idempotent."""
+        """Detach this process; its handles stay usable. Idempotent."""
         if self._block is not None:
             self._block.close()
 
@@ -194,13 +193,13 @@ class MetricStore:
 
 
 def _known(metric: Metric, label: str, value: str) -> str:
-    """`value`, or `other` where the fixed values have that and not this: a new reason stops nobody."""
+    """`value`, or `other` if the fixed values have that and not this, so that a new reason fails nothing."""
     values = metric.values.get(label, ())
     return OTHER if OTHER in values and value not in values else value
 
 
 def layout(labels: Labels) -> tuple[dict[Key, int], int, int]:
-    """Place of every series (a word index), words in all, and a fingerprint of both, kept in word 0."""
+    """Word index of every series, number of words, and a fingerprint of both for word 0."""
     unknown = set(labels) - set(OPEN_LABELS)
     if unknown:
         raise ValueError(f"label values are given for {OPEN_LABELS}, not for {sorted(unknown)}")

@@ -1,10 +1,9 @@
-"""Who goes first within a class: ordering functions of one request, by name.
+"""The order within a class: scheduling keys of one request, by policy.
 
 A policy gives a request a key; smaller goes first, and the last request in that order is the first victim.
-The key ends in the request's number, so no two are equal and equal inputs give equal decisions. Whoever is
-generating goes before whoever is not, under any policy: a decode costs one token and its reader holds the
-most memory, so finishing it first is both the fairest and the cheapest, and it never lets a later request
-overtake the start of an earlier one.
+The key ends in the request's number, so no two are equal and equal inputs give equal decisions. Requests
+that generate come first under any policy: a decode costs one token and its reader occupies the most memory,
+so finishing it first is both fair and cheap, and it never lets a later request start before an earlier one.
 
 The classes FLASH, SESSION and STREAM are always in order of submission (*Attention Once* section 3.6). POOL
 requests are ordered as configured: `vllm`, `fcfs`, `lcas` and `mcps` are those of *Stream2LLM* section 4.4,

@@ -1,5 +1,6 @@
 """A real Apache Kafka for tests: a KRaft broker on loopback, jars fetched by Maven (tests/kafka/pom.xml)."""
 
+import base64
 import hashlib
 import os
 import shutil
@@ -16,6 +17,8 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 POM = REPOSITORY / "tests" / "kafka" / "pom.xml"
 JARS = REPOSITORY / ".cache" / "kafka"
 
+CLUSTER = base64.urlsafe_b64encode(b"foretick's tests").decode().rstrip("=")
+"""Kafka's form of a cluster's id: 16 bytes."""
 READY_S = 60.0
 STOP_S = 20.0
 
@@ -119,8 +122,7 @@ class KafkaServer:
         shutil.rmtree(self._home, ignore_errors=True)
 
     def _format(self, settings: Path) -> None:
-        identity = self._run("kafka.tools.StorageTool", "random-uuid").splitlines()[-1].strip()
-        self._run("kafka.tools.StorageTool", "format", "--standalone", "-t", identity, "-c", str(settings))
+        self._run("kafka.tools.StorageTool", "format", "--standalone", "-t", CLUSTER, "-c", str(settings))
         self._formatted = True
 
     def _run(self, *arguments: str) -> str:

@@ -1,45 +1,45 @@
-"""`foretick check`: everything that can be known to be wrong before the daemon runs, by key name."""
+"""`foretick check`: what can be known to be wrong before the daemon runs, by key."""
 
 from __future__ import annotations
 
-import asyncio
 import socket
+import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import click
 import zmq
 
-from daemon.config.load import exposure_warnings
+from daemon.cli.options import EXIT_CONFIG, config_option, read_config, set_option
+from daemon.config.checks import bound_endpoints, connectors_of, exposure_warnings
 from daemon.config.schema import Config
 from daemon.config.standing import questions_of
 from daemon.engine.build import build
 from daemon.engine.spec import SettingError
-from feeds.file_format import FormatError, load_format
-from feeds.kafka import BrokerError, missing_topics
+from feeds.connector import Finding
 from flash.registry import BadQuestion, Registry
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One thing looked at."""
-
-    key: str
-    message: str
-    ok: bool = True
-
-    def __str__(self) -> str:
-        return f"{'ok   ' if self.ok else 'WRONG'} {self.key}: {self.message}"
+@click.command("check")
+@config_option
+@set_option
+def command(config_path: Path, settings: tuple[str, ...]) -> None:
+    """Check file, model, tokenizer, topics and sockets; the exit status is 2 if anything is wrong."""
+    problems = 0
+    for found in check_all(read_config(config_path, settings)):
+        click.echo(f"{'ok   ' if found.ok else 'WRONG'} {found.key}: {found.message}")
+        problems += not found.ok
+    sys.exit(EXIT_CONFIG if problems else 0)
 
 
 def check_all(config: Config) -> Iterator[Finding]:
-    """Look at model and tokenizer, questions, topics, files and sockets of a valid configuration."""
+    """Check model, questions, connectors and sockets of a valid configuration."""
     for warning in exposure_warnings(config):
-        key, _, message = warning.partition(": ")
-        yield Finding(key, f"warning: {message}")
+        yield Finding(warning.key, f"warning: {warning.message}")
     yield from _model(config)
-    yield from _feeds(config)
+    yield from _connectors(config)
     yield from _sockets(config)
 
 
@@ -72,41 +72,17 @@ def _model(config: Config) -> Iterator[Finding]:
     yield Finding("questions", f"{asked} standing questions over {len(config.sessions)} sessions")
 
 
-def _feeds(config: Config) -> Iterator[Finding]:
-    source, sink = config.source, config.sink
-    if source.kind == "kafka" and source.kafka is not None:
-        yield from _topics("source.kafka", source.kafka.bootstrap, source.kafka.topics)
-    if sink.kafka is not None:
-        yield from _topics("sink.kafka", sink.kafka.bootstrap, (sink.kafka.topic, sink.kafka.dlq))
-    if source.kind == "replay" and source.replay is not None:
-        exists = Path(source.replay.file).is_file()
-        yield Finding("source.replay.file", source.replay.file if exists else "no such file", ok=exists)
-        try:
-            load_format(source.replay.format)
-            yield Finding("source.replay.format", source.replay.format)
-        except FormatError as error:
-            yield Finding("source.replay.format", str(error), ok=False)
-
-
-def _topics(key: str, bootstrap: str, topics: tuple[str, ...]) -> Iterator[Finding]:
-    try:
-        missing = asyncio.run(missing_topics(bootstrap, topics))
-    except BrokerError as error:
-        yield Finding(f"{key}.bootstrap", str(error), ok=False)
-        return
-    yield Finding(f"{key}.bootstrap", f"{bootstrap} answers")
-    for topic in topics:
-        there = topic not in missing
-        yield Finding(f"{key}.topic", f"{topic} {'exists' if there else 'does not exist'}", ok=there)
+def _connectors(config: Config) -> Iterator[Finding]:
+    for table, connector in connectors_of(config).items():
+        for found in connector.check():
+            yield replace(found, key=f"{table}.{found.key}")
 
 
 def _sockets(config: Config) -> Iterator[Finding]:
     if config.query.endpoint:
         yield _bindable_endpoint("query.endpoint", config.query.endpoint)
-    if config.sink.zeromq is not None and config.sink.zeromq.bind:
-        yield _bindable_endpoint("sink.zeromq.endpoint", config.sink.zeromq.endpoint)
-    if config.source.kind == "zeromq" and config.source.zeromq is not None and config.source.zeromq.bind:
-        yield _bindable_endpoint("source.zeromq.endpoint", config.source.zeromq.endpoint)
+    for key, endpoint in bound_endpoints(config).items():
+        yield _bindable_endpoint(key, endpoint)
     address = f"{config.http.host}:{config.http.port}"
     try:
         family = socket.AF_INET6 if ":" in config.http.host else socket.AF_INET

@@ -1,18 +1,20 @@
-"""The main job on embedded defaults, in about a minute: a tape in, standing answers out, one question asked.
+"""`foretick demo`: the whole pipeline on embedded defaults, in about a minute.
 
-The daemon is the real one, front and engine in two processes; only the broker is a stand-in, librdkafka's
-mock cluster, in this process.
+The daemon is the real one, in two processes. Only the broker is a substitute: librdkafka's mock cluster, in
+this process.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from itertools import groupby
 
+import click
 import uvloop
 from rich.console import Console
 from rich.live import Live
@@ -20,16 +22,26 @@ from rich.table import Table
 
 from daemon.api.client import QueryClient
 from daemon.api.messages import AskReply
-from daemon.cli.serve import stopping_on_signals
-from daemon.cli.synthetic import INSTRUMENTS, SyntheticTape
-from daemon.config.schema import Bars, Config, Http, KafkaSink, KafkaSource, Log, Query, Session, Sink, Source
+from daemon.cli.signals import stopping_on_signals
+from daemon.config.schema import (
+    BarsConfig,
+    Config,
+    HttpConfig,
+    LogConfig,
+    QueryConfig,
+    SessionConfig,
+    SinkConfig,
+    SourceConfig,
+)
 from daemon.config.units import Duration, parse_duration
 from daemon.front.server import Front
 from daemon.logs import set_up_logging
-from feeds import kafka as kafka_feeds
 from feeds.codec import decode_message, encode, make_headers
+from feeds.connectors.kafka import KafkaSinkConnector, KafkaSourceConnector
+from feeds.kafka import KafkaSink, KafkaSource
 from feeds.messages import Answer, Trade
 from feeds.mock_broker import NOTICE, MockBroker
+from feeds.synthetic import INSTRUMENTS, SyntheticTape
 from flash.questions import PAPER_SIX
 from metrics.catalogue import BY_NAME
 
@@ -39,16 +51,25 @@ QUESTION = "Did the price rise or fall over the last ten bars?"
 _SLOT_NS = 50_000_000
 """Trades of the same slot of event time are sent together."""
 _LATE = 5
-"""Seconds of wall clock the live tape runs behind, so that a slow start never produces from the future."""
+"""Seconds by which the tape is behind the wall clock: a slow start then makes no records of the future."""
 
 
 @dataclass
 class Seen:
-    """What the consumer of the answers topic has seen."""
+    """What the consumer read from the answers topic."""
 
     answers: dict[tuple[str, str], Answer] = field(default_factory=dict)
     count: int = 0
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@click.command("demo")
+@click.option("--forever", is_flag=True, help="run until Ctrl-C; a second Ctrl-C forces")
+@click.option("--seconds", type=click.IntRange(min=5), default=40, show_default=True, help="live seconds")
+@click.option("--seed", type=int, default=7, show_default=True, help="of the synthetic tape")
+def command(forever: bool, seconds: int, seed: int) -> None:
+    """Run the whole pipeline on embedded defaults: no broker, no GPU, no download."""
+    sys.exit(demo(None if forever else seconds, seed))
 
 
 def demo(seconds: int | None, seed: int) -> int:
@@ -56,7 +77,7 @@ def demo(seconds: int | None, seed: int) -> int:
     console = Console()
     if not console.is_terminal:
         console = Console(width=120)
-    set_up_logging(Log(level="warning"), "demo")
+    set_up_logging(LogConfig(level="warning"), "demo")
     with MockBroker() as broker:
         broker.create_topic(TRADES, 3)
         broker.create_topic(ANSWERS, 1)
@@ -69,7 +90,7 @@ def demo_config(bootstrap: str) -> Config:
     """Three symbols as three sessions, the paper's six questions each, one-second bars."""
     return Config(
         sessions=tuple(
-            Session(
+            SessionConfig(
                 name=i.symbol.lower(),
                 symbol=f"{i.venue}:{i.symbol}",
                 price_decimals=5 if i.tick == 10_000 else 2,
@@ -77,11 +98,11 @@ def demo_config(bootstrap: str) -> Config:
             )
             for i in INSTRUMENTS
         ),
-        bars=Bars(interval=Duration(parse_duration("1s"))),
-        source=Source(kind="kafka", kafka=KafkaSource(bootstrap=bootstrap, topics=(TRADES,))),
-        sink=Sink(kafka=KafkaSink(bootstrap=bootstrap, topic=ANSWERS, dlq=DEAD)),
-        query=Query(endpoint="tcp://127.0.0.1:*"),
-        http=Http(port=0),
+        bars=BarsConfig(interval=Duration(parse_duration("1s"))),
+        source=SourceConfig(kind="kafka", kafka=KafkaSourceConnector(bootstrap=bootstrap, topics=(TRADES,))),
+        sink=SinkConfig(kafka=KafkaSinkConnector(bootstrap=bootstrap, topic=ANSWERS, dlq=DEAD)),
+        query=QueryConfig(endpoint="tcp://127.0.0.1:*"),
+        http=HttpConfig(port=0),
     )
 
 
@@ -96,7 +117,7 @@ async def _demo(console: Console, config: Config, seconds: int | None, seed: int
         await front.start()
         console.print(
             f"ready in {time.monotonic() - began:.1f} s: model [bold]{front.publisher.model}[/bold], "
-            f"[yellow]untrained: its answers show the way, not the market[/yellow]; "
+            f"[yellow]untrained: its answers say nothing about the market[/yellow]; "
             f"metrics on port {front.http.port}"
         )
         async with _running(_consume(bootstrap, seen)):
@@ -110,7 +131,7 @@ async def _demo(console: Console, config: Config, seconds: int | None, seed: int
 
 async def _produce(bootstrap: str, seed: int, stop: asyncio.Event) -> None:
     """A minute of history at once, then one second of tape a second."""
-    sink = kafka_feeds.KafkaSink("demo-tape", bootstrap)
+    sink = KafkaSink("demo-tape", bootstrap)
     await sink.start()
     tapes = [SyntheticTape(instrument, seed) for instrument in INSTRUMENTS]
     second = time.time_ns() // 1_000_000_000 - HISTORY_S - _LATE
@@ -126,13 +147,13 @@ async def _produce(bootstrap: str, seed: int, stop: asyncio.Event) -> None:
         await sink.stop()
 
 
-async def _send(sink: kafka_feeds.KafkaSink, trade: Trade) -> None:
+async def _send(sink: KafkaSink, trade: Trade) -> None:
     headers = make_headers(trade, "json", "demo", trade.seq)
     await sink.publish(TRADES, trade.key.encode(), encode(trade), headers)
 
 
 async def _consume(bootstrap: str, seen: Seen) -> None:
-    source = kafka_feeds.KafkaSource("demo-answers", bootstrap, [ANSWERS], None)
+    source = KafkaSource("demo-answers", bootstrap, [ANSWERS], None)
     await source.start()
     try:
         async for batch in source.batches():
@@ -163,7 +184,7 @@ def _acknowledged(front: Front) -> int:
 async def _watch(
     console: Console, front: Front, seen: Seen, seconds: int | None, stop: asyncio.Event
 ) -> AskReply | None:
-    """Show the answers as they come; half way through, ask one question over the query socket."""
+    """Show the answers as they come; halfway, ask one question over the query socket."""
     began = time.monotonic()
     ask_at = (seconds or 30) / 2
     asking: asyncio.Task[AskReply] | None = None

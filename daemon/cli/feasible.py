@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
+import click
 import msgspec
 
+from daemon.cli.options import refuse
 from scheduler.theory.feasible import feasible
 from scheduler.theory.query_stream import read_trace
+
+
+@click.command("feasible")
+@click.argument("trace", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--ttft", type=float, required=True, help="the bound T, in the time one token takes")
+@click.option("--percentile", "p", type=float, required=True, help="p, what may be late: 0.05 is P95")
+@click.option("--c-attn", type=float, default=0.0, show_default=True, help="attention's share of a token")
+@click.option("--json", "as_json", is_flag=True, help="one JSON object")
+def command(trace: Path, ttft: float, p: float, c_attn: float, as_json: bool) -> None:
+    """A schedule of TRACE whose (1 - p) percentile TTFT meets a bound, or that none meets it for all.
+
+    Exit status 0 with a schedule, 1 with the certificate only, 2 when there is no answer.
+    """
+    try:
+        found = answer(trace, ttft, p, c_attn)
+    except ValueError as error:
+        refuse(error)
+    click.echo(found.json() if as_json else found.table())
+    sys.exit(0 if found.order is not None else 1)
 
 
 class Answer(msgspec.Struct, frozen=True):

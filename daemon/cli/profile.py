@@ -10,10 +10,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
+import click
 import numpy as np
 import torch
 from msgspec.structs import replace
 
+from daemon.cli.options import read_config, refuse, set_option
 from daemon.config.schema import Config
 from daemon.engine.spec import SettingError
 from engine.engine import Engine
@@ -28,6 +30,21 @@ FLAT = 1.5
 """A pass of fewer floors than this tells too little about what its rows compute."""
 ROUNDS = 4
 """How often curve and reading are fitted in turn."""
+
+
+@click.command("profile")
+@click.option(
+    "--config", "config_path", type=click.Path(path_type=Path), help="whose model and device to measure"
+)
+@set_option
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="default: profiles/DEVICE.json")
+@click.option("--quick", is_flag=True, help="small sizes only, to see that it works")
+def command(config_path: Path | None, settings: tuple[str, ...], out: Path | None, quick: bool) -> None:
+    """Measure recompute and swap on this device, and write the profile the cost model reads."""
+    try:
+        click.echo(profile(read_config(config_path, settings), out, quick=quick))
+    except SettingError as error:
+        refuse(error)
 
 
 def ladder_for(limit: int, chunk: int, *, quick: bool) -> Ladder:

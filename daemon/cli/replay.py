@@ -11,12 +11,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import click
 import msgspec
 import uvloop
 
-from daemon.cli.serve import stopping_on_signals
-from daemon.config.schema import Bars, Config, Http, Log, Query, Session
-from daemon.config.units import Duration, parse_instant
+from daemon.cli.options import read_config, refuse, set_option
+from daemon.cli.signals import stopping_on_signals
+from daemon.config.schema import BarsConfig, Config, HttpConfig, LogConfig, QueryConfig, SessionConfig
+from daemon.config.units import Duration
 from daemon.front.delivery import Route
 from daemon.front.server import Front
 from daemon.logs import set_up_logging
@@ -27,16 +29,40 @@ from feeds.messages import Answer, AnyRecord, Bar, Quote, Trade
 from feeds.replay import read_records
 from feeds.replay_source import ReplaySource
 from feeds.source import Incoming, PublishRefused, Sink
+from feeds.timestamps import parse_instant
 from feeds.zeromq import ZmqSink
 
 log = logging.getLogger(__name__)
 
-SETTLE_S = 0.5
+JOIN_S = 0.5
 """Time a PUB socket gives its subscribers to join before the first message."""
 
 
 class ReplayError(Exception):
     """The replay cannot run as asked."""
+
+
+@click.command("replay")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--format", "format_name", required=True, help="built-in format name, or a TOML file")
+@click.option("--to", "target", type=click.Choice(["kafka", "zmq", "inproc"]), required=True)
+@click.option("--speed", type=click.FloatRange(min=0), default=1.0, show_default=True, help="0: no waiting")
+@click.option("--from", "from_", metavar="TIME", help="first event time, with a zone")
+@click.option("--until", metavar="TIME", help="event time at which to end, with a zone")
+@click.option("--bootstrap", help="brokers, for kafka")
+@click.option("--topic", default="md.trades.v1", show_default=True, help="topic, for kafka and zmq")
+@click.option("--endpoint", help="socket to bind, for zmq")
+@click.option("--config", "config_path", type=click.Path(path_type=Path), help="daemon settings, for inproc")
+@set_option
+def command(file: Path, format_name: str, target: str, **options: Any) -> None:
+    """Play a recorded file as if it were live."""
+    settings = options.pop("settings")
+    config_path = options.pop("config_path")
+    config = read_config(config_path, settings) if target == "inproc" else None
+    try:
+        sys.exit(replay(file, format_name, target, config=config, **options))
+    except ReplayError as error:
+        refuse(error)
 
 
 def replay(
@@ -51,7 +77,6 @@ def replay(
     topic: str,
     endpoint: str | None,
     config: Config | None,
-    config_path: Path | None,
 ) -> int:
     """Play ``file`` to the target; the exit status. Raises ReplayError."""
     try:
@@ -65,14 +90,14 @@ def replay(
         if not config.sessions:
             config = _config_for(file, form, config)
         return uvloop.run(_through_daemon(source, config))
-    set_up_logging(Log(level="warning"), "replay")
+    set_up_logging(LogConfig(level="warning"), "replay")
     if target == "kafka":
         if not bootstrap:
             raise ReplayError("--to kafka needs --bootstrap host:port")
         return uvloop.run(_publish(source, KafkaSink("replay", bootstrap), topic, 0.0))
     if not endpoint:
         raise ReplayError("--to zmq needs --endpoint tcp://host:port")
-    return uvloop.run(_publish(source, ZmqSink("replay", endpoint), topic, SETTLE_S))
+    return uvloop.run(_publish(source, ZmqSink("replay", endpoint), topic, JOIN_S))
 
 
 def _config_for(file: Path, form: FileFormat, config: Config) -> Config:
@@ -80,17 +105,17 @@ def _config_for(file: Path, form: FileFormat, config: Config) -> Config:
     first = next(read_records(file, form), None)
     if first is None:
         raise ReplayError(f"{file} holds no record of this format")
-    bars = Bars(interval=Duration(first.interval_ns)) if isinstance(first, Bar) else config.bars
+    bars = BarsConfig(interval=Duration(first.interval_ns)) if isinstance(first, Bar) else config.bars
     decimals = max(_decimals(record) for record in islice(read_records(file, form), 200))
-    session = Session(name=first.symbol.lower(), symbol=first.key, price_decimals=decimals)
+    session = SessionConfig(name=first.symbol.lower(), symbol=first.key, price_decimals=decimals)
     return msgspec.structs.replace(
         config,
         sessions=(session,),
         bars=bars,
-        query=Query(endpoint=""),
-        http=Http(port=0),
+        query=QueryConfig(endpoint=""),
+        http=HttpConfig(port=0),
         process=msgspec.structs.replace(config.process, mode="inproc"),
-        log=Log(level="warning"),
+        log=LogConfig(level="warning"),
     )
 
 
@@ -106,7 +131,7 @@ def _decimals(record: AnyRecord) -> int:
     return len(format_fixed9(price).partition(".")[2].rstrip("0"))
 
 
-async def _publish(source: ReplaySource, sink: Sink, topic: str, settle_s: float) -> int:
+async def _publish(source: ReplaySource, sink: Sink, topic: str, join_s: float) -> int:
     stop = asyncio.Event()
     outcome: Counter[str] = Counter()
 
@@ -120,7 +145,7 @@ async def _publish(source: ReplaySource, sink: Sink, topic: str, settle_s: float
 
     with stopping_on_signals(stop):
         await _until(stop, sink.start())
-        await asyncio.sleep(settle_s)
+        await asyncio.sleep(join_s)
         await source.start()
 
         async def play() -> None:
@@ -153,7 +178,7 @@ async def _through_daemon(source: ReplaySource, config: Config) -> int:
 
 
 async def _until(stop: asyncio.Event, work: Awaitable[Any]) -> None:
-    """``work`` to its end, or until ``stop``."""
+    """Run ``work`` to its end, or until ``stop``."""
     task = asyncio.ensure_future(work)
     stopped = asyncio.ensure_future(stop.wait())
     await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
@@ -188,7 +213,7 @@ class AnswerPrinter:
         )
 
     async def flush(self) -> None:
-        """Nothing is kept back."""
+        """Nothing is buffered."""
 
     async def stop(self) -> None:
         """Nothing to close."""

@@ -15,7 +15,7 @@ POOL_TOKENS = 1_600_000
 """*Stream2LLM* section 6.1: two H200 of 141 GB, 80 % of them, less 16 GB of weights, at 128 KiB a token."""
 
 
-@click.command()
+@click.command("simulate")
 @click.option("--workload", default="crawler", show_default=True, help="crawler, anns, sessions or oneshot")
 @click.option("--trace", type=click.Path(exists=True, dir_okay=False), help="a trace file instead")
 @click.option("--qps", default="4", show_default=True, help="requests a second; several: 0.5,1,2,4")
@@ -35,7 +35,7 @@ POOL_TOKENS = 1_600_000
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="write everything")
 @click.option("--plot", "plot_path", type=click.Path(path_type=Path), help="write a PNG")
 @click.option("--save-trace", "trace_path", type=click.Path(path_type=Path), help="write the workload")
-def simulate(json_path: Path | None, plot_path: Path | None, trace_path: Path | None, **options: Any) -> None:
+def command(json_path: Path | None, plot_path: Path | None, trace_path: Path | None, **options: Any) -> None:
     """The scheduler in simulated time: policies side by side, on synthetic workloads or a trace.
 
     TTFT counts from the end of the retrieval; speedups are over vllm-ns, if it is among the policies.

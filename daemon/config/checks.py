@@ -1,4 +1,4 @@
-"""Checks that need more than one key: settings that are each fine and contradict each other."""
+"""Checks across keys: settings that are each valid and contradict each other."""
 
 from __future__ import annotations
 
@@ -8,29 +8,46 @@ from collections.abc import Iterator
 
 from daemon.config.errors import Problem
 from daemon.config.schema import Config
+from feeds.connector import Connector
 
 _TCP = re.compile(r"tcp://(.*):[^:]*")
 
 
 def cross_check(config: Config) -> list[Problem]:
-    """All contradictions of a configuration whose keys are each valid; empty when there are none."""
+    """Every contradiction between keys that are each valid."""
     checks = (_sessions, _questions, _positions, _pool, _batches, _eviction, _bars, _source, _query)
     return [problem for check in checks for problem in check(config)]
 
 
-def exposure_warnings(config: Config) -> list[str]:
-    """One message for each socket bound to more than this machine (the defaults bind loopback only)."""
+def exposure_warnings(config: Config) -> list[Problem]:
+    """One for each socket bound to more than this machine (the defaults bind loopback only)."""
     bound = {"http.host": config.http.host, "query.endpoint": _tcp_host(config.query.endpoint)}
-    if config.sink.zeromq is not None and config.sink.zeromq.bind:
-        bound["sink.zeromq.endpoint"] = _tcp_host(config.sink.zeromq.endpoint)
-    source = config.source.zeromq
-    if config.source.kind == "zeromq" and source is not None and source.bind:
-        bound["source.zeromq.endpoint"] = _tcp_host(source.endpoint)
+    bound |= {key: _tcp_host(endpoint) for key, endpoint in bound_endpoints(config).items()}
     return [
-        f"{key}: {host} is not a loopback address: anyone who reaches this machine can use it without a key"
+        Problem(
+            key,
+            f"{host} is not a loopback address: anyone who reaches this machine can use it unauthenticated",
+        )
         for key, host in bound.items()
         if host and not _is_loopback(host)
     ]
+
+
+def connectors_of(config: Config) -> dict[str, Connector]:
+    """The connectors in use, by the dotted key of their table."""
+    found: dict[str, Connector] = {f"sink.{name}": sink for name, sink in config.sink.connectors.items()}
+    if config.source.connector is not None:
+        found[f"source.{config.source.kind}"] = config.source.connector
+    return found
+
+
+def bound_endpoints(config: Config) -> dict[str, str]:
+    """The endpoints that connectors bind, by dotted key."""
+    return {
+        f"{table}.{key}": endpoint
+        for table, connector in connectors_of(config).items()
+        for key, endpoint in connector.bound().items()
+    }
 
 
 def _tcp_host(endpoint: str) -> str:
@@ -46,7 +63,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _repeated(values: list[str]) -> Iterator[tuple[int, int]]:
-    """(index, index of the first one that is equal) of every value that was there before."""
+    """(index, index of the first equal one) of every repeated value."""
     first: dict[str, int] = {}
     for index, value in enumerate(values):
         if first.setdefault(value, index) != index:
@@ -72,9 +89,9 @@ def _questions(config: Config) -> Iterator[Problem]:
             if name not in known:
                 yield Problem(f"{here}.sessions", f"there is no session named {name!r}")
         for at, _ in _repeated(list(question.choices)):
-            yield Problem(f"{here}.choices", f"{question.choices[at]!r} is there twice")
+            yield Problem(f"{here}.choices", f"{question.choices[at]!r} appears twice: remove one")
         if len(question.choices) == 1:
-            yield Problem(f"{here}.choices", "a single choice is no question: give two or more, or none")
+            yield Problem(f"{here}.choices", "one choice leaves nothing to decide: give two or more, or none")
         if question.max_tokens > limit:
             yield Problem(
                 f"{here}.max_tokens", f"{question.max_tokens} is above scheduler.max_new_tokens {limit}"
@@ -90,13 +107,13 @@ def _positions(config: Config) -> Iterator[Problem]:
                 "pool.frame_limit",
                 f"{config.pool.frame_limit} is too small for the system prompt,"
                 f" sessions[{index}].retention_tokens {session.retention_tokens}"
-                f" and scheduler.max_prompt_tokens + max_new_tokens {question}",
+                f" and scheduler.max_prompt_tokens + max_new_tokens {question}: raise it, or lower them",
             )
 
 
 def _pool(config: Config) -> Iterator[Problem]:
     tokens = config.pool.blocks * config.pool.block_size
-    # an exact session's window is there twice while one takes the other's place
+    # an exact session has two windows while a refresh is on
     windows = {"carry": 1, "exact": 2}
     kept = sum(session.retention_tokens * windows[session.semantics] for session in config.sessions)
     limits = config.scheduler
@@ -107,9 +124,9 @@ def _pool(config: Config) -> Iterator[Problem]:
     if tokens and tokens < needed:
         yield Problem(
             "pool.blocks",
-            f"{config.pool.blocks} blocks of {config.pool.block_size} hold {tokens} tokens, but the sessions"
-            f" retain {kept}, append {appends} and a question takes {question}: {needed};"
-            f" 0 sizes the pool by itself",
+            f"{config.pool.blocks} blocks of {config.pool.block_size} have room for {tokens} tokens, but"
+            f" {needed} are needed ({kept} for windows, {appends} for appends, {question} for a question):"
+            f" add blocks, or set 0 to size the pool from the sessions",
         )
 
 
@@ -128,22 +145,20 @@ def _batches(config: Config) -> Iterator[Problem]:
 
 def _eviction(config: Config) -> Iterator[Problem]:
     if config.scheduler.eviction == "swap" and not config.pool.host_blocks:
-        yield Problem("scheduler.eviction", "swap needs a host tier to swap to: set pool.host_blocks")
+        yield Problem("scheduler.eviction", "swap needs a host tier: set pool.host_blocks")
 
 
 def _bars(config: Config) -> Iterator[Problem]:
     if config.bars.interval == 0:
-        yield Problem("bars.interval", "a bar needs a length, such as 1s")
+        yield Problem("bars.interval", "a bar needs a length above 0, such as 1s")
 
 
 def _source(config: Config) -> Iterator[Problem]:
     kind = config.source.kind
-    if kind != "none" and getattr(config.source, kind) is None:
+    if kind != "none" and config.source.connector is None:
         yield Problem(f"source.{kind}", f'source.kind is "{kind}", so the table [source.{kind}] is needed')
     if kind != "none" and not config.sessions:
-        yield Problem(
-            "sessions", "records are read but no session is there to take them: add a [[sessions]] table"
-        )
+        yield Problem("sessions", "the source has no session to read its records: add a [[sessions]] table")
     capacity = config.source.ring_capacity
     if capacity & (capacity - 1):
         nearest = 1 << (capacity.bit_length())
@@ -152,7 +167,7 @@ def _source(config: Config) -> Iterator[Problem]:
 
 def _query(config: Config) -> Iterator[Problem]:
     if config.query.max_wait == 0:
-        yield Problem("query.max_wait", "a request needs time to be answered, such as 30s")
+        yield Problem("query.max_wait", "a request needs a time limit above 0, such as 30s")
     if 0 < config.query.max_prompts < config.query.max_prompts_each:
         yield Problem(
             "query.max_prompts_each",

@@ -26,7 +26,7 @@ class Layered:
         self._type = _struct_info(config)
 
     def set_from_environment(self, variable: str, text: str) -> None:
-        """Lay `FORETICK_SECTION__KEY=text` on top; raises ConfigError naming the variable."""
+        """Lay `FORETICK_TABLE__KEY=text` on top; raises ConfigError naming the variable."""
         key = variable.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".")
         self.set(key, text, origin=f"environment variable {variable}")
 

@@ -1,9 +1,9 @@
 """The daemon's settings: a TOML file, overridden by the environment, overridden by flags.
 
-`FORETICK_SECTION__KEY=value` in the environment and `{"section.key": value}` from flags name the same keys as
-the file; list elements go by their index (`FORETICK_SESSIONS__0__RETENTION_TOKENS`). `SCHEDULER_TYPE` names
-the scheduler's policy as *Stream2LLM* does, and gives way to our own variable. Every problem is a
-`ConfigError` that names the key, and where its value came from when that was not the file.
+`FORETICK_TABLE__KEY=value` in the environment and `{"table.key": value}` from flags name the same keys as the
+file; list elements go by their index (`FORETICK_SESSIONS__0__RETENTION_TOKENS`). `SCHEDULER_TYPE` names the
+scheduler's policy as *Stream2LLM* does; our own variable overrides it. Every problem is a `ConfigError` that
+names the key, and where its value came from unless that was the file.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from typing import Any
 
 import msgspec
 
-from daemon.config.checks import cross_check, exposure_warnings
+from daemon.config.checks import cross_check
 from daemon.config.errors import ConfigError, Problem
 from daemon.config.layers import ENVIRONMENT_PREFIX, Layered
 from daemon.config.schema import Config
-from daemon.config.units import Duration, Instant, parse_duration, parse_instant
+from daemon.config.units import Duration, parse_duration
+from feeds.timestamps import Instant, parse_instant
 
-__all__ = ["RESERVED_VARIABLES", "Config", "ConfigError", "Problem", "exposure_warnings", "load_config"]
+__all__ = ["RESERVED_VARIABLES", "Config", "ConfigError", "Problem", "load_config"]
 
 # Variables with our prefix that are no settings: the cache folder, and where tests find data and a broker.
 RESERVED_VARIABLES = frozenset({"FORETICK_CACHE", "FORETICK_DATA", "FORETICK_KAFKA"})

@@ -1,4 +1,4 @@
-"""Renders `docs/configuration.md` from the sections: run `python -m daemon.config.reference > FILE`."""
+"""Renders `docs/configuration.md` from the schema: run `python -m daemon.config.reference > FILE`."""
 
 from __future__ import annotations
 
@@ -10,55 +10,57 @@ import msgspec
 from msgspec import inspect
 
 from daemon.config.layers import bare
+from daemon.config.load import POLICIES
 from daemon.config.schema import Config
 
 _HEAD = """\
 # Configuration
 
-One TOML file. Every key below may also be given in the environment, as `FORETICK_SECTION__KEY`
-(`FORETICK_POOL__BLOCKS=4096`, `FORETICK_SESSIONS__0__RETENTION_TOKENS=2048`), and by the flag
-`--set section.key=value`; flags win over the environment, the environment over the file, the file over the
-defaults. A key that is not listed here is an error, wherever it is written. `foretick check --config FILE`
+The configuration is one TOML file. A key may also be set in the environment, as `FORETICK_TABLE__KEY`
+(`FORETICK_POOL__BLOCKS=4096`, `FORETICK_SESSIONS__0__RETENTION_TOKENS=2048`), or by the flag
+`--set table.key=value`. Flags override the environment, the environment overrides the file, and the file
+overrides the defaults. An unknown key is an error wherever it is written. `foretick check --config FILE`
 names the keys that are wrong.
 
-Lengths of time are text: `250ms`, `1s`, `1.5s`, `1m`, `2h`. Times are ISO 8601 with a zone:
-`2024-08-08T23:54:15Z`. `FORETICK_DATA` and `FORETICK_KAFKA` are no settings: the tests read them.
+Durations are text: `250ms`, `1s`, `1.5s`, `1m`, `2h`. Times are ISO 8601 with a zone: `2024-08-08T23:54:15Z`.
+The tests read `FORETICK_DATA` and `FORETICK_KAFKA`; these are not settings.
 
-`SCHEDULER_TYPE` in the environment sets `scheduler.policy`: `DEFAULT_VLLM`, `FCFS`, `MCPS`, `LCAS`,
-`LCAS_FAIR`, `LPM`, `KLPM` or `KLPM_ADAPTIVE`. `FORETICK_SCHEDULER__POLICY` wins over it.
+`SCHEDULER_TYPE` in the environment sets `scheduler.policy`: POLICIES.
+`FORETICK_SCHEDULER__POLICY` overrides it.
 
-This page is rendered from `daemon/config/schema.py` by `python -m daemon.config.reference`; do not edit it.
-"""
+`python -m daemon.config.reference` renders this page from `daemon/config/schema.py` and the modules of
+`feeds/connectors/`. Do not edit it. The [glossary](glossary.md) defines the terms.
+""".replace("POLICIES", ", ".join(f"`{name}`" for name in POLICIES))
 _COLUMNS = "| key | type | default | meaning |\n|---|---|---|---|"
 
 
 def configuration_reference() -> str:
     """The whole page as markdown, ending in one newline."""
-    return "\n".join([_HEAD, *_sections("", Config)])
+    return "\n".join([_HEAD, *_tables("", Config)])
 
 
-def _sections(path: str, section: type[msgspec.Struct], is_list: bool = False) -> Iterator[str]:
-    """The section's own heading and table, then those of the sections inside it."""
-    fields = _struct(inspect.type_info(section)).fields
+def _tables(path: str, struct: type[msgspec.Struct], is_list: bool = False) -> Iterator[str]:
+    """The struct's own heading and table, then those of the structs inside it."""
+    fields = _struct(inspect.type_info(struct)).fields
     tables = [field for field in fields if _table(field.type) is not None]
     keys = [field for field in fields if field not in tables]
     heading = f"`[[{path}]]`" if is_list else f"`[{path}]`" if path else "At the top of the file"
-    about = "" if not path else f"{python_inspect.cleandoc(section.__doc__ or '')}\n\n"
+    about = "" if not path else f"{python_inspect.cleandoc(struct.__doc__ or '')}\n\n"
     if keys:
         yield f"## {heading}\n\n{about}{_COLUMNS}\n" + "\n".join(map(_row, keys)) + "\n"
     for field in tables:
-        inner, many = _table(field.type) or (section, False)
-        yield from _sections(f"{path}.{field.encode_name}" if path else field.encode_name, inner, many)
+        inner, many = _table(field.type) or (struct, False)
+        yield from _tables(f"{path}.{field.encode_name}" if path else field.encode_name, inner, many)
 
 
 def _struct(kind: inspect.Type) -> inspect.StructType:
     if not isinstance(kind, inspect.StructType):
-        raise TypeError(f"{kind} is not a section")
+        raise TypeError(f"{kind} is not a struct")
     return kind
 
 
 def _table(kind: inspect.Type) -> tuple[type[msgspec.Struct], bool] | None:
-    """The section a field holds, and whether it holds a list of them; None for a plain key."""
+    """The struct a field contains, and whether it is a list of them; None for a plain key."""
     kind = bare(kind)
     many = isinstance(kind, inspect.VarTupleType)
     if isinstance(kind, inspect.VarTupleType):

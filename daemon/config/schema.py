@@ -1,31 +1,34 @@
-"""Every configuration key, its type, its default and its meaning: the file's sections as frozen structs.
+"""Every configuration key, its type, its default and its meaning: the file's tables as frozen structs.
 
-The meanings are part of the types, so `docs/configuration.md` is rendered from here (`config_reference`).
+The meanings are part of the types, so `docs/configuration.md` is rendered from here (`reference`).
+The tables of sources and sinks come from `feeds.connectors`.
 Lengths of time are `Duration` (integer nanoseconds), written "250ms", "1s", "1m" in the file.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, defstruct
 
-from daemon.config.units import Duration, Instant, parse_duration
+from daemon.config.units import Duration, parse_duration
+from feeds.connector import SOCKET, Connector, SinkConnector, SourceConnector
+from feeds.connectors import SINKS, SOURCES
 from scheduler.policies import PolicyName
 from scheduler.types import Eviction
 
 SECOND = parse_duration("1s")
 OFF = Duration(0)
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
-_SOCKET = r"^(tcp|ipc)://.+$"
 
 
-class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A table of the file: immutable, and a key it does not know is an error."""
 
 
-class Model(Section, frozen=True, forbid_unknown_fields=True):
+class ModelConfig(Table, frozen=True):
     """The language model."""
 
     path: Annotated[
@@ -39,116 +42,129 @@ class Model(Section, frozen=True, forbid_unknown_fields=True):
         Literal["auto", "cpu", "cuda"], Meta(description="auto takes the GPU when there is one")
     ] = "auto"
     system_prompt: Annotated[
-        str, Meta(description='the frozen prefix of every session; "" is the built-in analyst prompt')
+        str, Meta(description='the frozen prefix of every session; "" is the built-in prompt of an analyst')
     ] = ""
-    threads: Annotated[int, Meta(ge=0, description="CPU threads of the engine; 0 is torch's own choice")] = 0
+    threads: Annotated[int, Meta(ge=0, description="CPU threads of the engine; 0 leaves it to PyTorch")] = 0
     seed: Annotated[int, Meta(ge=0, description="seed of the embedded default model's weights")] = 0
 
 
-class Pool(Section, frozen=True, forbid_unknown_fields=True):
+class PoolConfig(Table, frozen=True):
     """The paged KV pool that all sessions share."""
 
     blocks: Annotated[int, Meta(ge=0, description="blocks in the pool; 0 sizes it from the sessions")] = 0
     block_size: Annotated[int, Meta(ge=1, le=1024, description="tokens a block")] = 16
     frame_limit: Annotated[
-        int, Meta(ge=128, description="no token ever gets a position at or above this")
+        int, Meta(ge=128, description="every position stays below this; see position frame in the glossary")
     ] = 8192
     host_blocks: Annotated[
         int,
         Meta(
             ge=0,
-            description="blocks of the host tier, where sessions go when the pool is short; 0 is none",
+            description="blocks of the host tier, which takes KV when the pool is full; 0 is none",
         ),
     ] = 0
     idle_spill: Annotated[
         Duration,
         Meta(
-            description="a session unused for so long leaves the pool, to disk, or to the host tier if no "
-            "file can be written, and comes back when used; 0s is never"
+            description="idle timeout after which a session moves from the pool to disk, or to "
+            "the host tier if "
+            "no file can be written; 0s is never"
         ),
     ] = OFF
     spill_dir: Annotated[
         str,
-        Meta(description='directory of the files of idle sessions; "" is `sessions` in the cache folder'),
+        Meta(description='directory of the files of idle sessions; "" is `sessions` in the cache directory'),
     ] = ""
 
 
-class Scheduler(Section, frozen=True, forbid_unknown_fields=True):
-    """What one batch may hold and what may be admitted."""
+class SchedulerConfig(Table, frozen=True):
+    """The order of requests, and the limits of a batch."""
 
     policy: Annotated[
         PolicyName,
         Meta(
-            description="order of prompts without a session (see scheduling); the variable SCHEDULER_TYPE "
-            "sets it, too, by the names of the paper"
+            description="order of POOL requests (see scheduling); the variable SCHEDULER_TYPE "
+            "sets it, too, by "
+            "the names of the paper"
         ),
     ] = "fcfs"
     k: Annotated[
-        int, Meta(ge=1, description="with klpm: every k-th choice is the oldest, the others match best")
+        int,
+        Meta(
+            ge=1,
+            description="of klpm: every k-th request chosen is the oldest, the others match the cache best",
+        ),
     ] = 2
-    seed: Annotated[int, Meta(ge=0, description="of what klpm-adaptive draws")] = 0
+    seed: Annotated[int, Meta(ge=0, description="seed of klpm-adaptive")] = 0
     eviction: Annotated[
         Eviction,
         Meta(
-            description="how a preempted answer leaves the pool: computed again later, swapped to the host "
-            "tier, or what the cost profile says is cheaper"
+            description="what becomes of a preempted request's KV: recomputed later, swapped "
+            "to the host tier, or "
+            "whichever the cost profile says is cheaper"
         ),
     ] = "cost"
     profile: Annotated[
         str,
         Meta(
             description='cost profile of the device, a name or a file (`foretick profile`); "" begins with '
-            "a cautious guess. Either is corrected by what passes take"
+            "a cautious guess. Measured passes correct either"
         ),
     ] = ""
-    grouping: Annotated[bool, Meta(description="compute what waiting prompts begin with alike only once")] = (
-        True
-    )
+    grouping: Annotated[bool, Meta(description="compute a common beginning of waiting prompts once")] = True
     max_drafts: Annotated[
-        int, Meta(ge=0, description="most guessed tokens verified with a generated one; 0 guesses none")
+        int,
+        Meta(
+            ge=0, description="most draft tokens verified in one pass of a request; 0 turns speculation off"
+        ),
     ] = 4
     stream_timeout: Annotated[
-        Duration, Meta(description="an unfinished prompt without input for so long is given up; 0s is never")
+        Duration,
+        Meta(description="idle timeout of an unfinished prompt, which is then given up; 0s is never"),
     ] = Duration(60 * SECOND)
     max_batch_tokens: Annotated[int, Meta(ge=1, description="tokens of one forward pass")] = 1024
     max_batch_requests: Annotated[
-        int, Meta(ge=1, description="rows of one forward pass: questions and tapes together")
+        int, Meta(ge=1, description="requests of one forward pass: questions and tapes together")
     ] = 64
     chunk_min: Annotated[
         int,
         Meta(
             ge=1,
-            description="smallest prefill chunk, in tokens; also the most a tape with a backlog adds to a "
+            description="smallest prefill chunk, in tokens; also the most that a tape with a "
+            "backlog adds to a "
             "pass with questions",
         ),
     ] = 128
     chunk_max: Annotated[int, Meta(ge=1, description="largest prefill chunk, in tokens")] = 1024
     cell_budget: Annotated[
-        float, Meta(gt=0, le=1, description="share of the pool promised to questions and their answers")
+        float, Meta(gt=0, le=1, description="cell budget: share of the pool for questions and their answers")
     ] = 0.5
     high_water: Annotated[
-        float, Meta(gt=0, le=1, description="share of the pool in use above which prefill chunks wait")
+        float, Meta(gt=0, le=1, description="share of the pool in use above which prefill waits")
     ] = 0.95
     max_prompt_tokens: Annotated[int, Meta(ge=1, description="longest question or prompt, in tokens")] = 2048
     max_new_tokens: Annotated[int, Meta(ge=1, description="longest answer, in tokens")] = 256
 
 
-class Bars(Section, frozen=True, forbid_unknown_fields=True):
+class BarsConfig(Table, frozen=True):
     """How trades and quotes become bars, in event time."""
 
     interval: Annotated[Duration, Meta(description="length of a bar")] = SECOND
-    lateness: Annotated[Duration, Meta(description="how long a bar waits for records out of order")] = OFF
+    lateness: Annotated[Duration, Meta(description="how long a bar stays open for records out of order")] = (
+        OFF
+    )
     empty: Annotated[
-        Literal["skip", "fill"], Meta(description="an interval without records: no bar, or a flat one")
+        Literal["skip", "fill"],
+        Meta(description="an interval without records makes no bar (skip) or a flat one (fill)"),
     ] = "skip"
     max_fill: Annotated[int, Meta(ge=1, description="most flat bars in a row with empty = fill")] = 60
     idle_close: Annotated[
-        Duration, Meta(description="close the open bar of a symbol silent for so long; 0s is off")
+        Duration, Meta(description="idle timeout after which a silent symbol's open bar is closed; 0s is off")
     ] = OFF
 
 
-class Session(Section, frozen=True, forbid_unknown_fields=True):
-    """One symbol read by the model."""
+class SessionConfig(Table, frozen=True):
+    """One symbol and the window of it that the model reads."""
 
     name: Annotated[str, Meta(pattern=_NAME, max_length=64, description="its name in answers and metrics")]
     symbol: Annotated[
@@ -157,37 +173,40 @@ class Session(Section, frozen=True, forbid_unknown_fields=True):
     price_decimals: Annotated[int, Meta(ge=0, le=9, description="digits after the point of a price")] = 2
     volume_decimals: Annotated[int, Meta(ge=0, le=9, description="digits after the point of a volume")] = 3
     retention_tokens: Annotated[
-        int, Meta(ge=64, description="tape kept, in tokens; the oldest whole records go first")
+        int, Meta(ge=64, description="longest window, in tokens; the oldest whole bars are evicted")
     ] = 4096
-    retention_records: Annotated[int, Meta(ge=0, description="tape kept, in bars; 0 is no limit")] = 0
+    retention_records: Annotated[int, Meta(ge=0, description="longest window, in bars; 0 is no limit")] = 0
     retention_span: Annotated[
-        Duration, Meta(description="tape kept, in event time before its newest bar; 0s is no limit")
+        Duration, Meta(description="longest window, in event time before its newest bar; 0s is no limit")
     ] = OFF
     semantics: Annotated[
         Literal["carry", "exact"],
         Meta(
-            description="carry: bars keep what they absorbed from evicted ones; exact: the tape is computed "
-            "anew in the background"
+            description="carry: bars keep what they absorbed from evicted ones; exact: the "
+            "window is prefilled "
+            "again in the background"
         ),
     ] = "carry"
     refresh_every: Annotated[
-        int, Meta(ge=0, description="with exact: anew after so many evicted bars; 0 is only when idle")
+        int, Meta(ge=0, description="of exact: refresh after so many evicted bars; 0 is only when idle")
     ] = 64
     refresh_idle: Annotated[
         Duration,
         Meta(
-            description="with exact: anew when a bar was evicted and no new one came for so long; 0s is off"
+            description="of exact: refresh when a bar was evicted and no new one came for this "
+            "long; 0s is off"
         ),
     ] = Duration(10 * SECOND)
     divergence_every: Annotated[
         Duration,
         Meta(
-            description="with carry: how often the tape is computed anew, only to compare; 0s is never. "
-            "With exact every time is compared"
+            description="of carry: how often a fresh window is prefilled to measure the "
+            "divergence; 0s is never. "
+            "exact measures it at every refresh"
         ),
     ] = Duration(3600 * SECOND)
     warm_up_records: Annotated[
-        int, Meta(ge=0, description="answers carry the flag warm_up until so many bars are read")
+        int, Meta(ge=0, description="answers carry the flag warm_up until the model has read so many bars")
     ] = 10
     stale_after: Annotated[
         Duration, Meta(description="answers older than this carry the flag stale; 0s is off")
@@ -195,160 +214,133 @@ class Session(Section, frozen=True, forbid_unknown_fields=True):
     max_staleness: Annotated[
         Duration,
         Meta(
-            description="a closed bar is read within so long, before questions if need be, as long as the "
-            "device has the capacity; 0s promises nothing"
+            description="deadline for reading a closed bar; near it the tape goes before asks. "
+            "The device must "
+            "have the capacity; 0s is no deadline"
         ),
     ] = OFF
 
 
-class Question(Section, frozen=True, forbid_unknown_fields=True):
-    """One standing question, answered for every data version."""
+class QuestionConfig(Table, frozen=True):
+    """A standing question, answered for every data version."""
 
     name: Annotated[str, Meta(pattern=_NAME, max_length=64, description="its name in answers")]
     text: Annotated[str, Meta(min_length=1, description="the question as the model reads it")]
     choices: Annotated[
         tuple[str, ...],
-        Meta(description="answers allowed, told apart by their first token; empty is free text"),
+        Meta(description="allowed answers, which must differ in their first token; empty is free text"),
     ] = ()
     max_tokens: Annotated[int, Meta(ge=1, description="longest free-text answer, in tokens")] = 8
-    sessions: Annotated[tuple[str, ...], Meta(description="sessions it is asked of; empty is all")] = ()
+    sessions: Annotated[tuple[str, ...], Meta(description="sessions that answer it; empty is all")] = ()
 
 
-class KafkaSource(Section, frozen=True, forbid_unknown_fields=True):
-    """A consumer group member; back-pressure pauses its partitions."""
-
-    bootstrap: Annotated[str, Meta(min_length=1, description="brokers, host:port, comma separated")]
-    topics: Annotated[tuple[str, ...], Meta(min_length=1, description="topics read")] = ("md.trades.v1",)
-    group: Annotated[str, Meta(min_length=1, description="consumer group")] = "foretick"
-    client_id: Annotated[str, Meta(min_length=1, description="name shown by the broker")] = "foretick"
-    max_records: Annotated[int, Meta(ge=1, description="most records taken at a time")] = 2000
+def _with_tables(name: str, connectors: Mapping[str, type[Connector]]) -> Any:
+    """A struct with an optional table for each connector."""
+    tables = [(key, connector | None, None) for key, connector in connectors.items()]
+    return defstruct(name, tables, bases=(Table,), frozen=True)
 
 
-class ZeromqSource(Section, frozen=True, forbid_unknown_fields=True):
-    """A SUB socket; what does not fit the ring is dropped, oldest first, and counted."""
-
-    endpoint: Annotated[str, Meta(pattern=_SOCKET, description="tcp://host:port or ipc://path")]
-    bind: Annotated[bool, Meta(description="bind the endpoint instead of connecting to it")] = False
-    topics: Annotated[
-        tuple[str, ...], Meta(min_length=1, description='topic prefixes subscribed; "" is everything')
-    ] = ("",)
-    hwm: Annotated[int, Meta(ge=1, description="messages ZeroMQ itself may queue")] = 100_000
+if TYPE_CHECKING:
+    _Kind = str
+else:
+    _Kind = Annotated[Literal[(*SOURCES, "none")], Meta(description="which of the tables below is used")]
 
 
-class ReplaySource(Section, frozen=True, forbid_unknown_fields=True, rename={"from_": "from"}):
-    """A file played as if it were live."""
-
-    file: Annotated[str, Meta(min_length=1, description="the recorded file")]
-    format: Annotated[
-        str, Meta(min_length=1, description="name of a built-in format, or a format's TOML file")
-    ]
-    speed: Annotated[
-        float, Meta(ge=0, description="event seconds a second; 1 is real time, 0 as fast as possible")
-    ] = 1.0
-    from_: Annotated[Instant | None, Meta(description="first event time played, with a zone")] = None
-    until: Annotated[Instant | None, Meta(description="event time at which playing ends, with a zone")] = None
-
-
-class Source(Section, frozen=True, forbid_unknown_fields=True):
+# the base's fields follow from the modules of feeds.connectors: a type checker cannot see them
+class SourceConfig(_with_tables("SourceTables", SOURCES)):  # type: ignore[misc]
     """Where records come from."""
 
-    kind: Annotated[
-        Literal["kafka", "zeromq", "replay", "none"], Meta(description="which of the tables below is used")
-    ] = "none"
-    kafka: KafkaSource | None = None
-    zeromq: ZeromqSource | None = None
-    replay: ReplaySource | None = None
+    kind: _Kind = "none"
     ring_capacity: Annotated[
         int, Meta(ge=64, le=2**24, description="records between feed and engine; a power of two")
     ] = 65536
     max_ahead: Annotated[
         Duration,
         Meta(
-            description="a record stamped so far ahead of this machine's clock is refused, for it would "
-            "make everything behind it late"
+            description="a record stamped further ahead of this machine's clock is refused, because every "
+            "later record would count as late"
         ),
     ] = Duration(3600 * SECOND)
     max_message_bytes: Annotated[
         int, Meta(ge=256, description="a longer message is refused without decoding it")
     ] = 1 << 20
 
-
-class KafkaSink(Section, frozen=True, forbid_unknown_fields=True):
-    """Answers to Kafka, by an idempotent producer."""
-
-    bootstrap: Annotated[str, Meta(min_length=1, description="brokers, host:port, comma separated")]
-    topic: Annotated[str, Meta(min_length=1, description="topic of the answers")] = "answers.v1"
-    dlq: Annotated[str, Meta(min_length=1, description="topic of records that could not be read")] = "dlq.v1"
+    @property
+    def connector(self) -> SourceConnector | None:
+        """The table that `kind` names; None for none."""
+        connector: SourceConnector | None = getattr(self, self.kind, None)
+        return connector
 
 
-class ZeromqSink(Section, frozen=True, forbid_unknown_fields=True):
-    """Answers to a ZeroMQ PUB socket."""
-
-    endpoint: Annotated[str, Meta(pattern=_SOCKET, description="tcp://host:port or ipc://path")]
-    bind: Annotated[bool, Meta(description="bind the endpoint instead of connecting to it")] = True
-
-
-class Sink(Section, frozen=True, forbid_unknown_fields=True):
+class SinkConfig(_with_tables("SinkTables", SINKS)):  # type: ignore[misc]  # as above
     """Where answers go; each table that is present is used."""
 
-    kafka: KafkaSink | None = None
-    zeromq: ZeromqSink | None = None
+    @property
+    def connectors(self) -> dict[str, SinkConnector]:
+        """The tables that are present, by name."""
+        return {name: connector for name in SINKS if (connector := getattr(self, name)) is not None}
 
 
-class Query(Section, frozen=True, forbid_unknown_fields=True):
-    """The ZeroMQ query socket, and what clients may ask for at a time."""
+class QueryConfig(Table, frozen=True):
+    """The ZeroMQ query socket, and limits on its clients."""
 
     endpoint: Annotated[
-        str, Meta(pattern=r"^$|" + _SOCKET, description='address bound; "" switches the socket off')
+        str, Meta(pattern=r"^$|" + SOCKET, description='address bound; "" turns the socket off')
     ] = "tcp://127.0.0.1:7801"
-    max_wait: Annotated[Duration, Meta(description="longest a request may take")] = Duration(30 * SECOND)
+    max_wait: Annotated[Duration, Meta(description="longest time to a reply")] = Duration(30 * SECOND)
     max_prompts: Annotated[
-        int, Meta(ge=0, description="prompts without a session open at a time, over HTTP, too; 0 takes none")
+        int, Meta(ge=0, description="most prompts open at a time, those over HTTP included; 0 takes none")
     ] = 256
-    max_prompts_each: Annotated[int, Meta(ge=1, description="of which so many by one client")] = 64
+    max_prompts_each: Annotated[int, Meta(ge=1, description="most prompts open at a time by one client")] = 64
 
 
-class Http(Section, frozen=True, forbid_unknown_fields=True):
-    """Metrics and health over HTTP."""
+class HttpConfig(Table, frozen=True):
+    """Metrics, health and prompts over HTTP."""
 
     host: Annotated[str, Meta(min_length=1, description="address bound")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="port bound; 0 picks a free one")] = 7800
 
 
-class Process(Section, frozen=True, forbid_unknown_fields=True):
+class ProcessConfig(Table, frozen=True):
     """The daemon's processes."""
 
     mode: Annotated[
-        Literal["two", "inproc"], Meta(description="engine in its own process, or in the front's (for tests)")
+        Literal["two", "inproc"],
+        Meta(description="two: the engine has its own process; inproc: it shares the front's (for tests)"),
     ] = "two"
-    drain: Annotated[Duration, Meta(description="longest that stopping may take")] = Duration(10 * SECOND)
+    drain: Annotated[Duration, Meta(description="longest time that stopping may take")] = Duration(
+        10 * SECOND
+    )
 
 
-class Log(Section, frozen=True, forbid_unknown_fields=True):
+class LogConfig(Table, frozen=True):
     """What is logged, to standard error."""
 
     level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="least severity logged")
     ] = "info"
-    json: Annotated[bool, Meta(description="one JSON object a line instead of text")] = False
+    json: Annotated[bool, Meta(description="JSON lines instead of text")] = False
 
 
-class Config(Section, frozen=True, forbid_unknown_fields=True):
+class Config(Table, frozen=True):
     """The whole file."""
 
     standing: Annotated[
         Literal["paper_six", "none"],
-        Meta(description="questions asked besides `[[questions]]`: the six of *Attention Once* section 4.3"),
+        Meta(
+            description="standing questions in addition to `[[questions]]`: the six of "
+            "*Attention Once* section 4.3"
+        ),
     ] = "paper_six"
-    model: Model = Model()
-    pool: Pool = Pool()
-    scheduler: Scheduler = Scheduler()
-    bars: Bars = Bars()
-    sessions: tuple[Session, ...] = ()
-    questions: tuple[Question, ...] = ()
-    source: Source = Source()
-    sink: Sink = Sink()
-    query: Query = Query()
-    http: Http = Http()
-    process: Process = Process()
-    log: Log = Log()
+    model: ModelConfig = ModelConfig()
+    pool: PoolConfig = PoolConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    bars: BarsConfig = BarsConfig()
+    sessions: tuple[SessionConfig, ...] = ()
+    questions: tuple[QuestionConfig, ...] = ()
+    source: SourceConfig = SourceConfig()
+    sink: SinkConfig = SinkConfig()
+    query: QueryConfig = QueryConfig()
+    http: HttpConfig = HttpConfig()
+    process: ProcessConfig = ProcessConfig()
+    log: LogConfig = LogConfig()

@@ -1,9 +1,8 @@
-"""Durations and instants as people write them in a configuration file, held as integer nanoseconds."""
+"""Durations as people write them in a configuration file, kept as integer nanoseconds."""
 
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
 from fractions import Fraction
 
 _UNITS = {
@@ -16,7 +15,6 @@ _UNITS = {
     "d": 86400 * 10**9,
 }
 _DURATION = re.compile(r"(\d{1,19}(?:\.\d{1,9})?)(ns|us|ms|s|m|h|d)")
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MAX_NS = 2**63 - 1
 
 
@@ -36,15 +34,6 @@ class Duration(int):
         return f"{self // _UNITS[unit]}{unit}"
 
 
-class Instant(int):
-    """A moment in nanoseconds since 1970-01-01T00:00:00Z."""
-
-    def __str__(self) -> str:
-        """ISO 8601 in UTC with nine fractional digits."""
-        seconds, ns = divmod(self, 10**9)
-        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{ns:09d}Z"
-
-
 def parse_duration(text: object) -> Duration:
     """Read "250ms", "1s", "1.5s", "1m", "2h", "" for off; anything else is a ValueError with a message."""
     if text == "":
@@ -58,18 +47,3 @@ def parse_duration(text: object) -> Duration:
     if ns > _MAX_NS:
         raise ValueError(f"{text!r} is longer than 292 years")
     return Duration(int(ns))
-
-
-def parse_instant(value: object) -> Instant:
-    """Read an ISO 8601 time with a zone (text or a TOML datetime); ValueError when there is no zone."""
-    example = "expected a time with a zone such as 2024-08-08T23:54:15Z"
-    if isinstance(value, str):
-        try:
-            value = datetime.fromisoformat(value)
-        except ValueError:
-            raise ValueError(f"{example}, got {value!r}") from None
-    if not isinstance(value, datetime) or value.tzinfo is None:
-        raise ValueError(f"{example}, got {str(value)!r}")
-    # A timedelta keeps whole microseconds, so this is exact where timestamp() would pass through a float.
-    since = value - _EPOCH
-    return Instant(((since.days * 86400 + since.seconds) * 10**6 + since.microseconds) * 1000)

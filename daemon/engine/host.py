@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from daemon import protocol as seam
-from daemon.config.schema import Config, Session
+from daemon.config.schema import Config, SessionConfig
 from daemon.config.standing import questions_of
 from daemon.engine.build import Built, limits_of
 from daemon.engine.kv_metrics import KvReport
@@ -158,7 +158,7 @@ class EngineHost:
         """Tell the front of every new data version."""
         self._taken(len(records))
         newest = _tape_record(records[-1].payload)
-        self._built.tiers.inputs[tape.name] = {"last": newest.last_offset, "safe": newest.safe_offset}
+        self._built.tiers.inputs[tape.name] = {"last": newest.last_offset, "safe": newest.low_watermark}
         self._store.inc("foretick_versions_total", session=tape.name)
         self._store.set("foretick_data_version", version, session=tape.name)
         self._store.set("foretick_session_tokens", tape.live_tokens, session=tape.name)
@@ -392,7 +392,7 @@ def refresher_of(
     )
 
 
-def refresh_policy(session: Session) -> RefreshPolicy:
+def refresh_policy(session: SessionConfig) -> RefreshPolicy:
     """When a session's window is prefilled again."""
     return RefreshPolicy(
         session.semantics == "exact", session.refresh_every, session.refresh_idle, session.divergence_every
@@ -422,5 +422,5 @@ def _inputs(payloads: Sequence[object]) -> seam.Inputs:
     return seam.Inputs(
         min(record.first_offset for record in records),
         max(record.last_offset for record in records),
-        records[-1].safe_offset,
+        records[-1].low_watermark,
     )

@@ -76,7 +76,7 @@ def test_the_replay_is_timed_from_the_last_input() -> None:
 
 @pytest.mark.parametrize("policy", NAMES)
 def test_a_measured_step_keeps_as_many_alive(policy: str) -> None:
-    """Whoever ends makes place for a new one, streams are finished, and phase 1 is asked without effect."""
+    """A new request replaces each that ends, streams are finished, and planning changes nothing."""
     sizes = Plan(prompt=64, answer=3)
     world, twin = (World(sizes, 30, 2.5, policy) for _ in range(2))
     first = set(world.live)
@@ -88,7 +88,7 @@ def test_a_measured_step_keeps_as_many_alive(policy: str) -> None:
         world.stepped()
         twin.stepped()
         assert len(world.live) == 30
-    assert world.executor.tokens == twin.executor.tokens > 0
+    assert world.device.executor.tokens == twin.device.executor.tokens > 0
     assert first.isdisjoint(world.live)
 
 

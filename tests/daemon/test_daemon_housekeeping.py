@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from daemon.config.schema import Config, Pool
+from daemon.config.schema import Config, PoolConfig
 from daemon.config.units import Duration
 from daemon.engine.kv_metrics import KvReport
 from daemon.engine.maintenance import AUDIT_NS, Housekeeping, Tiers, identity_of, tiers_of
@@ -80,7 +80,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def test_idle_sessions_leave_one_a_call_and_come_back(tmp_path: Path, clock: Clock) -> None:
     """To the directory; one left to the host before, for want of blocks. The metrics say what happened."""
     engine, store = small_engine(), MetricStore.local(LABELS)
-    settings = Pool(host_blocks=6, idle_spill=Duration(10**9), spill_dir=str(tmp_path / "s"))
+    settings = PoolConfig(host_blocks=6, idle_spill=Duration(10**9), spill_dir=str(tmp_path / "s"))
     tiers = tiers_of(Config(pool=settings), engine)
     tapes = [tape_of(engine, tiers, name) for name in "ab"]
     tiers.inputs["b"] = {"last": 41, "safe": 40}
@@ -118,7 +118,7 @@ def test_idle_sessions_leave_one_a_call_and_come_back(tmp_path: Path, clock: Clo
 
 def test_a_lost_file_and_the_rebuilt_session_are_counted(tmp_path: Path, clock: Clock) -> None:
     engine, store = small_engine(), MetricStore.local(LABELS)
-    settings = Config(pool=Pool(idle_spill=Duration(10**9), spill_dir=str(tmp_path)))
+    settings = Config(pool=PoolConfig(idle_spill=Duration(10**9), spill_dir=str(tmp_path)))
     tiers = tiers_of(settings, engine)
     tape = tape_of(engine, tiers, "a")
     keep = keeper(engine, [tape], tiers, store, clock)
@@ -154,17 +154,17 @@ def test_without_settings_there_are_no_tiers_and_nothing_is_written(
     monkeypatch.setenv("FORETICK_CACHE", str(tmp_path))
     engine = small_engine()
     assert tiers_of(Config(), engine) == Tiers()
-    only_host = tiers_of(Config(pool=Pool(host_blocks=3)), engine)
+    only_host = tiers_of(Config(pool=PoolConfig(host_blocks=3)), engine)
     assert only_host.host is not None
     assert list(tmp_path.iterdir()) == []
-    tiers_of(Config(pool=Pool(idle_spill=Duration(1))), engine)
+    tiers_of(Config(pool=PoolConfig(idle_spill=Duration(1))), engine)
     assert [p.name for p in tmp_path.iterdir()] == ["sessions"]
 
 
 def test_impossible_tiers_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = small_engine()
     (tmp_path / "file").touch()
-    spill = Config(pool=Pool(idle_spill=Duration(1), spill_dir=str(tmp_path / "file" / "x")))
+    spill = Config(pool=PoolConfig(idle_spill=Duration(1), spill_dir=str(tmp_path / "file" / "x")))
     with pytest.raises(SettingError, match=r"pool\.spill_dir: cannot make .*: Not a directory"):
         tiers_of(spill, engine)
 
@@ -173,7 +173,7 @@ def test_impossible_tiers_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("daemon.engine.maintenance.HostTier", no_memory)
     with pytest.raises(SettingError, match=r"pool\.host_blocks: no memory for the host tier"):
-        tiers_of(Config(pool=Pool(host_blocks=3)), engine)
+        tiers_of(Config(pool=PoolConfig(host_blocks=3)), engine)
 
 
 def test_a_torn_window_is_gathered_and_fragmentation_told(clock: Clock) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from daemon.config.checks import cross_check
-from daemon.config.schema import Config, Pool, Question, Scheduler
+from daemon.config.schema import Config, PoolConfig, QuestionConfig, SchedulerConfig
 from daemon.config.units import Duration
 from daemon.engine.build import fresh_tokens, pool_blocks
 from daemon.engine.metrics import EngineObserver
@@ -35,7 +35,7 @@ def test_the_pool_has_room_for_the_fresh_windows() -> None:
     for semantics, needed in (("carry", least), ("exact", least + 3000)):
         for blocks, refused in ((-(-needed // 16) - 1, True), (-(-needed // 16), False)):
             set_by_hand = config(semantics=semantics)
-            set_by_hand = msgspec.structs.replace(set_by_hand, pool=Pool(blocks=blocks))
+            set_by_hand = msgspec.structs.replace(set_by_hand, pool=PoolConfig(blocks=blocks))
             keys = [problem.key for problem in cross_check(set_by_hand)]
             assert keys == (["pool.blocks"] if refused else [])
 
@@ -51,8 +51,8 @@ async def test_the_daemon_refreshes_compares_and_keeps_event_time() -> None:
             semantics="exact",
             refresh_every=5,
         ),
-        questions=(Question(name="up", text="Up or down?"),),
-        scheduler=Scheduler(chunk_min=64, max_new_tokens=64),
+        questions=(QuestionConfig(name="up", text="Up or down?"),),
+        scheduler=SchedulerConfig(chunk_min=64, max_new_tokens=64),
         standing="none",
     )
     async with running(config, source, sink) as front:

@@ -100,7 +100,7 @@ def test_a_refusal_is_one_message(grafana, token, folder, message):
     assert token not in result.output or token == "right"
 
 
-def test_an_address_where_nobody_is(grafana):
+def test_an_address_without_grafana_is_reported(grafana):
     pytest.importorskip("grafana_client", reason="the extra `grafana` is not installed")
     result = run("push", "--url", "http://127.0.0.1:1", "--token", "right")
     assert result.exit_code == 1
@@ -114,13 +114,13 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch):
     assert "foretick[grafana]" in result.output
 
 
-def test_build_writes_what_check_accepts(monkeypatch, tmp_path: Path):
-    monkeypatch.setattr(cli, "FOLDER", tmp_path)
-    assert run("build", "--check").exit_code == 1
-    assert run("build").exit_code == 0
+def test_build_writes_what_check_accepts(tmp_path: Path):
+    build = ("build", "--directory", str(tmp_path))
+    assert run(*build, "--check").exit_code == 1
+    assert run(*build).exit_code == 0
     assert json.loads((tmp_path / "latency.json").read_text()) == COMMITTED
-    assert run("build", "--check").exit_code == 0
+    assert run(*build, "--check").exit_code == 0
     (tmp_path / "latency.json").write_text("{}")
-    stale = run("build", "--check")
+    stale = run(*build, "--check")
     assert stale.exit_code == 1
     assert "out of date" in stale.output

@@ -55,7 +55,7 @@ def test_every_expression_uses_names_labels_and_values_of_the_catalogue(dashboar
         assert found, f"{title} reads no metric: {expression}"
         # a join has the labels of both sides
         joined = {label for name, _ in found for label in BY_NAME[family(name)].labels}
-        beside = joined if "group_left" in expression else set()
+        others = joined if "group_left" in expression else set()
         for name, selector in found:
             metric = BY_NAME[family(name)]
             seen.add(metric.name)
@@ -64,7 +64,7 @@ def test_every_expression_uses_names_labels_and_values_of_the_catalogue(dashboar
                 allowed = metric.values.get(label)
                 assert allowed is None or set(pattern.split("|")) <= set(allowed), title
             for labels in re.findall(r"by \(([^)]*)\)", expression):
-                assert set(labels.split(", ")) <= {*metric.labels, *beside, "le"}, title
+                assert set(labels.split(", ")) <= {*metric.labels, *others, "le"}, title
     assert seen <= set(BY_NAME)
 
 

@@ -1,4 +1,4 @@
-"""The table of metrics in docs/operations.md: run `python -m tests.docs.metrics_table` to write it anew."""
+"""The table of metrics in docs/operations.md: run `python -m tests.docs.metrics_table` to write it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The documentation holds: its examples decode, its tables are complete, its links and commands exist."""
+"""The documentation is true: examples decode, tables are complete, links, paths, commands and tests exist."""
 
 from __future__ import annotations
 
@@ -29,12 +29,22 @@ from tests.docs import metrics_table
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
-    [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "examples/README.md", *ROOT.glob("docs/*.md")]
+    [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "examples/README.md", *ROOT.glob("docs/**/*.md")]
 )
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 FENCE = re.compile(r"(?:<!-- example: (\w+) -->\n)?```(\w*)\n(.*?)^```$", re.M | re.S)
 FIELDS = re.compile(r"<!-- fields: (\w+) -->\n((?:\|.*\n)+)")
-LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+INLINE_LINK = re.compile(r"\]\(\s*<?([^)\s>]+)")
+REFERENCE = re.compile(r"\[[^\]]+\]\[([^\]]+)\]")
+DEFINITION = re.compile(r"^\[([^\]]+)\]: *<?([^\s>]+)", re.M)
+HTML_LINK = re.compile(r"<(?:a|img)\b[^>]*\b(?:href|src)=\"([^\"]+)")
+PACKAGES = (
+    "bench|daemon|dashboards|docs|engine|examples|feeds|flash|ingest|metrics|regions|scheduler|systemd|tests"
+)
+PATH = re.compile(rf"`((?:{PACKAGES})/[\w./-]*)`")
+VERBS = "assert|check|compare|do|fail|find|hold|keep|prove|say|set|show|want"
+CLAIM = re.compile(rf"\btests? (?:(?:{VERBS})(?:e?s)?|has|have)\b")
+TEST_NAME = re.compile(r"`(?:(tests/[\w/]+\.py)::)?(test_\w+)`")
 
 
 @dataclass(frozen=True)
@@ -152,7 +162,7 @@ def test_tables_list_exactly_the_members(name: str, rows: str) -> None:
 
 
 def test_the_table_of_metrics_is_the_catalogue() -> None:
-    """`python -m tests.docs.metrics_table` writes it anew."""
+    """`python -m tests.docs.metrics_table` writes it."""
     assert metrics_table.committed() == metrics_table.table()
 
 
@@ -170,24 +180,77 @@ def test_closed_sets_are_complete(name: str, words: list[str]) -> None:
 
 
 def anchors(text: str) -> set[str]:
-    """GitHub's anchors of a page's headings."""
+    """GitHub's anchors of a page's headings, a repeated one numbered, and anchors written as HTML."""
     prose = FENCE.sub("", text)
-    titles = re.findall(r"^#+ (.+)$", prose, re.M)
-    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+    found: set[str] = set(re.findall(r"<a (?:id|name)=\"([^\"]+)", prose))
+    for title in re.findall(r"^#+ (.+)$", prose, re.M):
+        shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title)
+        anchor = re.sub(r"[^\w\- ]", "", shown.lower()).replace(" ", "-")
+        repeats = sum(1 for other in found if re.fullmatch(rf"{re.escape(anchor)}(-\d+)?", other))
+        found.add(f"{anchor}-{repeats}" if repeats else anchor)
+    return found
+
+
+def links(text: str) -> list[str]:
+    """Targets of inline links, images, link definitions and HTML."""
+    prose = FENCE.sub("", text)
+    definitions = [target for _, target in DEFINITION.findall(prose)]
+    return [*INLINE_LINK.findall(prose), *definitions, *HTML_LINK.findall(prose)]
+
+
+def is_broken(name: str, link: str) -> bool:
+    if link.startswith(("http://", "https://", "mailto:")):
+        return False
+    path, _, anchor = link.partition("#")
+    target = (ROOT / name).parent / path if path else ROOT / name
+    if not target.exists() or not anchor:
+        return not target.exists()
+    return target.suffix != ".md" or anchor not in anchors(target.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_links_resolve(name: str) -> None:
-    """To files of the repository and to headings in them."""
-    broken = []
-    for link in LINK.findall(FENCE.sub("", page(name))):
-        if link.startswith(("http://", "https://")):
-            continue
-        path, _, anchor = link.partition("#")
-        target = (ROOT / name).parent / path if path else ROOT / name
-        if not target.exists() or (anchor and anchor not in anchors(target.read_text(encoding="utf-8"))):
-            broken.append(link)
-    assert broken == []
+def test_links_and_images_lead_to_files_and_headings_that_exist(name: str) -> None:
+    text = page(name)
+    assert [link for link in links(text) if is_broken(name, link)] == []
+    defined = {label.lower() for label, _ in DEFINITION.findall(text)}
+    assert {label.lower() for label in REFERENCE.findall(FENCE.sub("", text))} <= defined
+
+
+def test_broken_links_of_every_form_are_found() -> None:
+    forms = (
+        '[a](none.md) ![b](none.png) [c][d]\n\n[d]: none.txt\n<img src="none.svg">\n# A `b`, c\n# A `b`, c\n'
+    )
+    assert links(forms) == ["none.md", "none.png", "none.txt", "none.svg"]
+    assert all(
+        is_broken("README.md", link) for link in [*links(forms), "#none", "docs/models.md#none", "Makefile#a"]
+    )
+    assert anchors(forms) == {"a-b-c", "a-b-c-1"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_repository_paths_in_the_text_exist(name: str) -> None:
+    assert [path for path in PATH.findall(page(name)) if not (ROOT / path).exists()] == []
+
+
+def named_tests(text: str) -> list[tuple[str, str]]:
+    """(file or "", function) of every test that a text names."""
+    return TEST_NAME.findall(text)
+
+
+def test_every_claim_about_a_test_names_the_test() -> None:
+    paragraphs = [(name, p) for name in NAMES for p in re.split(r"\n\s*\n|\n(?=[-*|] )", page(name))]
+    claims = [(name, p) for name, p in paragraphs if CLAIM.search(p)]
+    assert claims
+    assert [(name, p) for name, p in claims if not named_tests(p)] == []
+
+
+def test_every_test_that_a_page_names_exists() -> None:
+    files = {path: path.read_text(encoding="utf-8") for path in ROOT.glob("tests/**/*.py")}
+    named = [found for name in NAMES for found in named_tests(page(name))]
+    assert named
+    for file, function in named:
+        defined = {path for path, text in files.items() if f"def {function}(" in text}
+        assert (ROOT / file in defined) if file else defined, function
 
 
 def commands(language: str = "sh") -> Iterator[tuple[str, list[str]]]:
@@ -223,14 +286,14 @@ def test_make_targets_exist() -> None:
 
 
 def test_settings_named_in_the_text_exist() -> None:
-    """`section.key` in running text or after --set is a key of the configuration."""
+    """`table.key` in running text or after --set is a key of the configuration."""
     reference = page("docs/configuration.md")
     known = set()
-    for section, rows in re.findall(r"^## `\[+([\w.]+)\]+`\n(.*?)(?=^## |\Z)", reference, re.M | re.S):
-        known |= {f"{section}.{key}" for key in re.findall(r"^\| `(\w+)`", rows, re.M)}
-    sections = "|".join({key.split(".")[0] for key in known})
+    for table, rows in re.findall(r"^## `\[+([\w.]+)\]+`\n(.*?)(?=^## |\Z)", reference, re.M | re.S):
+        known |= {f"{table}.{key}" for key in re.findall(r"^\| `(\w+)`", rows, re.M)}
+    tables = "|".join({key.split(".")[0] for key in known})
     for name in NAMES:
-        named = re.findall(rf"(?:`|--set )((?:{sections})\.[a-z_.]+)(?==|`| )", page(name))
+        named = re.findall(rf"(?:`|--set )((?:{tables})\.[a-z_.]+)(?==|`| )", page(name))
         assert [key for key in named if key not in known and not key.endswith((".py", ".csv", ".toml"))] == []
 
 

@@ -9,7 +9,16 @@ from typing import TypeVar
 
 import msgspec
 
-from daemon.config.schema import Bars, Config, Http, Log, Process, Query, Scheduler, Session
+from daemon.config.schema import (
+    BarsConfig,
+    Config,
+    HttpConfig,
+    LogConfig,
+    ProcessConfig,
+    QueryConfig,
+    SchedulerConfig,
+    SessionConfig,
+)
 from daemon.config.units import Duration
 from feeds.codec import decode_message
 from feeds.messages import Answer, DataUpdated, DeadLetter
@@ -143,10 +152,10 @@ class MemorySink:
         return [decode_message(payload) for to, _, payload, _ in self.sent if to == topic]  # type: ignore[misc]  # these are
 
 
-def sessions(*symbols: str, **settings: object) -> tuple[Session, ...]:
+def sessions(*symbols: str, **settings: object) -> tuple[SessionConfig, ...]:
     """A session for each VENUE:SYMBOL, named like the symbol in small letters."""
     return tuple(
-        Session(name=symbol.partition(":")[2].lower(), symbol=symbol, **settings)  # type: ignore[arg-type]  # a Session's
+        SessionConfig(name=symbol.partition(":")[2].lower(), symbol=symbol, **settings)  # type: ignore[arg-type]  # a Session's
         for symbol in symbols
     )
 
@@ -155,11 +164,11 @@ def inproc_config(symbols: Iterable[str] = ("V:AAA",), **settings: object) -> Co
     """A daemon in this process on free ports, one-second bars; ``settings`` replace the file's sections."""
     defaults: dict[str, object] = {
         "sessions": sessions(*symbols, retention_tokens=1024),
-        "bars": Bars(interval=Duration(SECOND)),
-        "scheduler": Scheduler(max_new_tokens=64),
-        "query": Query(endpoint="tcp://127.0.0.1:*"),
-        "http": Http(port=0),
-        "process": Process(mode="inproc", drain=Duration(5 * SECOND)),
-        "log": Log(level="warning"),
+        "bars": BarsConfig(interval=Duration(SECOND)),
+        "scheduler": SchedulerConfig(max_new_tokens=64),
+        "query": QueryConfig(endpoint="tcp://127.0.0.1:*"),
+        "http": HttpConfig(port=0),
+        "process": ProcessConfig(mode="inproc", drain=Duration(5 * SECOND)),
+        "log": LogConfig(level="warning"),
     }
     return Config(**(defaults | settings))  # type: ignore[arg-type]  # a Config's

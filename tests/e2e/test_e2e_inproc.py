@@ -15,7 +15,14 @@ import pytest
 
 from daemon.api.client import QueryClient
 from daemon.api.messages import Ask, QueryError
-from daemon.config.schema import Bars, Config, Model, Question, Scheduler, Source
+from daemon.config.schema import (
+    BarsConfig,
+    Config,
+    ModelConfig,
+    QuestionConfig,
+    SchedulerConfig,
+    SourceConfig,
+)
 from daemon.config.units import Duration
 from daemon.engine.build import build, limits_of
 from daemon.engine.spec import SettingError
@@ -209,7 +216,7 @@ async def test_a_flood_is_coalesced_counted_and_answered_for_to_the_last_record(
 
 async def test_what_a_dropping_ring_loses_is_counted_and_flagged():
     source, sink, tape = QueueSource("dropping"), MemorySink(), Tape("V:AAA")
-    config = inproc_config(source=Source(ring_capacity=64))
+    config = inproc_config(source=SourceConfig(ring_capacity=64))
     async with running(config, source, sink) as front:
         source.put(tape.second(0), tape.second(1))
         await until(lambda: len(answers(sink)) == 6)
@@ -233,7 +240,7 @@ async def test_what_a_dropping_ring_loses_is_counted_and_flagged():
 
 async def test_late_and_out_of_order_ticks():
     source, sink = QueueSource(), MemorySink()
-    config = inproc_config(bars=Bars(interval=Duration(SECOND), lateness=Duration(SECOND)))
+    config = inproc_config(bars=BarsConfig(interval=Duration(SECOND), lateness=Duration(SECOND)))
     tape = Tape("V:AAA")
     async with running(config, source, sink) as front:
 
@@ -270,8 +277,8 @@ async def test_a_question_longer_than_the_budget_fails_alone():
     source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
     long = "is the trend up or down " * 40
     config = inproc_config(
-        questions=(Question(name="long", text=long), Question(name="short", text="Up or down?")),
-        scheduler=Scheduler(max_prompt_tokens=100, max_new_tokens=64),
+        questions=(QuestionConfig(name="long", text=long), QuestionConfig(name="short", text="Up or down?")),
+        scheduler=SchedulerConfig(max_prompt_tokens=100, max_new_tokens=64),
         standing="none",
     )
     async with running(config, source, sink) as front:
@@ -321,7 +328,7 @@ async def test_a_clean_stop_drains_and_leaves_nothing_behind():
 
 
 async def test_a_model_that_is_not_there_is_a_setting_s_fault(tmp_path):
-    config = inproc_config(model=Model(path=str(tmp_path / "nowhere")))
+    config = inproc_config(model=ModelConfig(path=str(tmp_path / "nowhere")))
     front = Front(config, source=QueueSource(), routes=[])
     try:
         with pytest.raises(SettingError, match=r"no config\.json") as raised:

@@ -13,7 +13,7 @@ import pytest
 
 from daemon.api.client import QueryClient
 from daemon.api.messages import FinishReply, PromptReply, QueryError
-from daemon.config.schema import Pool, Query, Scheduler
+from daemon.config.schema import PoolConfig, QueryConfig, SchedulerConfig
 from daemon.config.units import Duration
 from daemon.engine.build import build
 from daemon.engine.host import scheduler_of
@@ -97,8 +97,8 @@ async def test_many_prompts_in_a_small_pool_are_answered_like_one_alone(eviction
     config = inproc_config(
         sessions=(),
         standing="none",
-        pool=Pool(blocks=32, host_blocks=32),
-        scheduler=Scheduler(
+        pool=PoolConfig(blocks=32, host_blocks=32),
+        scheduler=SchedulerConfig(
             policy="lcas", eviction=eviction, cell_budget=1.0, max_prompt_tokens=400, max_new_tokens=16
         ),
     )
@@ -154,8 +154,8 @@ async def test_many_prompts_in_a_small_pool_are_answered_like_one_alone(eviction
 def test_the_scheduler_is_given_what_the_configuration_asks_for() -> None:
     config = inproc_config(
         sessions=sessions("V:AAA", retention_tokens=1024, max_staleness=Duration(SECOND)),
-        pool=Pool(host_blocks=8),
-        scheduler=Scheduler(policy="klpm-adaptive", profile="h200-paper", max_new_tokens=64),
+        pool=PoolConfig(host_blocks=8),
+        scheduler=SchedulerConfig(policy="klpm-adaptive", profile="h200-paper", max_new_tokens=64),
     )
     built = build(config, {})
     assert built.tapes["aaa"].staleness_ns == SECOND
@@ -173,8 +173,10 @@ async def test_refusals_and_a_client_that_vanishes() -> None:
     config = inproc_config(
         sessions=(),
         standing="none",
-        scheduler=Scheduler(stream_timeout=Duration(SECOND // 4), max_new_tokens=64, max_prompt_tokens=100),
-        query=Query(endpoint="tcp://127.0.0.1:*", max_prompts=3, max_prompts_each=2),
+        scheduler=SchedulerConfig(
+            stream_timeout=Duration(SECOND // 4), max_new_tokens=64, max_prompt_tokens=100
+        ),
+        query=QueryConfig(endpoint="tcp://127.0.0.1:*", max_prompts=3, max_prompts_each=2),
     )
     async with running(config, QueueSource(), MemorySink()) as front:
         assert front.query is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from daemon.config.schema import Pool
+from daemon.config.schema import PoolConfig
 from daemon.config.units import Duration
 from tests.e2e.support import MemorySink, QueueSource, inproc_config, until
 from tests.e2e.test_e2e_inproc import Tape, answers, count, running
@@ -17,7 +17,7 @@ def names(directory: Path) -> list[str]:
 async def test_an_idle_session_leaves_for_the_disk_and_comes_back_with_the_next_bar(tmp_path: Path) -> None:
     """Nothing is computed again: the answers behind it reuse the whole tape; a clean stop loses nothing."""
     source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
-    pool = Pool(idle_spill=Duration(100_000_000), spill_dir=str(tmp_path))
+    pool = PoolConfig(idle_spill=Duration(100_000_000), spill_dir=str(tmp_path))
     async with running(inproc_config(pool=pool), source, sink) as front:
         for n in range(5):
             source.put(tape.second(n))

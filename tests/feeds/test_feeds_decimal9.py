@@ -57,7 +57,7 @@ def test_round_at_the_half(text: str, nano: int) -> None:
         ("9200000000", LIMIT),
     ],
 )
-def test_what_is_read(text: str, nano: int) -> None:
+def test_decimal_text_is_read_exactly(text: str, nano: int) -> None:
     value = parse_fixed9(text)
     assert value == nano
     assert type(value) is Fixed9
@@ -71,7 +71,7 @@ def test_what_is_read(text: str, nano: int) -> None:
         *("0.0000000001", "9200000000.000000001", "1" * 65, "1" * 5000),
     ],
 )
-def test_what_is_refused(text: str) -> None:
+def test_text_that_is_no_decimal_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
         parse_fixed9(text)
     if text != "0.0000000001":

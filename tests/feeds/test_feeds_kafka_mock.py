@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from feeds.backoff import CAP_S, Link, delay_s
+from feeds.backoff import CAP_S, Connection, delay_s
 from feeds.kafka import BrokerError, KafkaSink, KafkaSource, missing_topics, quiet_client_log
 from feeds.mock_broker import NOTICE, MockBroker, MockUnavailable
 from feeds.source import CommitFailed, Incoming, PublishRefused, Sink, SinkStopped, Source, State
@@ -79,7 +79,7 @@ async def test_round_trip_commit_and_resume(broker: MockBroker) -> None:
     assert (again.state, sink.state) == (State.STOPPED, State.STOPPED)
 
 
-async def test_pause_holds_fetching_back_and_resume_loses_nothing(broker: MockBroker) -> None:
+async def test_a_paused_source_fetches_nothing_and_resuming_loses_nothing(broker: MockBroker) -> None:
     sink = KafkaSink("out", broker.bootstrap)
     source = KafkaSource("in", broker.bootstrap, [T], "g", poll_ms=50)
     await sink.start()
@@ -226,12 +226,12 @@ async def test_backoff_doubles_to_its_cap_and_starts_over() -> None:
     async def sleep(seconds: float) -> None:
         naps.append(seconds)
 
-    link = Link("x", "peer", logging.getLogger("feeds.test"), sleep)
+    connection = Connection("x", "peer", logging.getLogger("feeds.test"), sleep)
     for _ in range(8):
-        await link.wait_before_retry("away")
+        await connection.wait_before_retry("away")
     assert naps == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, CAP_S, CAP_S]
     assert delay_s(10**6) == CAP_S
-    link.up()
-    await link.wait_before_retry("away")
+    connection.up()
+    await connection.wait_before_retry("away")
     assert naps[-1] == 0.1
-    assert link.retries == 9
+    assert connection.retries == 9

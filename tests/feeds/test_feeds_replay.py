@@ -143,7 +143,7 @@ def test_bars_whose_columns_come_in_another_order(tmp_path: Path) -> None:
     assert bad == []
 
 
-def test_a_fifth_format_needs_no_code(tmp_path: Path) -> None:
+def test_a_new_format_needs_no_code(tmp_path: Path) -> None:
     form = tmp_path / "fifth.toml"
     form.write_text(
         """

@@ -93,7 +93,7 @@ async def test_a_range_keeps_the_offsets_of_the_whole_file(ticks: Path) -> None:
     assert [m.offset async for batch in tape.batches() for m in batch] == [2]
 
 
-async def test_pause_holds_and_resume_goes_on(ticks: Path) -> None:
+async def test_a_paused_replay_waits_until_it_is_resumed(ticks: Path) -> None:
     tape = source(ticks, Clock(), 0, max_records=1)
     await tape.start()
     batches = tape.batches()
@@ -107,7 +107,7 @@ async def test_pause_holds_and_resume_goes_on(ticks: Path) -> None:
     await batches.aclose()
 
 
-async def test_stop_ends_a_tape_that_waits(ticks: Path) -> None:
+async def test_stop_ends_a_replay_that_waits(ticks: Path) -> None:
     tape = ReplaySource("tape", ticks, load_format("histdata_quotes"), 0.001)
     await tape.start()
     batches = tape.batches()

@@ -134,7 +134,7 @@ async def test_a_subscriber_that_cannot_keep_up_knows_what_it_lost(context: zmq.
     await sink.stop()
 
 
-async def test_foreign_frames(context: zmq.asyncio.Context) -> None:
+async def test_messages_of_another_shape_are_dropped_and_counted(context: zmq.asyncio.Context) -> None:
     raw = context.socket(zmq.PUB)
     raw.bind("inproc://raw")
     source = ZmqSource("in", "inproc://raw", [""], context=context)

@@ -67,7 +67,7 @@ class ReferenceSession:
                 self.empty_run += 1
                 last = self.closed[-1][4]
                 flags = EMPTY | (GAP if self.pending_gap else 0)
-                safe = self.safe_offset(fallback)
+                safe = self.low_watermark(fallback)
                 at = index * self.policy.interval_ns
                 self.closed.append((at, last, last, last, last, 0, 0, flags, safe))
         self.floor = limit if self.floor is None else max(self.floor, limit)
@@ -89,9 +89,9 @@ class ReferenceSession:
                 volume,
                 len(ticks),
                 flags,
-                self.safe_offset(fallback),
+                self.low_watermark(fallback),
             )
         )
 
-    def safe_offset(self, fallback: int) -> int:
+    def low_watermark(self, fallback: int) -> int:
         return min([fallback, *(min(tick.offset for tick in ticks) for ticks in self.open.values())])

@@ -15,7 +15,7 @@ from ingest.record import QUOTE, RECORD, TRADE, Records, RecordWriter
 from tests.ingest.reference_bars import MOST, ReferenceSession, Tick
 
 START = 1_000_000  # a multiple of no interval below
-FIELDS = ["ts_open", "o", "h", "l", "c", "v", "n_ticks", "flags", "safe_offset"]
+FIELDS = ["ts_open", "o", "h", "l", "c", "v", "n_ticks", "flags", "low_watermark"]
 
 ticks = st.builds(
     Tick,
@@ -122,7 +122,12 @@ def test_newest_tick_and_its_wait_are_those_of_the_last_arrival() -> None:
     builder.update(records[1:], 60)
     (bar,) = builder.flush()
     assert (bar["ts_last_event"], bar["ts_recv"], bar["ts_ring"], bar["ring_wait"]) == (150, 1001, 45, 15)
-    assert (bar["partition"], bar["first_offset"], bar["last_offset"], bar["safe_offset"]) == (3, 10, 11, 12)
+    assert (bar["partition"], bar["first_offset"], bar["last_offset"], bar["low_watermark"]) == (
+        3,
+        10,
+        11,
+        12,
+    )
 
 
 def test_quotes_make_bars_of_the_mid_without_volume() -> None:

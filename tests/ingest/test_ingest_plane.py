@@ -112,7 +112,12 @@ def test_a_tape_record_says_where_it_comes_from_and_how_long_it_took(make: Make)
     harness.plane.step()
     ((session, record),) = harness.seen
     assert session == 1
-    assert (record.partition, record.first_offset, record.last_offset, record.safe_offset) == (1, 70, 71, 72)
+    assert (record.partition, record.first_offset, record.last_offset, record.low_watermark) == (
+        1,
+        70,
+        71,
+        72,
+    )
     assert (record.ts_last_event, record.ts_recv) == (1_250_000_000, 1_250_000_000)
     assert (record.ts_ring, record.ring_wait_ns, record.n_bars, record.flags) == (1000, 2000, 1, 0)
     metrics = harness.metrics

@@ -1,17 +1,18 @@
-"""Running a daemon in this process: the loop, the signals, the exit status."""
+"""`foretick run`: a daemon in this process, until a signal ends it."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
-import signal
-from collections.abc import Iterator
+import sys
+from pathlib import Path
 
+import click
 import uvloop
 
-from daemon.config.load import exposure_warnings
+from daemon.cli.options import EXIT_CONFIG, EXIT_FAILED, config_option, read_config, set_option
+from daemon.cli.signals import stopping_on_signals
+from daemon.config.checks import exposure_warnings
 from daemon.config.schema import Config
 from daemon.engine.spec import SettingError
 from daemon.front.server import Front
@@ -19,16 +20,20 @@ from daemon.logs import set_up_logging
 
 log = logging.getLogger(__name__)
 
-EXIT_FAILED = 1
-EXIT_CONFIG = 2
-EXIT_FORCED = 130
+
+@click.command("run")
+@config_option
+@set_option
+def command(config_path: Path, settings: tuple[str, ...]) -> None:
+    """Run the daemon until SIGTERM."""
+    sys.exit(serve(read_config(config_path, settings)))
 
 
 def serve(config: Config) -> int:
     """Run until SIGTERM or SIGINT, drain, and return the exit status (0: nothing was left behind)."""
     set_up_logging(config.log, "front")
     for warning in exposure_warnings(config):
-        log.warning(warning)
+        log.warning("%s", warning)
     try:
         return uvloop.run(_serve(config))
     except SettingError as error:  # before there was anything to stop
@@ -61,23 +66,3 @@ async def _serve(config: Config) -> int:
             await asyncio.gather(starting, stopped, return_exceptions=True)
         clean = await front.stop()
         return status or (0 if clean else EXIT_FAILED)
-
-
-@contextlib.contextmanager
-def stopping_on_signals(stop: asyncio.Event) -> Iterator[None]:
-    """SIGTERM and Ctrl-C set ``stop``; a second one ends the process at once."""
-    loop = asyncio.get_running_loop()
-
-    def on_signal() -> None:
-        if stop.is_set():
-            os._exit(EXIT_FORCED)
-        stop.set()
-
-    signals = (signal.SIGTERM, signal.SIGINT)
-    for number in signals:
-        loop.add_signal_handler(number, on_signal)
-    try:
-        yield
-    finally:
-        for number in signals:
-            loop.remove_signal_handler(number)

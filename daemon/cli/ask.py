@@ -1,0 +1,36 @@
+"""`foretick ask`: one question to a running daemon."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from daemon.api.client import QueryClient
+from daemon.api.messages import QueryError
+from daemon.cli.options import EXIT_FAILED
+
+
+@click.command("ask")
+@click.argument("session")
+@click.argument("question")
+@click.option("--endpoint", default="tcp://127.0.0.1:7801", show_default=True, help="the query socket")
+@click.option("--choice", "choices", multiple=True, help="an allowed answer; give it twice or more")
+@click.option("--max-tokens", type=click.IntRange(min=1), default=16, show_default=True)
+@click.option("--timeout", type=float, default=30.0, show_default=True, help="seconds")
+def command(
+    session: str, question: str, endpoint: str, choices: tuple[str, ...], max_tokens: int, timeout: float
+) -> None:
+    """Ask a running daemon; the answer names its data version."""
+    try:
+        with QueryClient(endpoint, timeout) as client:
+            reply = client.ask(session, question, max_tokens, choices)
+    except QueryError as error:
+        click.echo(str(error), err=True)
+        sys.exit(EXIT_FAILED)
+    source = "answered ahead" if reply.cached else "computed now"
+    untrained = ", untrained model" if reply.untrained else ""
+    click.echo(
+        f"{reply.text}\n  version {reply.data_version}, logit gap {reply.logit_gap:.3f}, "
+        f"stale {reply.staleness_ns / 1e9:.3f} s, {reply.latency_ns / 1e6:.2f} ms, {source}{untrained}"
+    )

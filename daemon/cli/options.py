@@ -1,0 +1,40 @@
+"""Options and exit statuses that several commands share."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from daemon.config.load import Config, ConfigError, load_config
+
+EXIT_FAILED = 1
+EXIT_CONFIG = 2
+EXIT_FORCED = 130
+
+config_option = click.option(
+    "--config", "config_path", type=click.Path(path_type=Path), required=True, help="configuration file"
+)
+set_option = click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="override one key")
+
+
+def read_config(path: Path | None, settings: tuple[str, ...]) -> Config:
+    """The configuration; otherwise prints what is wrong, by key, and ends with exit status 2."""
+    overrides: dict[str, object] = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise click.BadParameter(f"{setting!r} is not KEY=VALUE", param_hint="--set")
+        overrides[key] = value
+    try:
+        return load_config(path, None, overrides)
+    except ConfigError as error:
+        refuse(error)
+
+
+def refuse(error: Exception) -> NoReturn:
+    """Print the error and end with exit status 2."""
+    click.echo(str(error), err=True)
+    sys.exit(EXIT_CONFIG)

@@ -1,0 +1,52 @@
+"""The command line loads a command when it is used."""
+
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from daemon.cli.main import COMMANDS, main
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_is_a_module_of_its_name(name: str) -> None:
+    command = import_module(f"daemon.cli.{name}").command
+    assert isinstance(command, click.Command)
+    assert command.name == name
+    assert command.help
+
+
+def test_the_help_lists_every_command_and_loads_none_of_ours() -> None:
+    program = (
+        "import sys\n"
+        "from daemon.cli.main import COMMANDS, main\n"
+        "main(['--help'], standalone_mode=False)\n"
+        "assert not [name for name in COMMANDS if f'daemon.cli.{name}' in sys.modules]\n"
+        "assert not {'torch', 'zmq', 'aiokafka'} & set(sys.modules)\n"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert all(f"\n  {name} " in done.stdout for name in [*COMMANDS, "bench", "dashboards"])
+
+
+def test_an_unknown_command_is_refused() -> None:
+    result = CliRunner().invoke(main, ["nothing"])
+    assert result.exit_code == 2
+    assert "No such command 'nothing'" in result.output
+
+
+@pytest.mark.parametrize("command", ["run", "check"])
+def test_a_setting_without_a_value_and_an_unknown_key_end_with_status_2(command: str, tmp_path: Path) -> None:
+    (tmp_path / "empty.toml").touch()
+    options = [command, "--config", str(tmp_path / "empty.toml"), "--set"]
+    assert "is not KEY=VALUE" in CliRunner().invoke(main, [*options, "http.port"]).output
+    unknown = CliRunner().invoke(main, [*options, "http.prot=1"])
+    assert unknown.exit_code == 2
+    assert "did you mean port?" in unknown.output

@@ -1,0 +1,50 @@
+"""Connectors by name, and the settings of theirs that only using them can refuse."""
+
+import pytest
+
+from feeds.connector import BadSetting, Connector
+from feeds.connectors import SINKS, SOURCES
+from feeds.source import Sink, Source
+
+SETTINGS = {
+    "kafka": {"bootstrap": "127.0.0.1:1"},
+    "zeromq": {"endpoint": "tcp://127.0.0.1:*"},
+    "replay": {"file": "ticks.csv", "format": "histdata_quotes"},
+}
+
+
+def test_every_module_is_a_connector_of_its_name():
+    assert set(SOURCES) == {"kafka", "replay", "zeromq"}
+    assert set(SINKS) == {"kafka", "zeromq"}
+
+
+@pytest.mark.parametrize("name", sorted(SOURCES))
+def test_a_source_connector_opens_a_source_of_the_given_name(name):
+    source = SOURCES[name](**SETTINGS[name]).open(name, 1.0)
+    assert isinstance(source, Source)
+    assert source.name == name
+
+
+@pytest.mark.parametrize("name", sorted(SINKS))
+def test_a_sink_connector_opens_a_sink_and_names_its_topics(name):
+    connector = SINKS[name](**SETTINGS[name])
+    sink = connector.open(name, 1.0)
+    assert isinstance(sink, Sink)
+    assert sink.name == name
+    assert connector.topics.answers == "answers.v1"
+    assert connector.topics.dead_letters == "dlq.v1"
+
+
+def test_only_an_endpoint_that_is_bound_is_reported_as_bound():
+    bound, connected = (SOURCES["zeromq"](endpoint="tcp://127.0.0.1:1", bind=bind) for bind in (True, False))
+    assert bound.bound() == {"endpoint": "tcp://127.0.0.1:1"}
+    assert connected.bound() == {}
+    assert Connector().bound() == {}
+
+
+def test_a_replay_of_an_unknown_format_is_refused_by_key(tmp_path):
+    replay = SOURCES["replay"](file=str(tmp_path / "none"), format="nowhere")
+    with pytest.raises(BadSetting, match="nowhere") as refused:
+        replay.open("replay", 1.0)
+    assert refused.value.key == "format"
+    assert [(found.key, found.ok) for found in replay.check()] == [("file", False), ("format", False)]
