@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 
 from scheduler.grouping import Grouping
@@ -129,3 +130,12 @@ def started(request: Request) -> int:
     at = request.first(Event.SCHEDULED)
     assert at is not None
     return at
+
+
+def eventually(condition: Callable[[], object], timeout_s: float = 5.0) -> bool:
+    until = time.monotonic() + timeout_s
+    while time.monotonic() < until:
+        if condition():
+            return True
+        time.sleep(0.002)
+    return False

@@ -13,8 +13,7 @@ from scheduler.tapes import Record
 from scheduler.types import Limits, PriorityClass
 from scheduler.worker import Worker
 from tests.scheduler.fakes import FakeReader
-from tests.scheduler.harness import SMALL, Harness
-from tests.scheduler.test_scheduler_worker import eventually
+from tests.scheduler.harness import SMALL, Harness, eventually
 
 STREAM = PriorityClass.STREAM
 
