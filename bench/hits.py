@@ -34,6 +34,7 @@ from daemon.config.schema import (
     SourceConfig,
 )
 from daemon.front.server import Front
+from daemon.front.wiring import make_front
 from feeds.connectors.zeromq import ZmqSinkConnector
 
 _MARKETS = 3
@@ -109,7 +110,7 @@ def config(threads: int) -> Config:
 
 async def _measure(plan: Plan, threads: int, make: Callable[[], FloodSource]) -> list[Condition]:
     source = make()
-    front = Front(config(threads), source=source)
+    front = make_front(config(threads), source=source)
     still, moving = (session.name for session in front.config.sessions[:2])
     try:
         await front.start()

@@ -22,7 +22,7 @@ from bench.figures import Rates, rates
 from bench.flood import FloodSource
 from bench.trades import instruments, payloads
 from daemon.config.schema import SourceConfig
-from daemon.front.ingest import Intake
+from daemon.front.ingest import Ingest
 from daemon.front.offsets import OffsetTracker
 from feeds.codec import decode_record
 from feeds.kafka import KafkaSource
@@ -94,13 +94,13 @@ def run(plan: Plan) -> KafkaRate:
     return KafkaRate(len(symbols), size, *alone, *stages)
 
 
-def make_intake(source: Source, ring: Ring, symbols: Sequence[str]) -> Intake:
+def make_intake(source: Source, ring: Ring, symbols: Sequence[str]) -> Ingest:
     """The front's intake, one session a symbol; a malformed record ends the measurement."""
 
     def refuse(letter: DeadLetter) -> None:
         raise RuntimeError(f"a synthetic record was refused: {letter.error}")
 
-    return Intake(
+    return Ingest(
         source,
         ring,
         {symbol: (i, symbol) for i, symbol in enumerate(symbols)},
@@ -120,7 +120,7 @@ def _decode(records: Records) -> float:
 
 
 async def _stages(records: Records, symbols: list[str]) -> tuple[float, float, tuple[int, int]]:
-    """Intake from memory into a ring that holds it all, then the data plane over that ring, with counts."""
+    """Ingest from memory into a ring that holds it all, then the data plane over that ring, with counts."""
     ring = Ring.create(1 << (len(records) - 1).bit_length())
     source = FloodSource((), records, BATCH)
     source.open()

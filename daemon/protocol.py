@@ -1,21 +1,27 @@
 """What crosses between front and engine: commands one way, events the other, msgspec structs in msgpack.
 
-In `inproc` mode the same structs are handed over without encoding, so no behaviour lives in the seam.
+A client's request is the command itself, and the engine fills the reply or the published answer; the front
+adds what only it knows. In `inproc` mode the same structs are handed over without encoding.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-
-class AskEngine(msgspec.Struct, frozen=True, tag="ask"):
-    """Answer ``text`` on the session's newest version. ``choices`` empty: free text."""
-
-    id: int
-    session: str
-    text: str
-    max_tokens: int
-    choices: tuple[str, ...]
+from daemon.api.messages import (
+    Append,
+    Ask,
+    AskReply,
+    Close,
+    Complete,
+    Finish,
+    FinishReply,
+    Open,
+    PromptReply,
+    Update,
+)
+from feeds.decoding import decoded
+from feeds.messages import Answer
 
 
 class CancelAsk(msgspec.Struct, frozen=True, tag="cancel"):
@@ -25,40 +31,17 @@ class CancelAsk(msgspec.Struct, frozen=True, tag="cancel"):
 
 
 class OpenPrompt(msgspec.Struct, frozen=True, tag="open_prompt"):
-    """A prompt without a session begins with ``text``. ``complete``: that is all of it, so generate.
+    """A prompt without a session begins. ``Complete``: its text is all of it, so generate.
 
-    The engine replies with `PromptTaken`, and in the end with `PromptDone` or `PromptFailed`, always.
+    The engine replies with a `PromptReply` to this and to every later input, and in the end, always, with a
+    `FinishReply` or `PromptFailed`.
     """
 
-    prompt: int
-    text: str
-    complete: bool
-    max_tokens: int
-    choices: tuple[str, ...]
-    temperature: float
+    prompt: str
+    request: Open | Complete
 
 
-class PromptInput(msgspec.Struct, frozen=True, tag="prompt_input"):
-    """More of an unfinished prompt, or with ``replaces`` all of it anew; the reply is `PromptTaken`."""
-
-    prompt: int
-    text: str
-    replaces: bool
-
-
-class FinishPrompt(msgspec.Struct, frozen=True, tag="finish_prompt"):
-    """The prompt is all there: generate."""
-
-    prompt: int
-
-
-class CancelPrompt(msgspec.Struct, frozen=True, tag="cancel_prompt"):
-    """Nobody waits for this prompt's answer any more."""
-
-    prompt: int
-
-
-PromptCommand = OpenPrompt | PromptInput | FinishPrompt | CancelPrompt
+PromptCommand = OpenPrompt | Append | Update | Finish | Close
 
 
 class EndInput(msgspec.Struct, frozen=True, tag="end_input"):
@@ -71,7 +54,7 @@ class StopEngine(msgspec.Struct, frozen=True, tag="stop"):
     drain_s: float
 
 
-Command = AskEngine | CancelAsk | PromptCommand | EndInput | StopEngine
+Command = Ask | CancelAsk | PromptCommand | EndInput | StopEngine
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -84,25 +67,15 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     pool_blocks: int
 
 
-class Stages(msgspec.Struct, frozen=True):
-    """Times of the newest record's way and of the answer's own, in ns."""
-
-    ring_wait: int
-    bars: int
-    tokenise: int
-    queue: int
-    forward: int
-
-
 class Inputs(msgspec.Struct, frozen=True):
     """Which records an update stands for, by the feed's own running numbers.
 
-    Every record of the session numbered below ``safe`` is in a closed bar or was dropped.
+    Every record of the session numbered below ``low_watermark`` is in a closed bar or was dropped.
     """
 
     first: int
     last: int
-    safe: int
+    low_watermark: int
 
 
 class Committed(msgspec.Struct, frozen=True, tag="committed"):
@@ -120,26 +93,11 @@ class Committed(msgspec.Struct, frozen=True, tag="committed"):
 
 
 class Answered(msgspec.Struct, frozen=True, tag="answered"):
-    """One standing question's answer at one version."""
+    """One standing question's answer; the front adds input offsets and ages. ``ts_ring``: monotonic ns."""
 
-    session: str
-    question: str
-    question_hash: str
-    version: int
-    text: str
-    choice: str | None
-    logit_gap: float
-    as_of: int
-    ts_recv: int
-    ts_ring: int
+    answer: Answer
     inputs: Inputs
-    stages: Stages
-    computed_tokens: int
-    reused_tokens: int
-    coalesced: int
-    flags: tuple[str, ...]
-    recomputed_tokens: int = 0
-    swapped_tokens: int = 0
+    ts_ring: int
 
 
 class AnswerFailed(msgspec.Struct, frozen=True, tag="answer_failed"):
@@ -153,62 +111,23 @@ class AnswerFailed(msgspec.Struct, frozen=True, tag="answer_failed"):
     inputs: Inputs
 
 
-class AskDone(msgspec.Struct, frozen=True, tag="ask_done"):
-    """The answer to an `AskEngine`."""
-
-    id: int
-    version: int
-    text: str
-    choice: str | None
-    logit_gap: float
-    computed_tokens: int
-    reused_tokens: int
-
-
 class AskFailed(msgspec.Struct, frozen=True, tag="ask_failed"):
-    """Why an `AskEngine` has no answer."""
+    """Why an `Ask` has no answer."""
 
     id: int
     code: str
     message: str
-
-
-class PromptTaken(msgspec.Struct, frozen=True, tag="prompt_taken"):
-    """An input was handed to the scheduler; the prompt is ``tokens`` long with it. In order of the inputs."""
-
-    prompt: int
-    tokens: int
-
-
-class PromptDone(msgspec.Struct, frozen=True, tag="prompt_done"):
-    """The answer to a finished prompt, and what its KV went through, in tokens; times in ns.
-
-    ``ttft_ns``: from its last input or its end to the answer's first token.
-    """
-
-    prompt: int
-    text: str
-    choice: str | None
-    logit_gap: float
-    prompt_tokens: int
-    answer_tokens: int
-    reused_tokens: int
-    recomputed_tokens: int
-    swapped_tokens: int
-    invalidated_tokens: int
-    ttft_ns: int
-    waits: dict[str, int]
 
 
 class PromptFailed(msgspec.Struct, frozen=True, tag="prompt_failed"):
     """Why a prompt has no answer and takes no more input."""
 
-    prompt: int
+    prompt: str
     code: str
     message: str
 
 
-PromptEvent = PromptTaken | PromptDone | PromptFailed
+PromptEvent = PromptReply | FinishReply | PromptFailed
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
@@ -220,6 +139,13 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
 
 class InputDone(msgspec.Struct, frozen=True, tag="input_done"):
     """After `EndInput`: everything the source gave is answered."""
+
+
+class ThreadEnded(msgspec.Struct, frozen=True, tag="thread_ended"):
+    """A thread that the engine cannot do without ended unasked."""
+
+    name: str
+    why: str
 
 
 class Stopped(msgspec.Struct, frozen=True, tag="stopped"):
@@ -240,15 +166,28 @@ EngineEvent = (
     | Committed
     | Answered
     | AnswerFailed
-    | AskDone
+    | AskReply
     | AskFailed
     | PromptEvent
     | Heartbeat
     | InputDone
+    | ThreadEnded
     | Stopped
     | Fatal
 )
 
 encode = msgspec.msgpack.Encoder().encode
-decode_command = msgspec.msgpack.Decoder(Command).decode
-decode_event = msgspec.msgpack.Decoder(EngineEvent).decode
+_commands = msgspec.msgpack.Decoder(Command)
+_events = msgspec.msgpack.Decoder(EngineEvent)
+
+
+def decode_command(payload: bytes) -> Command:
+    """Raises Undecodable."""
+    command: Command = decoded(_commands.decode, payload)
+    return command
+
+
+def decode_event(payload: bytes) -> EngineEvent:
+    """Raises Undecodable."""
+    event: EngineEvent = decoded(_events.decode, payload)
+    return event

@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol, cast, get_args
 import msgspec
 
 from feeds.decimal9 import SCALE, Fixed9, check_fixed9, parse_fixed9
+from feeds.decoding import Undecodable, decoded
 from feeds.messages import AnyMessage, AnyRecord, Bar, Quote, Trade
 
 Encoding = Literal["json", "msgpack"]
@@ -141,11 +142,11 @@ def _decode(decoders: Mapping[str, _Decoder], payload: bytes, encoding: str) -> 
     if decoder is None:
         raise MalformedRecord("encoding", f"encoding {encoding!r} is not one of json, msgpack")
     try:
-        return decoder.decode(payload)
-    except msgspec.ValidationError as error:
-        raise MalformedRecord(_reason(str(error)), str(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedRecord("msgpack" if encoding == "msgpack" else "json", str(error)) from None
+        return decoded(decoder.decode, payload)
+    except Undecodable as error:
+        unreadable: Reason = "msgpack" if encoding == "msgpack" else "json"
+        reason = _reason(str(error)) if error.readable else unreadable
+        raise MalformedRecord(reason, str(error)) from None
 
 
 def _reason(text: str) -> Reason:

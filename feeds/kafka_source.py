@@ -144,6 +144,8 @@ class KafkaSource:
         if consumer is None or self._group is None:
             raise CommitFailed(f"{self.name}: not a started member of a group, nowhere to commit")
         owned = consumer.assignment()
+        if not owned:
+            raise CommitFailed(f"{self.name}: no partition is assigned while the group rebalances")
         ours = {TopicPartition(*p): offset for p, offset in offsets.items() if TopicPartition(*p) in owned}
         if not ours:
             return

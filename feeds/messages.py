@@ -116,9 +116,9 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
     logit_gap: float
     probability: float | None
     data_version: int
-    inputs: list[InputRange]
+    inputs: list[InputRange] = []
     as_of: int
-    staleness_ns: int
+    staleness_ns: int = 0
     model: str
     model_revision: str
     untrained: bool
@@ -126,7 +126,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
     reused_tokens: int
     computed_tokens: int
     flags: list[Flag]
-    published_at: int
+    published_at: int = 0
     recomputed_tokens: int = 0
     swapped_tokens: int = 0
 

@@ -14,6 +14,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from feeds.decoding import Undecodable, decoded
 from feeds.source import Incoming, Kind, Partition, PublishRefused, SinkStopped, State
 
 POLL_MS = 200
@@ -162,8 +163,8 @@ class ZmqSource:
         headers: dict[str, bytes] = {}
         if len(frames) == 3:
             try:
-                header = self._header.decode(frames[1])
-            except msgspec.DecodeError:
+                header = decoded(self._header.decode, frames[1])
+            except Undecodable:
                 return None
             self._gaps.see(frames[0], header)
             headers = {

@@ -1,12 +1,7 @@
-"""The newest answers by (session, question hash) and data version (*Attention Once* equation 10).
-
-A plain store with waiting: `when` calls back as soon as an answer is new enough, so that an event loop can
-wait for it without a thread and a thread can with `wait_for`. Safe from any thread.
-"""
+"""The newest answers by (session, question hash), each of a data version (*Attention Once* equation 10)."""
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -16,41 +11,27 @@ Key = tuple[str, str]
 
 
 class AnswerCache(Generic[T]):
-    """Keeps each question's answers to the last `keep` versions. Raises ValueError for `keep` below 1."""
+    """Keeps every question's newest answer; `when` calls back as soon as one is new enough. One thread."""
 
-    def __init__(self, keep: int = 16) -> None:
-        if keep < 1:
-            raise ValueError(f"keep must be at least 1, not {keep}")
-        self._keep = keep
-        self._lock = threading.Lock()
-        self._answers: dict[Key, dict[int, T]] = {}
+    def __init__(self) -> None:
+        self._answers: dict[Key, tuple[int, T]] = {}
         self._waiting: defaultdict[Key, dict[object, tuple[int, Callable[[T], None]]]] = defaultdict(dict)
 
     def put(self, session: str, question_hash: str, version: int, answer: T) -> None:
-        """Store an answer and call those who wait for this version or an older one, on this thread."""
+        """Store an answer, and call those who wait for this version or an older one."""
         key = (session, question_hash)
-        with self._lock:
-            answers = self._answers.setdefault(key, {})
-            answers[version] = answer
-            for old in sorted(answers)[: -self._keep]:
-                del answers[old]
-            waiting = self._waiting.pop(key, {})
-            later = {ticket: item for ticket, item in waiting.items() if item[0] > version}
-            if later:
-                self._waiting[key] = later
-        for ticket, (_, call) in waiting.items():
-            if ticket not in later:
+        if version >= self._version(key):
+            self._answers[key] = version, answer
+        waiting = self._waiting.get(key, {})
+        for ticket, (least, call) in list(waiting.items()):
+            if least <= version:
+                del waiting[ticket]
                 call(answer)
 
     def latest(self, session: str, question_hash: str) -> T | None:
         """The answer of the highest version."""
-        with self._lock:
-            return self._latest((session, question_hash), 0)
-
-    def at(self, session: str, question_hash: str, version: int) -> T | None:
-        """The answer of exactly this version, while it is kept."""
-        with self._lock:
-            return self._answers.get((session, question_hash), {}).get(version)
+        found = self._answers.get((session, question_hash))
+        return None if found is None else found[1]
 
     def when(
         self, session: str, question_hash: str, version: int, call: Callable[[T], None]
@@ -60,41 +41,14 @@ class AnswerCache(Generic[T]):
         Returns a function that gives up waiting; calling it late does nothing.
         """
         key, ticket = (session, question_hash), object()
-        with self._lock:
-            answer = self._latest(key, version)
-            if answer is None:
-                self._waiting[key][ticket] = (version, call)
-        if answer is not None:
-            call(answer)
+        if self._version(key) >= version:
+            call(self._answers[key][1])
+        else:
+            self._waiting[key][ticket] = (version, call)
         return lambda: self._give_up(key, ticket)
 
-    def wait_for(self, session: str, question_hash: str, version: int, timeout_s: float) -> T | None:
-        """Block for an answer of at least `version`; None when `timeout_s` passes first."""
-        arrived, answers = threading.Event(), list[T]()
-
-        def arrive(answer: T) -> None:
-            answers.append(answer)
-            arrived.set()
-
-        give_up = self.when(session, question_hash, version, arrive)
-        arrived.wait(timeout_s)
-        give_up()
-        return answers[0] if answers else None
-
-    def forget(self, session: str) -> None:
-        """Drop a session's answers, as when its versions begin anew; those who wait go on waiting."""
-        with self._lock:
-            self._answers = {key: value for key, value in self._answers.items() if key[0] != session}
-
-    def _latest(self, key: Key, least: int) -> T | None:
-        answers = self._answers.get(key)
-        newest = max(answers) if answers else None
-        return answers[newest] if answers and newest is not None and newest >= least else None
+    def _version(self, key: Key) -> int:
+        return self._answers[key][0] if key in self._answers else -1
 
     def _give_up(self, key: Key, ticket: object) -> None:
-        with self._lock:
-            waiting = self._waiting.get(key)
-            if waiting is not None:
-                waiting.pop(ticket, None)
-                if not waiting:
-                    del self._waiting[key]
+        self._waiting[key].pop(ticket, None)

@@ -2,9 +2,8 @@
 
 A commit forks the tape once per question and submits them together, so they run in one batch (*Attention
 Once* section 3.9.3, with forks in place of strip and restore). Overload skips versions, never questions:
-while an evaluation waits, a newer version takes its place; while one runs, the newest version waits behind
-it. What was skipped is counted and its records are handed over with the next answers, so that nobody loses
-track of an input.
+a newer version replaces one whose evaluation waits; while one runs, the newest version waits. What was
+skipped is counted, and its records are reported with the next answers: every input is accounted for.
 
 All state belongs to the thread that steps the scheduler.
 """
@@ -12,7 +11,7 @@ All state belongs to the thread that steps the scheduler.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -24,52 +23,39 @@ from scheduler.types import PriorityClass, Reader, Tape
 
 
 @dataclass(frozen=True, slots=True)
-class FlashResult:
-    """One answer to one standing question at one data version. Times in ns of the scheduler's clock."""
+class Evaluated:
+    """One standing question at one data version. ``request`` is finished or has its error.
 
-    session: str
-    question: str
-    question_hash: str
+    ``payloads`` are those of all records since the last evaluation, oldest first; skipped versions' too.
+    """
+
+    standing: Standing
     version: int
-    text: str
-    choice: str | None
-    logit_gap: float
-    """Top one minus top two at the first generated position, among the choices if there are any."""
-    tokens: tuple[int, ...]
-    """Generated tokens without the stop token."""
-    queued_at: int
-    finished_at: int
-    queue_ns: int
-    """From the commit to the first batch."""
-    forward_ns: int
-    """From the first batch to the last; with several tokens also the waits between batches."""
-    payload: object
-    """Of the newest record in the version."""
+    request: Request
     payloads: tuple[object, ...]
-    """Of all records since the last evaluation, oldest first; those of skipped versions too."""
     gap: bool
     """Data was lost at some point since the last version that was answered."""
-    coalesced: int
-    """Updates that got no evaluation of their own since the last evaluation."""
-    prompt_tokens: int
-    cached_tokens: int
-    """Tokens reused from the session."""
-    recomputed_tokens: int
-    """Tokens whose KV preemption dropped."""
-    swapped_tokens: int
-    """Tokens whose KV preemption moved to the host."""
 
+    @property
+    def coalesced(self) -> int:
+        """Updates that got no evaluation of their own since the last evaluation."""
+        return len(self.payloads) - 1
 
-@dataclass(frozen=True, slots=True)
-class FlashFailure:
-    """A standing question that got no answer at this version; its records count as done with."""
+    @property
+    def queue_ns(self) -> int:
+        """From the commit to the first batch."""
+        return self._scheduled_at - self.request.events[0][1]
 
-    session: str
-    question: str
-    question_hash: str
-    version: int
-    failure: Failure
-    payloads: tuple[object, ...]
+    @property
+    def forward_ns(self) -> int:
+        """From the first batch to the last; with several tokens also the waits between batches."""
+        return self.request.events[-1][1] - self._scheduled_at
+
+    @property
+    def _scheduled_at(self) -> int:
+        scheduled = self.request.first(Event.SCHEDULED)
+        assert scheduled is not None  # it finished, so it ran
+        return scheduled
 
 
 @dataclass(eq=False, slots=True)
@@ -112,25 +98,20 @@ def no_gap(_payload: object) -> bool:
 class FlashEvaluator:
     """Listens to a scheduler's commits and submits the registry's questions.
 
-    `detokenise` turns answer tokens into text; `has_gap` says whether a record's payload tells of data lost
-    before it. `on_result` and `on_failure` are called on the stepping thread, once per question and version
-    that was not skipped.
+    `has_gap` says whether a record's payload tells of data lost before it. `on_done` is called on the
+    stepping thread, once per question and version that was not skipped.
     """
 
     def __init__(
         self,
         scheduler: Scheduler,
         registry: Registry,
-        detokenise: Callable[[Sequence[int]], str],
-        on_result: Callable[[FlashResult], None],
-        on_failure: Callable[[FlashFailure], None],
+        on_done: Callable[[Evaluated], None],
         has_gap: Callable[[object], bool] = no_gap,
     ) -> None:
         self._scheduler = scheduler
         self._registry = registry
-        self._detokenise = detokenise
-        self._on_result = on_result
-        self._on_failure = on_failure
+        self._on_done = on_done
         self._has_gap = has_gap
         self._sessions: defaultdict[str, _Session] = defaultdict(_Session)
         self.coalesced: defaultdict[str, int] = defaultdict(int)
@@ -212,45 +193,7 @@ class FlashEvaluator:
             session.gap |= lost
 
     def _report(self, evaluation: _Evaluation, item: Standing, request: Request) -> None:
-        if request.state is State.FINISHED:
-            evaluation.answered = True
-            self._on_result(self._result(evaluation, item, request))
-        elif request.error is not None:
-            self._on_failure(
-                FlashFailure(
-                    session=item.session,
-                    question=item.question.name,
-                    question_hash=item.question_hash,
-                    version=evaluation.version,
-                    failure=request.error,
-                    payloads=evaluation.payloads,
-                )
-            )
-
-    def _result(self, evaluation: _Evaluation, item: Standing, request: Request) -> FlashResult:
-        choice = request.chosen(item.question.choices)
-        queued, scheduled = request.events[0][1], request.first(Event.SCHEDULED)
-        assert scheduled is not None  # it finished, so it ran
-        finished = request.events[-1][1]
-        return FlashResult(
-            session=item.session,
-            question=item.question.name,
-            question_hash=item.question_hash,
-            version=evaluation.version,
-            text=self._detokenise(request.answer) if choice is None else choice,
-            choice=choice,
-            logit_gap=request.samples[0].gap,
-            tokens=tuple(request.answer),
-            queued_at=queued,
-            finished_at=finished,
-            queue_ns=scheduled - queued,
-            forward_ns=finished - scheduled,
-            payload=evaluation.payloads[-1],
-            payloads=evaluation.payloads,
-            gap=evaluation.gap,
-            coalesced=len(evaluation.payloads) - 1,
-            prompt_tokens=len(request.prompt),
-            cached_tokens=request.cached_tokens,
-            recomputed_tokens=request.recomputed_tokens,
-            swapped_tokens=request.swapped_tokens,
-        )
+        answered = request.state is State.FINISHED
+        evaluation.answered |= answered
+        if answered or request.error is not None:
+            self._on_done(Evaluated(item, evaluation.version, request, evaluation.payloads, evaluation.gap))

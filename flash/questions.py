@@ -52,7 +52,7 @@ class Prepared:
     """A question rendered and encoded for one model."""
 
     prompt_tokens: tuple[int, ...]
-    """Everything after the tape, up to the place where the answer begins."""
+    """Everything after the tape, up to where the answer begins."""
     choice_tokens: tuple[int, ...] | None
     """First token of each choice, in the question's order."""
     stop_ids: frozenset[int]

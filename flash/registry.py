@@ -1,6 +1,6 @@
 """The standing questions of every session, prepared once.
 
-Registered and unregistered from any thread; the evaluator reads a tuple that is replaced, never changed.
+Registered from any thread; the evaluator reads a tuple that is replaced, never changed.
 """
 
 from __future__ import annotations
@@ -8,12 +8,17 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from dataclasses import dataclass
+from typing import Literal
 
 from flash.questions import Prepare, Prepared, Question
 
 
 class BadQuestion(ValueError):
-    """A question that cannot stand; the message names it and says why."""
+    """A question that cannot stand; the message names it and says why. ``member``: what is at fault."""
+
+    def __init__(self, message: str, member: Literal["name", "choices"] = "choices") -> None:
+        super().__init__(message)
+        self.member = member
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +43,12 @@ class Registry:
         """Let a question stand from the session's next data version on. Registering it again changes nothing.
 
         Raises BadQuestion when choices cannot be told apart by their first token or when another question of
-        the session has the name, and whatever `prepare` raises.
+        the session has the name, or `prepare` raises ValueError.
         """
-        prepared = self._prepare(question)
+        try:
+            prepared = self._prepare(question)
+        except ValueError as error:
+            raise BadQuestion(f"question {question.name!r}: {error}") from error
         check_choices(question, prepared)
         new = Standing(session, question, question.hash, prepared)
         with self._lock:
@@ -50,29 +58,14 @@ class Registry:
                     return old
                 if old.question.name == question.name:
                     raise BadQuestion(
-                        f"session {session!r} already has another question named {question.name!r}"
+                        f"session {session!r} already has another question named {question.name!r}", "name"
                     )
             self._standing[session] = (*standing, new)
         return new
 
-    def unregister(self, session: str, name: str) -> bool:
-        """Stop asking; False when the session has no question of that name."""
-        with self._lock:
-            standing = self._standing.get(session, ())
-            left = tuple(item for item in standing if item.question.name != name)
-            if left:
-                self._standing[session] = left
-            else:
-                self._standing.pop(session, None)
-        return len(left) < len(standing)
-
     def standing(self, session: str) -> tuple[Standing, ...]:
         """The session's questions now."""
         return self._standing.get(session, ())
-
-    def sessions(self) -> list[str]:
-        """Sessions with at least one question."""
-        return list(self._standing)
 
 
 def check_choices(question: Question, prepared: Prepared) -> None:

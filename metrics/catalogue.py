@@ -97,6 +97,22 @@ LOSSES: tuple[str, ...] = ("recomputed", "swapped", "invalidated")
 DIRECTIONS: tuple[str, ...] = ("out", "in")
 # Where a session was restored from; rebuilt: prefilled again from its own tokens.
 RESTORES: tuple[str, ...] = ("host", "disk", "rebuilt")
+# The daemon's long-lived tasks and threads, by the first word of their names.
+TASKS: tuple[str, ...] = (
+    "query",
+    "http",
+    "ingest",
+    "publish",
+    "commit",
+    "watchdog",
+    "engine",
+    "data-plane",
+    "heartbeat",
+    "device-worker",
+    OTHER,
+)
+# What followed when one of them ended unasked.
+ENDINGS: tuple[str, ...] = ("restarted", "failed")
 # Labels whose values a deployment decides; the store is told them when it is created.
 OPEN_LABELS: tuple[str, ...] = ("session", "source", "sink", "policy", "eviction")
 
@@ -232,6 +248,13 @@ METRICS: tuple[Metric, ...] = (
         "foretick_engine_restarts_total",
         "Engine processes that the front started again. Any increase deserves a look at the log.",
         "restarts",
+    ),
+    _counter(
+        "foretick_tasks_ended_total",
+        "Tasks and threads that ended unasked, restarted or not. Any increase is a defect: the log names it.",
+        "tasks",
+        task=TASKS,
+        outcome=ENDINGS,
     ),
     _counter("foretick_dead_letters_total", "Records sent to the dead-letter topic.", "records"),
     _counter("foretick_batches_total", "Forward passes.", "batches"),

@@ -29,13 +29,14 @@ class Worker:
         scheduler: Scheduler,
         name: str = "device-worker",
         when_idle: Callable[[], float | None] = lambda: None,
+        make_thread: Callable[..., threading.Thread] = threading.Thread,
         join_grace_s: float = 5.0,
     ) -> None:
         self._scheduler = scheduler
         self._when_idle = when_idle
         self._join_grace_s = join_grace_s
         # A daemon thread: a forward pass that hangs must not keep the process from exiting.
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = make_thread(target=self._run, name=name, daemon=True)
         self._stopping = threading.Event()
         self._drain_until = 0.0
         self._failed_in_row = 0

@@ -6,7 +6,6 @@ import time
 from types import TracebackType
 from typing import TypeVar
 
-import msgspec
 import zmq
 
 from daemon.api.messages import (
@@ -34,6 +33,7 @@ from daemon.api.messages import (
     decode_reply,
     encode,
 )
+from feeds.decoding import Undecodable
 
 R = TypeVar("R", AskReply, SessionsReply, AnswersReply, StatsReply, PromptReply, FinishReply, ClosedReply)
 
@@ -144,5 +144,5 @@ class QueryClient:
             raise QueryError("timeout", f"no reply from {self._endpoint} within {self._timeout_s:g} s")
         try:
             return decode_reply(self._socket.recv())
-        except msgspec.DecodeError as error:
+        except Undecodable as error:
             raise QueryError("engine", f"{self._endpoint} sent no reply of this protocol: {error}") from None

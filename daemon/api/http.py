@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import uvicorn
 from starlette.applications import Starlette
@@ -13,6 +14,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from daemon.supervision import Tasks
+
+NAME = "http server"
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _GRACE_S = 2
 _BACKLOG = 128
@@ -47,14 +51,15 @@ class HttpServer:
         self._asked_port = port
         self._more = more
         self._server: uvicorn.Server | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._listener: socket.socket
+        self._tasks = Tasks()
         self.port = 0
 
-    async def start(self) -> None:
-        """Bind and serve; `port` is then the real one. OSError when the address cannot be bound."""
+    async def start(self, tasks: Tasks) -> None:
+        """Bind, and serve as one of ``tasks``; sets `port`. OSError: the address cannot be bound."""
         # Bound here, not by uvicorn, which would exit the process when it cannot.
-        listener = _bind(self._host, self._asked_port)
-        self.port = listener.getsockname()[1]
+        self._listener = _bind(self._host, self._asked_port)
+        self.port = self._listener.getsockname()[1]
         config = uvicorn.Config(
             self._application(),
             http="h11",
@@ -65,20 +70,26 @@ class HttpServer:
             timeout_graceful_shutdown=_GRACE_S,
         )
         self._server = _EmbeddedServer(config)
-        self._task = asyncio.create_task(self._server.serve(sockets=[listener]), name="http")
+        self._tasks = tasks
+        tasks.start(NAME, partial(self._server.serve, sockets=[self._listener]))
         while not self._server.started:
-            if self._task.done():
-                self._task.result()
+            if NAME not in tasks.names():
                 raise OSError(f"the HTTP server on {self._host}:{self.port} ended before it started")
             await asyncio.sleep(0.005)
 
     async def stop(self) -> None:
         """Finish running requests, at most two seconds, and close."""
-        if self._server is None or self._task is None:
+        server, self._server = self._server, None
+        task = self._tasks.expect_end(NAME)
+        if server is None:
             return
-        self._server.should_exit = True
-        await self._task
-        self._server = self._task = None
+        if task is not None:
+            server.should_exit = True
+            await task
+        elif server.started:  # it did not come to closing them
+            for each in server.servers:
+                each.close()
+        self._listener.close()
 
     def _application(self) -> Starlette:
         return Starlette(

@@ -1,17 +1,15 @@
 """Prompts without a session over HTTP: the query socket's requests as JSON, from this machine only.
 
-Nobody is authenticated, so a request must come from a loopback address and name this machine as its host,
-and its body must be called JSON: a web page that is open in a browser here can then send none of them.
+Clients are not authenticated. So a request must come from a loopback address and name this machine as its
+host, and its body must be called JSON: a web page that is open in a browser here can then send none of them.
 """
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
-import logging
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -21,19 +19,17 @@ from starlette.routing import Route
 from daemon.api.messages import (
     Append,
     Close,
-    ClosedReply,
     Code,
     Complete,
+    ErrorReply,
     Finish,
-    FinishReply,
     Open,
-    PromptReply,
+    PromptRequest,
     QueryError,
     Update,
 )
-from daemon.api.zmq import PromptBackend
-
-log = logging.getLogger(__name__)
+from daemon.api.zmq import Answer
+from feeds.decoding import Undecodable, decoded
 
 STATUS: dict[Code, int] = {
     "bad_request": 400,
@@ -49,39 +45,30 @@ STATUS: dict[Code, int] = {
 }
 _FORBIDDEN, _NO_JSON = 403, 415
 
-R = TypeVar("R", Open, Append, Update, Finish, Close, Complete)
-Answer = PromptReply | FinishReply | ClosedReply
-
 
 class PromptRoutes:
-    """The routes of one backend. A request may have ``max_bytes`` bytes and take ``max_wait_s`` seconds."""
+    """The routes. ``answer`` replies to each request, which may have ``max_bytes`` bytes."""
 
-    def __init__(self, prompts: PromptBackend, max_wait_s: float, max_bytes: int = 1 << 18) -> None:
-        self._prompts, self._max_wait_s, self._max_bytes = prompts, max_wait_s, max_bytes
+    def __init__(self, answer: Answer, max_bytes: int = 1 << 18) -> None:
+        self._answer, self._max_bytes = answer, max_bytes
 
     @property
     def routes(self) -> list[Route]:
         """For a Starlette application."""
         one = "/v1/prompts/{prompt}"
-        prompts = self._prompts
         return [
-            self._route(
-                "/v1/prompts", Open, lambda asked, request: prompts.open(asked, _client(request)), status=201
-            ),
-            self._route(f"{one}/append", Append, lambda asked, _: prompts.append(asked)),
-            self._route(f"{one}/update", Update, lambda asked, _: prompts.update(asked)),
-            self._route(f"{one}/finish", Finish, lambda asked, _: prompts.finish(asked), has_body=False),
-            self._route(one, Close, lambda asked, _: prompts.close(asked), method="DELETE", has_body=False),
-            self._route(
-                "/v1/complete", Complete, lambda asked, request: prompts.complete(asked, _client(request))
-            ),
+            self._route("/v1/prompts", Open, status=201),
+            self._route(f"{one}/append", Append),
+            self._route(f"{one}/update", Update),
+            self._route(f"{one}/finish", Finish, has_body=False),
+            self._route(one, Close, method="DELETE", has_body=False),
+            self._route("/v1/complete", Complete),
         ]
 
     def _route(
         self,
         path: str,
-        kind: type[R],
-        serve: Callable[[R, Request], Awaitable[Answer]],
+        kind: type[PromptRequest],
         *,
         method: str = "POST",
         status: int = 200,
@@ -94,31 +81,32 @@ class PromptRoutes:
             if has_body and request.headers.get("content-type", "").partition(";")[0] != "application/json":
                 return _error(_NO_JSON, "bad_request", "the body must be of type application/json")
             try:
-                body = await self._body(request) if has_body else {}
-                asked = msgspec.convert({**body, "id": 0, **request.path_params}, kind)
-                async with asyncio.timeout(self._max_wait_s):
-                    return _json(_members(await serve(asked, request), since), status)
-            except msgspec.ValidationError as error:
-                return _refused("bad_request", str(error))
+                members = await self._members(request) if has_body else {}
+                asked: PromptRequest = decoded(
+                    partial(msgspec.convert, type=kind), {**members, "id": 0, **request.path_params}
+                )
+            except Undecodable as error:
+                return _error(STATUS["bad_request"], "bad_request", str(error))
             except QueryError as error:
-                return _refused(error.code, error.message)
-            except TimeoutError:
-                return _refused("timeout", f"no answer within {self._max_wait_s:g} s")
-            except Exception:
-                log.exception("%s %s failed", method, request.url.path)
-                return _refused("engine", "the daemon failed to answer; its log says why")
+                return _error(STATUS[error.code], error.code, error.message)
+            reply = await self._answer(asked, _client(request), since)
+            if isinstance(reply, ErrorReply):
+                return _error(STATUS[reply.code], reply.code, reply.message)
+            found: dict[str, Any] = msgspec.to_builtins(reply)
+            return _json({key: value for key, value in found.items() if key not in ("id", "type")}, status)
 
         return Route(path, endpoint, methods=[method])
 
-    async def _body(self, request: Request) -> dict[str, Any]:
+    async def _members(self, request: Request) -> dict[str, Any]:
+        """Of the body, a JSON object. Raises QueryError."""
         body = bytearray()
         async for piece in request.stream():
             body += piece
             if len(body) > self._max_bytes:
                 raise QueryError("too_long", f"a request has at most {self._max_bytes} bytes")
         try:
-            members = msgspec.json.decode(body)
-        except msgspec.DecodeError as error:
+            members = decoded(msgspec.json.decode, bytes(body))
+        except Undecodable as error:
             raise QueryError("bad_request", f"the body is no JSON: {error}") from None
         if not isinstance(members, dict) or members.keys() & {"id", "type", *request.path_params}:
             raise QueryError("bad_request", "the body must be a JSON object of the request's own members")
@@ -141,17 +129,6 @@ def _is_loopback(name: str) -> bool:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:
         return name == "localhost"
-
-
-def _members(reply: Answer, since: int) -> dict[str, Any]:
-    if isinstance(reply, FinishReply):
-        reply = msgspec.structs.replace(reply, latency_ns=time.monotonic_ns() - since)
-    members: dict[str, Any] = msgspec.to_builtins(reply)
-    return {key: value for key, value in members.items() if key not in ("id", "type")}
-
-
-def _refused(code: Code, message: str) -> Response:
-    return _error(STATUS[code], code, message)
 
 
 def _error(status: int, code: str, message: str) -> Response:

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from feeds.decoding import Undecodable, decoded
 from feeds.messages import Answer
 
 Code = Literal[
@@ -26,6 +27,14 @@ Code = Literal[
     "engine",
     "shutting_down",
 ]
+_CODES: dict[str, Code] = {
+    "unknown_session": "unknown_session",
+    "bad_request": "bad_request",
+    "bad_prompt": "bad_request",
+    "too_long": "too_long",
+    "abandoned": "abandoned",
+    "stopping": "shutting_down",
+}
 Id = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
 PromptId = Annotated[str, Meta(min_length=1, max_length=64)]
@@ -197,7 +206,7 @@ class StatsReply(msgspec.Struct, frozen=True, tag="stats_reply"):
 
 
 class PromptReply(msgspec.Struct, frozen=True, tag="prompt_reply"):
-    """An open prompt's id, for whoever is to continue it, and its length in tokens so far."""
+    """An open prompt's id, which continues it, and its length in tokens so far."""
 
     id: Id
     prompt: PromptId
@@ -271,23 +280,28 @@ _requests = msgspec.msgpack.Decoder(Request)
 _replies = msgspec.msgpack.Decoder(Reply)
 
 
+def code_of(failure: str) -> Code:
+    """What a client is told for the code of an engine's failure."""
+    return _CODES.get(failure, "engine")
+
+
 def decode_request(payload: bytes) -> Request:
-    """Raises msgspec.DecodeError (its text says what is wrong and where)."""
-    request: Request = _requests.decode(payload)
+    """Raises Undecodable; its text says what is wrong and where."""
+    request: Request = decoded(_requests.decode, payload)
     return request
 
 
 def decode_reply(payload: bytes) -> Reply:
-    """Raises msgspec.DecodeError."""
-    reply: Reply = _replies.decode(payload)
+    """Raises Undecodable."""
+    reply: Reply = decoded(_replies.decode, payload)
     return reply
 
 
 def request_id(payload: bytes) -> int | None:
     """The id of a request that is otherwise unreadable; None when even that cannot be read."""
     try:
-        found = msgspec.msgpack.decode(payload)
-    except msgspec.DecodeError:
+        found = decoded(msgspec.msgpack.decode, payload)
+    except Undecodable:
         return None
     number = found.get("id") if isinstance(found, dict) else None
     return number if isinstance(number, int) and not isinstance(number, bool) else None

@@ -16,10 +16,10 @@ from daemon.cli.options import EXIT_CONFIG, config_option, read_config, set_opti
 from daemon.config.checks import bound_endpoints, connectors_of, exposure_warnings
 from daemon.config.schema import Config
 from daemon.config.standing import questions_of
-from daemon.engine.build import build
+from daemon.engine.build import build, register
 from daemon.engine.spec import SettingError
 from feeds.connector import Finding
-from flash.registry import BadQuestion, Registry
+from flash.registry import Registry
 
 
 @click.command("check")
@@ -55,18 +55,18 @@ def _model(config: Config) -> Iterator[Finding]:
     yield Finding("pool.blocks", f"{pool.total_blocks} blocks, {pool.bytes / 2**20:.0f} MiB")
     registry = Registry(built.prepare)
     asked = 0
-    for session, question in questions_of(config):
+    for declared in questions_of(config):
         try:
-            tokens = len(registry.register(session, question).prepared.prompt_tokens)
-        except (BadQuestion, ValueError) as error:
-            yield Finding("questions", str(error), ok=False)
+            tokens = len(register(registry, declared).prepared.prompt_tokens)
+        except SettingError as error:
+            yield Finding(error.key, error.message, ok=False)
             continue
         asked += 1
         if tokens > config.scheduler.max_prompt_tokens:
             limit = config.scheduler.max_prompt_tokens
             yield Finding(
                 "scheduler.max_prompt_tokens",
-                f"question {question.name} has {tokens} tokens, the limit is {limit}",
+                f"question {declared.question.name} has {tokens} tokens, the limit is {limit}",
                 ok=False,
             )
     yield Finding("questions", f"{asked} standing questions over {len(config.sessions)} sessions")

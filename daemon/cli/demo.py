@@ -35,6 +35,7 @@ from daemon.config.schema import (
 )
 from daemon.config.units import Duration, parse_duration
 from daemon.front.server import Front
+from daemon.front.wiring import make_front
 from daemon.logs import set_up_logging
 from feeds.codec import decode_message, encode, make_headers
 from feeds.connectors.kafka import KafkaSinkConnector, KafkaSourceConnector
@@ -113,10 +114,10 @@ async def _demo(console: Console, config: Config, seconds: int | None, seed: int
     with stopping_on_signals(stop):
         console.print("starting the engine process (the model is built on first use) ...")
         began = time.monotonic()
-        front = Front(config)
+        front = make_front(config)
         await front.start()
         console.print(
-            f"ready in {time.monotonic() - began:.1f} s: model [bold]{front.publisher.model}[/bold], "
+            f"ready in {time.monotonic() - began:.1f} s: model [bold]{front.model}[/bold], "
             f"[yellow]untrained: its answers say nothing about the market[/yellow]; "
             f"metrics on port {front.http.port}"
         )

@@ -20,7 +20,7 @@ from daemon.cli.signals import stopping_on_signals
 from daemon.config.schema import BarsConfig, Config, HttpConfig, LogConfig, QueryConfig, SessionConfig
 from daemon.config.units import Duration
 from daemon.front.delivery import Route
-from daemon.front.server import Front
+from daemon.front.wiring import make_front
 from daemon.logs import set_up_logging
 from feeds.decimal9 import format_fixed9
 from feeds.file_format import FileFormat, FormatError, load_format
@@ -165,7 +165,7 @@ async def _through_daemon(source: ReplaySource, config: Config) -> int:
     stop = asyncio.Event()
     printer = AnswerPrinter(sys.stdout.write)
     with stopping_on_signals(stop):
-        front = Front(config, source=source, routes=[Route(printer, "answers")])
+        front = make_front(config, source=source, routes=[Route(printer, "answers")])
         try:
             await front.start()
             await _until(stop, front.finish())

@@ -15,7 +15,7 @@ from daemon.cli.signals import stopping_on_signals
 from daemon.config.checks import exposure_warnings
 from daemon.config.schema import Config
 from daemon.engine.spec import SettingError
-from daemon.front.server import Front
+from daemon.front.wiring import make_front
 from daemon.logs import set_up_logging
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ def serve(config: Config) -> int:
 async def _serve(config: Config) -> int:
     stop = asyncio.Event()
     with stopping_on_signals(stop):
-        front = Front(config)
+        front = make_front(config)
         status = 0
         starting = asyncio.ensure_future(front.start())
         stopped = asyncio.ensure_future(stop.wait())

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from daemon.config.schema import Config
+from daemon.config.standing import Asked
 from daemon.engine.maintenance import Tiers, identity_of, tiers_of
 from daemon.engine.spec import SettingError
 from engine.apart import apart
@@ -19,6 +20,7 @@ from engine.model.embedded import embedded_directory
 from engine.model.loading import LoadedModel, ModelError, load_model
 from engine.model.prompt import PromptFormat
 from flash.questions import Prepared, Question
+from flash.registry import BadQuestion, Registry, Standing
 from regions.tape import Retention, Tape
 from scheduler.costs import OnlineCosts, guess
 from scheduler.costs import load as load_profile
@@ -42,6 +44,15 @@ class Built:
         """A question rendered and encoded for this model. Raises ValueError for an empty choice."""
         choices = tuple(map(self.prompt.choice, question.choices)) if question.choices else None
         return Prepared(tuple(self.prompt.question(question.text)), choices, self.prompt.stop_ids)
+
+
+def register(registry: Registry, asked: Asked) -> Standing:
+    """Let a declared question stand. Raises SettingError naming its key."""
+    try:
+        return registry.register(asked.session, asked.question)
+    except BadQuestion as error:
+        declared = asked.key != "standing"
+        raise SettingError(f"{asked.key}.{error.member}" if declared else asked.key, str(error)) from error
 
 
 def limits_of(config: Config) -> Limits:
@@ -108,7 +119,7 @@ def _build(config: Config, versions: Mapping[str, int]) -> Built:
     loaded, prompt = load(config)
     blocks = config.pool.blocks or pool_blocks(config, len(prompt.frozen))
     size = config.pool.block_size
-    # what the cell budget leaves; the frozen prefix in any case, for all sessions share it
+    # what the cell budget does not take; in any case the frozen prefix, which all sessions share
     cached = max(int(blocks * size * (1 - config.scheduler.cell_budget)), len(prompt.frozen))
     engine = Engine(
         loaded,
@@ -137,7 +148,7 @@ def _build(config: Config, versions: Mapping[str, int]) -> Built:
 
 
 def fresh_tokens(config: Config) -> int:
-    """Most tokens of windows prefilled anew that are in the pool at a time."""
+    """The most tokens of freshly prefilled windows that are in the pool at a time."""
     exact = sum(s.retention_tokens for s in config.sessions if s.semantics == "exact")
     compared = (s.retention_tokens for s in config.sessions if s.semantics == "carry" and s.divergence_every)
     return exact + max(compared, default=0)
@@ -146,7 +157,7 @@ def fresh_tokens(config: Config) -> int:
 def pool_blocks(config: Config, frozen_tokens: int) -> int:
     """Blocks for every session at its retention, twice over.
 
-    A tape needs its window and one batch, an `exact` one also the window that takes its place, and for all
+    A tape needs its window and one batch, an `exact` one also the window that replaces it, and for all
     others together there is room for one that is only compared. Forks that read old versions keep what was
     evicted meanwhile, and the cell budget promises its share of the pool to questions.
     """

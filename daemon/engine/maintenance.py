@@ -1,4 +1,4 @@
-"""What the worker does while nothing else is to be done, and where sessions go that leave the pool."""
+"""Background work of an idle worker, and the tiers that idle sessions are offloaded to."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from regions.tape import Tape, compact_one
 log = logging.getLogger(__name__)
 
 AUDIT_NS = 60 * 10**9
-"""The pool's books are audited at most so often."""
+"""The pool's block metadata is checked at most so often."""
 _NS = 1e-9
 
 
@@ -40,13 +40,18 @@ class Tiers:
     inputs: dict[str, Mapping[str, int]] = field(default_factory=dict)
 
 
-def tiers_of(config: Config, engine: Engine) -> Tiers:
-    """The tiers the configuration asks for. Raises SettingError naming the key at fault."""
+def tiers_of(
+    config: Config,
+    engine: Engine,
+    clock: Callable[[], int] = time.monotonic_ns,
+    make_host: Callable[[KVPool, int], HostTier] = HostTier,
+) -> Tiers:
+    """The tiers the configuration asks for. Raises SettingError naming the key at fault. ``clock``: ns."""
     settings = config.pool
     if not settings.host_blocks and not settings.idle_spill:
         return Tiers()
     try:
-        host = HostTier(engine.pool, settings.host_blocks) if settings.host_blocks else None
+        host = make_host(engine.pool, settings.host_blocks) if settings.host_blocks else None
     except (MemoryError, RuntimeError) as error:
         raise SettingError("pool.host_blocks", f"no memory for the host tier: {error}") from error
     directory = None
@@ -61,7 +66,7 @@ def tiers_of(config: Config, engine: Engine) -> Tiers:
     residency = Residency(
         engine.pool,
         Idleness(settings.idle_spill, directory),
-        time.monotonic_ns,
+        clock,
         host=host,
         inputs=lambda session: inputs.get(session, {}),
     )
@@ -85,11 +90,11 @@ def _digest(tokenizer: Any) -> str:
     return blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-class Housekeeping:
+class Maintenance:
     """The worker's idle hook: each call does one piece and says when it wants the next one.
 
-    Finished copies are noticed, then one idle session leaves the pool, or one torn window is gathered. When
-    neither is left, the books are audited. ``clock`` gives ns.
+    Finished copies are noticed, then one idle session is offloaded or one fragmented window compacted. When
+    neither is left, the pool's block metadata is checked. ``clock`` gives ns.
     """
 
     def __init__(
@@ -123,5 +128,5 @@ class Housekeeping:
             try:
                 pool.check_integrity()
             except AssertionError as error:
-                log.error("the books of the KV pool do not agree: %s", error)
+                log.error("the KV pool's block metadata is inconsistent: %s", error)
                 self._store.inc("foretick_integrity_failures_total")

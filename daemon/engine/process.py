@@ -12,14 +12,16 @@ import pickle
 import signal
 import sys
 import threading
+from functools import partial
 
 import zmq
 
-from daemon import protocol as seam
+from daemon import protocol
 from daemon.engine.build import build
-from daemon.engine.host import EngineHost
 from daemon.engine.spec import EngineSpec, SettingError
+from daemon.engine.wiring import wire_engine
 from daemon.logs import set_up_logging
+from daemon.supervision import Threads
 from ingest.ring import Ring
 from metrics.store import MetricStore
 
@@ -38,10 +40,10 @@ class EventSocket:
         self._socket.linger = 1000
         self._socket.connect(endpoint)
 
-    def emit(self, event: seam.EngineEvent) -> None:
+    def emit(self, event: protocol.EngineEvent) -> None:
         """Queue one event for the front."""
         with self._lock:
-            self._socket.send(seam.encode(event))
+            self._socket.send(protocol.encode(event))
 
     def close(self) -> None:
         """Close when what was queued is sent."""
@@ -56,7 +58,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     spec: EngineSpec = pickle.load(sys.stdin.buffer)
     set_up_logging(spec.config.log, "engine")
-    threading.Thread(target=_die_with, args=(sys.stdin.fileno(),), daemon=True).start()
+    front_gone = partial(_wait_for_end, sys.stdin.fileno())
+    Threads(_exit).make(front_gone, "standard input").start()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     commands = context.socket(zmq.PULL)
     commands.connect(spec.commands)
@@ -74,23 +77,27 @@ def _serve(spec: EngineSpec, commands: zmq.Socket[bytes], events: EventSocket) -
     store = MetricStore.attach(spec.store, spec.labels)
     try:
         built = build(spec.config, spec.versions)
-        host = EngineHost(spec.config, built, ring, store, events.emit, source=spec.labels["source"][0])
+        host = wire_engine(spec.config, built, ring, store, events.emit, source=spec.labels["source"][0])
     except SettingError as error:
-        events.emit(seam.Fatal(error.key, error.message))
+        events.emit(protocol.Fatal(error.key, error.message))
         return EXIT_FATAL
     host.start()
     while True:
-        command = seam.decode_command(commands.recv())
+        command = protocol.decode_command(commands.recv())
         host.handle(command)
-        if isinstance(command, seam.StopEngine):
+        if isinstance(command, protocol.StopEngine):
             return 0
 
 
-def _die_with(descriptor: int) -> None:
+def _wait_for_end(descriptor: int) -> None:
     # not through the buffered reader: its lock would abort the interpreter's own end
     while os.read(descriptor, 1):
         pass
-    log.error("the front is gone; ending")
+
+
+def _exit(name: str, why: str) -> None:
+    """Without standard input nothing would tell this process that the front is gone."""
+    log.error("%s ended (%s): the front is gone; ending", name, why)
     os._exit(1)
 
 

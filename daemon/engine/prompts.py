@@ -12,23 +12,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from daemon import protocol as seam
+from daemon import protocol
+from daemon.api.messages import Append, Close, Complete, Finish, FinishReply, PromptReply, Update
+from daemon.engine.answers import CANCELLED, Emit, generated
 from engine.model.prompt import PromptFormat
 from flash.questions import Prepared, Question
 from flash.registry import check_choices
-from scheduler.request import Event, Failure, Request, RequestSpec, State
+from scheduler.request import Event, Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
 from scheduler.types import PriorityClass, PromptReader
 
 NAME = "prompt"
-"""What such a request is called in messages, in place of a session."""
+"""What such a request is called in messages, where others name their session."""
 
 
 @dataclass
 class LivePrompt:
     """A prompt the scheduler works on. ``tokens``: its length, as of the newest input."""
 
-    command: seam.OpenPrompt
     request: Request
     tokens: int
 
@@ -37,7 +38,7 @@ class EnginePrompts:
     """All live prompts. Commands come from one thread; answers go out on the scheduler's.
 
     ``open_prompt`` makes the reader of a prompt. No prompt and answer may take more than ``most_tokens``
-    positions. All clients share one salt, since nobody is authenticated, and so the prefix cache.
+    positions. Clients are not authenticated, so all share one salt and thus the prefix cache.
     """
 
     def __init__(
@@ -46,78 +47,82 @@ class EnginePrompts:
         scheduler: Scheduler,
         open_prompt: Callable[[], PromptReader],
         most_tokens: int,
-        emit: Callable[[seam.EngineEvent], None],
+        untrained: bool,
+        emit: Emit,
     ) -> None:
         self._format = prompt
         self._scheduler = scheduler
         self._open_prompt = open_prompt
         self._most_tokens = most_tokens
+        self._untrained = untrained
         self._emit = emit
-        self._live: dict[int, LivePrompt] = {}
+        self._live: dict[str, LivePrompt] = {}
 
-    def handle(self, command: seam.PromptCommand) -> None:
+    def handle(self, command: protocol.PromptCommand) -> None:
         """Carry out one command. What is meant for a prompt that has ended is ignored: its end was told."""
-        if isinstance(command, seam.OpenPrompt):
-            self._begin(command)
+        if isinstance(command, protocol.OpenPrompt):
+            self._open(command)
             return
         live = self._live.get(command.prompt)
-        if live is None:
-            return
-        if isinstance(command, seam.PromptInput):
-            self._input(live, command)
-        elif isinstance(command, seam.FinishPrompt):
-            self._scheduler.finish(live.request.id)
-        else:
-            self._scheduler.cancel(live.request.id)
+        match command:
+            case _ if live is None:
+                pass
+            case Append() | Update():
+                self._input(live, command)
+            case Finish():
+                self._scheduler.finish(live.request.id)
+            case Close():
+                self._scheduler.cancel(live.request.id)
 
-    def _begin(self, command: seam.OpenPrompt) -> None:
-        tokens = self._format.plain(command.text)
+    def _open(self, command: protocol.OpenPrompt) -> None:
+        asked = command.request
+        tokens = self._format.plain(asked.text)
         try:
             request = Request(
                 RequestSpec(
                     cls=PriorityClass.POOL,
                     session=NAME,
                     prompt=tokens,
-                    max_tokens=1 if command.choices else command.max_tokens,
+                    max_tokens=1 if asked.choices else asked.max_tokens,
                     on_done=partial(self._done, command),
                     open_prompt=self._open_prompt,
                     stop_ids=self._format.stop_ids,
-                    choices=self._choices(command.choices),
-                    temperature=command.temperature,
-                    complete=command.complete,
+                    choices=self._choices(asked.choices),
+                    temperature=asked.temperature,
+                    complete=isinstance(asked, Complete),
                 )
             )
         except ValueError as error:
-            self._emit(seam.PromptFailed(command.prompt, "bad_request", str(error)))
+            self._emit(protocol.PromptFailed(command.prompt, "bad_request", str(error)))
             return
         if not self._fits(command.prompt, len(tokens), request):
             return
-        live = self._live[command.prompt] = LivePrompt(command, request, len(tokens))
+        self._live[command.prompt] = LivePrompt(request, len(tokens))
         self._scheduler.submit(request)
-        self._emit(seam.PromptTaken(command.prompt, live.tokens))
+        self._emit(PromptReply(asked.id, command.prompt, len(tokens)))
 
-    def _input(self, live: LivePrompt, command: seam.PromptInput) -> None:
-        anew = command.replaces or not live.tokens
-        tokens = self._format.plain(command.text) if anew else self._format.encode(command.text)
-        length = len(tokens) if anew else live.tokens + len(tokens)
+    def _input(self, live: LivePrompt, command: Append | Update) -> None:
+        whole = isinstance(command, Update) or not live.tokens
+        tokens = self._format.plain(command.text) if whole else self._format.encode(command.text)
+        length = len(tokens) if whole else live.tokens + len(tokens)
         if not self._fits(command.prompt, length, live.request):
             self._live.pop(command.prompt, None)
             self._scheduler.cancel(live.request.id)
             return
         live.tokens = length
-        if anew:
+        if whole:
             self._scheduler.replace(live.request.id, tokens)
         else:
             self._scheduler.extend(live.request.id, tokens)
-        self._emit(seam.PromptTaken(command.prompt, length))
+        self._emit(PromptReply(command.id, command.prompt, length))
 
-    def _fits(self, number: int, tokens: int, request: Request) -> bool:
+    def _fits(self, prompt: str, tokens: int, request: Request) -> bool:
         """Whether there are positions for it and its answer; if not, that is told."""
         needed = tokens + request.spec.max_tokens
         if needed <= self._most_tokens:
             return True
         message = f"prompt and answer take up to {needed} positions, there are {self._most_tokens}"
-        self._emit(seam.PromptFailed(number, "too_long", message))
+        self._emit(protocol.PromptFailed(prompt, "too_long", message))
         return False
 
     def _choices(self, choices: tuple[str, ...]) -> tuple[int, ...] | None:
@@ -130,29 +135,31 @@ class EnginePrompts:
         check_choices(Question(NAME, NAME, choices), Prepared((), tokens, frozenset()))
         return tokens
 
-    def _done(self, command: seam.OpenPrompt, request: Request) -> None:
+    def _done(self, command: protocol.OpenPrompt, request: Request) -> None:
         if self._live.pop(command.prompt, None) is None:
             return  # its end was told when it was refused
         if request.state is not State.FINISHED:
-            failure = request.error or Failure("cancelled", "nobody waited for the answer any more")
-            self._emit(seam.PromptFailed(command.prompt, failure.code, failure.message))
+            failure = request.error or CANCELLED
+            self._emit(protocol.PromptFailed(command.prompt, failure.code, failure.message))
             return
-        choice = request.chosen(command.choices)
+        found = generated(request, command.request.choices, self._format.decode)
         first = request.first(Event.KV_ON_GPU)
         assert first is not None  # it has an answer
         self._emit(
-            seam.PromptDone(
-                command.prompt,
-                self._format.decode(list(request.answer)) if choice is None else choice,
-                choice,
-                request.samples[0].gap,
-                len(request.prompt),
-                len(request.output),
-                request.cached_tokens,
-                request.recomputed_tokens,
-                request.swapped_tokens,
-                request.total_tokens_invalidated,
-                first - request.last_chunk_ns,
-                dict(request.waits),
+            FinishReply(
+                id=command.request.id,
+                prompt=command.prompt,
+                text=found.text,
+                choice=found.choice,
+                logit_gap=found.logit_gap,
+                untrained=self._untrained,
+                prompt_tokens=len(request.prompt),
+                answer_tokens=len(request.output),
+                reused_tokens=request.cached_tokens,
+                recomputed_tokens=request.recomputed_tokens,
+                swapped_tokens=request.swapped_tokens,
+                invalidated_tokens=request.total_tokens_invalidated,
+                ttft_ns=first - request.last_chunk_ns,
+                waits=dict(request.waits),
             )
         )

@@ -1,4 +1,4 @@
-"""What passes between front and engine process outside the seam: how to start, and what can be wrong.
+"""What the engine process is started with, and the error for a setting that only the engine finds wrong.
 
 Kept apart so that the front needs none of the engine's libraries: it never imports torch.
 """

@@ -1,7 +1,7 @@
-"""Messages to their sinks: in order within a lane and a sink, and no sink waits for another.
+"""Messages to their sinks: a queue for every session and sink, so that no sink waits for another.
 
-A lane is a session (dead letters have one of their own). Its messages to one sink go out in order; a broker
-that is away thus holds up neither other sessions nor the ZeroMQ subscribers of the same one.
+Dead letters have queues of their own. What is in one queue goes out in order. A broker that is away holds up
+neither other sessions nor the ZeroMQ subscribers of the same one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 
+from daemon.supervision import Tasks
 from feeds.codec import encode
 from feeds.messages import AnyMessage, DataUpdated, DeadLetter
 from feeds.source import PublishRefused, Sink, SinkStopped
@@ -19,7 +21,7 @@ from feeds.source import PublishRefused, Sink, SinkStopped
 log = logging.getLogger(__name__)
 
 BACKLOG = 4096
-"""Messages waiting for their sinks above which a source that can wait is held up."""
+"""Messages waiting for their sinks above which a source that can wait is paused."""
 
 
 class Outcome(IntEnum):
@@ -64,54 +66,66 @@ class _Outgoing:
 
 
 class Delivery:
-    """Delivers over ``routes`` in ``lanes``.
+    """Delivers over ``routes`` what is put into the ``queues``.
 
     ``lossless``: nothing is ever dropped, since the source can wait: ``gate(False)`` asks it to above
-    `BACKLOG` messages. Otherwise a lane that holds `BACKLOG` messages for a sink drops its oldest.
+    ``backlog`` messages. Otherwise a queue that holds ``backlog`` messages for a sink drops its oldest.
     """
 
-    def __init__(self, routes: Sequence[Route], lanes: Iterable[str], *, lossless: bool = True) -> None:
+    def __init__(
+        self,
+        routes: Sequence[Route],
+        queues: Iterable[str],
+        *,
+        lossless: bool = True,
+        backlog: int = BACKLOG,
+    ) -> None:
         self._routes = routes
         self._lossless = lossless
+        self._backlog = backlog
         self._queues: dict[tuple[str, int], asyncio.Queue[tuple[str, _Outgoing] | None]] = {
-            (lane, place): asyncio.Queue() for lane in lanes for place in range(len(routes))
+            (name, index): asyncio.Queue() for name in queues for index in range(len(routes))
         }
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = Tasks()
+        self._names: list[str] = []
         self.waiting = 0
-        """Messages that not every sink has settled."""
+        """Messages that not every sink has acknowledged or refused."""
         self.gate: Callable[[bool], None] = lambda _open: None
 
-    def start(self) -> None:
-        """Begin delivering."""
-        for (lane, place), queue in self._queues.items():
-            sink = self._routes[place].sink
-            name = f"publish {lane or 'dead letters'} to {sink.name}"
-            self._tasks.append(asyncio.create_task(self._deliver_all(sink, queue), name=name))
+    def start(self, tasks: Tasks) -> None:
+        """Begin delivering, in one of ``tasks`` for each session and sink."""
+        self._tasks = tasks
+        for (session, index), queue in self._queues.items():
+            sink = self._routes[index].sink
+            name = f"publish {session or 'dead letters'} to {sink.name}"
+            self._names.append(name)
+            tasks.start(name, partial(self._deliver_all, sink, queue))
 
     async def stop(self, drain_s: float) -> int:
         """Deliver what waits, at most ``drain_s`` seconds; returns how many messages are left."""
         for queue in self._queues.values():
             queue.put_nowait(None)
-        if self._tasks:
-            _, late = await asyncio.wait(self._tasks, timeout=drain_s)
+        running = [task for name in self._names if (task := self._tasks.expect_end(name)) is not None]
+        if running:
+            _, late = await asyncio.wait(running, timeout=drain_s)
             for task in late:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
         return self.waiting
 
-    def put(self, lane: str, message: AnyMessage, key: str, headers: Mapping[str, bytes], done: Done) -> None:
-        """Queue one message; ``done`` is called once, when no sink has anything more to do with it."""
-        legs = [(place, topic) for place, route in enumerate(self._routes) if (topic := route.topic(message))]
+    def put(self, name: str, message: AnyMessage, key: str, headers: Mapping[str, bytes], done: Done) -> None:
+        """Into the queue ``name``; ``done`` is called once, when no sink has anything more to do with it."""
+        takers = [(i, topic) for i, route in enumerate(self._routes) if (topic := route.topic(message))]
         self.waiting += 1
-        outgoing = _Outgoing(encode(message), key.encode(), headers, done, max(1, len(legs)))
-        if self.waiting >= BACKLOG:
+        outgoing = _Outgoing(encode(message), key.encode(), headers, done, max(1, len(takers)))
+        if self.waiting >= self._backlog:
             self.gate(False)
-        if not legs:
-            self._settle(outgoing, Outcome.DELIVERED)
-        for place, topic in legs:
-            queue = self._queues[lane, place]
-            if not self._lossless and queue.qsize() >= BACKLOG:
-                self._drop_oldest(self._routes[place].sink, queue)
+        if not takers:
+            self._finish(outgoing, Outcome.DELIVERED)
+        for index, topic in takers:
+            queue = self._queues[name, index]
+            if not self._lossless and queue.qsize() >= self._backlog:
+                self._drop_oldest(self._routes[index].sink, queue)
             queue.put_nowait((topic, outgoing))
 
     def _drop_oldest(self, sink: Sink, queue: asyncio.Queue[tuple[str, _Outgoing] | None]) -> None:
@@ -119,8 +133,8 @@ class Delivery:
         if oldest is None:  # stopping: the mark stays
             queue.put_nowait(None)
             return
-        log.warning("%s is behind by %d messages: the oldest gives way", sink.name, BACKLOG)
-        self._settle(oldest[1], Outcome.REFUSED)
+        log.warning("%s is behind by %d messages: the oldest gives way", sink.name, self._backlog)
+        self._finish(oldest[1], Outcome.REFUSED)
 
     async def _deliver_all(self, sink: Sink, queue: asyncio.Queue[tuple[str, _Outgoing] | None]) -> None:
         ended = False
@@ -138,19 +152,19 @@ class Delivery:
             outcome = Outcome.DELIVERED
         except SinkStopped:
             outcome = Outcome.STOPPED
-        # it can never be delivered: holding back its records for ever would help nobody
+        # it can never be delivered, so its records count as done with
         except PublishRefused as error:
             log.error("%s refused a message for good: %s", sink.name, error)
         except Exception:
             log.exception("%s failed to publish a message", sink.name)
-        self._settle(outgoing, outcome)
+        self._finish(outgoing, outcome)
 
-    def _settle(self, outgoing: _Outgoing, outcome: Outcome) -> None:
+    def _finish(self, outgoing: _Outgoing, outcome: Outcome) -> None:
         outgoing.outcome = max(outgoing.outcome, outcome)
         outgoing.open -= 1
         if outgoing.open:
             return
         self.waiting -= 1
-        if self.waiting < BACKLOG // 2:
+        if self.waiting < self._backlog // 2:
             self.gate(True)
         outgoing.done(outgoing.outcome)

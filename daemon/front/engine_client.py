@@ -1,4 +1,4 @@
-"""The front's end of the seam: an engine in its own process, or in this one."""
+"""The front's end of the protocol: an engine in its own process, or in this one."""
 
 from __future__ import annotations
 
@@ -8,34 +8,38 @@ import pickle
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import zmq
 import zmq.asyncio
 
-from daemon import protocol as seam
+from daemon import protocol
 from daemon.config.schema import Config
 from daemon.engine.spec import EngineSpec, SettingError
+from daemon.supervision import Tasks
 from ingest.ring import Ring
 from metrics.store import MetricStore
 
 if TYPE_CHECKING:
     from daemon.engine.host import EngineHost
 
-OnEvent = Callable[[seam.EngineEvent], None]
+OnEvent = Callable[[protocol.EngineEvent], None]
 OnGone = Callable[[str], None]
+EVENTS, PROCESS = "engine events", "engine process"
+ENGINE = (sys.executable, "-m", "daemon.engine.process")
 
 
-class Link(Protocol):
+class EngineClient(Protocol):
     """An engine to talk to. Events arrive on the event loop."""
 
     async def start(self, on_event: OnEvent, on_gone: OnGone) -> None:
         """Start the engine; `Ready` or `Fatal` follows as an event. ``on_gone``: it ended unasked."""
         ...
 
-    def send(self, command: seam.Command) -> None:
+    def send(self, command: protocol.Command) -> None:
         """Hand over one command."""
         ...
 
@@ -44,8 +48,8 @@ class Link(Protocol):
         ...
 
 
-class ProcessLink:
-    """The engine in a child process; commands and results over ZeroMQ ipc."""
+class ProcessEngine:
+    """The engine in a child process; commands and events over ZeroMQ IPC."""
 
     def __init__(
         self,
@@ -55,52 +59,43 @@ class ProcessLink:
         labels: dict[str, list[str]],
         versions: dict[str, int],
         wake_fd: int,
+        tasks: Tasks,
+        command: Sequence[str] = ENGINE,
     ) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="foretick-"))
-        self._wake_fd = wake_fd
+        self._command = command
+        self._tasks = tasks
         self._spec = EngineSpec(
-            config,
-            ring.name,
-            wake_fd,
-            store.name,
-            labels,
-            f"ipc://{self._directory}/commands",
-            f"ipc://{self._directory}/events",
-            versions,
+            config=config,
+            ring=ring.name,
+            wake_fd=wake_fd,
+            store=store.name,
+            labels=labels,
+            commands=f"ipc://{self._directory}/commands",
+            events=f"ipc://{self._directory}/events",
+            versions=versions,
         )
         self._context = zmq.asyncio.Context()
-        self._tasks: list[asyncio.Task[None]] = []
         self._process: asyncio.subprocess.Process | None = None
         self._closing = False
 
     async def start(self, on_event: OnEvent, on_gone: OnGone) -> None:
         """Spawn the engine."""
-        self._commands = self._context.socket(zmq.PUSH)
-        self._commands.set_hwm(0)
-        self._commands.linger = 0
-        self._commands.bind(self._spec.commands)
-        self._events = self._context.socket(zmq.PULL)
-        self._events.set_hwm(0)
-        self._events.bind(self._spec.events)
+        self._commands = self._bound(zmq.PUSH, self._spec.commands)
+        self._events = self._bound(zmq.PULL, self._spec.events)
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "daemon.engine.process",
-            stdin=asyncio.subprocess.PIPE,
-            pass_fds=(self._wake_fd,),
+            *self._command, stdin=asyncio.subprocess.PIPE, pass_fds=(self._spec.wake_fd,)
         )
         assert self._process.stdin is not None  # asked for above
         self._process.stdin.write(pickle.dumps(self._spec))
         await self._process.stdin.drain()
-        self._tasks = [
-            asyncio.create_task(self._receive(on_event), name="engine events"),
-            asyncio.create_task(self._watch(self._process, on_gone), name="engine process"),
-        ]
+        self._tasks.start(EVENTS, partial(self._receive, on_event))
+        self._tasks.start(PROCESS, partial(self._watch, self._process, on_gone), returns=True)
 
-    def send(self, command: seam.Command) -> None:
+    def send(self, command: protocol.Command) -> None:
         """Hand over one command."""
         # the high-water mark is off, so sending completes at once
-        self._commands.send(seam.encode(command), zmq.NOBLOCK)
+        self._commands.send(protocol.encode(command), zmq.NOBLOCK)
 
     async def close(self, timeout_s: float) -> None:
         """Wait for the child's end, then end it."""
@@ -111,23 +106,22 @@ class ProcessLink:
             except TimeoutError:
                 self._process.kill()
                 await self._process.wait()
-        for task in self._tasks:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await self._tasks.stop(EVENTS, PROCESS)
         self._commands.close()
         self._events.close()
         self._context.term()
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    @property
-    def pid(self) -> int | None:
-        """The child's process id."""
-        return None if self._process is None else self._process.pid
+    def _bound(self, kind: int, endpoint: str) -> zmq.asyncio.Socket:
+        socket = self._context.socket(kind)
+        socket.set_hwm(0)
+        socket.linger = 0
+        socket.bind(endpoint)
+        return socket
 
     async def _receive(self, on_event: OnEvent) -> None:
         while True:
-            on_event(seam.decode_event(await self._events.recv()))
+            on_event(protocol.decode_event(await self._events.recv()))
 
     async def _watch(self, process: asyncio.subprocess.Process, on_gone: OnGone) -> None:
         status = await process.wait()
@@ -135,48 +129,40 @@ class ProcessLink:
             on_gone(f"the engine process ended with status {status}")
 
 
-class InprocLink:
-    """The engine in this process, for tests and embedding: the same host, the same structs."""
+class InprocEngine:
+    """The engine in this process, for tests and embedding: the same host, the same structs.
 
-    def __init__(
-        self, config: Config, ring: Ring, store: MetricStore, source: str, versions: dict[str, int]
-    ) -> None:
-        self._config = config
-        self._source = source
-        self._ring = ring
-        self._store = store
-        self._versions = versions
+    ``make_host``, called in a thread, builds one that emits to what it is given.
+    """
+
+    def __init__(self, make_host: Callable[[OnEvent], EngineHost]) -> None:
+        self._make_host = make_host
         self._host: EngineHost | None = None
         self._stopping: asyncio.Task[None] | None = None
 
     async def start(self, on_event: OnEvent, on_gone: OnGone) -> None:
         """Build the engine in a thread and start it."""
-        # here, because a front whose engine is another process does without torch
-        from daemon.engine.build import build
-        from daemon.engine.host import EngineHost
-
         loop = asyncio.get_running_loop()
 
-        def emit(event: seam.EngineEvent) -> None:
+        def emit(event: protocol.EngineEvent) -> None:
             with contextlib.suppress(RuntimeError):  # the loop closed: nobody listens any more
                 loop.call_soon_threadsafe(on_event, event)
 
         def start() -> EngineHost:
-            built = build(self._config, self._versions)
-            host = EngineHost(self._config, built, self._ring, self._store, emit, source=self._source)
+            host = self._make_host(emit)
             host.start()
             return host
 
         try:
             self._host = await asyncio.to_thread(start)
         except SettingError as error:
-            on_event(seam.Fatal(error.key, error.message))
+            on_event(protocol.Fatal(error.key, error.message))
 
-    def send(self, command: seam.Command) -> None:
+    def send(self, command: protocol.Command) -> None:
         """Hand over one command."""
         if self._host is None:
             return
-        if isinstance(command, seam.StopEngine):  # it blocks until drained
+        if isinstance(command, protocol.StopEngine):  # it blocks until drained
             self._stopping = asyncio.create_task(asyncio.to_thread(self._host.handle, command))
         else:
             self._host.handle(command)

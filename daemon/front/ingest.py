@@ -1,7 +1,7 @@
 """From a source's messages to ring records: decode, find the session, number, push.
 
 Every message has one outcome: into the ring, or counted and, if it is malformed, to the dead letters. A
-full ring pauses a source that can wait; a source that cannot is never held up, because its ring overwrites.
+full ring pauses a source that can wait; a source that cannot is never paused, because its ring overwrites.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LETTER_BYTES = 1 << 18
 _SIDES = {"unknown": SIDE_UNKNOWN, "buy": SIDE_BUY, "sell": SIDE_SELL}
 
 
-class Intake:
+class Ingest:
     """Feeds one source into one ring.
 
     ``sessions``: symbol key (VENUE:SYMBOL) to (index, name). ``dead_letter`` gets malformed messages.
@@ -58,7 +58,7 @@ class Intake:
         self._skewed = store.counter("foretick_clock_skew_records_total", source=source.name)
         self._writer = RecordWriter(SLICE)
         self._numbers = count(1)
-        self._lost = source.lost  # what an earlier intake has counted
+        self._lost = source.lost  # what an earlier one has counted
         self._shapeless = getattr(source, "malformed", 0)
         self._gaps: set[int] = set()
         self._gate = asyncio.Event()
@@ -80,7 +80,7 @@ class Intake:
                 await self._paused(self._gate.wait())
 
     def gate(self, is_open: bool) -> None:
-        """Closed by whoever cannot take more; a source that can wait then waits."""
+        """While it is closed, a source that can wait waits."""
         if is_open:
             self._gate.set()
         else:
@@ -98,12 +98,12 @@ class Intake:
             _check_width(record)
         except MalformedRecord as error:
             self._refuse(message, error)
-            self._tracker.disposed(stream, message.offset)
+            self._tracker.skipped(stream, message.offset)
             return
         session = self._sessions.get(record.key)
         if session is None:
             self._store.inc("foretick_records_unknown_symbol_total")
-            self._tracker.disposed(stream, message.offset)
+            self._tracker.skipped(stream, message.offset)
             return
         index, name = session
         number = next(self._numbers)

@@ -42,7 +42,7 @@ class OffsetTracker:
         """This offset was seen already: the source went back, as after a reconnect or a rebalance."""
         return offset < self._next.get(stream, 0)
 
-    def disposed(self, stream: Stream, offset: int) -> None:
+    def skipped(self, stream: Stream, offset: int) -> None:
         """A record ended here (malformed, unknown symbol): nothing will answer for it."""
         self._next[stream] = offset + 1
 
@@ -57,10 +57,10 @@ class OffsetTracker:
                 found[stream] = OffsetRange(*stream, min(low, offset), offset)
         return list(found.values())
 
-    def acknowledged(self, session: str, safe: int) -> None:
-        """Everything of ``session`` numbered below ``safe`` is in acknowledged answers."""
+    def acknowledge(self, session: str, low_watermark: int) -> None:
+        """Every record of ``session`` numbered below ``low_watermark`` is in acknowledged answers."""
         outstanding = self._outstanding.get(session)
-        while outstanding and outstanding[0][0] < safe:
+        while outstanding and outstanding[0][0] < low_watermark:
             outstanding.popleft()
 
     def to_commit(self) -> dict[Stream, int]:

@@ -1,7 +1,7 @@
 """From the engine's answers to acknowledged messages, in order within a session.
 
-An answer is on the board as soon as it is known, and acknowledged to the offset tracker when every sink has
-it: offsets are committed after the answers that depend on them (at-least-once).
+Sessions know an answer as soon as it is there. The offset tracker hears of it when every sink has it: offsets
+are committed after the answers that depend on them (at-least-once).
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from daemon import protocol as seam
+import msgspec
+
+from daemon import protocol
 from daemon.config.schema import Config
 from daemon.front.delivery import Delivery, Done, Outcome, Route
-from daemon.front.offsets import OffsetRange, OffsetTracker
-from daemon.front.sessions import Board
+from daemon.front.offsets import OffsetTracker
+from daemon.front.sessions import Sessions
 from feeds.codec import make_headers
-from feeds.messages import Answer, AnyMessage, DataUpdated, DeadLetter, Flag, InputRange, Latency
+from feeds.messages import Answer, AnyMessage, DataUpdated, DeadLetter, InputRange
 from metrics.catalogue import FAILURES
 from metrics.store import MetricStore
 
@@ -26,18 +28,21 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class _Version:
-    """Answers of one version that are still to be acknowledged."""
+    """``open``: answers of one version that no sink has acknowledged yet, those still to come included."""
 
     open: int
-    safe: int
+    low_watermark: int
 
 
 @dataclass
-class _Lane:
-    """What one session's answers still have to settle."""
+class _Published:
+    """One session's answers. ``inputs``: the input ranges of one version, which all its questions share."""
 
+    symbol: str
+    questions: int
+    stale_after_ns: int
     versions: dict[int, _Version] = field(default_factory=dict)
-    ranges: tuple[int, list[OffsetRange]] = (0, [])
+    inputs: tuple[int, list[InputRange]] = (0, [])
 
 
 class Publisher:
@@ -48,44 +53,37 @@ class Publisher:
         config: Config,
         routes: Sequence[Route],
         tracker: OffsetTracker,
-        board: Board,
+        sessions: Sessions,
         store: MetricStore,
         *,
         lossless: bool = True,
     ) -> None:
-        self.delivery = Delivery(routes, ["", *board.states], lossless=lossless)
-        self._tracker = tracker
-        self._board = board
-        self._store = store
-        self._stale_after = {s.name: s.stale_after for s in config.sessions}
-        self._asked = {name: len(state.questions) for name, state in board.states.items()}
-        self._lanes = {name: _Lane() for name in board.states}
+        self.delivery = Delivery(routes, ["", *sessions.states], lossless=lossless)
+        self._tracker, self._sessions, self._store = tracker, sessions, store
+        self._published = {
+            s.name: _Published(s.symbol, len(sessions.states[s.name].questions), s.stale_after)
+            for s in config.sessions
+        }
         self._sent = 0
-        self.model, self.revision, self.untrained = "", "", False
 
-    # What the engine says.
-
-    def committed(self, event: seam.Committed) -> None:
+    def committed(self, event: protocol.Committed) -> None:
         """A new data version; without standing questions it is acknowledged with its own event."""
-        lane = self._lanes[event.session]
-        done: Done
-        if self._asked[event.session]:
-            done = _ignore
-        else:
-            lane.versions[event.version] = _Version(1, event.inputs.safe)
-            done = self._settler(event.session, event.version)
+        published = self._published[event.session]
+        done: Done = _nothing
+        if not published.questions:
+            published.versions[event.version] = _Version(1, event.inputs.low_watermark)
+            done = self._acknowledging(event.session, event.version)
         update = DataUpdated(
             session=event.session, data_version=event.version, as_of=event.as_of, bars=event.bars
         )
         self._put(event.session, update, event.session, {}, done)
 
-    def answered(self, event: seam.Answered) -> None:
+    def answered(self, event: protocol.Answered) -> None:
         """A standing question's answer."""
-        lane = self._lanes[event.session]
-        answer = self._answer(lane, event)
-        self._board.answered(answer)
-        self._open(lane, event.session, event.version, event.inputs.safe)
-        settle = self._settler(event.session, event.version)
+        answer = self._complete(event)
+        self._sessions.answered(answer)
+        self._expect(answer.session, answer.data_version, event.inputs)
+        acknowledge = self._acknowledging(answer.session, answer.data_version)
         published = time.monotonic_ns()
 
         def done(outcome: Outcome) -> None:
@@ -93,103 +91,77 @@ class Publisher:
             if outcome is Outcome.REFUSED:
                 self._store.inc("foretick_answers_failed_total", reason="publish")
             elif outcome is Outcome.DELIVERED:
-                self._store.inc("foretick_answers_total", session=event.session)
+                self._store.inc("foretick_answers_total", session=answer.session)
                 self._store.observe("foretick_stage_seconds", now - published, stage="publish")
                 self._store.observe("foretick_stage_seconds", now - event.ts_ring, stage="end_to_end")
-            settle(outcome)
+            acknowledge(outcome)
 
-        self._put(event.session, answer, answer.symbol, _answer_id(answer), done)
+        self._put(answer.session, answer, answer.symbol, _answer_id(answer), done)
 
-    def failed(self, event: seam.AnswerFailed) -> None:
+    def failed(self, event: protocol.AnswerFailed) -> None:
         """A question without an answer: its records count as done with, unless the engine was stopped."""
         log.warning("%s/%s version %d: %s", event.session, event.question, event.version, event.message)
         reason = event.code if event.code in FAILURES else "other"
         self._store.inc("foretick_answers_failed_total", reason=reason)
-        self._open(self._lanes[event.session], event.session, event.version, event.inputs.safe)
+        self._expect(event.session, event.version, event.inputs)
         stopping = event.code == "stopping"
-        self._settler(event.session, event.version)(Outcome.STOPPED if stopping else Outcome.REFUSED)
+        self._acknowledging(event.session, event.version)(Outcome.STOPPED if stopping else Outcome.REFUSED)
 
     def dead_letter(self, letter: DeadLetter) -> None:
         """A message that could not be used."""
         self._store.inc("foretick_dead_letters_total")
         headers = {"error": letter.error.encode(), "reason": letter.reason.encode()}
-        self._put("", letter, f"{letter.topic}:{letter.partition}", headers, _ignore)
+        self._put("", letter, f"{letter.topic}:{letter.partition}", headers, _nothing)
 
     def forget(self) -> None:
         """The engine is gone: what was not acknowledged will be read again."""
-        for lane in self._lanes.values():
-            lane.versions.clear()
+        for published in self._published.values():
+            published.versions.clear()
 
-    def _answer(self, lane: _Lane, event: seam.Answered) -> Answer:
-        if lane.ranges[0] != event.version:  # all questions of a version share their inputs
-            lane.ranges = (
-                event.version,
-                self._tracker.ranges(event.session, event.inputs.first, event.inputs.last),
-            )
+    def _complete(self, event: protocol.Answered) -> Answer:
+        """With what only the front knows: the inputs' offsets and the answer's age."""
+        answer, published = event.answer, self._published[event.answer.session]
+        if published.inputs[0] != answer.data_version:
+            found = self._tracker.ranges(answer.session, event.inputs.first, event.inputs.last)
+            published.inputs = answer.data_version, [InputRange(*each) for each in found]
         age = time.monotonic_ns() - event.ts_ring
-        flags: list[Flag] = [*event.flags]  # type: ignore[list-item]  # the engine uses the same words
-        if 0 < self._stale_after[event.session] < age:
-            flags.append("stale")
-        stages = event.stages
-        return Answer(
-            session=event.session,
-            symbol=self._board.states[event.session].symbol,
-            question=event.question,
-            question_hash=event.question_hash,
-            text=event.text,
-            choice=event.choice,
-            logit_gap=event.logit_gap,
-            probability=None,
-            data_version=event.version,
-            inputs=[InputRange(*found) for found in lane.ranges[1]],
-            as_of=event.as_of,
+        is_stale = 0 < published.stale_after_ns < age
+        return msgspec.structs.replace(
+            answer,
+            inputs=published.inputs[1],
             staleness_ns=age,
-            model=self.model,
-            model_revision=self.revision,
-            untrained=self.untrained,
-            latency=Latency(
-                ring_wait_ns=stages.ring_wait,
-                bars_ns=stages.bars,
-                tokenise_ns=stages.tokenise,
-                queue_ns=stages.queue,
-                forward_ns=stages.forward,
-                total_ns=age,
-            ),
-            reused_tokens=event.reused_tokens,
-            computed_tokens=event.computed_tokens,
-            flags=flags,
+            latency=msgspec.structs.replace(answer.latency, total_ns=age),
+            flags=[*answer.flags, "stale"] if is_stale else answer.flags,
             published_at=time.time_ns(),
-            recomputed_tokens=event.recomputed_tokens,
-            swapped_tokens=event.swapped_tokens,
         )
 
-    # Settling.
+    def _expect(self, session: str, version: int, inputs: protocol.Inputs) -> None:
+        """All of the session's questions are answered at this version, or fail."""
+        published = self._published[session]
+        published.versions.setdefault(version, _Version(published.questions, inputs.low_watermark))
 
-    def _open(self, lane: _Lane, session: str, version: int, safe: int) -> None:
-        lane.versions.setdefault(version, _Version(self._asked[session], safe))
+    def _acknowledging(self, session: str, version: int) -> Done:
+        versions = self._published[session].versions
 
-    def _settler(self, session: str, version: int) -> Done:
-        lane = self._lanes[session]
-
-        def settle(outcome: Outcome) -> None:
-            state = lane.versions.get(version)
+        def acknowledge(outcome: Outcome) -> None:
+            state = versions.get(version)
             if state is None or outcome is Outcome.STOPPED:
                 return
             state.open -= 1
             # in order: a version's offsets stand for those of all before it, whichever is acknowledged first
-            while lane.versions and not (oldest := next(iter(lane.versions.items())))[1].open:
-                del lane.versions[oldest[0]]
-                self._tracker.acknowledged(session, oldest[1].safe)
+            while versions and not (oldest := next(iter(versions.items())))[1].open:
+                del versions[oldest[0]]
+                self._tracker.acknowledge(session, oldest[1].low_watermark)
 
-        return settle
+        return acknowledge
 
-    def _put(self, lane: str, message: AnyMessage, key: str, headers: dict[str, bytes], done: Done) -> None:
+    def _put(self, queue: str, message: AnyMessage, key: str, headers: dict[str, bytes], done: Done) -> None:
         self._sent += 1
         headers |= make_headers(message, "json", "foretick", self._sent)
-        self.delivery.put(lane, message, key, headers, done)
+        self.delivery.put(queue, message, key, headers, done)
 
 
-def _ignore(_outcome: Outcome) -> None:
+def _nothing(_outcome: Outcome) -> None:
     pass
 
 

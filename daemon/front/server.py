@@ -1,4 +1,4 @@
-"""The front: feeds in and out, query socket, HTTP, and the engine it starts, watches and drains.
+"""The life of a daemon: start up, serve, drain. `daemon.front.wiring` says what it consists of.
 
 Start: sinks, engine, sockets, source; ready when model and feeds are up. Stop: no more input, the engine
 drains, answers are published and acknowledged, offsets committed, everything closed, within the stated time.
@@ -7,137 +7,82 @@ drains, answers are published and acknowledged, offsets committed, everything cl
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
 import time
 from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from daemon import protocol as seam
+from daemon import protocol
 from daemon.api.http import HttpServer
-from daemon.api.http_prompts import PromptRoutes
-from daemon.api.messages import Ask, Request
+from daemon.api.messages import Ask, AskReply, FinishReply, PromptReply
 from daemon.api.zmq import QueryServer
 from daemon.config.schema import Config
 from daemon.engine.spec import SettingError
-from daemon.front.connectors import make_routes, make_source
 from daemon.front.delivery import Route
-from daemon.front.engine_client import InprocLink, Link, ProcessLink
-from daemon.front.ingest import Intake
+from daemon.front.engine_manager import EngineManager
+from daemon.front.input import Input
 from daemon.front.notify import Notifier
-from daemon.front.offsets import OffsetTracker
-from daemon.front.prompts import OpenPrompts
+from daemon.front.prompts import Prompts
 from daemon.front.publish import Publisher
-from daemon.front.sessions import Board
-from feeds.source import CommitFailed, Source
+from daemon.front.sessions import Sessions
+from daemon.front.status import Status
+from daemon.supervision import Tasks
 from ingest import warm_up
-from ingest.ring import Ring
-from metrics.export import exposition
 from metrics.store import MetricStore
 
 log = logging.getLogger(__name__)
 
-COMMIT_EVERY_S = 1.0
-ENGINE_SILENT_S = 30.0
-"""Without an event for so long the engine counts as hanging (its heartbeat comes every second)."""
-RESTART_AFTER_S = (0.5, 2.0, 10.0)
-CLOSE_S = 5.0
+RESTART, ENGINE_WATCH, WATCHDOG = "engine restart", "engine watch", "watchdog"
 
 
+@dataclass(eq=False)
 class Front:
-    """One daemon. ``source`` and ``routes`` replace the configured ones (tests, demo)."""
+    """One daemon. ``failed`` ends with the exception that makes going on impossible."""
 
-    def __init__(
-        self,
-        config: Config,
-        *,
-        source: Source | None = None,
-        routes: Sequence[Route] | None = None,
-        notifier: Notifier | None = None,
-    ) -> None:
-        self.config = config
-        self.source = source or make_source(config)
-        self.routes = make_routes(config) if routes is None else list(routes)
-        self.labels: dict[str, list[str]] = {
-            "session": [session.name for session in config.sessions],
-            "source": [self.source.name if self.source else "none"],
-            "sink": [route.sink.name for route in self.routes],
-            "policy": [config.scheduler.policy],
-            "eviction": [config.scheduler.eviction],
-        }
-        self.store = MetricStore.create(self.labels)
-        self.store.set(
-            "foretick_scheduler_info", 1, policy=config.scheduler.policy, eviction=config.scheduler.eviction
-        )
-        self.tracker = OffsetTracker()
-        self.board = Board(config, self.store, self._send)
-        lossless = self.source is None or self.source.kind == "pausing"
-        self.publisher = Publisher(
-            config, self.routes, self.tracker, self.board, self.store, lossless=lossless
-        )
-        max_wait_s = config.query.max_wait / 1e9
-        self.prompts = OpenPrompts(config.query.max_prompts, config.query.max_prompts_each, self._send)
-        self.http = HttpServer(
-            self._metrics,
-            self._not_ready,
-            config.http.host,
-            config.http.port,
-            PromptRoutes(self.prompts, max_wait_s).routes,
-        )
-        self.query = (
-            QueryServer(
-                self.board,
-                self.prompts,
-                config.query.endpoint,
-                max_wait_s=max_wait_s,
-                observe=self._observe_query,
-            )
-            if config.query.endpoint
-            else None
-        )
-        self.exhausted = asyncio.Event()
-        """The source came to its end (a replayed file)."""
+    config: Config
+    store: MetricStore
+    tasks: Tasks
+    failed: asyncio.Future[None]
+    notifier: Notifier
+    routes: Sequence[Route]
+    engine: EngineManager
+    input: Input
+    sessions: Sessions
+    publisher: Publisher
+    prompts: Prompts
+    status: Status
+    http: HttpServer
+    query: QueryServer | None
+    model: str = ""
+    stopping: bool = False
+
+    def __post_init__(self) -> None:
         self._input_done = asyncio.Event()
-        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Ends with the exception that makes going on impossible."""
-        self._notifier = notifier or Notifier()
-        self._sessions = {s.symbol: (i, s.name) for i, s in enumerate(config.sessions)}
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._link: Link | None = None
-        self._ring: Ring | None = None
-        self._ready = asyncio.Event()
-        self._stopped = asyncio.Event()
-        self._feeds_up = self.source is None
-        self._stopping = False
-        self._restarts = 0
-        self._heard = time.monotonic()
-        self._progress, self._idle = 0, True
-        self._seen_progress = -1
-        self._retries = {route.sink.name: 0 for route in self.routes}
-        self._intake_task: asyncio.Task[None] | None = None
-        self._committing = asyncio.Lock()
-        """Whoever closes the source waits for a commit under way."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.engine.on_event, self.engine.on_gone = self._on_event, self._on_engine_gone
 
     async def start(self) -> None:
         """Come up; returns when ready. Raises SettingError, OSError (an address that cannot be bound)."""
-        await self.http.start()
+        await self.http.start(self.tasks)
         if self.query is not None:
-            await self.query.start()
-        self._notifier.status("starting: connecting sinks")
+            await self.query.start(self.tasks)
+        self.notifier.status("starting: connecting sinks")
         await self._or_failure(self._start_sinks())
-        self.publisher.delivery.start()
-        self._notifier.status("starting: loading the model")
-        await self._start_engine()
+        self.publisher.delivery.start(self.tasks)
+        self.notifier.status("starting: loading the model")
+        await self.engine.start()
         # the front's own kernels (it writes the ring) compile while the engine process loads the model
         await self._or_failure(asyncio.to_thread(warm_up))
-        await self._or_failure(self._ready.wait())
-        self._notifier.status("starting: connecting the source")
-        await self._or_failure(self._start_source())
-        self._spawn(self._commit_for_ever(), "commit")
-        self._spawn(self._notifier.keep_watchdog(self._alive), "watchdog")
-        self._notifier.ready(f"{len(self.config.sessions)} sessions")
+        await self._or_failure(self.engine.ready.wait())
+        self.notifier.status("starting: connecting the source")
+        assert self.engine.ring is not None  # it is up
+        await self._or_failure(self.input.start(self.engine.ring))
+        self.input.start_committing()
+        self.tasks.start(ENGINE_WATCH, self.engine.watch)
+        if self.notifier.watchdog_s is not None:
+            self.tasks.start(WATCHDOG, partial(self.notifier.keep_watchdog, self.engine.is_alive))
+        self.notifier.ready(f"{len(self.config.sessions)} sessions")
         log.info("ready: %d sessions, http port %d", len(self.config.sessions), self.http.port)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -146,255 +91,103 @@ class Front:
 
     async def finish(self) -> None:
         """Serve until the source ends and all it gave is answered. Raises what made going on impossible."""
-        await self._or_failure(self.exhausted.wait())
-        self._send(seam.EndInput())
+        await self._or_failure(self.input.exhausted.wait())
+        self.engine.send(protocol.EndInput())
         await self._or_failure(self._input_done.wait())
 
     async def stop(self) -> bool:
         """Drain and close within about the configured time; True if nothing was left behind."""
-        self._stopping = True
-        self._notifier.stopping("draining")
+        self.stopping = True
+        self.notifier.stopping("draining")
         drain_s = self.config.process.drain / 1e9
         deadline = time.monotonic() + drain_s
-        await self._stop_intake()
+        await self.tasks.stop(RESTART, ENGINE_WATCH, WATCHDOG)
+        await self.input.stop_reading()
         if self.query is not None:
             await self.query.stop(min(1.0, drain_s))
-        clean = await self._drain_engine(drain_s)
+        clean = await self.engine.stop(drain_s)
+        self._refuse_all("the daemon stopped")
         left = await self.publisher.delivery.stop(max(0.5, deadline - time.monotonic()))
-        await self._commit()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self.source is not None and self._feeds_up:
-            await self.source.stop()
+        await self.input.close()
         for route in self.routes:
             await route.sink.stop()
         await self.http.stop()
         self.store.unlink()
         self.store.close()
-        self._notifier.close()
-        os.close(self._wake_fd)
+        self.notifier.close()
         if left:
             log.error("%d messages were left unpublished; their inputs will be read again", left)
         return clean and not left
 
-    # Engine.
-
-    async def _start_engine(self) -> None:
-        dropping = self.source is not None and self.source.kind == "dropping"
-        self._ring = Ring.create(
-            self.config.source.ring_capacity,
-            "overwrite" if dropping else "pause",
-            wake_fd=self._wake_fd,
-        )
-        versions = {name: state.version for name, state in self.board.states.items()}
-        if self.config.process.mode == "two":
-            self._link = ProcessLink(
-                self.config, self._ring, self.store, self.labels, versions, self._wake_fd
-            )
-        else:
-            self._link = InprocLink(self.config, self._ring, self.store, self.labels["source"][0], versions)
-        self._heard = time.monotonic()
-        await self._link.start(self._on_event, self._on_gone)
-
-    async def _drain_engine(self, drain_s: float) -> bool:
-        if self._link is None:
-            return True
-        clean = True
-        if self._ready.is_set():
-            self._link.send(seam.StopEngine(drain_s))
-            try:
-                await asyncio.wait_for(self._stopped.wait(), drain_s + CLOSE_S)
-            except TimeoutError:
-                clean = False
-                log.error("the engine did not drain within %.1f s", drain_s + CLOSE_S)
-            await self._link.close(CLOSE_S)
-        else:
-            await self._link.close(0.1)
-        self.board.engine_gone("the daemon stopped")
-        self.prompts.engine_gone("the daemon stopped")
-        if self._ring is not None:
-            self._ring.unlink()
-            self._ring.close()
-        return clean
-
-    def _on_event(self, event: seam.EngineEvent) -> None:
-        self._heard = time.monotonic()
-        match event:
-            case seam.Committed():
-                self.board.committed(event)
-                self.publisher.committed(event)
-            case seam.Answered():
-                self.publisher.answered(event)
-            case seam.AnswerFailed():
-                self.publisher.failed(event)
-            case seam.AskDone() | seam.AskFailed():
-                self.board.asked(event)
-            case seam.PromptTaken() | seam.PromptDone() | seam.PromptFailed():
-                self.prompts.heard(event)
-            case seam.Heartbeat():
-                self._progress, self._idle = event.progress, event.idle
-            case seam.Ready():
-                self.publisher.model, self.publisher.revision = event.model, event.revision
-                untrained = event.untrained
-                self.publisher.untrained = self.board.untrained = self.prompts.untrained = untrained
-                self.store.set("foretick_engine_up", 1)
-                self._ready.set()
-            case seam.InputDone():
-                self._input_done.set()
-            case seam.Stopped():
-                self._stopped.set()
-            case seam.Fatal():
-                self._fail(SettingError(event.key, event.message))
-
-    def _on_gone(self, message: str) -> None:
-        self.store.set("foretick_engine_up", 0)
-        self.board.engine_gone(message)
-        self.prompts.engine_gone(message)
-        if self._stopping or self.failed.done():
-            self._stopped.set()
+    def send(self, command: protocol.Command) -> None:
+        """To the engine; what a client waits for is refused while there is none."""
+        if self.engine.send(command):
             return
-        if not self._ready.is_set():
-            self._fail(RuntimeError(f"{message} before it was ready"))
-            return
-        log.error("%s; starting it again", message)
-        self._spawn(self._restart(), "restart")
+        failure = "engine", "the engine is not up"
+        if isinstance(command, Ask):
+            self.sessions.asked(protocol.AskFailed(command.id, *failure))
+        elif isinstance(command, protocol.PromptCommand):
+            self.prompts.heard(protocol.PromptFailed(command.prompt, *failure))
 
-    async def _restart(self) -> None:
-        """A new engine over a new ring; the source is read again from what was committed.
-
-        While the new one loads, answers of the old one are still acknowledged. So the source, which the
-        offsets are committed by, is closed and the books are cleared as late as can be.
-        """
-        self._ready.clear()
-        self.store.inc("foretick_engine_restarts_total")
-        await self._stop_intake()
-        if self._link is not None:
-            await self._link.close(0.1)
-        if self._ring is not None:
-            self._ring.unlink()
-            self._ring.close()
-        await asyncio.sleep(RESTART_AFTER_S[min(self._restarts, len(RESTART_AFTER_S) - 1)])
-        self._restarts += 1
-        await self._start_engine()
-        await self._ready.wait()
-        await self._commit()
-        if self.source is not None:
-            await self.source.stop()
-        self.publisher.forget()
-        self.tracker.clear()
-        await self._start_source()
-
-    def _send(self, command: seam.Command) -> None:
-        if self._link is None or not self._ready.is_set():
-            if isinstance(command, seam.AskEngine):
-                self.board.asked(seam.AskFailed(command.id, "engine", "the engine is not up"))
-            elif isinstance(command, seam.PromptCommand):
-                self.prompts.heard(seam.PromptFailed(command.prompt, "engine", "the engine is not up"))
-            return
-        self._link.send(command)
-
-    # Feeds.
+    def fail(self, error: BaseException) -> None:
+        """Going on is impossible; the first reason counts."""
+        if not self.failed.done():
+            self.failed.set_exception(error)
 
     async def _start_sinks(self) -> None:
         await asyncio.gather(*(route.sink.start() for route in self.routes))
 
-    async def _start_source(self) -> None:
-        if self.source is None:
+    def _on_event(self, event: protocol.EngineEvent) -> None:
+        match event:
+            case protocol.Committed():
+                self.sessions.committed(event)
+                self.publisher.committed(event)
+            case protocol.Answered():
+                self.publisher.answered(event)
+            case protocol.AnswerFailed():
+                self.publisher.failed(event)
+            case AskReply() | protocol.AskFailed():
+                self.sessions.asked(event)
+            case PromptReply() | FinishReply() | protocol.PromptFailed():
+                self.prompts.heard(event)
+            case protocol.Ready():
+                self.model = event.model
+                self.store.set("foretick_engine_up", 1)
+            case protocol.InputDone():
+                self._input_done.set()
+            case protocol.ThreadEnded():
+                self.tasks.note_end(event.name, event.why)
+            case protocol.Fatal():
+                self.fail(SettingError(event.key, event.message))
+
+    def _on_engine_gone(self, message: str) -> None:
+        self.store.set("foretick_engine_up", 0)
+        self._refuse_all(message)
+        was_ready = self.engine.gone()
+        if self.stopping or self.failed.done():
             return
-        assert self._ring is not None  # the engine is up
-        await self.source.start()
-        intake = Intake(
-            self.source,
-            self._ring,
-            self._sessions,
-            self.tracker,
-            self.store,
-            self.publisher.dead_letter,
-            max_bytes=self.config.source.max_message_bytes,
-            max_ahead_ns=self.config.source.max_ahead,
-        )
-        self.publisher.delivery.gate = intake.gate
-        self._intake_task = asyncio.create_task(self._take_in(intake), name="intake")
-        self._feeds_up = True
-
-    async def _take_in(self, intake: Intake) -> None:
-        try:
-            await intake.run()
-            self.exhausted.set()
-        except Exception as error:
-            log.exception("the source failed")
-            self._fail(error)
-
-    async def _stop_intake(self) -> None:
-        if self._intake_task is not None:
-            self._intake_task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._intake_task
-            self._intake_task = None
-
-    async def _commit_for_ever(self) -> None:
-        while True:
-            await asyncio.sleep(COMMIT_EVERY_S)
-            await self._commit()
-            if self._ready.is_set() and time.monotonic() - self._heard > ENGINE_SILENT_S:
-                self._fail(RuntimeError(f"the engine has been silent for {ENGINE_SILENT_S:.0f} s"))
-
-    async def _commit(self) -> None:
-        if self.source is None or not self._feeds_up:
+        if not was_ready:
+            self.fail(RuntimeError(f"{message} before it was ready"))
             return
-        async with self._committing:
-            offsets = self.tracker.to_commit()
-            if not offsets:
-                return
-            try:
-                await self.source.commit(offsets)
-            except CommitFailed as error:
-                self.tracker.not_committed(offsets)
-                log.warning("offsets were not committed, trying again: %s", error)
+        log.error("%s; starting it again", message)
+        self.tasks.start(RESTART, self._restart, returns=True)
 
-    # Observation.
+    def _refuse_all(self, message: str) -> None:
+        """No client that waits for the engine will be answered."""
+        self.sessions.engine_gone(message)
+        self.prompts.engine_gone(message)
 
-    def _metrics(self) -> bytes:
-        for name, state in self.board.states.items():
-            self.store.set("foretick_staleness_seconds", state.staleness_ns() / 1e9, session=name)
-        for route in self.routes:
-            retries = int(getattr(route.sink, "retries", 0)) - self._retries[route.sink.name]
-            self._retries[route.sink.name] += retries
-            self.store.inc("foretick_publish_retries_total", retries, sink=route.sink.name)
-        return exposition(self.store)
+    async def _restart(self) -> None:
+        """A new engine over a new ring; the source is read again from what was committed.
 
-    def _not_ready(self) -> list[str]:
-        reasons = [] if self._ready.is_set() else ["the engine is not up"]
-        return reasons if self._feeds_up else [*reasons, "the source is not connected"]
-
-    def _observe_query(self, request: Request, outcome: str, latency_ns: int) -> None:
-        if isinstance(request, Ask):
-            self.store.observe("foretick_stage_seconds", latency_ns, stage="ask")
-            if outcome != "ok":
-                self.store.inc("foretick_asks_total", outcome=outcome)
-
-    def _alive(self) -> bool:
-        """The engine is heard from, and its worker is idle or made progress since the last look."""
-        moved, self._seen_progress = self._progress != self._seen_progress, self._progress
-        return (moved or self._idle) and time.monotonic() - self._heard < ENGINE_SILENT_S
-
-    # Tasks.
-
-    def _fail(self, error: BaseException) -> None:
-        if not self.failed.done():
-            self.failed.set_exception(error)
-
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("task %s failed", task.get_name(), exc_info=error)
-            self._fail(error)
+        While the new one loads, answers of the old one are still acknowledged. So the source, through which
+        offsets are committed, is closed as late as can be.
+        """
+        self.store.inc("foretick_engine_restarts_total")
+        await self.input.stop_reading()
+        await self.engine.restart()
+        assert self.engine.ring is not None  # it is up
+        await self.input.reopen(self.engine.ring, self.publisher.forget)
 
     async def _or_failure(self, work: Coroutine[Any, Any, Any]) -> None:
         """``work`` to its end, unless the daemon fails before."""

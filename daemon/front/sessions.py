@@ -1,7 +1,7 @@
-"""What the front knows about every session: newest version, newest answers; and who waits for them.
+"""What the front knows of every session: its newest version, its newest answers, and who waits for them.
 
-It is the query socket's backend: a standing question asked of its current version is served from here,
-without the engine's interpreter ever being involved (*Attention Once* equation 11).
+It answers the query socket. A standing question asked of its current version is answered from here, without
+the engine (*Attention Once* equation 11).
 """
 
 from __future__ import annotations
@@ -11,23 +11,26 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import TypeVar
 
-from daemon import protocol as seam
+import msgspec
+
+from daemon import protocol
 from daemon.api.messages import (
     Answers,
     AnswersReply,
     Ask,
     AskReply,
-    Code,
     Quantiles,
     QueryError,
     SessionInfo,
-    Sessions,
     SessionsReply,
     Stats,
     StatsReply,
+    code_of,
 )
+from daemon.api.messages import Sessions as ListSessions
 from daemon.config.schema import Config
 from daemon.config.standing import questions_of
 from feeds.messages import Answer
@@ -37,13 +40,6 @@ from metrics.catalogue import METRICS, STAGES
 from metrics.store import MetricStore
 
 T = TypeVar("T")
-
-_CODES: dict[str, Code] = {
-    "unknown_session": "unknown_session",
-    "bad_request": "bad_request",
-    "too_long": "too_long",
-    "stopping": "shutting_down",
-}
 
 
 @dataclass
@@ -63,23 +59,22 @@ class SessionState:
         return time.monotonic_ns() - self.received if self.received else 0
 
 
-class Board:
+class Sessions:
     """Sessions, answers and pending asks. Lives on the event loop."""
 
-    def __init__(self, config: Config, store: MetricStore, send: Callable[[seam.Command], None]) -> None:
+    def __init__(self, config: Config, store: MetricStore, send: Callable[[protocol.Command], None]) -> None:
         self._store = store
         self._send = send
         self.cache: AnswerCache[Answer] = AnswerCache()
         self.states = {s.name: SessionState(s.symbol, []) for s in config.sessions}
-        for name, question in questions_of(config):
-            self.states[name].questions.append(question)
-        self._asks: dict[int, asyncio.Future[seam.AskDone]] = {}
-        self._next_ask = 0
-        self.untrained = False
+        for asked in questions_of(config):
+            self.states[asked.session].questions.append(asked.question)
+        self._asks: dict[int, asyncio.Future[AskReply]] = {}
+        self._numbers = count(1)
 
     # Told by the front.
 
-    def committed(self, event: seam.Committed) -> None:
+    def committed(self, event: protocol.Committed) -> None:
         """A session has a new version."""
         state = self.states[event.session]
         state.version, state.as_of, state.received = event.version, event.as_of, event.ts_ring
@@ -89,15 +84,15 @@ class Board:
         """A standing question has a new answer."""
         self.cache.put(answer.session, answer.question_hash, answer.data_version, answer)
 
-    def asked(self, event: seam.AskDone | seam.AskFailed) -> None:
+    def asked(self, event: AskReply | protocol.AskFailed) -> None:
         """The engine replied to an ask."""
         future = self._asks.pop(event.id, None)
         if future is None or future.done():
             return
-        if isinstance(event, seam.AskDone):
+        if isinstance(event, AskReply):
             future.set_result(event)
         else:
-            future.set_exception(QueryError(_CODES.get(event.code, "engine"), event.message))
+            future.set_exception(QueryError(code_of(event.code), event.message))
 
     def engine_gone(self, message: str) -> None:
         """No ask in flight will be answered any more."""
@@ -106,7 +101,7 @@ class Board:
                 future.set_exception(QueryError("engine", message))
         self._asks.clear()
 
-    # The query socket's backend.
+    # Asked by clients.
 
     async def ask(self, request: Ask) -> AskReply:
         """From the cache if it is a standing question of the current version, else from the engine."""
@@ -119,62 +114,48 @@ class Board:
         if known is not None and known.data_version == state.version:
             self._store.inc("foretick_asks_total", outcome="cached")
             return AskReply(
-                request.id,
-                request.session,
-                known.data_version,
-                known.text,
-                known.choice,
-                known.logit_gap,
+                id=request.id,
+                session=request.session,
+                data_version=known.data_version,
+                text=known.text,
+                choice=known.choice,
+                logit_gap=known.logit_gap,
                 cached=True,
                 untrained=known.untrained,
                 flags=tuple(known.flags),
                 as_of=known.as_of,
                 staleness_ns=state.staleness_ns(),
             )
-        done = await self._engine_ask(request)
+        reply = await self.ask_engine(request)
         self._store.inc("foretick_asks_total", outcome="computed")
-        return AskReply(
-            request.id,
-            request.session,
-            done.version,
-            done.text,
-            done.choice,
-            done.logit_gap,
-            cached=False,
-            untrained=self.untrained,
-            flags=("untrained",) if self.untrained else (),
-            as_of=state.as_of,
-            staleness_ns=state.staleness_ns(),
-        )
+        return reply
 
-    async def _engine_ask(self, request: Ask) -> seam.AskDone:
-        self._next_ask += 1
-        number = self._next_ask
-        future: asyncio.Future[seam.AskDone] = asyncio.get_running_loop().create_future()
+    async def ask_engine(self, request: Ask) -> AskReply:
+        """From the engine, whatever is cached."""
+        number = next(self._numbers)
+        future: asyncio.Future[AskReply] = asyncio.get_running_loop().create_future()
         self._asks[number] = future
-        self._send(
-            seam.AskEngine(number, request.session, request.question, request.max_tokens, request.choices)
-        )
+        self._send(msgspec.structs.replace(request, id=number))
         try:
-            return await future
+            return msgspec.structs.replace(await future, id=request.id)
         finally:
             if self._asks.pop(number, None) is not None:  # it timed out or its client is gone
-                self._send(seam.CancelAsk(number))
+                self._send(protocol.CancelAsk(number))
 
-    async def sessions(self, request: Sessions) -> SessionsReply:
+    async def sessions(self, request: ListSessions) -> SessionsReply:
         """All sessions."""
         return SessionsReply(
             request.id,
             tuple(
                 SessionInfo(
-                    name,
-                    state.symbol,
-                    state.version,
-                    state.live_tokens,
-                    state.live_records,
-                    state.as_of,
-                    state.staleness_ns(),
-                    tuple(question.name for question in state.questions),
+                    name=name,
+                    symbol=state.symbol,
+                    data_version=state.version,
+                    live_tokens=state.live_tokens,
+                    live_records=state.live_records,
+                    as_of=state.as_of,
+                    staleness_ns=state.staleness_ns(),
+                    questions=tuple(question.name for question in state.questions),
                 )
                 for name, state in self.states.items()
             ),

@@ -14,9 +14,9 @@ from daemon.engine.metrics import EngineObserver
 from engine.divergence import Divergence
 from metrics.store import MetricStore
 from regions.pool import KVPool, LayerShape
+from tests.e2e.inproc import Tape as Trades
+from tests.e2e.inproc import answers, count, running
 from tests.e2e.support import MemorySink, QueueSource, inproc_config, sessions, until
-from tests.e2e.test_e2e_inproc import Tape as Trades
-from tests.e2e.test_e2e_inproc import answers, count, running
 
 
 def test_the_pool_has_room_for_the_fresh_windows() -> None:
@@ -59,8 +59,8 @@ async def test_the_daemon_refreshes_compares_and_keeps_event_time() -> None:
         for n in range(40):
             source.put(tape.second(n))
             await until(lambda n=n: len(answers(sink)) == n)
-            assert front.board.states["aaa"].live_records <= 10
-        assert front.board.states["aaa"].live_records == 10
+            assert front.sessions.states["aaa"].live_records <= 10
+        assert front.sessions.states["aaa"].live_records == 10
         await until(lambda: count(front, "refreshes", session="aaa") >= 4)
         samples = count(front, "divergence_samples", session="aaa")
         assert samples == count(front, "refreshes", session="aaa")

@@ -13,6 +13,7 @@ import pytest
 
 import dashboards
 from daemon.api.http import HttpServer
+from daemon.supervision import Tasks
 from dashboards import latency
 from dashboards.expressions import (
     buckets,
@@ -160,7 +161,7 @@ async def test_every_panel_finds_series_in_a_real_prometheus(dashboard, start_pr
     labels = {"session": ["a", "b"], "source": ["kafka"], "sink": ["kafka"]}
     store = MetricStore.local(labels | {"policy": ["klpm"], "eviction": ["cost"]})
     server = HttpServer(lambda: exposition(store), lambda: [])
-    await server.start()
+    await server.start(Tasks())
     try:
         prometheus = await asyncio.to_thread(start_prometheus, f"127.0.0.1:{server.port}")
         for round_ in range(4):

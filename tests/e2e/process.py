@@ -131,7 +131,7 @@ class Daemon:
         """Process id of the engine, while there is one."""
         pid = self._running.pid
         for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-            if b"engine_process" in Path(f"/proc/{child}/cmdline").read_bytes():
+            if b"daemon.engine.process" in Path(f"/proc/{child}/cmdline").read_bytes():
                 return int(child)
         return None
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 import os
 import re
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable
-from dataclasses import dataclass
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -22,6 +20,7 @@ from transformers import BloomConfig, BloomForCausalLM
 
 from daemon.api.client import QueryClient
 from daemon.front.server import Front
+from daemon.front.wiring import make_front
 from engine.model.embedded import build_tokenizer
 from feeds.codec import decode_record
 from feeds.kafka import KafkaSource, quiet_client_log
@@ -31,93 +30,17 @@ from feeds.replay_source import ReplaySource
 from feeds.source import Incoming
 from flash.questions import PAPER_SIX
 from tests.e2e.process import FORETICK, Daemon, command, invoke, until_slowly
+from tests.e2e.samples import SAMPLES, Sample, write
 from tests.e2e.support import TOPIC
 from tests.kafka_server import REPOSITORY, free_ports
 
 LINE = re.compile(r"^(\S+) v(\d+) (\w+): (.*) \(gap [\d.]+\)(?: \[(.*)\])?$")
 
 
-@dataclass(frozen=True)
-class Sample:
-    """A small file of one shape, and how its real counterpart is called."""
-
-    form: str
-    content: str
-    symbol: str
-    records: int
-    bars: int
-    real: str
-    until: str
-    """Where playing the real file ends, so that a slow machine is through in seconds."""
-    real_bars: int
-    """Bars up to there."""
-
-
-_FRAME = (
-    '{"stream":"btcusdt@trade","data":{"s":"BTCUSDT","t":%d,"p":"61837.%02d","q":"0.02","T":%d,"m":true}}'
-)
-_T0 = 1_723_161_255_342
-SAMPLES = [
-    Sample(
-        "btc_perp_bars",
-        "timestamp,open,high,low,close,volume\n"
-        + "".join(
-            f"2022-01-05 00:{m:02d}:00,46319.0,46385.0,46300.5,46377.0,23004{m}.7295\n" for m in range(7)
-        ),
-        "PERP:BTCUSD",
-        7,
-        7,
-        "btc_perp_1m_202201.csv",
-        "2022-01-01T00:00:00Z",
-        59,  # every minute from 23:01
-    ),
-    Sample(
-        "sp500_bars",
-        "Date,Open,Close,High,Low,Volume\n"
-        + "".join(f"11/5/2019 9:{m},3080.8,3080.49,3081.47,3080.3,0\n" for m in range(30, 36)),
-        "INDEX:SPX",
-        6,
-        6,
-        "sp500_index_1m_20191105.csv",
-        "2019-11-05T15:00:00Z",
-        30,  # 9:30 to 10:00 Eastern
-    ),
-    Sample(
-        "histdata_quotes",
-        "".join(f"20200101 1700{s:02d}065,1.12106,1.1213{s % 10},0\n" for s in range(12)),
-        "HISTDATA:EURUSD",
-        12,
-        12,
-        "histdata_eurusd_ticks_20200101.csv",
-        "2020-01-01T22:02:00Z",
-        17,
-    ),
-    Sample(
-        "binance_capture",
-        "".join(
-            f"{(_T0 - 1272 + n * 400) * 1_000_000} {_FRAME % (n, n, _T0 + n * 400)}\n" for n in range(16)
-        ),
-        "BINANCE:BTCUSDT",
-        16,
-        7,  # 6.0 s from x.342: seconds x to x + 6
-        "binance_spot_btcusdt_20240808_raw.gz",
-        "2024-08-08T23:54:25Z",
-        11,  # of quotes, which come first in the capture
-    ),
-]
-
-
 @pytest.fixture(params=SAMPLES, ids=lambda sample: sample.form)
 def sample(request: pytest.FixtureRequest) -> Sample:
     found: Sample = request.param
     return found
-
-
-def write(sample: Sample, folder: Path) -> Path:
-    path = folder / ("tape.gz" if sample.form == "binance_capture" else "tape.csv")
-    raw = sample.content.encode()
-    path.write_bytes(gzip.compress(raw) if path.suffix == ".gz" else raw)
-    return path
 
 
 def real_file(sample: Sample) -> Path:
@@ -132,12 +55,11 @@ def front(monkeypatch: pytest.MonkeyPatch) -> list[Front]:
     """The front that a replay makes, once it has."""
     made: list[Front] = []
 
-    class Remembered(Front):
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            super().__init__(*arguments, **options)
-            made.append(self)
+    def remembered(*arguments: Any, **options: Any) -> Front:
+        made.append(make_front(*arguments, **options))
+        return made[-1]
 
-    monkeypatch.setattr("daemon.cli.replay.Front", Remembered)
+    monkeypatch.setattr("daemon.cli.replay.make_front", remembered)
     return made
 
 
@@ -163,7 +85,7 @@ def test_a_file_through_the_daemon_is_answered_to_its_last_bar(
     assert ("skewed_clock" in done.stdout) == (sample.form == "binance_capture")
     assert done.stdout.splitlines()[-1] == f"{len(lines)} answers, 0 malformed lines"
     assert bars(front[0]) == sample.bars
-    assert front[0].tracker.outstanding() == 0, "an answer covers every record, the last bar's too"
+    assert front[0].input.tracker.outstanding() == 0, "an answer covers every record, the last bar's too"
     assert ("warm_up" in lines[-1][5]) == (sample.bars <= 10)
 
 
@@ -175,7 +97,7 @@ def test_a_real_file_through_the_daemon(sample: Sample, front: list[Front]) -> N
     assert lines
     assert {line[1] for line in lines} == {sample.symbol}
     assert bars(front[0]) == sample.real_bars
-    assert front[0].tracker.outstanding() == 0
+    assert front[0].input.tracker.outstanding() == 0
     assert done.stdout.splitlines()[-1] == f"{len(lines)} answers, 0 malformed lines"
 
 

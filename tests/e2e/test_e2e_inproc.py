@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
+import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from itertools import pairwise
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 
 from daemon.api.client import QueryClient
 from daemon.api.messages import Ask, QueryError
+from daemon.cli.check import check_all
 from daemon.config.schema import (
     BarsConfig,
-    Config,
     ModelConfig,
     QuestionConfig,
     SchedulerConfig,
@@ -26,26 +25,24 @@ from daemon.config.schema import (
 from daemon.config.units import Duration
 from daemon.engine.build import build, limits_of
 from daemon.engine.spec import SettingError
-from daemon.front.delivery import Route
 from daemon.front.server import Front
-from engine.engine import Engine
-from engine.step import Chunk, SampledToken
-from feeds.messages import Answer, DataUpdated, DeadLetter
+from daemon.front.wiring import make_front
+from daemon.supervision import TaskEnded
+from feeds.messages import DataUpdated, DeadLetter
 from feeds.source import Incoming
 from flash.questions import PAPER_SIX
-from regions.ephemeral import Fork
 from scheduler.request import Request, RequestSpec, State
 from scheduler.scheduler import Scheduler as Steps
 from scheduler.tapes import Record
 from scheduler.types import PriorityClass
 from tests import tolerance
+from tests.e2e.inproc import DEAD, UPDATES, Recorder, Tape, answers, count, running
 from tests.e2e.support import (
     SECOND,
     START,
     TOPIC,
     MemorySink,
     QueueSource,
-    incoming,
     inproc_config,
     sessions,
     trade,
@@ -53,67 +50,13 @@ from tests.e2e.support import (
 )
 
 NAMES = [question.name for question in PAPER_SIX]
-ANSWERS, UPDATES, DEAD = "answers.v1", "updates.v1", "dlq.v1"
 
 
-class Tape:
-    """Trades second by second, with running offsets."""
-
-    def __init__(self, *symbols: str) -> None:
-        self._symbols = symbols
-        self._offset = 0
-
-    def second(self, n: int, trades: int = 4) -> list[Incoming]:
-        """``trades`` trades of each symbol in second ``n``."""
-        batch = []
-        for i in range(trades):
-            for symbol in self._symbols:
-                price = f"{100 + (n * 7 + i * 3) % 11}.{n % 10}5"
-                batch.append(self.message(trade(symbol, START + n * SECOND + i * 1000, price, f"{i + 1}")))
-        return batch
-
-    def message(self, payload: bytes) -> Incoming:
-        self._offset += 1
-        return incoming(payload, self._offset - 1)
-
-
-class Recorder(Engine):
-    """The real engine, remembering what every forward pass held."""
-
-    passes: ClassVar[list[list[tuple[int, int]]]] = []
-    """By pass: (version, tokens) of every fork in it; class-wide, because the daemon makes the engine."""
-
-    def execute(self, batch: Sequence[Chunk]) -> list[SampledToken | None]:
-        forks = [c for c in batch if isinstance(c.target, Fork)]
-        self.passes.append([(c.target.version, len(c.tokens)) for c in forks])
-        return super().execute(batch)
-
-
-@contextlib.asynccontextmanager
-async def running(config: Config, source: QueueSource, sink: MemorySink) -> AsyncIterator[Front]:
-    front = Front(config, source=source, routes=[Route(sink, ANSWERS, UPDATES, DEAD)])
-    try:
-        await asyncio.wait_for(front.start(), 60)
-        yield front
-    finally:
-        if not front._stopping:  # the test has not done it
-            await front.stop()
-
-
-def answers(sink: MemorySink, session: str = "aaa") -> list[Answer]:
-    return [a for a in sink.messages(ANSWERS) if isinstance(a, Answer) and a.session == session]
-
-
-def count(front: Front, name: str, **labels: str) -> int:
-    return int(front.store.value(f"foretick_{name}_total", **labels))
-
-
-async def test_every_version_answers_all_questions_in_one_pass_and_says_what_it_read(monkeypatch):
-    monkeypatch.setattr("daemon.engine.build.Engine", Recorder)
-    monkeypatch.setattr(Recorder, "passes", [])
+async def test_every_version_answers_all_questions_in_one_pass_and_says_what_it_read():
+    recorder = Recorder()
     source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
     config = inproc_config(sessions=sessions("V:AAA", warm_up_records=5), standing="paper_six")
-    async with running(config, source, sink) as front:
+    async with running(config, source, sink, recorder) as front:
         for n in range(13):
             source.put(tape.second(n))
             await until(lambda n=n: len(answers(sink)) == 6 * n)  # second n closes the bar of n - 1
@@ -125,7 +68,7 @@ async def test_every_version_answers_all_questions_in_one_pass_and_says_what_it_
         assert [a.data_version for a in exact] == list(range(1, 13))
         # one forward pass a version answers the one-token questions and prefills the other
         prompts = defaultdict(list)
-        for number, forks in enumerate(Recorder.passes):
+        for number, forks in enumerate(recorder.passes):
             for version, tokens in forks:
                 if tokens > 1:
                     prompts[version].append(number)
@@ -162,15 +105,17 @@ async def test_asked_one_by_one_the_questions_get_the_answers_they_got_together(
     source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
     async with running(inproc_config(), source, sink) as front:
         source.put(*(tape.second(n) for n in range(12)))
-        await until(lambda: [a for a in answers(sink) if a.data_version == front.board.states["aaa"].version])
+        await until(
+            lambda: [a for a in answers(sink) if a.data_version == front.sessions.states["aaa"].version]
+        )
         await until(lambda: Counter(a.data_version for a in answers(sink))[_newest(front)] == 6)
         version = _newest(front)
         together = {a.question: a for a in answers(sink) if a.data_version == version}
         for question in PAPER_SIX:
             ask = Ask(1, "aaa", question.text, question.max_tokens, question.choices or ())
-            alone = await front.board._engine_ask(ask)  # past the cache
+            alone = await front.sessions.ask_engine(ask)  # past the cache
             batched = together[question.name]
-            assert (alone.version, alone.text, alone.choice) == (version, batched.text, batched.choice)
+            assert (alone.data_version, alone.text, alone.choice) == (version, batched.text, batched.choice)
             assert alone.logit_gap == tolerance.near(batched.logit_gap, tolerance.of_embedded_gap())
         # Over the socket the same question is served from the cache, reordered choices are computed.
         assert front.query is not None
@@ -188,7 +133,27 @@ async def test_asked_one_by_one_the_questions_get_the_answers_they_got_together(
 
 
 def _newest(front: Front) -> int:
-    return front.board.states["aaa"].version
+    return front.sessions.states["aaa"].version
+
+
+async def test_an_ad_hoc_answer_has_the_times_of_the_version_that_it_read():
+    """While it is computed, newer versions come."""
+    source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
+    async with running(inproc_config(standing="none"), source, sink, Recorder(pass_s=0.005)) as front:
+        for n in range(3):
+            source.put(tape.second(n))
+            await until(lambda n=n: _newest(front) == n)
+        asking = asyncio.create_task(front.sessions.ask(Ask(1, "aaa", "What comes next?", 60)))
+        await until(lambda: count(front, "batches") > 10)
+        began = time.monotonic_ns()
+        for n in range(3, 9):
+            source.put(tape.second(n))
+            await until(lambda n=n: _newest(front) == n)
+        assert not asking.done(), "the answer must outlast the versions"
+        reply = await asking
+        assert reply.data_version == 2
+        assert reply.as_of == START + SECOND + 3000
+        assert reply.staleness_ns > time.monotonic_ns() - began
 
 
 async def test_a_flood_is_coalesced_counted_and_answered_for_to_the_last_record():
@@ -251,7 +216,7 @@ async def test_late_and_out_of_order_ticks():
         source.put([tick(0.1), tick(1.1), tick(0.9), tick(2.2), tick(0.5), tick(3.3)])
         await until(lambda: len([a for a in answers(sink) if a.question == "trend"]) >= 1)
         await until(lambda: count(front, "bars", session="aaa") == 2)
-        await until(lambda: answers(sink)[-1].data_version == front.board.states["aaa"].version > 0)
+        await until(lambda: answers(sink)[-1].data_version == front.sessions.states["aaa"].version > 0)
         assert count(front, "records_late", session="aaa") == 1
         await until(lambda: answers(sink)[-1].as_of == START + int(1.1 * SECOND))
 
@@ -312,14 +277,14 @@ async def test_a_commit_that_fails_is_made_up_for():
 async def test_a_clean_stop_drains_and_leaves_nothing_behind():
     source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
     async with running(inproc_config(), source, sink) as front:
-        names = [front.store.name, front._ring.name if front._ring else ""]
+        names = [front.store.name, front.engine.ring.name if front.engine.ring else ""]
         assert all((Path("/dev/shm") / name.lstrip("/")).exists() for name in names)
         source.put(*(tape.second(n) for n in range(30)))
-        await until(lambda: front.board.states["aaa"].version)
+        await until(lambda: front.sessions.states["aaa"].version)
         assert await front.stop(), "stopped in the middle of the work, nothing is lost"
         found = answers(sink)
         assert front.publisher.delivery.waiting == 0
-        assert found[-1].data_version == front.board.states["aaa"].version
+        assert found[-1].data_version == front.sessions.states["aaa"].version
         assert source.committed[TOPIC, 0] == max(i.last_offset for a in found for i in a.inputs) + 1
     assert not any((Path("/dev/shm") / name.lstrip("/")).exists() for name in names)
     assert {task.get_name() for task in asyncio.all_tasks()} == {asyncio.current_task().get_name()}  # type: ignore[union-attr]  # we are one
@@ -329,12 +294,12 @@ async def test_a_clean_stop_drains_and_leaves_nothing_behind():
 
 async def test_a_model_that_is_not_there_is_a_setting_s_fault(tmp_path):
     config = inproc_config(model=ModelConfig(path=str(tmp_path / "nowhere")))
-    front = Front(config, source=QueueSource(), routes=[])
+    front = make_front(config, source=QueueSource(), routes=[])
     try:
         with pytest.raises(SettingError, match=r"no config\.json") as raised:
             await asyncio.wait_for(front.start(), 60)
         assert raised.value.key == "model.path"
-        assert front._not_ready() == ["the engine is not up", "the source is not connected"]
+        assert front.status.not_ready() == ["the engine is not up", "the source is not connected"]
     finally:
         await front.stop()
 
@@ -346,7 +311,7 @@ async def test_a_source_that_fails_ends_the_daemon_with_its_error():
             yield []
 
     async with running(inproc_config(), Broken(), MemorySink()) as front:
-        with pytest.raises(ConnectionError, match="gone for good"):
+        with pytest.raises(TaskEnded, match="ingest ended: ConnectionError: the feed is gone for good"):
             await asyncio.wait_for(front.run(asyncio.Event()), 10)
 
 
@@ -401,3 +366,24 @@ def _answer_while(question: str, new_bars: int) -> list[int]:
         assert tape.version > version + 10
         assert tape.evicted_tokens > evicted + 300, "nothing of what the answer reads is on the tape any more"
     return request.output
+
+
+@pytest.mark.parametrize(
+    ("question", "key"),
+    [
+        (QuestionConfig(name="odd", text="Which?", choices=("YES", "YES indeed")), "questions[1].choices"),
+        (QuestionConfig(name="even", text="Or which?"), "questions[1].name"),
+    ],
+)
+async def test_a_question_that_cannot_stand_is_a_setting_s_fault(question, key):
+    """Choices that begin with the same token, a name that is taken."""
+    config = inproc_config(questions=(QuestionConfig(name="even", text="Which one?"), question))
+    front = make_front(config, source=QueueSource(), routes=[])
+    try:
+        with pytest.raises(SettingError) as raised:
+            await asyncio.wait_for(front.start(), 60)
+        assert raised.value.key == key
+        findings = [each for each in check_all(config) if not each.ok]
+        assert [each.key for each in findings] == [key]
+    finally:
+        await front.stop()

@@ -11,7 +11,7 @@ import pytest
 import dashboards
 from daemon.api.client import QueryClient
 from tests.e2e.process import Daemon, until_slowly
-from tests.e2e.test_e2e_cli import SAMPLES, write
+from tests.e2e.samples import SAMPLES, write
 from tests.kafka_server import free_ports
 from tests.prometheus_server import check_panels, expressions
 

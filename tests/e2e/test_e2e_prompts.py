@@ -16,16 +16,16 @@ from daemon.api.messages import FinishReply, PromptReply, QueryError
 from daemon.config.schema import PoolConfig, QueryConfig, SchedulerConfig
 from daemon.config.units import Duration
 from daemon.engine.build import build
-from daemon.engine.host import scheduler_of
+from daemon.engine.wiring import scheduler_of
 from metrics.catalogue import BY_NAME
 from regions.offload.host import HostTier
 from scheduler.costs import load
 from scheduler.observer import Observer
 from scheduler.prefix_queue import PrefixQueue
 from tests import tolerance
+from tests.e2e.inproc import running
 from tests.e2e.process import Daemon
 from tests.e2e.support import SECOND, MemorySink, QueueSource, inproc_config, sessions, until
-from tests.e2e.test_e2e_inproc import running
 from tests.kafka_server import free_ports
 
 LINES = [f"{n:02d}. Prices of item {n % 5} moved by {n * 37 % 101} in quarter {n % 4}.\n" for n in range(12)]

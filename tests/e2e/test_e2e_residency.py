@@ -6,8 +6,8 @@ from pathlib import Path
 
 from daemon.config.schema import PoolConfig
 from daemon.config.units import Duration
+from tests.e2e.inproc import Tape, answers, count, running
 from tests.e2e.support import MemorySink, QueueSource, inproc_config, until
-from tests.e2e.test_e2e_inproc import Tape, answers, count, running
 
 
 def names(directory: Path) -> list[str]:

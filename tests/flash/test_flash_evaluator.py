@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import count
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flash.evaluator import FlashEvaluator, FlashFailure, FlashResult
+from flash.evaluator import Evaluated, FlashEvaluator
 from flash.questions import PAPER_SIX, Prepared, Question
 from flash.registry import Registry
+from scheduler.request import State
 from scheduler.tapes import Record
 from scheduler.types import Limits, PriorityClass
 from tests.scheduler.fakes import FakeTape, one_by_one
@@ -31,10 +31,6 @@ def prepare(question: Question) -> Prepared:
     return Prepared(prompt, choices, STOP if question is not LONG else frozenset())
 
 
-def detokenise(tokens: Sequence[int]) -> str:
-    return " ".join(map(str, tokens))
-
-
 class Flash:
     """A harness with an evaluator; payloads are running numbers, negative where they tell of a gap."""
 
@@ -42,17 +38,22 @@ class Flash:
         self.h = Harness(blocks, limits)
         self.registry = Registry(prepare)
         self.questions = questions
-        self.results: list[FlashResult] = []
-        self.failures: list[FlashFailure] = []
+        self.results: list[Evaluated] = []
+        self.failures: list[Evaluated] = []
+        self.broken = False
         self.numbers = count(1)
         self.evaluator = FlashEvaluator(
             self.h.scheduler,
             self.registry,
-            detokenise,
-            self.results.append,
-            self.failures.append,
+            self.done,
             has_gap=lambda payload: isinstance(payload, int) and payload < 0,
         )
+
+    def done(self, evaluated: Evaluated) -> None:
+        if self.broken:
+            raise OSError("nobody there")
+        finished = evaluated.request.state is State.FINISHED
+        (self.results if finished else self.failures).append(evaluated)
 
     def session(self, name: str = "A", retention: int = 24) -> FakeTape:
         for question in self.questions:
@@ -65,9 +66,11 @@ class Flash:
             tape, [Record((number % 80, number % 7), -number if gap else number) for number in numbers]
         )
 
-    def check(self, result: FlashResult, tape: FakeTape) -> None:
+    def check(self, result: Evaluated, tape: FakeTape) -> None:
         """The result is what the question gives alone on exactly its version."""
-        question = next(question for question in self.questions if question.name == result.question)
+        standing, request = result.standing, result.request
+        question = standing.question
+        assert question in self.questions
         prepared = prepare(question)
         rows = one_by_one(
             tape.history[result.version],
@@ -79,15 +82,13 @@ class Flash:
         tokens = [row.token for row in rows]
         if tokens[-1] in prepared.stop_ids and not question.choices:
             tokens.pop()
-        assert result.tokens == tuple(tokens)
-        assert result.logit_gap == rows[0].gap
-        assert result.cached_tokens == len(tape.history[result.version])
-        assert (result.session, result.question_hash) == (tape.name, question.hash)
-        if question.choices:
-            assert result.text == result.choice
-            assert ord(result.text[0]) == rows[0].token
-        else:
-            assert (result.choice, result.text) == (None, detokenise(tokens))
+        assert list(request.answer) == tokens
+        assert request.samples[0].gap == rows[0].gap
+        assert request.cached_tokens == len(tape.history[result.version])
+        assert (standing.session, standing.question_hash) == (tape.name, question.hash)
+        choice = request.chosen(question.choices)
+        assert (choice is None) == (question.choices is None)
+        assert choice is None or ord(choice[0]) == rows[0].token
 
 
 def test_all_six_are_answered_in_one_batch_per_version() -> None:
@@ -100,7 +101,9 @@ def test_all_six_are_answered_in_one_batch_per_version() -> None:
     assert [len(batch) for batch in flash.h.executor.batches] == [1, 5] * 3
     for result in flash.results:
         flash.check(result, tape)
-    assert [result.question for result in flash.results[:5]] == [question.name for question in PAPER_SIX[:5]]
+    assert [result.standing.question.name for result in flash.results[:5]] == [
+        question.name for question in PAPER_SIX[:5]
+    ]
 
 
 def test_answers_are_exact_while_the_tape_moves_on_under_them() -> None:
@@ -122,7 +125,7 @@ def test_a_version_of_several_records_counts_those_it_skipped() -> None:
     flash.feed(tape, 5)
     flash.h.run()
     [result] = flash.results
-    assert (result.coalesced, result.payloads, result.payload) == (4, (1, 2, 3, 4, 5), 5)
+    assert (result.coalesced, result.payloads) == (4, (1, 2, 3, 4, 5))
     assert flash.evaluator.coalesced["A"] == 4
 
 
@@ -161,7 +164,7 @@ def test_an_evaluation_that_has_not_started_is_replaced_by_the_newest_version() 
     assert calm.version == 3
     assert flash.results == []
     flash.h.run()
-    assert [(result.session, result.version, result.payloads) for result in flash.results] == [
+    assert [(result.standing.session, result.version, result.payloads) for result in flash.results] == [
         ("busy", 1, (1,)),
         ("calm", 3, (2, 3, 4)),
     ]
@@ -200,7 +203,10 @@ def test_a_failed_evaluation_is_reported_and_its_gap_passed_on() -> None:
     flash.h.executor.fail_next = 1
     flash.h.run()
     assert flash.results == []
-    assert [(item.question, item.version, item.failure.code, item.payloads) for item in flash.failures] == [
+    assert [
+        (item.standing.question.name, item.version, item.request.error.code, item.payloads)
+        for item in flash.failures
+    ] == [
         ("yes", 1, "engine", (-1,)),
         ("trend", 1, "engine", (-1,)),
     ]
@@ -242,8 +248,8 @@ def test_one_unusable_answer_does_not_fail_the_others() -> None:
     flash.h.executor.nan_after = prepare(YES_NO).prompt_tokens
     flash.feed(tape)
     flash.h.run()
-    assert [item.failure.code for item in flash.failures] == ["nan_logits"]
-    assert [result.question for result in flash.results] == ["trend"]
+    assert [item.request.error.code for item in flash.failures] == ["nan_logits"]
+    assert [result.standing.question.name for result in flash.results] == ["trend"]
 
 
 def test_timings_come_from_the_requests_events() -> None:
@@ -254,23 +260,17 @@ def test_timings_come_from_the_requests_events() -> None:
     [result] = flash.results
     assert result.queue_ns > 0
     assert result.forward_ns > 0
-    assert result.finished_at - result.queued_at == result.queue_ns + result.forward_ns
-    assert result.prompt_tokens == len(prepare(LONG).prompt_tokens)
+    events = result.request.events
+    assert events[-1][1] - events[0][1] == result.queue_ns + result.forward_ns
 
 
-def test_a_receiver_that_raises_does_not_stop_the_session(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_receiver_that_raises_does_not_stop_the_session(caplog: pytest.LogCaptureFixture) -> None:
     flash = Flash(YES_NO)
     tape = flash.session()
-
-    def broken(_: FlashResult) -> None:
-        raise OSError("nobody there")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(flash.evaluator, "_on_result", broken)
-        flash.feed(tape)
-        flash.h.run()
+    flash.broken = True
+    flash.feed(tape)
+    flash.h.run()
+    flash.broken = False
     assert "nobody there" in caplog.text
     flash.feed(tape)
     flash.h.run()
@@ -286,7 +286,9 @@ def test_closing_the_scheduler_ends_running_and_waiting_evaluations() -> None:
     flash.feed(tape)
     flash.h.scheduler.step()
     flash.h.scheduler.close()
-    assert [(item.question, item.version, item.failure.code) for item in flash.failures] == [
+    assert [
+        (item.standing.question.name, item.version, item.request.error.code) for item in flash.failures
+    ] == [
         ("long", 1, "stopping"),
         ("long", 2, "stopping"),
         ("yes", 2, "stopping"),
@@ -327,16 +329,19 @@ def test_every_record_is_answered_for_exactly_once_and_every_answer_is_exact(
             r.payload for name, _, records in flash.h.log.commits if name == tape.name for r in records
         ]
         for question in flash.questions:
-            results = [r for r in flash.results if (r.session, r.question) == (tape.name, question.name)]
+            results = [
+                r
+                for r in flash.results
+                if (r.standing.session, r.standing.question.name) == (tape.name, question.name)
+            ]
             assert [payload for result in results for payload in result.payloads] == committed
             assert [result.version for result in results] == sorted({result.version for result in results})
             assert sum(result.coalesced for result in results) == flash.evaluator.coalesced[tape.name]
             assert sum(result.coalesced for result in results) == len(committed) - len(results)
             for result in results:
                 flash.check(result, tape)
-                assert result.payload == result.payloads[-1]
                 assert result.gap == any(isinstance(p, int) and p < 0 for p in result.payloads)
         if committed:
-            newest = [result for result in flash.results if result.session == tape.name][-1]
+            newest = [result for result in flash.results if result.standing.session == tape.name][-1]
             assert newest.version == tape.version
     assert flash.h.memory.references == {block: 1 for tape in tapes for block in tape.blocks}

@@ -25,6 +25,8 @@ from daemon.api.messages import (
     QueryError,
     Update,
 )
+from daemon.front.queries import Queries
+from daemon.supervision import Tasks
 
 JSON = {"content-type": "application/json"}
 
@@ -72,8 +74,9 @@ def prompts() -> Prompts:
 
 @pytest.fixture
 async def server(prompts) -> AsyncIterator[HttpServer]:
-    made = HttpServer(lambda: b"", list, more=PromptRoutes(prompts, 0.2, max_bytes=200).routes)
-    await made.start()
+    routes = PromptRoutes(Queries(None, prompts, 0.2).answer, max_bytes=200).routes
+    made = HttpServer(lambda: b"", list, more=routes)
+    await made.start(Tasks())
     yield made
     await made.stop()
 
@@ -136,6 +139,8 @@ async def test_every_refusal_has_a_status(server, code):
         (b"", "no JSON"),
         (b"{", "no JSON"),
         (b"[1]", "a JSON object"),
+        (b'{"text": "\xff\xfe"}', "utf-8"),
+        (b'{"text": "\\ud800"}', "no JSON"),
         ({"text": 5}, "Expected `str`"),
         ({}, "missing required field `text`"),
         ({"text": "x", "txet": "y"}, "unknown field `txet`"),
@@ -181,14 +186,14 @@ async def test_a_page_in_a_browser_here_cannot_send_one(server, prompts, headers
 
 async def test_another_machine_is_turned_away(prompts):
     scope = {"client": ("203.0.113.7", 5)}
-    server = HttpServer(lambda: b"", list, more=PromptRoutes(prompts, 1.0).routes)
+    server = HttpServer(lambda: b"", list, more=PromptRoutes(Queries(None, prompts, 1.0).answer).routes)
     application = server._application()
 
     async def from_afar(inner: Any, receive: Any, send: Any) -> None:
         await application({**inner, **scope}, receive, send)
 
     server._application = lambda: from_afar  # type: ignore[assignment,return-value]  # an ASGI application
-    await server.start()
+    await server.start(Tasks())
     try:
         assert (await call(server, "/v1/complete", {"text": "x"}))[0] == 403
         assert (await call(server, "/v1/prompts/p", None, "DELETE"))[0] == 403

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from daemon.front import delivery
 from daemon.front.delivery import Delivery, Outcome, Route
+from daemon.supervision import Tasks
 from feeds.messages import DataUpdated
 from tests.e2e.support import MemorySink, until
 
@@ -23,7 +23,7 @@ async def test_a_sink_that_is_away_holds_up_neither_the_other_nor_its_later_mess
     away.acknowledging.clear()
     outcomes: list[Outcome] = []
     d = Delivery([Route(away, "a", "u"), Route(there, "a", "u")], ["aaa"])
-    d.start()
+    d.start(Tasks())
     for version in range(3):
         d.put("aaa", update(version), "aaa", {}, outcomes.append)
         await until(lambda: len(versions(there)) == version + 1)  # noqa: B023  # awaited in this round
@@ -40,7 +40,7 @@ async def test_the_worst_outcome_of_a_message_counts_once():
     refusing.refuses = lambda payload: True
     outcomes: list[Outcome] = []
     d = Delivery([Route(refusing, "a", "u"), Route(there, "a", "u")], ["aaa"])
-    d.start()
+    d.start(Tasks())
     d.put("aaa", update(1), "aaa", {}, outcomes.append)
     await until(lambda: bool(outcomes))
     assert outcomes == [Outcome.REFUSED]
@@ -57,14 +57,13 @@ async def test_a_message_no_sink_carries_is_settled_at_once():
 
 
 @pytest.mark.parametrize("lossless", [True, False])
-async def test_only_what_cannot_be_read_again_gives_way(monkeypatch: pytest.MonkeyPatch, lossless: bool):
+async def test_only_what_cannot_be_read_again_gives_way(lossless: bool):
     """Behind a dead sink a feed that cannot wait keeps a bounded number of messages, the newest ones."""
-    monkeypatch.setattr(delivery, "BACKLOG", 4)
     sink = MemorySink()
     sink.acknowledging.clear()
     outcomes: list[Outcome] = []
-    d = Delivery([Route(sink, "a", "u")], ["aaa"], lossless=lossless)
-    d.start()
+    d = Delivery([Route(sink, "a", "u")], ["aaa"], lossless=lossless, backlog=4)
+    d.start(Tasks())
     d.put("aaa", update(0), "aaa", {}, outcomes.append)
     await until(lambda: versions(sink) == [0])  # in flight: the sink has it, unacknowledged
     for version in range(1, 11):

@@ -39,6 +39,8 @@ from daemon.api.messages import (
     encode,
 )
 from daemon.api.zmq import QueryServer
+from daemon.front.queries import Queries
+from daemon.supervision import Tasks
 from feeds.messages import Answer, InputRange, Latency
 
 PUBLISHED = Answer(
@@ -184,15 +186,13 @@ def prompts() -> Prompts:
 @pytest.fixture
 async def server(backend, prompts, observed) -> AsyncIterator[QueryServer]:
     made = QueryServer(
-        backend,
-        prompts,
+        Queries(backend, prompts, max_wait_s=0.5).answer,
         "tcp://127.0.0.1:0",
-        max_wait_s=0.5,
         max_in_flight=3,
         max_request_bytes=1000,
         observe=lambda request, outcome, latency_ns: observed.append((type(request).__name__, outcome)),
     )
-    await made.start()
+    await made.start(Tasks())
     yield made
     await made.stop()
 
@@ -322,6 +322,8 @@ async def test_a_req_socket_is_served_too(server):
         (b"", None, "truncated"),
         (b"\xc1", None, "invalid opcode"),
         (b"hello", None, "xpected"),
+        (b"\xa3\xff\xfe\xfd", None, "got `str`"),
+        (b"\x82\xa2id\x04\xa4type\xa2\xff\xfe", None, "utf-8"),
         (msgspec.msgpack.encode({"id": 4, "type": "order"}), 4, "Invalid value 'order'"),
         (msgspec.msgpack.encode({"id": 4}), 4, "missing required field `type`"),
         (
@@ -448,15 +450,15 @@ def test_an_address_that_is_none_is_refused():
 
 
 async def test_a_taken_endpoint_is_an_error_that_names_it(server, backend):
-    second = QueryServer(backend, Prompts(), server.endpoint)
+    second = QueryServer(Queries(backend, Prompts(), 1.0).answer, server.endpoint)
     with pytest.raises(OSError, match="cannot bind the query socket to tcp://127"):
-        await second.start()
+        await second.start(Tasks())
 
 
 async def test_ipc_and_wildcard_endpoints(backend, tmp_path):
     for endpoint in ("tcp://127.0.0.1:*", f"ipc://{tmp_path}/q"):
-        server = QueryServer(backend, Prompts(), endpoint)
-        await server.start()
+        server = QueryServer(Queries(backend, Prompts(), 1.0).answer, endpoint)
+        await server.start(Tasks())
         assert "*" not in server.endpoint
         wire = Wire(server.endpoint)
         assert (await wire.request(Sessions(1))).id == 1

@@ -8,14 +8,26 @@ from typing import Any
 
 import pytest
 
-from daemon import protocol as seam
-from daemon.api.messages import Append, Close, ClosedReply, Complete, Finish, Open, QueryError, Update
-from daemon.front.prompts import MOST_INPUTS, REMEMBERED, OpenPrompts
+from daemon import protocol
+from daemon.api.messages import (
+    Append,
+    Close,
+    ClosedReply,
+    Complete,
+    Finish,
+    FinishReply,
+    Open,
+    PromptReply,
+    QueryError,
+    Update,
+)
+from daemon.front.prompts import MAX_INPUTS, REMEMBERED, Prompts
 
 DONE: dict[str, Any] = {
     "text": "YES",
     "choice": None,
     "logit_gap": 0.5,
+    "untrained": True,
     "prompt_tokens": 9,
     "answer_tokens": 1,
     "reused_tokens": 2,
@@ -31,25 +43,29 @@ class Rig:
     """Prompts and what they send; `taking`: an engine that takes inputs at once, a token a letter."""
 
     def __init__(self, most: int = 4, most_each: int = 3) -> None:
-        self.sent: list[seam.Command] = []
+        self.sent: list[protocol.Command] = []
+        self.ids: list[str] = []
+        """Of the prompts, in the order they were opened."""
         self.taking = True
-        self.prompts = OpenPrompts(most, most_each, self._send)
+        self.prompts = Prompts(most, most_each, self._send)
 
-    def _send(self, command: seam.Command) -> None:
+    def _send(self, command: protocol.Command) -> None:
         self.sent.append(command)
-        if self.taking and isinstance(command, seam.OpenPrompt | seam.PromptInput):
-            asyncio.get_running_loop().call_soon(
-                self.prompts.heard, seam.PromptTaken(command.prompt, len(command.text))
-            )
+        asked = command.request if isinstance(command, protocol.OpenPrompt) else command
+        if isinstance(command, protocol.OpenPrompt):
+            self.ids.append(command.prompt)
+        if self.taking and isinstance(asked, Open | Complete | Append | Update):
+            reply = PromptReply(asked.id, command.prompt, len(asked.text))
+            asyncio.get_running_loop().call_soon(self.prompts.heard, reply)
 
     async def open(self, text: str = "abc", client: str = "me") -> str:
         return (await self.prompts.open(Open(1, text), client)).prompt
 
     def done(self, number: int = 1) -> None:
-        self.prompts.heard(seam.PromptDone(number, **DONE))
+        self.prompts.heard(FinishReply(0, self.ids[number - 1], **DONE))
 
     def failed(self, code: str, number: int = 1) -> None:
-        self.prompts.heard(seam.PromptFailed(number, code, f"because of {code}"))
+        self.prompts.heard(protocol.PromptFailed(self.ids[number - 1], code, f"because of {code}"))
 
     async def refusal(self, work: Coroutine[Any, Any, Any]) -> str:
         with pytest.raises(QueryError) as refused:
@@ -76,24 +92,23 @@ async def test_a_prompt_from_its_opening_to_its_answer(rig):
     assert (await rig.prompts.update(Update(7, prompt, "h"))).prompt_tokens == 1
     finishing = await rig.later(rig.prompts.finish(Finish(8, prompt)))
     assert rig.sent == [
-        seam.OpenPrompt(1, "abc", False, 8, ("A", "B"), 0.5),
-        seam.PromptInput(1, "defg", False),
-        seam.PromptInput(1, "h", True),
-        seam.FinishPrompt(1),
+        protocol.OpenPrompt(prompt, Open(5, "abc", 8, ("A", "B"), 0.5)),
+        Append(6, prompt, "defg"),
+        Update(7, prompt, "h"),
+        Finish(8, prompt),
     ]
-    rig.prompts.untrained = True
     rig.done()
     reply = await finishing
-    assert (reply.id, reply.prompt, reply.untrained) == (8, prompt, True)
+    assert (reply.id, reply.prompt) == (8, prompt)
     assert {name: getattr(reply, name) for name in DONE} == DONE
     assert len(rig.prompts) == 0
 
 
 async def test_all_at_once_is_one_command(rig):
     whole = await rig.later(rig.prompts.complete(Complete(1, "abc"), "me"))
-    assert rig.sent == [seam.OpenPrompt(1, "abc", True, 64, (), 0.0)]
+    assert rig.sent == [protocol.OpenPrompt(rig.ids[0], Complete(1, "abc"))]
     rig.done()
-    assert (await whole).text == "YES"
+    assert ((await whole).id, (await whole).text) == (1, "YES")
 
 
 async def test_ids_cannot_be_guessed_from_one_another(rig):
@@ -109,7 +124,7 @@ async def test_inputs_are_taken_in_their_order_and_one_that_nobody_waits_for_kee
     second.cancel()
     await asyncio.sleep(0)
     for tokens in (4, 5, 6):
-        rig.prompts.heard(seam.PromptTaken(1, tokens))
+        rig.prompts.heard(PromptReply(0, prompt, tokens))
     assert [(await first).prompt_tokens, (await third).prompt_tokens] == [4, 6]
     assert len(rig.prompts) == 1
 
@@ -117,7 +132,7 @@ async def test_inputs_are_taken_in_their_order_and_one_that_nobody_waits_for_kee
 async def test_a_prompt_takes_so_many_inputs_ahead(rig):
     prompt = await rig.open()
     rig.taking = False
-    waiting = [await rig.later(rig.prompts.append(Append(n, prompt, "x"))) for n in range(MOST_INPUTS)]
+    waiting = [await rig.later(rig.prompts.append(Append(n, prompt, "x"))) for n in range(MAX_INPUTS)]
     assert await rig.refusal(rig.prompts.append(Append(99, prompt, "x"))) == "busy"
     rig.failed("too_long")
     assert {await rig.refusal(asyncio.wait_for(task, 1)) for task in waiting} == {"too_long"}
@@ -130,7 +145,7 @@ async def test_bounds_hold_in_all_and_for_one_client_and_count_what_is_open(rig)
     await rig.open(client="you")
     assert await rig.refusal(rig.open(client="third")) == "busy"
     assert await rig.prompts.close(Close(4, first)) == ClosedReply(4, first)
-    assert rig.sent[-1] == seam.CancelPrompt(1)
+    assert rig.sent[-1] == Close(0, first)
     await rig.open()
     rig.failed("abandoned", 2)
     await rig.open()
@@ -178,7 +193,7 @@ async def test_closing_ends_a_finish_that_waits(rig):
     await rig.prompts.close(Close(2, prompt))
     assert await rig.refusal(finishing) == "unknown_prompt"
     rig.done()  # too late: nobody hears it
-    assert rig.sent[-1] == seam.CancelPrompt(1)
+    assert rig.sent[-1] == Close(0, prompt)
 
 
 async def test_who_waits_no_longer_gives_up_the_prompt_whose_answer_or_id_nobody_can_get(rig):
@@ -189,7 +204,7 @@ async def test_who_waits_no_longer_gives_up_the_prompt_whose_answer_or_id_nobody
     for task in (finishing, opening):
         task.cancel()
     await asyncio.gather(finishing, opening, return_exceptions=True)
-    assert rig.sent[-2:] == [seam.CancelPrompt(1), seam.CancelPrompt(2)]
+    assert rig.sent[-2:] == [Close(0, each) for each in rig.ids]
     assert len(rig.prompts) == 0
 
 

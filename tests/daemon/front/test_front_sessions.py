@@ -1,4 +1,4 @@
-"""The board: what is answered from the cache, what is asked of the engine, and who waits how long."""
+"""Sessions: what is answered from the cache, what is asked of the engine, and who waits how long."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from functools import partial
 import msgspec
 import pytest
 
-from daemon import protocol as seam
-from daemon.api.messages import Answers, Ask, QueryError, Sessions, Stats
-from daemon.front.sessions import Board
+from daemon import protocol
+from daemon.api.messages import Answers, Ask, AskReply, QueryError, Stats
+from daemon.api.messages import Sessions as ListSessions
+from daemon.front.sessions import Sessions
 from feeds.messages import Answer, Latency
 from flash.questions import PAPER_SIX
 from metrics.catalogue import STAGES
@@ -24,40 +25,47 @@ CACHED_ASK = partial(Ask, session="aaa", question=TREND.text, choices=TREND.choi
 
 
 class Rig:
-    """A board and what it sends to the engine."""
+    """Sessions and what they send to the engine."""
 
     def __init__(self) -> None:
         config = inproc_config(["V:AAA", "V:BBB"])
         labels = {"session": ["aaa", "bbb"], "source": ["test"], "sink": []}
         self.store = MetricStore.local(labels)
-        self.sent: list[seam.Command] = []
-        self.board = Board(config, self.store, self.sent.append)
+        self.sent: list[protocol.Command] = []
+        self.sessions = Sessions(config, self.store, self.sent.append)
 
     def committed(self, version: int, session: str = "aaa") -> None:
         now = time.monotonic_ns()
-        inputs = seam.Inputs(1, 1, 2)
-        self.board.committed(
-            seam.Committed(session, version, 1, 40 * version, version, START + version, START, now, inputs)
+        inputs = protocol.Inputs(1, 1, 2)
+        self.sessions.committed(
+            protocol.Committed(
+                session, version, 1, 40 * version, version, START + version, START, now, inputs
+            )
         )
 
     def answered(self, version: int, session: str = "aaa", **fields: object) -> Answer:
         answers = [answer(version, session, q.name, q.hash) for q in PAPER_SIX]
         for each in answers:
-            self.board.answered(msgspec.structs.replace(each, **fields))
+            self.sessions.answered(msgspec.structs.replace(each, **fields))
         return answers[0]
 
     def asks(self, outcome: str) -> float:
         return self.store.value("foretick_asks_total", outcome=outcome)
 
-    async def sent_ask(self) -> seam.AskEngine:
+    async def sent_ask(self) -> Ask:
         command = await until(lambda: self.sent and self.sent[-1])
-        assert isinstance(command, seam.AskEngine)
+        assert isinstance(command, Ask)
         return command
 
 
 @pytest.fixture
 def rig() -> Rig:
     return Rig()
+
+
+def reply_to(ask: Ask, text: str, choice: str | None) -> AskReply:
+    """As the engine sends it: with the times of the version that it read."""
+    return AskReply(ask.id, ask.session, 4, text, choice, 0.25, False, True, ("untrained",), START + 1, 77)
 
 
 def answer(version: int, session: str, name: str, question_hash: str) -> Answer:
@@ -88,7 +96,7 @@ def answer(version: int, session: str, name: str, question_hash: str) -> Answer:
 async def test_a_standing_question_of_the_current_version_never_reaches_the_engine(rig):
     rig.committed(3)
     rig.answered(3)
-    reply = await rig.board.ask(CACHED_ASK(id=7))
+    reply = await rig.sessions.ask(CACHED_ASK(id=7))
     assert (reply.id, reply.cached, reply.data_version, reply.text) == (7, True, 3, "trend 3")
     assert (reply.choice, reply.logit_gap, reply.flags) == ("UP", 0.5, ("gap", "untrained"))
     assert (reply.as_of, reply.untrained) == (START + 3, True)
@@ -110,16 +118,16 @@ async def test_anything_else_goes_to_the_engine(rig, change):
     rig.committed(3)
     rig.answered(3)
     request = msgspec.structs.replace(CACHED_ASK(id=7), **change)
-    asking = asyncio.create_task(rig.board.ask(request))
+    asking = asyncio.create_task(rig.sessions.ask(request))
     command = await rig.sent_ask()
-    assert (command.session, command.text, command.choices) == (
+    assert (command.session, command.question, command.choices) == (
         request.session,
         request.question,
         request.choices,
     )
-    rig.board.asked(seam.AskDone(command.id, 4, "sideways", None, 0.25, 30, 400))
+    rig.sessions.asked(reply_to(command, "sideways", None))
     reply = await asking
-    assert (reply.id, reply.cached, reply.data_version, reply.text) == (7, False, 4, "sideways")
+    assert reply == msgspec.structs.replace(reply_to(command, "sideways", None), id=7)
     assert (rig.asks("cached"), rig.asks("computed")) == (0, 1)
     await asyncio.sleep(0)
     assert rig.sent == [command], "an answered ask is not cancelled"
@@ -128,7 +136,7 @@ async def test_anything_else_goes_to_the_engine(rig, change):
 async def test_white_space_does_not_make_another_question(rig):
     rig.committed(1)
     rig.answered(1)
-    reply = await rig.board.ask(CACHED_ASK(id=1, question="  " + TREND.text.replace(" ", "\n ")))
+    reply = await rig.sessions.ask(CACHED_ASK(id=1, question="  " + TREND.text.replace(" ", "\n ")))
     assert reply.cached
 
 
@@ -136,9 +144,9 @@ async def test_an_answer_to_an_older_version_is_not_served(rig):
     rig.committed(3)
     rig.answered(3)
     rig.committed(4)
-    asking = asyncio.create_task(rig.board.ask(CACHED_ASK(id=1)))
+    asking = asyncio.create_task(rig.sessions.ask(CACHED_ASK(id=1)))
     command = await rig.sent_ask()
-    rig.board.asked(seam.AskDone(command.id, 4, "UP", "UP", 0.25, 30, 400))
+    rig.sessions.asked(reply_to(command, "UP", "UP"))
     assert (await asking).data_version == 4
 
 
@@ -154,9 +162,9 @@ async def test_an_answer_to_an_older_version_is_not_served(rig):
     ],
 )
 async def test_what_the_engine_refuses_is_an_error_with_its_message(rig, code, expected):
-    asking = asyncio.create_task(rig.board.ask(CACHED_ASK(id=1)))
+    asking = asyncio.create_task(rig.sessions.ask(CACHED_ASK(id=1)))
     command = await rig.sent_ask()
-    rig.board.asked(seam.AskFailed(command.id, code, "the prompt has 900 tokens, the limit is 10"))
+    rig.sessions.asked(protocol.AskFailed(command.id, code, "the prompt has 900 tokens, the limit is 10"))
     with pytest.raises(QueryError, match="900 tokens") as raised:
         await asking
     assert raised.value.code == expected
@@ -165,17 +173,17 @@ async def test_what_the_engine_refuses_is_an_error_with_its_message(rig, code, e
 async def test_an_ask_nobody_waits_for_any_more_is_cancelled_and_its_answer_ignored(rig):
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.02):
-            await rig.board.ask(CACHED_ASK(id=1))
+            await rig.sessions.ask(CACHED_ASK(id=1))
     command = rig.sent[0]
-    assert isinstance(command, seam.AskEngine)
-    assert rig.sent[1:] == [seam.CancelAsk(command.id)]
-    rig.board.asked(seam.AskDone(command.id, 4, "late", None, 0.25, 30, 400))
+    assert isinstance(command, Ask)
+    assert rig.sent[1:] == [protocol.CancelAsk(command.id)]
+    rig.sessions.asked(reply_to(command, "late", None))
 
 
 async def test_when_the_engine_goes_every_ask_in_flight_hears_of_it(rig):
-    asking = [asyncio.create_task(rig.board.ask(CACHED_ASK(id=n, session="bbb"))) for n in range(3)]
+    asking = [asyncio.create_task(rig.sessions.ask(CACHED_ASK(id=n, session="bbb"))) for n in range(3)]
     await until(lambda: len(rig.sent) == 3)
-    rig.board.engine_gone("the engine process ended with status -9")
+    rig.sessions.engine_gone("the engine process ended with status -9")
     for task in asking:
         with pytest.raises(QueryError, match="status -9") as raised:
             await task
@@ -186,54 +194,54 @@ async def test_when_the_engine_goes_every_ask_in_flight_hears_of_it(rig):
 async def test_an_unknown_session_is_refused_with_those_there_are(rig):
     for request in (CACHED_ASK(id=1, session="zzz"), Answers(1, "zzz")):
         with pytest.raises(QueryError, match="aaa, bbb") as raised:
-            await (rig.board.ask if isinstance(request, Ask) else rig.board.answers)(request)
+            await (rig.sessions.ask if isinstance(request, Ask) else rig.sessions.answers)(request)
         assert raised.value.code == "unknown_session"
 
 
 @pytest.mark.parametrize("change", [{"choices": ("UP",)}, {"choices": ("UP", "UP")}, {"question": "   "}])
 async def test_a_question_that_makes_no_sense_is_refused_without_the_engine(rig, change):
     with pytest.raises(QueryError) as raised:
-        await rig.board.ask(msgspec.structs.replace(CACHED_ASK(id=1), **change))
+        await rig.sessions.ask(msgspec.structs.replace(CACHED_ASK(id=1), **change))
     assert (raised.value.code, rig.sent) == ("bad_request", [])
 
 
 async def test_latest_answers_of_all_questions_or_of_one(rig):
-    assert (await rig.board.answers(Answers(1, "aaa"))).answers == ()
+    assert (await rig.sessions.answers(Answers(1, "aaa"))).answers == ()
     rig.answered(1)
     rig.answered(2)
-    every = await rig.board.answers(Answers(1, "aaa"))
+    every = await rig.sessions.answers(Answers(1, "aaa"))
     assert [(a.question, a.data_version) for a in every.answers] == [(q.name, 2) for q in PAPER_SIX]
     for name in ("trend", TREND.text):
-        one = await rig.board.answers(Answers(1, "aaa", name))
+        one = await rig.sessions.answers(Answers(1, "aaa", name))
         assert [a.text for a in one.answers] == ["trend 2"]
     with pytest.raises(QueryError, match="no standing question"):
-        await rig.board.answers(Answers(1, "aaa", "weather"))
+        await rig.sessions.answers(Answers(1, "aaa", "weather"))
 
 
 async def test_waiting_for_a_version_ends_when_all_answers_are_of_it_or_newer(rig):
     rig.committed(1)
     rig.answered(1)
-    waiting = asyncio.create_task(rig.board.answers(Answers(1, "aaa", min_version=3, timeout_s=10)))
+    waiting = asyncio.create_task(rig.sessions.answers(Answers(1, "aaa", min_version=3, timeout_s=10)))
     rig.answered(2)
     await asyncio.sleep(0.01)
     assert not waiting.done()
     rig.answered(4)
     assert {a.data_version for a in (await waiting).answers} == {4}
-    at_once = await rig.board.answers(Answers(1, "aaa", min_version=4, timeout_s=0))
+    at_once = await rig.sessions.answers(Answers(1, "aaa", min_version=4, timeout_s=0))
     assert len(at_once.answers) == 6
 
 
 async def test_waiting_for_a_version_is_given_up_in_time_and_says_where_the_session_is(rig):
     rig.committed(2)
     with pytest.raises(QueryError, match="at version 2; version 9 was not answered") as raised:
-        await rig.board.answers(Answers(1, "aaa", min_version=9, timeout_s=0.02))
+        await rig.sessions.answers(Answers(1, "aaa", min_version=9, timeout_s=0.02))
     assert raised.value.code == "timeout"
     rig.answered(9)  # and nobody is left to be told
 
 
 async def test_sessions_say_where_they_are(rig):
     rig.committed(5)
-    first, second = (await rig.board.sessions(Sessions(1))).sessions
+    first, second = (await rig.sessions.sessions(ListSessions(1))).sessions
     assert (first.name, first.symbol, first.data_version, first.live_tokens) == ("aaa", "V:AAA", 5, 200)
     assert (first.live_records, first.as_of) == (5, START + 5)
     assert first.questions == tuple(q.name for q in PAPER_SIX)
@@ -244,7 +252,7 @@ async def test_sessions_say_where_they_are(rig):
 async def test_stats_hold_every_series_and_every_stage(rig):
     rig.store.inc("foretick_bars_total", 3, session="aaa")
     rig.store.observe("foretick_stage_seconds", 2_000_000, stage="forward")
-    stats = await rig.board.stats(Stats(1))
+    stats = await rig.sessions.stats(Stats(1))
     assert stats.values['foretick_bars_total{session="aaa"}'] == 3
     assert stats.values["foretick_engine_restarts_total"] == 0
     assert set(stats.stages) == set(STAGES)

@@ -7,17 +7,19 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from daemon import protocol as seam
+from daemon import protocol
 from daemon.config.schema import Config
 from daemon.config.units import Duration
 from daemon.front.delivery import BACKLOG, Route
 from daemon.front.offsets import OffsetTracker
 from daemon.front.publish import Publisher
-from daemon.front.sessions import Board
+from daemon.front.sessions import Sessions
+from daemon.supervision import Tasks
 from feeds.messages import Answer, DataUpdated, DeadLetter, InputRange, Latency
 from flash.questions import PAPER_SIX
 from metrics.catalogue import FAILURES
 from metrics.store import MetricStore
+from tests.daemon.engine_events import answered
 from tests.e2e.support import SECOND, START, TOPIC, MemorySink, inproc_config, sessions, until
 
 STREAM = (TOPIC, 0)
@@ -33,14 +35,13 @@ class Rig:
         sinks = [route.sink.name for route in routes]
         self.store = MetricStore.local({"session": names, "source": [], "sink": sinks})
         self.tracker = OffsetTracker()
-        self.board = Board(self.config, self.store, lambda command: None)
+        self.sessions = Sessions(self.config, self.store, lambda command: None)
         self.gate: list[bool] = []
         self.publisher = Publisher(
-            self.config, routes, self.tracker, self.board, self.store, lossless=lossless
+            self.config, routes, self.tracker, self.sessions, self.store, lossless=lossless
         )
         self.publisher.delivery.gate = self.gate.append
-        self.publisher.model, self.publisher.revision, self.publisher.untrained = "m", "r1", True
-        self.publisher.delivery.start()
+        self.publisher.delivery.start(Tasks())
         self._numbers = 0
 
     def arrive(self, session: str, *offsets: int) -> None:
@@ -49,11 +50,11 @@ class Rig:
             self.tracker.passed_on(session, self._numbers, STREAM, offset)
 
     def committed(self, session: str, version: int, safe: int) -> None:
-        event = seam.Committed(
+        event = protocol.Committed(
             *(session, version, 1, 20, version, START, START, time.monotonic_ns()),
-            seam.Inputs(safe - 1, safe - 1, safe),
+            protocol.Inputs(safe - 1, safe - 1, safe),
         )
-        self.board.committed(event)
+        self.sessions.committed(event)
         self.publisher.committed(event)
 
     def answer(
@@ -64,30 +65,6 @@ class Rig:
 
     def count(self, name: str, **labels: str) -> float:
         return self.store.value(name, **labels)
-
-
-def answered(session: str, version: int, safe: int, **fields: object) -> seam.Answered:
-    whole: dict[str, object] = {
-        "session": session,
-        "question": "trend",
-        "question_hash": "h",
-        "version": version,
-        "text": "UP",
-        "choice": "UP",
-        "logit_gap": 1.5,
-        "as_of": START,
-        "ts_recv": START,
-        "ts_ring": time.monotonic_ns(),
-        "inputs": seam.Inputs(safe - 1, safe - 1, safe),
-        "stages": seam.Stages(1, 2, 3, 4, 5),
-        "computed_tokens": 30,
-        "reused_tokens": 400,
-        "coalesced": 0,
-        "flags": (),
-        "recomputed_tokens": 7,
-        "swapped_tokens": 8,
-    }
-    return seam.Answered(**(whole | fields))  # type: ignore[arg-type]  # exactly its fields
 
 
 @pytest.fixture
@@ -108,7 +85,9 @@ async def test_an_answer_says_everything_about_itself(rig):
     r = rig(Route(sink, "answers.v1", "updates.v1"))
     r.arrive("aaa", 7, 8, 9)
     before, monotonic = time.time_ns(), time.monotonic_ns()
-    r.answer("aaa", 3, 4, ["trend"], inputs=seam.Inputs(1, 3, 4), flags=("gap", "warm_up"), ts_ring=monotonic)
+    r.answer(
+        "aaa", 3, 4, ["trend"], inputs=protocol.Inputs(1, 3, 4), flags=["gap", "warm_up"], ts_ring=monotonic
+    )
     await until(lambda: sink.sent)
     (answer,) = sink.messages("answers.v1")
     assert isinstance(answer, Answer)
@@ -227,7 +206,9 @@ async def test_a_question_without_an_answer_does_not_hold_its_records_back(rig):
     r = rig(Route(sink, "answers.v1"))
     r.arrive("aaa", 0, 1)
     r.answer("aaa", 1, 2, NAMES[:5])
-    r.publisher.failed(seam.AnswerFailed("aaa", NAMES[5], 1, "nan_logits", "NaN", seam.Inputs(1, 1, 2)))
+    r.publisher.failed(
+        protocol.AnswerFailed("aaa", NAMES[5], 1, "nan_logits", "NaN", protocol.Inputs(1, 1, 2))
+    )
     await until(lambda: r.tracker.outstanding() == 1)
     assert r.count("foretick_answers_failed_total", reason="nan_logits") == 1
 
@@ -235,7 +216,7 @@ async def test_a_question_without_an_answer_does_not_hold_its_records_back(rig):
 @pytest.mark.parametrize("code", ["no_memory", "open_failed", "nan_logits", "whatever comes next"])
 async def test_every_code_of_the_engine_is_counted(rig, code):
     r = rig()
-    r.publisher.failed(seam.AnswerFailed("aaa", "trend", 1, code, "a message", seam.Inputs(1, 1, 2)))
+    r.publisher.failed(protocol.AnswerFailed("aaa", "trend", 1, code, "a message", protocol.Inputs(1, 1, 2)))
     reason = code if code in FAILURES else "other"
     assert r.count("foretick_answers_failed_total", reason=reason) == 1
 
@@ -246,7 +227,7 @@ async def test_questions_cut_off_by_the_end_leave_their_records_uncommitted(rig)
     r.arrive("aaa", 0, 1)
     for name in NAMES:
         r.publisher.failed(
-            seam.AnswerFailed("aaa", name, 1, "stopping", "shutting down", seam.Inputs(1, 2, 3))
+            protocol.AnswerFailed("aaa", name, 1, "stopping", "shutting down", protocol.Inputs(1, 2, 3))
         )
     assert r.tracker.to_commit() == {STREAM: 0}
 
@@ -263,7 +244,7 @@ async def test_a_refused_answer_is_counted_and_holds_nothing_up(rig):
     assert len(sink.sent) == 5
 
 
-async def test_a_sink_that_breaks_in_its_own_way_does_not_end_the_lane(rig):
+async def test_a_sink_that_breaks_in_its_own_way_does_not_end_the_queue(rig):
     sink = MemorySink()
     r = rig(Route(sink, "answers.v1"))
 

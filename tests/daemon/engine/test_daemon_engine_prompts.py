@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from daemon import protocol as seam
+from daemon import protocol
+from daemon.api.messages import Append, Close, Complete, Finish, FinishReply, Open, PromptReply, Update
 from daemon.engine.prompts import EnginePrompts
 from engine.model.embedded import build_tokenizer
 from engine.model.prompt import PromptFormat
@@ -24,10 +25,10 @@ class Rig:
     """Prompts over a scheduler that only writes down what it is told."""
 
     def __init__(self) -> None:
-        self.events: list[seam.EngineEvent] = []
+        self.events: list[protocol.EngineEvent] = []
         self.requests: list[Request] = []
         self.calls: list[tuple[Any, ...]] = []
-        self.prompts = EnginePrompts(FORMAT, self, lambda: None, POSITIONS, self.events.append)  # type: ignore[arg-type]  # see class
+        self.prompts = EnginePrompts(FORMAT, self, lambda: None, POSITIONS, True, self.events.append)  # type: ignore[arg-type]  # see class
 
     def submit(self, request: Request) -> None:
         request.id = 70 + len(self.requests)
@@ -46,11 +47,12 @@ class Rig:
         self.calls.append(("cancel", request_id))
 
     def open(self, text: str = "", **how: Any) -> None:
-        made = {"complete": False, "max_tokens": 8, "choices": (), "temperature": 0.0} | how
-        self.prompts.handle(seam.OpenPrompt(1, text, **made))
+        kind = Complete if how.pop("complete", False) else Open
+        asked = kind(1, text, **({"max_tokens": 8} | how))
+        self.prompts.handle(protocol.OpenPrompt("p", asked))
 
     def input(self, text: str, *, replaces: bool = False) -> None:
-        self.prompts.handle(seam.PromptInput(1, text, replaces))
+        self.prompts.handle(Update(1, "p", text) if replaces else Append(1, "p", text))
 
 
 @pytest.fixture
@@ -74,7 +76,7 @@ def test_a_prompt_is_its_text_behind_the_begin_of_text_once(rig):
     ]
     lengths = [len(request.prompt), len(request.prompt) + len(FORMAT.encode(" three"))]
     anew = 1 + len(FORMAT.encode("Anew"))
-    assert rig.events == [seam.PromptTaken(1, n) for n in [*lengths, anew, anew]]
+    assert rig.events == [PromptReply(1, "p", n) for n in [*lengths, anew, anew]]
 
 
 def test_the_first_piece_of_an_empty_prompt_begins_the_text(rig):
@@ -109,7 +111,7 @@ def test_choices_are_their_first_tokens_as_they_are_written(rig):
 def test_what_can_be_no_request_is_refused(rig, how, part):
     rig.open(**{"text": "Up?"} | how)
     (refused,) = rig.events
-    assert isinstance(refused, seam.PromptFailed)
+    assert isinstance(refused, protocol.PromptFailed)
     assert refused.code == "bad_request"
     assert part in refused.message
     assert rig.requests == []
@@ -119,12 +121,12 @@ def test_what_can_be_no_request_is_refused(rig, how, part):
 
 def test_more_than_the_positions_is_refused_before_it_is_computed(rig):
     rig.open("x " * POSITIONS)
-    assert [(e.code, e.prompt) for e in rig.events] == [("too_long", 1)]
+    assert [(e.code, e.prompt) for e in rig.events] == [("too_long", "p")]
     assert rig.requests == []
     rig.events.clear()
     rig.open("x", max_tokens=8)
-    while isinstance(rig.events[-1], seam.PromptTaken):
-        taken = rig.events[-1].tokens
+    while isinstance(rig.events[-1], PromptReply):
+        taken = rig.events[-1].prompt_tokens
         rig.input("y")
     assert taken + 8 == POSITIONS
     assert rig.calls[-1] == ("cancel", 70)
@@ -138,7 +140,7 @@ def test_more_than_the_positions_is_refused_before_it_is_computed(rig):
 def test_the_end_of_a_prompt_is_told_once_and_with_its_history(rig):
     rig.open("Up?", choices=("YES", "NO"))
     (request,) = rig.requests
-    rig.prompts.handle(seam.FinishPrompt(1))
+    rig.prompts.handle(Finish(1, "p"))
     assert rig.calls == [("finish", 70)]
     assert request.spec.choices is not None
     request.complete, request.state, request.last_chunk_ns = True, State.FINISHED, 1000
@@ -148,9 +150,9 @@ def test_the_end_of_a_prompt_is_told_once_and_with_its_history(rig):
     request.total_tokens_invalidated, request.waits = 5, {"cells": 6}
     request.spec.on_done(request)
     assert rig.events[1:] == [
-        seam.PromptDone(1, "NO", "NO", 0.5, len(request.prompt), 1, 2, 3, 4, 5, 500, {"cells": 6})
+        FinishReply(1, "p", "NO", "NO", 0.5, True, len(request.prompt), 1, 2, 3, 4, 5, 500, {"cells": 6})
     ]
-    for command in (seam.FinishPrompt(1), seam.CancelPrompt(1), seam.PromptInput(1, "x", False)):
+    for command in (Finish(1, "p"), Close(1, "p"), Append(1, "p", "x")):
         rig.prompts.handle(command)
     assert len(rig.calls) == 1
 
@@ -160,9 +162,9 @@ def test_a_failure_keeps_its_reason_and_a_cancelled_prompt_has_one(rig):
     rig.requests[0].error = Failure("abandoned", "nothing came")
     rig.requests[0].spec.on_done(rig.requests[0])
     rig.open("Up?")
-    rig.prompts.handle(seam.CancelPrompt(1))
+    rig.prompts.handle(Close(1, "p"))
     assert rig.calls == [("cancel", 71)]
     rig.requests[1].spec.on_done(rig.requests[1])
-    failed = [e for e in rig.events if isinstance(e, seam.PromptFailed)]
+    failed = [e for e in rig.events if isinstance(e, protocol.PromptFailed)]
     assert [e.code for e in failed] == ["abandoned", "cancelled"]
     assert failed[0].message == "nothing came"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from daemon.front.ingest import Intake
+from daemon.front.ingest import Ingest
 from daemon.front.offsets import OffsetTracker
 from feeds.codec import encode
 from feeds.decimal9 import Fixed9
@@ -32,7 +32,7 @@ KAFKA_LIMIT = 1 << 20
 class Rig:
     source: QueueSource
     ring: Ring
-    intake: Intake
+    ingest: Ingest
     tracker: OffsetTracker
     store: MetricStore
     letters: list[DeadLetter] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Rig:
         """Play the batches to their end."""
         self.source.put(*batches)
         self.source.end()
-        await asyncio.wait_for(self.intake.run(), 20)
+        await asyncio.wait_for(self.ingest.run(), 20)
 
     def popped(self) -> Records:
         out = np.zeros(1024, RECORD)
@@ -62,8 +62,8 @@ def rig() -> Iterator[Callable[..., Rig]]:
         tracker, letters = OffsetTracker(), list[DeadLetter]()
         store = MetricStore.local({"session": ["aaa", "bbb"], "source": ["test"], "sink": []})
         sessions = {"V:AAA": (0, "aaa"), "V:BBB": (1, "bbb")}
-        intake = Intake(source, ring, sessions, tracker, store, letters.append, **LIMITS)
-        return Rig(source, ring, intake, tracker, store, letters)
+        ingest = Ingest(source, ring, sessions, tracker, store, letters.append, **LIMITS)
+        return Rig(source, ring, ingest, tracker, store, letters)
 
     yield make
     for ring in made:
@@ -170,7 +170,7 @@ async def test_a_message_that_cannot_be_used_is_counted_put_aside_and_harms_no_n
     assert len(letter.payload) == len(payload) or len(letter.payload) > 1000
     assert len(encode(letter)) < KAFKA_LIMIT, "a dead letter that no broker takes tells nobody anything"
     # Its offset is done with: once the neighbours are answered, the position is past all three.
-    r.tracker.acknowledged("aaa", 3)
+    r.tracker.acknowledge("aaa", 3)
     assert r.tracker.to_commit() == {STREAM: 3}
 
 
@@ -186,7 +186,7 @@ async def test_an_unknown_symbol_is_counted_and_done_with_but_is_nobody_s_fault(
     await r.run([incoming(good(1), 0), incoming(good(1, "V:ZZZ"), 1)])
     assert r.count("foretick_records_unknown_symbol_total") == 1
     assert (len(r.popped()), r.letters) == (1, [])
-    r.tracker.acknowledged("aaa", 2)
+    r.tracker.acknowledge("aaa", 2)
     assert r.tracker.to_commit() == {STREAM: 2}
 
 
@@ -213,7 +213,7 @@ async def test_a_full_ring_pauses_the_source_and_goes_on_where_it_stood(rig):
     r = rig(capacity=8)
     r.source.put([incoming(good(n), n) for n in range(20)], [incoming(good(20), 20)])
     r.source.end()
-    running = asyncio.create_task(r.intake.run())
+    running = asyncio.create_task(r.ingest.run())
     await until(lambda: r.source.paused)
     seen: list[int] = []
     assert r.ring.fill == 1.0
@@ -244,7 +244,7 @@ async def test_a_ring_that_overwrites_never_holds_the_source_up(rig):
 async def test_loss_upstream_flags_the_next_record_of_every_session_once(rig):
     """The feed's numbering does not say whose records are missing."""
     r = rig("dropping")
-    running = asyncio.create_task(r.intake.run())
+    running = asyncio.create_task(r.ingest.run())
     r.source.put([incoming(good(1), 0)])
     await until(lambda: r.ring.fill)
     assert r.popped()["flags"].tolist() == [0]
@@ -260,7 +260,7 @@ async def test_loss_upstream_flags_the_next_record_of_every_session_once(rig):
 async def test_what_was_lost_before_this_intake_is_not_counted_again(rig):
     r = rig("dropping")
     r.source.lost = 5
-    again = Intake(r.source, r.ring, {"V:AAA": (0, "aaa")}, r.tracker, r.store, r.letters.append, **LIMITS)
+    again = Ingest(r.source, r.ring, {"V:AAA": (0, "aaa")}, r.tracker, r.store, r.letters.append, **LIMITS)
     r.source.put([incoming(good(1), 0)])
     r.source.end()
     await asyncio.wait_for(again.run(), 20)
@@ -270,17 +270,17 @@ async def test_what_was_lost_before_this_intake_is_not_counted_again(rig):
 @pytest.mark.parametrize("kind", ["pausing", "dropping"])
 async def test_a_closed_gate_holds_a_source_up_that_can_wait_and_no_other(rig, kind):
     r = rig(kind)
-    r.intake.gate(False)
+    r.ingest.gate(False)
     r.source.put([incoming(good(1), 0)], [incoming(good(2), 1)])
     r.source.end()
-    running = asyncio.create_task(r.intake.run())
+    running = asyncio.create_task(r.ingest.run())
     if kind == "dropping":
         await asyncio.wait_for(running, 20)
         assert r.source.pauses == 0
     else:
         await until(lambda: r.source.paused)
         assert len(r.popped()) == 1
-        r.intake.gate(True)
+        r.ingest.gate(True)
         await asyncio.wait_for(running, 20)
         assert not r.source.paused
     assert r.popped()["seq"].tolist()[-1] == 2
@@ -290,13 +290,13 @@ async def test_a_record_that_never_reached_the_ring_is_not_committed(rig):
     """Stopped while the ring was full: what waits is read again."""
     r = rig(capacity=8)
     r.source.put([incoming(good(n), n) for n in range(12)])
-    running = asyncio.create_task(r.intake.run())
+    running = asyncio.create_task(r.ingest.run())
     await until(lambda: r.source.paused)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert not r.source.paused
     numbers = r.popped()["offset"]
-    r.tracker.acknowledged("aaa", int(numbers.max()) + 1)
+    r.tracker.acknowledge("aaa", int(numbers.max()) + 1)
     assert r.tracker.to_commit() == {STREAM: 8}
 
 

@@ -1,19 +1,19 @@
-"""The front around an engine that dies: what its answers settled is not read again."""
+"""The front around an engine that dies: what was acknowledged is not read again."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Mapping
 
 import pytest
 
-from daemon import protocol as seam
-from daemon.front import server as module
+from daemon import protocol
 from daemon.front.delivery import Route
 from daemon.front.server import Front
+from daemon.front.wiring import make_front
 from feeds.source import CommitFailed, Partition
 from flash.questions import PAPER_SIX
+from tests.daemon.engine_events import answered
 from tests.e2e.support import START, TOPIC, MemorySink, QueueSource, incoming, inproc_config, trade, until
 
 RECORDS = [incoming(trade("V:AAA", START + n), n) for n in range(5)]
@@ -24,50 +24,32 @@ class Engines:
 
     def __init__(self) -> None:
         self.started = 0
-        self.emit: Callable[[seam.EngineEvent], None]
+        self.emit: Callable[[protocol.EngineEvent], None]
         self.die: Callable[[str], None]
 
     def __call__(self, *_: object) -> Engines:
         return self
 
     async def start(
-        self, on_event: Callable[[seam.EngineEvent], None], on_gone: Callable[[str], None]
+        self, on_event: Callable[[protocol.EngineEvent], None], on_gone: Callable[[str], None]
     ) -> None:
         self.started += 1
         self.emit, self.die = on_event, on_gone
 
-    def send(self, command: seam.Command) -> None:
-        if isinstance(command, seam.StopEngine):
-            self.emit(seam.Stopped(drained=True))
+    def send(self, command: protocol.Command) -> None:
+        if isinstance(command, protocol.StopEngine):
+            self.emit(protocol.Stopped(drained=True))
 
     async def close(self, timeout_s: float) -> None:
         pass
 
     def up(self) -> None:
-        self.emit(seam.Ready("m", "r", True, "cpu", 1))
+        self.emit(protocol.Ready("m", "r", True, "cpu", 1))
 
     def answer(self, version: int, safe: int, questions: int = 6) -> None:
+        inputs = protocol.Inputs(1, safe - 1, safe)
         for question in PAPER_SIX[:questions]:
-            self.emit(
-                seam.Answered(
-                    session="aaa",
-                    question=question.name,
-                    question_hash="h",
-                    version=version,
-                    text="UP",
-                    choice="UP",
-                    logit_gap=1.0,
-                    as_of=START,
-                    ts_recv=START,
-                    ts_ring=time.monotonic_ns(),
-                    inputs=seam.Inputs(1, safe - 1, safe),
-                    stages=seam.Stages(1, 2, 3, 4, 5),
-                    computed_tokens=1,
-                    reused_tokens=1,
-                    coalesced=0,
-                    flags=(),
-                )
-            )
+            self.emit(answered("aaa", version, safe, inputs=inputs, question=question.name))
 
 
 class Committed(QueueSource):
@@ -76,6 +58,8 @@ class Committed(QueueSource):
     def __init__(self) -> None:
         super().__init__()
         self.open = False
+        self.refusals = 0
+        """Commits that fail from now on."""
 
     async def start(self) -> None:
         await super().start()
@@ -84,8 +68,9 @@ class Committed(QueueSource):
 
     async def commit(self, offsets: Mapping[Partition, int]) -> None:
         await asyncio.sleep(0.01)
-        if not self.open:
-            raise CommitFailed("closed")
+        if not self.open or self.refusals:
+            self.refusals -= 1
+            raise CommitFailed("closed, or the group rebalances")
         await super().commit(offsets)
 
     async def stop(self) -> None:
@@ -93,20 +78,24 @@ class Committed(QueueSource):
 
 
 @pytest.fixture
-async def up(monkeypatch) -> AsyncIterator[tuple[Front, Engines, Committed, MemorySink]]:
+async def up() -> AsyncIterator[tuple[Front, Engines, Committed, MemorySink]]:
     """A front that read all records and whose engine has answered nothing; it commits when it must, only."""
     engines, source, sink = Engines(), Committed(), MemorySink()
-    monkeypatch.setattr(module, "InprocLink", engines)
-    monkeypatch.setattr(module, "COMMIT_EVERY_S", 3600.0)
-    monkeypatch.setattr(module, "RESTART_AFTER_S", (0.0,))
-    front = Front(inproc_config(standing="paper_six"), source=source, routes=[Route(sink, "answers.v1")])
+    front = make_front(
+        inproc_config(standing="paper_six"),
+        source=source,
+        routes=[Route(sink, "answers.v1")],
+        connect=engines,
+        commit_every_s=3600.0,
+        restart_after_s=(0.0,),
+    )
     starting = asyncio.create_task(front.start())
     await until(lambda: engines.started == 1)
     engines.up()
     await asyncio.wait_for(starting, 60)
-    await until(lambda: front.tracker.outstanding() == len(RECORDS))
+    await until(lambda: front.input.tracker.outstanding() == len(RECORDS))
     yield front, engines, source, sink
-    if not front._stopping:  # the test has not come so far
+    if not front.stopping:  # the test has not come so far
         await front.stop()
 
 
@@ -123,12 +112,27 @@ async def test_what_was_answered_when_the_engine_died_is_not_read_again(up):
     engines.up()
     await until(lambda: source.starts == 2)
     assert source.committed == {(TOPIC, 0): 3}
-    await until(lambda: front.tracker.outstanding() == 2)
-    assert front.tracker.ranges("aaa", 1, 2) == [(TOPIC, 0, 3, 4)]
+    await until(lambda: front.input.tracker.outstanding() == 2)
+    assert front.input.tracker.ranges("aaa", 1, 2) == [(TOPIC, 0, 3, 4)]
     engines.answer(2, 2)
-    await until(lambda: front.tracker.outstanding() == 1)
+    await until(lambda: front.input.tracker.outstanding() == 1)
     assert await front.stop()
     assert source.committed == {(TOPIC, 0): 4}
+
+
+async def test_a_commit_that_fails_when_the_engine_died_is_tried_again_before_the_source_is_read_again(up):
+    """Otherwise a bar that is answered and acknowledged is read and answered a second time."""
+    front, engines, source, _ = up
+    engines.answer(1, 4)
+    await until(lambda: front.input.tracker.outstanding() == 2)
+    source.refusals = 2
+    engines.die("killed")
+    await until(lambda: engines.started == 2)
+    engines.up()
+    await until(lambda: source.starts == 2)
+    assert source.committed == {(TOPIC, 0): 3}
+    await until(lambda: front.input.tracker.outstanding() == 2)
+    assert front.input.tracker.ranges("aaa", 1, 2) == [(TOPIC, 0, 3, 4)]
 
 
 async def test_what_the_dead_engine_answered_in_part_is_read_again(up):
@@ -140,19 +144,19 @@ async def test_what_the_dead_engine_answered_in_part_is_read_again(up):
     await until(lambda: engines.started == 2)
     engines.up()
     await until(lambda: source.starts == 2)
-    await until(lambda: front.tracker.outstanding() == 3)
+    await until(lambda: front.input.tracker.outstanding() == 3)
     assert source.committed == {(TOPIC, 0): 2}
-    assert front.tracker.ranges("aaa", 1, 3) == [(TOPIC, 0, 2, 4)]
+    assert front.input.tracker.ranges("aaa", 1, 3) == [(TOPIC, 0, 2, 4)]
     engines.answer(3, 2)
-    await until(lambda: front.tracker.outstanding() == 2, what="nothing of version 2 is in the way")
+    await until(lambda: front.input.tracker.outstanding() == 2, what="nothing of version 2 is in the way")
 
 
 async def test_a_commit_under_way_ends_before_the_source_is_closed(up):
     """Whoever closes the source has nothing left to commit, because somebody else is about it."""
     front, engines, source, _ = up
     engines.answer(1, 4)
-    await until(lambda: front.tracker.outstanding() == 2)
-    other = asyncio.create_task(front._commit())
+    await until(lambda: front.input.tracker.outstanding() == 2)
+    other = asyncio.create_task(front.input.commit())
     await asyncio.sleep(0)
     await front.stop()
     await other

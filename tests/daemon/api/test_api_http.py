@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from daemon.api.http import HttpServer
+from daemon.supervision import Tasks
 
 
 class Daemon:
@@ -32,7 +33,7 @@ def daemon() -> Daemon:
 @pytest.fixture
 async def server(daemon) -> AsyncIterator[HttpServer]:
     made = HttpServer(daemon.metrics, lambda: daemon.missing)
-    await made.start()
+    await made.start(Tasks())
     yield made
     await made.stop()
 
@@ -77,7 +78,7 @@ async def test_the_port_is_closed_after_stop_and_the_daemons_signal_handlers_sta
     loop.add_signal_handler(signal.SIGUSR1, stop.set)
     before = signal.getsignal(signal.SIGTERM)
     server = HttpServer(daemon.metrics, lambda: [])
-    await server.start()
+    await server.start(Tasks())
     assert signal.getsignal(signal.SIGTERM) is before
     signal.raise_signal(signal.SIGUSR1)
     await asyncio.wait_for(stop.wait(), 5)
@@ -92,7 +93,7 @@ async def test_the_port_is_closed_after_stop_and_the_daemons_signal_handlers_sta
 async def test_a_taken_port_is_an_error_that_names_it(server, daemon):
     second = HttpServer(daemon.metrics, lambda: [], port=server.port)
     with pytest.raises(OSError, match=rf"cannot bind HTTP to 127\.0\.0\.1:{server.port}"):
-        await second.start()
+        await second.start(Tasks())
 
 
 async def test_ipv6_loopback(daemon):
@@ -100,7 +101,7 @@ async def test_ipv6_loopback(daemon):
         pytest.skip("this machine has no IPv6")
     server = HttpServer(daemon.metrics, lambda: [], host="::1")
     try:
-        await server.start()
+        await server.start(Tasks())
     except OSError:
         pytest.skip("this machine has no IPv6 loopback address")
     with socket.create_connection(("::1", server.port), 1):

@@ -56,11 +56,11 @@ def play(operations: list[tuple], tracker: OffsetTracker, model: Model) -> None:
                 model.records.append((model.numbers, two, one, offset))
                 tracker.passed_on(two, model.numbers, one, offset)
             else:
-                tracker.disposed(one, offset)
+                tracker.skipped(one, offset)
         elif name == "acknowledge":
             safe = max(model.safe.get(one, 0), model.numbers + 1 - two)
             model.safe[one] = safe
-            tracker.acknowledged(one, safe)
+            tracker.acknowledge(one, safe)
         else:
             moved = tracker.to_commit()
             expected = {s: o for s, o in model.positions().items() if model.stored.get(s) != o}
@@ -87,7 +87,7 @@ def test_when_everything_is_acknowledged_every_stream_reaches_its_end(operations
     tracker, model = OffsetTracker(), Model()
     play(operations, tracker, model)
     for session in SESSIONS:
-        tracker.acknowledged(session, model.numbers + 1)
+        tracker.acknowledge(session, model.numbers + 1)
     moved = tracker.to_commit()
     assert {**model.stored, **moved} == model.next
     assert tracker.to_commit() == {}
@@ -113,7 +113,7 @@ def test_a_source_that_goes_back_is_noticed_record_by_record():
     tracker = OffsetTracker()
     for offset in range(5):
         tracker.passed_on("a", offset + 1, ("t", 0), offset)
-    tracker.disposed(("t", 0), 5)
+    tracker.skipped(("t", 0), 5)
     assert [offset for offset in range(8) if tracker.repeats(("t", 0), offset)] == [0, 1, 2, 3, 4, 5]
     assert not tracker.repeats(("t", 1), 0)
 
@@ -121,7 +121,7 @@ def test_a_source_that_goes_back_is_noticed_record_by_record():
 def test_a_failed_commit_is_given_again_and_forgetting_forgets():
     tracker = OffsetTracker()
     tracker.passed_on("a", 1, ("t", 0), 7)
-    tracker.disposed(("t", 1), 3)
+    tracker.skipped(("t", 1), 3)
     assert tracker.to_commit() == {("t", 0): 7, ("t", 1): 4}
     tracker.not_committed({("t", 1): 4})
     assert tracker.to_commit() == {("t", 1): 4}

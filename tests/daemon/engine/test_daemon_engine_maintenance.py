@@ -11,8 +11,8 @@ import pytest
 
 from daemon.config.schema import Config, PoolConfig
 from daemon.config.units import Duration
-from daemon.engine.kv_metrics import KvReport
-from daemon.engine.maintenance import AUDIT_NS, Housekeeping, Tiers, identity_of, tiers_of
+from daemon.engine.maintenance import AUDIT_NS, Maintenance, Tiers, identity_of, tiers_of
+from daemon.engine.metrics import MemoryMetrics
 from daemon.engine.spec import SettingError
 from engine.engine import Engine
 from engine.step import Chunk
@@ -56,7 +56,10 @@ def keeper(
     engine: Engine, tapes: list[Tape], tiers: Tiers, store: MetricStore, clock: Clock
 ) -> Callable[[], float | None]:
     """One idle call, then the metrics, as a heartbeat would write them."""
-    keeping, report = Housekeeping(engine.pool, tapes, tiers, store, clock), KvReport(engine, tiers, store)
+    keeping, report = (
+        Maintenance(engine.pool, tapes, tiers, store, clock),
+        MemoryMetrics(engine, tiers, store),
+    )
 
     def call() -> float | None:
         due = keeping()
@@ -71,17 +74,15 @@ def value(store: MetricStore, name: str, **labels: str) -> float:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr("daemon.engine.maintenance.time.monotonic_ns", clock)
-    return clock
+def clock() -> Clock:
+    return Clock()
 
 
 def test_idle_sessions_leave_one_a_call_and_come_back(tmp_path: Path, clock: Clock) -> None:
     """To the directory; one left to the host before, for want of blocks. The metrics say what happened."""
     engine, store = small_engine(), MetricStore.local(LABELS)
     settings = PoolConfig(host_blocks=6, idle_spill=Duration(10**9), spill_dir=str(tmp_path / "s"))
-    tiers = tiers_of(Config(pool=settings), engine)
+    tiers = tiers_of(Config(pool=settings), engine, clock)
     tapes = [tape_of(engine, tiers, name) for name in "ab"]
     tiers.inputs["b"] = {"last": 41, "safe": 40}
     keep = keeper(engine, tapes, tiers, store, clock)
@@ -119,7 +120,7 @@ def test_idle_sessions_leave_one_a_call_and_come_back(tmp_path: Path, clock: Clo
 def test_a_lost_file_and_the_rebuilt_session_are_counted(tmp_path: Path, clock: Clock) -> None:
     engine, store = small_engine(), MetricStore.local(LABELS)
     settings = Config(pool=PoolConfig(idle_spill=Duration(10**9), spill_dir=str(tmp_path)))
-    tiers = tiers_of(settings, engine)
+    tiers = tiers_of(settings, engine, clock)
     tape = tape_of(engine, tiers, "a")
     keep = keeper(engine, [tape], tiers, store, clock)
     append(engine, tape, list(range(20, 40)))
@@ -161,7 +162,7 @@ def test_without_settings_there_are_no_tiers_and_nothing_is_written(
     assert [p.name for p in tmp_path.iterdir()] == ["sessions"]
 
 
-def test_impossible_tiers_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_impossible_tiers_are_named(tmp_path: Path) -> None:
     engine = small_engine()
     (tmp_path / "file").touch()
     spill = Config(pool=PoolConfig(idle_spill=Duration(1), spill_dir=str(tmp_path / "file" / "x")))
@@ -171,12 +172,11 @@ def test_impossible_tiers_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def no_memory(*_: Any) -> None:
         raise RuntimeError("can't allocate memory")
 
-    monkeypatch.setattr("daemon.engine.maintenance.HostTier", no_memory)
     with pytest.raises(SettingError, match=r"pool\.host_blocks: no memory for the host tier"):
-        tiers_of(Config(pool=PoolConfig(host_blocks=3)), engine)
+        tiers_of(Config(pool=PoolConfig(host_blocks=3)), engine, make_host=no_memory)
 
 
-def test_a_torn_window_is_gathered_and_fragmentation_told(clock: Clock) -> None:
+def test_a_fragmented_window_is_compacted_and_fragmentation_told(clock: Clock) -> None:
     engine, store = small_engine(), MetricStore.local(LABELS)
     tape = tape_of(engine, Tiers(), "a")
     append(engine, tape, list(range(20, 28)))

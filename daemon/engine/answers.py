@@ -1,0 +1,267 @@
+"""What the engine tells of its sessions: data versions, standing questions' answers, replies to asks.
+
+An answer is filled here, once. The front adds what only it knows: input offsets, ages, time of publication.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+from daemon import protocol
+from daemon.api.messages import Ask, AskReply
+from daemon.engine.build import Built
+from daemon.engine.records import appended, inputs_of, newest
+from feeds.messages import Answer, Flag, Latency
+from flash.evaluator import Evaluated
+from flash.questions import Question
+from flash.registry import check_choices
+from ingest.bars import SKEWED
+from metrics.store import MetricStore
+from scheduler.request import Failure, Request, RequestSpec, State
+from scheduler.scheduler import Scheduler
+from scheduler.tapes import Records
+from scheduler.types import PriorityClass, Tape
+
+log = logging.getLogger(__name__)
+
+Emit = Callable[[protocol.EngineEvent], None]
+CANCELLED = Failure("cancelled", "nobody waited for the answer any more")
+
+
+class Generated(NamedTuple):
+    """What the model answered; ``logit_gap`` is that of the first token."""
+
+    text: str
+    choice: str | None
+    logit_gap: float
+
+
+def generated(
+    request: Request, choices: Sequence[str] | None, decode: Callable[[list[int]], str]
+) -> Generated:
+    """Of a finished request."""
+    choice = request.chosen(choices)
+    return Generated(
+        decode(list(request.answer)) if choice is None else choice, choice, request.samples[0].gap
+    )
+
+
+class Versions:
+    """Tells the front of every new data version. Called on the scheduler's thread."""
+
+    def __init__(self, store: MetricStore, emit: Emit, inputs: dict[str, Mapping[str, int]]) -> None:
+        """``inputs``: kept for the sessions' files; see `daemon.engine.maintenance.Tiers`."""
+        self._store, self._emit, self._inputs = store, emit, inputs
+
+    def on_commit(self, tape: Tape, version: int, records: Records) -> None:
+        """A tape has a new version."""
+        record = newest(records)
+        self._inputs[tape.name] = {"last": record.last_offset, "safe": record.low_watermark}
+        self._store.inc("foretick_versions_total", session=tape.name)
+        self._store.set("foretick_data_version", version, session=tape.name)
+        self._store.set("foretick_session_tokens", tape.live_tokens, session=tape.name)
+        self._emit(
+            protocol.Committed(
+                session=tape.name,
+                version=version,
+                bars=len(records),
+                live_tokens=tape.live_tokens,
+                live_records=tape.live_records,
+                as_of=record.ts_last_event,
+                ts_recv=record.ts_recv,
+                ts_ring=record.ts_ring,
+                inputs=inputs_of([each.payload for each in records]),
+            )
+        )
+
+    def on_drop(self, tape: Tape, records: Records, failure: Failure) -> None:
+        """Nothing to tell: the flash evaluator flags the gap."""
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What the configuration says of a session, for its answers."""
+
+    symbol: str
+    warm_up_records: int
+
+
+class StandingAnswers:
+    """Makes events of what the flash evaluator finds. Called on the scheduler's thread."""
+
+    def __init__(
+        self, built: Built, sessions: Mapping[str, Declared], store: MetricStore, emit: Emit
+    ) -> None:
+        self._loaded, self._decode, self._sessions = built.loaded, built.prompt.decode, sessions
+        self._store, self._emit = store, emit
+
+    def __call__(self, done: Evaluated) -> None:
+        """One question at one version."""
+        inputs = inputs_of(done.payloads)
+        standing, error = done.standing, done.request.error
+        if done.request.state is State.FINISHED:
+            ts_ring = appended(done.payloads[-1]).record.ts_ring
+            self._emit(protocol.Answered(self._answer(done), inputs, ts_ring))
+        elif error is not None:
+            name = standing.question.name
+            self._emit(
+                protocol.AnswerFailed(standing.session, name, done.version, error.code, error.message, inputs)
+            )
+
+    def _answer(self, done: Evaluated) -> Answer:
+        standing, request = done.standing, done.request
+        record = appended(done.payloads[-1]).record
+        found = generated(request, standing.question.choices, self._decode)
+        return Answer(
+            session=standing.session,
+            symbol=self._sessions[standing.session].symbol,
+            question=standing.question.name,
+            question_hash=standing.question_hash,
+            text=found.text,
+            choice=found.choice,
+            logit_gap=found.logit_gap,
+            probability=None,
+            data_version=done.version,
+            as_of=record.ts_last_event,
+            model=self._loaded.name,
+            model_revision=self._loaded.revision,
+            untrained=self._loaded.untrained,
+            latency=Latency(
+                ring_wait_ns=record.ring_wait_ns,
+                bars_ns=record.bars_ns,
+                tokenise_ns=record.tokenise_ns,
+                queue_ns=done.queue_ns,
+                forward_ns=done.forward_ns,
+            ),
+            reused_tokens=request.cached_tokens,
+            computed_tokens=len(request.prompt) + len(request.answer),
+            recomputed_tokens=request.recomputed_tokens,
+            swapped_tokens=request.swapped_tokens,
+            flags=self._flags(done),
+        )
+
+    def _flags(self, done: Evaluated) -> list[Flag]:
+        record, ordinal = appended(done.payloads[-1])
+        owned: dict[Flag, bool] = {
+            "gap": done.gap,
+            "warm_up": ordinal < self._sessions[done.standing.session].warm_up_records,
+            "skewed_clock": bool(record.flags & SKEWED),
+            "untrained": self._loaded.untrained,
+        }
+        return [flag for flag, is_set in owned.items() if is_set]
+
+
+class Coalesced:
+    """Counts updates without an evaluation of their own into the metrics."""
+
+    def __init__(self, totals: Mapping[str, int], store: MetricStore) -> None:
+        self._totals, self._store = totals, store
+        self._counted: Counter[str] = Counter()
+
+    def count(self, session: str) -> None:
+        """What came since the last call."""
+        new = self._totals.get(session, 0) - self._counted[session]
+        self._counted[session] += new
+        self._store.inc("foretick_flash_coalesced_total", new, session=session)
+
+
+class _Times(NamedTuple):
+    """Of the newest record in a version, ns: event time, and monotonic time of arrival."""
+
+    as_of: int
+    ts_ring: int
+
+
+class EngineAsks:
+    """Ad-hoc questions of sessions. Commands come from one thread; replies go out on the scheduler's."""
+
+    def __init__(
+        self,
+        built: Built,
+        scheduler: Scheduler,
+        emit: Emit,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._built, self._scheduler, self._emit, self._clock = built, scheduler, emit, clock
+        self._open: dict[int, Request] = {}
+        self._times: defaultdict[str, dict[int, _Times]] = defaultdict(dict)
+        """By session and version: of the newest version, and of those that open asks read."""
+        scheduler.subscribe(self)
+
+    def ask(self, ask: Ask) -> None:
+        """Answer with an `AskReply` or `AskFailed` of the same id."""
+        tape = self._built.tapes.get(ask.session)
+        if tape is None:
+            self._fail(ask, Failure("unknown_session", f"there is no session {ask.session!r}"))
+            return
+        try:
+            question = Question("ask", ask.question, ask.choices or None, max(1, ask.max_tokens))
+            prepared = self._built.prepare(question)
+            check_choices(question, prepared)
+        except ValueError as error:
+            self._fail(ask, Failure("bad_request", str(error)))
+            return
+        request = Request(
+            RequestSpec(
+                cls=PriorityClass.SESSION,
+                session=ask.session,
+                prompt=prepared.prompt_tokens,
+                max_tokens=1 if ask.choices else question.max_tokens,
+                on_done=partial(self._done, ask),
+                tape=tape,
+                stop_ids=prepared.stop_ids,
+                choices=prepared.choice_tokens,
+            )
+        )
+        self._open[ask.id] = request  # before submitting: the worker may be quicker than we are
+        self._scheduler.submit(request)
+
+    def cancel(self, number: int) -> None:
+        """Nobody waits for it any more."""
+        request = self._open.pop(number, None)
+        if request is not None:
+            self._scheduler.cancel(request.id)
+
+    def on_commit(self, tape: Tape, version: int, records: Records) -> None:
+        """Keep the times of the new version, and those of the older ones that open asks read."""
+        record, times = newest(records), self._times[tape.name]
+        read = {request.version for request in list(self._open.values()) if request.session == tape.name}
+        for old in [each for each in times if each not in read]:
+            del times[old]
+        times[version] = _Times(record.ts_last_event, record.ts_ring)
+
+    def on_drop(self, tape: Tape, records: Records, failure: Failure) -> None:
+        """The newest version stays what it is."""
+
+    def _done(self, ask: Ask, request: Request) -> None:
+        self._open.pop(ask.id, None)
+        if request.state is not State.FINISHED:
+            self._fail(ask, request.error or CANCELLED)
+            return
+        found = generated(request, ask.choices, self._built.prompt.decode)
+        times = self._times[ask.session].get(request.version)
+        untrained = self._built.loaded.untrained
+        self._emit(
+            AskReply(
+                id=ask.id,
+                session=ask.session,
+                data_version=request.version,
+                text=found.text,
+                choice=found.choice,
+                logit_gap=found.logit_gap,
+                cached=False,
+                untrained=untrained,
+                flags=("untrained",) if untrained else (),
+                as_of=times.as_of if times else 0,
+                staleness_ns=self._clock() - times.ts_ring if times else 0,
+            )
+        )
+
+    def _fail(self, ask: Ask, failure: Failure) -> None:
+        self._emit(protocol.AskFailed(ask.id, failure.code, failure.message))

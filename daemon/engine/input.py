@@ -1,0 +1,140 @@
+"""From the ring to the tapes: the data plane's thread, and how many of its bars still wait for the engine."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from daemon.config.schema import Config
+from daemon.engine.records import Appended
+from ingest.bars import BarBuilder, BarPolicy
+from ingest.lines import LineSpec
+from ingest.plane import DataPlane, SessionSpec, SourceRing, TapeRecord
+from ingest.ring import Ring
+from ingest.tokens import Tokeniser
+from metrics.store import MetricStore
+from regions.tape import Tape
+from scheduler.request import Failure
+from scheduler.scheduler import Scheduler
+from scheduler.tapes import Record, Records
+from scheduler.types import Tape as AnyTape
+
+MAX_WAITING = 256
+"""Bars waiting for the engine above which the ring is left alone: it pauses or drops as its kind says."""
+
+
+class EngineInput:
+    """Appends what the ring brings; `run` is the data plane's thread."""
+
+    def __init__(
+        self,
+        config: Config,
+        ring: Ring,
+        source: str,
+        encode: Callable[[str], list[int]],
+        tapes: Mapping[str, Tape],
+        scheduler: Scheduler,
+        store: MetricStore,
+    ) -> None:
+        self._ring, self._tapes, self._scheduler = ring, tapes, scheduler
+        self._names = [session.name for session in config.sessions]
+        self._appended: Counter[str] = Counter()
+        self._waiting = 0
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._ended = threading.Event()
+        self._leave_ring = threading.Event()
+        """Set by `end` and by `stop`: the data plane's endless loop returns."""
+        self._plane = data_plane(config, ring, source, Tokeniser(encode), self._append, self._is_ready, store)
+        scheduler.subscribe(self)
+
+    def run(self, idle: Callable[[], bool], on_end: Callable[[], None]) -> None:
+        """Until `stop`, then what the ring still holds.
+
+        After `end`, ``on_end`` is called when all input is answered: none waits and the worker is ``idle()``.
+        """
+        self._plane.run(self._leave_ring)
+        if self._ended.is_set() and self._finish(idle):
+            on_end()
+        while self._plane.step():
+            pass
+
+    def end(self) -> None:
+        """The source has nothing more."""
+        self._ended.set()
+        self._leave_ring.set()
+
+    def stop(self) -> None:
+        """Take what the ring holds, and return."""
+        self._stop.set()
+        self._leave_ring.set()
+
+    def on_commit(self, tape: AnyTape, version: int, records: Records) -> None:
+        """They wait no longer."""
+        self._count(-len(records))
+
+    def on_drop(self, tape: AnyTape, records: Records, failure: Failure) -> None:
+        """As `on_commit`."""
+        self._count(-len(records))
+
+    def _append(self, session: int, records: Sequence[TapeRecord]) -> None:
+        name = self._names[session]
+        first = self._appended[name]
+        self._appended[name] += len(records)
+        self._count(len(records))
+        self._scheduler.append(
+            self._tapes[name],
+            [
+                Record(record.tokens, Appended(record, first + i), record.ts_last_event)
+                for i, record in enumerate(records)
+            ],
+        )
+
+    def _finish(self, idle: Callable[[], bool]) -> bool:
+        """All that is left, at the engine's pace, and the open bars; False when `stop` ended it early."""
+        while self._ring.fill and not self._stop.is_set():
+            if not self._plane.step():
+                self._stop.wait(0.001)
+        if not self._stop.is_set():
+            self._plane.flush()
+        # in this order: what no longer waits is committed, and what a commit started ends before idleness
+        while not (self._waiting == 0 and idle()):
+            if self._stop.wait(0.005):
+                return False
+        return True
+
+    def _is_ready(self) -> bool:
+        return self._waiting < MAX_WAITING
+
+    def _count(self, records: int) -> None:
+        with self._lock:
+            self._waiting += records
+
+
+def data_plane(
+    config: Config,
+    ring: Ring,
+    source: str,
+    tokeniser: Tokeniser,
+    submit: Callable[[int, list[TapeRecord]], None],
+    ready: Callable[[], bool],
+    store: MetricStore,
+) -> DataPlane:
+    """The data plane of one ring, as configured."""
+    bars = config.bars
+    specs = [
+        SessionSpec(session.name, source, LineSpec(session.price_decimals, session.volume_decimals))
+        for session in config.sessions
+    ]
+    policy = BarPolicy(bars.interval, bars.lateness, bars.empty, bars.max_fill)
+    return DataPlane(
+        [SourceRing(source, ring)],
+        BarBuilder(len(specs), policy),
+        tokeniser,
+        specs,
+        submit,
+        store,
+        ready=ready,
+        idle_close_ns=bars.idle_close,
+    )

@@ -1,0 +1,165 @@
+"""Who is constructed with what in the engine."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from functools import partial
+
+from daemon import protocol
+from daemon.config.schema import Config, SessionConfig
+from daemon.config.standing import questions_of
+from daemon.engine.answers import Coalesced, Declared, EngineAsks, StandingAnswers, Versions
+from daemon.engine.build import Built, limits_of, register
+from daemon.engine.host import EngineHost
+from daemon.engine.input import EngineInput
+from daemon.engine.maintenance import Maintenance
+from daemon.engine.metrics import EngineObserver, MemoryMetrics
+from daemon.engine.prompts import EnginePrompts
+from daemon.engine.records import has_gap
+from daemon.supervision import Threads
+from engine.divergence import Probe, probe
+from engine.step import Executor
+from flash.evaluator import Evaluated, FlashEvaluator
+from flash.registry import Registry
+from ingest.ring import Ring
+from metrics.store import MetricStore
+from regions.watch import PrefixWatch
+from scheduler.background import Comparison, Rebuilder, Refresher, RefreshPolicy
+from scheduler.costs import LearningExecutor
+from scheduler.observer import Observer
+from scheduler.policies import Ordering
+from scheduler.scheduler import Scheduler
+from scheduler.worker import Worker
+
+Emit = Callable[[protocol.EngineEvent], None]
+
+
+def wire_engine(
+    config: Config,
+    built: Built,
+    ring: Ring,
+    store: MetricStore,
+    emit: Emit,
+    *,
+    source: str,
+    executor: Executor | None = None,
+) -> EngineHost:
+    """The engine over one ring. Raises SettingError for a standing question that cannot stand.
+
+    ``executor`` replaces the engine's (tests).
+    """
+    engine, prompt, loaded = built.engine, built.prompt, built.loaded
+    registry = Registry(built.prepare)
+    for asked in questions_of(config):
+        register(registry, asked)
+    observer = EngineObserver(store, engine.pool)
+    scheduler = scheduler_of(config, built, observer, executor)
+    # Listeners hear of a commit in this order: what a version is, then what is asked of it.
+    entering = EngineInput(config, ring, source, prompt.encode, built.tapes, scheduler, store)
+    scheduler.subscribe(Versions(store, emit, built.tiers.inputs))
+    asks = EngineAsks(built, scheduler, emit)
+    standing_answers(config, built, scheduler, registry, store, emit)
+    refresher = refresher_of(config, built, scheduler, registry, observer)
+    rebuilder = Rebuilder(scheduler, built.tapes.values(), time.monotonic_ns)
+    maintenance = Maintenance(engine.pool, built.tapes.values(), built.tiers, store)
+    threads = Threads(lambda name, why: emit(protocol.ThreadEnded(name, why)))
+    return EngineHost(
+        ready=protocol.Ready(
+            loaded.name, loaded.revision, loaded.untrained, str(loaded.device), engine.pool.total_blocks
+        ),
+        scheduler=scheduler,
+        worker=Worker(
+            scheduler,
+            when_idle=partial(_soonest, refresher.idle, rebuilder.idle, maintenance),
+            make_thread=threads.make,
+        ),
+        input=entering,
+        asks=asks,
+        prompts=EnginePrompts(
+            prompt,
+            scheduler,
+            engine.open_stream,
+            engine.frame_limit,
+            loaded.untrained,
+            emit,
+        ),
+        memory=MemoryMetrics(engine, built.tiers, store),
+        stop_background=refresher.stop,
+        threads=threads,
+        emit=emit,
+    )
+
+
+def scheduler_of(
+    config: Config, built: Built, observer: Observer, executor: Executor | None = None
+) -> Scheduler:
+    """The scheduler of a daemon: its policy, and what it knows of prefix cache, host tier and device."""
+    settings, engine, clock = config.scheduler, built.engine, time.monotonic_ns
+    ordering = Ordering(settings.policy, settings.k)
+    return Scheduler(
+        LearningExecutor(executor or engine, built.costs, clock),
+        engine.pool,
+        limits_of(config),
+        clock,
+        observer,
+        ordering,
+        costs=built.costs,
+        tier=built.tiers.host,
+        index=PrefixWatch(engine.cache) if ordering.by_prefix else None,
+        rng=random.Random(settings.seed),
+    )
+
+
+def refresher_of(
+    config: Config, built: Built, scheduler: Scheduler, registry: Registry, observer: Observer
+) -> Refresher:
+    """What keeps exact sessions fresh and compares the states of all."""
+
+    def questions(session: str) -> list[Probe]:
+        return [(it.prepared.prompt_tokens, it.prepared.choice_tokens) for it in registry.standing(session)]
+
+    return Refresher(
+        scheduler,
+        built.engine,
+        [(built.tapes[session.name], refresh_policy(session)) for session in config.sessions],
+        Comparison(questions, partial(probe, built.engine), config.scheduler.max_batch_tokens),
+        observer,
+        time.monotonic_ns,
+        frame_limit=built.engine.frame_limit,
+        catch_up_tokens=config.scheduler.chunk_min,
+    )
+
+
+def refresh_policy(session: SessionConfig) -> RefreshPolicy:
+    """When a session's window is prefilled again."""
+    return RefreshPolicy(
+        session.semantics == "exact", session.refresh_every, session.refresh_idle, session.divergence_every
+    )
+
+
+def standing_answers(
+    config: Config,
+    built: Built,
+    scheduler: Scheduler,
+    registry: Registry,
+    store: MetricStore,
+    emit: Emit,
+) -> FlashEvaluator:
+    """The evaluation of every version, its answers on their way to the front."""
+    declared = {s.name: Declared(s.symbol, s.warm_up_records) for s in config.sessions}
+    tell = StandingAnswers(built, declared, store, emit)
+
+    def on_done(done: Evaluated) -> None:
+        coalesced.count(done.standing.session)
+        tell(done)
+
+    evaluator = FlashEvaluator(scheduler, registry, on_done, has_gap)
+    coalesced = Coalesced(evaluator.coalesced, store)
+    return evaluator
+
+
+def _soonest(*hooks: Callable[[], float | None]) -> float | None:
+    """Call every idle hook; the seconds until the first of them is due again."""
+    return min((wait for hook in hooks if (wait := hook()) is not None), default=None)

@@ -1,0 +1,129 @@
+"""The front's engine: started over a ring of its own, watched, drained, and started again when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+
+from daemon import protocol
+from daemon.front.engine_client import EngineClient, OnEvent, OnGone
+from ingest.ring import Mode, Ring
+
+log = logging.getLogger(__name__)
+
+Connect = Callable[[Ring, int], EngineClient]
+"""An engine for a ring, to be woken through a file descriptor."""
+
+SILENT_S = 30.0
+"""Without an event for so long the engine counts as hanging (its heartbeat comes every second)."""
+RESTART_AFTER_S = (0.5, 2.0, 10.0)
+CLOSE_S = 5.0
+
+
+class EngineManager:
+    """One engine at a time. ``on_event`` and ``on_gone`` are set by the front before `start`."""
+
+    def __init__(
+        self,
+        connect: Connect,
+        capacity: int,
+        overflow: Mode,
+        restart_after_s: Sequence[float] = RESTART_AFTER_S,
+    ) -> None:
+        self._connect, self._capacity, self._overflow = connect, capacity, overflow
+        self._restart_after_s = restart_after_s
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._client: EngineClient | None = None
+        self._stopped = asyncio.Event()
+        self._restarts = 0
+        self._heard = time.monotonic()
+        self._progress, self._idle = 0, True
+        self._seen_progress = -1
+        self.ring: Ring | None = None
+        self.ready = asyncio.Event()
+        self.on_event: OnEvent = lambda event: None
+        self.on_gone: OnGone = lambda message: None
+
+    async def start(self) -> None:
+        """A new engine over a new ring. `Ready` or `Fatal` follows as an event."""
+        self.ring = Ring.create(self._capacity, self._overflow, wake_fd=self._wake_fd)
+        self._client = self._connect(self.ring, self._wake_fd)
+        self._heard = time.monotonic()
+        await self._client.start(self._hear, self.on_gone)
+
+    async def restart(self) -> None:
+        """After its end: another one, once a pause is over that grows with every restart."""
+        if self._client is not None:
+            await self._client.close(0.1)
+        self._close_ring()
+        self._stopped.clear()
+        await asyncio.sleep(self._restart_after_s[min(self._restarts, len(self._restart_after_s) - 1)])
+        self._restarts += 1
+        await self.start()
+        await self.ready.wait()
+
+    def send(self, command: protocol.Command) -> bool:
+        """Hand over one command; False while no engine is up."""
+        if self._client is None or not self.ready.is_set():
+            return False
+        self._client.send(command)
+        return True
+
+    async def stop(self, drain_s: float) -> bool:
+        """Let it finish what is queued; False if that took too long, or the engine was not there to do it."""
+        clean = True
+        if self._client is not None:
+            if self.send(protocol.StopEngine(drain_s)):
+                try:
+                    await asyncio.wait_for(self._stopped.wait(), drain_s + CLOSE_S)
+                except TimeoutError:
+                    clean = False
+                    log.error("the engine did not drain within %.1f s", drain_s + CLOSE_S)
+                await self._client.close(CLOSE_S)
+            else:
+                await self._client.close(0.1)
+        self._close_ring()
+        os.close(self._wake_fd)
+        return clean
+
+    def gone(self) -> bool:
+        """It ended and nothing more will be heard of it. Whether it had been ready."""
+        was_ready = self.ready.is_set()
+        self.ready.clear()
+        self._stopped.set()
+        return was_ready
+
+    def is_alive(self) -> bool:
+        """It is heard from, and its worker is idle or made progress since the last call."""
+        moved, self._seen_progress = self._progress != self._seen_progress, self._progress
+        return (moved or self._idle) and not self._is_silent()
+
+    async def watch(self) -> None:
+        """Until cancelled. Raises RuntimeError when the engine has been silent for too long."""
+        while True:
+            await asyncio.sleep(1.0)
+            if self.ready.is_set() and self._is_silent():
+                raise RuntimeError(f"the engine has been silent for {SILENT_S:.0f} s")
+
+    def _hear(self, event: protocol.EngineEvent) -> None:
+        self._heard = time.monotonic()
+        match event:
+            case protocol.Heartbeat():
+                self._progress, self._idle = event.progress, event.idle
+            case protocol.Ready():
+                self.ready.set()
+            case protocol.Stopped():
+                self._stopped.set()
+        self.on_event(event)
+
+    def _is_silent(self) -> bool:
+        return time.monotonic() - self._heard > SILENT_S
+
+    def _close_ring(self) -> None:
+        if self.ring is not None:
+            self.ring.unlink()
+            self.ring.close()
+            self.ring = None

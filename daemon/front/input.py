@@ -1,0 +1,134 @@
+"""The source of a daemon: read into the engine's ring, and told which offsets need not be read again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+
+from daemon.config.schema import Config
+from daemon.front.ingest import Ingest
+from daemon.front.offsets import OffsetTracker
+from daemon.supervision import Tasks
+from feeds.messages import DeadLetter
+from feeds.source import CommitFailed, Source
+from ingest.ring import Ring
+from metrics.store import MetricStore
+
+log = logging.getLogger(__name__)
+
+COMMIT_EVERY_S = 1.0
+CLOSE_COMMIT_S, REOPEN_COMMIT_S = 1.0, 10.0
+"""How long a commit that fails is tried again before the source is closed."""
+RETRY_S = 0.1
+INGEST, COMMIT = "ingest", "commit loop"
+
+
+class Input:
+    """At most one source. Without one there is nothing to connect, to read or to commit."""
+
+    def __init__(
+        self,
+        config: Config,
+        source: Source | None,
+        tracker: OffsetTracker,
+        store: MetricStore,
+        dead_letter: Callable[[DeadLetter], None],
+        tasks: Tasks,
+        commit_every_s: float = COMMIT_EVERY_S,
+    ) -> None:
+        self.source, self.tracker = source, tracker
+        self.connected = source is None
+        self.exhausted = asyncio.Event()
+        """The source came to its end (a replayed file)."""
+        self._settings = config.source
+        self._sessions = {s.symbol: (i, s.name) for i, s in enumerate(config.sessions)}
+        self._store, self._dead_letter, self._tasks = store, dead_letter, tasks
+        self._commit_every_s = commit_every_s
+        self._ingest: Ingest | None = None
+        self._committing = asyncio.Lock()
+        """The source is not closed during a commit."""
+
+    async def start(self, ring: Ring) -> None:
+        """Connect, and read into ``ring``."""
+        if self.source is None:
+            return
+        await self.source.start()
+        self._ingest = Ingest(
+            self.source,
+            ring,
+            self._sessions,
+            self.tracker,
+            self._store,
+            self._dead_letter,
+            max_bytes=self._settings.max_message_bytes,
+            max_ahead_ns=self._settings.max_ahead,
+        )
+        self._tasks.start(INGEST, partial(self._read, self._ingest), returns=True)
+        self.connected = True
+
+    def start_committing(self) -> None:
+        """Commit every second from now on."""
+        self._tasks.start(COMMIT, self._commit_for_ever)
+
+    def gate(self, is_open: bool) -> None:
+        """While it is closed, a source that can wait waits."""
+        if self._ingest is not None:
+            self._ingest.gate(is_open)
+
+    async def stop_reading(self) -> None:
+        """Nothing more goes into the ring."""
+        await self._tasks.stop(INGEST)
+
+    async def commit(self) -> bool:
+        """Store the offsets that acknowledged answers cover.
+
+        False when that failed; the next call makes up for it.
+        """
+        if self.source is None or not self.connected:
+            return True
+        async with self._committing:
+            offsets = self.tracker.to_commit()
+            try:
+                if offsets:
+                    await self.source.commit(offsets)
+            except CommitFailed as error:
+                self.tracker.not_committed(offsets)
+                log.warning("offsets were not committed, trying again: %s", error)
+                return False
+            return True
+
+    async def close(self) -> None:
+        """Commit for the last time and disconnect."""
+        await self._commit_before_closing(CLOSE_COMMIT_S)
+        await self._tasks.stop(COMMIT)
+        if self.source is not None and self.connected:
+            await self.source.stop()
+
+    async def reopen(self, ring: Ring, forget: Callable[[], None]) -> None:
+        """Read again from what is committed. ``forget`` is called once nothing more can be acknowledged."""
+        await self._commit_before_closing(REOPEN_COMMIT_S)
+        if self.source is not None:
+            await self.source.stop()
+        forget()
+        self.tracker.clear()
+        await self.start(ring)
+
+    async def _commit_before_closing(self, within_s: float) -> None:
+        """Again while it fails: what is not stored by then is read, and answered, a second time."""
+        deadline = time.monotonic() + within_s
+        while not await self.commit():
+            if time.monotonic() > deadline:
+                return
+            await asyncio.sleep(RETRY_S)
+
+    async def _read(self, ingest: Ingest) -> None:
+        await ingest.run()
+        self.exhausted.set()
+
+    async def _commit_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(self._commit_every_s)
+            await self.commit()

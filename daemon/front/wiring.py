@@ -1,0 +1,157 @@
+"""Who is constructed with what in the front."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from daemon import protocol
+from daemon.api.http import HttpServer
+from daemon.api.http_prompts import PromptRoutes
+from daemon.api.zmq import QueryServer
+from daemon.config.schema import Config
+from daemon.front.connectors import make_routes, make_source
+from daemon.front.delivery import Route
+from daemon.front.engine_client import ENGINE, EngineClient, InprocEngine, OnEvent, ProcessEngine
+from daemon.front.engine_manager import RESTART_AFTER_S, EngineManager
+from daemon.front.input import COMMIT_EVERY_S, Input
+from daemon.front.notify import Notifier
+from daemon.front.offsets import OffsetTracker
+from daemon.front.prompts import Prompts
+from daemon.front.publish import Publisher
+from daemon.front.queries import Queries
+from daemon.front.server import Front
+from daemon.front.sessions import Sessions
+from daemon.front.status import Status
+from daemon.supervision import TaskEnded, Tasks
+from engine.step import Executor
+from feeds.source import Source
+from ingest.ring import Ring
+from metrics.store import MetricStore
+
+if TYPE_CHECKING:
+    from daemon.engine.host import EngineHost
+
+ConnectTo = Callable[[Ring], EngineClient]
+WrapEngine = Callable[[Executor], Executor]
+"""An executor around the one it is given."""
+
+
+def make_front(
+    config: Config,
+    *,
+    source: Source | None = None,
+    routes: Sequence[Route] | None = None,
+    notifier: Notifier | None = None,
+    connect: ConnectTo | None = None,
+    executor: WrapEngine | None = None,
+    engine_command: Sequence[str] = ENGINE,
+    commit_every_s: float = COMMIT_EVERY_S,
+    restart_after_s: Sequence[float] = RESTART_AFTER_S,
+) -> Front:
+    """A daemon of this configuration, on the running event loop; not started.
+
+    ``source`` and ``routes`` replace the configured ones (demo, replay), ``connect``, ``executor`` and
+    ``engine_command`` the engine or a part of it (tests).
+    """
+    source = source or make_source(config)
+    routes = make_routes(config) if routes is None else list(routes)
+    labels = labels_of(config, source, routes)
+    store = MetricStore.create(labels)
+    scheduling = config.scheduler
+    store.set("foretick_scheduler_info", 1, policy=scheduling.policy, eviction=scheduling.eviction)
+    failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    tasks = Tasks(partial(_task_ended, store, failed))
+
+    def send(command: protocol.Command) -> None:
+        front.send(command)
+
+    def connect_configured(ring: Ring, wake_fd: int) -> EngineClient:
+        if connect is not None:
+            return connect(ring)
+        versions = {name: state.version for name, state in sessions.states.items()}
+        if config.process.mode == "two":
+            return ProcessEngine(config, ring, store, labels, versions, wake_fd, tasks, engine_command)
+        return InprocEngine(partial(_make_host, config, ring, store, labels["source"][0], versions, executor))
+
+    tracker = OffsetTracker()
+    sessions = Sessions(config, store, send)
+    lossless = source is None or source.kind == "pausing"
+    publisher = Publisher(config, routes, tracker, sessions, store, lossless=lossless)
+    entering = Input(config, source, tracker, store, publisher.dead_letter, tasks, commit_every_s)
+    publisher.delivery.gate = entering.gate
+    prompts = Prompts(config.query.max_prompts, config.query.max_prompts_each, send)
+    engine = EngineManager(
+        connect_configured,
+        config.source.ring_capacity,
+        "pause" if lossless else "overwrite",
+        restart_after_s,
+    )
+    status = Status(store, engine, entering, tasks, sessions, routes)
+    queries = Queries(sessions, prompts, config.query.max_wait / 1e9)
+    front = Front(
+        config=config,
+        store=store,
+        tasks=tasks,
+        failed=failed,
+        notifier=notifier or Notifier(),
+        routes=routes,
+        engine=engine,
+        input=entering,
+        sessions=sessions,
+        publisher=publisher,
+        prompts=prompts,
+        status=status,
+        http=HttpServer(
+            status.metrics,
+            status.not_ready,
+            config.http.host,
+            config.http.port,
+            PromptRoutes(queries.answer).routes,
+        ),
+        query=QueryServer(queries.answer, config.query.endpoint, observe=status.observe_query)
+        if config.query.endpoint
+        else None,
+    )
+    return front
+
+
+def labels_of(config: Config, source: Source | None, routes: Sequence[Route]) -> dict[str, list[str]]:
+    """The values of the metrics' open labels."""
+    return {
+        "session": [session.name for session in config.sessions],
+        "source": [source.name if source else "none"],
+        "sink": [route.sink.name for route in routes],
+        "policy": [config.scheduler.policy],
+        "eviction": [config.scheduler.eviction],
+    }
+
+
+def _task_ended(
+    store: MetricStore, failed: asyncio.Future[None], name: str, why: str, restarted: bool
+) -> None:
+    """Count it, and let the daemon end unless it was restarted."""
+    task, outcome = name.partition(" ")[0], "restarted" if restarted else "failed"
+    store.inc("foretick_tasks_ended_total", task=task, outcome=outcome)
+    if not restarted and not failed.done():
+        failed.set_exception(TaskEnded(name, why))
+
+
+def _make_host(
+    config: Config,
+    ring: Ring,
+    store: MetricStore,
+    source: str,
+    versions: dict[str, int],
+    wrap: WrapEngine | None,
+    emit: OnEvent,
+) -> EngineHost:
+    # here, because a front whose engine is another process does without torch
+    from daemon.engine.build import build
+    from daemon.engine.wiring import wire_engine
+
+    built = build(config, versions)
+    executor = None if wrap is None else wrap(built.engine)
+    return wire_engine(config, built, ring, store, emit, source=source, executor=executor)

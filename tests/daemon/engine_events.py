@@ -1,0 +1,55 @@
+"""What an engine tells the front, for tests that play the engine."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+
+from daemon import protocol
+from feeds.messages import Answer, Latency
+from tests.e2e.support import START
+
+ANSWER = Answer(
+    session="aaa",
+    symbol="V:AAA",
+    question="trend",
+    question_hash="h",
+    text="UP",
+    choice="UP",
+    logit_gap=1.5,
+    probability=None,
+    data_version=1,
+    as_of=START,
+    model="m",
+    model_revision="r1",
+    untrained=True,
+    latency=Latency(ring_wait_ns=1, bars_ns=2, tokenise_ns=3, queue_ns=4, forward_ns=5),
+    reused_tokens=400,
+    computed_tokens=30,
+    flags=[],
+    recomputed_tokens=7,
+    swapped_tokens=8,
+)
+
+
+def answered(
+    session: str,
+    version: int,
+    low_watermark: int,
+    *,
+    inputs: protocol.Inputs | None = None,
+    ts_ring: int | None = None,
+    **fields: Any,
+) -> protocol.Answered:
+    """A standing question's answer; ``fields`` replace those of `ANSWER`."""
+    symbol = f"V:{session.upper()}"
+    answer = msgspec.structs.replace(
+        ANSWER, **({"session": session, "symbol": symbol, "data_version": version} | fields)
+    )
+    return protocol.Answered(
+        answer,
+        inputs or protocol.Inputs(low_watermark - 1, low_watermark - 1, low_watermark),
+        time.monotonic_ns() if ts_ring is None else ts_ring,
+    )

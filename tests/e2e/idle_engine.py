@@ -1,0 +1,32 @@
+"""An engine process without a model: it is ready at once, sends heartbeats and stops when it is told to."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+
+import zmq
+
+from daemon import protocol
+from daemon.engine.spec import EngineSpec
+
+
+def main() -> None:
+    spec: EngineSpec = pickle.load(sys.stdin.buffer)
+    context = zmq.Context()
+    commands, events = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    commands.connect(spec.commands)
+    events.connect(spec.events)
+    events.send(protocol.encode(protocol.Ready("idle", "", True, "cpu", 1)))
+    while True:
+        if commands.poll(500) and isinstance(protocol.decode_command(commands.recv()), protocol.StopEngine):
+            break
+        events.send(protocol.encode(protocol.Heartbeat(0, True)))
+    events.send(protocol.encode(protocol.Stopped(True)))
+    events.close()
+    commands.close()
+    context.term()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""A daemon in this process, real engine and no broker: trades for it, and what it answers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from daemon.config.schema import Config
+from daemon.front.delivery import Route
+from daemon.front.server import Front
+from daemon.front.wiring import make_front
+from engine.step import Chunk, Executor, SampledToken
+from feeds.messages import Answer
+from feeds.source import Incoming
+from regions.ephemeral import Fork
+from tests.e2e.support import SECOND, START, MemorySink, QueueSource, incoming, trade
+
+ANSWERS, UPDATES, DEAD = "answers.v1", "updates.v1", "dlq.v1"
+
+
+class Tape:
+    """Trades second by second, with running offsets."""
+
+    def __init__(self, *symbols: str) -> None:
+        self._symbols = symbols
+        self._offset = 0
+
+    def second(self, n: int, trades: int = 4) -> list[Incoming]:
+        """``trades`` trades of each symbol in second ``n``."""
+        batch = []
+        for i in range(trades):
+            for symbol in self._symbols:
+                price = f"{100 + (n * 7 + i * 3) % 11}.{n % 10}5"
+                batch.append(self.message(trade(symbol, START + n * SECOND + i * 1000, price, f"{i + 1}")))
+        return batch
+
+    def message(self, payload: bytes) -> Incoming:
+        self._offset += 1
+        return incoming(payload, self._offset - 1)
+
+
+class Recorder:
+    """Runs an engine's passes, each at least ``pass_s`` long, and remembers what they held."""
+
+    def __init__(self, pass_s: float = 0.0) -> None:
+        self.passes: list[list[tuple[int, int]]] = []
+        """By pass: (version, tokens) of every fork in it."""
+        self._pass_s = pass_s
+        self._engine: Executor
+
+    def __call__(self, engine: Executor) -> Recorder:
+        self._engine = engine
+        return self
+
+    def execute(self, batch: Sequence[Chunk]) -> list[SampledToken | None]:
+        forks = [c for c in batch if isinstance(c.target, Fork)]
+        self.passes.append([(c.target.version, len(c.tokens)) for c in forks])
+        time.sleep(self._pass_s)
+        return self._engine.execute(batch)
+
+
+@contextlib.asynccontextmanager
+async def running(
+    config: Config,
+    source: QueueSource,
+    sink: MemorySink,
+    executor: Callable[[Executor], Executor] | None = None,
+) -> AsyncIterator[Front]:
+    routes = [Route(sink, ANSWERS, UPDATES, DEAD)]
+    front = make_front(config, source=source, routes=routes, executor=executor)
+    try:
+        await asyncio.wait_for(front.start(), 60)
+        yield front
+    finally:
+        if not front.stopping:  # the test has not done it
+            await front.stop()
+
+
+def answers(sink: MemorySink, session: str = "aaa") -> list[Answer]:
+    return [a for a in sink.messages(ANSWERS) if isinstance(a, Answer) and a.session == session]
+
+
+def count(front: Front, name: str, **labels: str) -> int:
+    return int(front.store.value(f"foretick_{name}_total", **labels))

@@ -1,0 +1,196 @@
+"""Random messages to everything that listens: each is answered or counted, and the daemon goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import random
+from collections import Counter
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+import zmq.asyncio
+
+from daemon.api.client import QueryClient
+from daemon.api.http_prompts import STATUS
+from daemon.api.messages import ErrorReply, decode_reply
+from daemon.config.schema import QueryConfig, SchedulerConfig
+from daemon.front.delivery import Route
+from daemon.front.server import Front
+from daemon.front.wiring import make_front
+from feeds.codec import REASONS
+from feeds.source import Incoming
+from tests.e2e.support import START, TOPIC, MemorySink, QueueSource, inproc_config, trade, until
+
+QUERIES, BODIES, RECORDS = 2200, 150, 1650
+SEED = 20261122
+VALID = [
+    {"type": "ask", "id": 1, "session": "aaa", "question": "Up?", "max_tokens": 1},
+    {"type": "ask", "id": 2, "session": "aaa", "question": "Up?", "choices": ["UP", "DOWN"]},
+    {"type": "sessions", "id": 3},
+    {"type": "stats", "id": 4},
+    {"type": "answers", "id": 5, "session": "aaa", "question": "trend"},
+    {"type": "open", "id": 6, "text": "One two", "max_tokens": 1},
+    {"type": "append", "id": 7, "prompt": "nobody", "text": "three"},
+    {"type": "finish", "id": 8, "prompt": "nobody"},
+    {"type": "complete", "id": 9, "text": "One", "max_tokens": 1},
+    {"type": "close", "id": 10, "prompt": "nobody"},
+]
+GENERATING = {"ask", "open", "complete"}
+WEIGHTS = [1 if message["type"] in GENERATING else 6 for message in VALID]
+"""Most of them without the model, which is slower than the rest."""
+PATHS = [
+    "/v1/prompts",
+    "/v1/complete",
+    "/v1/prompts/x/append",
+    "/v1/prompts/x/update",
+    "/v1/prompts/%ff/append",
+]
+ODD: list[Any] = [
+    None,
+    True,
+    -1,
+    2**63,
+    -(2**63),
+    2**64 - 1,
+    1.5,
+    float("inf"),
+    "",
+    "x" * 5000,
+    "\0",
+    "\U0001f600",
+    [],
+    {},
+    [[]] * 3,
+    {"a": {"b": []}},
+]
+
+
+def mutated(rng: random.Random, valid: dict[str, Any]) -> dict[str, Any]:
+    """One member changed, dropped or added, or none."""
+    message, key = dict(valid), rng.choice([*valid, "extra"])
+    change = rng.randrange(4)
+    if change == 0:
+        message.pop(key, None)
+    elif change < 3:
+        message[key] = rng.choice(ODD)
+    return message
+
+
+def damaged(rng: random.Random, payload: bytes) -> bytes:
+    """Bytes changed, cut off, put in, or nested deeply."""
+    found = bytearray(payload)
+    for _ in range(rng.randrange(1, 4)):
+        if found:
+            found[rng.randrange(len(found))] = rng.randrange(256)
+    match rng.randrange(6):
+        case 0:
+            return bytes(found[: rng.randrange(len(found) + 1)])
+        case 1:
+            at = rng.randrange(len(found) + 1)
+            return bytes(found[:at]) + b"\xa3\xff\xfe\xfd" + bytes(found[at:])
+        case 2:
+            return rng.randbytes(rng.randrange(200))
+        case 3:
+            return rng.choice([b"\x91", b"\x81\xa1a", b"[", b'{"a":']) * rng.choice([10, 1000, 30_000])
+        case _:
+            return bytes(found)
+
+
+def query(rng: random.Random) -> bytes:
+    message = msgspec.msgpack.encode(mutated(rng, rng.choices(VALID, WEIGHTS)[0]))
+    return damaged(rng, message) if rng.random() < 0.5 else message
+
+
+def body(rng: random.Random) -> bytes:
+    message = mutated(rng, {"text": "One two", "max_tokens": 1})
+    payload = json.dumps(message).encode()
+    return damaged(rng, payload) if rng.random() < 0.5 else payload
+
+
+def record(rng: random.Random) -> bytes:
+    members = json.loads(trade("V:AAA", START))
+    payload = json.dumps(mutated(rng, members)).encode()
+    return damaged(rng, payload) if rng.random() < 0.5 else payload
+
+
+async def queries(front: Front, rng: random.Random) -> Counter[str]:
+    """Send them, each when fewer than a hundred are unanswered; the replies by kind."""
+    assert front.query is not None
+    context = zmq.asyncio.Context()
+    socket = context.socket(zmq.DEALER)
+    socket.linger = 0
+    socket.connect(front.query.endpoint)
+    replies: Counter[str] = Counter()
+    try:
+        for n in range(QUERIES):
+            await socket.send(query(rng))
+            if n - replies.total() >= 100 or n == QUERIES - 1:
+                while replies.total() <= n - (100 if n < QUERIES - 1 else 0):
+                    reply = decode_reply(await asyncio.wait_for(socket.recv(), 20))
+                    replies[reply.code if isinstance(reply, ErrorReply) else "ok"] += 1
+    finally:
+        socket.close()
+        context.term()
+    return replies
+
+
+def bodies(port: int, rng: random.Random) -> Counter[int]:
+    """Their statuses; every refusal says its code."""
+    statuses: Counter[int] = Counter()
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    for _ in range(BODIES):
+        connection.request("POST", rng.choice(PATHS), body(rng), {"content-type": "application/json"})
+        response = connection.getresponse()
+        found = json.loads(response.read())
+        assert response.status < 300 or found["code"] in STATUS, found
+        statuses[response.status] += 1
+    connection.close()
+    return statuses
+
+
+async def test_every_random_message_is_answered_or_counted_and_the_daemon_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Mutated messages, random bytes, deep nesting, wrong types, invalid UTF-8, huge integers."""
+    rng = random.Random(SEED)
+    source, sink = QueueSource(), MemorySink()
+    config = inproc_config(
+        query=QueryConfig(endpoint="tcp://127.0.0.1:*", max_prompts=10_000, max_prompts_each=10_000),
+        scheduler=SchedulerConfig(max_new_tokens=8, max_prompt_tokens=400),
+    )
+    front = make_front(config, source=source, routes=[Route(sink, "answers.v1", dead_letters="dlq.v1")])
+
+    def count(name: str, **labels: str) -> int:
+        return int(front.store.value(f"foretick_{name}_total", **labels))
+
+    try:
+        await asyncio.wait_for(front.start(), 60)
+        for offset in range(RECORDS):
+            source.put([Incoming(TOPIC, 0, offset, None, record(rng), {}, START)])
+        replies = await queries(front, rng)
+        statuses = await asyncio.to_thread(bodies, front.http.port, rng)
+        assert replies.total() == QUERIES
+        assert statuses.total() == BODIES
+        assert {"ok", "bad_request", "unknown_prompt"} <= set(replies)
+        assert "engine" not in replies
+        assert {200, 201, 400} <= set(statuses)
+        assert not {500, 503} & set(statuses)
+        # every record has one outcome: into the ring, or counted for what is wrong with it
+        await until(lambda: count("records", source="test") == RECORDS)
+        malformed = sum(count("records_malformed", reason=reason) for reason in REASONS)
+        unknown = count("records_unknown_symbol")
+        assert min(malformed, unknown) > 0
+        assert front.input.tracker._next == {(TOPIC, 0): RECORDS}
+        assert malformed + unknown + front.input.tracker.outstanding() == RECORDS
+        await until(lambda: count("dead_letters") == malformed)
+        assert front.status.not_ready() == []
+        assert "Traceback" not in caplog.text
+        with QueryClient(front.query.endpoint, 10.0) as client:  # type: ignore[union-attr]  # configured
+            answer = await asyncio.to_thread(client.complete, "One two", 1)
+            assert answer.answer_tokens == 1
+    finally:
+        assert await front.stop()

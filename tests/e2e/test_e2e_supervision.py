@@ -1,0 +1,128 @@
+"""Tasks of the front and threads of the engine, killed in turn: service resumes or the daemon says why."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from daemon.api.client import QueryClient
+from daemon.config.schema import ProcessConfig
+from daemon.config.units import Duration
+from daemon.front.delivery import Route
+from daemon.front.notify import Notifier
+from daemon.front.server import Front
+from daemon.front.wiring import make_front
+from daemon.supervision import TaskEnded
+from tests.e2e.support import SECOND, MemorySink, QueueSource, inproc_config, until
+
+ENGINE = (sys.executable, str(Path(__file__).with_name("idle_engine.py")))
+TASKS = [
+    "commit loop",
+    "engine events",
+    "engine process",
+    "engine watch",
+    "http server",
+    "ingest",
+    "publish aaa to test",
+    "publish dead letters to test",
+    "query socket",
+    "watchdog",
+]
+RESTARTED = {"query socket"}
+THREADS = ["data-plane", "device-worker", "heartbeat"]
+
+
+@contextlib.asynccontextmanager
+async def running(mode: str) -> AsyncIterator[Front]:
+    """In mode "two" the engine process is one that has no model and does nothing."""
+    environment = {"NOTIFY_SOCKET": "@foretick-nobody", "WATCHDOG_USEC": "1000000"}
+    front = make_front(
+        inproc_config(process=ProcessConfig(mode=mode, drain=Duration(SECOND))),
+        source=QueueSource(),
+        routes=[Route(MemorySink(), "answers.v1", dead_letters="dlq.v1")],
+        notifier=Notifier(environment),
+        engine_command=ENGINE,
+    )
+    try:
+        await asyncio.wait_for(front.start(), 60)
+        yield front
+    finally:
+        await asyncio.wait_for(front.stop(), 30)
+
+
+def kill_task(name: str) -> None:
+    next(task for task in asyncio.all_tasks() if task.get_name() == name).cancel()
+
+
+def kill_thread(thread: threading.Thread) -> None:
+    """Raise SystemExit in it, as soon as it runs Python again."""
+    assert thread.ident is not None
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
+
+
+async def not_ready(front: Front) -> list[str]:
+    """What /readyz says; without HTTP what it would say."""
+
+    def get() -> list[str]:
+        with contextlib.suppress(urllib.error.HTTPError):
+            urllib.request.urlopen(f"http://127.0.0.1:{front.http.port}/readyz", timeout=5).close()
+            return []
+        return list(front.status.not_ready())
+
+    return front.status.not_ready() if "http server" in front.tasks.ended else await asyncio.to_thread(get)
+
+
+def counted(front: Front, name: str, outcome: str) -> float:
+    task = name.partition(" ")[0]
+    return front.store.value("foretick_tasks_ended_total", task=task, outcome=outcome)
+
+
+async def test_the_names_here_are_all_there_are():
+    async with running("two") as front:
+        assert sorted(front.tasks.names()) == TASKS
+    async with running("inproc") as front:
+        assert sorted({*front.tasks.names()} - {*TASKS}) == []
+        host = front.engine._client._host  # type: ignore[union-attr]  # in this process
+        assert sorted(host.threads.all) == THREADS
+
+
+@pytest.mark.parametrize("name", TASKS)
+async def test_a_task_that_ends_is_restarted_or_ends_the_daemon_with_its_name(name):
+    async with running("two") as front:
+        assert await not_ready(front) == []
+        kill_task(name)
+        reason = f"{name} ended: it was cancelled"
+        if name not in RESTARTED:
+            with pytest.raises(TaskEnded, match=reason):
+                await asyncio.wait_for(front.run(asyncio.Event()), 10)
+            assert reason in await not_ready(front)
+            assert counted(front, name, "failed") == 1
+            return
+        await until(lambda: counted(front, name, "restarted") == 1)
+        assert reason in front.status.not_ready()
+        await until(lambda: front.status.not_ready() == [])
+        assert front.query is not None
+        with QueryClient(front.query.endpoint, 5.0) as client:
+            listed = await asyncio.to_thread(client.sessions)
+        assert [session.name for session in listed.sessions] == ["aaa"]
+        assert not front.failed.done()
+
+
+@pytest.mark.parametrize("name", THREADS)
+async def test_a_thread_of_the_engine_that_ends_ends_the_daemon_with_its_name(name):
+    async with running("inproc") as front:
+        kill_thread(next(thread for thread in threading.enumerate() if thread.name == name))
+        front.engine._client._host.scheduler.interrupt()  # type: ignore[union-attr]  # the worker may be asleep
+        with pytest.raises(TaskEnded, match=f"{name} ended: SystemExit"):
+            await asyncio.wait_for(front.run(asyncio.Event()), 10)
+        assert f"{name} ended: SystemExit" in await not_ready(front)
+        assert counted(front, name, "failed") == 1
