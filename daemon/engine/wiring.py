@@ -17,7 +17,7 @@ from daemon.engine.input import EngineInput
 from daemon.engine.maintenance import Maintenance
 from daemon.engine.metrics import EngineObserver, MemoryMetrics
 from daemon.engine.prompts import EnginePrompts
-from daemon.engine.records import has_gap
+from daemon.engine.records import Appended, has_gap
 from daemon.supervision import Threads
 from engine.divergence import Probe, probe
 from engine.step import Executor
@@ -146,12 +146,12 @@ def standing_answers(
     registry: Registry,
     store: MetricStore,
     emit: Emit,
-) -> FlashEvaluator:
+) -> FlashEvaluator[Appended]:
     """The evaluation of every version, its answers on their way to the front."""
     declared = {s.name: Declared(s.symbol, s.warm_up_records) for s in config.sessions}
     tell = StandingAnswers(built, declared, store, emit)
 
-    def on_done(done: Evaluated) -> None:
+    def on_done(done: Evaluated[Appended]) -> None:
         coalesced.count(done.standing.session)
         tell(done)
 
