@@ -1,1 +1,1 @@
-"""Benchmarks: every figure a ratio to a named reference measured in the same run."""
+"""Benchmarks: every figure beside a reference measured in the same run."""

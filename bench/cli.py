@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from datetime import UTC, datetime
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-THREADS = 2
-PARTS = ("ring", "kafka", "hits", "questions")
-ENGINE_PARTS = ("questions", "sessions", "window", "standing", "prefix", "refresh", "bookkeeping")
-SCHEDULER_PARTS = ("cost", "flood", "engine", "prefix", "simulated")
+from bench.suites import SUITES
 
 
 @click.group()
@@ -22,104 +19,102 @@ def bench() -> None:
     """Benchmarks: every figure beside a reference measured in the same run."""
 
 
+def _options(suite: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """What every suite's command takes."""
+    names = list(SUITES[suite])
+    options = (
+        click.option(
+            "--part", "parts", type=click.Choice(names), multiple=True, help="Only these; default: all."
+        ),
+        click.option("--quick", is_flag=True, help="Small sizes: to see that it works, not for figures."),
+        click.option(
+            "--json",
+            "json_file",
+            type=click.Path(dir_okay=False, path_type=Path),
+            help="Save each part to this file; other parts in it stay.",
+        ),
+        click.option(
+            "--threads", type=click.IntRange(1), default=2, show_default=True, help="Of torch, on a CPU."
+        ),
+    )
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
 @bench.command()
 @click.option("--model", type=click.Choice(["embedded", "80m", "both"]), default="both", show_default=True)
-@click.option("--part", "parts", type=click.Choice(PARTS), multiple=True, help="Only these; default: all.")
-@click.option("--quick", is_flag=True, help="Small sizes: to see that it works, not for figures.")
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Save to.")
-def stream(model: str, parts: tuple[str, ...], quick: bool, json_file: Path | None) -> None:
+@_options("stream")
+def stream(model: str, **options: Any) -> None:
     """The paper's scenario, flash hits under load, Kafka to bars, and the ring."""
-    from bench.report import render as tables
-    from bench.suite import Disagreement, Miscounted, MockUnavailable, measure
-
-    models = ("embedded", "80m") if model == "both" else (model,)
-    try:
-        report = measure(*_this_run("stream"), models, parts or PARTS, **_ways(json_file, quick=quick))
-    except (Disagreement, Miscounted, MockUnavailable) as error:
-        raise click.ClickException(str(error)) from None
-    click.echo(tables(report), nl=False)
+    _run("stream", models=("embedded", "80m") if model == "both" else (model,), **options)
 
 
 @bench.command()
-@click.option("--part", "parts", type=click.Choice(ENGINE_PARTS), multiple=True, help="Only these.")
-@click.option("--quick", is_flag=True, help="Small sizes: to see that it works, not for figures.")
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Save to.")
-def engine(parts: tuple[str, ...], quick: bool, json_file: Path | None) -> None:
+@_options("engine")
+def engine(**options: Any) -> None:
     """Regions and engine on a CPU: questions, updates, many readers, a sliding window, refresh, forks."""
-    from bench.engine_report import render as tables
-    from bench.engine_suite import measure
-    from bench.questions_result import Disagreement
-
-    try:
-        report = measure(*_this_run("engine"), parts or ENGINE_PARTS, **_ways(json_file, quick=quick))
-    except Disagreement as error:
-        raise click.ClickException(str(error)) from None
-    click.echo(tables(report), nl=False)
+    _run("engine", **options)
 
 
 @bench.command()
-@click.option("--part", "parts", type=click.Choice(SCHEDULER_PARTS), multiple=True, help="Only these.")
-@click.option("--quick", is_flag=True, help="Small sizes: to see that it works, not for figures.")
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Save to.")
-def scheduler(parts: tuple[str, ...], quick: bool, json_file: Path | None) -> None:
+@_options("scheduler")
+def scheduler(**options: Any) -> None:
     """Policies in simulated time and on the engine, k-LPM, questions in a flood, cost of scheduling."""
-    from bench.scheduler_report import render as tables
-    from bench.scheduler_suite import measure
-
-    report = measure(*_this_run("scheduler"), parts or SCHEDULER_PARTS, **_ways(json_file, quick=quick))
-    click.echo(tables(report), nl=False)
+    _run("scheduler", **options)
 
 
 @bench.command()
-@click.option("--quick", is_flag=True, help="A tiny model: to see that it works, on a CPU too.")
 @click.option("--device", default="cuda", show_default=True, help="Where to measure.")
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Save to.")
 @click.option("--profiles", type=click.Path(file_okay=False, path_type=Path), help="Save the cost curves in.")
-def gpu(quick: bool, device: str, json_file: Path | None, profiles: Path | None) -> None:
-    """Figures of one GPU: questions, standing questions, ingest, swap and recompute, attention."""
-    from bench.gpu import run
-    from engine.model.loading import ModelError
-
-    try:
-        click.echo(run(quick=quick, device=device, json_file=json_file, profiles=profiles), nl=False)
-    except ModelError as error:
-        raise click.ClickException(str(error)) from None
+@_options("gpu")
+def gpu(device: str, profiles: Path | None, **options: Any) -> None:
+    """Questions, reading, swap and attention on a GPU, against its own bandwidth and matrix rate."""
+    _run("gpu", device=device, profiles=profiles, **options)
 
 
 @bench.command()
-@click.argument("json_file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--into", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Page to update.")
-def render(json_file: Path, into: Path | None) -> None:
-    """Print the tables of a saved run, or put them between a page's markers."""
-    from bench.page import put_into
-    from bench.saved import tables_of
+@click.argument(
+    "json_files", type=click.Path(exists=True, dir_okay=False, path_type=Path), nargs=-1, required=True
+)
+@click.option("--goals", is_flag=True, help="The table of goals and verdicts, misses first.")
+@click.option(
+    "--into", type=click.Path(dir_okay=False, path_type=Path), help="Page to write, or to put the goals in."
+)
+def render(json_files: tuple[Path, ...], goals: bool, into: Path | None) -> None:
+    """Print the tables of saved suites, or write them to a page."""
+    from bench.render import goals as goals_table
+    from bench.render import page, put_into
+    from bench.run import read
 
-    section, tables = tables_of(json_file)
+    suites = [read(json_file) for json_file in json_files]
     if into is None:
-        click.echo(tables, nl=False)
+        click.echo(goals_table(suites) if goals else "\n".join(map(page, suites)), nl=goals)
         return
     try:
-        put_into(into, section, tables)
-    except ValueError as error:
+        if goals:
+            put_into(into, goals_table(suites))
+        else:
+            into.write_text("\n".join(map(page, suites)), encoding="utf-8")
+    except (OSError, ValueError) as error:
         raise click.ClickException(f"{into}: {error}") from None
     click.echo(f"wrote {os.fspath(into)}")
 
 
-def _this_run(name: str) -> tuple[str, str, int]:
-    """What every report begins with: the command, when it began, threads."""
-    arguments = " ".join(sys.argv[1:]) or f"bench {name}"
-    return f"foretick {arguments}", datetime.now(UTC).isoformat(" ", "minutes"), THREADS
+def _run(suite: str, parts: tuple[str, ...], json_file: Path | None, **options: Any) -> None:
+    """Measure and print."""
+    from bench.render import page
+    from bench.run import MeasurementFailed, Run, run
 
-
-def _ways(json_file: Path | None, *, quick: bool) -> dict[str, Any]:
-    """How any of them runs, tells what it does, and keeps what it found."""
-    say = partial(click.echo, err=True)
-    return {"quick": quick, "say": say, "keep": partial(_save, json_file)}
-
-
-def _save(json_file: Path | None, report: Any) -> None:
-    """After each part: a run takes minutes and may be cut short."""
-    from bench.save import save
-
-    if json_file is not None:
-        save(json_file, report)
+    settings = Run(say=partial(click.echo, err=True), **options)
+    arguments = sys.argv[1:] if sys.argv[1:2] == ["bench"] else ["bench", *sys.argv[1:]]  # `python -m bench`
+    command = " ".join(["foretick", *arguments])
+    try:
+        found = run(suite, command, settings, parts, json_file)
+    except MeasurementFailed as error:
+        raise click.ClickException(str(error)) from None
+    click.echo(page(found), nl=False)

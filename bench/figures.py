@@ -1,79 +1,201 @@
-"""The few numbers that summarise samples: quantiles, a slope, and ratios to a reference."""
+"""A figure and what it stands in: every suite yields these, and nothing else is saved or rendered."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
+
+from bench.machine import Machine
+
+Setting = dict[str, str | int | float]
+"""What a figure was measured under, by the name of the column that says so."""
+
+Verdict = Literal["missed", "undecided", "met"]
 
 
-class Latency(msgspec.Struct, frozen=True):
-    """Samples of one latency: how many, their median, 99th percentile (nearest rank) and maximum."""
+class Goal(msgspec.Struct, frozen=True, omit_defaults=True):
+    """``limit``: of the ratio to the reference, or of our own value."""
 
-    n: int
-    p50_ms: float
-    p99_ms: float
-    max_ms: float
+    limit: float
+    side: Literal["at most", "at least"] = "at most"
+    of: Literal["ratio", "ours"] = "ratio"
 
-
-def latency(samples_ns: Sequence[int]) -> Latency:
-    """Summarise durations in ns. Raises ValueError when there are none."""
-    if not len(samples_ns):
-        raise ValueError("a latency needs at least one sample")
-    milliseconds = np.asarray(samples_ns, np.float64) / 1e6
-    p50, p99 = np.quantile(milliseconds, (0.5, 0.99), method="inverted_cdf")
-    return Latency(len(milliseconds), float(p50), float(p99), float(milliseconds.max()))
+    def judge(self, low: float, high: float) -> Verdict:
+        """Of a value known to lie from ``low`` to ``high``."""
+        if self.side == "at least":
+            low, high = -high, -low
+        limit = -self.limit if self.side == "at least" else self.limit
+        return "met" if high <= limit else "missed" if low > limit else "undecided"
 
 
-def median_ratio(ours_ns: Sequence[int], reference_ns: Sequence[int]) -> float:
+class Figure(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Our value of ``name`` in ``unit``, beside the ``reference`` that ``against`` names.
+
+    ``table``: the heading it stands under. ``n``: samples summarised; ``low`` and ``high``: the slowest and
+    the fastest run or, of a mean over seeds, two standard errors to either side; ``samples``: the runs or
+    seeds one by one where they are few.
+    """
+
+    name: str
+    ours: float
+    unit: str = ""
+    table: str = ""
+    setting: Setting = {}
+    against: str = ""
+    reference: float | tuple[float, float] | None = None
+    paired: float | None = None
+    """Median ratio over pairs taken one right after the other, where they were."""
+    goal: Goal | None = None
+    n: int = 1
+    low: float | None = None
+    high: float | None = None
+    samples: list[float] = []
+
+    @property
+    def ratio(self) -> float | None:
+        """Ours over the reference; None where that is a range, or nothing."""
+        if self.paired is not None:
+            return self.paired
+        return (
+            self.ours / self.reference if isinstance(self.reference, float | int) and self.reference else None
+        )
+
+    @property
+    def judged(self) -> float:
+        """What the goal speaks of. Raises ValueError without a goal, or when there is no such ratio."""
+        value = self.ours if self.goal and self.goal.of == "ours" else self.ratio
+        if self.goal is None or value is None:
+            raise ValueError(f"{self.name} has no goal, or not the ratio its goal speaks of")
+        return value
+
+    @property
+    def verdict(self) -> Verdict:
+        """Undecided where the goal lies between ``low`` and ``high``. Raises ValueError without a goal."""
+        value, ours = self.judged, self.goal is not None and self.goal.of == "ours"
+        low, high = (self.low, self.high) if ours else (None, None)
+        assert self.goal is not None  # else `judged` raised
+        return self.goal.judge(value if low is None else low, value if high is None else high)
+
+
+class Part(msgspec.Struct, frozen=True):
+    """One part of a suite as it was run. ``load``: averages at the start and at the end, if known."""
+
+    name: str
+    title: str
+    about: str
+    command: str
+    commit: str
+    started: str
+    seconds: float
+    threads: int
+    machine: Machine
+    load: tuple[float, float] | None
+    figures: list[Figure]
+
+
+class Suite(msgspec.Struct, frozen=True):
+    """Parts of one suite, each from the newest run that had it."""
+
+    suite: str
+    parts: list[Part] = []
+
+    def with_part(self, part: Part, order: Sequence[str]) -> Suite:
+        """With ``part`` in the place of an older one, in this order."""
+        parts = [each for each in self.parts if each.name != part.name] + [part]
+        return Suite(self.suite, sorted(parts, key=lambda each: order.index(each.name)))
+
+
+def quantiles(samples: Sequence[float] | NDArray[np.float64], *at: float) -> list[float]:
+    """Nearest rank: values that occurred. Raises ValueError when there are none."""
+    if not len(samples):
+        raise ValueError("a quantile needs at least one sample")
+    return [float(q) for q in np.quantile(np.asarray(samples, np.float64), at, method="inverted_cdf")]
+
+
+def latency(
+    name: str,
+    ours_ns: Sequence[int],
+    setting: Setting,
+    table: str = "",
+    against: str = "",
+    reference_ns: Sequence[int] = (),
+    *,
+    at: Sequence[float] = (0.5, 0.99),
+    paired: bool = True,
+    goals: Mapping[float, Goal] | None = None,
+) -> Iterator[Figure]:
+    """A figure in ms for each quantile ``at``. Medians are compared by pairs where ``paired``.
+
+    Raises ValueError when there are no samples, or pairs are not as many on both sides.
+    """
+    ours = quantiles([ns / 1e6 for ns in ours_ns], *at)
+    other = quantiles([ns / 1e6 for ns in reference_ns], *at) if len(reference_ns) else [None] * len(at)
+    for q, value, reference in zip(at, ours, other, strict=True):
+        of_pairs = paired and q == 0.5 and reference is not None
+        yield Figure(
+            f"{name} slowest" if q == 1 else f"{name} P{100 * q:g}",
+            value,
+            "ms",
+            table,
+            setting,
+            against,
+            reference,
+            median_ratio(ours_ns, reference_ns) if of_pairs else None,
+            (goals or {}).get(q),
+            len(ours_ns),
+        )
+
+
+def rate(
+    name: str, things: float, seconds: Sequence[float], unit: str, table: str = "", **more: object
+) -> Figure:
+    """Things a second over repeated runs: the median run, the slowest and the fastest.
+
+    One run is not enough: where two processes share few cores the same code runs several times faster or
+    slower, as they happen to be placed. Raises ValueError when there are none.
+    """
+    if not seconds:
+        raise ValueError("a rate needs at least one run")
+    samples = [things / s for s in seconds]
+    figure = Figure(
+        name, float(np.median(samples)), unit, table, n=len(samples),
+        low=min(samples), high=max(samples), samples=samples,
+    )  # fmt: skip
+    return msgspec.structs.replace(figure, **more)
+
+
+def median_ratio(ours: Sequence[float], reference: Sequence[float]) -> float:
     """Median over pairs taken one right after the other: noise that lasts hits both of a pair.
 
     Raises ValueError unless the two are as long as each other.
     """
-    return float(np.median([a / b for a, b in zip(ours_ns, reference_ns, strict=True)]))
+    return float(np.median([a / b for a, b in zip(ours, reference, strict=True)]))
 
 
-def slope_ms_per_1k(tokens: Sequence[int], samples_ns: Sequence[float]) -> float:
-    """Least-squares slope of latency over context, in ms for each 1,000 tokens.
+def slope_per_1k(tokens: Sequence[int], values: Sequence[float]) -> float:
+    """Least-squares slope of ``values`` over 1,000 tokens of context.
 
     Raises ValueError when all contexts are the same.
     """
-    x, y = np.asarray(tokens, np.float64), np.asarray(samples_ns, np.float64)
+    x, y = np.asarray(tokens, np.float64), np.asarray(values, np.float64)
     spread = x - x.mean()
     if not spread.any():
         raise ValueError("a slope needs two contexts")
-    return float((spread * (y - y.mean())).sum() / (spread**2).sum() / 1e6 * 1000)
+    return float((spread * (y - y.mean())).sum() / (spread**2).sum() * 1000)
 
 
-class Rates(msgspec.Struct, frozen=True):
-    """Throughput of repeated runs over ``n`` things each, things a second, one entry a run.
+def over_better(ours: Sequence[float], others: Sequence[Sequence[float]]) -> tuple[float, float, float]:
+    """What ours is of the one of ``others`` that is best on all seeds together; equal indices, equal seeds.
 
-    One run is not enough: where two processes share few cores the same code runs several times faster or
-    slower, as they happen to be placed.
+    Geometric mean, and two standard errors below and above it (itself where there is one seed).
     """
-
-    n: int
-    per_second: list[float]
-
-    @property
-    def median(self) -> float:
-        """The middle run."""
-        return float(np.median(self.per_second))
-
-    @property
-    def low(self) -> float:
-        """The slowest run."""
-        return min(self.per_second)
-
-    @property
-    def high(self) -> float:
-        """The fastest run."""
-        return max(self.per_second)
-
-
-def rates(n: int, seconds: Sequence[float]) -> Rates:
-    """From the time each run took. Raises ValueError when there are none."""
-    if not seconds:
-        raise ValueError("a rate needs at least one run")
-    return Rates(n, [n / s for s in seconds])
+    ratios = (np.log(np.divide(ours, other)) for other in others)
+    logs = max(ratios, key=lambda each: float(each.mean()))
+    middle = float(logs.mean())
+    error = 2 * float(logs.std(ddof=1)) / len(logs) ** 0.5 if len(logs) > 1 else 0.0
+    low, mean, high = np.exp((middle - error, middle, middle + error))
+    return float(mean), float(low), float(high)

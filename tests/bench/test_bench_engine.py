@@ -3,66 +3,65 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 
-import msgspec
 import pytest
 from click.testing import CliRunner
 
-from bench.cli import ENGINE_PARTS, bench
-from bench.contenders import Reply
-from bench.engine_batches import standing_texts
-from bench.engine_floor import Limits, Shape, attention_floor, causal, linear_floor, pass_floor
-from bench.engine_result import EngineReport
-from bench.engine_together import Setting, Stopwatch, compare
-from bench.figures import Rates
-from bench.page import markers
-from bench.questions_result import Disagreement
+from bench.cli import bench
+from bench.engine.batches import standing_texts
+from bench.engine.contenders import Reply
+from bench.engine.floor import Floors, Shape, causal
+from bench.engine.questions import Disagreement
+from bench.engine.together import Readers, Stopwatch, compare
+from bench.figures import Figure
+from bench.run import read
+from bench.suites import SUITES
 from engine.attention.reference import ReferenceAttention
 
-SHAPE = Shape("tiny", 100, 60, layers=2, q_heads=4, kv_heads=2, head_dim=8)
-LIMITS = Limits(Rates(1, [1e9]), Rates(1, [1e9]))
+FLOORS = Floors(Shape(100, 60, layers=2, q_heads=4, kv_heads=2, head_dim=8), gemm=1e9, copy=1e9)
 
 
 def test_floors_are_the_larger_of_arithmetic_and_reading() -> None:
     """Many rows are bound by arithmetic, one row by reading its KV; both counted by hand."""
-    many = attention_floor(SHAPE, LIMITS, rows=100, shared=1000, own=10, readers=5)
+    many = FLOORS.attention(rows=100, shared=1000, own=10, readers=5)
     assert many.arithmetic_ms == pytest.approx(4 * 2 * 4 * 8 * 100 * 1010 / 1e6)
     assert many.reading_ms == pytest.approx(2 * 2 * 2 * 8 * 4 * (1000 + 5 * 10) / 1e6)
     assert many.ms == many.arithmetic_ms
-    weights = linear_floor(SHAPE, LIMITS, rows=1)
+    weights = FLOORS.linear(rows=1)
     assert weights.ms == weights.reading_ms == pytest.approx(60 * 4 / 1e6)
-    assert pass_floor(SHAPE, LIMITS, 1, 1000) == attention_floor(SHAPE, LIMITS, 1, 1000).ms + weights.ms
+    assert FLOORS.of_pass(1, 1000) == FLOORS.attention(1, 1000).ms + weights.ms
     assert causal(3) == 2
 
 
-def test_every_part_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command saves what it prints, and each part holds what its table needs."""
-    monkeypatch.setattr("bench.cli.THREADS", 1)  # quicker beside other tests, and as good a test
-    saved, page = tmp_path / "run.json", tmp_path / "page.md"
-    run = CliRunner().invoke(bench, ["engine", "--quick", "--json", str(saved)])
+def test_every_part_is_measured(tmp_path: Path) -> None:
+    saved = tmp_path / "run.json"
+    run = CliRunner().invoke(bench, ["engine", "--quick", "--threads", "1", "--json", str(saved)])
     assert run.exit_code == 0, run.output
-    report = msgspec.json.decode(saved.read_bytes(), type=EngineReport)
-    assert all(getattr(report, part) for part in ENGINE_PARTS)
-    assert report.questions is not None
-    assert report.questions.agreed > 0
-    assert [t.readers for t in report.standing] == [2, 2, 4, 4]
-    assert report.sessions is not None
-    assert report.sessions.kept_ratio is not None
-    assert all(0 < t.attention_together.p50_ms < t.together.p50_ms for t in report.standing)
-    assert [t.rows for t in report.standing if "token each" in t.name] == [2, 4]
-    assert report.window is not None
-    assert report.window.evicted_tokens > 0
-    assert max(report.window.extents) > report.window.grown_extents  # position frames have changed
-    assert report.refresh is not None
-    assert report.refresh.window_tokens > 0
-    assert report.bookkeeping is not None
-    assert {len(o.us) for o in report.bookkeeping.operations} == {len(report.bookkeeping.contexts)}
-    page.write_text("\n".join(markers("engine")))
-    rendered = CliRunner().invoke(bench, ["render", str(saved)])
-    assert rendered.stdout == run.stdout
-    assert CliRunner().invoke(bench, ["render", str(saved), "--into", str(page)]).exit_code == 0
-    assert run.stdout in page.read_text()
+    parts = {part.name: part.figures for part in read(saved).parts}
+    assert list(parts) == list(SUITES["engine"])
+    (agreed,) = _named(parts["questions"], "answers equal to the reference's")
+    assert 0 < agreed.ours == agreed.reference
+    assert {f.against for f in _named(parts["questions"], "question P50")} == {"kept cache", "dense", "floor"}
+    assert {f.against for f in _named(parts["sessions"], "one pass")} == {
+        "in turn", "kept caches one by one", "floor",
+    }  # fmt: skip
+    assert [f.setting["rows"] for f in _named(parts["standing"], "gain of one pass")][1::2] == [2, 4]
+    attention, passes = (_named(parts["standing"], name) for name in ("attention in one pass", "one pass"))
+    assert all(0 < a.ours < p.ours for a, p in zip(attention, passes[::2], strict=True))
+    assert all(f.reference for f in passes if f.against == "floor")
+    (extents,) = _named(parts["window"], "extents seen, most")
+    assert extents.setting["tokens evicted"] > 0  # type: ignore[operator]  # a number
+    assert extents.ratio is not None
+    assert extents.ratio > 1, "position frames have changed"
+    assert _named(parts["refresh"], "question during refreshes P99")[1].against == "bound"
+    for _, calls in groupby(parts["bookkeeping"], lambda figure: figure.setting["call"]):
+        assert [f.name for f in calls] == ["208 tokens", "2,000 tokens"]
+
+
+def _named(figures: list[Figure], name: str) -> list[Figure]:
+    return [figure for figure in figures if figure.name == name]
 
 
 def test_another_answer_in_one_pass_fails_the_run() -> None:
@@ -76,18 +75,18 @@ def test_another_answer_in_one_pass_fails_the_run() -> None:
 
         return ask
 
-    setting = Setting("two", 2, 2, 10, 1.0)
-    found = compare(setting, watch, answers(1, 2), answers(1, 2), 3, answers(1, 2))
+    of = Readers("two", 2, 2, 10, 1.0)
+    found = compare(of, watch, answers(1, 2), answers(1, 2), 3, answers(1, 2))
     assert found.kept is not None
-    assert (found.together.n, found.in_turn.n, found.kept.n) == (3, 3, 3)
-    assert found.attention_gain == 1.0
+    assert (found.passes.n, found.attention.n, found.kept.n) == (3, 3, 3)
+    assert found.attention.gain == 1.0
     with pytest.raises(Disagreement):
-        compare(setting, watch, answers(1, 2), answers(1, 3), 1)
+        compare(of, watch, answers(1, 2), answers(1, 3), 1)
     with pytest.raises(Disagreement):
-        compare(setting, watch, answers(1, 2), answers(1, 2), 1, answers(3, 2))
+        compare(of, watch, answers(1, 2), answers(1, 2), 1, answers(3, 2))
     with pytest.raises(ValueError, match="zip"):
-        compare(setting, watch, answers(1, 2), answers(1), 1)
-    compare(setting, watch, answers(1, 2, gap=1e-5), answers(1, 3, gap=1e-5), 1)
+        compare(of, watch, answers(1, 2), answers(1), 1)
+    compare(of, watch, answers(1, 2, gap=1e-5), answers(1, 3, gap=1e-5), 1)
 
 
 def test_standing_questions_are_all_different() -> None:

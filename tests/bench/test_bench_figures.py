@@ -2,41 +2,86 @@
 
 from __future__ import annotations
 
+from math import exp, log
+
 import pytest
 
-from bench.figures import latency, median_ratio, rates, slope_ms_per_1k
+from bench.figures import (
+    Figure,
+    Goal,
+    latency,
+    median_ratio,
+    over_better,
+    quantiles,
+    rate,
+    slope_per_1k,
+)
 
 
-def test_latency_quantiles_are_samples_that_occurred() -> None:
-    """Nearest rank: of 1 to 100 ms the median is 50 and the 99th percentile 99."""
-    found = latency([i * 1_000_000 for i in range(100, 0, -1)])
-    assert (found.n, found.p50_ms, found.p99_ms, found.max_ms) == (100, 50.0, 99.0, 100.0)
+def test_quantiles_are_samples_that_occurred() -> None:
+    assert quantiles(list(range(100, 0, -1)), 0.5, 0.99, 1.0) == [50, 99, 100]
 
 
 def test_slope_of_a_line_is_its_slope() -> None:
-    """3 ms and 2 ms more for each 1,000 tokens."""
+    """3 and 2 more for each 1,000 tokens."""
     contexts = [500, 1000, 4000, 9000]
-    assert slope_ms_per_1k(contexts, [3_000_000 + 2000 * c for c in contexts]) == pytest.approx(2.0)
+    assert slope_per_1k(contexts, [3 + 0.002 * c for c in contexts]) == pytest.approx(2.0)
 
 
 def test_noise_that_hits_both_of_a_pair_leaves_the_ratio() -> None:
     """Half of the pairs ran ten times slower, ours always at half the reference's time."""
-    assert median_ratio([1, 10, 1, 10], [2, 20, 2, 20]) == 0.5
+    ours, reference = [1, 10, 1, 10], [2, 20, 2, 20]
+    assert median_ratio(ours, reference) == 0.5
+    p50, p99 = latency("ask", ours, {}, against="other", reference_ns=reference)
+    assert (p50.ratio, p50.name, p50.n) == (0.5, "ask P50", 4)
+    assert (p99.ours, p99.reference, p99.paired) == (1e-5, 2e-5, None)
 
 
-def test_rates_keep_their_range() -> None:
-    """Of three runs over 100 things: median, slowest and fastest."""
-    found = rates(100, [1.0, 4.0, 2.0])
-    assert (found.median, found.low, found.high) == (50.0, 25.0, 100.0)
+def test_rates_keep_their_range_and_their_runs() -> None:
+    found = rate("ring", 100, [1.0, 4.0, 2.0], "records/s")
+    assert (found.ours, found.low, found.high) == (50.0, 25.0, 100.0)
+    assert found.samples == [100.0, 25.0, 50.0]
+
+
+def test_the_better_is_better_on_all_seeds_together() -> None:
+    """Here 4 and 1: half and twice that on the seeds, so 1 in the mean; two standard errors are log 4."""
+    over, low, high = over_better([2.0, 2.0], [[4.0, 1.0], [2.0, 3.0]])
+    assert (over, low, high) == pytest.approx((1.0, exp(-log(4)), exp(log(4))))
+    assert over_better([1.0], [[2.0], [4.0]]) == (0.5, 0.5, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("goal", "low", "high", "verdict"),
+    [
+        (Goal(1.0), 0.8, 1.0, "met"),
+        (Goal(1.0), 0.8, 1.1, "undecided"),
+        (Goal(1.0), 1.01, 1.1, "missed"),
+        (Goal(5.0, "at least"), 5.0, 6.0, "met"),
+        (Goal(5.0, "at least"), 4.0, 6.0, "undecided"),
+        (Goal(5.0, "at least"), 4.0, 4.9, "missed"),
+    ],
+)
+def test_a_goal_inside_the_interval_is_undecided(goal: Goal, low: float, high: float, verdict: str) -> None:
+    assert goal.judge(low, high) == verdict
+
+
+def test_a_goal_speaks_of_the_ratio_or_of_ours() -> None:
+    """An interval is one of ours, and does not judge a ratio."""
+    of_ratio = Figure("pass", 60.0, against="floor", reference=100.0, goal=Goal(0.65), low=1.0, high=99.0)
+    assert (of_ratio.judged, of_ratio.verdict) == (0.6, "met")
+    of_ours = Figure("pass", 60.0, goal=Goal(65.0, of="ours"), low=50.0, high=70.0)
+    assert (of_ours.judged, of_ours.verdict) == (60.0, "undecided")
+    with pytest.raises(ValueError, match="goal"):
+        _ = Figure("pass", 60.0, reference=(1.0, 2.0), goal=Goal(0.65)).verdict
 
 
 def test_figures_of_nothing_are_refused() -> None:
     """No samples, no runs, one context, unequal pairs: an error instead of a number."""
     with pytest.raises(ValueError, match="one sample"):
-        latency([])
+        quantiles([], 0.5)
     with pytest.raises(ValueError, match="one run"):
-        rates(1, [])
+        rate("ring", 1, [], "records/s")
     with pytest.raises(ValueError, match="two contexts"):
-        slope_ms_per_1k([7, 7], [1, 2])
+        slope_per_1k([7, 7], [1, 2])
     with pytest.raises(ValueError, match="zip"):
         median_ratio([1], [1, 2])

@@ -4,35 +4,41 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from bench import gpu
-from bench.gpu_result import GpuReport
-from bench.gpu_shapes import QUICK, TINY, Costs, random_model
+from bench.figures import Figure
+from bench.gpu.shapes import QUICK, TINY, Costs, random_model
+from bench.run import MeasurementFailed, Run, run
 from scheduler.costs import load
 
 
 def test_every_figure_is_taken(tmp_path: Path) -> None:
-    """One quick run on the CPU: a report with all parts, a profile for the cost model, and the table."""
-    target = tmp_path / "gpu.json"
-    page = gpu.run(quick=True, device="cpu", json_file=target, profiles=tmp_path / "profiles")
-    report = msgspec.json.decode(target.read_bytes(), type=GpuReport)
-    assert [q.how for q in report.questions] == ["eager"]
-    assert report.questions[0].latency.n == QUICK.repeats
-    assert report.questions[0].decode.n == QUICK.repeats * QUICK.answer
-    assert report.standing_over_one > 0
-    assert [p.context for p in report.attention_points if p.rows == 1] == list(QUICK.curve)
-    assert sorted({n for n, _ in report.samples.prefills}) == list(QUICK.curve)
-    assert (
-        min(s for n, s in (*report.samples.prefills, *report.samples.swap_out, *report.samples.swap_in)) > 0
-    )
+    """One quick run on the CPU: every table has its figures, and the cost model has a profile."""
+    settings = Run(threads=1, quick=True, device="cpu", profiles=tmp_path / "profiles", say=lambda text: None)
+    (part,) = run("gpu", "foretick bench gpu --quick", settings).parts
+
+    def named(name: str) -> list[Figure]:
+        return [figure for figure in part.figures if figure.name == name]
+
+    (question,), (token,) = named("question P50"), named("token P50")
+    assert (question.setting["passes"], question.against) == ("eager", "memory floor")
+    assert (question.n, token.n) == (QUICK.repeats, QUICK.repeats * QUICK.answer)
+    assert question.goal is not None
+    assert named(f"{QUICK.standing} standing questions")[0].against == "one"
+    assert named("reading")[0].against == "matrix floor"
+    for name in ("recompute", "swap out", "swap in"):
+        assert [figure.setting["tokens"] for figure in named(name)] == list(QUICK.curve)
+        assert min(figure.ours for figure in named(name)) > 0
+    one_row = [figure for figure in named("KV read") if figure.setting["rows"] == 1]
+    assert [figure.setting["context"] for figure in one_row] == list(QUICK.curve)
     (profile,) = (tmp_path / "profiles").iterdir()
     assert profile.name == "cpu.json"
-    assert load(profile) == report.profile
-    assert report.profile.model == QUICK.name
-    assert "goals:" in page
-    assert f"| {QUICK.curve[0]} |" in page
+    assert load(profile).model == QUICK.name
+
+
+def test_a_device_that_is_not_there_ends_the_run_with_a_message() -> None:
+    with pytest.raises(MeasurementFailed, match="cuda"):
+        run("gpu", "foretick bench gpu", Run(quick=True, device="cuda:9", say=lambda text: None))
 
 
 def test_floors_are_counted_from_the_model() -> None:
@@ -50,9 +56,3 @@ def test_floors_are_counted_from_the_model() -> None:
     # one row behind two keys meets three in the first layer; in the last it leaves its key and value
     last = 2 * 2 * hidden * 32
     assert costs.matrix_floor_s(1, 2, 1.0) == costs.matrix_flops / 2 + last + 3 * costs.attention_flops / 2
-
-
-@pytest.mark.parametrize("arguments", [["bench", "gpu", "--quick"], ["--quick"]])
-def test_the_command_is_told_as_it_can_be_given_again(arguments: list[str]) -> None:
-    """Started by `foretick bench gpu` or by `python -m bench.gpu`."""
-    assert gpu.command(arguments) == "foretick bench gpu --quick"

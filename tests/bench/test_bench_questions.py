@@ -10,22 +10,22 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
-from bench.contenders import Dense, KeptCache, Regions, Reply, engine_for
-from bench.questions import EIGHTY, EMBEDDED, Race, run
-from bench.questions_result import Disagreement
-from bench.scenario import Scenario, Size, make_scenario, synthetic_bars
+from bench.engine.contenders import Contender, Dense, KeptCache, Regions, Reply, engine_for
+from bench.engine.questions import EIGHTY, EMBEDDED, Disagreement, Race, race
+from bench.engine.scenario import Scenario, Size, make_scenario, synthetic_bars
 from engine.model.embedded import build_model, embedded_directory
 from engine.model.loading import LoadedModel, load_model
 from engine.model.prompt import PromptFormat
 from regions.tape import Retention
 from tests import tolerance
 
+SHAPE = {"hidden": 64, "layers": 2}
 SIZE = Size(first=6, rounds=3, bars=4)
 
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return embedded_directory(tmp_path_factory.mktemp("models"), hidden=64, layers=2)
+    return embedded_directory(tmp_path_factory.mktemp("models"), **SHAPE)
 
 
 @pytest.fixture(scope="module")
@@ -38,18 +38,24 @@ def scenario(loaded: LoadedModel) -> Scenario:
     return make_scenario(PromptFormat.of(loaded.tokenizer), SIZE)
 
 
-def test_a_run_has_every_point_and_every_answer_agrees(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_has_every_point_and_every_answer_agrees() -> None:
     """Contexts grow by whole updates; ours, kept cache and dense give the same tokens and logits."""
-    monkeypatch.setattr("bench.questions.embedded_directory", lambda **shape: directory)
-    found = run(replace(EMBEDDED, size=SIZE, repeats=2, dense_rounds=(0, 2)), threads=1)
-    assert [point.dense_ms is None for point in found.points] == [False, True, False]
-    steps = [b.context_tokens - a.context_tokens for a, b in pairwise(found.points)]
-    assert sum(steps) == pytest.approx(found.bar_tokens * 4 * 2, rel=0.2)
-    assert found.ours.n == found.kept.n == 6
-    assert found.agreed == found.compared == 8
-    assert found.largest_logit_difference <= tolerance.of_embedded_gap()
+    plan = replace(EMBEDDED, shape=SHAPE, size=SIZE, repeats=2, dense_rounds=(0, 2))
+    found = list(race(plan, threads=1))
+    points = [f for f in found if f.name == "question P50" and "context" in f.setting]
+    kept = [int(f.setting["context"]) for f in points if f.against == "kept cache"]
+    dense = [int(f.setting["context"]) for f in points if f.against == "dense"]
+    assert (len(kept), dense) == (3, [kept[0], kept[2]])
+    reading = [f for f in found if f.name == "reading"]
+    assert [f.setting["context before"] for f in reading[1:]] == kept[:-1]
+    assert [b - a for a, b in pairwise(kept)] == [f.setting["tokens read"] for f in reading[1:]]
+    assert next(f.n for f in found if f.name == "question P50") == 6
+    agreed = next(f for f in found if f.name == "answers equal to the reference's")
+    assert agreed.ours == agreed.reference == 8
+    assert (
+        next(f.ours for f in found if f.name == "largest difference of their logits")
+        <= tolerance.of_embedded_gap()
+    )
 
 
 def test_contenders_answer_alike_and_asking_changes_nothing(
@@ -60,16 +66,15 @@ def test_contenders_answer_alike_and_asking_changes_nothing(
     engine, frozen = engine_for(loaded, scenario.tokens), scenario.frozen
     ours = Regions(engine, frozen, Retention(scenario.tokens - len(frozen)))
     copied = KeptCache.copied(plain, engine.pool, ours.tape)
-    contenders = [ours, copied, KeptCache(plain, frozen), Dense(plain, frozen)]
+    contenders: list[Contender] = [ours, copied, KeptCache(plain, frozen), Dense(plain, frozen)]
     for update in (scenario.first, *scenario.updates):
         for contender in contenders:
             contender.ingest(update)
         replies = [contender.ask(scenario.question) for contender in contenders for _ in range(2)]
         for reply in replies:
             assert reply.token == replies[-1].token
-            assert reply.logit == tolerance.near(
-                replies[-1].logit, tolerance.of_model(loaded, abs(replies[-1].logit))
-            )
+            last = replies[-1].logit
+            assert reply.logit == tolerance.near(last, tolerance.of_model(loaded, abs(last)))
 
 
 class Fixed:
@@ -93,8 +98,9 @@ def test_a_different_answer_fails_the_run_unless_it_is_a_tie(scenario: Scenario)
     race = Race(scenario, ours, tied, ours)
     for update in scenario.updates:
         race.round(update, 1, with_dense=True)
-    found = race.result("fixed", 0)
-    assert (found.agreed, found.compared) == (3, 6)
+    found = race.figures("fixed", EMBEDDED.goals)
+    agreed = next(f for f in found if f.name == "answers equal to the reference's")
+    assert (agreed.ours, agreed.reference) == (3, 6)
 
 
 def test_the_scenario_is_the_papers(loaded: LoadedModel) -> None:

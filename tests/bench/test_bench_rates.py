@@ -6,35 +6,36 @@ import asyncio
 
 import pytest
 
-from bench import hits, kafka_rate, plane_process, ring_rate
-from bench.children import child
-from bench.flood import FloodSource
-from bench.trades import instruments, payloads
+from bench.figures import Figure
+from bench.stream import hits, kafka, plane_process, ring
+from bench.stream.children import child
+from bench.stream.flood import FloodSource
+from bench.stream.trades import instruments, payloads
 from ingest.tokens import Tokeniser
 
 
 def test_kafka_to_bars_counts_every_bar() -> None:
     """Two markets of four trades a second: as many bars as seconds and markets, on both ways."""
-    found = kafka_rate.run(kafka_rate.Plan(records=800, markets=2, repeats=1))
-    assert found.bars == 200
-    assert found.whole.n == 800
-    assert all(
-        rate.median > 0 for rate in (found.whole, found.source, found.decode, found.intake, found.plane)
-    )
-    assert found.predicted < min(found.source.median, found.intake.median)
+    found = list(kafka.figures(kafka.Plan(records=800, markets=2, repeats=1)))
+    assert [f.setting["stage"] for f in found[:-1]] == list(kafka.STAGES)
+    assert {(f.setting["trades"], f.setting["bars"]) for f in found} == {(800, 200)}
+    assert all(f.ours > 0 for f in found)
+    _, source, _, taken, _, computed = (f.ours for f in found)
+    assert computed < min(source, taken), "both in one thread"
+    assert found[1].reference == found[0].ours
 
 
 def test_the_ring_and_the_queue_carry_everything() -> None:
     """Both sides are checked by what arrived; every way reports as many runs as asked for."""
-    found = ring_rate.run(ring_rate.Plan(records=70_000, batched=2000, queued=20, repeats=2))
-    ways = (found.ring, found.queue, found.queue_batched, found.copied)
-    assert [len(way.per_second) for way in ways] == [2, 2, 2, 2]
-    assert found.ring.n == 70_000 // found.batch * found.batch
+    found = list(ring.figures(ring.Plan(records=70_000, batched=2000, queued=20, repeats=2)))
+    assert [f.n for f in found] == [2] * 6
+    assert [f.against for f in found[::2]] == [f.name for f in found[1::2]]
+    assert [f.reference for f in found[::2]] == [f.ours for f in found[1::2]]
 
 
 def test_a_record_too_few_fails_the_measurement() -> None:
     with pytest.raises(RuntimeError, match="adds up to 3"):
-        ring_rate._check(3, 4)
+        ring.check(3, 4)
 
 
 def test_a_child_that_does_not_get_ready_is_an_error() -> None:
@@ -69,11 +70,17 @@ async def test_the_flood_waits_until_it_is_let_in() -> None:
 
 def test_hits_come_from_the_cache_of_a_real_front() -> None:
     """Front, engine and client are three processes; with a still session every ask is a hit."""
-    found = hits.run(hits.Plan(threads=(1,), seconds=1.0, records=100_000, batch=500))
-    idle, others, own = found.conditions
-    assert (idle.hit_share, others.hit_share) == (1.0, 1.0)
-    assert idle.hits is not None
-    assert idle.hits.n == idle.latest.n == idle.echo.n
-    assert idle.versions_per_second == 0
-    assert others.versions_per_second > 0
-    assert own.latest.n > 0
+    found = list(hits.figures(hits.Plan(threads=(1,), seconds=0.4, records=20_000, batch=500)))
+
+    def values(name: str) -> dict[str | int | float, Figure]:
+        return {f.setting["condition"]: f for f in found if f.name == name}
+
+    idle, others, own = values("hits")
+    asked, computed, versions = values("hits"), values("computed asks"), values("versions a second")
+    assert (asked[idle].ours > 0, asked[others].ours > 0) == (True, True)
+    assert (computed[idle].ours, computed[others].ours) == (0, 0)
+    assert values("hit P50")[idle].n == values("latest answer P50")[idle].n == asked[idle].ours
+    assert values("hit P50")[idle].against == "bare echo"
+    assert versions[idle].ours == 0
+    assert versions[others].ours > 0
+    assert values("latest answer P50")[own].n > 0

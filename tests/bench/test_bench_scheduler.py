@@ -5,23 +5,19 @@ from __future__ import annotations
 from itertools import product
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from bench.cli import SCHEDULER_PARTS, bench
-from bench.figures import Latency
-from bench.machine import Machine
-from bench.page import markers
-from bench.scheduler_cost import Plan, World
-from bench.scheduler_engine import profile, scaled
-from bench.scheduler_paper import EVICTIONS, PRESSED_P99
-from bench.scheduler_prefix import PAPER, Case, _steady, inputs
-from bench.scheduler_replay import Replayed, replay
-from bench.scheduler_report import render
-from bench.scheduler_result import Asked, Prefix, PrefixRow, SchedulerReport, Simulated, Streamed
-from bench.scheduler_simulated import SCHEDULERS
+from bench.cli import bench
+from bench.figures import Figure
+from bench.run import read
+from bench.scheduler import flood, paper, predicted, prefix, simulated
+from bench.scheduler.cost import Plan, World
+from bench.scheduler.predicted import profile, scaled
+from bench.scheduler.prefix import PAPER, Case, inputs, steady
+from bench.scheduler.replay import Replayed, replay
+from bench.suites import SUITES
 from engine.model.embedded import embedded_directory
 from engine.model.loading import load_model
 from scheduler.policies import NAMES
@@ -30,32 +26,25 @@ from scheduler.simulation.run import NEVER, Setup, paper_limits
 from scheduler.simulation.tokens import Segments
 from scheduler.simulation.workload import CRAWLER
 
-MACHINE = Machine("a processor", 2, 0.5, "3.11", {"torch": "2"})
 
-
-def test_every_part_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command saves what it prints, and each part holds what its table needs."""
-    monkeypatch.setattr("bench.cli.THREADS", 1)  # quicker beside other tests, and as good a test
-    saved, page = tmp_path / "run.json", tmp_path / "page.md"
-    run = CliRunner().invoke(bench, ["scheduler", "--quick", "--json", str(saved)])
+def test_every_part_is_measured(tmp_path: Path) -> None:
+    saved = tmp_path / "run.json"
+    run = CliRunner().invoke(bench, ["scheduler", "--quick", "--threads", "1", "--json", str(saved)])
     assert run.exit_code == 0, run.output
-    report = msgspec.json.decode(saved.read_bytes(), type=SchedulerReport)
-    assert all(getattr(report, part) for part in SCHEDULER_PARTS)
-    assert report.simulated is not None
-    assert any(row.swaps + row.recomputes for row in report.simulated.pressed)
-    assert any(row.swaps for row in report.simulated.pressed if row.eviction == "cost")
-    assert report.engine is not None
-    assert [row.scheduler for row in report.engine.rows] == ["vLLM-NS", "fcfs"]
-    assert report.prefix is not None
-    assert any(row.reused for row in report.prefix.real)
-    assert report.flood is not None
-    assert report.flood.tokens_a_second["POOL"] > 0
-    assert report.flood.tokens_a_second["STREAM"] > 0
-    page.write_text("\n".join(markers("scheduler")))
-    rendered = CliRunner().invoke(bench, ["render", str(saved)])
-    assert rendered.stdout == run.stdout
-    assert CliRunner().invoke(bench, ["render", str(saved), "--into", str(page)]).exit_code == 0
-    assert run.stdout in page.read_text()
+    parts = {part.name: part.figures for part in read(saved).parts}
+    assert list(parts) == list(SUITES["scheduler"])
+    swapped, recomputed = (_named(parts["simulated"], name) for name in ("swapped", "recomputed"))
+    assert sum(f.ours for f in recomputed) > 0
+    assert sum(f.ours for f in swapped if f.setting["eviction"] == "cost") > 0
+    assert {f.setting["scheduler"] for f in _named(parts["engine"], "TTFT P99")} == {"vLLM-NS", "fcfs"}
+    assert any(f.ours for f in _named(parts["prefix"], "klpm reused") if "engine" in f.table)
+    computed = {f.setting["class"]: f.ours for f in _named(parts["flood"], "tokens a second")}
+    assert min(computed["POOL"], computed["STREAM"]) > 0
+    assert {f.against for f in _named(parts["order"], "step P50")} == {"asking the cache"}
+
+
+def _named(figures: list[Figure], name: str) -> list[Figure]:
+    return [figure for figure in figures if figure.name == name]
 
 
 def test_the_replay_is_timed_from_the_last_input() -> None:
@@ -76,19 +65,19 @@ def test_the_replay_is_timed_from_the_last_input() -> None:
 
 @pytest.mark.parametrize("policy", NAMES)
 def test_a_measured_step_keeps_as_many_alive(policy: str) -> None:
-    """A new request replaces each that ends, streams are finished, and planning changes nothing."""
+    """Each that ends makes room for a new one, streams are finished, and phase 1 is asked without effect."""
     sizes = Plan(prompt=64, answer=3)
-    world, twin = (World(sizes, 30, 2.5, policy) for _ in range(2))
+    world, unasked = (World(sizes, 30, 2.5, policy) for _ in range(2))
     first = set(world.live)
     for _ in range(60):
-        for each in (world, twin):
+        for each in (world, unasked):
             each.feed()
         assert world.planned() >= 0
-        assert world.sorted_anew() >= 0
+        assert world.sorted_all() >= 0
         world.stepped()
-        twin.stepped()
+        unasked.stepped()
         assert len(world.live) == 30
-    assert world.device.executor.tokens == twin.device.executor.tokens > 0
+    assert world.device.executor.tokens == unasked.device.executor.tokens > 0
     assert first.isdisjoint(world.live)
 
 
@@ -114,34 +103,74 @@ def test_a_scaled_workload_has_shorter_prompts_and_the_same_pieces() -> None:
     assert small.gap_ms is CRAWLER.gap_ms
 
 
-def test_gains_and_verdicts_are_worked_out_against_the_right_rows() -> None:
-    """Speed-ups over vLLM-NS of the same rate; the worst of fcfs and lcas; cost over the better pure one."""
-    p99 = {"vLLM-NS": 8.0, "vLLM-S": 10.0, "fcfs": 2.0, "lcas": 16.0, "mcps": 80.0}
-    rates = [_row(name, "cost", 1.0, p99[name]) for name in SCHEDULERS]
-    pressed = [_row("vLLM-NS", "cost", 10.0, 8.0)]
-    for name, eviction in product(("fcfs", "mcps"), EVICTIONS):
-        pressed.append(_row(name, eviction, 10.0, {"recompute": 3.0, "swap": 1.0, "cost": 2.0}[eviction]))
-    text = render(_report(simulated=Simulated(1000, rates, pressed)))
-    assert "Least gain of fcfs and lcas at P99: 0.50 (lcas, crawler 4, h)" in text
-    assert "goal: at most 1): fcfs, crawler, h: 2.00." in text
-    assert "| 4 | fcfs | 1.00 | 1.00 | 2.00 | 8.00 | 8.00 | 4.00 |" in text
-    paper = PRESSED_P99["crawler", "fcfs"]
-    assert f"| fcfs | swap | 8.00 | 7.78 | 8.00 | 8.00 | {paper[1]:.2f} | 3 / 4 | 709 | 10% | 0 |" in text
+def test_speed_ups_are_over_the_same_rate_and_stand_beside_the_papers() -> None:
+    """The changed lcas stands beside the published one."""
+    p99 = {"vLLM-NS": 8.0, "vLLM-S": 10.0, "fcfs": 2.0, "lcas-fair": 16.0, "mcps": 80.0}
+    rates = [_row(name, "cost", 1.0, p99[name]) for name in p99]
+    found = list(simulated.by_rate(rates, "by rate", 1000))
+    gains = {f.setting["scheduler"]: f for f in _named(found, "P99 speed-up")}
+    assert {name: f.ours for name, f in gains.items()} == {
+        "vLLM-S": 0.8, "fcfs": 4.0, "lcas-fair": 0.5, "mcps": 0.1,
+    }  # fmt: skip
+    assert {name: f.verdict for name, f in gains.items() if f.goal} == {"fcfs": "met", "lcas-fair": "missed"}
+    over = {f.setting["scheduler"]: f.reference for f in _named(found, "P95 over vLLM-S")}
+    assert over == {"vLLM-S": None, "fcfs": 3.16, "lcas-fair": 2.64, "mcps": 0.71}
+    assert _named(found, "P50 speed-up")[0].reference == (10.8, 11.0)
+
+
+def test_the_order_of_policies_is_judged_at_every_rate() -> None:
+    """Crawler at 4: the paper has fcfs, lcas, vLLM-S, mcps. Here lcas leads; equals are no order."""
+    p95 = {"vLLM-NS": 12.0, "vLLM-S": 9.0, "fcfs": 8.0, "lcas": 7.0, "mcps": 9.0}
+    rows = [_row(name, "cost", 1.0, 1.0, p95[name]) for name in p95]
+    spread, pairs = simulated.orders(rows)
+    assert (spread.ours, spread.reference) == (9.0 / 7.0, 3.16 / 0.71)
+    assert (pairs.ours, pairs.reference, pairs.verdict) == (4, 6, "missed")
+    (spread,) = simulated.orders([_row(name, "cost", 1.0, 1.0, p95[name], qps=8.0) for name in p95])
+    assert spread.reference is None, "the paper has no such rate"
+
+
+def test_under_pressure_preemptions_and_swapped_shares_stand_beside_the_papers() -> None:
+    """Cost is judged against the better pure eviction on all seeds."""
+    rows = [_row("vLLM-NS", "cost", 10.0, 8.0)]
+    for name, eviction in product(("fcfs", "mcps"), paper.EVICTIONS):
+        rows.append(_row(name, eviction, 10.0, {"recompute": 3.0, "swap": 1.0, "cost": 2.0}[eviction]))
+    over = [f for f in simulated.choices(rows) if f.name == "P99 over the better pure eviction"]
+    assert [(f.setting["scheduler"], f.ours, f.goal is None) for f in over] == [
+        ("fcfs", 2.0, False), ("mcps", 2.0, True),
+    ]  # fmt: skip
+    share = [f for f in simulated.choices(rows) if f.name == "victims swapped"]
+    assert {(f.ours, f.reference) for f in share} == {(3 / 7, (0.17, 0.21))}
+    found = list(simulated.under_pressure(rows, "pressed"))
+    at = {"scheduler": "fcfs", "eviction": "swap", "QPS": 4.0, "times the delays": 10.0}
+    row = {f.name: f for f in found if f.setting == at}
+    assert (row["P50 speed-up"].ours, row["P50 speed-up"].reference) == (8.0, 7.78)
+    assert row["P99 speed-up"].reference == paper.PRESSED_P99["crawler", "fcfs"][1]
+    assert (row["preemptions"].ours, row["preemptions"].reference) == (7.0, 709)
 
 
 def test_k_lpm_is_compared_with_the_policy_that_is_better_on_all_seeds() -> None:
-    """Here FCFS: half and twice on its seeds, so 1 in the mean, and two standard errors are log 4."""
+    """Here FCFS: half and twice on its seeds, so 1 in the mean."""
     p99 = {"fcfs": (4.0, 1.0), "lpm": (2.0, 3.0), "klpm": (2.0, 2.0), "klpm-adaptive": (1.0, 1.0)}
     rows = [
-        PrefixRow("sessions", 1.0, 5.0, policy, seed, 1.0, p99[policy][seed], 0.5)
+        prefix.Row("sessions", 1.0, 5.0, policy, seed, 1.0, p99[policy][seed], 0.5)
         for seed in (0, 1)
         for policy in p99
     ]
-    text = render(_report(prefix=Prefix(4, "h", rows)))
-    assert (
-        "| sessions | 1 | 5.0 | 2.50 | 2.50 | 2.00 | 1.00 | 1.00 (0.25 to 4.00) | 0.50 (0.13 to 2.00) |"
-        in text
-    )
+    found = {f.name: f for f in prefix.figures(rows, "simulated", 4)}
+    assert [found[f"{policy} P99"].ours for policy in p99] == [2.5, 2.5, 2.0, 1.0]
+    over = found["klpm over the better"]
+    assert (over.ours, over.low, over.high) == pytest.approx((1.0, 0.25, 4.0))
+    assert over.verdict == "undecided"
+    assert found["klpm-adaptive over the better"].ours == pytest.approx(0.5)
+    assert "klpm pace" not in found, "simulated time has none"
+
+
+def test_pairs_agree_when_what_lies_well_apart_is_in_the_predicted_order() -> None:
+    """Of three pairs two lie apart by a quarter; one of these came out the other way."""
+    p99 = [(1.0, 1.0), (3.0, 1.1), (2.0, 2.0)]  # measured, predicted
+    rows = [Figure("TTFT P99", ours, "s", against="predicted", reference=told) for ours, told in p99]
+    (found,) = predicted.agreement(rows, 0.25)
+    assert (found.ours, found.reference, found.verdict) == (1, 2, "missed")
 
 
 def test_a_run_is_made_again_only_while_the_machine_was_slower_than_before() -> None:
@@ -151,41 +180,34 @@ def test_a_run_is_made_again_only_while_the_machine_was_slower_than_before() -> 
     def run() -> Replayed:
         return Replayed(np.zeros(1, np.int64), 0, 0.0, next(paces))
 
-    assert _steady(run, 1.0, 3).pace == 1.1, "the third is quick enough"
-    assert _steady(run, 1.0, 3).pace == 1.0, "the first will do"
+    assert steady(run, 1.0, 3).pace == 1.1, "the third is quick enough"
+    assert steady(run, 1.0, 3).pace == 1.0, "the first will do"
 
 
 def test_the_bound_in_a_flood_is_of_the_idle_tail_and_one_batch() -> None:
-    """Each by its p99."""
-    asked = Asked("FLASH", Latency(9, 1.0, 10.0, 50.0), Latency(9, 1.0, 1.0, 1.0), 100.0)
-    assert asked.bound_ms == 115.0
+    found = flood.bounded(1e6, idle_p99_ns=10e6, batch_ns=100e6, setting={})
+    assert (found.ours, found.reference, found.verdict) == (1.0, 115.0, "met")
 
 
-def _report(simulated: Simulated | None = None, prefix: Prefix | None = None) -> SchedulerReport:
-    return SchedulerReport(
-        "foretick bench scheduler", "2026-01-01 00:00", 2, MACHINE, simulated=simulated, prefix=prefix
-    )
-
-
-def _row(scheduler: str, eviction: str, delay: float, p99: float) -> Streamed:
+def _row(
+    scheduler: str, eviction: str, delay: float, p99: float, p95: float | None = None, qps: float = 4.0
+) -> simulated.Row:
     slow = scheduler == "vLLM-NS"
-    return Streamed(
+    return simulated.Row(
         workload="crawler",
         profile="h",
-        qps=4.0,
+        qps=qps,
         delay=delay,
         scheduler=scheduler,
         eviction=eviction,
         requests=9,
         failed=0,
         mean_s=1.0,
-        p50_s=8.0 if slow else 1.0,
-        p95_s=8.0 if slow else 1.0,
-        p99_s=p99,
-        p99_seeds_s=[p99],
+        ttft_s=(8.0 if slow else 1.0, p95 or (8.0 if slow else 1.0), p99),
+        p99_s=[p99],
         completion_s=1.0,
         busy=0.5,
         swaps=3.0,
         recomputes=4.0,
-        many_invalidated=0.1,
+        many=0.1,
     )

@@ -1,0 +1,1 @@
+"""`foretick bench engine`."""

@@ -1,0 +1,173 @@
+"""What answers the scenario's questions: our regions, and two ways of the unmodified transformers model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from transformers import DynamicCache
+
+from engine.attention.base import Attention
+from engine.engine import Engine
+from engine.model.loading import LoadedModel
+from engine.step import Chunk
+from regions.ephemeral import Fork
+from regions.pool import KVPool
+from regions.tape import Retention, Tape
+
+_BLOCK = 16
+_READER_BLOCKS = 8
+"""A question of some 40 tokens, its answer, and a block that begins in the middle."""
+
+
+class Reply(NamedTuple):
+    """The greedy answer token, its logit, and how far that is above the second best."""
+
+    token: int
+    logit: float
+    gap: float
+
+
+class Contender(Protocol):
+    """Reads bars as they come and answers questions about all it has read."""
+
+    def ingest(self, records: Sequence[Sequence[int]]) -> None:
+        """Read bars, given as token ids."""
+        ...
+
+    def ask(self, question: Sequence[int]) -> Reply:
+        """One answer token; what was read stays as it was."""
+        ...
+
+
+def engine_for(
+    loaded: LoadedModel,
+    tokens: int,
+    *,
+    readers: int = 1,
+    frame_limit: int | None = None,
+    attention: Attention | None = None,
+) -> Engine:
+    """An engine whose pool holds ``tokens`` and that many questions at a time, with room to spare."""
+    blocks = -(-tokens * 9 // (8 * _BLOCK)) + readers * _READER_BLOCKS + 64
+    return Engine(
+        loaded,
+        blocks=blocks,
+        block_size=_BLOCK,
+        frame_limit=frame_limit or loaded.max_positions,
+        attention=attention,
+    )
+
+
+def ask_together(engine: Engine, tapes: Sequence[Tape], questions: Sequence[Sequence[int]]) -> list[Reply]:
+    """One pass of one fork a question; taking and dropping the forks is part of it."""
+    forks = [tape.fork() for tape in tapes]
+    try:
+        return append(engine, forks, questions)
+    finally:
+        for fork in forks:
+            fork.release()
+
+
+@torch.inference_mode()
+def append(engine: Engine, forks: Sequence[Fork], tokens: Sequence[Sequence[int]]) -> list[Reply]:
+    """One pass that appends to every fork and samples its next token."""
+    for fork, own in zip(forks, tokens, strict=True):
+        if not fork.acquire(len(own)):
+            raise RuntimeError("the pool is too small for the questions")
+    chunks = [Chunk(fork, own) for fork, own in zip(forks, tokens, strict=True)]
+    return [
+        Reply(choice.token, choice.top1, choice.top1 - choice.top2)
+        for choice in engine.execute(chunks)
+        if choice is not None  # every one was to be sampled
+    ]
+
+
+@torch.inference_mode()
+def read(engine: Engine, tape: Tape, records: Sequence[Sequence[int]]) -> None:
+    """Append ``records`` to ``tape`` in one pass, and commit."""
+    tokens = list(chain.from_iterable(records))
+    tape.make_room(len(tokens), len(records))
+    if not tape.acquire(len(tokens)):
+        raise RuntimeError("the pool is too small for the scenario")
+    engine.execute([Chunk(tape, tokens, sample=False)])
+    tape.commit([len(record) for record in records])
+
+
+class Regions:
+    """Ours: a tape on the pool; a question is a fork that is dropped afterwards."""
+
+    def __init__(self, engine: Engine, frozen: Sequence[int], retention: Retention) -> None:
+        self.engine = engine
+        self.tape = engine.open_tape("bench", frozen, retention)
+
+    def ingest(self, records: Sequence[Sequence[int]]) -> None:
+        """One STREAM pass and a commit, as the scheduler does it."""
+        read(self.engine, self.tape, records)
+
+    def ask(self, question: Sequence[int]) -> Reply:
+        """Fork, one pass, release."""
+        (reply,) = ask_together(self.engine, [self.tape], [question])
+        return reply
+
+
+class KeptCache:
+    """The unmodified model with a `DynamicCache` that is kept and cropped back after each question."""
+
+    def __init__(self, model: Any, frozen: Sequence[int]) -> None:
+        self._model = model
+        self._cache = DynamicCache(config=model.config)
+        if frozen:
+            self.ingest([frozen])
+
+    @classmethod
+    def copied(cls, model: Any, pool: KVPool, tape: Tape) -> KeptCache:
+        """One that has what ``tape`` holds, without computing it: before an eviction their KV is the same."""
+        places = [torch.arange(extent.slot, extent.slot + extent.length) for extent in tape.extents]
+        slots = torch.cat(places)
+        kept = cls(model, ())
+        for layer, (keys, values) in enumerate(zip(pool.keys, pool.values, strict=True)):
+            kept._cache.update(keys[None, :, slots], values[None, :, slots], layer)
+        return kept
+
+    def ingest(self, records: Sequence[Sequence[int]]) -> None:
+        """One pass that extends the cache."""
+        self._forward(list(chain.from_iterable(records)))
+
+    def ask(self, question: Sequence[int]) -> Reply:
+        """One pass, then crop."""
+        reply = _reply(self._forward(question))
+        self._cache.crop(-len(question))
+        return reply
+
+    @torch.inference_mode()
+    def _forward(self, tokens: Sequence[int]) -> torch.Tensor:
+        output = self._model(
+            input_ids=torch.tensor([tokens]), past_key_values=self._cache, use_cache=True, logits_to_keep=1
+        )
+        return output.logits[0, -1]  # type: ignore[no-any-return]  # transformers is untyped here
+
+
+class Dense:
+    """The unmodified model over everything read so far, for each question again."""
+
+    def __init__(self, model: Any, frozen: Sequence[int]) -> None:
+        self._model = model
+        self._tokens = list(frozen)
+
+    def ingest(self, records: Sequence[Sequence[int]]) -> None:
+        """Remember the tokens; they are computed when a question comes."""
+        self._tokens.extend(chain.from_iterable(records))
+
+    @torch.inference_mode()
+    def ask(self, question: Sequence[int]) -> Reply:
+        """One pass over context and question."""
+        ids = torch.tensor([[*self._tokens, *question]])
+        return _reply(self._model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0, -1])
+
+
+def _reply(logits: torch.Tensor) -> Reply:
+    (best, second), (token, _) = (part.tolist() for part in torch.topk(logits.float(), 2))
+    return Reply(token, best, best - second)

@@ -1,0 +1,137 @@
+"""What a question costs before any arithmetic: fork, alias, release, keep, by context length.
+
+On a pool whose layers are tiny, so that the longest context fits; nothing here touches KV.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from bench.figures import Figure
+from bench.run import Run
+from regions.ephemeral import Fork
+from regions.frozen import Context, alias
+from regions.pool import KVPool, LayerShape
+from regions.radix import RadixCache
+from regions.tape import Retention, Tape
+
+Target = TypeVar("Target", Tape, Fork)
+
+_BLOCK = 16
+_RECORD = 16
+_QUESTION = 37
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``contexts``: tokens, shortest first; ``repeats``: calls of each operation at each."""
+
+    contexts: tuple[int, ...] = (2_048, 16_384, 131_072)
+    repeats: int = 100
+
+
+QUICK = Plan((208, 2_000), 20)
+
+
+def measure(run: Run) -> Iterator[Figure]:
+    """What a question costs before any arithmetic, by context length, on a pool of tiny layers. The
+    reference is the shortest context.
+    """
+    plan = QUICK if run.quick else Plan()
+    worlds = [World(tokens) for tokens in plan.contexts]
+    for call in _CALLS:
+        yield from figures(call, {world.tokens: _median_us(call, world, plan.repeats) for world in worlds})
+
+
+def figures(call: str, us: dict[int, float]) -> Iterator[Figure]:
+    """One call's medians by context, each beside that of the shortest."""
+    shortest = min(us)
+    for context, taken in us.items():
+        name = f"{context:,} tokens"
+        reference = (f"{shortest:,}", us[shortest]) if context == max(us) else ("", None)
+        yield Figure(name, taken, "us", "", {"call": call}, *reference)
+
+
+class World:
+    """A tape, and a cached prompt, each of ``tokens`` tokens."""
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+        self.pool = KVPool([LayerShape(1, 1, 1)], 3 * tokens // _BLOCK + 64, block_size=_BLOCK)
+        self.prompt = np.arange(tokens, dtype=np.int32)
+        self.tape = Tape("bench", self.pool, Context(), Retention(tokens), frame_limit=tokens + 4096)
+        _write(self.tape, tokens)
+        self.tape.commit([_RECORD] * (tokens // _RECORD))
+        self.cache = RadixCache(self.pool, tokens)
+        own = self.own_prompt()
+        self.cache.save(self.prompt, own)
+        own.release()
+
+    def own_prompt(self) -> Fork:
+        """All of the prompt in blocks of its own."""
+        return _write(Fork(self.pool, frame_limit=self.tokens + 4096), self.tokens)
+
+    def question(self) -> Fork:
+        """A fork of the tape with a question's tokens."""
+        return _write(self.tape.fork(), _QUESTION)
+
+    def cached(self) -> Context:
+        """The cached prompt, held once."""
+        context = self.cache.match(self.prompt)
+        assert context is not None  # it was saved
+        return context
+
+
+Work = Callable[[World, Any], Any]
+_CALLS: dict[str, tuple[Callable[[World], Any], Work]] = {
+    "fork a tape": (lambda world: None, lambda world, _: world.tape.fork()),
+    "release the fork": (lambda world: world.tape.fork(), lambda _, fork: fork.release()),
+    f"take blocks for a question of {_QUESTION} tokens and note them as written": (
+        lambda world: world.tape.fork(),
+        lambda _, fork: _write(fork, _QUESTION),
+    ),
+    "keep all but the question's last token": (
+        lambda world: world.question(),
+        lambda _, fork: fork.keep(fork.length - 1),
+    ),
+    "release the fork with its question": (lambda world: world.question(), lambda _, fork: fork.release()),
+    "alias a cached prompt": (
+        lambda world: world.cached(),
+        lambda world, context: alias(world.pool, context.extents, world.tokens),
+    ),
+    "release the alias": (lambda world: world.cached(), lambda _, context: context.release()),
+    "find a cached prompt by its tokens": (lambda world: None, lambda world, _: world.cached()),
+    "keep all but the last token of a prompt of its own": (
+        lambda world: world.own_prompt(),
+        lambda _, fork: fork.keep(fork.length - 1),
+    ),
+    "release a prompt of its own": (lambda world: world.own_prompt(), lambda _, fork: fork.release()),
+}
+"""By name: what is made before, and what is timed on it. Whatever either leaves is released afterwards."""
+
+
+def _write(target: Target, tokens: int) -> Target:
+    """As if a pass had computed ``tokens`` tokens; the target."""
+    if not target.acquire(tokens):
+        raise RuntimeError("the pool is too small for the contexts")
+    target.wrote(target.place(tokens), range(tokens))
+    return target
+
+
+def _median_us(name: str, world: World, repeats: int) -> float:
+    before, work = _CALLS[name]
+    ns = []
+    for _ in range(repeats):
+        made = before(world)
+        began = time.perf_counter_ns()
+        result = work(world, made)
+        ns.append(time.perf_counter_ns() - began)
+        released = name.startswith("release")
+        for left in {id(each): each for each in (made, result) if each is not None and not released}.values():
+            left.release()
+    return float(np.median(ns)) / 1e3

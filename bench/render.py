@@ -1,0 +1,197 @@
+"""Figures as Markdown: a suite's page of tables, and the table of goals over all suites."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from bench.figures import Figure, Part, Suite
+
+T = TypeVar("T")
+
+_ORDER = ("missed", "undecided", "met")
+BEGIN, END = "<!-- goals: begin -->", "<!-- goals: end -->"
+
+
+def page(suite: Suite) -> str:
+    """Everything a suite measured."""
+    parts = "\n\n".join(_part(part) for part in suite.parts)
+    title = f"# Measured: {suite.suite}"
+    return f"{title}\n\nWritten by `foretick bench render`; see [benchmarks](../benchmarks.md).\n\n{parts}\n"
+
+
+def goals(suites: Iterable[Suite]) -> str:
+    """A row for each goal, the worst of its figures in it; misses first."""
+    rows = []
+    for suite in suites:
+        for part in suite.parts:
+            title = f"[{part.title}](measurements/{suite.suite}.md#{part.name})"
+            judged = [figure for figure in part.figures if figure.goal is not None]
+            for figures in _grouped(judged, lambda f: (f.name, f.unit, f.against, f.goal)):
+                alike = [figure for figure in part.figures if figure.name == figures[0].name]
+                rows.append((title, *_goal_row(figures, alike)))  # three loops
+    rows.sort(key=lambda row: _ORDER.index(row[-1]))
+    return table(("part", "figure", "goal", "worst", "where", "met", "verdict"), rows)
+
+
+def put_into(page: Path, text: str) -> None:
+    """Replace what stands between the page's two markers. Raises ValueError unless each occurs once."""
+    old = page.read_text(encoding="utf-8")
+    before, begin, rest = old.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end or BEGIN in after or END in after:
+        raise ValueError(f"the page needs one {BEGIN} and one {END} after it")
+    page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table; all columns but the first are numbers."""
+    lines = [columns, ["---", *["---:"] * (len(columns) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def number(value: float, unit: str = "") -> str:
+    """About three digits; shares in per cent."""
+    if unit == "share":
+        return f"{value:.0%}" if value >= 0.1 or not value else f"{value:.1%}"
+    if float(value).is_integer() or abs(value) >= 100:
+        return f"{value:,.0f}"
+    if abs(value) < 0.001:
+        return f"{value:.1g}"
+    return f"{value:.{1 if abs(value) >= 10 else 2 if abs(value) >= 0.1 else 4}f}"
+
+
+def _part(part: Part) -> str:
+    packages = ", ".join(f"{name} {version}" for name, version in part.machine.packages.items())
+    load = f", load {part.load[0]:.1f} to {part.load[1]:.1f}" if part.load else ""
+    took = f", {part.seconds:,.0f} s" if part.seconds else ""
+    head = (
+        f"`{part.command}`, commit {part.commit}, {part.started}{took}. {part.machine.processor}, "
+        f"{part.machine.cores} cores, {part.threads} threads{load}; "
+        f"Python {part.machine.python}, {packages}."
+    )
+    tables = (_table(heading, list(figures)) for heading, figures in _by_table(part.figures))
+    return "\n\n".join((f'<a id="{part.name}"></a>\n\n## {part.title}', part.about, head, *tables))
+
+
+def _by_table(figures: Sequence[Figure]) -> Iterator[tuple[str, list[Figure]]]:
+    for same in _grouped(figures, lambda figure: figure.table):
+        yield same[0].table, same
+
+
+def _table(heading: str, figures: Sequence[Figure]) -> str:
+    """A row for each setting; what all of them share stands above."""
+    keys = list(dict.fromkeys(key for figure in figures for key in figure.setting))
+    settings = [{key: _shown(f.setting[key]) for key in f.setting} for f in figures]
+    common = [key for key in keys if len({each.get(key) for each in settings}) == 1]
+    rows = {tuple(each.get(key, "") for key in keys if key not in common): None for each in settings}
+    by_row: dict[tuple[str, ...], list[Figure]] = {row: [] for row in rows}
+    for figure, each in zip(figures, settings, strict=True):
+        by_row[tuple(each.get(key, "") for key in keys if key not in common)].append(figure)
+    columns = list(_columns(figures))
+    cells = [
+        (*row, *(next((text for f in same if (text := cell(f))), "") for _, cell in columns))
+        for row, same in by_row.items()
+    ]
+    shared = "; ".join(f"{key} {settings[0][key]}" for key in common)
+    axes = [key for key in keys if key not in common]
+    body = table([*axes, *(name for name, _ in columns)], cells) if axes else _listed(figures)
+    title = f"### {heading}" if heading else ""
+    return "\n\n".join(filter(None, (title, f"{shared}." if shared else "", body)))
+
+
+def _listed(figures: Sequence[Figure]) -> str:
+    """Figures of one setting: a row for each."""
+    columns = ("", "ours", "against", "reference", "ratio", "goal")
+    cells = [(_named(f), _spread(f), f.against, _reference(f), _ratio(f), _judged(f)) for f in figures]
+    used = [i for i in range(len(columns)) if i < 2 or any(row[i] for row in cells)]
+    return table([columns[i] for i in used], [[row[i] for i in used] for row in cells])
+
+
+Cell = Callable[[Figure], str]
+
+
+def _columns(figures: Sequence[Figure]) -> Iterator[tuple[str, Cell]]:
+    """Of each name: ours, then each reference with the ratio to it, and the verdict."""
+    for same in _grouped(figures, lambda figure: (figure.name, figure.unit)):
+        name = same[0].name
+        yield _named(same[0]), _cell(name, "", _spread)
+        for against in dict.fromkeys(f.against for f in same if f.against):
+            some = [f for f in same if f.against == against]
+            if any(f.reference is not None for f in some):
+                yield against, _cell(name, against, _reference)
+            if any(f.ratio is not None for f in some):
+                yield f"/ {against}", _cell(name, against, _ratio)
+        if any(f.goal for f in same):
+            yield "goal", _cell(name, "", _judged)
+
+
+def _cell(name: str, against: str, show: Cell) -> Cell:
+    def cell(figure: Figure) -> str:
+        mine = figure.name == name and (not against or figure.against == against)
+        return show(figure) if mine else ""
+
+    return cell
+
+
+def _goal_row(figures: Sequence[Figure], alike: Sequence[Figure]) -> tuple[str, ...]:
+    """The worst of ``figures``, told apart from those that are ``alike``."""
+    worst = max(figures, key=lambda f: f.judged if f.goal and f.goal.side == "at most" else -f.judged)
+    assert worst.goal is not None  # only such are given
+    of_ours = worst.goal.of == "ours"
+    name = _named(worst) if of_ours else f"{worst.name} / {worst.against}"
+    value = _spread(worst) if of_ours else _ratio(worst)
+    differing = [
+        f"{key} {_shown(value)}".strip()
+        for key, value in worst.setting.items()
+        if any(figure.setting.get(key) != value for figure in alike)
+    ]
+    where = "; ".join(([worst.table] if len({f.table for f in alike}) > 1 else []) + differing)
+    met = sum(figure.verdict == "met" for figure in figures)
+    verdict = min((figure.verdict for figure in figures), key=_ORDER.index)
+    return name, _limit(worst), value, where, f"{met} of {len(figures)}", verdict
+
+
+def _named(figure: Figure) -> str:
+    return figure.name if figure.unit in ("", "share") else f"{figure.name}, {figure.unit}"
+
+
+def _limit(figure: Figure) -> str:
+    assert figure.goal is not None  # only such are given
+    return f"{figure.goal.side} {number(figure.goal.limit, figure.unit if figure.goal.of == 'ours' else '')}"
+
+
+def _judged(figure: Figure) -> str:
+    return f"{_limit(figure)}: {figure.verdict}" if figure.goal else ""
+
+
+def _spread(figure: Figure) -> str:
+    text = number(figure.ours, figure.unit)
+    if figure.low is None or figure.high is None or figure.low == figure.high:
+        return text
+    return f"{text} ({number(figure.low, figure.unit)} to {number(figure.high, figure.unit)})"
+
+
+def _reference(figure: Figure) -> str:
+    if figure.reference is None:
+        return ""
+    if isinstance(figure.reference, tuple):
+        return " to ".join(number(end, figure.unit) for end in figure.reference)
+    return number(figure.reference, figure.unit)
+
+
+def _ratio(figure: Figure) -> str:
+    return "" if figure.ratio is None else number(figure.ratio)
+
+
+def _shown(value: str | float) -> str:
+    return value if isinstance(value, str) else f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
+
+def _grouped(items: Sequence[T], key: Callable[[T], object]) -> list[list[T]]:
+    """Items of the same key, wherever they stand; in the order of the first of each."""
+    groups: dict[object, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return list(groups.values())

@@ -1,0 +1,109 @@
+"""Runs the parts of a suite one after the other and keeps each with its own command, commit and time."""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from bench import machine
+from bench.figures import Figure, Part, Suite
+from bench.suites import SUITES
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Run:
+    """How the parts are to be measured. ``quick``: in small sizes, to see that it works.
+
+    ``say`` tells what is under way; ``models``: those of the stream suite's questions; ``device`` and
+    ``profiles`` (a directory for the cost profile): of the GPU suite.
+    """
+
+    threads: int = 2
+    quick: bool = False
+    say: Callable[[str], None] = print
+    models: tuple[str, ...] = ("embedded", "80m")
+    device: str = "cuda"
+    profiles: Path | None = None
+
+
+class MeasurementFailed(RuntimeError):
+    """What was measured is not what it should have been, or could not be measured: there are no figures."""
+
+
+Measure = Callable[[Run], Iterator[Figure]]
+
+
+def run(
+    name: str, command: str, run: Run, parts: Collection[str] = (), json_file: Path | None = None
+) -> Suite:
+    """Measure ``parts`` (all when empty) of a suite.
+
+    Each goes into ``json_file`` as soon as it is there, the other parts in it stay. Raises MeasurementFailed.
+    """
+    found = Suite(name)
+    for each in [part for part in SUITES[name] if not parts or part in parts]:
+        run.say(f"{each} ...")
+        part = measure(name, each, command, run)
+        found = found.with_part(part, list(SUITES[name]))
+        if json_file is not None:
+            kept = read(json_file) if json_file.exists() else Suite(name)
+            save(json_file, kept.with_part(part, list(SUITES[name])))
+    return found
+
+
+def measure(suite: str, name: str, command: str, run: Run) -> Part:
+    """One part; what its function says of itself is what its page says."""
+    started, began, load = datetime.now(UTC), time.monotonic(), os.getloadavg()[0]
+    where, title = SUITES[suite][name]
+    module, _, function = where.partition(":")
+    work: Measure = getattr(importlib.import_module(module), function)
+    figures = list(work(run))
+    return Part(
+        name,
+        title,
+        " ".join((work.__doc__ or "").split()),
+        command,
+        machine.commit(),
+        started.isoformat(" ", "minutes"),
+        round(time.monotonic() - began, 1),
+        run.threads,
+        machine.describe(),
+        (round(load, 2), round(os.getloadavg()[0], 2)),
+        figures,
+    )
+
+
+def spread(work: Callable[[T], R], cases: Sequence[T], processes: int) -> list[R]:
+    """``work`` on each of ``cases``, which depend on nothing but themselves; 0 runs all in this process."""
+    if not processes:
+        return [work(case) for case in cases]
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+        return list(pool.map(work, cases))
+
+
+def read(json_file: Path) -> Suite:
+    """A saved suite. Raises msgspec.DecodeError for another file."""
+    return msgspec.json.decode(json_file.read_bytes(), type=Suite)
+
+
+def save(json_file: Path, suite: Suite) -> None:
+    """A figure a line: files stay short, and a new run shows as the lines it changed."""
+    lines = []
+    for part in suite.parts:
+        head = msgspec.json.encode(msgspec.structs.replace(part, figures=[])).decode()
+        figures = ",\n".join(msgspec.json.encode(figure).decode() for figure in part.figures)
+        lines.append(f"{head.removesuffix(']}')}\n{figures}\n]}}")
+    json_file.write_text(f'{{"suite":"{suite.suite}","parts":[\n' + ",\n".join(lines) + "\n]}\n")

@@ -1,0 +1,234 @@
+"""What a step of the scheduler costs without the forward pass, with many live requests, for every policy.
+
+The scheduler runs over the simulated device, whose block metadata is the daemon's; a pass costs it nothing,
+and the executor's own time is taken off. The number of live requests stays the same: a new one replaces each
+that ends, and every other one is a stream whose prompt comes in pieces. Time is that of the thread, so other
+processes do not count.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bench.figures import Figure, Goal, Setting, quantiles
+from bench.run import Run
+from bench.scheduler.paper import SORTING_P99_US
+from engine.step import Chunk, Executor, SampledToken
+from scheduler.planner import plan
+from scheduler.policies import NAMES, Ordering
+from scheduler.request import Request, RequestSpec
+from scheduler.scheduler import Scheduler
+from scheduler.simulation.device import SimDevice
+from scheduler.simulation.tokens import EMPTY, Segments
+from scheduler.theory.orders import rank
+from scheduler.types import Limits, PriorityClass
+
+_BLOCK = 16
+_BASE = range(256)
+"""What all prompts begin with, so that policies by prefix have something to order by."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``live`` requests at a time; ``pool``: its size as a part of what they want together.
+
+    ``naive``: every so many steps all live requests are sorted, as the reference.
+    """
+
+    live: Sequence[int] = (500, 10_000)
+    pools: Sequence[float] = (2.5, 0.25)
+    policies: Sequence[str] = NAMES
+    steps: int = 400
+    warm: int = 50
+    naive: int = 20
+    prompt: int = 512
+    pieces: int = 4
+    answer: int = 20
+
+
+class _FreeCosts:
+    """A device on which nothing takes time; recomputing is dear enough that swapping is chosen at times."""
+
+    def recompute_ns(self, tokens: int) -> int:
+        return tokens
+
+    def swap_ns(self, blocks: int) -> int:
+        return blocks * _BLOCK
+
+    def swap_out_ns(self, blocks: int) -> int:
+        return 0
+
+    def swap_in_ns(self, blocks: int) -> int:
+        return 0
+
+    def batch_ns(self, spans: Sequence[tuple[int, int]]) -> int:
+        return 1
+
+
+class _TimedExecutor:
+    """Counts the thread time that another executor takes, ns."""
+
+    def __init__(self, executor: Executor) -> None:
+        self.ns = 0
+        self._executor = executor
+
+    def execute(self, batch: Sequence[Chunk]) -> list[SampledToken | None]:
+        began = time.thread_time_ns()
+        rows = self._executor.execute(batch)
+        self.ns += time.thread_time_ns() - began
+        return rows
+
+
+class World:
+    """A scheduler with so many live requests, step by step."""
+
+    def __init__(self, sizes: Plan, live: int, pool: float, policy: str) -> None:
+        self.sizes, self.policy = sizes, policy
+        blocks = int(live * (sizes.prompt + sizes.answer) * pool) // _BLOCK
+        self.device = SimDevice(
+            _FreeCosts(),
+            self._elapse,
+            blocks=blocks,
+            block_size=_BLOCK,
+            host_blocks=blocks,
+            keep_prefixes=Ordering(policy).by_prefix,
+        )
+        self.executor = _TimedExecutor(self.device.executor)
+        self.limits = Limits(max_drafts=0, stream_timeout_ns=0)
+        self.scheduler = Scheduler(
+            self.executor,
+            self.device.pool,
+            self.limits,
+            self.device.clock,
+            ordering=Ordering(policy),
+            costs=_FreeCosts(),
+            tier=self.device.tier,
+            index=self.device.index,
+            rng=random.Random(0),
+        )
+        self.rng = random.Random(1)
+        self.live: dict[int, Request] = {}
+        self.streams: deque[tuple[Request, int]] = deque()
+        self._documents = len(_BASE)
+        self._submitted = 0
+        for _ in range(live):
+            self._submit()
+
+    def feed(self) -> None:
+        """The next pieces of two streams, as other threads would bring them."""
+        for _ in range(min(2, len(self.streams))):
+            request, left = self.streams.popleft()
+            if request.id not in self.live:
+                continue
+            self.scheduler.extend(request.id, self._document(self.sizes.prompt // self.sizes.pieces))
+            if left > 1:
+                self.streams.append((request, left - 1))
+            else:
+                self.scheduler.finish(request.id)
+
+    def planned(self) -> int:
+        """Thread time (ns) of phase 1 alone. It changes nothing, so it may be asked for."""
+        began = time.thread_time_ns()
+        plan(self.scheduler._live.queues, self.device.pool, self.limits, self.scheduler._grouping)
+        return time.thread_time_ns() - began
+
+    def stepped(self) -> int:
+        """Thread time (ns) of a step less the executor's."""
+        before, began = self.executor.ns, time.thread_time_ns()
+        self.scheduler.step()
+        return time.thread_time_ns() - began - (self.executor.ns - before)
+
+    def sorted_all(self) -> int:
+        """Thread time (ns) of ordering all live requests from nothing, as the paper's code does each step."""
+        live, key = list(self.live.values()), Ordering(self.policy).key
+        began = time.thread_time_ns()
+        if Ordering(self.policy).by_prefix:
+            matches = [self.device.cache.match_length(r.prompt, r.spec.salt) for r in live]
+            next(rank(4, np.array([r.id for r in live]), np.array(matches)))
+        else:
+            live.sort(key=key)
+        return time.thread_time_ns() - began
+
+    def _submit(self) -> None:
+        self._submitted += 1
+        streaming = self._submitted % 2 == 0
+        tokens = self.sizes.prompt // (self.sizes.pieces if streaming else 1)
+        request = Request(
+            RequestSpec(
+                PriorityClass.POOL,
+                "",
+                Segments([_BASE]) + self._document(max(1, tokens - self.rng.randrange(tokens))),
+                self.sizes.answer,
+                self._ended,
+                open_prompt=self.device.open_prompt,
+                complete=not streaming,
+            )
+        )
+        self.live[self.scheduler.submit(request)] = request
+        if streaming:
+            self.streams.append((request, self.sizes.pieces - 1))
+
+    def _ended(self, request: Request) -> None:
+        if request.error is not None:
+            raise RuntimeError(f"a request failed: {request.error.message}")
+        del self.live[request.id]
+        self._submit()
+
+    def _document(self, tokens: int) -> Segments:
+        start, self._documents = self._documents, self._documents + tokens + 1
+        return Segments([range(start, start + tokens)]) if tokens else EMPTY
+
+    def _elapse(self, until: int) -> None:
+        self.device.clock.now = until
+
+
+QUICK = Plan(live=(40,), policies=("fcfs", "klpm"), steps=10, warm=2, naive=5)
+_GOAL_US = {500: 150.0, 10_000: 1500.0}
+"""Of the median plan, by live requests."""
+
+
+def measure(run: Run) -> Iterator[Figure]:
+    """Thread time a step. *Plan*: phase 1, order and budgets, which *Stream2LLM* section 6.5 gives as
+    below 165 us at P99 for 500 requests. *Step*: everything but the forward pass, over counting readers.
+    *Sorting all*: ordering all live requests at each step instead, as the paper's code does.
+    """
+    sizes = QUICK if run.quick else Plan()
+    for live in sizes.live:
+        for pool in sizes.pools:
+            for policy in sizes.policies:
+                yield from figures(policy, live, pool, *_measure(sizes, live, pool, policy))
+
+
+def figures(
+    policy: str, live: int, pool: float, plan: Sequence[float], step: Sequence[float], sorting: float
+) -> Iterator[Figure]:
+    """``plan`` and ``step``: P50 and P99; ``sorting`` all live requests: P50. Microseconds."""
+    setting: Setting = {"policy": policy, "requests": live, "pool / wanted": pool}
+    goal = Goal(_GOAL_US[live], of="ours") if live in _GOAL_US else None
+    yield Figure("plan P50", plan[0], "us", "", setting, "sorting all", sorting, goal=goal)
+    paper = SORTING_P99_US.get(live)
+    goal = Goal(1.0) if paper else None
+    yield Figure("plan P99", plan[1], "us", "", setting, "paper" if paper else "", paper, goal=goal)
+    for name, value in zip(("P50", "P99"), step, strict=True):
+        yield Figure(f"step {name}", value, "us", "", setting)
+
+
+def _measure(sizes: Plan, live: int, pool: float, policy: str) -> tuple[list[float], list[float], float]:
+    world = World(sizes, live, pool, policy)
+    plans, steps, naive = [], [], []
+    for number in range(sizes.warm + sizes.steps):
+        world.feed()
+        planned, stepped = world.planned(), world.stepped()
+        if number < sizes.warm:
+            continue
+        plans.append(planned / 1e3)
+        steps.append(stepped / 1e3)
+        if number % sizes.naive == 0:
+            naive.append(world.sorted_all() / 1e3)
+    return quantiles(plans, 0.5, 0.99), quantiles(steps, 0.5, 0.99), quantiles(naive, 0.5)[0]

@@ -1,0 +1,189 @@
+"""What ordering a long waiting queue by cached prefixes costs: kept current, or asking the cache each step.
+
+Prompts are (base)(user)(document), as in *k-LPM* definition 4. Each step admits the first of the order, as if
+a pass computed them at once, and saves their prompts; the budget of the cache is short, so some are evicted.
+Timed is what the scheduler pays in a step: what saving and evicting adds for the watched prompts, following
+the changes, finding the requests that are admitted, and taking these out of the queue.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple, TypeVar, cast
+
+import numpy as np
+
+from bench.figures import Figure, Setting, quantiles
+from bench.run import Run
+from regions.ephemeral import Fork
+from regions.pool import KVPool, LayerShape
+from regions.radix import Node, RadixCache, TokenArray
+from regions.watch import PrefixWatch
+from scheduler.prefix_queue import PrefixQueue
+from scheduler.request import Request
+from scheduler.theory.orders import rank
+
+T = TypeVar("T")
+
+_BLOCK = 16
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``prompt``: tokens of base, user and document; ``budget``: tokens of the cache.
+
+    Each user asks ``repeats`` times; ``admitted`` requests go at each of ``steps`` steps.
+    """
+
+    waiting: Sequence[int] = (100, 1_000, 10_000)
+    prompt: tuple[int, int, int] = (256, 512, 128)
+    repeats: int = 4
+    admitted: int = 8
+    steps: int = 300
+    k: int = 4
+    budget: int = 65_536
+
+
+QUICK = Plan(waiting=(40,), prompt=(32, 64, 16), admitted=4, budget=2_048)
+
+
+class _Spec(NamedTuple):
+    salt: str = ""
+
+
+class _Waiting(NamedTuple):
+    """What the queue sees of a `Request`."""
+
+    id: int
+    prompt: TokenArray
+    spec: _Spec = _Spec()
+
+
+def measure(run: Run) -> Iterator[Figure]:
+    """What `klpm` pays in a step for its order: what saving and evicting adds for the watched prompts,
+    following the changes, finding those that are admitted and taking them out. The reference asks the
+    cache for everybody's match at each step, and sorts.
+    """
+    plan = QUICK if run.quick else Plan()
+    for waiting in plan.waiting:
+        yield from figures(plan, waiting)
+
+
+class _TimedWatch(PrefixWatch):
+    """Counts the time in which the trie's changes are followed, in ns."""
+
+    ns = 0
+
+    def added(self, node: Node, parent: Node) -> None:
+        self._count(super().added, node, parent)
+
+    def split(self, upper: Node, node: Node) -> None:
+        self._count(super().split, upper, node)
+
+    def dropped(self, node: Node, parent: Node) -> None:
+        self._count(super().dropped, node, parent)
+
+    def _count(self, follow: Callable[[Node, Node], None], *nodes: Node) -> None:
+        began = time.perf_counter_ns()
+        follow(*nodes)
+        self.ns += time.perf_counter_ns() - began
+
+
+class _World:
+    def __init__(self, plan: Plan, waiting: int, watched: bool) -> None:
+        self.plan = plan
+        # a pass's prompts need the pool as well as the cache
+        tokens = plan.budget + (plan.admitted + 1) * sum(plan.prompt)
+        self.pool = KVPool([LayerShape(1, 1, 1)], 2 * tokens // _BLOCK, block_size=_BLOCK)
+        self.cache = RadixCache(self.pool, plan.budget)
+        self.watch = _TimedWatch(self.cache) if watched else None
+        self.queue = None if self.watch is None else PrefixQueue(self.watch, lambda: plan.k)
+        self.requests: dict[int, _Waiting] = {}
+        self.taken = 0
+        for number, prompt in enumerate(_prompts(plan, waiting)):
+            self.requests[number] = _Waiting(number, prompt)
+            if self.queue is not None:
+                self.queue.add(cast("Request", self.requests[number]))
+
+    def order(self) -> list[int]:
+        """Numbers of those to be admitted."""
+        if self.queue is not None:
+            return [request.id for request in islice(self.queue, self.plan.admitted)]
+        numbers = np.array(list(self.requests))
+        matches = np.array([self.cache.match_length(r.prompt[:-1]) for r in self.requests.values()])
+        chosen = islice(rank(self.plan.k, numbers, matches, step=self.taken), self.plan.admitted)
+        return [int(numbers[i]) for i in chosen]
+
+    def take(self, chosen: Sequence[int]) -> list[TokenArray]:
+        """They are admitted; their prompts."""
+        self.taken += len(chosen)
+        requests = [self.requests.pop(number) for number in chosen]
+        if self.queue is not None:
+            for request in requests:
+                self.queue.admitted(cast("Request", request))
+        return [request.prompt for request in requests]
+
+    def save(self, prompts: Sequence[TokenArray]) -> float:
+        """As if passes had computed them; us that the watch took."""
+        before = self.watch.ns if self.watch else 0
+        for prompt in prompts:
+            context = self.cache.match(prompt[:-1])
+            fork = Fork(self.pool, frame_limit=len(prompt), context=context)
+            own = prompt[fork.cached_tokens :]
+            if context is not None:
+                context.release()
+            if not fork.acquire(len(own)):
+                raise RuntimeError("the pool is too small for a pass and the cache")
+            fork.wrote(fork.place(len(own)), own.tolist())
+            self.cache.save(prompt, fork)
+            fork.release()
+        return (self.watch.ns - before) / 1e3 if self.watch else 0.0
+
+
+def figures(plan: Plan, waiting: int) -> Iterator[Figure]:
+    """Microseconds of a step with so many requests waiting.
+
+    In the first two steps the base prompt is cached and everybody's match changes: they stand apart.
+    """
+    ours, theirs = _World(plan, waiting, True), _World(plan, waiting, False)
+    kept: list[float] = []
+    asked: list[float] = []
+    for _ in range(min(plan.steps, waiting // plan.admitted)):
+        chosen, ordered = _timed(ours.order)
+        prompts, took = _timed(lambda chosen=chosen: ours.take(chosen))  # type: ignore[misc]  # bound at once
+        reference, asking = _timed(theirs.order)
+        if chosen != reference:
+            raise RuntimeError(f"the queue has {chosen} first, the cache {reference}")
+        theirs.take(reference)
+        kept.append(ordered + took + ours.save(prompts))
+        theirs.save(prompts)
+        asked.append(asking)
+    setting: Setting = {"waiting": waiting}
+    median, p99 = quantiles(kept[2:], 0.5, 0.99)
+    yield Figure(
+        "step P50", median, "us", "", setting, "asking the cache", quantiles(asked, 0.5)[0], n=len(kept)
+    )
+    yield Figure("step P99", p99, "us", "", setting)
+    yield Figure("first two steps", sum(kept[:2]), "us", "", setting)
+
+
+def _prompts(plan: Plan, waiting: int) -> list[TokenArray]:
+    rng = np.random.default_rng(1)
+    base, user, document = plan.prompt
+
+    def some(n: int) -> TokenArray:
+        return rng.integers(0, 1 << 17, n, np.int32)
+
+    shared = some(base)
+    users = [np.concatenate((shared, some(user))) for _ in range(-(-waiting // plan.repeats))]
+    prompts = [np.concatenate((users[i % len(users)], some(document))) for i in range(waiting)]
+    return [prompts[i] for i in rng.permutation(waiting)]
+
+
+def _timed(work: Callable[[], T]) -> tuple[T, float]:
+    began = time.perf_counter_ns()
+    result = work()
+    return result, (time.perf_counter_ns() - began) / 1e3

@@ -1,0 +1,213 @@
+"""The scheduler on a real engine beside its simulation: one scaled crawler trace, a profile just measured.
+
+Tokens are divided by a constant; rate and times between chunks follow from what the engine computes a
+second, so that the load and the number of prompts under way are those of *Stream2LLM*'s crawler at 4
+requests a second. The pool is short, as in its section 6.4, or the policies would hardly differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.figures import Figure, Goal, Setting, quantiles
+from bench.run import Run
+from bench.scheduler import models
+from bench.scheduler.replay import replay
+from bench.scheduler.simulated import SCHEDULERS
+from daemon.cli.profile import ladder_for, model_of
+from engine.apart import apart
+from engine.engine import Engine
+from engine.model.loading import LoadedModel
+from engine.profile.timing import Ladder
+from engine.profile.timing import measure as measure_costs
+from scheduler.costs import CostModel
+from scheduler.policies import Ordering
+from scheduler.simulation.distributions import Quantiles
+from scheduler.simulation.inputs import Input
+from scheduler.simulation.run import NEVER, Setup, paper_limits, simulate
+from scheduler.simulation.workload import CRAWLER, Load, Retrieval, crawler, whole
+from scheduler.types import Limits
+
+_BLOCK = 16
+_AT = (0.5, 0.95, 0.99)
+_AGREEMENT = "Agreement"
+_LIVE = 40
+"""Prompts under way: 9.9 s of retrieval at 4 requests a second."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """``seconds`` of arrivals, or so many ``requests``. ``scale``: tokens of the paper's for one here.
+
+    ``load``: of what the engine computes of one prompt alone. ``rehearsal``: part of the requests of a run
+    before, of another trace, by which the profile is corrected, as a daemon corrects it while it runs.
+
+    ``pressure``: what the prompts under way hold on the average, over the pool. ``apart``: predicted P99 that
+    differ by at least this part are expected to be in the same order when measured.
+    """
+
+    seconds: float = 25.0
+    requests: int | None = None
+    scale: int = 16
+    load: float = 0.3
+    rehearsal: float = 0.5
+    pressure: float = 1.25
+    batch_tokens: int = 512
+    apart: float = 0.25
+    quick_profile: bool = False
+    schedulers: Sequence[str] = tuple(SCHEDULERS)
+
+
+QUICK = Sizes(
+    requests=8, load=20.0, scale=128, batch_tokens=64, quick_profile=True, schedulers=("vLLM-NS", "fcfs")
+)
+
+
+def profile(loaded: LoadedModel, batch_tokens: int, longest: int, *, quick: bool) -> CostModel:
+    """The cost model of this engine, measured here and now, for prompts up to ``longest`` tokens."""
+    return apart(lambda: _profile(loaded, ladder_for(longest, batch_tokens, quick=quick)))
+
+
+def _profile(loaded: LoadedModel, ladder: Ladder) -> CostModel:
+    engine = Engine(
+        loaded, blocks=ladder.blocks(_BLOCK) + 8, block_size=_BLOCK, frame_limit=loaded.max_positions
+    )
+    return model_of(
+        measure_costs(engine, ladder), engine, ladder.chunk, "this machine", "foretick bench scheduler"
+    )
+
+
+def rate(costs: CostModel, tokens: float) -> float:
+    """Prompts of so many tokens that the engine can compute a second."""
+    return 1e9 / costs.recompute_ns(round(tokens))
+
+
+def measure(run: Run) -> Iterator[Figure]:
+    """The crawler's shape with shorter prompts on the embedded model, and the simulator on the very same
+    trace under the profile measured in this part, times the pace of a run before on another trace: a
+    daemon, too, corrects its profile by the passes it runs. *Median error*: of single requests' TTFT; its
+    reference is a second measured run instead of the prediction, which no prediction can beat. *Pace*:
+    what the scheduler's steps took over what the profile says of their passes.
+    """
+    sizes, loaded = QUICK if run.quick else Sizes(), models.embedded(run)
+    shape = scaled(CRAWLER, sizes.scale)
+    longest = round(shape.tokens.at(1.0))
+    costs = profile(loaded, sizes.batch_tokens, longest, quick=sizes.quick_profile)
+    mean = shape.tokens.mean
+    qps = sizes.load * rate(costs, mean)
+    load = Load(qps, sizes.requests or max(8, round(qps * sizes.seconds)), delay=4.0 / qps, seed=1)
+    # Half of a prompt is there on the average while it comes in; the pool holds the longest in any case.
+    pool = max(round(_LIVE * mean / 2 / sizes.pressure), 2 * longest)
+    setting: Setting = {
+        "prompts' mean tokens": round(mean), "paper's tokens for one": sizes.scale, "requests": load.requests,
+        "a second": round(qps, 1), "pool": pool, "tokens computed a second": round(mean * rate(costs, mean)),
+    }  # fmt: skip
+    before = replace(load, requests=max(4, round(sizes.rehearsal * load.requests)), seed=2)
+    found: list[Figure] = []
+    for name in sizes.schedulers:
+        run.say(f"engine, {name} ...")
+        ordering = Ordering(SCHEDULERS[name])
+        setup = Setup(pool, block_size=_BLOCK, ordering=ordering, limits=limits(sizes.batch_tokens, pool))
+        pace = replay(_inputs(name, before, shape), setup, loaded, costs).pace
+        found += _compare(name, setting, setup, load, shape, loaded, costs, pace)
+    yield from found
+    yield from agreement(found, sizes.apart)
+    yield profile_error(costs.errors["batch"].median)
+
+
+def compared(
+    scheduler: str,
+    about: Setting,
+    ttft_s: Sequence[float],
+    predicted_s: Sequence[float],
+    errors: tuple[float, float],
+    paces: tuple[float, float],
+    preemptions: tuple[int, int],
+    failed: int,
+) -> Iterator[Figure]:
+    """One scheduler; TTFT P50, P95 and P99. ``errors``: of the prediction, and of a second run.
+
+    ``paces``: of the run that was predicted, and of the one before. ``preemptions``: measured and predicted.
+    ``failed``: requests that failed in either, left out of everything else.
+    """
+    setting = {**about, "scheduler": scheduler}
+    for name, ours, predicted in zip(("P50", "P95", "P99"), ttft_s, predicted_s, strict=True):
+        yield Figure(f"TTFT {name}", ours, "s", "", setting, "predicted", predicted)
+    goal = Goal(0.2, of="ours")
+    yield Figure("median error", errors[0], "share", "", setting, "second run", errors[1], goal=goal)
+    yield Figure("pace", paces[0], "", "", setting, "run before", paces[1])
+    yield Figure("preemptions", preemptions[0], "", "", setting, "predicted", preemptions[1])
+    yield Figure("failed", failed, "", "", setting)
+
+
+def agreement(found: Sequence[Figure], apart: float) -> Iterator[Figure]:
+    """How many pairs, whose predicted P99 differ by ``apart``, have that order when measured."""
+    p99 = [(f.ours, f.reference) for f in found if f.name == "TTFT P99" and isinstance(f.reference, float)]
+    pairs = [(a, b) for a, b in combinations(p99, 2) if abs(a[1] - b[1]) > apart * min(a[1], b[1])]
+    agreeing = sum((a[1] < b[1]) == (a[0] < b[0]) for a, b in pairs)
+    if pairs:
+        goal, name = Goal(1.0, "at least"), "pairs of schedulers in the predicted order"
+        yield Figure(name, agreeing, "", _AGREEMENT, {}, "pairs well apart", float(len(pairs)), goal=goal)
+
+
+def profile_error(error: float) -> Figure:
+    """What the profile itself misses by."""
+    return Figure("median error of the profile on passes of other shapes", error, "share", _AGREEMENT)
+
+
+def limits(batch_tokens: int, pool_tokens: int) -> Limits:
+    """The paper's batching in passes that a CPU runs in a fraction of a second."""
+    return paper_limits(
+        max_batch_tokens=batch_tokens,
+        chunk_min=batch_tokens,
+        chunk_max=batch_tokens,
+        eviction="recompute",
+        max_prompt_tokens=pool_tokens,
+    )
+
+
+def scaled(shape: Retrieval, scale: int) -> Retrieval:
+    """The same shape with shorter prompts."""
+    return replace(shape, tokens=Quantiles(tuple((p, n / scale) for p, n in shape.tokens.points)))
+
+
+def _compare(
+    name: str,
+    setting: Setting,
+    setup: Setup,
+    load: Load,
+    shape: Retrieval,
+    loaded: LoadedModel,
+    costs: CostModel,
+    pace: float,
+) -> Iterator[Figure]:
+    simulated = simulate(_inputs(name, load, shape), setup, costs.scaled(pace))
+    measured, again = (replay(_inputs(name, load, shape), setup, loaded, costs) for _ in range(2))
+    answered = simulated.answered & (measured.ttft_ns != NEVER) & (again.ttft_ns != NEVER)
+    columns, ours = simulated.columns, measured.ttft_ns[answered]
+    predicted = (columns["first_token_ns"] - columns["last_input_ns"])[answered]
+    preemptions = int(columns["swaps"].sum() + columns["recomputes"].sum())
+    return compared(
+        name,
+        setting,
+        quantiles(ours / 1e9, *_AT),
+        quantiles(predicted / 1e9, *_AT),
+        (_median_error(predicted, ours), _median_error(again.ttft_ns[answered], ours)),
+        (measured.pace, pace),
+        (measured.preempted, preemptions),
+        int((~answered).sum()),
+    )
+
+
+def _inputs(name: str, load: Load, shape: Retrieval) -> Iterator[Input]:
+    pieces = crawler(load, shape)
+    return iter(whole(pieces) if name == "vLLM-NS" else pieces)
+
+
+def _median_error(one: NDArray[np.int64], other: NDArray[np.int64]) -> float:
+    return float(np.median(np.abs(one - other) / other))

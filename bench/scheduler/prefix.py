@@ -1,0 +1,269 @@
+"""k-LPM beside FCFS and LPM over request rates: simulated, and on a real engine with a tiny model.
+
+Two loads. `sessions` is that of *k-LPM* section 5.1: four prompts share a user's history, in random order.
+In `regulars` some users ask again and again and most ask once: under LPM those who ask once can be
+overtaken without end, which is what the paper's bound on k-LPM rules out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby, product
+from math import inf
+from operator import attrgetter
+from random import Random
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.figures import Figure, Goal, Setting, over_better, quantiles
+from bench.run import Run, spread
+from bench.scheduler import models
+from bench.scheduler.predicted import limits, profile, rate
+from bench.scheduler.replay import Replayed, replay
+from engine.model.loading import LoadedModel
+from scheduler.costs import CostModel
+from scheduler.costs import load as profile_named
+from scheduler.policies import Ordering
+from scheduler.simulation.inputs import Input, merged
+from scheduler.simulation.run import Setup, simulate
+from scheduler.simulation.tokens import Segments
+from scheduler.simulation.workload import Library
+
+POLICIES = ("fcfs", "lpm", "klpm", "klpm-adaptive")
+_BLOCK = 16
+_PER_USER = 4
+_STEADY = 1.1
+"""Above so many times the least pace so far a run on the engine does not count."""
+_REGULARS = 60
+"""Users who ask again and again: more than the cache holds at a time."""
+_OFTEN = 0.6
+"""Part of the questions that are theirs."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Tokens of the base prompt, of a user's history, and of a document; the latter two by (least, most)."""
+
+    base: int
+    history: tuple[int, int]
+    document: tuple[int, int]
+
+    @property
+    def mean(self) -> float:
+        """Tokens of a prompt."""
+        return self.base + (sum(self.history) + sum(self.document)) / 2
+
+
+PAPER = Shape(256, (4096, 7168), (512, 1024))
+TINY = Shape(16, (256, 448), (32, 64))
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Rates as parts of what the device computes without reuse; ``pool`` in prompts.
+
+    The engine's part: ``real_requests`` at each of ``real_rates``. A run whose pace shows
+    that something else had the machine is made again, up to ``tries`` in all. ``processes``: of the
+    simulated part; 0 runs it in this one.
+    """
+
+    rates: Sequence[float] = (0.8, 1.0, 1.2, 1.5)
+    requests: int = 1200
+    seeds: Sequence[int] = tuple(range(16))
+    pool: int = 30
+    k: int = 2
+    profile: str = "h200-saturation"
+    processes: int = 2
+    real_rates: Sequence[float] = (0.8, 1.2, 1.6)
+    real_requests: int = 200
+    real_seeds: Sequence[int] = (0, 1, 2, 3)
+    tries: int = 2
+    batch_tokens: int = 512
+    quick_profile: bool = False
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run."""
+
+    load: str
+    shape: Shape
+    part: float
+    qps: float
+    policy: str
+    seed: int
+    requests: int
+    pool: int
+    k: int
+
+    @property
+    def setup(self) -> Setup:
+        """Without its limits."""
+        return Setup(
+            int(self.pool * self.shape.mean),
+            block_size=_BLOCK,
+            ordering=Ordering(self.policy, self.k),
+            prefix_cache=True,
+            seed=self.seed,
+        )
+
+
+QUICK = Sizes(
+    rates=(1.2,),
+    requests=24,
+    seeds=(0,),
+    processes=0,
+    real_rates=(50.0,),
+    real_requests=4,
+    real_seeds=(0,),
+    batch_tokens=64,
+    quick_profile=True,
+)
+
+
+class Row(NamedTuple):
+    """One run; TTFT in seconds. ``reused``: part of the prompts' tokens that were in the prefix cache."""
+
+    load: str
+    part: float
+    qps: float
+    policy: str
+    seed: int
+    p50_s: float
+    p99_s: float
+    reused: float
+    pace: float = 1.0
+
+
+def measure(run: Run) -> Iterator[Figure]:
+    """P99 TTFT, median over seeds. *sessions*: four prompts share a user's history (*k-LPM* section 5.1);
+    *regulars*: 60 users ask six of ten questions, the others ask once. Rates are parts of what the device
+    computes without reuse. *Over the better*: of FCFS and LPM, on the same requests, geometric mean over
+    seeds and two standard errors to either side.
+    """
+    sizes = QUICK if run.quick else Sizes()
+    costs = profile_named(sizes.profile)
+    cases = _cases(sizes, PAPER, rate(costs, PAPER.mean), sizes.rates, sizes.seeds, sizes.requests)
+    simulated = spread(partial(_foretold, costs), [(case, case.setup) for case in cases], sizes.processes)
+    loaded = models.embedded(run)
+    here = profile(loaded, sizes.batch_tokens, 1024, quick=sizes.quick_profile)
+    tiny = partial(_cases, sizes, TINY, rate(here, TINY.mean), sizes.real_rates)
+    cases = tiny(sizes.seeds, sizes.real_requests)
+    runs = [(case, _real_setup(sizes, case)) for case in cases]
+    foreseen = spread(partial(_foretold, here), runs, sizes.processes)
+    real = _real(sizes, tiny(sizes.real_seeds, sizes.real_requests), loaded, here, run.say)
+    yield from figures(real, "On the engine, embedded model", sizes.k)
+    yield from figures(simulated, f"Simulated, {sizes.profile}", sizes.k)
+    yield from figures(foreseen, "The engine's load, simulated under the profile measured here", sizes.k)
+
+
+def figures(rows: Sequence[Row], where: str, k: int) -> Iterator[Figure]:
+    """By load and rate: P99 of each policy, and k-LPM's over the better of FCFS and LPM."""
+    for (load, part, qps), same in groupby(sorted(rows, key=_rate), _rate):
+        runs = sorted(same, key=lambda row: row.seed)
+        by = {policy: [row for row in runs if row.policy == policy] for policy in POLICIES}
+        setting: Setting = {"k": k, "load": load, "rate": part, "a second": round(qps, 1)}
+        p99 = {policy: [row.p99_s for row in by[policy]] for policy in POLICIES}
+        for policy in POLICIES:
+            name, n = f"{policy} P99", len(p99[policy])
+            yield Figure(name, median(p99[policy]), "s", where, setting, n=n, samples=p99[policy])
+        for policy in ("klpm", "klpm-adaptive"):
+            over, low, high = over_better(p99[policy], [p99["fcfs"], p99["lpm"]])
+            goal = Goal(1.0, of="ours") if policy == "klpm" else None
+            name = f"{policy} over the better"
+            yield Figure(name, over, "", where, setting, goal=goal, n=len(p99[policy]), low=low, high=high)
+        also = f"{where}: medians, reuse and pace"
+        for policy in POLICIES:
+            p50, reused, pace = zip(*((row.p50_s, row.reused, row.pace) for row in by[policy]), strict=True)
+            yield Figure(f"{policy} P50", median(p50), "s", also, setting, n=len(p50), samples=list(p50))
+            yield Figure(f"{policy} reused", median(reused), "share", also, setting, n=len(p50))
+            if set(pace) != {1.0}:  # simulated time has no pace
+                yield Figure(f"{policy} pace", median(pace), "", also, setting, n=len(p50))
+
+
+_rate = attrgetter("load", "part", "qps")
+_request_set = attrgetter("load", "part", "seed")
+"""What decides a run's requests: all but the policy."""
+
+
+def _real(
+    sizes: Sizes, cases: Sequence[Case], loaded: LoadedModel, costs: CostModel, say: Callable[[str], None]
+) -> list[Row]:
+    """Runs on the engine. What is compared runs side by side: the machine's speed changes within minutes."""
+    rows: list[Row] = []
+    least = inf
+    for (load, part, seed), same in groupby(sorted(cases, key=_request_set), _request_set):
+        policies = list(same)
+        first = seed % len(policies)  # by turns: whatever the first finds, each finds it
+        for case in policies[first:] + policies[:first]:
+            say(f"engine, {load} at {part:g}, {case.policy}, seed {seed} ...")
+            setup = _real_setup(sizes, case)
+            found = steady(lambda: replay(inputs(case), setup, loaded, costs), least, sizes.tries)  # noqa: B023
+            least = min(least, found.pace)
+            rows.append(_row(case, found.ttft_ns, found.reused, found.pace))
+    return rows
+
+
+def _real_setup(sizes: Sizes, case: Case) -> Setup:
+    return replace(case.setup, limits=limits(sizes.batch_tokens, case.setup.pool_tokens))
+
+
+def steady(run: Callable[[], Replayed], least: float, tries: int) -> Replayed:
+    """A run on a machine that was as quick as in the others, by the pace of its passes, not by its TTFT."""
+    found = run()
+    for _ in range(tries - 1):
+        if found.pace <= _STEADY * least:
+            break
+        found = min(found, run(), key=lambda each: each.pace)
+    return found
+
+
+def inputs(case: Case) -> Iterator[Input]:
+    """The prompts of a run; the same for every policy."""
+    rng, library = Random(case.seed), Library()
+    base = library.document(case.shape.base)
+    if case.load == "sessions":  # each user so many times, shuffled
+        order = [number // _PER_USER for number in range(case.requests)]
+        rng.shuffle(order)
+    else:  # one of the regulars, or somebody new
+        users = range(_REGULARS, _REGULARS + case.requests)
+        order = [rng.randrange(_REGULARS) if rng.random() < _OFTEN else user for user in users]
+    histories = {user: library.document(rng.randint(*case.shape.history)) for user in sorted(set(order))}
+
+    def arrivals() -> Iterator[list[Input]]:
+        now = 0.0
+        for number, user in enumerate(order):
+            now += rng.expovariate(case.qps)
+            document = library.document(rng.randint(*case.shape.document))
+            prompt = Segments([base, histories[user], document])
+            yield [Input(round(now * 1e9), number, "open", prompt, True)]
+
+    return merged(arrivals())
+
+
+def _cases(
+    sizes: Sizes, shape: Shape, qps: float, rates: Sequence[float], seeds: Sequence[int], requests: int
+) -> list[Case]:
+    return [
+        Case(load, shape, part, part * qps, policy, seed, requests, sizes.pool, sizes.k)
+        for load, part, policy, seed in product(("sessions", "regulars"), rates, POLICIES, seeds)
+    ]
+
+
+def _foretold(costs: CostModel, run: tuple[Case, Setup]) -> Row:
+    case, setup = run
+    result = simulate(inputs(case), setup, costs)
+    if result.failures:
+        raise RuntimeError(f"{case.policy}: requests failed: {result.failures}")
+    columns = result.columns
+    return _row(case, result.ttft_ns, float(columns["reused_tokens"].sum() / columns["prompt_tokens"].sum()))
+
+
+def _row(case: Case, ttft_ns: NDArray[np.int64], reused: float, pace: float = 1.0) -> Row:
+    p50, p99 = quantiles(ttft_ns / 1e9, 0.5, 0.99)
+    return Row(case.load, case.part, case.qps, case.policy, case.seed, p50, p99, reused, pace)

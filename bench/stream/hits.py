@@ -1,0 +1,199 @@
+"""Flash hits through the query socket, with the engine idle and with the engine flooded.
+
+Three conditions: nothing to do; the *other* sessions flooded, the asked one still; the asked session flooded
+itself. In the last one an answer is seldom of the newest version, since the next update is committed before
+the last one is answered, so there the latest answer (request ``answers``) is what a cache can give.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+import uvloop
+import zmq
+import zmq.asyncio
+
+from bench.figures import Figure, Goal, Setting, latency
+from bench.run import Run
+from bench.stream.flood import FloodSource
+from bench.stream.hit_client import Seen
+from bench.stream.trades import instruments, payloads
+from daemon.config.schema import (
+    Config,
+    HttpConfig,
+    ModelConfig,
+    ProcessConfig,
+    QueryConfig,
+    SessionConfig,
+    SinkConfig,
+    SourceConfig,
+)
+from daemon.config.units import Duration
+from daemon.front.server import Front
+from daemon.front.wiring import make_front
+from feeds.connectors.zeromq import ZmqSinkConnector
+
+_MARKETS = 3
+_FIRST = 400
+"""Records of the still session."""
+_PRELOAD_S = 60.0
+"""Longest wait for the first answers."""
+_FILL_S = 1.0
+"""How long a flood runs before it is measured: the ring is full by then."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``threads``: of the engine, one front each. ``batch``: records the source hands over at a time."""
+
+    threads: tuple[int, ...] = (1, 2)
+    seconds: float = 6.0
+    records: int = 400_000
+    batch: int = 2000
+
+
+QUICK = Plan(threads=(1,), seconds=2.0, records=100_000)
+
+
+def measure(run: Run) -> Iterator[Figure]:
+    """Round trips at a client in a process of its own, one millisecond apart, while the engine, in a
+    second process, is idle or flooded by a source that always has more. *Hit*: a reply that says
+    `cached`; *latest*: a request for the newest answer there is. The reference is a bare ZeroMQ echo in
+    the front's own event loop, asked in turn. The client waits for each reply, so the counts of hits and
+    of computed asks are not the shares that somebody would see who asks at random times.
+    """
+    return figures(QUICK if run.quick else Plan())
+
+
+def figures(plan: Plan) -> Iterator[Figure]:
+    """Every condition for every number of engine threads."""
+    still, *flooded = instruments(_MARKETS, 4)
+    first, records = payloads([still], _FIRST), payloads(flooded, plan.records)
+    for threads in plan.threads:
+        yield from uvloop.run(_measure(plan, threads, FloodSource(first, records, plan.batch)))
+
+
+def config(threads: int) -> Config:
+    """The daemon as the demo configures it, answers to a ZeroMQ socket without readers."""
+    return Config(
+        model=ModelConfig(threads=threads),
+        sessions=tuple(
+            SessionConfig(name=market.symbol.lower(), symbol=f"{market.venue}:{market.symbol}")
+            for market in instruments(_MARKETS, 4)
+        ),
+        source=SourceConfig(ring_capacity=4096),
+        sink=SinkConfig(zeromq=ZmqSinkConnector("tcp://127.0.0.1:*")),
+        query=QueryConfig("tcp://127.0.0.1:*"),
+        http=HttpConfig(port=0),
+        process=ProcessConfig(drain=Duration(1_000_000_000)),  # what still floods in need not be answered
+    )
+
+
+async def _measure(plan: Plan, threads: int, source: FloodSource) -> list[Figure]:
+    front = make_front(config(threads), source=source)
+    still, moving = (session.name for session in front.config.sessions[:2])
+    try:
+        await front.start()
+        async with _echo() as echo:
+            await _rest(front)
+            measure = partial(_condition, front, source, echo, plan, threads)
+            found = await measure("engine idle", still)
+            source.open()
+            await asyncio.sleep(_FILL_S)
+            found += await measure("other sessions flooded", still)
+            found += await measure("this session flooded", moving)
+        if source.dry:
+            raise RuntimeError(f"{plan.records} records were not enough to flood the engine throughout")
+    finally:
+        await front.stop()
+    return found
+
+
+async def _rest(front: Front) -> None:
+    """Wait until the first records are answered and the engine has nothing left to do."""
+    deadline = time.monotonic() + _PRELOAD_S
+    batches = -1.0
+    while batches != front.store.value("foretick_batches_total") or not batches:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"the engine did not come to rest within {_PRELOAD_S:.0f} s")
+        batches = front.store.value("foretick_batches_total")
+        await asyncio.sleep(0.5)
+
+
+async def _condition(
+    front: Front, source: FloodSource, echo: str, plan: Plan, threads: int, condition: str, session: str
+) -> list[Figure]:
+    assert front.query is not None  # configured above
+    sessions = [session.name for session in front.config.sessions]
+
+    def progress() -> tuple[float, float, float, float]:
+        store = front.store
+        return (
+            time.monotonic(),
+            store.total_seconds("foretick_stage_seconds", stage="forward"),
+            sum(store.value("foretick_versions_total", session=name) for name in sessions),
+            source.given,
+        )
+
+    before = progress()
+    seen = await _client(front.query.endpoint, echo, session, plan.seconds)
+    wall, forward, versions, given = (b - a for a, b in zip(before, progress(), strict=True))
+    setting: Setting = {"records at a time": plan.batch, "condition": condition, "engine threads": threads}
+    return list(_figures(seen, setting, forward / wall, versions / wall, given / wall))
+
+
+def _figures(
+    seen: Seen, setting: Setting, forward: float, versions: float, records: float
+) -> Iterator[Figure]:
+    goals = {0.99: Goal(1.0, of="ours")} if setting["engine threads"] == 1 else {}  # a core for the front
+    if seen.hits:
+        yield from latency("hit", seen.hits, setting, "", "bare echo", seen.echoes, paired=False, goals=goals)
+    yield from latency("latest answer", seen.latest, setting, "", "bare echo", seen.echoes, paired=False)
+    if seen.computed:
+        yield from latency("computed ask", seen.computed, setting)
+    yield Figure("hits", len(seen.hits), setting=setting)
+    yield Figure("computed asks", len(seen.computed), setting=setting)
+    yield Figure("time in forward passes", forward, "share", setting=setting)
+    yield Figure("versions a second", versions, setting=setting)
+    yield Figure("records a second", records, setting=setting)
+
+
+async def _client(query: str, echo: str, session: str, seconds: float) -> Seen:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "bench.stream.hit_client", query, echo, session, str(seconds)),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    output, _ = await process.communicate()
+    if process.returncode:
+        raise RuntimeError(f"the client ended with status {process.returncode}")
+    return msgspec.json.decode(output, type=Seen)
+
+
+@contextlib.asynccontextmanager
+async def _echo() -> AsyncIterator[str]:
+    """A socket of this loop that sends back what it gets; its endpoint."""
+    context = zmq.asyncio.Context()
+    socket = context.socket(zmq.ROUTER)
+    socket.linger = 0
+    socket.bind("tcp://127.0.0.1:*")
+
+    async def serve() -> None:
+        while True:
+            await socket.send_multipart(await socket.recv_multipart())
+
+    task = asyncio.create_task(serve())
+    try:
+        yield socket.getsockopt_string(zmq.LAST_ENDPOINT)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        socket.close()
+        context.term()

@@ -1,0 +1,132 @@
+"""The ring between two processes, against `multiprocessing.Queue` and against copying the same bytes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.queues import Queue
+
+import msgspec
+import numpy as np
+
+import ingest
+from bench.figures import Figure, Goal, rate
+from bench.run import Run
+from bench.stream import plane_process
+from bench.stream.children import child
+from ingest.record import RECORD, WORDS, Records
+from ingest.ring import Ring
+
+_RING = 1 << 16
+BATCH = 512
+_QUEUE_BATCHES = 64
+_BATCHED_QUEUE = f"`multiprocessing.Queue`, {BATCH} at a time"
+_QUEUE = "`multiprocessing.Queue`, one by one"
+_COPY = "the bytes copied in and out in one process"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Records through the ring, through the queue in batches, and through the queue one by one."""
+
+    records: int = 5_000_000
+    batched: int = 1_000_000
+    queued: int = 20_000
+    repeats: int = 7
+
+
+QUICK = Plan(records=200_000, batched=50_000, queued=1000, repeats=2)
+
+
+def measure(run: Run) -> Iterator[Figure]:
+    """Records of 128 bytes, 512 at a time. Copying the bytes shows the order of memory's speed; its runs
+    differ several times over, so it is no floor.
+    """
+    yield from figures(QUICK if run.quick else Plan())
+
+
+def figures(plan: Plan) -> Iterator[Figure]:
+    """Records a second through each way, taken in turn several times."""
+    ingest.warm_up()
+    records, batched = (max(1, n // BATCH) * BATCH for n in (plan.records, plan.batched))
+    ways: list[tuple[str, int, Callable[[], float]]] = [
+        (_BATCHED_QUEUE, batched, lambda: _through_queue(batched, BATCH)),
+        (_QUEUE, plan.queued, lambda: _through_queue(plan.queued, 1)),
+        (_COPY, records, lambda: _copied(records)),
+    ]
+    seconds = [
+        [way() for way in (lambda: _through_ring(records), *(w for *_, w in ways))]
+        for _ in range(plan.repeats)
+    ]
+    ring, *others = zip(*seconds, strict=True)
+    found = rate("ring", records, ring, "records/s")
+    for (name, n, _), took in zip(ways, others, strict=True):
+        other = rate(name, n, took, "records/s")
+        goal = Goal(4e6, "at least", "ours") if name == _BATCHED_QUEUE else None
+        yield msgspec.structs.replace(found, against=name, reference=other.ours, goal=goal)
+        yield other
+
+
+def _batch() -> Records:
+    records = np.zeros(BATCH, RECORD)
+    records["seq"] = np.arange(BATCH)
+    return records
+
+
+def _through_ring(total: int) -> float:
+    ring = Ring.create(_RING)
+    records = _batch()
+    try:
+        with child(plane_process.pops, ring.name, total) as pipe:
+            began = time.monotonic_ns()
+            for _ in range(total // BATCH):
+                rest = records[ring.push(records) :]
+                while len(rest):
+                    rest = rest[ring.push(rest) :]
+            ended, checksum = pipe.recv()
+    finally:
+        ring.close()
+        ring.unlink()
+    check(checksum, int(records["seq"].sum()) * (total // BATCH))
+    return float(ended - began) / 1e9
+
+
+def _through_queue(total: int, batch: int) -> float:
+    queue: Queue[bytes] = multiprocessing.get_context("spawn").Queue(_QUEUE_BATCHES)
+    records = _batch()[:batch]
+    payload = records.tobytes()
+    with child(take, queue, total // batch) as pipe:
+        began = time.monotonic_ns()
+        for _ in range(total // batch):
+            queue.put(payload)
+        ended, size = pipe.recv()
+    queue.close()
+    check(size, total * RECORD.itemsize)
+    return float(ended - began) / 1e9
+
+
+def take(queue: Queue[bytes], messages: int, pipe: Connection) -> None:
+    """Take from a queue; sends "ready", then (monotonic ns of the end, bytes)."""
+    pipe.send("ready")
+    size = sum(len(queue.get()) for _ in range(messages))
+    pipe.send((time.monotonic_ns(), size))
+
+
+def _copied(total: int) -> float:
+    # as words: numpy copies records of named fields field by field, far below memory's speed
+    ring, source, out = (np.zeros((n, WORDS), np.uint64) for n in (_RING, BATCH, BATCH))
+    began = time.perf_counter()
+    for i in range(total // BATCH):
+        at = i * BATCH % _RING
+        np.copyto(ring[at : at + BATCH], source)
+        np.copyto(out, ring[at : at + BATCH])
+    return time.perf_counter() - began
+
+
+def check(found: int, expected: int) -> None:
+    """Raises RuntimeError when something is missing or changed."""
+    if found != expected:
+        raise RuntimeError(f"what arrived adds up to {found}, not to {expected}")

@@ -1,0 +1,34 @@
+"""Which parts each suite has, in the order they run: those that need no torch first, simulated ones last.
+
+So torch's threads disturb none of the others.
+"""
+
+from __future__ import annotations
+
+SUITES: dict[str, dict[str, tuple[str, str]]] = {
+    "stream": {
+        "ring": ("bench.stream.ring:measure", "Ring between two processes"),
+        "kafka": ("bench.stream.kafka:measure", "Kafka to bars"),
+        "hits": ("bench.stream.hits:measure", "Flash hits through the query socket"),
+        "questions": ("bench.engine.questions:stream", "Questions on the paper's scenario"),
+    },
+    "engine": {
+        "questions": ("bench.engine.questions:engine", "Questions and updates as the tape grows"),
+        "sessions": ("bench.engine.batches:sessions", "Several sessions in one pass"),
+        "window": ("bench.engine.window:measure", "A tape at its retention limit"),
+        "standing": ("bench.engine.batches:standing", "Standing questions in one pass"),
+        "prefix": ("bench.engine.batches:prefix", "Sessions behind one frozen prefix"),
+        "refresh": ("bench.engine.refresh:measure", "An `exact` session's refresh"),
+        "bookkeeping": ("bench.engine.metadata:measure", "Metadata"),
+    },
+    "scheduler": {
+        "cost": ("bench.scheduler.cost:measure", "What scheduling costs"),
+        "order": ("bench.scheduler.order:measure", "Waiting queue ordered by cached prefixes"),
+        "flood": ("bench.scheduler.flood:measure", "Questions in a flood"),
+        "engine": ("bench.scheduler.predicted:measure", "The same scheduler on the engine"),
+        "prefix": ("bench.scheduler.prefix:measure", "k-LPM by request rate"),
+        "simulated": ("bench.scheduler.simulated:measure", "Streaming prompts, simulated"),
+    },
+    "gpu": {"model": ("bench.gpu.measure:measure", "Llama-3.1-8B's shape on one GPU")},
+}
+"""Of each part the function that measures it, which is imported when it runs, and its title."""

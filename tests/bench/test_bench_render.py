@@ -1,0 +1,136 @@
+"""Tables show what was measured, and the committed pages are the committed measurements."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from bench.cli import bench
+from bench.figures import Figure, Goal, Part, Suite
+from bench.machine import Machine
+from bench.render import BEGIN, END, goals, page, put_into
+from bench.run import read, save
+
+DOCS = Path(__file__).parents[2] / "docs"
+NAMES = ("stream", "engine", "scheduler")
+MACHINE = Machine("a processor", 2, "3.11", {"torch": "2"})
+
+
+def suite(*figures: Figure) -> Suite:
+    part = Part(
+        "ring", "Ring", "What it is.", "foretick bench stream", "abc1234", "2026-01-01 00:00+00:00", 9.0, 2,
+        MACHINE, (0.5, 1.0), list(figures),
+    )  # fmt: skip
+    return Suite("stream", [part])
+
+
+def test_a_table_has_a_row_for_each_setting_and_a_column_for_each_reference() -> None:
+    """What all rows share stands above; what did not occur is an empty cell."""
+    found = page(
+        suite(
+            Figure("ask P50", 8.0, "ms", "", {"model": "m", "context": 1000}, "kept", 16.0),
+            Figure("ask P50", 8.0, "ms", "", {"model": "m", "context": 1000}, "dense", 80.0, goal=Goal(0.05)),
+            Figure("ask P50", 9.0, "ms", "", {"model": "m", "context": 2000}, "kept", 10.0, paired=0.8),
+        )
+    )
+    assert "model m.\n\n| context | ask P50, ms | kept | / kept | dense | / dense | goal |" in found
+    assert "| 1,000 | 8 | 16 | 0.50 | 80 | 0.10 | at most 0.0500: missed |" in found
+    assert "| 2,000 | 9 | 10 | 0.80 |  |  |  |" in found
+
+
+def test_figures_of_one_setting_stand_one_below_the_other() -> None:
+    found = page(
+        suite(
+            Figure("ring", 6e6, "records/s", against="queue", reference=2e6, low=4e6, high=8e6),
+            Figure("hits", 3.0, "", "Counts"),
+            Figure("swapped", 0.2, "share", "Counts", against="paper", reference=(0.17, 0.21)),
+        )
+    )
+    assert "| ring, records/s | 6,000,000 (4,000,000 to 8,000,000) | queue | 2,000,000 | 3 |" in found
+    assert "### Counts" in found
+    assert "| swapped | 20% | paper | 17% to 21% |" in found
+
+
+def test_each_part_tells_its_own_command_commit_time_and_machine() -> None:
+    found = page(suite())
+    assert "`foretick bench stream`, commit abc1234, 2026-01-01 00:00+00:00, 9 s. a processor" in found
+    assert "2 cores, 2 threads, load 0.5 to 1.0; Python 3.11, torch 2." in found
+
+
+def test_goals_are_listed_misses_first_with_the_worst_figure() -> None:
+    at_most, at_least = Goal(1.0, of="ours"), Goal(2.0, "at least", "ours")
+    found = goals(
+        [
+            suite(
+                Figure("gain", 3.0, "", "", {"n": 6}, goal=at_least),
+                Figure("plan", 0.5, "us", "", {"n": 5}, goal=at_most),
+                Figure("plan", 1.5, "us", "", {"n": 7}, goal=at_most),
+            )
+        ]
+    )
+    missed, met = found.splitlines()[2:]
+    assert (
+        missed
+        == "| [Ring](measurements/stream.md#ring) | plan, us | at most 1 | 1.50 | n 7 | 1 of 2 | missed |"
+    )
+    assert met.endswith("| gain | at least 2 | 3 |  | 1 of 1 | met |")
+
+
+def test_a_page_keeps_everything_outside_its_markers(tmp_path: Path) -> None:
+    """Twice into the same page gives the same page."""
+    target = tmp_path / "page.md"
+    target.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    for _ in range(2):
+        put_into(target, "table")
+        assert target.read_text() == f"before\n{BEGIN}\n\ntable\n\n{END}\nafter\n"
+
+
+@pytest.mark.parametrize("text", ["", BEGIN, f"{END}{BEGIN}", f"{BEGIN}{END}{END}"])
+def test_a_page_without_its_markers_is_left_alone(tmp_path: Path, text: str) -> None:
+    target = tmp_path / "page.md"
+    target.write_text(text)
+    with pytest.raises(ValueError, match="goals: begin"):
+        put_into(target, "table")
+    assert target.read_text() == text
+
+
+def test_a_saved_suite_is_read_as_it_was(tmp_path: Path) -> None:
+    """With figures, and with none."""
+    for found in (
+        suite(),
+        suite(Figure("ring", 6e6, goal=Goal(1.0), samples=[1.0, 2.0]), Figure("hits", 3.0)),
+    ):
+        save(tmp_path / "run.json", found)
+        assert read(tmp_path / "run.json") == found
+
+
+def test_the_command_saves_what_it_prints_and_keeps_other_parts(tmp_path: Path) -> None:
+    saved, target = tmp_path / "run.json", tmp_path / "page.md"
+    command = ["engine", "--quick", "--part", "bookkeeping", "--json", str(saved)]
+    run = CliRunner().invoke(bench, command)
+    assert run.exit_code == 0, run.output
+    assert run.stdout == CliRunner().invoke(bench, ["render", str(saved)]).stdout
+    assert CliRunner().invoke(bench, ["render", str(saved), "--into", str(target)]).exit_code == 0
+    assert target.read_text() == run.stdout
+    other = read(saved).parts[0]
+    save(saved, Suite("engine", [msgspec.structs.replace(other, name="window")]))
+    assert CliRunner().invoke(bench, command).exit_code == 0
+    assert [part.name for part in read(saved).parts] == ["window", "bookkeeping"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_committed_page_is_the_committed_measurement(name: str) -> None:
+    """docs/measurements/*.md are written from the JSON beside them, nothing typed by hand."""
+    found = read(DOCS / "measurements" / f"{name}.json")
+    assert page(found) == (DOCS / "measurements" / f"{name}.md").read_text()
+
+
+def test_the_committed_goals_are_those_of_the_committed_measurements(tmp_path: Path) -> None:
+    target = tmp_path / "benchmarks.md"
+    committed = (DOCS / "benchmarks.md").read_text()
+    target.write_text(committed)
+    put_into(target, goals(read(DOCS / "measurements" / f"{name}.json") for name in NAMES))
+    assert target.read_text() == committed
