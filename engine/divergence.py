@@ -67,15 +67,15 @@ def probe(engine: Engine, tape: Tape, fresh: Fork, probes: Sequence[Probe]) -> l
             engine.execute(begun)
         # the last tokens in a pass of their own: every row of it comes back with the whole vocabulary
         logits = engine.logits([Chunk(reader, tokens[-1:]) for reader, tokens in asked])
-        carried, anew = logits[: len(probes)], logits[len(probes) :]
-        return divergences(anew, carried, [choices for _, choices in probes])
+        carried, recomputed = logits[: len(probes)], logits[len(probes) :]
+        return divergences(recomputed, carried, [choices for _, choices in probes])
     finally:
         for reader in readers:
             reader.release()
 
 
 def window_of(tape: Tape, fresh: Fork) -> Context | None:
-    """What readers of ``tape`` would see of ``fresh``, not held: valid while ``fresh`` is not touched.
+    """What readers of ``tape`` would see of ``fresh``; without references: valid until ``fresh`` changes.
 
     The frozen prefix is anchored where the window begins now. None when the window is another one.
     """

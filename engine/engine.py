@@ -12,15 +12,13 @@ import torch
 from engine.attention.base import Attention
 from engine.attention.cpu import CpuAttention
 from engine.attention.last_layer import LastLayer
-from engine.attention.metadata import BatchPlan, Packed
-from engine.graphs.runner import GraphRunner, Recorder, runner_for
-from engine.memory import guarded
-from engine.model.loading import LoadedModel, ModelError, Pass
-from engine.sampling import choose
+from engine.attention.metadata import AttentionMetadata, Packed
+from engine.device import guarded, to_device
+from engine.graphs.runner import Capture, GraphRunner, runner_for
+from engine.model.loading import ForwardContext, LoadedModel, ModelError
+from engine.sampling import accept, choose
 from engine.seeding import Sampling
 from engine.step import Chunk, SampledToken
-from engine.transfer import to_device
-from engine.verify import accept
 from regions.ephemeral import Fork
 from regions.frozen import Context
 from regions.pool import KVPool
@@ -38,8 +36,8 @@ class Engine:
     """Runs a loaded model over regions of one pool. Not thread-safe: one worker thread owns it.
 
     ``attention``: by default Triton kernels on a GPU, the CPU backend elsewhere. ``cache_tokens``: the most
-    tokens the prefix cache keeps, by default as many as the pool holds. ``record``: how small passes are
-    recorded, by default as CUDA graphs on a GPU. ``eager``: never record.
+    tokens the prefix cache keeps, by default as many as the pool holds. ``capture``: how small passes are
+    captured, by default as CUDA graphs on a GPU. ``eager``: never capture.
     """
 
     def __init__(
@@ -51,7 +49,7 @@ class Engine:
         frame_limit: int = 8192,
         attention: Attention | None = None,
         cache_tokens: int | None = None,
-        record: Recorder | None = None,
+        capture: Capture | None = None,
         eager: bool = False,
     ) -> None:
         self.model = model
@@ -63,7 +61,7 @@ class Engine:
         self.cache = RadixCache(self.pool, blocks * block_size if cache_tokens is None else cache_tokens)
         self.graphs: GraphRunner | None = None
         if not eager:
-            self.graphs = runner_for(model, self.pool, self.attention, record)
+            self.graphs = runner_for(model, self.pool, self.attention, capture)
 
     def open_tape(self, name: str, frozen: Sequence[int], retention: Retention) -> Tape:
         """A new session. Its frozen prefix is prefilled once and shared with sessions of the same tokens.
@@ -88,10 +86,6 @@ class Engine:
         if context:
             context.release()
         return fork
-
-    def save_prompt(self, fork: Fork, tokens: Sequence[int], salt: str = "") -> int:
-        """Offer the prompt's oldest ``tokens`` to the cache; as `RadixCache.save`."""
-        return self.cache.save(tokens, fork, salt)
 
     def open_stream(self, salt: str = "") -> StreamingPrompt:
         """A stateless prompt that may still change."""
@@ -128,14 +122,6 @@ class Engine:
             for chunk in batch
         ]
 
-    def prefill(self, fork: Fork, tokens: Sequence[int], chunk: int) -> None:
-        """Append ``tokens`` to ``fork``, whose blocks are acquired, in passes of up to ``chunk`` tokens.
-
-        Raises as `execute`; the passes before the one that raised count.
-        """
-        for start in range(0, len(tokens), chunk):
-            self.execute([Chunk(fork, tokens[start : start + chunk], sample=False)])
-
     def logits(self, batch: Sequence[Chunk], rows: Sequence[int] | None = None) -> torch.Tensor:
         """The logits of ``rows`` of the batch (ascending, by default all), fp32 [rows, vocabulary].
 
@@ -143,7 +129,7 @@ class Engine:
         """
         if rows is None:
             rows = range(sum(len(chunk.tokens) for chunk in batch))
-        # a recorded pass gives its logits at the same address each time
+        # a captured graph gives its logits at the same address each time
         return self._run(batch, rows, torch.clone)
 
     def _run(self, batch: Sequence[Chunk], keep: Sequence[int], read: Callable[[torch.Tensor], Read]) -> Read:
@@ -162,19 +148,21 @@ class Engine:
 
     def _logits(self, batch: Sequence[Chunk], packed: list[Packed], keep: Sequence[int]) -> torch.Tensor:
         device = self.model.device
-        plan = BatchPlan(packed, device)
+        metadata = AttentionMetadata(packed, device)
         tokens = [token for chunk in batch for token in chunk.tokens]
-        if self.graphs is not None and self.graphs.takes(plan):
-            return self.graphs.logits(plan, tokens, keep or [plan.rows - 1])
-        last = LastLayer(keep, plan) if self.model.trims and 2 * len(keep) <= plan.rows else None
+        if self.graphs is not None and self.graphs.takes(metadata):
+            return self.graphs.logits(metadata, tokens, keep or [metadata.rows - 1])
+        last = LastLayer(keep, metadata) if self.model.trims and 2 * len(keep) <= metadata.rows else None
         if last is None:
-            keep = keep or [plan.rows - 1]  # the model wants at least one row
+            keep = keep or [metadata.rows - 1]  # the model wants at least one row
         ranges = [slot for part in packed for slot in part.placement.slots]
         run = slice(ranges[0][0], sum(ranges[0])) if len(ranges) == 1 else None
         scattered = [] if run else [slot for first, count in ranges for slot in range(first, first + count)]
         ids, rows, places = to_device(device, tokens, keep, scattered)
-        pass_ = Pass(plan, self.pool, run or places, self.attention, self.model.turners, last)
-        return self.model.forward(pass_, ids, rows)
+        context = ForwardContext(
+            metadata, self.pool, run or places, self.attention, self.model.rotations, last
+        )
+        return self.model.forward(context, ids, rows)
 
     def _freeze(self, tokens: Sequence[int]) -> Context:
         """All of ``tokens`` as a context of the caller; only what is not cached is computed."""
@@ -189,7 +177,8 @@ class Engine:
                 raise ModelError(
                     f"a pool of {self.pool.total_blocks} blocks cannot hold {len(tokens)} frozen tokens"
                 )
-            self.prefill(prompt, tokens[prompt.cached_tokens :], FREEZE_CHUNK)
+            for start in range(prompt.cached_tokens, len(tokens), FREEZE_CHUNK):
+                self.execute([Chunk(prompt, tokens[start : start + FREEZE_CHUNK], sample=False)])
             self.cache.save(tokens, prompt)
             return prompt.as_context()
         finally:

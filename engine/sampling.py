@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 
+from engine.device import to_device
 from engine.seeding import GOLDEN, MULTIPLIERS, SHIFTS, Sampling, signed
 from engine.step import SampledToken
-from engine.transfer import to_device
 
 BLOCK = 128
 """Logits whose maximum is taken together, see `_top2`."""
@@ -58,6 +59,22 @@ def choose(
     ]
 
 
+def accept(drafts: Sequence[int], choices: Sequence[SampledToken]) -> SampledToken:
+    """The choice behind the accepted drafts, with the choices that confirmed them.
+
+    ``choices[i]`` is the model's own next token given the first i drafts, so there is one more of them. A
+    draft is accepted when it equals that token and all before it were: the answer is then, token for token,
+    the one without drafts. This holds at any temperature, since the noise of a token depends on its index
+    alone. A choice with an error confirms nothing and is returned as it is.
+    """
+    count = 0
+    for draft, choice in zip(drafts, choices, strict=False):
+        if choice.error is not None or choice.token != draft:
+            break
+        count += 1
+    return replace(choices[count], accepted=tuple(choices[:count]))
+
+
 def gumbel(keys: torch.Tensor, width: int) -> torch.Tensor:
     """Standard Gumbel noise, fp32 [rows, width]: row r is the splitmix64 stream that begins at ``keys[r]``.
 
@@ -87,10 +104,10 @@ def _restricted(best: _Best, values: torch.Tensor, allowed: torch.Tensor | None)
     if allowed is None:
         return best
     padding = allowed < 0
-    place, first, second = _top2(values.gather(1, allowed.clamp(min=0)).masked_fill(padding, -INFINITY))
+    at, first, second = _top2(values.gather(1, allowed.clamp(min=0)).masked_fill(padding, -INFINITY))
     free = padding[:, 0]
     return _Best(
-        torch.where(free, best.token, allowed.gather(1, place[:, None])[:, 0]),
+        torch.where(free, best.token, allowed.gather(1, at[:, None])[:, 0]),
         torch.where(free, best.first, first),
         torch.where(free, best.second, torch.where(second == -INFINITY, first, second)),
     )
@@ -108,11 +125,11 @@ def _top2(values: torch.Tensor) -> _Best:
     maxima = blocks.amax(-1)
     where = maxima.argmax(-1, keepdim=True)
     inside = blocks.gather(1, where[..., None].expand(-1, 1, block))[:, 0]
-    place = inside.argmax(-1, keepdim=True)
+    at = inside.argmax(-1, keepdim=True)
     second = torch.maximum(
-        maxima.scatter(1, where, -INFINITY).amax(-1), inside.scatter(1, place, -INFINITY).amax(-1)
+        maxima.scatter(1, where, -INFINITY).amax(-1), inside.scatter(1, at, -INFINITY).amax(-1)
     )
-    return _Best((where * block + place)[:, 0], inside.gather(1, place)[:, 0], second)
+    return _Best((where * block + at)[:, 0], inside.gather(1, at)[:, 0], second)
 
 
 def _padded(choices: Sequence[tuple[int, ...] | None], device: torch.device) -> torch.Tensor | None:

@@ -21,7 +21,7 @@ class Fork:
     """Private tokens behind a shared, immutable context, which it retains.
 
     With an empty context it is a stateless prompt. ``grows``: expect many more tokens (a window that is
-    prefilled anew) and look for room to grow in.
+    prefilled again) and look for room to grow in.
     """
 
     def __init__(

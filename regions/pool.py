@@ -62,11 +62,6 @@ class KVPool(BlockPool):
         """Memory of all layers, in bytes."""
         return sum(t.numel() * t.element_size() for t in (*self.keys, *self.values))
 
-    @property
-    def block_bytes(self) -> int:
-        """Memory of one block over all layers, in bytes."""
-        return self.bytes // self.total_blocks
-
     def move(self, source: Sequence[Run], target: Sequence[Run]) -> None:
         """Copy the KV of the blocks ``source`` to ``target``: as many blocks, in order, none in both."""
         self.copy_from(self, source, target)

@@ -157,11 +157,6 @@ class StreamingPrompt:
         """
         return self._cache.save(self._in_kv(), self.fork, self._salt)
 
-    def recompute_last(self) -> None:
-        """If nothing remains to be computed, drop the last token's KV, so that its row can be computed."""
-        if len(self._tokens) and not self.remaining:
-            self.keep(len(self._tokens) - 1)
-
     def release(self) -> None:
         """Drop everything."""
         self.fork.release()

@@ -156,6 +156,7 @@ class RadixCache:
         counts it. Raises ValueError when ``source`` reads a tape or does not have these tokens.
         """
         if not self.budget:
+            self.refused += len(tokens) > 0
             return 0
         key = token_array(tokens)
         extents = _extents_of(source, key)

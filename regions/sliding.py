@@ -146,7 +146,7 @@ class WindowKV:
         self._table.advance(n)
 
     def drop_oldest(self, tokens: int) -> None:
-        """The oldest ``tokens`` tokens leave, at once or once it is back."""
+        """Evict the oldest ``tokens`` tokens, at once or when it is back."""
         if not self.resident:
             self._evicted += tokens
             return

@@ -2,7 +2,7 @@
 
 The sliding region grows and is evicted by whole records, so the context never begins in the middle of a
 bar. Every commit makes a new *data version*; forks read exactly one. Surviving records keep what they
-absorbed from evicted ones (`carry` semantics) until a window that was prefilled anew is adopted (`exact`).
+absorbed from evicted ones (`carry` semantics) until a window that was prefilled again is adopted (`exact`).
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ class Tape:
         return Fork(self._pool, frame_limit=self._frame_limit, context=context, grows=True)
 
     def adopt(self, fresh: Fork) -> None:
-        """Go on from a window that was prefilled anew; takes ``fresh`` over.
+        """Go on from a window that was prefilled again; takes ``fresh`` over.
 
         Readers see it from the next commit on. Records evicted since it was begun are dropped from it.
         Raises ValueError, and changes nothing, unless it has exactly the live tokens; NotResident when the
@@ -277,7 +277,7 @@ class Tape:
     def offload(self, stored: Stored) -> None:
         """``stored`` has the window's KV from here on. Raises RuntimeError unless the tape is movable."""
         if not self.movable:
-            raise RuntimeError(f"session {self.name} cannot leave the pool now")
+            raise RuntimeError(f"session {self.name} cannot be offloaded now")
         self._committed.blocks[-1].release()
         self._kv.offload(stored)
 

@@ -9,6 +9,7 @@ looks at those it concerns, nobody else.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from regions.radix import Node, RadixCache, TokenArray, Tokens, common_length, token_array
@@ -16,6 +17,7 @@ from regions.radix import Node, RadixCache, TokenArray, Tokens, common_length, t
 END = -1
 """Stands for the next token where all of a prompt is cached."""
 
+Compare = Callable[[TokenArray, TokenArray], int]
 Edge = Node | str
 """An edge; the salt for where it all begins, since a root goes with its last child."""
 
@@ -52,11 +54,11 @@ class PrefixWatch:
 
     The last token of a prompt is left out, as `StreamingPrompt.match` does: it must be computed for its row.
     A change of the trie costs what it does to watched prompts; a split, what stops on the edge it splits.
-    Not thread-safe: it belongs to the thread that owns the cache.
+    Not thread-safe: it belongs to the thread that owns the cache. ``compare``: see `common_length`.
     """
 
-    def __init__(self, cache: RadixCache) -> None:
-        self._cache = cache
+    def __init__(self, cache: RadixCache, *, compare: Compare = common_length) -> None:
+        self._cache, self._compare = cache, compare
         self._prompts: dict[int, Prompt] = {}
         self._stops: dict[Edge, dict[int, Stop]] = {}
         self._touched: dict[int, None] = {}
@@ -99,7 +101,7 @@ class PrefixWatch:
         return changed
 
     def added(self, node: Node, parent: Node) -> None:
-        """See `Watcher.added`: who waited for this very continuation follows it."""
+        """See `Watcher.added`: prompts that continue like ``node`` now stop on it."""
         edge, end = _edge(parent), node.start
         stop = self._stops.get(edge, {}).get(end)
         if stop is None:
@@ -108,11 +110,11 @@ class PrefixWatch:
         self._tidy(stop)
         for key in follow:
             prompt = self._prompts[key]
-            more = common_length(node.tokens, prompt.tokens[end : end + len(node.tokens)])
+            more = self._compare(node.tokens, prompt.tokens[end : end + len(node.tokens)])
             self._move(prompt, self._stop(node, end + more))
 
     def split(self, upper: Node, node: Node) -> None:
-        """See `Watcher.split`: who stopped on the upper half stops on another edge, at the same length."""
+        """See `Watcher.split`: stops on the upper half move to its edge, at the same length."""
         stops = self._stops.get(node, {})
         for length in [length for length in stops if length <= node.start]:
             stop = stops.pop(length)
@@ -122,7 +124,7 @@ class PrefixWatch:
             self._stops.pop(node, None)
 
     def dropped(self, node: Node, parent: Node) -> None:
-        """See `Watcher.dropped`: who stopped on it stops above it."""
+        """See `Watcher.dropped`: stops on it move to the end of its parent."""
         stops = self._stops.pop(node, {}).values()
         keys = [key for stop in stops for waiting in stop.by_next.values() for key in waiting]
         if keys:

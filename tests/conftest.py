@@ -7,36 +7,33 @@ import sys
 import time
 from collections.abc import Iterator
 from typing import Any
-from weakref import WeakSet, ref
+from weakref import ref
 
 import pytest
 
 pytest_plugins = ["tests.fixtures_kafka", "tests.fixtures_prometheus"]
 
-_pools: WeakSet[Any] = WeakSet()
+
+def pytest_collection_finish() -> None:
+    """Take what imports made out of the collector's lists: to find the pools among the rest is quick."""
+    gc.collect()
+    gc.freeze()
 
 
-def _watch_pools() -> None:
-    """Remember every pool that is made, once any test module has imported them (most never need torch)."""
-    module = sys.modules.get("regions.pool")
-    if module is None or hasattr(module.KVPool, "watched"):
-        return
-    original = module.KVPool.__init__
-
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        _pools.add(self)
-
-    module.KVPool.__init__ = init
-    module.KVPool.watched = True
+def _pools() -> list[ref[Any]]:
+    """The pools alive, as the collector knows them: the product keeps no register for its tests."""
+    module = sys.modules.get("regions.block_pool")
+    if module is None:
+        return []
+    kinds = (module.BlockPool, *module.BlockPool.__subclasses__())
+    return [ref(found) for found in gc.get_referrers(*kinds) if isinstance(found, kinds)]
 
 
 @pytest.fixture(autouse=True)
 def every_block_is_accounted_for() -> Iterator[None]:
     """After every test each pool's counts, owners and free list agree."""
-    _watch_pools()
     yield
-    for pool in [ref(pool) for pool in _pools]:
+    for pool in _pools():
         _audit(pool)
 
 

@@ -99,3 +99,8 @@ def of_gap(model: LoadedModel, size: float) -> float:
 def of_embedded_gap() -> float:
     """The same for answers of the embedded model: 4 layers, sums over up to 320 terms, logits below 8."""
     return 2 * rounding(8.0, width=320, depth=4)
+
+
+def of_float64(size: float, terms: int = 1000) -> float:
+    """The bound after ``terms`` operations in float64 on numbers as large as ``size``, at worst."""
+    return MARGIN * size * terms * ROUNDOFF["float64"]

@@ -9,10 +9,10 @@ import torch
 
 from bench.gpu.shapes import Plan
 from engine.attention.base import LayerCall
-from engine.attention.metadata import BatchPlan, Packed
+from engine.attention.metadata import AttentionMetadata, Packed
 from engine.attention.triton import TritonAttention
 from engine.engine import Engine
-from engine.graphs.runner import CudaRecorder
+from engine.graphs.runner import CudaCapture
 from regions.extents import Extent, Placement
 
 
@@ -32,16 +32,16 @@ def _bandwidth(engine: Engine, rows: int, context: int) -> float:
     model, pool = engine.model, engine.pool
     heads = int(model.model.config.num_attention_heads)
     placement = Placement((Extent(0, context, 0, 0),), ((context, rows),), context, 0)
-    plan = BatchPlan([Packed(0, rows, placement)], model.device)
+    plan = AttentionMetadata([Packed(0, rows, placement)], model.device)
     calls = []
-    for keys, values, turner in zip(pool.keys, pool.values, model.turners, strict=True):
+    for keys, values, rotation in zip(pool.keys, pool.values, model.rotations, strict=True):
         keys.normal_()
         values.normal_()
         query = torch.randn(heads, rows, keys.shape[-1], dtype=model.dtype, device=model.device)
         new = slice(context, context + rows)
         scale = keys.shape[-1] ** -0.5
         calls.append(
-            LayerCall(query, keys[:, new], values[:, new], keys, values, scale, None, None, plan, turner)
+            LayerCall(query, keys[:, new], values[:, new], keys, values, scale, None, None, plan, rotation)
         )
     seconds = _seconds(engine, calls)
     read = sum(
@@ -66,8 +66,8 @@ def _seconds(engine: Engine, calls: list[LayerCall], repeats: int = 7) -> float:
     if engine.model.device.type != "cuda":
         return sorted(_host_seconds(run) for _ in range(repeats))[repeats // 2]
     if isinstance(engine.attention, TritonAttention):
-        engine.attention.prepare(calls[0].plan)
-        run = CudaRecorder()(run)
+        engine.attention.prepare(calls[0].metadata)
+        run = CudaCapture()(run)
     return sorted(_device_seconds(run) for _ in range(repeats))[repeats // 2]
 
 

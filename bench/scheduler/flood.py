@@ -18,7 +18,7 @@ from bench.engine.served import Served
 from bench.figures import Figure, Goal, Setting, latency, quantiles
 from bench.run import Run
 from bench.scheduler import models
-from engine.apart import apart
+from engine.device import in_own_thread
 from engine.model.loading import LoadedModel
 from engine.model.prompt import PromptFormat
 from regions.tape import Retention
@@ -116,7 +116,7 @@ def measure(run: Run) -> Iterator[Figure]:
     below: STREAM, too, waits for POOL and the questions.
     """
     sizes, loaded = QUICK if run.quick else Sizes(), models.embedded(run)
-    world = apart(lambda: World(sizes, loaded))
+    world = in_own_thread(lambda: World(sizes, loaded))
     try:
         world.worker.start()
         idle = world.ask_all(world.asked, world.question, sizes.questions)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from bench.engine.models import load
 from bench.run import Run
-from engine.apart import apart
+from engine.device import in_own_thread
 from engine.model.loading import LoadedModel
 
 
 def embedded(run: Run) -> LoadedModel:
     """The embedded model, loaded where it will be run: on the engine's thread."""
-    return apart(lambda: load({}, run.threads))[0]
+    return in_own_thread(lambda: load({}, run.threads))[0]

@@ -20,7 +20,7 @@ from bench.scheduler import models
 from bench.scheduler.replay import replay
 from bench.scheduler.simulated import SCHEDULERS
 from daemon.cli.profile import ladder_for, model_of
-from engine.apart import apart
+from engine.device import in_own_thread
 from engine.engine import Engine
 from engine.model.loading import LoadedModel
 from engine.profile.timing import Ladder
@@ -70,7 +70,7 @@ QUICK = Sizes(
 
 def profile(loaded: LoadedModel, batch_tokens: int, longest: int, *, quick: bool) -> CostModel:
     """The cost model of this engine, measured here and now, for prompts up to ``longest`` tokens."""
-    return apart(lambda: _profile(loaded, ladder_for(longest, batch_tokens, quick=quick)))
+    return in_own_thread(lambda: _profile(loaded, ladder_for(longest, batch_tokens, quick=quick)))
 
 
 def _profile(loaded: LoadedModel, ladder: Ladder) -> CostModel:

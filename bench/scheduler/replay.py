@@ -12,7 +12,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.apart import apart
+from engine.device import in_own_thread
 from engine.engine import Engine
 from engine.model.loading import LoadedModel
 from engine.step import Chunk, SampledToken
@@ -83,7 +83,7 @@ class _Counting:
 
 class _Replay:
     def __init__(self, setup: Setup, loaded: LoadedModel, costs: CostModel) -> None:
-        self.engine = apart(
+        self.engine = in_own_thread(
             lambda: Engine(
                 loaded,
                 blocks=setup.pool_tokens // setup.block_size,

@@ -13,7 +13,7 @@ from daemon.config.schema import Config
 from daemon.config.standing import Asked
 from daemon.engine.maintenance import Tiers, identity_of, tiers_of
 from daemon.engine.spec import SettingError
-from engine.apart import apart
+from engine.device import in_own_thread
 from engine.engine import Engine
 from engine.model import canary
 from engine.model.embedded import embedded_directory
@@ -109,7 +109,7 @@ def build(config: Config, versions: Mapping[str, int]) -> Built:
 
     Computes apart: the device is another thread's. Raises SettingError naming the key at fault.
     """
-    return apart(lambda: _build(config, versions))
+    return in_own_thread(lambda: _build(config, versions))
 
 
 def _build(config: Config, versions: Mapping[str, int]) -> Built:

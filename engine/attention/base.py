@@ -1,8 +1,7 @@
 """What an attention backend is given and how parts over extents are merged by log-sum-exp.
 
 A backend gets one layer's queries, its new keys and values, and the pool that already holds them.
-`attention_reference` is a plain softmax on any device, the oracle of the others; `attention_cpu` reads
-extents in place with torch's CPU flash kernel.
+`cpu` reads extents in place with torch's CPU flash kernel, `triton` with kernels of its own on a GPU.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ from typing import Protocol
 
 import torch
 
-from engine.attention.metadata import BatchPlan
-from engine.attention.rotary import FrameTurner
+from engine.attention.metadata import AttentionMetadata
+from engine.attention.rotary import FrameRotation
 
 
 @dataclass(frozen=True)
@@ -33,14 +32,14 @@ class LayerCall:
     scale: float
     softcap: float | None
     window: int | None
-    plan: BatchPlan
-    turner: FrameTurner
+    metadata: AttentionMetadata
+    rotation: FrameRotation
     sinks: torch.Tensor | None = None
 
-    def turned(self, rows: slice | torch.Tensor, turns: torch.Tensor | None) -> torch.Tensor:
-        """The queries of ``rows``, turned to the frames of what they meet; None: they live there."""
+    def rotated(self, rows: slice | torch.Tensor, shifts: torch.Tensor | None) -> torch.Tensor:
+        """The queries of ``rows``, rotated to the frames of what they meet; None: they live there."""
         queries = self.query[:, rows]
-        return queries if turns is None else self.turner.turn(queries, turns)
+        return queries if shifts is None else self.rotation.rotate(queries, shifts)
 
 
 class Attention(Protocol):

@@ -11,16 +11,16 @@ from collections.abc import Iterator
 import torch
 
 from engine.attention.base import LayerCall, Merged
-from engine.attention.metadata import BatchPlan, NewPart, PastPart
+from engine.attention.metadata import AttentionMetadata, ContextPart, NewPart
 from engine.attention.reference import attend, attend_new
-from engine.attention.short_extents import Gathered, gather
+from engine.attention.short_extents import ContextBatch, batch_short
 
 RANGE_KEYS = 4096
 """Few rows read a long extent by so many keys at a time, which then stay in the cache for all of them."""
 RANGE_ROWS = 192
 """The kernel takes blocks of 32 rows below so many, and reads all keys it is given for each block."""
 CAPPED_SCORES = 1 << 22
-"""Scores held at once under a soft-cap, about so many (16 MiB)."""
+"""Scores in memory at once under a soft-cap, about so many (16 MiB)."""
 
 Output = tuple[torch.Tensor, torch.Tensor]
 """What `Merged.add` takes."""
@@ -29,41 +29,42 @@ Output = tuple[torch.Tensor, torch.Tensor]
 class CpuAttention:
     """Extents in place by torch's CPU flash kernel, or a few keys at a time under a soft-cap."""
 
-    def __init__(self) -> None:
-        self._plan: BatchPlan | None = None
-        self._parts: dict[int | None, tuple[list[PastPart], list[Gathered]]] = {}
+    def __init__(self, *, range_keys: int = RANGE_KEYS, capped_scores: int = CAPPED_SCORES) -> None:
+        self._range_keys, self._capped_scores = range_keys, capped_scores
+        self._metadata: AttentionMetadata | None = None
+        self._parts: dict[int | None, tuple[list[ContextPart], list[ContextBatch]]] = {}
 
     def __call__(self, call: LayerCall) -> torch.Tensor:
         """The output, [q_heads, rows, value_dim]."""
         output = Merged(call)
         if call.softcap is not None:
-            for part in call.plan.past(call.window):
-                for out in _capped_past(call, part):
+            for part in call.metadata.context(call.window):
+                for out in _capped_context(call, part, self._capped_scores):
                     output.add(part.rows, *out)
-            for new in call.plan.new(call.window):
+            for new in call.metadata.new(call.window):
                 output.add(new.rows, *attend_new(call, new))
             return output.result()
-        in_place, short = self._past(call)
+        in_place, short = self._context(call)
         for part in in_place:
-            for out in _past(call, part):
+            for out in _context(call, part, self._range_keys):
                 output.add(part.rows, *out)
         for parts in short:
             output.add(parts.rows, *_short(call, parts))
-        for new in call.plan.new(call.window):
+        for new in call.metadata.new(call.window):
             output.add(new.rows, *_new(call, new))
         return output.result()
 
-    def _past(self, call: LayerCall) -> tuple[list[PastPart], list[Gathered]]:
-        if call.plan is not self._plan:
-            self._plan = call.plan
+    def _context(self, call: LayerCall) -> tuple[list[ContextPart], list[ContextBatch]]:
+        if call.metadata is not self._metadata:
+            self._metadata = call.metadata
             self._parts.clear()
         if call.window not in self._parts:
-            self._parts[call.window] = gather(call.plan.past(call.window))
+            self._parts[call.window] = batch_short(call.metadata.context(call.window))
         return self._parts[call.window]
 
 
-def _past(call: LayerCall, part: PastPart) -> Iterator[Output]:
-    query = torch.unflatten(call.turned(part.rows, part.turns), 0, (call.keys.shape[0], -1))
+def _context(call: LayerCall, part: ContextPart, range_keys: int) -> Iterator[Output]:
+    query = torch.unflatten(call.rotated(part.rows, part.shifts), 0, (call.keys.shape[0], -1))
     kv_heads, groups, rows, dim = query.shape
     if part.visible is not None:
         keys, values = call.keys[:, part.start : part.stop], call.values[:, part.start : part.stop]
@@ -71,16 +72,16 @@ def _past(call: LayerCall, part: PastPart) -> Iterator[Output]:
         yield _flash(query, _grouped(keys, groups), _grouped(values, groups), call.scale, hidden)
         return
     folded = query.reshape(1, kv_heads, groups * rows, dim)
-    most = RANGE_KEYS if groups * rows < RANGE_ROWS else part.stop - part.start
+    most = range_keys if groups * rows < RANGE_ROWS else part.stop - part.start
     for keys, values in _ranges(call, part, most):
         out, lse = _flash(folded, keys[None], values[None], call.scale)
         yield torch.unflatten(out[0], 1, (groups, rows)), torch.unflatten(lse[0], 1, (groups, rows))
 
 
-def _short(call: LayerCall, parts: Gathered) -> Output:
+def _short(call: LayerCall, parts: ContextBatch) -> Output:
     """Readers are the kernel's batch."""
     kv_heads, groups = call.keys.shape[0], call.query.shape[0] // call.keys.shape[0]
-    query = call.turned(parts.rows, parts.turns)
+    query = call.rotated(parts.rows, parts.shifts)
     apart = torch.unflatten(torch.unflatten(query, 1, (parts.count, -1)), 0, (kv_heads, groups))
     rows = apart.shape[3]
     keys, values = (
@@ -94,16 +95,16 @@ def _short(call: LayerCall, parts: Gathered) -> Output:
     return out, lse
 
 
-def _capped_past(call: LayerCall, part: PastPart) -> Iterator[Output]:
-    query = call.turned(part.rows, part.turns)
+def _capped_context(call: LayerCall, part: ContextPart, scores: int) -> Iterator[Output]:
+    query = call.rotated(part.rows, part.shifts)
     # a mask is small, and a row of it may see none of the first keys
     whole = part.visible is not None
-    most = part.stop - part.start if whole else max(64, CAPPED_SCORES // query.shape[:2].numel())
+    most = part.stop - part.start if whole else max(64, scores // query.shape[:2].numel())
     for keys, values in _ranges(call, part, most):
         yield attend(query, keys, values, call, part.visible)
 
 
-def _ranges(call: LayerCall, part: PastPart, most: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _ranges(call: LayerCall, part: ContextPart, most: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Keys and values of the part in equal ranges of at most ``most``."""
     length = part.stop - part.start
     step = -(-length // -(-length // most))

@@ -1,4 +1,4 @@
-"""The plan of one pass as the Triton kernels read it: static tensors on the device, refilled in place.
+"""The metadata of one pass as the Triton kernels read it: static tensors on the device, refilled in place.
 
 On the host, every row of the batch is given the runs of slots it reads, its own new ones included; in each
 it sees one interval, which covers causal and sliding-window masks. Rows that read the same run meet it
@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.attention.metadata import BatchPlan
+from engine.attention.metadata import AttentionMetadata
 from engine.attention.triton_kernels import ENTRY_FIELDS, ITEM_FIELDS
 from engine.graphs.static import Staging, round_up
 
@@ -28,9 +28,9 @@ Ints = npt.NDArray[np.int64]
 TILES = (16, 64, 128)
 """Query rows times grouped heads of one program: 16 is the least a matrix instruction takes."""
 STEP = 128
-"""Splits are whole placements of keys, so that their blocks have no edges but the tile's own."""
+"""Splits are whole steps of keys, so that their blocks have no edges but the tile's own."""
 LEAST_PARTS = 1024
-"""Parts are cheap up to so many (16 MiB at 32 heads of 128), and fewer buckets are fewer recordings."""
+"""Parts are cheap up to so many (16 MiB at 32 heads of 128), and fewer buckets are fewer captured graphs."""
 _READ_COST = 128
 """What reading a key costs, in rows multiplied with it: 512 bytes against 512 operations on Hopper."""
 
@@ -66,10 +66,10 @@ class Bucket(NamedTuple):
 
 
 class Reads(NamedTuple):
-    """One line for each sequence and run of slots it reads, int64 [reads] each.
+    """One row for each sequence and run of slots it reads, int64 [reads] each.
 
     ``row``, ``rows``: of the batch; ``coord``: stream coordinate of the first row; ``slot`` to ``stop``:
-    the run; ``key_coord``: coordinate of its first key; ``turn``: positions from the run's frame to the
+    the run; ``key_coord``: coordinate of its first key; ``shift``: positions from the run's frame to the
     sequence's.
     """
 
@@ -79,19 +79,19 @@ class Reads(NamedTuple):
     slot: Ints
     stop: Ints
     key_coord: Ints
-    turn: Ints
+    shift: Ints
 
 
-def reads_of(plan: BatchPlan) -> Reads:
-    """What every sequence of ``plan`` reads, the new slots of its own rows included.
+def reads_of(metadata: AttentionMetadata) -> Reads:
+    """What every sequence of ``metadata`` reads, the new slots of its own rows included.
 
     New slots that continue a run only this sequence reads are joined to it. A run that others read stays as
     it is, the same for all of them. Only readers of the very same run meet it in one product, so a NaN
     that one of them has just written never reaches another.
     """
-    readers = Counter((e.slot, e.length) for s in plan.sequences for e in s.placement.context)
+    readers = Counter((e.slot, e.length) for s in metadata.sequences for e in s.placement.context)
     reads: list[tuple[int, ...]] = []
-    for sequence in plan.sequences:
+    for sequence in metadata.sequences:
         placement = sequence.placement
         runs = [
             (e.slot, e.slot + e.length, e.coord, placement.origin - e.origin, readers[e.slot, e.length] == 1)
@@ -110,10 +110,10 @@ def reads_of(plan: BatchPlan) -> Reads:
 
 @dataclass(frozen=True)
 class Layout:
-    """A plan laid out for one view; all int64.
+    """A metadata laid out for one view; all int64.
 
     ``items`` [., ITEM_FIELDS], the longest first; ``entries`` [., ENTRY_FIELDS]; ``targets``: the part each
-    entry of each item writes; ``offsets`` [rows + 1]: where a row's parts begin; ``turns``: distinct turns.
+    entry of each item writes; ``offsets`` [rows + 1]: where a row's parts begin; ``shifts``: distinct shifts.
     """
 
     tile: int
@@ -121,21 +121,21 @@ class Layout:
     entries: Ints
     targets: Ints
     offsets: Ints
-    turns: Ints
+    shifts: Ints
 
     @cached_property
     def bucket(self) -> Bucket:
         """The least bucket that holds it."""
-        items = max(32, len(self.items), len(self.turns))
+        items = max(32, len(self.items), len(self.shifts))
         parts = max(LEAST_PARTS, len(self.targets))
         return Bucket(round_up(len(self.offsets) - 1), round_up(items), self.tile, round_up(parts))
 
 
 def lay_out(reads: Reads, rows: int, view: View, programs: int) -> Layout:
     """Cut what ``rows`` rows read into items, about ``programs`` programs of them if there is work enough."""
-    low, high, row, turn, run = _intervals(reads, view.window)
+    low, high, row, shift, run = _intervals(reads, view.window)
     order = np.argsort(run, kind="stable")
-    low, high, row, turn, run = low[order], high[order], row[order], turn[order], run[order]
+    low, high, row, shift, run = low[order], high[order], row[order], shift[order], run[order]
     run_first = np.flatnonzero(np.diff(run, prepend=-1))
     run_count = np.diff(run_first, append=len(run))
     keys = np.maximum.reduceat(high, run_first) - np.minimum.reduceat(low, run_first)
@@ -159,12 +159,12 @@ def lay_out(reads: Reads, rows: int, view: View, programs: int) -> Layout:
     targets = np.empty(len(part_row), np.int64)
     targets[np.argsort(part_row, kind="stable")] = np.arange(len(part_row))
     offsets = np.concatenate(([0], np.cumsum(np.bincount(part_row, minlength=rows))))
-    turns, turn_index = np.unique(turn, return_inverse=True)
-    return Layout(tile, items, np.stack((row, turn_index, low, high), 1), targets, offsets, turns)
+    shifts, shift_index = np.unique(shift, return_inverse=True)
+    return Layout(tile, items, np.stack((row, shift_index, low, high), 1), targets, offsets, shifts)
 
 
 def _intervals(reads: Reads, window: int | None) -> tuple[Ints, Ints, Ints, Ints, Ints]:
-    """For each row and run it sees something of: its slots ``low`` to ``high``, row, turn, and the run."""
+    """For each row and run it sees something of: its slots ``low`` to ``high``, row, shift, and the run."""
     of = np.repeat(np.arange(len(reads.row)), reads.rows)
     ahead = _spans(np.zeros_like(reads.rows), reads.rows)
     behind = reads.coord[of] + ahead - reads.key_coord[of]  # the newest key a row may see, within the run
@@ -175,7 +175,7 @@ def _intervals(reads: Reads, window: int | None) -> tuple[Ints, Ints, Ints, Ints
     seen = np.flatnonzero(low < high)
     of = of[seen]
     _, run = np.unique(reads.slot << 32 | reads.stop, return_inverse=True)
-    return low[seen], high[seen], reads.row[of] + ahead[seen], reads.turn[of], run[of].astype(np.int64)
+    return low[seen], high[seen], reads.row[of] + ahead[seen], reads.shift[of], run[of].astype(np.int64)
 
 
 def _choose_tile(members: Ints, keys: Ints, view: View) -> int:
@@ -205,7 +205,7 @@ def _spans(first: Ints, count: Ints) -> Ints:
     return spans
 
 
-class DevicePlan:
+class DeviceMetadata:
     """The tensors of one view and bucket; `fill` rewrites them in place with one copy to the device."""
 
     def __init__(self, view: View, bucket: Bucket, device: torch.device) -> None:
@@ -215,14 +215,14 @@ class DevicePlan:
             "items": bucket.items * ITEM_FIELDS,
             "entries": bucket.parts * ENTRY_FIELDS,
             "targets": bucket.parts,
-            "turns": bucket.items,
+            "shifts": bucket.items,
             "offsets": bucket.rows + 1,
         }
         self._staging = Staging(sum(sizes.values()), torch.int32, device)
         stops = accumulate(sizes.values())
         where = {name: slice(stop - sizes[name], stop) for name, stop in zip(sizes, stops, strict=True)}
         self._host = {name: self._staging.host.numpy()[here] for name, here in where.items()}
-        self.items, self.entries, self.targets, self.turns, self.offsets = (
+        self.items, self.entries, self.targets, self.shifts, self.offsets = (
             self._staging.device[here] for here in where.values()
         )
 

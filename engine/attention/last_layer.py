@@ -2,7 +2,7 @@
 
 Of a row that chooses no token, the last layer is wanted for its keys and values alone. So that layer runs
 until attention has written them, is broken off there by an exception, and runs once more over the few rows
-that are read, for which the rows before them are past. A pass that reads none ends at that point.
+that are read, for which the rows before them are context. A pass that reads none ends at that point.
 
 Nothing is known of the layer but that its first argument and whatever else has one entry a row have them
 along dimension 1. The canary compares logits computed this way with the dense model's.
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from engine.attention.metadata import BatchPlan
+from engine.attention.metadata import AttentionMetadata
 
 
 class Written(Exception):
@@ -33,13 +33,13 @@ class NothingRead(Exception):
 
 @dataclass
 class LastLayer:
-    """What one pass wants of its last layer: the output of ``rows`` (ascending) of ``plan``.
+    """What one pass wants of its last layer: the output of ``rows`` (ascending) of ``metadata``.
 
     ``reading``: keys and values are written, and attention sees these rows alone.
     """
 
     rows: Sequence[int]
-    plan: BatchPlan
+    metadata: AttentionMetadata
     reading: bool = field(default=False, init=False)
 
 
@@ -82,7 +82,7 @@ def _forward(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("the last layer did not reach attention")
     if not last.rows:
         raise NothingRead
-    last.plan = last.plan.only(last.rows)
+    last.metadata = last.metadata.only(last.rows)
     last.reading = True
     hidden = args[0]
     rows, kept = hidden.shape[1], torch.tensor(last.rows, device=hidden.device)

@@ -1,11 +1,11 @@
-"""The attention plan of one forward pass: which packed rows meet which extents, turned by how much.
+"""The attention metadata of one forward pass: which packed rows meet which extents, rotated by how much.
 
 Made once on the host per pass and read by every layer. Rows of different readers that share an extent
 (the frozen prefix of all sessions, the tape under k standing questions) meet it in one part, so its keys
 are read once for all of them.
 
 A pass writes its new keys before it attends, so rows of a sequence can be cut off from those before them:
-what came before has become one more extent of their past. Long sequences are cut that way, which bounds
+what came before has become one more extent of their context. Long sequences are cut that way, which bounds
 every causal square and every mask, and so is a last layer of which only some rows are read.
 """
 
@@ -48,17 +48,17 @@ class Packed:
 
 
 @dataclass(frozen=True)
-class PastPart:
+class ContextPart:
     """Rows that attend to slots ``start`` to ``stop`` of the pool; each of them sees at least one key.
 
-    ``turns``: positions by which each row's query is turned towards the extent's frame, None when all
+    ``shifts``: positions by which each row's query is rotated towards the extent's frame, None when all
     are zero. ``visible``: bool [rows, keys], None when every row sees every key.
     """
 
     rows: slice | torch.Tensor
     start: int
     stop: int
-    turns: torch.Tensor | None
+    shifts: torch.Tensor | None
     visible: torch.Tensor | None
 
 
@@ -74,12 +74,14 @@ class NewPart:
 
 
 @dataclass
-class BatchPlan:
+class AttentionMetadata:
     """Everything attention needs to know about one packed batch."""
 
     sequences: Sequence[Packed]
     device: torch.device | str = "cpu"
-    _past: dict[int | None, list[PastPart]] = field(default_factory=dict)
+    piece_rows: int = PIECE_ROWS
+    windowed_piece_rows: int = WINDOWED_PIECE_ROWS
+    _context: dict[int | None, list[ContextPart]] = field(default_factory=dict)
     _new: dict[int | None, list[NewPart]] = field(default_factory=dict)
 
     @property
@@ -92,8 +94,8 @@ class BatchPlan:
         positions = [torch.arange(s.positions.start, s.positions.stop) for s in self.sequences]
         return torch.cat(positions).to(self.device)
 
-    def only(self, rows: Sequence[int]) -> BatchPlan:
-        """The plan of a pass over ``rows`` alone (ascending), whose every row has its keys in the pool."""
+    def only(self, rows: Sequence[int]) -> AttentionMetadata:
+        """That of a pass over ``rows`` alone (ascending), whose every row has its keys in the pool."""
         kept: list[Packed] = []
         for sequence in self.sequences:
             mine = rows[bisect_left(rows, sequence.start) : bisect_left(rows, sequence.stop)]
@@ -101,13 +103,13 @@ class BatchPlan:
                 run = [row for _, row in numbered]
                 at = kept[-1].stop if kept else 0
                 kept.append(Packed(at, at + len(run), after(sequence.placement, run[0] - sequence.start)))
-        return BatchPlan(kept, self.device)
+        return AttentionMetadata(kept, self.device, self.piece_rows, self.windowed_piece_rows)
 
-    def past(self, window: int | None) -> list[PastPart]:
+    def context(self, window: int | None) -> list[ContextPart]:
         """Parts over the pool for layers with this sliding window (None: full attention)."""
-        if window not in self._past:
-            self._past[window] = self._past_parts(window)
-        return self._past[window]
+        if window not in self._context:
+            self._context[window] = self._context_parts(window)
+        return self._context[window]
 
     def new(self, window: int | None) -> list[NewPart]:
         """Parts among the batch's own rows."""
@@ -119,47 +121,47 @@ class BatchPlan:
 
     def _pieces(self, window: int | None) -> list[Packed]:
         """The sequences, cut so that within a piece every row is in the window of every other."""
-        most = PIECE_ROWS if window is None else min(window, WINDOWED_PIECE_ROWS)
+        most = self.piece_rows if window is None else min(window, self.windowed_piece_rows)
         return [
             Packed(start, min(start + most, sequence.stop), after(sequence.placement, start - sequence.start))
             for sequence in self.sequences
             for start in range(sequence.start, sequence.stop, most)
         ]
 
-    def _past_parts(self, window: int | None) -> list[PastPart]:
+    def _context_parts(self, window: int | None) -> list[ContextPart]:
         shared: dict[tuple[int, int], list[tuple[Packed, int]]] = {}
-        parts: list[PastPart] = []
+        parts: list[ContextPart] = []
         for piece in self._pieces(window):
             for extent in piece.placement.context:
-                turn = piece.placement.origin - extent.origin
+                shift = piece.placement.origin - extent.origin
                 leaving, staying = split(extent, piece.placement.coord, piece.rows, window)
                 if leaving.length and window is not None:
-                    parts.append(self._masked(piece, leaving, turn, window))
+                    parts.append(self._masked(piece, leaving, shift, window))
                 if staying.length:
-                    shared.setdefault((staying.slot, staying.length), []).append((piece, turn))
+                    shared.setdefault((staying.slot, staying.length), []).append((piece, shift))
         parts.extend(
-            PastPart(self._rows([s for s, _ in readers]), slot, slot + length, self._turns(readers), None)
+            ContextPart(self._rows([s for s, _ in readers]), slot, slot + length, self._shifts(readers), None)
             for (slot, length), readers in shared.items()
         )
         return parts
 
-    def _masked(self, piece: Packed, extent: Extent, turn: int, window: int) -> PastPart:
+    def _masked(self, piece: Packed, extent: Extent, shift: int, window: int) -> ContextPart:
         seeing = min(piece.rows, extent.coord + extent.length - 1 + window - piece.placement.coord)
         seers = replace(piece, stop=piece.start + seeing)
         queries = torch.arange(piece.placement.coord, piece.placement.coord + seeing)
         keys = torch.arange(extent.coord, extent.coord + extent.length)
-        return PastPart(
+        return ContextPart(
             slice(seers.start, seers.stop),
             extent.slot,
             extent.slot + extent.length,
-            self._turns([(seers, turn)]),
+            self._shifts([(seers, shift)]),
             (queries[:, None] - keys[None] < window).to(self.device),
         )
 
-    def _turns(self, readers: list[tuple[Packed, int]]) -> torch.Tensor | None:
-        if not any(turn for _, turn in readers):
+    def _shifts(self, readers: list[tuple[Packed, int]]) -> torch.Tensor | None:
+        if not any(shift for _, shift in readers):
             return None
-        return torch.cat([torch.full((s.rows,), turn) for s, turn in readers]).to(self.device)
+        return torch.cat([torch.full((s.rows,), shift) for s, shift in readers]).to(self.device)
 
     def _rows(self, pieces: list[Packed]) -> slice | torch.Tensor:
         """The rows of ``pieces`` in their order: a slice when they lie side by side."""
@@ -169,18 +171,18 @@ class BatchPlan:
 
 
 def after(placement: Placement, tokens: int) -> Placement:
-    """What is left of ``placement`` behind its first ``tokens`` tokens, which have become past."""
-    past = list(placement.context)
+    """What is left of ``placement`` behind its first ``tokens`` tokens, which have become context."""
+    context = list(placement.context)
     left: list[SlotRange] = []
     coord = placement.coord
     for slot, count in placement.slots:
         written = min(count, placement.coord + tokens - coord)
         if written:
-            past.append(Extent(slot, written, coord, placement.origin))
+            context.append(Extent(slot, written, coord, placement.origin))
             coord += written
         if written < count:
             left.append((slot + written, count - written))
-    return Placement(tuple(past), tuple(left), placement.coord + tokens, placement.origin)
+    return Placement(tuple(context), tuple(left), placement.coord + tokens, placement.origin)
 
 
 def split(extent: Extent, coord: int, rows: int, window: int | None) -> tuple[Extent, Extent]:

@@ -1,10 +1,10 @@
-"""The reference backend: plain softmax over every part, on any device. Slow and simple."""
+"""Plain softmax over a part, on any device: for soft-caps, and the oracle of every backend."""
 
 from __future__ import annotations
 
 import torch
 
-from engine.attention.base import LayerCall, Merged
+from engine.attention.base import LayerCall
 from engine.attention.metadata import NewPart
 
 
@@ -31,21 +31,6 @@ def attend(
     weights = torch.exp(scores - lse.clamp(min=torch.finfo(torch.float32).min)[..., None]).to(values.dtype)
     folded_weights = weights.view(keys.shape[0], groups * rows, -1)
     return torch.matmul(folded_weights, values).float().view(heads, rows, -1), lse
-
-
-class ReferenceAttention:
-    """One softmax per part, every score of it at once. Slow and plain."""
-
-    def __call__(self, call: LayerCall) -> torch.Tensor:
-        """The output, [q_heads, rows, value_dim]."""
-        output = Merged(call)
-        for part in call.plan.past(call.window):
-            keys, values = call.keys[:, part.start : part.stop], call.values[:, part.start : part.stop]
-            query = call.turned(part.rows, part.turns)
-            output.add(part.rows, *attend(query, keys, values, call, part.visible))
-        for new in call.plan.new(call.window):
-            output.add(new.rows, *attend_new(call, new))
-        return output.result()
 
 
 def attend_new(call: LayerCall, new: NewPart) -> tuple[torch.Tensor, torch.Tensor]:

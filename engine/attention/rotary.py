@@ -1,8 +1,8 @@
-"""Turning queries from one position frame to another: rotary embedding by a whole number of positions.
+"""RoPE re-rotation of queries from one position frame to another, by a whole number of positions.
 
-Measured against an fp64 oracle over 200 evictions, turning the query per extent stays within bf16's own
-noise, while rotating the stored keys forward drifts. Angles are computed in float64 because a turn can
-span a whole frame.
+Measured against an fp64 oracle over 200 evictions, re-rotating the query for each extent stays within
+bf16's own noise, while rotating the stored keys forward drifts. Angles are computed in float64 because a
+shift can span a whole frame.
 """
 
 from __future__ import annotations
@@ -13,45 +13,45 @@ import torch
 from torch import nn
 
 _KEPT_TABLES = 8
-"""A pass asks every layer for the same few turns: one for each extent of another frame."""
+"""A pass asks every layer for the same few shifts: one for each extent of another frame."""
 
 
-class FrameTurner:
+class FrameRotation:
     """Rotates queries by whole positions; half-split layout over the first ``2 * len(inv_freq)`` dims.
 
     ``inv_freq``: the model's own inverse frequencies, float [rotary_dim / 2]; empty for a layer whose
-    queries and keys do not know positions. Layers with the same frequencies share one turner.
+    queries and keys do not know positions. Layers with the same frequencies share one rotation.
     """
 
     def __init__(self, inv_freq: torch.Tensor) -> None:
         self.inv_freq = inv_freq.detach().double()
         self._tables: deque[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = deque(maxlen=_KEPT_TABLES)
 
-    def turn(self, query: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
-        """``query`` [heads, rows, dim] rotated by ``turns`` positions, int64 [rows]."""
+    def rotate(self, query: torch.Tensor, shifts: torch.Tensor) -> torch.Tensor:
+        """``query`` [heads, rows, dim] rotated by ``shifts`` positions, int64 [rows]."""
         half = self.inv_freq.numel()
         if not half:
             return query
-        cos, sin = self._angles(turns)
+        cos, sin = self._angles(shifts)
         first, second, rest = query[..., :half], query[..., half : 2 * half], query[..., 2 * half :]
-        turned = (first * cos - second * sin, second * cos + first * sin)
-        return torch.cat((*turned, rest), -1).to(query.dtype)
+        rotated = (first * cos - second * sin, second * cos + first * sin)
+        return torch.cat((*rotated, rest), -1).to(query.dtype)
 
-    def _angles(self, turns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _angles(self, shifts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         # by identity, which is safe because the entry keeps its key alive
         for known, cos, sin in self._tables:
-            if known is turns:
+            if known is shifts:
                 return cos, sin
-        angles = turns.double()[:, None] * self.inv_freq
+        angles = shifts.double()[:, None] * self.inv_freq
         cos, sin = angles.cos().float(), angles.sin().float()
-        self._tables.append((turns, cos, sin))
+        self._tables.append((shifts, cos, sin))
         return cos, sin
 
 
-def rotary_tables(model: nn.Module) -> list[FrameTurner]:
-    """One turner for each distinct table of frequencies the model holds, and one that turns nothing."""
+def rotations_of(model: nn.Module) -> list[FrameRotation]:
+    """One rotation for each distinct table of frequencies the model holds, and one that shifts nothing."""
     found: list[torch.Tensor] = []
     for name, buffer in model.named_buffers():
         if name.endswith("inv_freq") and not any(torch.equal(buffer, other) for other in found):
             found.append(buffer)
-    return [*(FrameTurner(table) for table in found), FrameTurner(torch.empty(0))]
+    return [*(FrameRotation(table) for table in found), FrameRotation(torch.empty(0))]

@@ -1,4 +1,4 @@
-"""Short extents of many readers met in one product: what each has for itself behind a past they share.
+"""Short extents of many readers met in one product: what each has for itself behind a context they share.
 
 The first tokens of 25 answers, or a few bars of each of 16 sessions, are some dozen keys that one reader
 sees. A product and a merge for each of them cost more than the arithmetic, so extents of about the same
@@ -15,37 +15,37 @@ from itertools import pairwise
 
 import torch
 
-from engine.attention.metadata import PastPart
+from engine.attention.metadata import ContextPart
 
 SHORT_KEYS = 256
 """Longer extents are read in place."""
 JOINED_KEYS = 1024
 """At most so many keys of one reader are joined: what is copied should stay in the core's cache."""
-GATHERED_KEYS = 1 << 14
+BATCHED_KEYS = 1 << 14
 """At most so many keys, padding included, in one product: they are copied for each layer."""
 
 
 @dataclass(frozen=True)
-class Gathered:
+class ContextBatch:
     """``count`` readers of equally many rows. ``slots``: int64 [count * keys], those of one reader together.
 
     ``hidden``: float [count, 1, 1, keys], -inf where a reader is padded; None when all have equally many.
-    ``turns`` as in `PastPart`, for all ``rows``.
+    ``shifts`` as in `ContextPart`, for all ``rows``.
     """
 
     rows: slice | torch.Tensor
     count: int
     slots: torch.Tensor
     hidden: torch.Tensor | None
-    turns: torch.Tensor | None
+    shifts: torch.Tensor | None
 
 
 @dataclass(frozen=True)
 class _Read:
-    """Extents that the same rows meet at the same turns: one row of keys, whatever lies between them."""
+    """Extents that the same rows meet at the same shifts: one row of keys, whatever lies between them."""
 
     rows: slice
-    parts: list[PastPart]
+    parts: list[ContextPart]
 
     @property
     def keys(self) -> int:
@@ -57,35 +57,37 @@ class _Read:
         return torch.cat([*ranges, torch.full((keys - self.keys,), self.parts[0].start)])
 
 
-def gather(parts: Sequence[PastPart]) -> tuple[list[PastPart], list[Gathered]]:
-    """``parts`` that stay as they are, and the short ones among them gathered; no row is twice in one."""
-    alone: list[PastPart] = []
+def batch_short(
+    parts: Sequence[ContextPart], joined_keys: int = JOINED_KEYS, batched_keys: int = BATCHED_KEYS
+) -> tuple[list[ContextPart], list[ContextBatch]]:
+    """``parts`` that stay as they are, and the short ones among them batched; no row is twice in one."""
+    alone: list[ContextPart] = []
     alike: dict[tuple[int, int], list[_Read]] = {}
-    for read in _reads(parts, alone):
+    for read in _reads(parts, alone, joined_keys):
         rows = read.rows.stop - read.rows.start
         # lengths up to the same power of two
         alike.setdefault((rows, (read.keys - 1).bit_length()), []).append(read)
-    groups = [group for (_, bits), reads in alike.items() for group in _groups(reads, GATHERED_KEYS >> bits)]
-    gathered: list[Gathered] = []
+    groups = [group for (_, bits), reads in alike.items() for group in _groups(reads, batched_keys >> bits)]
+    batched: list[ContextBatch] = []
     for group in groups:
         if len(group) == len(group[0].parts) == 1:
             alone += group[0].parts
         else:
-            gathered.append(_gathered(group))
-    return alone, gathered
+            batched.append(_batched(group))
+    return alone, batched
 
 
-def _reads(parts: Sequence[PastPart], alone: list[PastPart]) -> list[_Read]:
-    """The short ones of ``parts``, joined up to `JOINED_KEYS`; the others go to ``alone``."""
+def _reads(parts: Sequence[ContextPart], alone: list[ContextPart], joined_keys: int) -> list[_Read]:
+    """The short ones of ``parts``, joined up to ``joined_keys``; the others go to ``alone``."""
     reads: dict[tuple[int, int, tuple[int, ...] | None], list[_Read]] = {}
     for part in parts:
         length = part.stop - part.start
         if part.visible is not None or not isinstance(part.rows, slice) or length > SHORT_KEYS:
             alone.append(part)
             continue
-        turns = None if part.turns is None else tuple(part.turns.tolist())
-        same = reads.setdefault((part.rows.start, part.rows.stop, turns), [])
-        if same and same[-1].keys + length <= JOINED_KEYS:
+        shifts = None if part.shifts is None else tuple(part.shifts.tolist())
+        same = reads.setdefault((part.rows.start, part.rows.stop, shifts), [])
+        if same and same[-1].keys + length <= joined_keys:
             same[-1].parts.append(part)
         else:
             same.append(_Read(part.rows, [part]))
@@ -104,13 +106,13 @@ def _groups(candidates: list[_Read], most: int) -> list[list[_Read]]:
     return groups
 
 
-def _gathered(group: list[_Read]) -> Gathered:
+def _batched(group: list[_Read]) -> ContextBatch:
     spans = [read.rows for read in group]
     lengths = torch.tensor([read.keys for read in group])[:, None]
     keys = int(lengths.max())
     padding = torch.arange(keys).expand(len(group), -1) >= lengths
     side_by_side = all(a.stop == b.start for a, b in pairwise(spans))
-    return Gathered(
+    return ContextBatch(
         slice(spans[0].start, spans[-1].stop)
         if side_by_side
         else torch.cat([torch.arange(span.start, span.stop) for span in spans]),
@@ -119,13 +121,13 @@ def _gathered(group: list[_Read]) -> Gathered:
         torch.zeros(padding.shape).masked_fill_(padding, float("-inf"))[:, None, None]
         if padding.any()
         else None,
-        _turns(group),
+        _shifts(group),
     )
 
 
-def _turns(group: list[_Read]) -> torch.Tensor | None:
-    turns = [read.parts[0].turns for read in group]
-    if all(own is None for own in turns):
+def _shifts(group: list[_Read]) -> torch.Tensor | None:
+    shifts = [read.parts[0].shifts for read in group]
+    if all(own is None for own in shifts):
         return None
     none = torch.zeros(group[0].rows.stop - group[0].rows.start, dtype=torch.int64)
-    return torch.cat([none if own is None else own for own in turns])
+    return torch.cat([none if own is None else own for own in shifts])

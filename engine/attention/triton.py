@@ -1,7 +1,7 @@
 """The GPU backend: Triton kernels that read extents in place, each in its own position frame.
 
-Per layer there is one launch of `attend` over the plan's items and one of `merge`; the first layer of a pass
-that has a turner also makes its table of turns. A call reads static device tensors only and waits for
+Per layer there is one launch of `attend` over the metadata's items and one of `merge`; the first layer of a
+pass that has a rotation also makes its table of shifts. A call reads static device tensors only and waits for
 nothing, so a forward pass can be captured in a CUDA graph and replayed after `TritonAttention.prepare`.
 """
 
@@ -12,10 +12,19 @@ from dataclasses import dataclass
 import torch
 
 from engine.attention.base import LayerCall
-from engine.attention.device_metadata import TILES, Bucket, DevicePlan, Layout, Reads, View, lay_out, reads_of
-from engine.attention.metadata import BatchPlan
-from engine.attention.rotary import FrameTurner
-from engine.attention.triton_kernels import LOG2_E, attend, merge, turn_table
+from engine.attention.device_metadata import (
+    TILES,
+    Bucket,
+    DeviceMetadata,
+    Layout,
+    Reads,
+    View,
+    lay_out,
+    reads_of,
+)
+from engine.attention.metadata import AttentionMetadata
+from engine.attention.rotary import FrameRotation
+from engine.attention.triton_kernels import LOG2_E, attend, merge, rotation_table
 from engine.graphs.static import round_up
 
 
@@ -63,28 +72,28 @@ class TritonAttention:
 
     def __init__(self, *, programs: int | None = None) -> None:
         self._programs = programs
-        self._plans: dict[tuple[View, Bucket], DevicePlan] = {}
+        self._plans: dict[tuple[View, Bucket], DeviceMetadata] = {}
         self._views: dict[View, torch.device] = {}
-        self._tables: dict[tuple[DevicePlan, FrameTurner], torch.Tensor] = {}
-        self._batch: BatchPlan | None = None
+        self._tables: dict[tuple[DeviceMetadata, FrameRotation], torch.Tensor] = {}
+        self._batch: AttentionMetadata | None = None
         self._reads: Reads | None = None
-        self._filled: dict[View, DevicePlan] = {}
-        self._tabled: set[tuple[DevicePlan, FrameTurner]] = set()
+        self._filled: dict[View, DeviceMetadata] = {}
+        self._filled_tables: set[tuple[DeviceMetadata, FrameRotation]] = set()
 
-    def prepare(self, plan: BatchPlan) -> tuple[Bucket, ...]:
-        """Fill the device tensors for ``plan``, for every kind of layer seen in earlier passes.
+    def prepare(self, metadata: AttentionMetadata) -> tuple[Bucket, ...]:
+        """Fill the device tensors for ``metadata``, for every kind of layer seen in earlier passes.
 
         Passes for which it returns the same buckets run the same launches on the same addresses. To capture
         a graph, run one pass (which shows what kinds of layers there are and compiles), then call this and
         capture; to replay it, call this before.
         """
-        self._begin(plan)
+        self._begin(metadata)
         return tuple(self._fill(view, device).bucket for view, device in self._views.items())
 
     def __call__(self, call: LayerCall) -> torch.Tensor:
         """The output, [q_heads, rows, value_dim]."""
-        if call.plan is not self._batch:
-            self._begin(call.plan)
+        if call.metadata is not self._batch:
+            self._begin(call.metadata)
         query = call.query if call.query.stride(-1) == 1 else call.query.contiguous()
         q_heads, rows, key_dim = query.shape
         kv_heads, _, value_dim = call.values.shape
@@ -92,20 +101,20 @@ class TritonAttention:
         widest = max(key_padded, value_padded)
         groups = q_heads // kv_heads
         view = View(call.window, kv_heads, groups, largest_tile(groups, widest, query.element_size()))
-        plan = self._filled.get(view) or self._fill(view, query.device)
-        shape = tiling(plan.bucket.tile, widest, query.element_size())
+        metadata = self._filled.get(view) or self._fill(view, query.device)
+        shape = tiling(metadata.bucket.tile, widest, query.element_size())
         scale = call.scale * LOG2_E
-        part_out = query.new_empty((plan.bucket.parts, q_heads, value_dim), dtype=torch.float32)
-        part_lse = query.new_empty((plan.bucket.parts, q_heads), dtype=torch.float32)
+        part_out = query.new_empty((metadata.bucket.parts, q_heads, value_dim), dtype=torch.float32)
+        part_lse = query.new_empty((metadata.bucket.parts, q_heads), dtype=torch.float32)
         out = query.new_empty((rows, q_heads, value_dim))
-        attend[(plan.bucket.items * kv_heads,)](
+        attend[(metadata.bucket.items * kv_heads,)](
             query,
             call.keys,
             call.values,
-            plan.items,
-            plan.entries,
-            plan.targets,
-            self._table(plan, call.turner),
+            metadata.items,
+            metadata.entries,
+            metadata.targets,
+            self._table(metadata, call.rotation),
             part_out,
             part_lse,
             *query.stride()[:2],
@@ -119,9 +128,9 @@ class TritonAttention:
             VALUE_DIM=value_dim,
             KEY_PADDED=key_padded,
             VALUE_PADDED=value_padded,
-            HALF=call.turner.inv_freq.numel(),
+            HALF=call.rotation.inv_freq.numel(),
             SOFTCAP=call.softcap is not None,
-            TILE=plan.bucket.tile,
+            TILE=metadata.bucket.tile,
             BLOCK=shape.block,
             num_warps=shape.warps,
             num_stages=shape.stages,
@@ -130,7 +139,7 @@ class TritonAttention:
         merge[(rows, -(-q_heads * value_dim // columns))](
             part_out,
             part_lse,
-            plan.offsets,
+            metadata.offsets,
             part_lse if call.sinks is None else call.sinks,
             out,
             HEADS=q_heads,
@@ -142,23 +151,23 @@ class TritonAttention:
         )
         return out.transpose(0, 1)
 
-    def _begin(self, plan: BatchPlan) -> None:
-        self._batch, self._reads = plan, None
+    def _begin(self, metadata: AttentionMetadata) -> None:
+        self._batch, self._reads = metadata, None
         self._filled.clear()
-        self._tabled.clear()
+        self._filled_tables.clear()
 
-    def _fill(self, view: View, device: torch.device) -> DevicePlan:
+    def _fill(self, view: View, device: torch.device) -> DeviceMetadata:
         assert self._batch is not None
         self._views[view] = device
         if self._reads is None:
             self._reads = reads_of(self._batch)
         layout: Layout = lay_out(self._reads, self._batch.rows, view, self._wanted(device))
-        plan = self._plans.get((view, layout.bucket))
-        if plan is None:
-            plan = self._plans[view, layout.bucket] = DevicePlan(view, layout.bucket, device)
-        plan.fill(layout)
-        self._filled[view] = plan
-        return plan
+        metadata = self._plans.get((view, layout.bucket))
+        if metadata is None:
+            metadata = self._plans[view, layout.bucket] = DeviceMetadata(view, layout.bucket, device)
+        metadata.fill(layout)
+        self._filled[view] = metadata
+        return metadata
 
     def _wanted(self, device: torch.device) -> int:
         if self._programs is None:
@@ -169,20 +178,20 @@ class TritonAttention:
             self._programs = 6 * multiprocessors
         return self._programs
 
-    def _table(self, plan: DevicePlan, turner: FrameTurner) -> torch.Tensor:
-        """The turner's table for the plan's turns, made once a pass."""
-        half = turner.inv_freq.numel()
+    def _table(self, metadata: DeviceMetadata, rotation: FrameRotation) -> torch.Tensor:
+        """The rotation's table for the metadata's shifts, made once a pass."""
+        half = rotation.inv_freq.numel()
         if not half:
-            return plan.items  # never read
-        key = plan, turner
+            return metadata.items  # never read
+        key = metadata, rotation
         table = self._tables.get(key)
         if table is None:
-            table = torch.empty(plan.bucket.items, 2, half, device=turner.inv_freq.device)
+            table = torch.empty(metadata.bucket.items, 2, half, device=rotation.inv_freq.device)
             self._tables[key] = table
-        if key not in self._tabled:
-            self._tabled.add(key)
-            turn_table[(plan.bucket.items,)](
-                plan.turns, turner.inv_freq, table, HALF=half, BLOCK=_padded(half), num_warps=1
+        if key not in self._filled_tables:
+            self._filled_tables.add(key)
+            rotation_table[(metadata.bucket.items,)](
+                metadata.shifts, rotation.inv_freq, table, HALF=half, BLOCK=_padded(half), num_warps=1
             )
         return table
 

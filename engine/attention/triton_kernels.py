@@ -1,6 +1,6 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
 # Kernels are written in Triton's own language, which type checkers do not know.
-"""Triton kernels of region attention: turn tables, split-K attention over slots, and the merge of its parts.
+"""Triton kernels of region attention: shift tables, split-K attention over slots, and the merge of its parts.
 
 `attend` runs one *item* for one KV head: a tile of readers (rows that read the same run of slots, with all
 query heads of the KV head) over a stretch of that run. Every reader sees an interval of slots, which covers
@@ -19,7 +19,7 @@ ITEM_FIELDS = 8
 """first entry, entries, first slot, slot behind the last, these two of the slots that all entries see, first
 target, unused."""
 ENTRY_FIELDS = 4
-"""row of the batch, row of the turn table, first visible slot, slot behind the last visible one."""
+"""row of the batch, row of the shift table, first visible slot, slot behind the last visible one."""
 
 _LOG2_E = tl.constexpr(LOG2_E)
 _ITEM_FIELDS = tl.constexpr(ITEM_FIELDS)
@@ -27,16 +27,16 @@ _ENTRY_FIELDS = tl.constexpr(ENTRY_FIELDS)
 
 
 @triton.jit
-def turn_table(turns, inv_freq, table, HALF: tl.constexpr, BLOCK: tl.constexpr):
-    """``table`` fp32 [turns, 2, HALF]: cosines and sines of ``turns`` int32 times ``inv_freq`` fp64 [HALF].
+def rotation_table(shifts, inv_freq, table, HALF: tl.constexpr, BLOCK: tl.constexpr):
+    """``table`` fp32 [shifts, 2, HALF]: cosines and sines of ``shifts`` int32 times ``inv_freq`` fp64 [HALF].
 
-    Angles are computed in fp64, because a turn can span a whole frame.
+    Angles are computed in fp64, because a shift can span a whole frame.
     """
-    turn = tl.program_id(0)
+    shift = tl.program_id(0)
     dim = tl.arange(0, BLOCK)
     here = dim < HALF
-    angle = tl.load(turns + turn).to(tl.float64) * tl.load(inv_freq + dim, mask=here, other=0.0)
-    at = table + turn * 2 * HALF + dim
+    angle = tl.load(shifts + shift).to(tl.float64) * tl.load(inv_freq + dim, mask=here, other=0.0)
+    at = table + shift * 2 * HALF + dim
     tl.store(at, tl.cos(angle).to(tl.float32), mask=here)
     tl.store(at + HALF, tl.sin(angle).to(tl.float32), mask=here)
 
@@ -103,13 +103,13 @@ def _meet(
 
 
 @triton.jit
-def _turned_query(
+def _rotated_query(
     query,
     head_stride,
     row_stride,
     heads,
     rows,
-    turns,
+    shifts,
     real,
     table,
     KEY_DIM: tl.constexpr,
@@ -125,17 +125,17 @@ def _turned_query(
     here = real[:, None] & (dims < KEY_DIM)[None, :]
     plain = tl.load(start[:, None] + dims[None, :], mask=here, other=0.0)
     if HALF == 0:
-        turned = plain
+        rotated = plain
     else:
         partner = tl.where(dims < HALF, dims + HALF, tl.where(dims < 2 * HALF, dims - HALF, dims))
         other = tl.load(start[:, None] + partner[None, :], mask=here, other=0.0)
         rotated = real[:, None] & (dims < 2 * HALF)[None, :]
-        angle = table + turns[:, None] * 2 * HALF + (dims % HALF)[None, :]
+        angle = table + shifts[:, None] * 2 * HALF + (dims % HALF)[None, :]
         cos = tl.load(angle, mask=rotated, other=1.0)
         sin = tl.load(angle + HALF, mask=rotated, other=0.0)
         sin = tl.where((dims < HALF)[None, :], -sin, sin)
-        turned = (plain.to(tl.float32) * cos + other.to(tl.float32) * sin).to(plain.dtype)
-    return turned
+        rotated = (plain.to(tl.float32) * cos + other.to(tl.float32) * sin).to(plain.dtype)
+    return rotated
 
 
 @triton.jit
@@ -170,11 +170,11 @@ def attend(
 ):
     """One item and KV head a program; the grid is [items * KV_HEADS], heads fastest.
 
-    ``query`` [q_heads, rows, KEY_DIM]; ``keys``, ``values`` [kv_heads, slots, dim], last stride 1.
-    ``items`` int32 [., ITEM_FIELDS], no entries: the program ends at once. ``entries`` int32
-    [., ENTRY_FIELDS]. ``targets`` int32: the part of each entry of each item. ``table``: see `turn_table`.
-    ``part_out`` fp32 [parts, q_heads, VALUE_DIM], ``part_lse`` fp32 [parts, q_heads] (base 2).
-    ``scale``: times log2(e); with a soft-cap 2 log2(e) scale / softcap. ``softcap``: times log2(e).
+    ``query`` [q_heads, rows, KEY_DIM]; ``keys``, ``values`` [kv_heads, slots, dim], last stride 1. ``items``
+    int32 [., ITEM_FIELDS], no entries: the program ends at once. ``entries`` int32 [., ENTRY_FIELDS].
+    ``targets`` int32: the part of each entry of each item. ``table``: see `rotation_table`. ``part_out`` fp32
+    [parts, q_heads, VALUE_DIM], ``part_lse`` fp32 [parts, q_heads] (base 2). ``scale``: times log2(e); with a
+    soft-cap 2 log2(e) scale / softcap. ``softcap``: times log2(e).
     """
     item = items + (tl.program_id(0) // KV_HEADS) * _ITEM_FIELDS
     head = tl.program_id(0) % KV_HEADS
@@ -193,11 +193,21 @@ def attend(
     heads = head * GROUPS + index % GROUPS
     entry = entries + (first + reader) * _ENTRY_FIELDS
     rows = tl.load(entry, mask=real, other=0)
-    turns = tl.load(entry + 1, mask=real, other=0)
+    shifts = tl.load(entry + 1, mask=real, other=0)
     low = tl.load(entry + 2, mask=real, other=0)
     high = tl.load(entry + 3, mask=real, other=0)
-    turned = _turned_query(
-        query, query_head_stride, query_row_stride, heads, rows, turns, real, table, KEY_DIM, KEY_PADDED, HALF
+    rotated = _rotated_query(
+        query,
+        query_head_stride,
+        query_row_stride,
+        heads,
+        rows,
+        shifts,
+        real,
+        table,
+        KEY_DIM,
+        KEY_PADDED,
+        HALF,
     )
 
     # Whole blocks that every reader sees lie between the edges; all blocks are counted from `start`.
@@ -213,14 +223,14 @@ def attend(
     weight = tl.zeros([TILE], tl.float32)
     for slot in tl.range(inner, outer, BLOCK):
         acc, top, weight = _meet(
-            acc, top, weight, turned, keys, values, key_slot_stride, value_slot_stride, slot + offsets,
+            acc, top, weight, rotated, keys, values, key_slot_stride, value_slot_stride, slot + offsets,
             low, high, stop, scale, softcap,
             KEY_DIM, VALUE_DIM, KEY_PADDED, VALUE_PADDED, SOFTCAP, False,
         )  # fmt: skip
     for edge in tl.range(0, edges):
         slot = tl.where(edge < before, start + edge * BLOCK, outer + (edge - before) * BLOCK)
         acc, top, weight = _meet(
-            acc, top, weight, turned, keys, values, key_slot_stride, value_slot_stride, slot + offsets,
+            acc, top, weight, rotated, keys, values, key_slot_stride, value_slot_stride, slot + offsets,
             low, high, stop, scale, softcap,
             KEY_DIM, VALUE_DIM, KEY_PADDED, VALUE_PADDED, SOFTCAP, True,
         )  # fmt: skip

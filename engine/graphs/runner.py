@@ -1,8 +1,8 @@
 """Captured passes: on a GPU a small batch costs its kernels, not the time Python takes to launch them.
 
-A pass is recorded once for each bucket of sizes (rows, sampled rows, attention work) and replayed with the
+A pass is captured once for each bucket of sizes (rows, sampled rows, attention work) and replayed with the
 same tensors at the same addresses: inputs are copied into static device tensors, the attention backend
-refills its plan in place, and rows of padding write their KV to a scratch block nobody reads. Models that
+refills its metadata in place, and rows of padding write their KV to a scratch block nobody reads. Models that
 read device values on the host (`capture_obstacle`) and large batches, which hide their launches behind
 arithmetic, take the eager path.
 """
@@ -13,47 +13,50 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import AttentionInterface
 
 from engine.attention.base import Attention
-from engine.attention.metadata import BatchPlan
-from engine.graphs.capture import capture_obstacle
+from engine.attention.metadata import AttentionMetadata
+from engine.device import out_of_memory
 from engine.graphs.static import Staging, round_up
-from engine.memory import out_of_memory
-from engine.model.loading import ATTENTION, LoadedModel, Pass
+from engine.model.loading import ATTENTION, ForwardContext, LoadedModel
 from regions.frozen import SharedBlocks
 from regions.pool import KVPool
 
 log = logging.getLogger(__name__)
 
+_TRACE = "foretick_trace"
+
 MOST_ROWS = 256
-"""Rows of the largest recorded pass; beyond, arithmetic hides the launches."""
+"""Rows of the largest captured pass; beyond, arithmetic hides the launches."""
 MOST_GRAPHS = 48
-"""Recorded passes that are kept, the most recently used ones."""
+"""Captured graphs that are kept, the most recently used ones."""
 
 Replay = Callable[[], torch.Tensor]
 Key = tuple[int, int, Hashable]
-"""Rows, sampled rows, and what the attention backend says of the plan."""
+"""Rows, sampled rows, and what the attention backend says of the metadata."""
 
 
 @runtime_checkable
 class StaticAttention(Attention, Protocol):
     """A backend whose calls read nothing but static device tensors."""
 
-    def prepare(self, plan: BatchPlan) -> Hashable:
-        """Fill them for ``plan``; passes with equal answers run the same launches on the same addresses."""
+    def prepare(self, metadata: AttentionMetadata) -> Hashable:
+        """Fill them for ``metadata``; equal results mean the same launches on the same addresses."""
 
 
-class Recorder(Protocol):
+class Capture(Protocol):
     """Turns a pass into something that replays its launches; the result is at the same address each time."""
 
     def __call__(self, run: Replay) -> Replay:
-        """Record ``run``. Raises RuntimeError when it cannot be recorded."""
+        """Capture ``run``. Raises RuntimeError when it cannot be captured."""
 
 
-class CudaRecorder:
+class CudaCapture:
     """CUDA graphs that share one memory pool: they never run at the same time."""
 
     def __init__(self) -> None:
@@ -91,16 +94,16 @@ class _Inputs:
 
 
 @dataclass
-class _Recorded:
-    """``work`` is kept because a recorder may run it again, with another plan."""
+class _CapturedGraph:
+    """``context`` is kept because a capture may run it again, with other metadata."""
 
     inputs: _Inputs
-    work: Pass
+    context: ForwardContext
     replay: Replay
 
 
 class GraphRunner:
-    """Runs small passes from recordings. ``record``: how; by default CUDA graphs."""
+    """Runs small passes as captured graphs. ``capture``: how; by default CUDA graphs."""
 
     def __init__(
         self,
@@ -108,85 +111,115 @@ class GraphRunner:
         pool: KVPool,
         attention: StaticAttention,
         *,
-        record: Recorder | None = None,
+        capture: Capture | None = None,
         most_rows: int = MOST_ROWS,
         most_graphs: int = MOST_GRAPHS,
     ) -> None:
         self._model, self._pool, self._attention = model, pool, attention
-        self._record = record or CudaRecorder()
+        self._capture = capture or CudaCapture()
         self._most_rows, self._most_graphs = most_rows, most_graphs
         self._inputs: dict[tuple[int, int], _Inputs] = {}
-        self._recorded: OrderedDict[Key, _Recorded] = OrderedDict()
+        self._captured: OrderedDict[Key, _CapturedGraph] = OrderedDict()
         runs = pool.take(1)
         if runs is None:
             raise ValueError("the pool has no block left for the rows of padding")
         self._scratch = SharedBlocks(pool, runs)
         pool.blocks.release(runs)
         self._refused = False
-        self.recordings = 0
+        self.captures = 0
         self.replays = 0
 
-    def takes(self, plan: BatchPlan) -> bool:
-        """The batch is small enough, and recording works."""
-        return plan.rows <= self._most_rows and not self._refused
+    def takes(self, metadata: AttentionMetadata) -> bool:
+        """The batch is small enough, and capture works."""
+        return metadata.rows <= self._most_rows and not self._refused
 
     @torch.inference_mode()
-    def logits(self, plan: BatchPlan, tokens: Sequence[int], keep: Sequence[int]) -> torch.Tensor:
+    def logits(self, metadata: AttentionMetadata, tokens: Sequence[int], keep: Sequence[int]) -> torch.Tensor:
         """One pass; logits of rows ``keep``, fp32 [keep, vocabulary], valid until the next pass."""
-        rows, kept = round_up(plan.rows), round_up(len(keep))
+        rows, kept = round_up(metadata.rows), round_up(len(keep))
         inputs = self._inputs.get((rows, kept))
         if inputs is None:
             inputs = self._inputs[rows, kept] = _Inputs(rows, kept, self._model.device)
-        positions = [at for part in plan.sequences for at in part.positions]
-        ranges = [slots for part in plan.sequences for slots in part.placement.slots]
+        positions = [at for part in metadata.sequences for at in part.positions]
+        ranges = [slots for part in metadata.sequences for slots in part.placement.slots]
         slots = [slot for first, n in ranges for slot in range(first, first + n)]
         scratch = self._scratch.blocks[0].start * self._pool.block_size
         inputs.fill((tokens, 0), (positions, 0), (slots, scratch), (keep, 0))
-        key = rows, kept, self._attention.prepare(plan)
-        recorded = self._recorded.get(key)
-        if recorded is None:
-            return self._first(key, inputs, plan)[: len(keep)]
-        self._recorded.move_to_end(key)
-        recorded.work.plan = plan
+        key = rows, kept, self._attention.prepare(metadata)
+        captured = self._captured.get(key)
+        if captured is None:
+            return self._first(key, inputs, metadata)[: len(keep)]
+        self._captured.move_to_end(key)
+        captured.context.metadata = metadata
         self.replays += 1
-        return recorded.replay()[: len(keep)]
+        return captured.replay()[: len(keep)]
 
-    def _first(self, key: Key, inputs: _Inputs, plan: BatchPlan) -> torch.Tensor:
-        """Run the pass eagerly, which also compiles what it needs, then record it for the next time."""
-        work = Pass(plan, self._pool, inputs.slots, self._attention, self._model.turners)
+    def _first(self, key: Key, inputs: _Inputs, metadata: AttentionMetadata) -> torch.Tensor:
+        """Run the pass eagerly, which also compiles what it needs, then capture it for the next time."""
+        context = ForwardContext(metadata, self._pool, inputs.slots, self._attention, self._model.rotations)
 
         def run() -> torch.Tensor:
-            return self._model.forward(work, inputs.tokens, inputs.keep, inputs.positions)
+            return self._model.forward(context, inputs.tokens, inputs.keep, inputs.positions)
 
         result = run()
-        # the eager pass may have shown new kinds of layers: the plan must be complete before it is recorded
-        complete = *key[:2], self._attention.prepare(plan)
+        # the eager pass may have shown new kinds of layers: the metadata must be complete before the capture
+        complete = *key[:2], self._attention.prepare(metadata)
         try:
-            replay = self._record(run)
+            replay = self._capture(run)
         except RuntimeError as error:
-            if out_of_memory(error):  # the pass itself is done; the next of this size is recorded
+            if out_of_memory(error):  # the pass itself is done; the next of this size is captured
                 return result
-            log.warning("passes of this model cannot be recorded, they run eagerly: %s", error)
+            log.warning("passes of this model cannot be captured, they run eagerly: %s", error)
             self._refused = True
             return result
-        self._recorded[complete] = _Recorded(inputs, work, replay)
-        self.recordings += 1
-        while len(self._recorded) > self._most_graphs:
-            self._recorded.popitem(last=False)
+        self._captured[complete] = _CapturedGraph(inputs, context, replay)
+        self.captures += 1
+        while len(self._captured) > self._most_graphs:
+            self._captured.popitem(last=False)
         return result
 
 
+def capture_obstacle(model: Any, attention: str) -> str | None:
+    """Why ``model``'s forward cannot be captured, None if it can. ``attention``: what it is set back to.
+
+    Found out on any machine, by fake tensors, which have shapes and no values: code that reads a device value
+    on the host (a routing table of experts, rotary tables that follow the longest position) raises under
+    them, as it would break a capture.
+    """
+    model.set_attn_implementation(_TRACE)
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True), torch.inference_mode():
+            ids = torch.zeros(1, 8, dtype=torch.long, device=model.device)
+            keep = torch.zeros(2, dtype=torch.long, device=model.device)
+            model(input_ids=ids, position_ids=ids, use_cache=False, logits_to_keep=keep)
+    except Exception as error:  # whatever it is, the pass does not go through without values
+        message = str(error).partition("\n")[0]
+        return f"{type(error).__name__}: {message[:200]}"
+    finally:
+        model.set_attn_implementation(attention)
+    return None
+
+
+def _no_attention(
+    module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
+) -> tuple[torch.Tensor, None]:
+    return query.new_empty(1, query.shape[2], query.shape[1], value.shape[3]), None
+
+
+AttentionInterface.register(_TRACE, _no_attention)
+
+
 def runner_for(
-    model: LoadedModel, pool: KVPool, attention: Attention, record: Recorder | None
+    model: LoadedModel, pool: KVPool, attention: Attention, capture: Capture | None
 ) -> GraphRunner | None:
-    """A runner where passes can be recorded: on a GPU, or by another recorder, with a static backend.
+    """A runner where passes can be captured: on a GPU, or with another ``capture``, and a static backend.
 
     None elsewhere, and for a model that reads device values on the host, which is logged.
     """
-    if (record is None and model.device.type != "cuda") or not isinstance(attention, StaticAttention):
+    if (capture is None and model.device.type != "cuda") or not isinstance(attention, StaticAttention):
         return None
     obstacle = capture_obstacle(model.model, ATTENTION)
     if obstacle is not None:
-        log.warning("passes of this model cannot be recorded, they run eagerly: %s", obstacle)
+        log.warning("passes of this model cannot be captured, they run eagerly: %s", obstacle)
         return None
-    return GraphRunner(model, pool, attention, record=record)
+    return GraphRunner(model, pool, attention, capture=capture)

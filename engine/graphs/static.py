@@ -1,7 +1,7 @@
-"""Memory at fixed addresses that is filled anew for each pass, in sizes that few passes differ by.
+"""Memory at fixed addresses, filled again for each pass, in few sizes.
 
-A recorded pass reads the same device memory every time. Sizes are rounded up, so that few different passes
-have to be recorded, and all that a pass reads travels in one copy.
+A captured graph reads the same device memory every time. Sizes are rounded up, so that few different graphs
+have to be captured, and all that a pass reads travels in one copy.
 """
 
 from __future__ import annotations

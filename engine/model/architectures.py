@@ -33,11 +33,13 @@ TESTED: dict[str, str] = {
 }
 """Tested architectures, and what is special about each."""
 
-_LEARNED = "it adds positions to the token embeddings, which cannot be turned between frames"
+_LEARNED = "it adds positions to the token embeddings, which cannot be rotated between frames"
 _ALIBI = "its positions are a bias on the scores (ALiBi), not a rotation of queries and keys"
-_PAIRS = "its rotary embedding turns neighbouring dimensions in pairs, frames turn the two halves of a head"
+_PAIRS = (
+    "its rotary embedding rotates neighbouring dimensions in pairs, frames rotate the two halves of a head"
+)
 _STATE = "some of its layers keep a recurrent or convolutional state, which can be neither forked nor evicted"
-_LATENT = "its latent attention has the rotary dimensions last in a head, frames turn the first ones"
+_LATENT = "its latent attention has the rotary dimensions last in a head, frames rotate the first ones"
 _CHUNKS = (
     "some of its layers attend within fixed chunks of positions, whose borders move when records are evicted"
 )

@@ -2,7 +2,7 @@
 
 It runs on a pool of its own: a frozen prefix, records in one position frame and across two, and an answer
 token by token on a fork. It is the last of three checks and knows nothing of architectures, so it also
-catches what happens outside of attention (token shifts, convolutions) and rotations that query turning does
+catches what happens outside of attention (token shifts, convolutions) and rotations that re-rotation does
 not reproduce. Masks over more tokens than it has are compared by `engine.profile.probe`.
 """
 
@@ -45,8 +45,8 @@ def check(loaded: LoadedModel) -> float:
     except RuntimeError as error:
         raise ModelError(f"{kind}: its forward pass does not run over regions: {error}") from error
     most = _FULL if loaded.dtype == torch.float32 else _HALF
-    turned = most if loaded.dtype == torch.float32 else max(_TURNING, 2 * plain)
-    if not (plain <= most and framed <= turned):
+    rotated = most if loaded.dtype == torch.float32 else max(_TURNING, 2 * plain)
+    if not (plain <= most and framed <= rotated):
         raise ModelError(
             f"{kind}: its logits over regions differ from the dense forward by {plain:.2g} of their size "
             f"in one position frame and {framed:.2g} in two; the architecture is not supported"

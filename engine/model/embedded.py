@@ -33,7 +33,7 @@ below bid block breakout by candle close closed closes column columns comma comp
 current currently data day decimal detected digits direction do does down drawdown each event every exact
 exactly exchange fall falling field fields first five flat for from gap given has have high higher
 highest hour how if in increasing interval is it its last latest less line lines low lower lowest made
-market minute moving more most narrow new newest no number of oldest on one only open or order over past
+market minute moving more most narrow new newest no number of oldest on one only open or order over context
 pattern phase prefix price prices pullback question range reached recent reply rise rising second
 sequence session sideways since size tape ten than that the there these this three time to trade trades
 trend twenty two type up value volatility volume was what whether which with within word yes you your
@@ -127,7 +127,7 @@ def embedded_directory(
     if (target / "config.json").exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    # built beside and renamed, so that a second process never sees half a model
+    # built under another name and renamed, so that no process sees half a model
     building = Path(tempfile.mkdtemp(prefix=name, dir=target.parent))
     build_model(**shape).save_pretrained(building)
     build_tokenizer(vocabulary).save_pretrained(building)

@@ -23,33 +23,41 @@ from transformers.utils.logging import disable_progress_bar
 
 from engine.attention.base import Attention, LayerCall
 from engine.attention.last_layer import LastLayer, NothingRead, Written, install, wanting
-from engine.attention.metadata import BatchPlan
-from engine.attention.rotary import FrameTurner
-from engine.memory import out_of_memory
+from engine.attention.metadata import AttentionMetadata
+from engine.attention.rotary import FrameRotation
+from engine.device import out_of_memory
 from engine.model.architectures import ModelError, check_known
 from engine.model.revision import revision_of
 from engine.model.tensor_parallel import shard
 from engine.profile.probe import probe
 from regions.pool import KVPool, LayerShape
 
-__all__ = ["ATTENTION", "LoadedModel", "ModelError", "Pass", "load_model", "prepare", "resolve_device"]
+__all__ = [
+    "ATTENTION",
+    "ForwardContext",
+    "LoadedModel",
+    "ModelError",
+    "load_model",
+    "prepare",
+    "resolve_device",
+]
 
 ATTENTION = "foretick_regions"
 disable_progress_bar()
 
 
 @dataclass
-class Pass:
-    """What the attention function needs during one forward pass; ``turners``: one a layer.
+class ForwardContext:
+    """What the attention function needs during one forward pass; ``rotations``: one a layer.
 
     ``last``: what is wanted of the last layer, None for all of it.
     """
 
-    plan: BatchPlan
+    metadata: AttentionMetadata
     pool: KVPool
     slots: torch.Tensor | slice
     attention: Attention
-    turners: tuple[FrameTurner, ...]
+    rotations: tuple[FrameRotation, ...]
     last: LastLayer | None = None
     calls: int = 0
 
@@ -74,27 +82,27 @@ def region_attention(
     """transformers' attention function: [1, q_heads, rows, dim] to [1, rows, q_heads, dim]."""
     if attention_mask is not None:
         raise ModelError("transformers built an attention mask: this architecture masks in its own way")
-    work: Pass = _current.work
+    context: ForwardContext = _current.context
     layer = int(module.layer_idx)  # type: ignore[arg-type]  # a plain int on every attention module
-    work.calls += 1
-    last = work.last if layer == len(work.turners) - 1 else None
+    context.calls += 1
+    last = context.last if layer == len(context.rotations) - 1 else None
     if last is None or not last.reading:
-        work.pool.keys[layer][:, work.slots] = key[0]
-        work.pool.values[layer][:, work.slots] = value[0]
+        context.pool.keys[layer][:, context.slots] = key[0]
+        context.pool.values[layer][:, context.slots] = value[0]
         if last is not None:
             raise Written
-    output = work.attention(
+    output = context.attention(
         LayerCall(
             query[0],
             key[0],
             value[0],
-            work.pool.keys[layer],
-            work.pool.values[layer],
+            context.pool.keys[layer],
+            context.pool.values[layer],
             query.shape[-1] ** -0.5 if scaling is None else scaling,
             softcap,
             sliding_window,
-            work.plan if last is None else last.plan,
-            work.turners[layer],
+            context.metadata if last is None else last.metadata,
+            context.rotations[layer],
             s_aux,
         )
     )
@@ -109,7 +117,7 @@ AttentionInterface.register(ATTENTION, region_attention)
 class LoadedModel:
     """A model ready to run over regions.
 
-    ``layers``: KV shapes and ``turners``: of queries, one a layer; under tensor parallelism of this rank.
+    ``layers``: KV shapes and ``rotations``: of queries, one a layer; under tensor parallelism of this rank.
     ``max_positions``: local positions stay below it. ``trims``: a pass may ask for some rows of the last
     layer alone.
     """
@@ -117,7 +125,7 @@ class LoadedModel:
     model: Any
     tokenizer: Any
     layers: tuple[LayerShape, ...]
-    turners: tuple[FrameTurner, ...]
+    rotations: tuple[FrameRotation, ...]
     name: str
     revision: str
     untrained: bool
@@ -137,26 +145,30 @@ class LoadedModel:
 
     @torch.inference_mode()
     def forward(
-        self, work: Pass, tokens: torch.Tensor, keep: torch.Tensor, positions: torch.Tensor | None = None
+        self,
+        context: ForwardContext,
+        tokens: torch.Tensor,
+        keep: torch.Tensor,
+        positions: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """One pass over packed ``tokens`` [rows]; logits of rows ``keep``, fp32 [keep, vocabulary].
 
-        ``positions``: local positions [rows], by default those of the plan. With ``work.last``, ``keep`` must
-        be its rows; if there are none the result is empty.
+        ``positions``: local positions [rows], by default those of the metadata. With ``context.last``,
+        ``keep`` must be its rows; if there are none the result is empty.
         """
-        _current.work = work
+        _current.context = context
         try:
-            with wanting(work.last):
+            with wanting(context.last):
                 output = self.model(
                     input_ids=tokens[None],
-                    position_ids=(work.plan.positions() if positions is None else positions)[None],
+                    position_ids=(context.metadata.positions() if positions is None else positions)[None],
                     use_cache=False,
-                    logits_to_keep=keep if work.last is None else 0,
+                    logits_to_keep=keep if context.last is None else 0,
                 )
         except NothingRead:
             return torch.empty(0, 0, device=tokens.device)
         finally:
-            _current.work = None
+            _current.context = None
         return output.logits[0].float()  # type: ignore[no-any-return]  # transformers is untyped here
 
 
@@ -204,7 +216,7 @@ def _wrap(model: Any, tokenizer: Any, *, name: str, revision: str) -> LoadedMode
         model,
         tokenizer,
         probed.layers,
-        probed.turners,
+        probed.rotations,
         name,
         revision,
         bool(getattr(model.config, "foretick_untrained", False)),

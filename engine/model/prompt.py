@@ -1,7 +1,7 @@
 """Where the tape goes in the chat template: prefix (frozen), tape (sliding), question (ephemeral).
 
 The template is rendered once with markers for the tape and the question and cut at them, so the frozen
-region ends where data begins and a question brings its own turn end and assistant start.
+region ends where data begins and a question brings its own shift end and assistant start.
 """
 
 from __future__ import annotations

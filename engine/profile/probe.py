@@ -2,7 +2,7 @@
 
 Configurations name these things in many ways, so nothing is read from them. At position 0 rotary embedding
 is the identity; the queries and keys of the same token at another position show which of the model's tables
-turned them, layer by layer. The mask that transformers would build is asked for at far-apart positions and
+rotated them, layer by layer. The mask that transformers would build is asked for at far-apart positions and
 compared with the sliding window that the layer hands to attention, so a window of any size is seen without
 a sequence of that length. Attention itself gives zeros here, so layers cannot see positions in another way
 than the one measured.
@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from engine.attention.rotary import FrameTurner, rotary_tables
+from engine.attention.rotary import FrameRotation, rotations_of
 from engine.model.architectures import ModelError
 from regions.pool import LayerShape
 
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 PROBE = "foretick_probe"
 _NEAR = 97
-"""A position at which any two rotary tables have turned their first dimensions apart."""
+"""A position at which any two rotary tables have rotated their first dimensions apart."""
 _FARTHEST = 1 << 17
 _MASK_ROWS = (0, 1, 2, 7, 64, 1000, 8192, _FARTHEST - 1)
 _TOLERANCE = {torch.float32: 1e-3}
@@ -38,11 +38,11 @@ _TOLERANCE_HALF = 5e-2
 class Probed:
     """What the layers were seen to do.
 
-    ``max_positions``: local positions below it are turned by the tables of ``turners``, one a layer.
+    ``max_positions``: local positions below it are rotated by the tables of ``rotations``, one a layer.
     """
 
     layers: tuple[LayerShape, ...]
-    turners: tuple[FrameTurner, ...]
+    rotations: tuple[FrameRotation, ...]
     max_positions: int
 
 
@@ -70,7 +70,7 @@ def probe(model: Any) -> Probed:
     kind = model.config.model_type
     model.set_attn_implementation(PROBE)
     zero = _pass(model, 0)
-    tables = rotary_tables(model)
+    tables = rotations_of(model)
     _check_calls(kind, zero, int(model.config.get_text_config().num_hidden_layers))
     for seen in zero:
         _check_mask(kind, seen)
@@ -78,31 +78,35 @@ def probe(model: Any) -> Probed:
         int(getattr(model.config.get_text_config(), "max_position_embeddings", 0) or _FARTHEST), _FARTHEST
     )
     near = min(_NEAR, limit - 1)
-    turners = tuple(_turner(kind, tables, *pair, near) for pair in zip(zero, _pass(model, near), strict=True))
+    rotations = tuple(
+        _rotation(kind, tables, *pair, near) for pair in zip(zero, _pass(model, near), strict=True)
+    )
 
-    def turned(position: int) -> bool:
+    def rotated(position: int) -> bool:
         after = _pass(model, position)
         return all(
             _error(t, a, b, position) <= _tolerance(a.key.dtype, position)
-            for t, a, b in zip(turners, zero, after, strict=True)
+            for t, a, b in zip(rotations, zero, after, strict=True)
         )
 
-    positions = _positions(turned, near, limit)
+    positions = _positions(rotated, near, limit)
     if positions < limit:
-        log.warning("%s: positions are served up to %d, it turns otherwise beyond", kind, positions)
+        log.warning("%s: positions are served up to %d, the model rotates otherwise beyond", kind, positions)
     return Probed(
-        tuple(LayerShape(s.key.shape[0], s.key.shape[2], s.value.shape[2]) for s in zero), turners, positions
+        tuple(LayerShape(s.key.shape[0], s.key.shape[2], s.value.shape[2]) for s in zero),
+        rotations,
+        positions,
     )
 
 
-def _positions(turned: Callable[[int], bool], near: int, limit: int) -> int:
-    """How many positions from 0 on are turned alike; ``near`` is, and beyond some position none is."""
-    if turned(limit - 1):
+def _positions(rotated: Callable[[int], bool], near: int, limit: int) -> int:
+    """How many positions from 0 on are rotated alike; ``near`` is, and beyond some position none is."""
+    if rotated(limit - 1):
         return limit
     good, bad = near, limit - 1
     while bad - good > 1:
         middle = (good + bad) // 2
-        good, bad = (middle, bad) if turned(middle) else (good, middle)
+        good, bad = (middle, bad) if rotated(middle) else (good, middle)
     return bad
 
 
@@ -147,26 +151,28 @@ def _check_mask(kind: str, seen: _Seen) -> None:
         )
 
 
-def _turner(kind: str, tables: list[FrameTurner], zero: _Seen, near: _Seen, position: int) -> FrameTurner:
+def _rotation(
+    kind: str, tables: list[FrameRotation], zero: _Seen, near: _Seen, position: int
+) -> FrameRotation:
     error, best = min(
         ((_error(table, zero, near, position), i) for i, table in enumerate(tables)), default=(1.0, 0)
     )
     if not error <= _tolerance(zero.key.dtype, position):
         raise ModelError(
-            f"{kind}: layer {zero.layer} does not turn the halves of its queries and keys by any rotary "
+            f"{kind}: layer {zero.layer} does not rotate the halves of its queries and keys by any rotary "
             "table of the model, which position frames need"
         )
     return tables[best]
 
 
-def _error(turner: FrameTurner, zero: _Seen, after: _Seen, position: int) -> float:
-    """How far the turner is from what the model did between two positions, relative to the vectors."""
+def _error(rotation: FrameRotation, zero: _Seen, after: _Seen, position: int) -> float:
+    """How far the rotation is from what the model did between two positions, relative to the vectors."""
     worst = 0.0
     for before, expected in ((zero.query, after.query), (zero.key, after.key)):
-        if 2 * turner.inv_freq.numel() > before.shape[-1]:
+        if 2 * rotation.inv_freq.numel() > before.shape[-1]:
             return float("inf")
-        turned = turner.turn(before, torch.tensor([position], device=before.device))
-        difference = torch.linalg.vector_norm((turned - expected).float())
+        rotated = rotation.rotate(before, torch.tensor([position], device=before.device))
+        difference = torch.linalg.vector_norm((rotated - expected).float())
         worst = max(worst, float(difference / torch.linalg.vector_norm(expected.float()).clamp(min=1e-6)))
     return worst
 

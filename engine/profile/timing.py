@@ -126,7 +126,8 @@ class _Bench:
     def compute(self, prompt: Fork, tokens: list[int]) -> None:
         chunk = self.ladder.chunk
         last = (len(tokens) - 1) // chunk * chunk
-        self.engine.prefill(prompt, tokens[:last], chunk)
+        for start in range(0, last, chunk):
+            self.engine.execute([Chunk(prompt, tokens[start : start + chunk], sample=False)])
         self.engine.execute([Chunk(prompt, tokens[last:])])
 
     def prompt(self, n: int, found: Samples) -> None:
@@ -153,13 +154,13 @@ class _Bench:
 
     def timed(self, work: Callable[[], object]) -> float:
         """Seconds, the device's queue drained before and after."""
-        self.settle()
+        self.synchronize()
         began = time.perf_counter()
         work()
-        self.settle()
+        self.synchronize()
         return time.perf_counter() - began
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         if self.engine.model.device.type == "cuda":
             torch.cuda.synchronize()
 

@@ -29,10 +29,10 @@ Tier = Literal["host", "disk"]
 
 @dataclass(frozen=True)
 class Idleness:
-    """When and where sessions leave the pool.
+    """When and where sessions are offloaded.
 
-    ``limit_ns``: idle for so long, a session leaves, to a file if it can, so that the host tier keeps room
-    for those that leave for want of blocks; 0 means only for that. ``directory``: of the files; None leaves
+    ``limit_ns``: a session idle for so long is offloaded, to a file if possible, so that the host tier keeps
+    room for those that make way for others; 0: only for want of blocks. ``directory``: of the files; None:
     the host tier alone. ``retry_ns``: no file is written for so long after one failed.
     """
 
@@ -49,7 +49,7 @@ class Residency:
     """
 
     reclaimable = 0
-    """Nothing is promised: whether a session can leave shows only when it does."""
+    """Nothing is promised: whether a session can be offloaded shows only then."""
 
     def __init__(
         self,

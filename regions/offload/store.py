@@ -33,7 +33,7 @@ class Stored(Protocol):
 
 
 class Store(Protocol):
-    """A place for the KV of blocks."""
+    """Where the KV of blocks can be kept outside the pool."""
 
     def put(self, blocks: Sequence[Run]) -> Stored | None:
         """Keep what ``blocks`` of the device pool hold; None, and nothing changed, without room for it."""

@@ -18,7 +18,7 @@ from bench.engine.together import Readers, Stopwatch, compare
 from bench.figures import Figure
 from bench.run import read
 from bench.suites import SUITES
-from engine.attention.reference import ReferenceAttention
+from tests.engine.reference_attention import ReferenceAttention
 
 FLOORS = Floors(Shape(100, 60, layers=2, q_heads=4, kv_heads=2, head_dim=8), gemm=1e9, copy=1e9)
 

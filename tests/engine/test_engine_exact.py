@@ -1,4 +1,4 @@
-"""A window prefilled anew is the dense model's, taken over at a data version; how far carry is from it."""
+"""A window prefilled again is the dense model's, taken over at a data version; how far carry is from it."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_questions_of_the_version_before_the_adoption_read_the_carried_state(arc
 
 
 def test_what_was_appended_and_evicted_during_the_prefill_is_caught_up_with_and_left_out() -> None:
-    """Records evicted since are absorbed by those behind them, as in any window: the oracle's, begun anew."""
+    """Records evicted since are absorbed by those behind them, as in any window: the oracle agrees."""
     world = World()
     tape = world.tape
     fresh = tape.fresh_window()

@@ -12,8 +12,8 @@ import torch
 
 from engine.attention.base import LayerCall
 from engine.attention.cpu import CpuAttention
+from engine.device import out_of_memory
 from engine.engine import Engine
-from engine.memory import out_of_memory
 from engine.model.canary import dense_logits
 from engine.model.loading import LoadedModel
 from engine.seeding import Sampling, prompt_seed
@@ -201,7 +201,7 @@ def test_draws_repeat_whatever_the_batch_the_chunks_and_preemption(model: Loaded
 
 @pytest.mark.parametrize("layers", [{1}, {0, 1}], ids=["last layer", "every layer"])
 def test_a_request_whose_logits_are_not_finite_fails_alone(model: LoadedModel, layers: set[int]) -> None:
-    """Also when its NaN are in the keys and values that lie beside those of the others."""
+    """Also when its NaN are in the keys and values next to those of the others."""
     calls = 0
 
     def poison(call: LayerCall, output: torch.Tensor) -> torch.Tensor:
@@ -278,32 +278,33 @@ def test_a_pass_without_memory_leaves_every_target_as_it_was(model: LoadedModel,
         assert "\n" not in str(raised.value)
         assert (tape.extents, tape.live_tokens, fork.extents, fork.length) == before
         for part in (question[:2], question[2:]):
-            place = history.add(part, begins + fork.length, evicted, owner)
-            checks.append((place, engine.logits([Chunk(fork, part)])))
-        place = history.add(record, tape.evicted_tokens + tape.live_tokens, tape.evicted_tokens)
-        checks.append((place, engine.logits([Chunk(tape, record)])))
+            where = history.add(part, begins + fork.length, evicted, owner)
+            checks.append((where, engine.logits([Chunk(fork, part)])))
+        where = history.add(record, tape.evicted_tokens + tape.live_tokens, tape.evicted_tokens)
+        checks.append((where, engine.logits([Chunk(tape, record)])))
         tape.commit([8])
         frames.add(tape.extents[-1].origin)
         fork.release()
     expected = oracle_logits(model, history)
-    for place, actual in checks:
-        tolerance.assert_logits(model, actual, expected[place])
+    for where, actual in checks:
+        tolerance.assert_logits(model, actual, expected[where])
     assert len(frames) > 2, "failures happened where frames change, too"
     tape.release()
 
 
-def test_memory_that_runs_out_while_choosing_counts_like_in_the_model(
-    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def choose(*_: object, **__: object) -> list[SampledToken]:
+class Exhausting(tuple[int, ...]):
+    """Choices for which there is no memory."""
+
+    def __len__(self) -> int:
         raise torch.OutOfMemoryError("no room for the noise")
 
+
+def test_memory_that_runs_out_while_choosing_counts_like_in_the_model(model: LoadedModel) -> None:
     engine = Engine(model, blocks=16, block_size=4)
     fork = engine.open_prompt()
     assert fork.acquire(3)
-    monkeypatch.setattr("engine.engine.choose", choose)
     with pytest.raises(OutOfMemory, match="no room for the noise"):
-        engine.execute([Chunk(fork, [1, 2, 3])])
+        engine.execute([Chunk(fork, [1, 2, 3], choices=Exhausting((5, 6)))])
     assert fork.length == 0
     fork.release()
 
@@ -324,10 +325,10 @@ def test_the_failed_pass_is_gone_when_its_error_arrives(model: LoadedModel) -> N
     assert fork.acquire(3)
     gc.disable()
     try:
-        with pytest.raises(OutOfMemory) as held:
+        with pytest.raises(OutOfMemory) as raised:
             engine.execute([Chunk(fork, [1, 2, 3], sample=True)])
         assert [reference() for reference in seen] == [None]
-        assert held.value.__cause__ is held.value.__context__ is None  # the error carries no other frames
+        assert raised.value.__cause__ is raised.value.__context__ is None  # the error carries no other frames
     finally:
         gc.enable()
     fork.release()
@@ -377,7 +378,7 @@ def test_requests_and_records_survive_a_device_that_runs_out_of_memory(model: Lo
     def fail(call: LayerCall, output: torch.Tensor) -> torch.Tensor:
         nonlocal passes
         passes += 1
-        if passes % 7 == 3:  # two layers a pass: in the first and in the second in turn, never twice in a row
+        if passes % 7 == 3:  # of two layers a pass, in each alternately, never twice in a row
             raise torch.OutOfMemoryError
         return output
 

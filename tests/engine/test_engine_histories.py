@@ -27,7 +27,7 @@ from tests.engine.oracle import VOCABULARY, History, oracle_logits, tiny
 
 OPERATIONS = [
     *("append", "fork", "grow", "cut", "preempt", "drop"),
-    *("out", "in", "swap", "return", "gather", "snapshot"),
+    *("out", "in", "swap", "return", "compact", "snapshot"),
 ]
 
 
@@ -157,7 +157,7 @@ class World:
             self.tape.swap_out(self.host)
         elif operation == "return":
             self.tape.swap_in()
-        elif operation == "gather":
+        elif operation == "compact":
             self.tape.compact()
         elif reader is not None:
             self.to_reader(operation, reader)

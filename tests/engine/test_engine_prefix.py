@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from engine.attention.base import Attention
 from engine.attention.cpu import CpuAttention
-from engine.attention.reference import ReferenceAttention
 from engine.engine import Engine
 from engine.model.canary import dense_logits
 from engine.model.loading import LoadedModel
@@ -23,6 +22,7 @@ from regions.prompt import StreamingPrompt
 from regions.tape import Retention
 from tests import tolerance
 from tests.engine.oracle import VOCABULARY, tiny
+from tests.engine.reference_attention import ReferenceAttention
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -48,7 +48,7 @@ def finish(engine: Engine, prompt: list[int], *, save: bool = True) -> tuple[int
     assert fork.acquire(len(rest))
     logits = engine.logits([Chunk(fork, rest)])
     if save:
-        engine.save_prompt(fork, prompt)
+        engine.cache.save(prompt, fork)
     found = fork.cached_tokens
     fork.release()
     return found, logits
@@ -137,7 +137,7 @@ def test_without_a_budget_nothing_is_cached_and_all_is_right() -> None:
     assert engine.pool.blocks.free_blocks == 40
 
 
-def test_another_tenants_prompt_is_computed_anew() -> None:
+def test_another_tenants_prompt_is_computed_again() -> None:
     engine = Engine(tiny("llama", layers=2), blocks=40, block_size=4)
     prompt = tokens(random.Random(1), 20)
     finish(engine, prompt)
@@ -164,7 +164,8 @@ def run(engine: Engine, prompt: StreamingPrompt, n: int) -> None:
 
 def answer(engine: Engine, prompt: StreamingPrompt, n: int) -> None:
     """Generate a few tokens behind a finished prompt, if there is room."""
-    prompt.recompute_last()
+    if len(prompt.tokens) and not prompt.remaining:
+        prompt.keep(len(prompt.tokens) - 1)
     run(engine, prompt, len(prompt.tokens))
     token = 3
     for _ in range(n % 4):

@@ -11,10 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.sampling import choose, gumbel
+from engine.sampling import accept, choose, gumbel
 from engine.seeding import GOLDEN, MASK, Sampling, fnv1a, mix, prompt_seed, signed
 from engine.step import SampledToken
-from engine.verify import accept
 from tests import tolerance
 
 CHI_SQUARE_7 = 24.3
@@ -45,14 +44,14 @@ def test_the_choice_is_the_first_of_the_best_and_the_gap_is_over_the_same_set(
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("place", [0, 77, 128, 255])
+@pytest.mark.parametrize("at", [0, 77, 128, 255])
 @pytest.mark.parametrize("allowed", [None, (3, 200)])
 def test_a_row_that_is_not_finite_anywhere_fails_alone(
-    bad: float, place: int, allowed: tuple[int, ...] | None
+    bad: float, at: int, allowed: tuple[int, ...] | None
 ) -> None:
     logits = torch.randn(3, 256, generator=torch.Generator().manual_seed(1))
     whole = choose(logits, [allowed] * 3)
-    logits[1, place] = bad
+    logits[1, at] = bad
     before, failed, after = choose(logits, [allowed] * 3, [None, Sampling(0.5, 1, 1), None])
     assert failed.error == "the model's logits are not finite"
     assert (before, after) == (whole[0], whole[2])

@@ -1,4 +1,4 @@
-"""Logits behind KV that was swapped, spilled, restored, gathered or prefilled anew are the dense model's."""
+"""KV that was swapped, spilled, restored, compacted or prefilled again gives the dense model's logits."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_an_updated_swapped_prompt_equals_the_dense_model() -> None:
     prompt.release()
 
 
-def test_gathered_windows_equal_the_oracle() -> None:
+def test_compacted_windows_equal_the_oracle() -> None:
     """A window in several runs and frames is copied to one run; readers of before keep the old blocks."""
     world = World(blocks=120)
     blocks = world.engine.pool.blocks

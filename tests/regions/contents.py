@@ -8,7 +8,11 @@ import torch
 
 from regions.ephemeral import Fork
 from regions.extents import Extent
+from regions.frozen import Context
 from regions.pool import KVPool, LayerShape
+from regions.radix import RadixCache
+
+SYSTEM = list(range(100, 110))
 
 
 def small_pool(blocks: int, block_size: int = 4) -> KVPool:
@@ -43,3 +47,23 @@ def reads(pool: KVPool, extents: Iterable[Extent], tokens: Sequence[int]) -> boo
     assert coords == list(range(len(tokens)))
     assert all(e.origin == 0 for e in extents)
     return pool.keys[0][0, slots, 0].tolist() == marks(tokens)
+
+
+def prompt(
+    pool: KVPool, tokens: list[int], context: Context | None = None, before: list[int] | None = None
+) -> Fork:
+    fork = Fork(pool, frame_limit=1 << 20, context=context)
+    assert write(pool, fork, before or [], tokens)
+    return fork
+
+
+def cached(pool: KVPool, cache: RadixCache, tokens: list[int], salt: str = "") -> int:
+    """Compute ``tokens``, what is cached aliased, save them and end the prompt."""
+    context = cache.match(tokens, salt)
+    at = context.tokens if context else 0
+    fork = prompt(pool, tokens[at:], context, tokens[:at])
+    if context:
+        context.release()
+    added = cache.save(tokens, fork, salt)
+    fork.release()
+    return added

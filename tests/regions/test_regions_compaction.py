@@ -20,7 +20,7 @@ def torn_tape(memory: KVPool, runs: int) -> Tape:
     return tape
 
 
-def test_a_torn_window_is_gathered_into_one_run() -> None:
+def test_a_window_in_several_runs_is_compacted_into_one() -> None:
     """Same numbers, same frames, readers undisturbed; the most torn first, one at a time."""
     memory = pool(100)
     little, much = torn_tape(memory, 2), torn_tape(memory, 4)

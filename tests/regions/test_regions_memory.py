@@ -44,7 +44,7 @@ def append(tape: Tape, n: int) -> bool:
 def test_blocks_are_conserved(operations: list[tuple[str, int]]) -> None:
     """Whatever is taken, shared and released, references add up and no block is handed out twice."""
     allocator = BlockAllocator(24)
-    held: list[list[Run]] = []
+    kept: list[list[Run]] = []
     for name, n in operations:
         if name in ("take", "grow"):
             free = allocator.free_blocks
@@ -52,14 +52,14 @@ def test_blocks_are_conserved(operations: list[tuple[str, int]]) -> None:
             assert (runs is None) == (n > free)
             if runs:
                 assert sum(run.blocks for run in runs) == n
-                held.append(runs)
-        elif held and name == "share":
-            allocator.share(held[n % len(held)])
-            held.append(list(held[n % len(held)]))
-        elif held:
-            allocator.release(held.pop(n % len(held)))
+                kept.append(runs)
+        elif kept and name == "share":
+            allocator.share(kept[n % len(kept)])
+            kept.append(list(kept[n % len(kept)]))
+        elif kept:
+            allocator.release(kept.pop(n % len(kept)))
         allocator.check_integrity()
-        blocks = {b for runs in held for run in runs for b in range(run.start, run.stop)}
+        blocks = {b for runs in kept for run in runs for b in range(run.start, run.stop)}
         assert allocator.free_blocks == 24 - len(blocks)
 
 
@@ -222,7 +222,7 @@ def test_cutting_back_gives_blocks_back() -> None:
 
 
 def test_forking_does_not_touch_the_blocks_of_the_context() -> None:
-    """A fork and its end leave every reference count as it was: the version is held as one object."""
+    """A fork and its end leave every reference count as it was: the version is kept as one object."""
     memory = pool(60)
     tape = tape_of(memory, Retention(40))
     append(tape, 30)
@@ -240,7 +240,7 @@ def test_forking_does_not_touch_the_blocks_of_the_context() -> None:
     tape.release()
 
 
-def test_a_window_prefilled_anew_takes_the_place_of_the_carried_one() -> None:
+def test_a_fresh_window_replaces_the_carried_one() -> None:
     """Readers see it from the next commit on; what was evicted meanwhile is dropped from it."""
     memory = pool(120)
     tape = tape_of(memory, Retention(30), frame_limit=200)
@@ -273,7 +273,7 @@ def test_a_window_prefilled_anew_takes_the_place_of_the_carried_one() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 40)), min_size=1, max_size=40))
-def test_records_leave_by_event_time(records: list[tuple[int, int]]) -> None:
+def test_records_are_evicted_by_event_time(records: list[tuple[int, int]]) -> None:
     """Nothing older than the span before the newest record stays, and nothing younger goes."""
     memory = pool()
     tape = tape_of(memory, Retention(40, span_ns=50))
@@ -312,14 +312,14 @@ def test_a_lost_block_is_found() -> None:
     assert runs is not None
     with pytest.raises(AssertionError, match="1 references and 0 owners"):
         memory.check_integrity()
-    held = SharedBlocks(memory, runs)
+    kept = SharedBlocks(memory, runs)
     memory.blocks.release(runs)
     memory.check_integrity()
     memory.blocks.share(runs)
     with pytest.raises(AssertionError, match="2 references and 1 owners"):
         memory.check_integrity()
     memory.blocks.release(runs)
-    held.release()
+    kept.release()
 
 
 def test_fragmentation_is_the_share_outside_the_longest_run() -> None:

@@ -40,7 +40,7 @@ def blocks_given_up(pool: KVPool, prompt: StreamingPrompt) -> int:
 
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=12)
 CHANGES = ["append", "update", "change"]
-EVENTS = ["run", "run", "answer", "save", "match", "preempt", "swap", "return", "evict", "leave one"]
+EVENTS = ["run", "run", "answer", "save", "match", "preempt", "swap", "return", "evict", "recompute last"]
 EVENTS += ["follow", "cut"]
 OPERATIONS = st.tuples(
     st.sampled_from(CHANGES + EVENTS),
@@ -84,14 +84,14 @@ def test_what_is_in_kv_is_always_the_prompt(operations: list[tuple[str, int, lis
             assert prompt.match() == max(0, longest - len(in_kv))
             in_kv = wanted[:longest] if longest > len(in_kv) else in_kv
         elif name == "follow":
-            leader = StreamingPrompt(pool, cache, frame_limit=1000)
-            leader.update([*wanted, *tokens])
-            leader.match()
+            source = StreamingPrompt(pool, cache, frame_limit=1000)
+            source.update([*wanted, *tokens])
+            source.match()
             first = min(n, len(wanted) - 1)
-            if first > len(in_kv) and run(pool, leader, n) and leader.length >= first:
-                prompt.read_from(leader, first)
+            if first > len(in_kv) and run(pool, source, n) and source.length >= first:
+                prompt.read_from(source, first)
                 in_kv = wanted[:first]
-            leader.release()
+            source.release()
         elif name == "cut":
             prompt.keep(n % (len(in_kv) + 1))
             in_kv = in_kv[: n % (len(in_kv) + 1)]
@@ -104,8 +104,8 @@ def test_what_is_in_kv_is_always_the_prompt(operations: list[tuple[str, int, lis
             prompt.fork.swap_in()
         elif name == "evict":
             cache.reclaim(n)
-        elif name == "leave one" and wanted:
-            prompt.recompute_last()
+        elif name == "recompute last" and wanted and not prompt.remaining:
+            prompt.keep(len(prompt.tokens) - 1)
             in_kv = in_kv if len(in_kv) < len(wanted) else wanted[:-1]
             assert prompt.remaining >= 1
         assert prompt.tokens.tolist() == wanted
@@ -175,10 +175,10 @@ def test_a_change_in_a_block_that_the_cache_holds_does_not_touch_the_cached_toke
     prompt.release()
 
 
-def test_what_is_cut_off_is_not_held_on_to() -> None:
+def test_what_is_cut_off_is_given_back() -> None:
     """However often a prompt that others read is cut back and grows again."""
     pool, cache, prompt = streaming()
-    held = set()
+    used = set()
     for turn in range(20):
         prompt.update([*range(6), *[100 + turn] * 12])
         run(pool, prompt)
@@ -188,8 +188,8 @@ def test_what_is_cut_off_is_not_held_on_to() -> None:
         prompt.update([*range(6), 7])
         run(pool, prompt)
         cache.clear()
-        held.add(pool.total_blocks - pool.blocks.free_blocks)
-    assert held == {3}, "6 tokens in two blocks that were shared, and the next"
+        used.add(pool.total_blocks - pool.blocks.free_blocks)
+    assert used == {3}, "6 tokens in two blocks that were shared, and the next"
     assert reads(pool, prompt.fork.extents, [*range(6), 7])
     prompt.release()
     assert pool.free_blocks == pool.total_blocks
@@ -212,14 +212,14 @@ def test_one_token_is_always_left_to_compute() -> None:
     prompt.append(list(range(9)))
     run(pool, prompt)
     prompt.save()
-    prompt.recompute_last()
+    prompt.keep(len(prompt.tokens) - 1)
     assert prompt.next(5) == [8]
     again = StreamingPrompt(pool, cache, frame_limit=1000)
     again.append(list(range(9)))
     assert again.match() == 8
     assert again.update(list(range(5))) == 3
     assert again.remaining == 0
-    again.recompute_last()
+    again.keep(len(again.tokens) - 1)
     assert again.next(5) == [4]
     short = StreamingPrompt(pool, cache, frame_limit=1000)
     short.append([0])
@@ -294,46 +294,46 @@ def test_the_prompt_does_not_change_with_the_callers_array() -> None:
     prompt.release()
 
 
-def test_a_follower_reads_its_leaders_kv_and_neither_writes_into_the_others() -> None:
-    """Two blocks and a half in common: metadata only, and it stays when the leader is gone."""
-    pool, cache, leader = streaming()
-    leader.append(list(range(20)))
-    run(pool, leader, 13)
-    follower = StreamingPrompt(pool, cache, frame_limit=1000)
-    follower.append([*range(10), 70, 71, 72])
-    run(pool, follower, 3)
+def test_a_prompt_reads_the_kv_of_another_and_neither_writes_into_the_others() -> None:
+    """Two blocks and a half in common: metadata only, and it stays when the source is gone."""
+    pool, cache, source = streaming()
+    source.append(list(range(20)))
+    run(pool, source, 13)
+    reader = StreamingPrompt(pool, cache, frame_limit=1000)
+    reader.append([*range(10), 70, 71, 72])
+    run(pool, reader, 3)
     before = pool.free_blocks
-    follower.read_from(leader, 10)
+    reader.read_from(source, 10)
     assert pool.free_blocks == before + 1, "what it had computed itself goes, nothing else is taken"
-    assert (follower.length, follower.fork.cached_tokens, follower.fork.blocks) == (10, 10, 0)
-    assert follower.total_tokens_invalidated == 0
-    run(pool, follower)
-    run(pool, leader)
-    assert reads(pool, follower.fork.extents, [*range(10), 70, 71, 72])
-    assert reads(pool, leader.fork.extents, list(range(20)))
-    leader.release()
+    assert (reader.length, reader.fork.cached_tokens, reader.fork.blocks) == (10, 10, 0)
+    assert reader.total_tokens_invalidated == 0
+    run(pool, reader)
+    run(pool, source)
+    assert reads(pool, reader.fork.extents, [*range(10), 70, 71, 72])
+    assert reads(pool, source.fork.extents, list(range(20)))
+    source.release()
     other = StreamingPrompt(pool, cache, frame_limit=1000)
     other.append([9] * (pool.free_blocks * 4))
     assert run(pool, other)
-    assert reads(pool, follower.fork.extents, [*range(10), 70, 71, 72])
-    follower.release()
+    assert reads(pool, reader.fork.extents, [*range(10), 70, 71, 72])
+    reader.release()
     other.release()
     assert pool.free_blocks == pool.total_blocks
 
 
-def test_a_leader_on_the_host_cannot_be_followed() -> None:
-    pool, cache, leader = streaming()
+def test_a_prompt_on_the_host_cannot_be_read_from() -> None:
+    pool, cache, source = streaming()
     host = HostTier(pool, 10)
-    leader.append(list(range(20)))
-    run(pool, leader)
-    follower = StreamingPrompt(pool, cache, frame_limit=1000)
-    follower.append(list(range(20)))
-    assert leader.fork.swap_out(host)
+    source.append(list(range(20)))
+    run(pool, source)
+    reader = StreamingPrompt(pool, cache, frame_limit=1000)
+    reader.append(list(range(20)))
+    assert source.fork.swap_out(host)
     with pytest.raises(RuntimeError, match="swapped out"):
-        follower.read_from(leader, 10)
-    assert follower.length == 0
-    leader.release()
-    follower.release()
+        reader.read_from(source, 10)
+    assert reader.length == 0
+    source.release()
+    reader.release()
 
 
 def test_a_rejected_draft_behind_a_saved_prompt_does_not_hide_the_blocks() -> None:

@@ -11,33 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regions.ephemeral import Fork
-from regions.frozen import Context
-from regions.pool import KVPool
 from regions.radix import RadixCache, common_length, token_array
 from regions.tape import Retention, Tape
-from tests.regions.contents import reads, small_pool, write
+from tests.regions.contents import SYSTEM, cached, prompt, reads, small_pool, write
 
 Tuple = tuple[int, ...]
-
-
-def prompt(
-    pool: KVPool, tokens: list[int], context: Context | None = None, before: list[int] | None = None
-) -> Fork:
-    fork = Fork(pool, frame_limit=1 << 20, context=context)
-    assert write(pool, fork, before or [], tokens)
-    return fork
-
-
-def cached(pool: KVPool, cache: RadixCache, tokens: list[int], salt: str = "") -> int:
-    """Compute ``tokens``, what is cached aliased, save them and end the prompt."""
-    context = cache.match(tokens, salt)
-    at = context.tokens if context else 0
-    fork = prompt(pool, tokens[at:], context, tokens[:at])
-    if context:
-        context.release()
-    added = cache.save(tokens, fork, salt)
-    fork.release()
-    return added
 
 
 class Model:
@@ -139,9 +117,6 @@ def test_matches_are_the_longest_cached_prefixes(
     assert pool.free_blocks == pool.total_blocks
 
 
-SYSTEM = list(range(100, 110))
-
-
 def test_eviction_takes_the_leaf_used_longest_ago_and_keeps_the_shared_branch() -> None:
     pool = small_pool(100)
     cache = RadixCache(pool, 400)
@@ -219,8 +194,8 @@ def test_saves_are_gated_by_the_budget() -> None:
     assert (cache.refused, cache.evicted_tokens, cache.tokens) == (1, 0, 16)
     assert cached(pool, cache, [3] * 10) == 10
     assert [cache.match_length([n] * 8) for n in (1, 2, 3)] == [0, 8, 8]
-    held = cache.match([2] * 8)
-    assert held is not None
+    cached_part = cache.match([2] * 8)
+    assert cached_part is not None
     assert cached(pool, cache, [4] * 12) == 12
     assert [cache.match_length([n] * 8) for n in (2, 3, 4)] == [8, 0, 8]
     both = cache.match([4] * 12)
@@ -228,7 +203,7 @@ def test_saves_are_gated_by_the_budget() -> None:
     generation = cache.generation
     assert cached(pool, cache, [5] * 4) == 0
     assert (cache.refused, cache.tokens, cache.generation) == (2, 20, generation)
-    held.release()
+    cached_part.release()
     both.release()
 
 

@@ -1,4 +1,4 @@
-"""Swapping to the host: what leaves comes back bit by bit; no block is reused while it is being copied."""
+"""Swapping to the host: what goes out comes back bit by bit; no block is reused while it is being copied."""
 
 from __future__ import annotations
 
@@ -222,8 +222,8 @@ def test_a_tape_swaps_out_and_comes_back_as_the_same_version() -> None:
     seen = read(memory, before.extents)
     assert tape.swap_out(host)
     assert not tape.resident
-    held = host.pool.total_blocks - host.pool.free_blocks
-    assert held == 8  # 28 tokens, the oldest of them in the middle of a block
+    used = host.pool.total_blocks - host.pool.free_blocks
+    assert used == 8  # 28 tokens, the oldest of them in the middle of a block
     assert read(memory, before.extents) == seen
     after = tape.fork()
     assert tape.resident
@@ -315,7 +315,7 @@ def test_releasing_a_stored_tape_frees_the_host() -> None:
 @settings(max_examples=80, deadline=None)
 @given(st.integers(0, 10**9), st.booleans())
 def test_any_order_of_operations_keeps_every_number(seed: int, late: bool) -> None:
-    """Append, evict, fork, cut back, swap both ways, gather: every reader sees exactly its own numbers."""
+    """Append, evict, fork, cut back, swap both ways, compact: every reader sees exactly its own numbers."""
     rng = random.Random(seed)
     memory = pool(50)
     host, copies = late_tier(memory, rng.randrange(4, 40))
@@ -342,7 +342,7 @@ def test_any_order_of_operations_keeps_every_number(seed: int, late: bool) -> No
 
     for _ in range(40):
         action = rng.choice(
-            ["append", "fork", "grow", "keep", "out", "in", "drop", "tape", "gather", "copies"]
+            ["append", "fork", "grow", "keep", "out", "in", "drop", "tape", "compact", "copies"]
         )
         picked = rng.choice(forks) if forks else None
         if action == "append":
@@ -359,7 +359,7 @@ def test_any_order_of_operations_keeps_every_number(seed: int, late: bool) -> No
             forks.append((fork, read(memory, fork.extents), []))
         elif action == "tape":
             tape.swap_out(host) if rng.random() < 0.7 else tape.swap_in()
-        elif action == "gather":
+        elif action == "compact":
             tape.compact()
         elif action == "copies":
             copies.finish()

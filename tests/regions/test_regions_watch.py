@@ -11,12 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-import regions.watch
 from regions.ephemeral import Fork
-from regions.radix import RadixCache, TokenArray
+from regions.radix import RadixCache, TokenArray, common_length
 from regions.watch import PrefixWatch
-from tests.regions.contents import small_pool, write
-from tests.regions.test_regions_radix import SYSTEM, cached, prompt
+from tests.regions.contents import SYSTEM, cached, prompt, small_pool, write
 
 PROMPTS = st.lists(st.integers(0, 2), min_size=1, max_size=14)
 SALTS = st.sampled_from(["", "a"])
@@ -130,24 +128,21 @@ def test_what_comes_and_goes_between_two_calls_is_not_told() -> None:
 
 
 @pytest.mark.parametrize("others", [10, 200])
-def test_only_the_prompts_a_change_concerns_are_looked_at(
-    others: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_prompts_a_change_concerns_are_looked_at(others: int) -> None:
     """However many wait: one comparison for the one prompt that goes on as what was saved does."""
     pool = small_pool(400)
     cache = RadixCache(pool, 1600)
-    watch = PrefixWatch(cache)
-    cached(pool, cache, [*SYSTEM, 0, 0])
-    for key in range(others):
-        watch.watch(key, [*SYSTEM, key + 1, 9, 9])
     compared = []
 
     def counting(a: TokenArray, b: TokenArray) -> int:
         compared.append(len(a))
         return common_length(a, b)
 
-    common_length = regions.watch.common_length
-    monkeypatch.setattr(regions.watch, "common_length", counting)
+    watch = PrefixWatch(cache, compare=counting)
+    cached(pool, cache, [*SYSTEM, 0, 0])
+    for key in range(others):
+        watch.watch(key, [*SYSTEM, key + 1, 9, 9])
+    compared.clear()
     cached(pool, cache, [*SYSTEM, 4, 9, 8])
     assert watch.changes() == [(3, len(SYSTEM) + 2)]
     assert len(compared) == 1

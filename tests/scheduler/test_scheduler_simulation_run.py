@@ -20,6 +20,7 @@ from scheduler.simulation.report import Summary, ccdf, spread, summarize, table
 from scheduler.simulation.run import COLUMNS, Result, Setup, paper_limits, simulate
 from scheduler.simulation.workload import WORKLOADS, Load, anns, crawler, oneshot, sessions, whole
 from scheduler.types import Eviction
+from tests import tolerance
 from tests.scheduler.simulated import LinearCosts, piece
 
 COSTS = LinearCosts()
@@ -231,7 +232,7 @@ class TestReport:
         for name, p in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99)):
             at = getattr(found, name)
             assert at in values
-            assert sum(x > at for x in values) <= (1 - p) * len(values) + 1e-9
+            assert sum(x > at for x in values) <= (1 - p) * len(values) + tolerance.of_float64(len(values))
         assert found.max == max(values)
 
     @given(VALUES)

@@ -32,6 +32,7 @@ from scheduler.simulation.workload import (
     sessions,
     whole,
 )
+from tests import tolerance
 
 N = 3000
 
@@ -53,7 +54,8 @@ class TestDistributions:
         for shape in (CRAWLER.gap_ms, ANNS.gap_ms, CRAWLER.tokens, ANNS.tokens):
             below = max(x for q, x in shape.points if q <= p)
             above = min(x for q, x in shape.points if q >= p)
-            assert below * (1 - 1e-12) <= shape.at(p) <= above * (1 + 1e-12)
+            bound = tolerance.of_float64(above)
+            assert below - bound <= shape.at(p) <= above + bound
 
     def test_between_two_points_the_logarithm_is_linear(self) -> None:
         shape = Quantiles(((0, 1), (0.5, 100), (1, 1000)))

@@ -18,7 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from engine.attention.triton import merge_shape, tiling
-from engine.attention.triton_kernels import attend, merge, turn_table
+from engine.attention.triton_kernels import attend, merge, rotation_table
 
 TYPES = {"bf16": 2, "fp16": 2, "fp32": 4}
 POINTERS = {
@@ -26,7 +26,7 @@ POINTERS = {
     "entries": "i32",
     "targets": "i32",
     "offsets": "i32",
-    "turns": "i32",
+    "shifts": "i32",
     "table": "fp32",
     "part_out": "fp32",
     "part_lse": "fp32",
@@ -53,8 +53,8 @@ def source(kernel: Any, dtype: str, constants: dict[str, Any]) -> ASTSource:
 
 def build(variant: dict[str, Any]) -> Any:
     dtype, kind = variant["dtype"], variant["kernel"]
-    if kind == "turn_table":
-        kernel, constants, options = turn_table, {"HALF": 64, "BLOCK": 64}, {"num_warps": 1}
+    if kind == "rotation_table":
+        kernel, constants, options = rotation_table, {"HALF": 64, "BLOCK": 64}, {"num_warps": 1}
     elif kind == "merge":
         parts, columns = merge_shape(variant["rows"])
         constants = {"HEADS": 32, "VALUE_DIM": variant["dim"], "SINKS": variant["sinks"]}

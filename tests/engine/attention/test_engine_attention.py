@@ -11,17 +11,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.overrides import TorchFunctionMode
 
-import engine.attention.cpu as cpu
-import engine.attention.metadata as batch
-import engine.attention.short_extents as short_extents
+from engine.attention import short_extents
 from engine.attention.base import Attention, LayerCall
 from engine.attention.cpu import CpuAttention
-from engine.attention.metadata import BatchPlan, Packed, after, split
-from engine.attention.reference import ReferenceAttention
-from engine.attention.rotary import FrameTurner
+from engine.attention.metadata import WINDOWED_PIECE_ROWS, AttentionMetadata, Packed, after, split
+from engine.attention.rotary import FrameRotation
 from regions.extents import Extent, Placement, SlotRange
 from tests import tolerance
+from tests.engine.reference_attention import ReferenceAttention
 
 BACKENDS: list[type[Attention]] = [CpuAttention, ReferenceAttention]
 KV_HEADS, GROUPS, DIM, ROTARY = 2, 3, 16, 12
@@ -50,7 +49,7 @@ class Layer:
         self.next += length + 1
         return Extent(self.next - length, length, coord, origin)
 
-    def past(self, *lengths: int, coord: int = 0) -> tuple[Extent, ...]:
+    def context(self, *lengths: int, coord: int = 0) -> tuple[Extent, ...]:
         """Runs one after the other, each in a frame of its own."""
         extents = []
         for length in lengths:
@@ -58,24 +57,24 @@ class Layer:
             coord += length
         return tuple(extents)
 
-    def add(self, past: tuple[Extent, ...], rows: int) -> Packed:
-        """A sequence of ``rows`` new tokens behind ``past``, written to one or two runs of slots."""
-        coord = past[-1].coord + past[-1].length if past else 0
+    def add(self, context: tuple[Extent, ...], rows: int) -> Packed:
+        """A sequence of ``rows`` new tokens behind ``context``, written to one or two runs of slots."""
+        coord = context[-1].coord + context[-1].length if context else 0
         cut = self.rng.randrange(1, rows) if rows > 1 and self.rng.random() < 0.5 else rows
         slots: list[SlotRange] = [(self.extent(n, 0, 0).slot, n) for n in (cut, rows - cut) if n]
         start = self.sequences[-1].stop if self.sequences else 0
         origin = coord - self.rng.randrange(50)
-        self.sequences.append(Packed(start, start + rows, Placement(past, tuple(slots), coord, origin)))
+        self.sequences.append(Packed(start, start + rows, Placement(context, tuple(slots), coord, origin)))
         return self.sequences[-1]
 
     def mixed(self) -> None:
-        """Readers of a shared past, some with tokens of their own, of equal and other lengths; a prompt."""
-        shared = self.past(*(self.rng.randrange(1, 60) for _ in range(self.rng.randrange(1, 4))))
+        """Readers of a shared context, some with own tokens, of equal and other lengths; a prompt."""
+        shared = self.context(*(self.rng.randrange(1, 60) for _ in range(self.rng.randrange(1, 4))))
         for _ in range(self.rng.randrange(1, 6)):
-            past = shared
+            context = shared
             if self.rng.random() < 0.4:
-                past += self.past(self.rng.randrange(1, 20), coord=shared[-1].coord + shared[-1].length)
-            self.add(past, self.rng.choice([1, 1, 7, 7, 12, 45]))
+                context += self.context(self.rng.randrange(1, 20), coord=shared[-1].coord + shared[-1].length)
+            self.add(context, self.rng.choice([1, 1, 7, 7, 12, 45]))
             if self.rng.random() < 0.3:
                 self.add((), self.rng.randrange(1, 50))
 
@@ -97,8 +96,8 @@ class Layer:
             DIM**-0.5,
             softcap,
             window,
-            BatchPlan(self.sequences),
-            FrameTurner(INV_FREQ),
+            AttentionMetadata(self.sequences),
+            FrameRotation(INV_FREQ),
             torch.randn(KV_HEADS * GROUPS, generator=generator) if sinks else None,
         )
 
@@ -106,7 +105,7 @@ class Layer:
 def defined(call: LayerCall) -> torch.Tensor:
     """Row by row from the definition, in float64: every key within the window, at its distance."""
     outputs = []
-    for sequence in call.plan.sequences:
+    for sequence in call.metadata.sequences:
         placement = sequence.placement
         for row in range(sequence.start, sequence.stop):
             coord = placement.coord + row - sequence.start
@@ -122,10 +121,10 @@ def defined(call: LayerCall) -> torch.Tensor:
             ]
             if call.window is not None:
                 seen = [key for key in seen if coord - key[1] < call.window]
-            slots, turns = [key[0] for key in seen], [key[2] for key in seen]
+            slots, shifts = [key[0] for key in seen], [key[2] for key in seen]
             heads = call.query[:, row].double().view(KV_HEADS, GROUPS, 1, DIM).expand(-1, -1, len(seen), -1)
-            turned = rotated(heads, torch.tensor(turns))
-            scores = (turned * call.keys[:, None, slots].double()).sum(-1) * call.scale
+            rotated_query = rotated(heads, torch.tensor(shifts))
+            scores = (rotated_query * call.keys[:, None, slots].double()).sum(-1) * call.scale
             if call.softcap is not None:
                 scores = call.softcap * torch.tanh(scores / call.softcap)
             if call.sinks is not None:
@@ -135,10 +134,10 @@ def defined(call: LayerCall) -> torch.Tensor:
     return torch.stack(outputs, 1).float()
 
 
-def rotated(x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
-    """Each pair of dimensions as a complex number, turned."""
+def rotated(x: torch.Tensor, shifts: torch.Tensor) -> torch.Tensor:
+    """Each pair of dimensions as a complex number, rotated."""
     pairs = torch.complex(x[..., : ROTARY // 2], x[..., ROTARY // 2 : ROTARY])
-    pairs = pairs * torch.exp(1j * turns.double()[:, None] * INV_FREQ.double())
+    pairs = pairs * torch.exp(1j * shifts.double()[:, None] * INV_FREQ.double())
     return torch.cat((pairs.real, pairs.imag, x[..., ROTARY:]), -1)
 
 
@@ -176,22 +175,20 @@ def test_half_precision_follows_the_definition_within_its_rounding(
         tolerance.assert_sums(actual, defined(call), width=WIDTH)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", [CpuAttention(range_keys=10, capped_scores=1), ReferenceAttention()])
 @pytest.mark.parametrize("window", [None, 9, 40])
 @pytest.mark.parametrize("softcap", [None, 1.5])
-def test_long_sequences_and_extents_are_cut_without_a_seam(
-    backend: type[Attention], window: int | None, softcap: float | None, monkeypatch: pytest.MonkeyPatch
+def test_the_pieces_of_long_sequences_and_extents_add_up(
+    backend: Attention, window: int | None, softcap: float | None
 ) -> None:
-    monkeypatch.setattr(batch, "PIECE_ROWS", 16)
-    monkeypatch.setattr(batch, "WINDOWED_PIECE_ROWS", 12)
-    monkeypatch.setattr(cpu, "RANGE_KEYS", 10)
-    monkeypatch.setattr(cpu, "CAPPED_SCORES", 1)
     layer = Layer(5)
-    shared = layer.past(33, 150)
+    shared = layer.context(33, 150)
     for rows in (50, 3, 50, 33):
         layer.add(shared, rows)
     call = layer.call(window, softcap)
-    tolerance.assert_sums(backend()(call), defined(call), width=WIDTH)
+    pieces = AttentionMetadata(layer.sequences, piece_rows=16, windowed_piece_rows=5)
+    assert len(pieces.context(window)) > len(call.metadata.context(window))
+    tolerance.assert_sums(backend(replace(call, metadata=pieces)), defined(call), width=WIDTH)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -201,11 +198,11 @@ def test_long_sequences_and_extents_are_cut_without_a_seam(
 def test_a_broken_sequence_leaves_its_neighbours_bit_for_bit(
     backend: type[Attention], window: int | None, softcap: float | None, poison: float
 ) -> None:
-    """Its queries, new keys and values and private past are not finite; lengths are equal and others."""
+    """Its queries, new keys and values and private context are not finite; lengths are equal and others."""
     for rows in (1, 7, 45):
         layer = Layer(rows)
-        shared = layer.past(20, 50)
-        private = layer.past(30, coord=70)
+        shared = layer.context(20, 50)
+        private = layer.context(30, coord=70)
         for n in (rows, 12, rows, rows):
             layer.add(shared + private if len(layer.sequences) == 2 else shared, n)
         broken = layer.sequences[2]
@@ -226,123 +223,114 @@ def test_a_broken_sequence_leaves_its_neighbours_bit_for_bit(
 def test_a_pass_over_some_rows_gives_what_they_get_among_all(
     backend: type[Attention], window: int | None
 ) -> None:
-    """The rows before them have become past, in the slots they were written to."""
+    """The rows before them have become context, in the slots they were written to."""
     for seed in range(12):
         layer = Layer(seed)
         layer.mixed()
         call = layer.call(window)
-        rows = sorted(layer.rng.sample(range(call.plan.rows), layer.rng.randrange(1, call.plan.rows + 1)))
+        rows = sorted(
+            layer.rng.sample(range(call.metadata.rows), layer.rng.randrange(1, call.metadata.rows + 1))
+        )
         some = replace(
             call,
             query=call.query[:, rows],
             new_key=call.new_key[:, rows],
             new_value=call.new_value[:, rows],
-            plan=call.plan.only(rows),
+            metadata=call.metadata.only(rows),
         )
-        assert some.plan.rows == len(rows)
-        assert torch.equal(some.plan.positions(), call.plan.positions()[rows])
+        assert some.metadata.rows == len(rows)
+        assert torch.equal(some.metadata.positions(), call.metadata.positions()[rows])
         tolerance.assert_sums(backend()(some), backend()(call)[:, rows], width=WIDTH)
 
 
-def test_soft_capped_scores_are_held_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An append behind a long past never has all its scores in memory."""
-    monkeypatch.setattr(cpu, "CAPPED_SCORES", 64 * 1024)
-    held: list[int] = []
+class Products(TorchFunctionMode):
+    """How many numbers each matrix product gives."""
 
-    def attend(query: torch.Tensor, keys: torch.Tensor, *rest: object) -> tuple[torch.Tensor, torch.Tensor]:
-        held.append(query.shape[:2].numel() * keys.shape[1])
-        return cpu_attend(query, keys, *rest)  # type: ignore[arg-type]  # passed on as they came
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
 
-    cpu_attend = cpu.attend
-    monkeypatch.setattr(cpu, "attend", attend)
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.matmul:
+            self.sizes.append(result.numel())
+        return result
+
+
+def test_only_a_part_of_the_soft_capped_scores_is_in_memory_at_a_time() -> None:
+    """An append behind a long context: products with keys and with values, none of them larger."""
     layer = Layer(1, 6000)
-    layer.add(layer.past(4900), 100)
-    CpuAttention()(layer.call(softcap=5.0))
-    assert sum(held) == KV_HEADS * GROUPS * 100 * 4900
-    assert max(held) <= 64 * 1024
+    layer.add(layer.context(4900), 100)
+    with Products() as products:
+        CpuAttention(capped_scores=64 * 1024)(layer.call(softcap=5.0))
+    assert sum(products.sizes) > KV_HEADS * GROUPS * 100 * 4900
+    assert max(products.sizes) <= 64 * 1024
 
 
 def test_shared_extents_are_met_by_all_their_readers_at_once() -> None:
     layer = Layer(2)
-    prefix, tape = layer.past(100, 60)
+    prefix, tape = layer.context(100, 60)
     for _ in range(16):
-        layer.add((prefix, *layer.past(5, coord=100)), 1)
+        layer.add((prefix, *layer.context(5, coord=100)), 1)
     for _ in range(25):
         layer.add((prefix, tape), 7)
-    parts = BatchPlan(layer.sequences).past(None)
+    parts = AttentionMetadata(layer.sequences).context(None)
     rows = {(part.start, part.stop): part.rows for part in parts}
     assert rows[prefix.slot, prefix.slot + 100] == slice(0, 16 + 25 * 7)
     assert rows[tape.slot, tape.slot + 60] == slice(16, 16 + 25 * 7)
     assert len(parts) == 2 + 16
-    assert [new.count for new in BatchPlan(layer.sequences).new(None)] == [16, 25]
+    assert [new.count for new in AttentionMetadata(layer.sequences).new(None)] == [16, 25]
 
 
-def test_short_extents_of_many_readers_are_met_in_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_extents_of_many_readers_are_met_in_one_product() -> None:
     """Of about the same length, in several frames; two of one reader, a long and a lone one stay apart."""
     layer = Layer(4)
-    prefix = layer.past(100)
+    prefix = layer.context(100)
     for length in (9, 16, 12, 16, 13, 300, 3):
-        layer.add(prefix + layer.past(length, coord=100), 1)
-    layer.add(prefix + layer.past(11, 10, coord=100), 1)
+        layer.add(prefix + layer.context(length, coord=100), 1)
+    layer.add(prefix + layer.context(11, 10, coord=100), 1)
     call = layer.call()
-    gathered: list[int] = []
-
-    def short(*args: Any) -> Any:
-        gathered.append(args[1].count)
-        return cpu_short(*args)
-
-    cpu_short = cpu._short
-    monkeypatch.setattr(cpu, "_short", short)
+    _, batched = short_extents.batch_short(call.metadata.context(None))
+    assert [parts.count for parts in batched] == [6]
     tolerance.assert_sums(CpuAttention()(call), defined(call), width=WIDTH)
-    assert gathered == [6]
 
 
-def test_short_extents_of_one_reader_in_one_frame_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_extents_of_one_reader_in_one_frame_are_joined() -> None:
     """Its bars and its question's tokens, also where it is alone; and not those of another frame."""
     layer = Layer(7)
-    prefix = layer.past(90)
+    prefix = layer.context(90)
     for lengths in ((70, 37), (64, 30), (200, 100), (37, 5, 40)):
         own, coord, origin = (), 90, layer.rng.randrange(90)
         for length in lengths:
             own += (layer.extent(length, coord, origin),)
             coord += length
         layer.add(prefix + own, 1)
-    layer.add(prefix + layer.past(70, 37, coord=90), 1)
+    layer.add(prefix + layer.context(70, 37, coord=90), 1)
     call = layer.call()
-    gathered: list[tuple[int, int]] = []
-
-    def short(*args: Any) -> Any:
-        gathered.append((args[1].count, args[1].slots.numel()))
-        return cpu_short(*args)
-
-    cpu_short = cpu._short
-    monkeypatch.setattr(cpu, "_short", short)
+    _, batched = short_extents.batch_short(call.metadata.context(None))
+    assert [(parts.count, parts.slots.numel()) for parts in batched] == [(4, 4 * 107), (1, 300)]
     tolerance.assert_sums(CpuAttention()(call), defined(call), width=WIDTH)
-    assert gathered == [(4, 4 * 107), (1, 300)]
 
 
-def test_what_is_copied_at_a_time_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_copied_at_a_time_is_bounded() -> None:
     """By reader and by product."""
-    monkeypatch.setattr(short_extents, "JOINED_KEYS", 64)
-    monkeypatch.setattr(short_extents, "GATHERED_KEYS", 2 * 64)
     layer = Layer(8)
-    prefix = layer.past(90)
+    prefix = layer.context(90)
     for _ in range(3):
         pieces = zip((30, 30, 20, 40), (90, 120, 150, 170), strict=True)
         layer.add(prefix + tuple(layer.extent(length, coord, 7) for length, coord in pieces), 1)
-    plan, call = BatchPlan(layer.sequences), layer.call()
-    _, gathered = short_extents.gather(plan.past(None))
-    assert sorted((parts.count, parts.slots.numel()) for parts in gathered) == [(1, 60)] * 2 + [(2, 120)] * 2
+    metadata, call = AttentionMetadata(layer.sequences), layer.call()
+    _, batched = short_extents.batch_short(metadata.context(None), 64, 2 * 64)
+    assert sorted((parts.count, parts.slots.numel()) for parts in batched) == [(1, 60)] * 2 + [(2, 120)] * 2
     tolerance.assert_sums(CpuAttention()(call), defined(call), width=WIDTH)
 
 
-def test_a_broken_short_extent_leaves_those_gathered_with_it_bit_for_bit() -> None:
+def test_a_broken_short_extent_leaves_those_batched_with_it_bit_for_bit() -> None:
     """The slots right behind a shorter one are those of the broken one, and hidden by no mask if read."""
     layer = Layer(6)
-    prefix = layer.past(40)
-    own = [layer.past(length, coord=40) for length in (9, 16, 12)]
-    for past in own:
-        layer.add(prefix + past, 1)
+    prefix = layer.context(40)
+    own = [layer.context(length, coord=40) for length in (9, 16, 12)]
+    for context in own:
+        layer.add(prefix + context, 1)
     expected = CpuAttention()(layer.call())
     ((slot, length, _, _),) = own[1]
     layer.values[:, slot : slot + length] = float("nan")
@@ -354,10 +342,14 @@ def test_a_broken_short_extent_leaves_those_gathered_with_it_bit_for_bit() -> No
 @pytest.mark.parametrize("window", [300, 700, 5000])
 def test_masks_are_no_larger_than_a_piece_and_leave_no_row_blind(window: int) -> None:
     layer = Layer(3)
-    layer.add(layer.past(1000, 3000), 1500)
-    masks = [part.visible for part in BatchPlan(layer.sequences).past(window) if part.visible is not None]
+    layer.add(layer.context(1000, 3000), 1500)
+    masks = [
+        part.visible
+        for part in AttentionMetadata(layer.sequences).context(window)
+        if part.visible is not None
+    ]
     assert masks
-    assert all(max(mask.shape) <= batch.WINDOWED_PIECE_ROWS for mask in masks)
+    assert all(max(mask.shape) <= WINDOWED_PIECE_ROWS for mask in masks)
     assert all(mask.any(-1).all() for mask in masks)
 
 
@@ -380,7 +372,7 @@ def test_an_extent_splits_into_what_some_rows_and_what_all_rows_see(
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.data())
-def test_the_rest_of_a_step_has_what_came_before_as_its_past(counts: list[int], data: st.DataObject) -> None:
+def test_the_rest_of_a_placement_sees_what_came_before_it(counts: list[int], data: st.DataObject) -> None:
     slots = tuple((100 * i, count) for i, count in enumerate(counts))
     tokens = data.draw(st.integers(0, sum(counts) - 1))
     rest = after(Placement((Extent(900, 5, 40, 3),), slots, 45, 10), tokens)

@@ -1,4 +1,4 @@
-"""Recorded passes: padding, static inputs and refilled plans give what eager passes give."""
+"""Captured graphs: padding, static inputs and refilled metadata give what eager passes give."""
 
 from __future__ import annotations
 
@@ -8,23 +8,22 @@ from collections.abc import Hashable
 import pytest
 import torch
 
-from engine.attention.metadata import BatchPlan, Packed
-from engine.attention.reference import ReferenceAttention
+from engine.attention.metadata import AttentionMetadata, Packed
 from engine.engine import Engine
-from engine.graphs.capture import capture_obstacle
-from engine.graphs.runner import GraphRunner, Replay
+from engine.graphs.runner import GraphRunner, Replay, capture_obstacle
 from engine.model.loading import ATTENTION
 from engine.step import Chunk
 from regions.ephemeral import Fork
 from regions.tape import Retention, Tape
 from tests import tolerance
 from tests.engine.oracle import VOCABULARY, tiny
+from tests.engine.reference_attention import ReferenceAttention
 
 
 class Prepared(ReferenceAttention):
     """The reference in the part of a backend that is told of the plan before each pass."""
 
-    def prepare(self, plan: BatchPlan) -> Hashable:
+    def prepare(self, plan: AttentionMetadata) -> Hashable:
         return ()
 
 
@@ -56,7 +55,7 @@ def test_recorded_passes_give_what_eager_passes_give(architecture: str) -> None:
     """Questions and their answers' next tokens, over an evicting tape, at sizes that share recordings."""
     model = tiny(architecture, layers=2)
     engines = [
-        Engine(model, blocks=80, block_size=4, frame_limit=90, attention=Prepared(), record=record)
+        Engine(model, blocks=80, block_size=4, frame_limit=90, attention=Prepared(), capture=record)
         for record in (None, again)
     ]
     rng = random.Random(3)
@@ -78,36 +77,36 @@ def test_recorded_passes_give_what_eager_passes_give(architecture: str) -> None:
             assert eager_logit == tolerance.near(replayed_logit, tolerance.of_model(model, replayed_logit))
     graphs = engines[1].graphs
     assert graphs is not None
-    assert graphs.recordings < 12
-    assert graphs.replays > graphs.recordings
+    assert graphs.captures < 12
+    assert graphs.replays > graphs.captures
     for tape in tapes:
         tape.release()
 
 
 def test_a_large_batch_is_not_recorded() -> None:
     model = tiny("llama", layers=1)
-    engine = Engine(model, blocks=60, attention=Prepared(), record=again)
+    engine = Engine(model, blocks=60, attention=Prepared(), capture=again)
     assert engine.graphs is not None
     prompt = engine.open_prompt()
     question = tokens(random.Random(1), 300)
     assert ask(engine, [prompt], [question])
-    assert engine.graphs.recordings == 0
+    assert engine.graphs.captures == 0
     prompt.release()
 
 
 def test_only_so_many_recordings_are_kept() -> None:
     model = tiny("llama", layers=1)
     engine = Engine(model, blocks=60, attention=Prepared())
-    runner = GraphRunner(model, engine.pool, Prepared(), record=again, most_graphs=2)
+    runner = GraphRunner(model, engine.pool, Prepared(), capture=again, most_graphs=2)
     rng = random.Random(2)
     for n in (1, 2, 4, 1, 1):
         prompt = engine.open_prompt()
         words = tokens(rng, n)
         assert prompt.acquire(n)
-        plan = BatchPlan([Packed(0, n, prompt.place(n))])
+        plan = AttentionMetadata([Packed(0, n, prompt.place(n))])
         runner.logits(plan, words, [n - 1])
         prompt.release()
-    assert (runner.recordings, runner.replays) == (4, 1)
+    assert (runner.captures, runner.replays) == (4, 1)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "mistral", "gemma2"])
@@ -136,7 +135,7 @@ def test_what_cannot_be_captured_says_why() -> None:
 
 
 def test_a_recording_that_finds_no_memory_is_made_later() -> None:
-    """The pass itself was done; one that cannot be recorded at all ends recording."""
+    """The pass itself was done; one that cannot be captured at all ends capturing."""
     failures: list[RuntimeError] = [torch.OutOfMemoryError("no room")]
 
     def record(run: Replay) -> Replay:
@@ -145,17 +144,17 @@ def test_a_recording_that_finds_no_memory_is_made_later() -> None:
         return run
 
     model = tiny("llama", layers=1)
-    engine = Engine(model, blocks=60, attention=Prepared(), record=record)
+    engine = Engine(model, blocks=60, attention=Prepared(), capture=record)
     graphs = engine.graphs
     assert graphs is not None
     for n, expected in ((4, (0, 0)), (4, (1, 0)), (4, (1, 1))):
         prompt = engine.open_prompt()
         assert ask(engine, [prompt], [tokens(random.Random(n), n)])
         prompt.release()
-        assert (graphs.recordings, graphs.replays) == expected
+        assert (graphs.captures, graphs.replays) == expected
     failures.append(RuntimeError("operation not permitted when stream is capturing"))
     for _ in range(2):
         prompt = engine.open_prompt()
         assert ask(engine, [prompt], [tokens(random.Random(1), 9)])
         prompt.release()
-    assert (graphs.recordings, graphs.replays) == (1, 1)
+    assert (graphs.captures, graphs.replays) == (1, 1)

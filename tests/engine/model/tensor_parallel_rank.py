@@ -58,11 +58,11 @@ def scenario(loaded: LoadedModel) -> list[torch.Tensor]:
 
 def bytes_held(model: Any) -> int:
     """Bytes of the storages behind the model's parameters, each counted once."""
-    held = {}
+    storages = {}
     for parameter in model.parameters():
         local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        held[local.untyped_storage().data_ptr()] = local.untyped_storage().nbytes()
-    return sum(held.values())
+        storages[local.untyped_storage().data_ptr()] = local.untyped_storage().nbytes()
+    return sum(storages.values())
 
 
 def main(rank: int, ranks: int, directory: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from engine.attention.metadata import BatchPlan, Packed
+from engine.attention.metadata import AttentionMetadata, Packed
 from regions.extents import Extent, Placement, SlotRange
 
 
@@ -27,7 +27,7 @@ class Slots:
         return tuple((self.run(n), n) for n in (cut, rows - cut) if n)
 
 
-def mixed_batch(rng: random.Random, device: str = "cpu") -> tuple[BatchPlan, int]:
+def mixed_batch(rng: random.Random, device: str = "cpu") -> tuple[AttentionMetadata, int]:
     """Readers of a frozen prefix and a tape in several frames, an append to it, a stateless prompt.
 
     Also the slots a pool for it needs.
@@ -35,37 +35,38 @@ def mixed_batch(rng: random.Random, device: str = "cpu") -> tuple[BatchPlan, int
     slots = Slots(rng)
     begin = rng.randrange(3000, 90000)
     prefix = rng.randrange(1, 40)
-    past = [Extent(slots.run(prefix), prefix, begin - prefix, begin - prefix)]
+    context = [Extent(slots.run(prefix), prefix, begin - prefix, begin - prefix)]
     coord = begin
-    for _ in range(rng.randrange(1, 4)):
+    for _ in range(rng.randrange(1, 3)):
         length = rng.randrange(1, 180)
-        past.append(Extent(slots.run(length), length, coord, coord - rng.randrange(0, 3000)))
+        context.append(Extent(slots.run(length), length, coord, coord - rng.randrange(0, 3000)))
         coord += length
     placements = []
-    for _ in range(rng.randrange(1, 5)):  # questions, some with tokens of their own in KV
-        own = list(past)
-        at, rows = coord, rng.choice([1, 1, 1, 2, 5, 23])
+    for _ in range(rng.randrange(1, 4)):  # questions, some with tokens of their own in KV
+        own = list(context)
+        at, rows = coord, rng.choice([1, 1, 1, 2, 5, 19])
         if rng.random() < 0.5:
             length = rng.randrange(1, 30)
-            own.append(Extent(slots.run(length), length, at, past[-1].origin))
+            own.append(Extent(slots.run(length), length, at, context[-1].origin))
             at += length
         placements.append(Placement(tuple(own), slots.ranges(rows), at, own[-1].origin))
     if rng.random() < 0.5:  # the tape's next record right behind its last slot, as allocators place it
-        tail = past[-1]
+        tail = context[-1]
         slot = slots.run(300)
-        past[-1] = tail._replace(slot=slot)
+        context[-1] = tail._replace(slot=slot)
         placements = [
-            Placement(tuple(past[-1] if e == tail else e for e in s.context), *_rest(s)) for s in placements
+            Placement(tuple(context[-1] if e == tail else e for e in s.context), *_rest(s))
+            for s in placements
         ]
-        placements.append(Placement(tuple(past), ((slot + tail.length, 9),), coord, tail.origin))
-    rows = rng.randrange(1, 30)
+        placements.append(Placement(tuple(context), ((slot + tail.length, 9),), coord, tail.origin))
+    rows = rng.randrange(1, 20)
     placements.append(Placement((), slots.ranges(rows), 0, 0))
     rng.shuffle(placements)
     packed: list[Packed] = []
     for placement in placements:
         start = packed[-1].stop if packed else 0
         packed.append(Packed(start, start + sum(n for _, n in placement.slots), placement))
-    return BatchPlan(packed, device), slots.next + 2
+    return AttentionMetadata(packed, device), slots.next + 2
 
 
 def _rest(placement: Placement) -> tuple[Any, ...]:

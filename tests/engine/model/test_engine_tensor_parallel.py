@@ -14,8 +14,8 @@ from engine.model import tensor_parallel
 from engine.model.embedded import build_tokenizer
 from engine.model.loading import LoadedModel, ModelError, load_model
 from tests import tolerance
+from tests.engine.model.tensor_parallel_rank import bytes_held, scenario
 from tests.engine.oracle import tiny
-from tests.engine.tensor_parallel_rank import bytes_held, scenario
 
 RANKS = 2
 # plain, tied embeddings with a rope base for each layer type, experts split over the ranks
@@ -33,11 +33,11 @@ def both_ranks(
         alone[kind] = tiny(kind)
         alone[kind].model.save_pretrained(directory / kind)
         build_tokenizer().save_pretrained(directory / kind)
-    command = [sys.executable, "-m", "tests.engine.tensor_parallel_rank"]
+    command = [sys.executable, "-m", "tests.engine.model.tensor_parallel_rank"]
     ranks = [
         subprocess.Popen(
             [*command, str(rank), str(RANKS), str(directory)],
-            cwd=Path(__file__).parents[2],
+            cwd=Path(__file__).parents[3],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

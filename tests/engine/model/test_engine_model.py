@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, GPTNeoXConfig
 
-from engine.attention.rotary import FrameTurner
+from engine.attention.rotary import FrameRotation
 from engine.engine import Engine
 from engine.model import canary
 from engine.model.embedded import build_tokenizer, embedded_directory
@@ -66,12 +66,12 @@ def test_learned_positions_are_refused_by_name() -> None:
         prepare(AutoModelForCausalLM.from_config(config), None, name="gpt2")
 
 
-def test_the_canary_catches_a_rotary_layout_that_turning_does_not_reproduce() -> None:
-    """The same model with a wrong turner passes as long as nothing is turned, so two frames are needed."""
+def test_the_canary_catches_a_rotary_layout_that_re_rotation_does_not_reproduce() -> None:
+    """The same model with a wrong rotation passes as long as nothing is rotated, so two frames are needed."""
     model = tiny("llama")
-    wrong = FrameTurner(model.model.model.rotary_emb.inv_freq * 1.5)
+    wrong = FrameRotation(model.model.model.rotary_emb.inv_freq * 1.5)
     with pytest.raises(ModelError, match="differ from the dense forward"):
-        canary.check(dataclasses.replace(model, turners=(wrong,) * len(model.turners)))
+        canary.check(dataclasses.replace(model, rotations=(wrong,) * len(model.rotations)))
 
 
 def test_an_untested_architecture_with_partial_rotary_is_served() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING
 
-from engine.attention.rotary import FrameTurner
+from engine.attention.rotary import FrameRotation
 from engine.engine import Engine
 from engine.model import architectures, canary
 from engine.model import loading as model
@@ -43,7 +43,7 @@ SMALL_LATENT = {
 
 def docs_table(heading: str) -> dict[str, str]:
     """First and second column of the table under ``heading`` in docs/models.md; names in backticks."""
-    text = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "models.md").read_text()
     section = text.split(f"## {heading}\n")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (`.*?) \| (.*?) \|", section, re.MULTILINE)
     return {name: note for names, note in rows for name in re.findall(r"`(.*?)`", names)}
@@ -73,10 +73,10 @@ def test_a_known_bad_architecture_is_refused_by_name_with_the_reason(kind: str) 
 @pytest.mark.parametrize(
     ("kind", "special", "reason"),
     [
-        ("gpt2", {"n_embd": 64, "n_layer": 2, "n_head": 4}, "does not turn the halves"),
-        ("opt", {"ffn_dim": 64, "word_embed_proj_dim": 64}, "does not turn the halves"),
+        ("gpt2", {"n_embd": 64, "n_layer": 2, "n_head": 4}, "does not rotate the halves"),
+        ("opt", {"ffn_dim": 64, "word_embed_proj_dim": 64}, "does not rotate the halves"),
         ("bloom", {"n_layer": 2, "n_head": 4}, r"layers \[\] reach our attention"),
-        ("cohere", {}, "does not turn the halves"),
+        ("cohere", {}, "does not rotate the halves"),
         ("gptj", {"n_embd": 64, "n_layer": 2, "n_head": 4, "rotary_dim": 8}, r"layers \[\] reach"),
         ("mamba", {"state_size": 8}, r"layers \[\] reach"),
         (
@@ -84,7 +84,7 @@ def test_a_known_bad_architecture_is_refused_by_name_with_the_reason(kind: str) 
             {"num_hidden_layers": 4, "num_experts": 4, "num_experts_per_tok": 2},
             r"layers \[3\] reach our attention",
         ),
-        ("deepseek_v3", SMALL_LATENT, "does not turn the halves"),
+        ("deepseek_v3", SMALL_LATENT, "does not rotate the halves"),
         ("llama4_text", {"attention_chunk_size": 4000, "num_local_experts": 2}, "masks otherwise than caus"),
         ("diffllama", {}, r"layers \[0, 0, 1, 1\] reach our attention, expected each of 2 once"),
     ],
@@ -118,28 +118,28 @@ def test_the_wrapper_around_gemma_3_serves_its_language_model() -> None:
     config = CONFIG_MAPPING["gemma3"](text_config=text, vision_config={**vision, "image_size": 28})
     loaded = prepare(random_weights(config), None, name="gemma3")
     assert len(loaded.layers) == 4
-    assert len({id(turner) for turner in loaded.turners}) == 2
+    assert len({id(rotation) for rotation in loaded.rotations}) == 2
     assert canary.check(loaded) < tolerance.of_model(loaded)
 
 
-def test_layers_with_the_same_rotary_base_share_one_turner() -> None:
+def test_layers_with_the_same_rotary_base_share_one_rotation() -> None:
     """Gemma 3 has a base for sliding and one for full layers; both are found without reading names."""
     loaded = tiny("gemma3_text")
-    sliding, full, *again = loaded.turners
+    sliding, full, *again = loaded.rotations
     assert again == [sliding, full]
     exponents = torch.arange(0, 16, 2).double() / 16
     tolerance.assert_sums(sliding.inv_freq, 100.0**-exponents, width=1, dtype=torch.float32)
     tolerance.assert_sums(full.inv_freq, 10000.0**-exponents / 8, width=1, dtype=torch.float32)
 
 
-def test_layers_without_positions_are_not_turned() -> None:
-    rotating, none, *_ = tiny("smollm3").turners
-    query, turns = torch.randn(4, 3, 16), torch.tensor([5, 6, 7])
-    assert not torch.equal(rotating.turn(query, turns), query)
-    assert torch.equal(none.turn(query, turns), query)
+def test_layers_without_positions_are_not_rotated() -> None:
+    rotating, none, *_ = tiny("smollm3").rotations
+    query, shifts = torch.randn(4, 3, 16), torch.tensor([5, 6, 7])
+    assert not torch.equal(rotating.rotate(query, shifts), query)
+    assert torch.equal(none.rotate(query, shifts), query)
 
 
-def test_a_model_that_turns_otherwise_beyond_a_length_is_served_up_to_it(
+def test_a_model_that_rotates_otherwise_beyond_a_length_is_served_up_to_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """longrope changes its frequencies beyond the original length: positions stay below, and it is said."""
@@ -174,12 +174,12 @@ def test_a_window_that_mask_and_layer_disagree_on_is_refused(kind: str, window: 
 
 
 @pytest.mark.parametrize("layer", range(4))
-def test_the_canary_catches_one_layer_with_the_turner_of_another(layer: int) -> None:
+def test_the_canary_catches_one_layer_with_the_rotation_of_another(layer: int) -> None:
     loaded = tiny("gemma3_text")
-    turners = list(loaded.turners)
-    turners[layer] = turners[(layer + 1) % 4]
+    rotations = list(loaded.rotations)
+    rotations[layer] = rotations[(layer + 1) % 4]
     with pytest.raises(ModelError, match="gemma3_text: its logits over regions differ"):
-        canary.check(dataclasses.replace(loaded, turners=tuple(turners)))
+        canary.check(dataclasses.replace(loaded, rotations=tuple(rotations)))
 
 
 def test_the_canary_catches_a_layer_that_mixes_tokens_outside_of_attention() -> None:
@@ -211,19 +211,19 @@ def save(loaded: LoadedModel, directory: Path, **options: Any) -> Path:
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3_text", "mixtral", "gpt_oss"])
 def test_a_bf16_checkpoint_stays_bf16_and_passes_its_canary(kind: str, tmp_path: Path) -> None:
-    """Weights and KV are bf16, the rotary frequencies are not rounded, and wrong turners still show."""
+    """Weights and KV are bf16, the rotary frequencies are not rounded, and wrong rotations still show."""
     full = tiny(kind)
-    expected = [turner.inv_freq for turner in full.turners]
+    expected = [rotation.inv_freq for rotation in full.rotations]
     full.model.to(torch.bfloat16)
     loaded = load_model(save(full, tmp_path))
     assert loaded.dtype == torch.bfloat16
     assert Engine(loaded, blocks=4).pool.keys[0].dtype == torch.bfloat16
-    for turner, frequencies in zip(loaded.turners, expected, strict=True):
-        assert torch.equal(turner.inv_freq, frequencies)
+    for rotation, frequencies in zip(loaded.rotations, expected, strict=True):
+        assert torch.equal(rotation.inv_freq, frequencies)
     assert canary.check(loaded) < tolerance.of_model(loaded)
-    for wrong in (FrameTurner(expected[0] * 1.5), FrameTurner(torch.empty(0))):
+    for wrong in (FrameRotation(expected[0] * 1.5), FrameRotation(torch.empty(0))):
         with pytest.raises(ModelError, match="differ from the dense forward"):
-            canary.check(dataclasses.replace(loaded, turners=(wrong,) * len(loaded.turners)))
+            canary.check(dataclasses.replace(loaded, rotations=(wrong,) * len(loaded.rotations)))
 
 
 def test_a_checkpoint_in_many_files_is_the_same_model(tmp_path: Path) -> None:

@@ -91,10 +91,10 @@ def numbers(i: int) -> list[int]:
     return [100 * i + j for j in range(14)]
 
 
-@pytest.mark.parametrize("place", ["disk", "host"])
-def test_idle_sessions_leave_the_least_recently_used_first(tmp_path: Path, place: str) -> None:
+@pytest.mark.parametrize("tier", ["disk", "host"])
+def test_idle_sessions_are_offloaded_the_least_recently_used_first(tmp_path: Path, tier: str) -> None:
     """To disk, without a directory to the host; a session that was used in between stays."""
-    house = House(4, host_blocks=8, directory=tmp_path if place == "disk" else None)
+    house = House(4, host_blocks=8, directory=tmp_path if tier == "disk" else None)
     house.fill(2, 0, 1, 3)  # used at 1, 2, 3 and 4
     assert not house.residency.spill_idle()
     assert house.residency.next_due() == 97
@@ -106,17 +106,17 @@ def test_idle_sessions_leave_the_least_recently_used_first(tmp_path: Path, place
     assert house.residency.spill_idle()
     assert house.resident == [True, False, False, True]
     assert not house.residency.spill_idle()
-    assert house.residency.spills == {place: 2}
-    assert {p.name for p in tmp_path.iterdir()} == ({"t1.kv", "t2.kv"} if place == "disk" else set())
+    assert house.residency.spills == {tier: 2}
+    assert {p.name for p in tmp_path.iterdir()} == ({"t1.kv", "t2.kv"} if tier == "disk" else set())
     assert house.residency.next_due() == 1  # t3 at 104
     scribble(house.pool)
     assert [house.seen(i) for i in range(4)] == [numbers(i) for i in range(4)]
-    assert house.residency.restores == {place: 2}
+    assert house.residency.restores == {tier: 2}
     assert list(tmp_path.iterdir()) == []
     house.release()
 
 
-def test_for_want_of_blocks_sessions_leave_to_the_host_first(tmp_path: Path) -> None:
+def test_for_want_of_blocks_sessions_are_offloaded_to_the_host_first(tmp_path: Path) -> None:
     """A copy is quicker than a file, and somebody waits."""
     house = House(2, host_blocks=4, directory=tmp_path)
     house.fill(0, 1)
@@ -148,7 +148,7 @@ def test_a_file_is_laid_into_whatever_blocks_are_free(tmp_path: Path) -> None:
     house.release()
 
 
-def test_without_a_limit_nobody_leaves_for_being_idle(tmp_path: Path) -> None:
+def test_without_a_limit_idle_sessions_stay(tmp_path: Path) -> None:
     house = House(1, limit=0, directory=tmp_path)
     house.fill(0)
     house.now = 10**12
@@ -183,7 +183,7 @@ def test_want_of_blocks_moves_sessions_before_anything_fails(tmp_path: Path) -> 
 
 
 def test_a_tape_is_not_moved_for_its_own_append(tmp_path: Path) -> None:
-    """Alone and short of blocks, it is told no, and keeps its place."""
+    """Alone and short of blocks, it is refused, and stays where it is."""
     house = House(1, blocks=10, directory=tmp_path)
     house.fill(0)
     hog = prompt_of(house.pool, [1] * 8)

@@ -11,7 +11,7 @@ import torch
 from engine.attention.base import LayerCall
 from engine.attention.cpu import CpuAttention
 from engine.attention.last_layer import LastLayer, install
-from engine.attention.metadata import BatchPlan
+from engine.attention.metadata import AttentionMetadata
 from engine.engine import Engine
 from engine.model.canary import check, dense_logits
 from engine.model.loading import LoadedModel, ModelError
@@ -71,9 +71,7 @@ class Session:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_the_rows_that_are_read_have_the_logits_of_a_whole_pass(
-    architecture: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_rows_that_are_read_have_the_logits_of_a_whole_pass(architecture: str) -> None:
     """Questions of several lengths, one with drafts, one not sampled, over two frames."""
     model = tiny(architecture)
     assert model.trims
@@ -81,23 +79,16 @@ def test_the_rows_that_are_read_have_the_logits_of_a_whole_pass(
     questions = [session.tokens(n) for n in (17, 5, 11, 17)]
     work = session.ask(questions, [0, None, 2, 0])
     whole = session.engine.logits(work)
-    read: list[torch.Tensor] = []
-
-    def choose(logits: torch.Tensor, **_: object) -> list[None]:
-        read.append(logits)
-        return [None] * len(logits)
-
     session.close(work)
 
     session = Session(model)
     session.counting.rows.clear()
     work = session.ask(questions, [0, None, 2, 0])
-    monkeypatch.setattr("engine.engine.choose", choose)
-    monkeypatch.setattr("engine.engine.accept", lambda *_: None)
-    session.engine.execute(work)
+    rows = [16, 30, 31, 32, 49]
+    read = session.engine.logits(work, rows)
     layers = len(model.layers)
     assert session.counting.rows == [50] * (layers - 1) + [5]
-    tolerance.assert_logits(model, read[0], whole[[16, 30, 31, 32, 49]])
+    tolerance.assert_logits(model, read, whole[rows])
     session.close(work)
 
 
@@ -145,8 +136,8 @@ def test_the_canary_compares_rows_that_are_read_alone(monkeypatch: pytest.Monkey
     check(model)
     whole = LastLayer.__init__
 
-    def shifted(last: LastLayer, rows: Sequence[int], plan: BatchPlan) -> None:
-        whole(last, [max(0, row - 1) for row in rows], plan)
+    def shifted(last: LastLayer, rows: Sequence[int], metadata: AttentionMetadata) -> None:
+        whole(last, [max(0, row - 1) for row in rows], metadata)
 
     monkeypatch.setattr(LastLayer, "__init__", shifted)
     with pytest.raises(ModelError, match="differ"):

@@ -19,9 +19,8 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 import engine.attention.triton as backend
 from engine.attention.base import Attention, LayerCall
-from engine.attention.metadata import BatchPlan, Packed
-from engine.attention.reference import ReferenceAttention
-from engine.attention.rotary import FrameTurner
+from engine.attention.metadata import AttentionMetadata, Packed
+from engine.attention.rotary import FrameRotation
 from engine.attention.triton import TritonAttention
 from engine.engine import Engine
 from engine.model.loading import prepare
@@ -29,8 +28,9 @@ from engine.step import Chunk
 from regions.extents import Extent, Placement
 from regions.tape import Retention
 from tests import tolerance
+from tests.engine.attention.triton_batches import mixed_batch
 from tests.engine.oracle import VOCABULARY, History, oracle_logits, random_weights, tiny, tiny_config
-from tests.engine.triton_batches import mixed_batch
+from tests.engine.reference_attention import ReferenceAttention
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 WIDTH = 500  # terms of the longest sums: keys that a row sees
@@ -63,7 +63,7 @@ def bf16_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def layer_call(
-    plan: BatchPlan,
+    metadata: AttentionMetadata,
     slots: int,
     *,
     dim: int = 64,
@@ -89,18 +89,20 @@ def layer_call(
     if poisoned:
         read = {
             slot + i
-            for s in plan.sequences
+            for s in metadata.sequences
             for slot, n in (*((e.slot, e.length) for e in s.placement.context), *s.placement.slots)
             for i in range(n)
         }
         unread = [slot for slot in range(slots) if slot not in read]
         keys[:, unread] = float("nan")
         values[:, unread] = float("nan")
-    new = torch.cat([torch.arange(a, a + n) for s in plan.sequences for a, n in s.placement.slots]).to(DEVICE)
+    new = torch.cat([torch.arange(a, a + n) for s in metadata.sequences for a, n in s.placement.slots]).to(
+        DEVICE
+    )
     half = int(dim * rotary) // 2
     inv_freq = 10000.0 ** (-torch.arange(half, device=DEVICE) / max(half, 1))
     # queries as transformers hands them over: rows before heads in memory
-    query = torch.randn(plan.rows, kv_heads * groups, dim, dtype=dtype, device=DEVICE).transpose(0, 1)
+    query = torch.randn(metadata.rows, kv_heads * groups, dim, dtype=dtype, device=DEVICE).transpose(0, 1)
     return LayerCall(
         query=query,
         new_key=keys[:, new],
@@ -110,8 +112,8 @@ def layer_call(
         scale=dim**-0.5,
         softcap=softcap,
         window=window,
-        plan=plan,
-        turner=FrameTurner(inv_freq),
+        metadata=metadata,
+        rotation=FrameRotation(inv_freq),
         sinks=torch.randn(kv_heads * groups, dtype=dtype, device=DEVICE) if sinks else None,
     )
 
@@ -145,8 +147,8 @@ CASES: dict[str, dict[str, Any]] = {
 def test_mixed_batches_equal_the_reference(case: str) -> None:
     """Shared extents in several frames, causal rows, NaN in slots that nobody reads."""
     torch.manual_seed(1)
-    plan, slots = mixed_batch(random.Random(case), DEVICE)
-    tolerance.assert_sums(*both(layer_call(plan, slots, poisoned=True, **CASES[case])), width=WIDTH)
+    metadata, slots = mixed_batch(random.Random(case), DEVICE)
+    tolerance.assert_sums(*both(layer_call(metadata, slots, poisoned=True, **CASES[case])), width=WIDTH)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -154,9 +156,9 @@ def test_mixed_batches_equal_the_reference(case: str) -> None:
 def test_half_precision_is_within_its_own_rounding(dtype: torch.dtype, dim: int) -> None:
     """As near to the fp32 answer as the reference in the same type is, within a factor."""
     torch.manual_seed(dim)
-    plan, slots = mixed_batch(random.Random(dim), DEVICE)
+    metadata, slots = mixed_batch(random.Random(dim), DEVICE)
     call = layer_call(
-        plan, slots, dim=dim, dtype=dtype, kv_heads=1, groups=4, window=150, softcap=30.0, sinks=True
+        metadata, slots, dim=dim, dtype=dtype, kv_heads=1, groups=4, window=150, softcap=30.0, sinks=True
     )
     wide = {
         name: value.float() if isinstance(value, torch.Tensor) else value
@@ -175,9 +177,9 @@ def test_a_request_that_writes_nan_spoils_no_other() -> None:
     tape = Extent(5, 100, 0, 0)
     append = Packed(0, 2, Placement((tape,), ((105, 2),), 100, 0))
     question = Packed(2, 4, Placement((tape,), ((120, 2),), 100, 0))
-    plan = BatchPlan([append, question], DEVICE)
+    metadata = AttentionMetadata([append, question], DEVICE)
     torch.manual_seed(0)
-    call = layer_call(plan, 130, groups=4)
+    call = layer_call(metadata, 130, groups=4)
     expected = ReferenceAttention()(call)
     call.values[:, 106] = float("nan")
     output = TritonAttention(programs=PROGRAMS)(call)
@@ -185,7 +187,7 @@ def test_a_request_that_writes_nan_spoils_no_other() -> None:
     tolerance.assert_sums(output[:, 2:], expected[:, 2:], width=WIDTH)
 
 
-class Recorder:
+class Capture:
     """Stands for a kernel and remembers its launches, as the capture of a CUDA graph does."""
 
     def __init__(self, kernel: Any, launches: list[Callable[[], None]]) -> None:
@@ -200,13 +202,16 @@ class Recorder:
 
 
 def test_a_captured_call_answers_another_batch_after_prepare(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The launches of one pass, run again as recorded, serve a plan of other extents, frames and fewer rows.
+    """The launches of one pass, replayed, serve a batch of other extents, frames and fewer
+    rows.
 
-    Nothing of the first plan may be in the arguments or the grid, only in the tensors `prepare` refills.
+    Nothing of the first batch may be in the arguments or the grid, only in the tensors `prepare` refills.
     """
-    first = BatchPlan([Packed(0, 6, Placement((Extent(3, 200, 50, 40),), ((210, 6),), 250, 40))], DEVICE)
+    first = AttentionMetadata(
+        [Packed(0, 6, Placement((Extent(3, 200, 50, 40),), ((210, 6),), 250, 40))], DEVICE
+    )
     shared = Extent(40, 130, 7000, 6990)
-    second = BatchPlan(
+    second = AttentionMetadata(
         [
             Packed(0, 1, Placement((shared,), ((5, 1),), 7130, 9)),
             Packed(1, 5, Placement((shared,), ((220, 3), (18, 1)), 7130, 6990)),
@@ -222,8 +227,8 @@ def test_a_captured_call_answers_another_batch_after_prepare(monkeypatch: pytest
     captured_for = attention.prepare(first)
     launches: list[Callable[[], None]] = []
     with monkeypatch.context() as patch:
-        for name in ("attend", "merge", "turn_table"):
-            patch.setattr(backend, name, Recorder(getattr(backend, name), launches))
+        for name in ("attend", "merge", "rotation_table"):
+            patch.setattr(backend, name, Capture(getattr(backend, name), launches))
         output = attention(static)
     tolerance.assert_sums(output[:, :6], ReferenceAttention()(call), width=WIDTH)
     assert len(launches) == 3
@@ -238,18 +243,18 @@ def test_a_captured_call_answers_another_batch_after_prepare(monkeypatch: pytest
     assert not output[:, 5:].any()  # rows of padding
 
 
-def test_the_table_of_turns_is_made_once_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layers that share a turner share its table; the next pass makes its own."""
-    plan = BatchPlan([Packed(0, 1, Placement((Extent(3, 20, 0, 0),), ((30, 1),), 20, 7))], DEVICE)
-    again = BatchPlan(plan.sequences, DEVICE)
+def test_the_rotation_table_is_made_once_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers that share a rotation share its table; the next pass makes its own."""
+    metadata = AttentionMetadata([Packed(0, 1, Placement((Extent(3, 20, 0, 0),), ((30, 1),), 20, 7))], DEVICE)
+    again = AttentionMetadata(metadata.sequences, DEVICE)
     launches: list[Callable[[], None]] = []
-    monkeypatch.setattr(backend, "turn_table", Recorder(backend.turn_table, launches))
+    monkeypatch.setattr(backend, "rotation_table", Capture(backend.rotation_table, launches))
     attention = TritonAttention(programs=PROGRAMS)
-    call = layer_call(plan, 40, dim=16)
+    call = layer_call(metadata, 40, dim=16)
     for _ in range(3):
         attention(call)
     assert len(launches) == 1
-    attention(LayerCall(**{**vars(call), "plan": again}))
+    attention(LayerCall(**{**vars(call), "metadata": again}))
     assert len(launches) == 2
 
 
@@ -263,13 +268,13 @@ class Switch:
         return self.attention(call)
 
 
-def test_turns_of_a_whole_frame_are_precise() -> None:
-    """Cosines and sines of 32k positions are as near as fp32 can say; no turn at all is exactly 1 and 0."""
+def test_rotations_by_a_whole_frame_are_precise() -> None:
+    """Cosines and sines of 32k positions are as near as fp32 can say; no shift at all is exactly 1 and 0."""
     inv_freq = 500000.0 ** (-torch.arange(0, 1, 1 / 24, dtype=torch.float64, device=DEVICE))
-    turns = torch.tensor([0, 31999, -32003], dtype=torch.int32, device=DEVICE)
+    shifts = torch.tensor([0, 31999, -32003], dtype=torch.int32, device=DEVICE)
     table = torch.empty(3, 2, 24, device=DEVICE)
-    backend.turn_table[(3,)](turns, inv_freq, table, HALF=24, BLOCK=32)
-    angles = turns.double()[:, None] * inv_freq
+    backend.rotation_table[(3,)](shifts, inv_freq, table, HALF=24, BLOCK=32)
+    angles = shifts.double()[:, None] * inv_freq
     tolerance.assert_sums(table, torch.stack((angles.cos(), angles.sin()), 1), width=1)
     assert (table[0, 0] == 1).all()
     assert (table[0, 1] == 0).all()

@@ -1,4 +1,4 @@
-"""The Triton backend: the host's plan and, in other processes, what kernels answer and compile to."""
+"""The Triton backend: the host's metadata and, in other processes, what kernels answer and compile to."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +18,22 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.attention.device_metadata import DevicePlan, Layout, View, lay_out, reads_of
-from engine.attention.metadata import BatchPlan, Packed
+from engine.attention.device_metadata import DeviceMetadata, Layout, View, lay_out, reads_of
+from engine.attention.metadata import AttentionMetadata, Packed
 from regions.extents import Extent, Placement
-from tests.engine.triton_batches import mixed_batch
+from tests.engine.attention.triton_batches import mixed_batch
 
-ROOT = Path(__file__).parents[2]
-
-
-def laid_out(plan: BatchPlan, view: View, programs: int) -> Layout:
-    return lay_out(reads_of(plan), plan.rows, view, programs)
+ROOT = Path(__file__).parents[3]
 
 
-def visible(plan: BatchPlan, window: int | None) -> Counter[tuple[int, int, int]]:
-    """(row, slot, turn) of every key each row must see, from the definition."""
+def laid_out(metadata: AttentionMetadata, view: View, programs: int) -> Layout:
+    return lay_out(reads_of(metadata), metadata.rows, view, programs)
+
+
+def visible(metadata: AttentionMetadata, window: int | None) -> Counter[tuple[int, int, int]]:
+    """(row, slot, shift) of every key each row must see, from the definition."""
     seen: Counter[tuple[int, int, int]] = Counter()
-    for sequence in plan.sequences:
+    for sequence in metadata.sequences:
         placement = sequence.placement
         keys = [
             (e.slot + i, e.coord + i, placement.origin - e.origin)
@@ -46,20 +47,20 @@ def visible(plan: BatchPlan, window: int | None) -> Counter[tuple[int, int, int]
         for row in range(sequence.rows):
             at = placement.coord + row
             seen.update(
-                (sequence.start + row, slot, turn)
-                for slot, coord, turn in keys
+                (sequence.start + row, slot, shift)
+                for slot, coord, shift in keys
                 if coord <= at and (window is None or at - coord < window)
             )
     return seen
 
 
 def covered(layout: Layout) -> Counter[tuple[int, int, int]]:
-    """(row, slot, turn) of every key each row meets in the items."""
+    """(row, slot, shift) of every key each row meets in the items."""
     met: Counter[tuple[int, int, int]] = Counter()
     for first, count, start, stop, *_ in layout.items:
-        for row, turn, low, high in layout.entries[first : first + count]:
+        for row, shift, low, high in layout.entries[first : first + count]:
             slots = range(max(low, start), min(high, stop))
-            met.update((int(row), slot, int(layout.turns[turn])) for slot in slots)
+            met.update((int(row), slot, int(layout.shifts[shift])) for slot in slots)
     return met
 
 
@@ -73,10 +74,10 @@ def test_every_row_meets_every_key_it_sees_once(
     seed: int, window: int | None, programs: int, groups: int
 ) -> None:
     """Items cover what the definition of causal and windowed attention says, in the right frame."""
-    plan, _ = mixed_batch(random.Random(seed))
+    metadata, _ = mixed_batch(random.Random(seed))
     view = View(window, 2, groups, 128)
-    layout = laid_out(plan, view, programs)
-    assert covered(layout) == visible(plan, window)
+    layout = laid_out(metadata, view, programs)
+    assert covered(layout) == visible(metadata, window)
     per_tile = layout.tile // groups
     for first, count, start, stop, common_start, common_stop, _, _ in layout.items:
         assert 0 < count <= per_tile
@@ -98,9 +99,9 @@ def test_every_row_meets_every_key_it_sees_once(
         assert (parts < layout.offsets[rows + 1]).all()
 
 
-def questions_on_a_tape(count: int, rows: int, keys: int) -> BatchPlan:
+def questions_on_a_tape(count: int, rows: int, keys: int) -> AttentionMetadata:
     tape = Extent(0, keys, 0, 0)
-    return BatchPlan(
+    return AttentionMetadata(
         [
             Packed(i * rows, (i + 1) * rows, Placement((tape,), ((keys + 100 * (i + 1), rows),), keys, 0))
             for i in range(count)
@@ -132,12 +133,12 @@ def test_one_row_over_a_long_context_fills_the_device() -> None:
 def test_new_slots_behind_a_private_run_are_one_read_with_it() -> None:
     """A decode step over its own tokens is one run; behind a run that others read too it stays apart."""
     own = Extent(10, 30, 100, 90)
-    alone = reads_of(BatchPlan([Packed(0, 1, Placement((own,), ((40, 1),), 130, 90))]))
+    alone = reads_of(AttentionMetadata([Packed(0, 1, Placement((own,), ((40, 1),), 130, 90))]))
     assert list(zip(alone.slot, alone.stop, strict=True)) == [(10, 41)]
-    frame = reads_of(BatchPlan([Packed(0, 1, Placement((own,), ((40, 1),), 130, 130))]))
-    assert list(zip(frame.slot, frame.stop, frame.turn, strict=True)) == [(10, 40, 40), (40, 41, 0)]
+    frame = reads_of(AttentionMetadata([Packed(0, 1, Placement((own,), ((40, 1),), 130, 130))]))
+    assert list(zip(frame.slot, frame.stop, frame.shift, strict=True)) == [(10, 40, 40), (40, 41, 0)]
     shared = reads_of(
-        BatchPlan(
+        AttentionMetadata(
             [
                 Packed(0, 1, Placement((own,), ((40, 1),), 130, 90)),
                 Packed(1, 2, Placement((own,), ((80, 1),), 130, 90)),
@@ -152,8 +153,8 @@ def test_a_plan_is_refilled_in_place() -> None:
     view = View(None, 2, 4, 128)
     longer, shorter = (laid_out(questions_on_a_tape(2, 4, n), view, 30) for n in (1900, 300))
     assert longer.bucket == shorter.bucket
-    device_plan = DevicePlan(view, longer.bucket, torch.device("cpu"))
-    tensors = [getattr(device_plan, name) for name in ("items", "entries", "targets", "turns", "offsets")]
+    device_plan = DeviceMetadata(view, longer.bucket, torch.device("cpu"))
+    tensors = [getattr(device_plan, name) for name in ("items", "entries", "targets", "shifts", "offsets")]
     addresses = [tensor.data_ptr() for tensor in tensors]
     device_plan.fill(longer)
     device_plan.fill(shorter)
@@ -172,29 +173,53 @@ def test_more_grouped_heads_than_a_tile_holds_are_refused() -> None:
         View(None, 1, 71, 64)
 
 
-def python(*arguments: str, interpret: bool, cache: Path) -> subprocess.CompletedProcess[str]:
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(cache)
-    if interpret:
-        environment["TRITON_INTERPRET"] = "1"
-    return subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
+class Process:
+    """Python in a process of its own: Triton decides when it is imported whether kernels are interpreted."""
+
+    def __init__(self, *arguments: str, interpret: bool, cache: Path) -> None:
+        environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+        environment["TRITON_CACHE_DIR"] = str(cache)
+        if interpret:
+            environment["TRITON_INTERPRET"] = "1"
+        pipe = subprocess.PIPE
+        command = [sys.executable, *arguments]
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, text=True
+        )
+
+    def output(self) -> str:
+        """What it printed; fails unless it ended well."""
+        output, errors = self.process.communicate()
+        assert self.process.returncode == 0, output + errors
+        return output
 
 
-def test_kernels_equal_the_reference_and_the_oracle(tmp_path: Path) -> None:
-    """Everything in `interpreted_triton`: on the GPU if there is one, else in Triton's interpreter."""
-    done = python(
-        "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/engine/interpreted_triton.py",
-        interpret=not torch.cuda.is_available(), cache=tmp_path,
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Process]]:
+    """Both at once, begun with the first test that needs one."""
+    module = "tests.engine.attention"
+    compiled = Process(
+        "-m", f"{module}.compiled_triton", json.dumps(variants()),
+        interpret=False, cache=tmp_path_factory.mktemp("compiled"),
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "passed" in done.stdout
+    interpreted = Process(
+        "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/engine/attention/interpreted_triton.py",
+        interpret=not torch.cuda.is_available(), cache=tmp_path_factory.mktemp("interpreted"),
+    )  # fmt: skip
+    yield {"compiled": compiled, "interpreted": interpreted}
+    for each in (compiled, interpreted):
+        each.process.kill()
+        each.process.wait()
+
+
+def test_kernels_equal_the_reference_and_the_oracle(processes: dict[str, Process]) -> None:
+    """Everything in `interpreted_triton`: on the GPU if there is one, else in Triton's interpreter."""
+    assert "passed" in processes["interpreted"].output()
 
 
 def variants() -> list[dict[str, Any]]:
     """Each head dim, 16-bit type and tile; windows are data, sinks the merge's."""
-    made: list[dict[str, Any]] = [{"kernel": "turn_table", "dtype": "fp32"}]
+    made: list[dict[str, Any]] = [{"kernel": "rotation_table", "dtype": "fp32"}]
     for dtype in ("bf16", "fp16"):
         for sinks, rows in ((False, 1), (True, 64)):
             made.append({"kernel": "merge", "dtype": dtype, "dim": 128, "sinks": sinks, "rows": rows})
@@ -210,13 +235,9 @@ def variants() -> list[dict[str, Any]]:
     return made
 
 
-def test_kernels_compile_for_hopper_as_meant(tmp_path: Path) -> None:
+def test_kernels_compile_for_hopper_as_meant(processes: dict[str, Process]) -> None:
     """For sm_90 without a GPU: 16-byte asynchronous loads, matrix instructions, no spills."""
-    done = python(
-        "-m", "tests.engine.compiled_triton", json.dumps(variants()), interpret=False, cache=tmp_path
-    )
-    assert done.returncode == 0, done.stderr
-    built = json.loads(done.stdout)
+    built = json.loads(processes["compiled"].output())
     assert len(built) == len(variants())
     for kernel in built:
         if kernel["kernel"] != "attend":

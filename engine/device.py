@@ -1,0 +1,66 @@
+"""The device: lists of integers on their way to it, its memory running out, and the thread that computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
+from typing import TypeVar
+
+import torch
+
+from engine.step import OutOfMemory
+
+Result = TypeVar("Result")
+
+MESSAGES = (
+    "can't allocate memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDA error: out of memory",
+    "CUDA driver error: out of memory",
+    "Triton Error [CUDA]: out of memory",
+)
+"""How the CPU allocator, cuBLAS, the driver and Triton say it; they raise plain RuntimeErrors."""
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether ``error`` says that memory ran out, on the device or the host."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(message in str(error) for message in MESSAGES)
+
+
+def guarded(device: torch.device, run: Callable[[], Result]) -> Result:
+    """What ``run`` returns. When memory runs out, frees the device's cache and raises OutOfMemory."""
+    try:
+        return run()
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        message = str(error).partition("\n")[0] or "out of memory"
+    # Outside the handler: as long as the error lives its traceback holds the pass's frames and their tensors.
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    raise OutOfMemory(message)
+
+
+def to_device(device: torch.device, *lists: Sequence[int]) -> tuple[torch.Tensor, ...]:
+    """Each list as an int64 tensor [len(list)] on ``device``; together they are one block of memory there.
+
+    For a GPU the host side is pinned, so that the copy is queued and not waited for.
+    """
+    pin = device.type == "cuda"
+    packed = torch.tensor(list(chain.from_iterable(lists)), dtype=torch.int64, pin_memory=pin)
+    return torch.split(packed.to(device, non_blocking=pin), [len(values) for values in lists])
+
+
+def in_own_thread(work: Callable[[], Result]) -> Result:
+    """Run ``work`` in a thread of its own, which has ended when this returns or raises what it raised.
+
+    OpenMP gives every thread that ever computed a team of its own, for as long as the thread lives. Once the
+    teams together have more threads than there are cores, all of them sleep between two operations instead of
+    spinning, and a forward pass takes 1.7 times as long. Load or measure a model in a
+    thread of its own when another one is to compute with it afterwards.
+    """
+    with ThreadPoolExecutor(1, "measure") as thread:
+        return thread.submit(work).result()
