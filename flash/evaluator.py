@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any, Generic, TypeVar
 
 from flash.registry import Registry, Standing
 from scheduler.request import Event, Failure, Request, RequestSpec, State
@@ -21,9 +22,12 @@ from scheduler.scheduler import Scheduler
 from scheduler.tapes import Records
 from scheduler.types import PriorityClass, Reader, Tape
 
+P = TypeVar("P")
+"""What a record's owner wants back."""
+
 
 @dataclass(frozen=True, slots=True)
-class Evaluated:
+class Evaluated(Generic[P]):
     """One standing question at one data version. ``request`` is finished or has its error.
 
     ``payloads`` are those of all records since the last evaluation, oldest first; skipped versions' too.
@@ -32,7 +36,7 @@ class Evaluated:
     standing: Standing
     version: int
     request: Request
-    payloads: tuple[object, ...]
+    payloads: tuple[P, ...]
     gap: bool
     """Data was lost at some point since the last version that was answered."""
 
@@ -64,7 +68,7 @@ class _Evaluation:
 
     version: int
     forks: list[tuple[Standing, Reader]]
-    payloads: tuple[object, ...]
+    payloads: tuple[Any, ...]
     gap: bool
     requests: list[Request] = field(default_factory=list)
     open: int = 0
@@ -95,7 +99,7 @@ def no_gap(_payload: object) -> bool:
     return False
 
 
-class FlashEvaluator:
+class FlashEvaluator(Generic[P]):
     """Listens to a scheduler's commits and submits the registry's questions.
 
     `has_gap` says whether a record's payload tells of data lost before it. `on_done` is called on the
@@ -106,8 +110,8 @@ class FlashEvaluator:
         self,
         scheduler: Scheduler,
         registry: Registry,
-        on_done: Callable[[Evaluated], None],
-        has_gap: Callable[[object], bool] = no_gap,
+        on_done: Callable[[Evaluated[P]], None],
+        has_gap: Callable[[P], bool] = no_gap,
     ) -> None:
         self._scheduler = scheduler
         self._registry = registry

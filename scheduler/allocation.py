@@ -19,7 +19,7 @@ from scheduler.tapes import Append
 from scheduler.types import Costs, Eviction, Memory, Work
 
 Preempt = Callable[[Request, Work], None]
-"""Make a request (the first) leave the pool for the sake of other work, and queue it again."""
+"""Preempt a request (the first) for other work, and queue it again."""
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """What other threads ask of the scheduler, kept until the next step; and prompts that stopped coming.
 
-Any thread may put a note into the inbox. Everything else belongs to the one thread that steps, so no lock is
-held while anything is decided.
+Any thread may put a note into the inbox. Everything else belongs to the one thread that steps, so no decision
+is made under a lock.
 """
 
 from __future__ import annotations
@@ -76,6 +76,9 @@ class Inbox:
         self._seq = 0
         self._interrupted = False
         self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._notes)
 
     def submit(self, request: Request) -> bool:
         """Queue a request: it gets its id and its first event here."""

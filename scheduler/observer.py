@@ -53,9 +53,6 @@ class Observer:
     def compared(self, session: str, found: Sequence[Divergence]) -> None:
         """Standing questions were answered from the carried and from a fresh state."""
 
-    def rebuilt(self, session: str) -> None:
-        """A session's lost KV was prefilled again."""
-
 
 class WaitLedger:
     """Why requests wait: nanoseconds by class and reason, so that a step costs the same however many wait.

@@ -7,7 +7,7 @@ sampled token, the data version it read. What other modules note about it lives 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import cast
 
@@ -68,8 +68,8 @@ class RequestSpec:
 
     With ``max_tokens`` 0 the request only prefills: it finishes when its prompt is in KV and leaves the
     reader to the caller. It claims no cells and no limit on prompts holds for it: the caller sees to the
-    room. ``background`` prefills run in what other work leaves over: behind all of their class, never in a
-    batch with a question, in the smallest chunks.
+    room. ``background`` prefills run in what other work leaves of a batch: behind all of their class, never
+    together with a question, in the smallest chunks.
 
     Raises ValueError unless exactly one of the readers is given, for an empty prompt, for ``max_tokens``
     below 0, for a background request that generates, and for a ``temperature`` that is negative or not a
@@ -108,85 +108,67 @@ class RequestSpec:
             Sampling(self.temperature, 0, 0)  # raises for one that is no temperature
 
 
+@dataclass(eq=False, slots=True)
 class Request:
     """The running state of one `RequestSpec`; a `Work` whose units are tokens."""
 
-    __slots__ = (
-        "_prefix_stale",
-        "_sampling",
-        "accepted",
-        "admitted",
-        "background",
-        "cached_tokens",
-        "cls",
-        "complete",
-        "drafted",
-        "error",
-        "events",
-        "id",
-        "last_chunk_ns",
-        "output",
-        "preempted",
-        "preempted_by",
-        "prefill_only",
-        "prompt",
-        "reader",
-        "recomputed_tokens",
-        "samples",
-        "session",
-        "spec",
-        "state",
-        "survival",
-        "swapped_tokens",
-        "total_tokens_invalidated",
-        "version",
-        "waits",
-    )
+    spec: RequestSpec
+    cls: PriorityClass = field(init=False)
+    session: str = field(init=False)
+    background: bool = field(init=False)
+    prefill_only: bool = field(init=False)
+    """It wants KV and no answer."""
+    prompt: Sequence[int] = field(init=False)
+    """As it is by now."""
+    complete: bool = field(init=False)
+    """All of the prompt has come in."""
+    reader: Reader | None = field(init=False)
+    id: int = field(init=False, default=0)
+    """Sequence number, given at submit."""
+    state: State = field(init=False, default=State.QUEUED)
+    last_chunk_ns: int = field(init=False, default=0)
+    """When the newest piece of the prompt came in."""
+    version: int = field(init=False, default=0)
+    """Data version read; survives the reader."""
+    admitted: int = field(init=False, default=0)
+    """Running number of its latest admission; 0 before the first."""
+    preempted: int = field(init=False, default=0)
+    """Running number of its latest preemption; 0 before the first."""
+    output: list[int] = field(init=False, default_factory=list)
+    """Generated tokens, a stop token included."""
+    samples: list[SampledToken] = field(init=False, default_factory=list)
+    """What was sampled for each generated token."""
+    error: Failure | None = field(init=False, default=None)
+    events: list[tuple[Event, int]] = field(init=False, default_factory=list)
+    """(event, time in ns of the scheduler's clock)."""
+    waits: dict[str, int] = field(init=False, default_factory=dict)
+    """Time (ns) it waited for a batch, by reason."""
+    preempted_by: list[int] = field(init=False, default_factory=list)
+    """Numbers of the work it made room for, one for each preemption."""
+    cached_tokens: int = field(init=False, default=0)
+    """Tokens it reused: of a session's context, of the prefix cache, of a shared prefill."""
+    total_tokens_invalidated: int = field(init=False, default=0)
+    """Tokens whose KV was dropped because the prompt changed (*Stream2LLM* section 4.2)."""
+    survival: float = field(init=False, default=1.0)
+    """Part of the KV that an update of the prompt keeps, a running average."""
+    recomputed_tokens: int = field(init=False, default=0)
+    """Tokens whose KV was dropped by preemption."""
+    swapped_tokens: int = field(init=False, default=0)
+    """Tokens whose KV was moved to the host by preemption."""
+    drafted: int = field(init=False, default=0)
+    """Draft tokens that were verified."""
+    accepted: int = field(init=False, default=0)
+    """Draft tokens that were right."""
+    _sampling: Sampling | None = field(init=False, default=None)
+    """How the first token is drawn."""
+    _prefix_stale: bool = field(init=False, default=True)
+    """The prefix cache may hold more of the prompt than when it was last asked."""
 
-    def __init__(self, spec: RequestSpec) -> None:
-        self.spec = spec
+    def __post_init__(self) -> None:
+        spec = self.spec
         self.cls, self.session, self.background = spec.cls, spec.session, spec.background
+        self.prompt, self.complete, self.reader = spec.prompt, spec.complete, spec.reader
         self.prefill_only = not spec.max_tokens
-        """It wants KV and no answer."""
-        self.id = 0
-        """Sequence number, given at submit."""
-        self.state = State.QUEUED
-        self.prompt, self.complete = spec.prompt, spec.complete
-        """The prompt as it is by now."""
-        self.last_chunk_ns = 0
-        """When the newest piece of the prompt came in."""
-        self.reader = spec.reader
-        self.version = 0
-        """Data version read; survives the reader."""
-        self.admitted = 0
-        """Running number of its latest admission; 0 before the first."""
-        self.preempted = 0
-        """Running number of its latest preemption; 0 before the first."""
-        self.output: list[int] = []
-        """Generated tokens, a stop token included."""
-        self.samples: list[SampledToken] = []
-        """What was sampled for each generated token."""
-        self.error: Failure | None = None
-        self.events: list[tuple[Event, int]] = []
-        """(event, time in ns of the scheduler's clock)."""
-        self.waits: dict[str, int] = {}
-        """Time (ns) it waited for a batch, by reason."""
-        self.preempted_by: list[int] = []
-        """Numbers of the work it made room for, one for each preemption."""
-        self.cached_tokens = 0
-        """Tokens it reused: of a session's context, of the prefix cache, of a shared prefill."""
-        self.total_tokens_invalidated = 0
-        """Tokens whose KV was dropped because the prompt changed (*Stream2LLM* section 4.2)."""
-        self.survival = 1.0
-        """Part of the KV that an update of the prompt leaves, a running average."""
-        self.recomputed_tokens = 0
-        """Tokens whose KV was dropped by preemption."""
-        self.swapped_tokens = 0
-        """Tokens whose KV was moved to the host by preemption."""
-        self.drafted = self.accepted = 0
-        """Draft tokens that were verified, and those of them that were right."""
-        self._sampling: Sampling | None = None
-        self._prefix_stale = True  # the prefix cache may hold more of the prompt than when it was last asked
 
     @property
     def computed(self) -> int:
@@ -359,7 +341,7 @@ class Request:
         self.events.append((how, now))
 
     def verify(self, drafted: int, accepted: int) -> None:
-        """Of the drafts in its last chunk so many were right: the others leave KV."""
+        """Of the drafts in its last chunk so many were right: the others are dropped from KV."""
         assert self.reader is not None  # it was in the batch
         self.reader.keep(self.reader.length - drafted + accepted)
         self.drafted, self.accepted = self.drafted + drafted, self.accepted + accepted

@@ -13,14 +13,15 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 from engine.step import Executor, OutOfMemory, SampledToken
 from scheduler.allocation import Allocation, allocate, prefers_swap
 from scheduler.grouping import Grouping
-from scheduler.inbox import AppendRecords, Call, Cancel, ChangePrompt, Inbox, Note, PromptTimeouts, Submit
-from scheduler.observer import Observer, WaitLedger
-from scheduler.planner import Entry, Plan, first_half, plan, refusal
+from scheduler.inbox import Inbox
+from scheduler.live import STOPPING, LiveWork, call
+from scheduler.observer import Observer
+from scheduler.planner import Entry, Plan, first_half, plan
 from scheduler.policies import Ordering
 from scheduler.prefix_queue import waiting_order
 from scheduler.queues import Queues
@@ -32,7 +33,6 @@ from scheduler.types import Costs, Limits, Memory, PrefixIndex, PriorityClass, T
 log = logging.getLogger(__name__)
 
 FIFO = Ordering()
-STOPPING = Failure("stopping", "the engine is shutting down")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +75,13 @@ class Scheduler:
         self._executor, self._memory, self._limits, self._clock = executor, memory, limits, clock
         self._observer = observer or Observer()
         self._costs, self._tier = costs, tier
-        self._inbox = inbox or Inbox(clock)
-        order, self._learn = waiting_order(ordering, index, rng)
-        self._queues = Queues(ordering.key, order)
+        self._inbox = Inbox(clock) if inbox is None else inbox
         self._grouping = (grouping or Grouping()) if limits.grouping else None
         self._speculation = Speculation(limits, memory)
-        self._waits = WaitLedger()
-        self._timeouts = PromptTimeouts(limits.stream_timeout_ns)
-        self._listeners: list[TapeListener] = []
+        forget = [self._speculation.forget] + ([self._grouping.forget] if self._grouping else [])
+        order, self._learn = waiting_order(ordering, index, rng)
+        queues = Queues(ordering.key, order)
+        self._live = LiveWork(queues, memory, limits, clock, self._observer, forget)
         self._on_lost: list[Callable[[Tape], None]] = []
         self._admissions = self._preemptions = 0
         self._after_question = False
@@ -95,7 +94,7 @@ class Scheduler:
         After `close` the request ends at once with `stopping`, on the caller's thread.
         """
         if not self._inbox.submit(request):
-            self._end(request, State.FAILED, STOPPING, request.last_chunk_ns)
+            self._live.end(request, State.FAILED, STOPPING, request.last_chunk_ns)
         return request.id
 
     def append(self, tape: Tape, records: Records) -> None:
@@ -107,7 +106,7 @@ class Scheduler:
         if any(not record.tokens for record in records):
             raise ValueError(f"{tape.name}: a record needs at least one token")
         if records and not self._inbox.append(tape, records):
-            self._dropped(tape, list(records), STOPPING)
+            self._live.dropped(tape, list(records), STOPPING)
 
     def extend(self, request_id: int, tokens: Sequence[int]) -> None:
         """More of an unfinished prompt (append mode, *Stream2LLM* section 4.2).
@@ -148,7 +147,7 @@ class Scheduler:
 
     def subscribe(self, listener: TapeListener) -> None:
         """Tell `listener` of commits and drops, after those subscribed earlier."""
-        self._listeners.append(listener)
+        self._live.listeners.append(listener)
 
     def on_lost(self, callback: Callable[[Tape], None]) -> None:
         """Call `callback` at every step with each tape whose lost KV keeps work waiting."""
@@ -157,11 +156,11 @@ class Scheduler:
     @property
     def live(self) -> int:
         """Requests and tapes with work that have not ended."""
-        return sum(self._queues.live.values())
+        return sum(self._live.queues.live.values())
 
     def next_due(self) -> float | None:
         """Seconds until an unfinished prompt is given up, unless input comes; None while there is none."""
-        return self._timeouts.next_due(self._clock())
+        return self._live.timeouts.next_due(self._clock())
 
     def step(self) -> bool:
         """One iteration. False when there was nothing to do."""
@@ -174,113 +173,50 @@ class Scheduler:
             self._commit(executed)
         worked = received or allocation.changed
         if worked:
-            self._observer.depth(self._queues.waiting, self._queues.live)
-        return worked
+            self._observer.depth(self._live.queues.waiting, self._live.queues.live)
+        return worked or len(self._inbox) > 0
 
     def close(self) -> None:
         """Refuse new work and end all live work with `stopping`."""
         self._inbox.close()
         for note in self._inbox.take():
-            self._apply(note)
-        for request in list(self._queues.requests.values()):
-            self._end(request, State.FAILED, STOPPING)
-        for append in list(self._queues.appends.values()):
-            self._fail(Entry(append, append.remaining), STOPPING)
+            self._live.apply(note)
+        self._live.close()
 
     # Receive: notes of other threads come into force.
 
     def _receive(self, now: int) -> bool:
         """Whether anything came in or ran out of time."""
-        self._waits.advance(now)
+        self._live.waits.advance(now)
         notes = self._inbox.take()
         for note in notes:
-            self._apply(note)
-        expired = self._timeouts.expired(now)
-        for request_id in expired:
-            seconds = self._limits.stream_timeout_ns / 1e9
-            message = f"the prompt was not finished, and nothing of it came for {seconds:g} s"
-            self._end(self._queues.requests[request_id], State.FAILED, Failure("abandoned", message))
-        return bool(notes or expired)
-
-    def _apply(self, note: Note) -> None:
-        match note:
-            case Submit(request):
-                self._enter(request)
-            case AppendRecords():
-                self._enqueue(note)
-            case ChangePrompt():
-                self._change_prompt(note)
-            case Cancel(request_id):
-                if request_id in self._queues.requests:
-                    self._end(self._queues.requests[request_id], State.CANCELLED)
-            case Call(callback):
-                _call(callback)
-
-    def _enter(self, request: Request) -> None:
-        failure = refusal(request, self._limits, self._memory)
-        if failure is not None:
-            self._end(request, State.FAILED, failure)
-            return
-        self._queues.requests[request.id] = request
-        self._waits.arrived(request, request.events[0][1])
-        if not request.complete:
-            self._timeouts.touch(request)
-        self._update(request)
-
-    def _change_prompt(self, note: ChangePrompt) -> None:
-        request = self._queues.requests.get(note.id)
-        if request is None or request.complete:
-            return
-        if note.change == "finish":
-            request.complete, request.last_chunk_ns = True, note.at
-            self._timeouts.forget(request)
-        else:
-            prompt = _joined(request.prompt, note.tokens) if note.change == "extend" else note.tokens
-            request.replace(prompt, note.at)
-            self._timeouts.touch(request)
-        if request.complete and not request.prompt:
-            self._end(request, State.FAILED, Failure("bad_prompt", "the prompt was finished without a token"))
-        elif (failure := refusal(request, self._limits, self._memory)) is not None:
-            self._end(request, State.FAILED, failure)
-        else:
-            self._update(request, prompt=True)
-
-    def _enqueue(self, note: AppendRecords) -> None:
-        tape, limit = note.tape, min(self._limits.max_batch_tokens, note.tape.append_tokens)
-        fitting = [item for item in note.records if len(item.record.tokens) <= limit]
-        too_long = [item.record for item in note.records if len(item.record.tokens) > limit]
-        if too_long:
-            message = f"a record has {max(len(r.tokens) for r in too_long)} tokens, an append holds {limit}"
-            self._dropped(tape, too_long, Failure("too_long", message))
-        if fitting:
-            append = self._queues.appends.setdefault(tape, Append(tape))
-            append.queue.extend(fitting)
-            self._queues.update(append)
+            self._live.apply(note)
+        return self._live.expire(now) or bool(notes)
 
     # Plan.
 
     def _plan(self, now: int) -> Plan:
-        for append in due(self._queues.sorted_appends(), now, self._limits, self._costs):
+        for append in due(self._live.queues.sorted_appends(), now, self._limits, self._costs):
             append.due = True
-            self._queues.update(append)
+            self._live.queues.update(append)
         planned = plan(
-            self._queues, self._memory, self._limits, self._grouping, after_question=self._after_question
+            self._live.queues, self._memory, self._limits, self._grouping, after_question=self._after_question
         )
         self._after_question = planned.question
-        self._waits.note(planned.waits)
+        self._live.waits.note(planned.waits)
         for tape in planned.lost:
             for callback in self._on_lost:
-                _call(partial(callback, tape))
+                call(partial(callback, tape))
         return planned
 
     # Allocate.
 
     def _allocate(self, planned: Plan) -> Allocation:
-        allocation = allocate(planned, self._queues, self._memory, self._preempt)
+        allocation = allocate(planned, self._live.queues, self._memory, self._preempt)
         for session, tokens in allocation.evicted:
             self._observer.evicted(session, tokens)
         for entry, failure in allocation.failures:
-            self._fail(entry, failure)
+            self._live.fail(entry, failure)
         allocation.entries = self._speculation.draft(allocation.entries)
         return allocation
 
@@ -298,7 +234,7 @@ class Scheduler:
     def _requeue(self, victim: Request, how: Event, by: Work) -> None:
         self._preemptions += 1
         victim.preempt(how, self._preemptions, self._clock(), by.seq)
-        self._update(victim)
+        self._live.update(victim)
         self._observer.preempted(victim, how, by)
 
     # Execute.
@@ -319,7 +255,7 @@ class Scheduler:
         except OutOfMemory as error:
             self._observer.out_of_memory(retried=False)
             message = f"the device has no memory left for one more step, not even a smaller one: {error}"
-            self._lose(smaller, Failure("no_memory", message))
+            self._live.lose(smaller, Failure("no_memory", message))
             return None
 
     def _admit(self, entries: Sequence[Entry]) -> None:
@@ -336,7 +272,7 @@ class Scheduler:
                     self._observer.queue_wait(work.cls, now - work.events[0][1])
                 self._admissions += 1
                 work.admit(self._admissions, now)
-                self._update(work)
+                self._live.update(work)
 
     def _forward(self, entries: Sequence[Entry]) -> Executed | None:
         started = self._clock()
@@ -354,7 +290,7 @@ class Scheduler:
         except Exception as error:
             log.exception("forward pass failed; ending its %d rows", len(rows))
             self._observer.executor_failed(error)
-            self._lose(rows, Failure("engine", f"{type(error).__name__}: {error}"))
+            self._live.lose(rows, Failure("engine", f"{type(error).__name__}: {error}"))
             return None
         now = self._clock()
         tokens: Counter[PriorityClass] = Counter()
@@ -386,8 +322,8 @@ class Scheduler:
             if isinstance(entry.work, Append):
                 self._commit_records(entry.work, entry.n)
         for entry in executed.entries:
-            if isinstance(entry.work, Request) and entry.work.id in self._queues.requests:
-                self._update(entry.work)
+            if isinstance(entry.work, Request) and entry.work.id in self._live.queues.requests:
+                self._live.update(entry.work)
 
     def _advance(self, request: Request, sampled: SampledToken | None, drafted: int, now: int) -> None:
         """Account for a request's executed chunk; the executor has advanced its reader, over drafts, too."""
@@ -403,90 +339,26 @@ class Scheduler:
             if request.prompt_reader is not None:
                 request.prompt_reader.save()
         if request.prefill_only:
-            self._end(request, State.FINISHED)
+            self._live.end(request, State.FINISHED)
         elif sampled is None:
-            self._end(request, State.FAILED, Failure("engine", "the executor returned no row to sample from"))
+            self._live.end(
+                request, State.FAILED, Failure("engine", "the executor returned no row to sample from")
+            )
         elif sampled.error is not None:
-            self._end(request, State.FAILED, Failure("nan_logits", sampled.error))
+            self._live.end(request, State.FAILED, Failure("nan_logits", sampled.error))
         else:
             if not request.output and request.cls is PriorityClass.POOL:
                 self._learn(now - request.last_chunk_ns)
             if any(request.accept(each) for each in (*sampled.accepted, sampled)):
-                self._end(request, State.FINISHED)
+                self._live.end(request, State.FINISHED)
 
     def _commit_records(self, append: Append, n: int) -> None:
         try:
             version = append.tape.commit(append.lengths(n), append.times(n))
         except Exception as error:
             log.exception("%s: commit failed", append.tape.name)
-            self._fail(Entry(append, n), Failure("engine", f"{type(error).__name__}: {error}"))
+            self._live.fail(Entry(append, n), Failure("engine", f"{type(error).__name__}: {error}"))
             return
-        records = self._take(append, n)
-        for listener in self._listeners:
-            _call(partial(listener.on_commit, append.tape, version, records))
-
-    # Endings.
-
-    def _update(self, request: Request, *, prompt: bool = False) -> None:
-        """Something about a live request changed; ``prompt``: its prompt."""
-        self._waits.track(request)
-        self._queues.update(request, prompt=prompt)
-
-    def _lose(self, entries: Sequence[Entry], failure: Failure) -> None:
-        """A batch failed: its requests end, its records get one more chance."""
-        for entry in entries:
-            if isinstance(entry.work, Append) and not entry.work.failures:
-                entry.work.failures = 1
-            else:
-                self._fail(entry, failure)
-
-    def _fail(self, entry: Entry, failure: Failure) -> None:
-        """End a request, or drop an append's first records."""
-        if isinstance(entry.work, Request):
-            self._end(entry.work, State.FAILED, failure)
-        else:
-            self._dropped(entry.work.tape, self._take(entry.work, entry.n), failure)
-
-    def _end(
-        self, request: Request, state: State, failure: Failure | None = None, now: int | None = None
-    ) -> None:
-        if self._queues.requests.pop(request.id, None) is not None:
-            self._queues.remove(request)
-            self._timeouts.forget(request)
-            self._speculation.forget(request)
-            if self._grouping is not None:
-                self._grouping.forget(request)
-        request.end(state, self._clock() if now is None else now, failure)
-        self._waits.track(request)
-        self._observer.ended(request)
-        _call(partial(request.spec.on_done, request))
-
-    def _take(self, append: Append, n: int) -> Records:
-        """The append's first records leave its queue."""
-        records = append.take(n)
-        if append.queue:
-            self._queues.update(append)
-        else:
-            self._queues.remove(append)
-            del self._queues.appends[append.tape]
-        return records
-
-    def _dropped(self, tape: Tape, records: Records, failure: Failure) -> None:
-        log.error("%s: %d records dropped: %s", tape.name, len(records), failure.message)
-        for listener in self._listeners:
-            _call(partial(listener.on_drop, tape, records, failure))
-
-
-def _call(callback: Callable[[], None]) -> None:
-    """Run somebody else's code; its errors are its own and must not disturb the batch."""
-    try:
-        callback()
-    except Exception:
-        log.exception("a callback raised")
-
-
-def _joined(prompt: Sequence[int], tokens: Sequence[int]) -> Sequence[int]:
-    """Both, one after the other; of the same kind, and by its own means, when they are of one kind."""
-    if type(prompt) is type(tokens):
-        return cast(Any, prompt) + tokens  # type: ignore[no-any-return] # every sequence of tokens here can add
-    return [*prompt, *tokens]
+        records = self._live.take(append, n)
+        for listener in self._live.listeners:
+            call(partial(listener.on_commit, append.tape, version, records))

@@ -75,7 +75,7 @@ class Speculation:
         self._proposers: dict[int, NgramProposer] = {}
 
     def draft(self, entries: Sequence[Entry]) -> list[Entry]:
-        """The entries, those of running answers with drafts where there are any; their blocks are held."""
+        """The entries, those of running answers with drafts where there are any, and blocks for them."""
         if not self._limits.max_drafts:
             return list(entries)
         decoders = sum(entry.work.decoding for entry in entries)

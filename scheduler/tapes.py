@@ -134,7 +134,7 @@ class Append:
         return self.tape.blocks_needed(self.tokens_of(n))
 
     def open(self, n: int) -> int:
-        """Evict from the tape what the retention does not hold beside the ``n`` records."""
+        """Evict what the retention cannot keep together with the ``n`` records."""
         return self.tape.make_room(self.tokens_of(n), n, max(self.times(n)))
 
     def allocate(self, n: int) -> bool:

@@ -104,10 +104,10 @@ class Reader(Target, Protocol):
         """Its private KV is on the host; `acquire` brings it back."""
 
     def blocks_needed(self, n: int) -> int:
-        """Blocks that appending `n` more private tokens takes beyond those already held. Changes nothing."""
+        """Blocks that appending `n` more private tokens takes beyond those it has. Changes nothing."""
 
     def acquire(self, n: int) -> bool:
-        """Hold blocks for `length + n` private tokens. False, with nothing changed, when the pool cannot."""
+        """Have blocks for `length + n` private tokens. False, with nothing changed, when the pool cannot."""
 
     def release(self) -> None:
         """Drop the private blocks and the references to the context. Idempotent."""
@@ -162,10 +162,10 @@ class PrefixIndex(Protocol):
     """Match lengths of waiting prompts in the prefix cache, always those that a look-up would give."""
 
     def watch(self, key: int, tokens: Sequence[int], salt: str) -> int:
-        """Follow a prompt from here on; its match length."""
+        """Watch a prompt from here on; its match length."""
 
     def forget(self, key: int) -> None:
-        """No longer follow it."""
+        """No longer watch it."""
 
     def changes(self) -> Sequence[tuple[int, int]]:
         """(key, match length) of all whose length changed since the last call."""
@@ -214,7 +214,7 @@ class Tape(Target, Protocol):
         """A reader of exactly the current version. O(extents), takes no block."""
 
     def blocks_needed(self, n: int) -> int:
-        """Blocks that appending `n` more tokens takes beyond those already held. Changes nothing."""
+        """Blocks that appending `n` more tokens takes beyond those it has. Changes nothing."""
 
     def make_room(self, n_tokens: int, n_records: int, newest_ns: int) -> int:
         """Evict whole records, oldest first, until retention holds after the append; returns evicted tokens.
@@ -225,7 +225,7 @@ class Tape(Target, Protocol):
         """
 
     def acquire(self, n: int) -> bool:
-        """Hold blocks for `n` tokens after the committed ones; those already held count. False: no change."""
+        """Take blocks for `n` tokens after the committed ones; those it has count. False: no change."""
 
     def commit(self, record_lengths: Sequence[int], times: Sequence[int]) -> int:
         """The tokens just executed, cut into records of these event times (ns), become visible.
@@ -254,7 +254,7 @@ class Work(Protocol):
 
     @property
     def background(self) -> bool:
-        """It runs in what other work leaves over."""
+        """It runs in what other work leaves of a batch."""
 
     @property
     def complete(self) -> bool:
@@ -279,13 +279,13 @@ class Work(Protocol):
         """How many of the next `most` units have at most so many tokens."""
 
     def blocks_needed(self, n: int, block_size: int) -> int:
-        """Blocks that the next `n` units take beyond those already held. Changes nothing."""
+        """Blocks that the next `n` units take beyond those it has. Changes nothing."""
 
     def open(self, n: int) -> int:
         """Make its target ready to take blocks for `n` units; returns tokens evicted for them."""
 
     def allocate(self, n: int) -> bool:
-        """Hold the blocks of the next `n` units. False, with nothing changed, when the pool cannot."""
+        """Take the blocks of the next `n` units. False, with nothing changed, when the pool cannot."""
 
     def defer(self) -> None:
         """It got no blocks in this step: give back what is not needed until the next."""

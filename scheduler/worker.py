@@ -13,8 +13,6 @@ log = logging.getLogger(__name__)
 
 _BACKOFF_S = (0.01, 0.1, 1.0)
 """Pauses after consecutive failed steps, the last one repeated: a defect must not become a busy loop."""
-_JOIN_GRACE_S = 5.0
-"""How long a forward pass in flight at the end of the drain may still take."""
 
 
 class Worker:
@@ -32,9 +30,11 @@ class Worker:
         name: str = "device-worker",
         when_idle: Callable[[], float | None] = lambda: None,
         make_thread: Callable[..., threading.Thread] = threading.Thread,
+        join_grace_s: float = 5.0,
     ) -> None:
         self._scheduler = scheduler
         self._when_idle = when_idle
+        self._join_grace_s = join_grace_s
         # A daemon thread: a forward pass that hangs must not keep the process from exiting.
         self._thread = make_thread(target=self._run, name=name, daemon=True)
         self._stopping = threading.Event()
@@ -53,13 +53,13 @@ class Worker:
     def stop(self, drain_s: float) -> bool:
         """Step on for at most `drain_s` seconds while there is work, then end the rest with code `stopping`.
 
-        Returns whether the thread ended: False means that a forward pass did not return for another five
-        seconds. Call from another thread, once.
+        Returns whether the thread ended: False means that a forward pass did not return for another
+        ``join_grace_s``. Call from another thread, once.
         """
         self._drain_until = time.monotonic() + drain_s
         self._stopping.set()
         self._scheduler.interrupt()
-        self._thread.join(drain_s + _JOIN_GRACE_S)
+        self._thread.join(drain_s + self._join_grace_s)
         return not self._thread.is_alive()
 
     def _run(self) -> None:

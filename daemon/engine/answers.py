@@ -16,7 +16,7 @@ from typing import NamedTuple
 from daemon import protocol
 from daemon.api.messages import Ask, AskReply
 from daemon.engine.build import Built
-from daemon.engine.records import appended, inputs_of, newest
+from daemon.engine.records import Appended, inputs_of, newest
 from feeds.messages import Answer, Flag, Latency
 from flash.evaluator import Evaluated
 from flash.questions import Question
@@ -25,7 +25,7 @@ from ingest.bars import SKEWED
 from metrics.store import MetricStore
 from scheduler.request import Failure, Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
-from scheduler.tapes import Records
+from scheduler.tapes import Record
 from scheduler.types import PriorityClass, Tape
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class Versions:
         """``inputs``: kept for the sessions' files; see `daemon.engine.maintenance.Tiers`."""
         self._store, self._emit, self._inputs = store, emit, inputs
 
-    def on_commit(self, tape: Tape, version: int, records: Records) -> None:
+    def on_commit(self, tape: Tape, version: int, records: Sequence[Record[Appended]]) -> None:
         """A tape has a new version."""
         record = newest(records)
         self._inputs[tape.name] = {"last": record.last_offset, "safe": record.low_watermark}
@@ -79,7 +79,7 @@ class Versions:
             )
         )
 
-    def on_drop(self, tape: Tape, records: Records, failure: Failure) -> None:
+    def on_drop(self, tape: Tape, records: Sequence[Record[Appended]], failure: Failure) -> None:
         """Nothing to tell: the flash evaluator flags the gap."""
 
 
@@ -100,12 +100,12 @@ class StandingAnswers:
         self._loaded, self._decode, self._sessions = built.loaded, built.prompt.decode, sessions
         self._store, self._emit = store, emit
 
-    def __call__(self, done: Evaluated) -> None:
+    def __call__(self, done: Evaluated[Appended]) -> None:
         """One question at one version."""
         inputs = inputs_of(done.payloads)
         standing, error = done.standing, done.request.error
         if done.request.state is State.FINISHED:
-            ts_ring = appended(done.payloads[-1]).record.ts_ring
+            ts_ring = done.payloads[-1].record.ts_ring
             self._emit(protocol.Answered(self._answer(done), inputs, ts_ring))
         elif error is not None:
             name = standing.question.name
@@ -113,9 +113,9 @@ class StandingAnswers:
                 protocol.AnswerFailed(standing.session, name, done.version, error.code, error.message, inputs)
             )
 
-    def _answer(self, done: Evaluated) -> Answer:
+    def _answer(self, done: Evaluated[Appended]) -> Answer:
         standing, request = done.standing, done.request
-        record = appended(done.payloads[-1]).record
+        record = done.payloads[-1].record
         found = generated(request, standing.question.choices, self._decode)
         return Answer(
             session=standing.session,
@@ -145,8 +145,8 @@ class StandingAnswers:
             flags=self._flags(done),
         )
 
-    def _flags(self, done: Evaluated) -> list[Flag]:
-        record, ordinal = appended(done.payloads[-1])
+    def _flags(self, done: Evaluated[Appended]) -> list[Flag]:
+        record, ordinal = done.payloads[-1]
         owned: dict[Flag, bool] = {
             "gap": done.gap,
             "warm_up": ordinal < self._sessions[done.standing.session].warm_up_records,
@@ -227,7 +227,7 @@ class EngineAsks:
         if request is not None:
             self._scheduler.cancel(request.id)
 
-    def on_commit(self, tape: Tape, version: int, records: Records) -> None:
+    def on_commit(self, tape: Tape, version: int, records: Sequence[Record[Appended]]) -> None:
         """Keep the times of the new version, and those of the older ones that open asks read."""
         record, times = newest(records), self._times[tape.name]
         read = {request.version for request in list(self._open.values()) if request.session == tape.name}
@@ -235,7 +235,7 @@ class EngineAsks:
             del times[old]
         times[version] = _Times(record.ts_last_event, record.ts_ring)
 
-    def on_drop(self, tape: Tape, records: Records, failure: Failure) -> None:
+    def on_drop(self, tape: Tape, records: Sequence[Record[Appended]], failure: Failure) -> None:
         """The newest version stays what it is."""
 
     def _done(self, ask: Ask, request: Request) -> None:

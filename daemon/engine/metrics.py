@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import product
 
 from daemon.engine.maintenance import Tiers
+from engine.divergence import Divergence
 from engine.engine import Engine
 from metrics.catalogue import ANSWERING, CLASSES, DRAFTS, LOSSES, OTHER, PREEMPTIONS, WAIT_REASONS
 from metrics.store import MetricStore
@@ -88,6 +89,22 @@ class EngineObserver(Observer):
     def evicted(self, session: str, tokens: int) -> None:
         """A tape's oldest records left."""
         self._store.inc("foretick_evicted_tokens_total", tokens, session=session)
+
+    def refreshed(self, session: str) -> None:
+        """An exact session goes on from a fresh window."""
+        self._store.inc("foretick_refreshes_total", session=session)
+
+    def refresh_restarted(self) -> None:
+        """A window was evicted before it was prefilled again."""
+        self._store.inc("foretick_refresh_restarts_total")
+
+    def compared(self, session: str, found: Sequence[Divergence]) -> None:
+        """Standing questions were answered from the carried and from a fresh state."""
+        self._store.inc("foretick_divergence_samples_total", len(found), session=session)
+        agreeing = sum(divergence.agrees for divergence in found)
+        self._store.inc("foretick_divergence_agreements_total", agreeing, session=session)
+        mean = sum(divergence.kl_nats for divergence in found) / len(found)
+        self._store.set("foretick_divergence_kl_nats", mean, session=session)
 
     def depth(self, waiting: Mapping[PriorityClass, int], live: Mapping[PriorityClass, int]) -> None:
         """Work by class after a step."""

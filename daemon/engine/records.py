@@ -8,7 +8,7 @@ from typing import NamedTuple
 from daemon.protocol import Inputs
 from ingest.bars import GAP
 from ingest.plane import TapeRecord
-from scheduler.tapes import Records
+from scheduler.tapes import Record
 
 
 class Appended(NamedTuple):
@@ -18,25 +18,19 @@ class Appended(NamedTuple):
     ordinal: int
 
 
-def appended(payload: object) -> Appended:
-    """The payload of a record that `daemon.engine.input` appended."""
-    assert isinstance(payload, Appended)
-    return payload
-
-
-def newest(records: Records) -> TapeRecord:
+def newest(records: Sequence[Record[Appended]]) -> TapeRecord:
     """The last of a version's records."""
-    return appended(records[-1].payload).record
+    return records[-1].payload.record
 
 
-def has_gap(payload: object) -> bool:
+def has_gap(payload: Appended) -> bool:
     """Data was lost before this record."""
-    return bool(appended(payload).record.flags & GAP)
+    return bool(payload.record.flags & GAP)
 
 
-def inputs_of(payloads: Sequence[object]) -> Inputs:
+def inputs_of(payloads: Sequence[Appended]) -> Inputs:
     """The feed's records that ``payloads``, oldest first, were made from."""
-    records = [appended(payload).record for payload in payloads]
+    records = [payload.record for payload in payloads]
     return Inputs(
         min(record.first_offset for record in records),
         max(record.last_offset for record in records),

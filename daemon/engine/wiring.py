@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 from daemon import protocol
-from daemon.config.schema import Config
+from daemon.config.schema import Config, SessionConfig
 from daemon.config.standing import questions_of
 from daemon.engine.answers import Coalesced, Declared, EngineAsks, StandingAnswers, Versions
 from daemon.engine.build import Built, limits_of, register
@@ -17,15 +17,16 @@ from daemon.engine.input import EngineInput
 from daemon.engine.maintenance import Maintenance
 from daemon.engine.metrics import EngineObserver, MemoryMetrics
 from daemon.engine.prompts import EnginePrompts
-from daemon.engine.records import has_gap
-from daemon.engine.refresh import Refresher
+from daemon.engine.records import Appended, has_gap
 from daemon.supervision import Threads
+from engine.divergence import Probe, probe
 from engine.step import Executor
 from flash.evaluator import Evaluated, FlashEvaluator
 from flash.registry import Registry
 from ingest.ring import Ring
 from metrics.store import MetricStore
 from regions.watch import PrefixWatch
+from scheduler.background import Comparison, Rebuilder, Refresher, RefreshPolicy
 from scheduler.costs import LearningExecutor
 from scheduler.observer import Observer
 from scheduler.policies import Ordering
@@ -53,24 +54,15 @@ def wire_engine(
     registry = Registry(built.prepare)
     for asked in questions_of(config):
         register(registry, asked)
-    scheduler = scheduler_of(config, built, EngineObserver(store, engine.pool), executor)
+    observer = EngineObserver(store, engine.pool)
+    scheduler = scheduler_of(config, built, observer, executor)
     # Listeners hear of a commit in this order: what a version is, then what is asked of it.
     entering = EngineInput(config, ring, source, prompt.encode, built.tapes, scheduler, store)
     scheduler.subscribe(Versions(store, emit, built.tiers.inputs))
     asks = EngineAsks(built, scheduler, emit)
     standing_answers(config, built, scheduler, registry, store, emit)
-    refresher = Refresher(
-        scheduler,
-        engine,
-        [(session, built.tapes[session.name]) for session in config.sessions],
-        lambda session: [
-            (it.prepared.prompt_tokens, it.prepared.choice_tokens) for it in registry.standing(session)
-        ],
-        store,
-        time.monotonic_ns,
-        batch_tokens=config.scheduler.max_batch_tokens,
-        chunk_tokens=config.scheduler.chunk_min,
-    )
+    refresher = refresher_of(config, built, scheduler, registry, observer)
+    rebuilder = Rebuilder(scheduler, built.tapes.values(), time.monotonic_ns)
     maintenance = Maintenance(engine.pool, built.tapes.values(), built.tiers, store)
     threads = Threads(lambda name, why: emit(protocol.ThreadEnded(name, why)))
     return EngineHost(
@@ -80,7 +72,7 @@ def wire_engine(
         scheduler=scheduler,
         worker=Worker(
             scheduler,
-            when_idle=partial(_soonest, refresher.idle, maintenance),
+            when_idle=partial(_soonest, refresher.idle, rebuilder.idle, maintenance),
             make_thread=threads.make,
         ),
         input=entering,
@@ -120,6 +112,33 @@ def scheduler_of(
     )
 
 
+def refresher_of(
+    config: Config, built: Built, scheduler: Scheduler, registry: Registry, observer: Observer
+) -> Refresher:
+    """What keeps exact sessions fresh and compares the states of all."""
+
+    def questions(session: str) -> list[Probe]:
+        return [(it.prepared.prompt_tokens, it.prepared.choice_tokens) for it in registry.standing(session)]
+
+    return Refresher(
+        scheduler,
+        built.engine,
+        [(built.tapes[session.name], refresh_policy(session)) for session in config.sessions],
+        Comparison(questions, partial(probe, built.engine), config.scheduler.max_batch_tokens),
+        observer,
+        time.monotonic_ns,
+        frame_limit=built.engine.frame_limit,
+        catch_up_tokens=config.scheduler.chunk_min,
+    )
+
+
+def refresh_policy(session: SessionConfig) -> RefreshPolicy:
+    """When a session's window is prefilled again."""
+    return RefreshPolicy(
+        session.semantics == "exact", session.refresh_every, session.refresh_idle, session.divergence_every
+    )
+
+
 def standing_answers(
     config: Config,
     built: Built,
@@ -127,12 +146,12 @@ def standing_answers(
     registry: Registry,
     store: MetricStore,
     emit: Emit,
-) -> FlashEvaluator:
+) -> FlashEvaluator[Appended]:
     """The evaluation of every version, its answers on their way to the front."""
     declared = {s.name: Declared(s.symbol, s.warm_up_records) for s in config.sessions}
     tell = StandingAnswers(built, declared, store, emit)
 
-    def on_done(done: Evaluated) -> None:
+    def on_done(done: Evaluated[Appended]) -> None:
         coalesced.count(done.standing.session)
         tell(done)
 

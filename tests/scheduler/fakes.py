@@ -12,6 +12,7 @@ from dataclasses import replace
 from hashlib import blake2b
 
 from engine.step import Chunk, SampledToken
+from regions.offload.store import NotResident
 from scheduler.types import PromptReader
 
 VOCABULARY = 97
@@ -30,14 +31,14 @@ def model(tokens: Sequence[int], choices: tuple[int, ...] | None = None) -> Samp
 
 
 def one_by_one(
-    past: Sequence[int],
+    context: Sequence[int],
     prompt: Sequence[int],
     max_tokens: int,
     stop_ids: frozenset[int] = frozenset(),
     choices: tuple[int, ...] | None = None,
 ) -> list[SampledToken]:
     """The rows a request must end with."""
-    tokens, rows = [*past, *prompt], []
+    tokens, rows = [*context, *prompt], []
     while True:
         row = model(tokens, choices)
         rows.append(row)
@@ -80,9 +81,9 @@ class FakeMemory:
 
 class FakeReader:
     def __init__(
-        self, memory: FakeMemory, past: Sequence[int] = (), version: int = 0, pinned: Sequence[int] = ()
+        self, memory: FakeMemory, context: Sequence[int] = (), version: int = 0, pinned: Sequence[int] = ()
     ) -> None:
-        self.memory, self.past, self.version = memory, tuple(past), version
+        self.memory, self.context, self.version = memory, tuple(context), version
         self.pinned = memory.share(pinned)
         self.private: list[int] = []
         self.kv: list[int] = []
@@ -91,7 +92,7 @@ class FakeReader:
 
     @property
     def cached_tokens(self) -> int:
-        return len(self.past)
+        return len(self.context)
 
     @property
     def length(self) -> int:
@@ -139,9 +140,9 @@ class FakeReader:
     def write(self, tokens: Sequence[int]) -> tuple[int, ...]:
         assert not self.released
         assert self.host is None, "on the host"
-        assert self.length + len(tokens) <= len(self.private) * self.memory.block_size, "no blocks held"
+        assert self.length + len(tokens) <= len(self.private) * self.memory.block_size, "no blocks taken"
         self.kv += tokens
-        return (*self.past, *self.kv)
+        return (*self.context, *self.kv)
 
 
 class FakeTier:
@@ -149,24 +150,24 @@ class FakeTier:
 
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks
-        self.held: dict[FakeReader, int] = {}
+        self.stored: dict[FakeReader, int] = {}
 
     def swap_out(self, reader: FakeReader) -> bool:
         needed = len(reader.private)
-        if sum(self.held.values()) + needed > self.blocks:
+        if sum(self.stored.values()) + needed > self.blocks:
             return False
-        self.held[reader], reader.host = needed, self
+        self.stored[reader], reader.host = needed, self
         reader.memory.drop(reader.private)
         reader.private = []
         return True
 
     def trim(self, reader: FakeReader) -> None:
-        self.held[reader] = -(-reader.length // reader.memory.block_size)
+        self.stored[reader] = -(-reader.length // reader.memory.block_size)
         if not reader.length:
             self.drop(reader)
 
     def drop(self, reader: FakeReader) -> None:
-        del self.held[reader]
+        del self.stored[reader]
         reader.host = None
 
 
@@ -226,6 +227,8 @@ class FakeTape:
         self.fail_commit = False
         self.staleness_ns = 0
         self.lost = False
+        self.unreadable = False
+        """Stored outside the pool; that it is lost shows when it is first needed."""
 
     @property
     def append_tokens(self) -> int:
@@ -252,6 +255,9 @@ class FakeTape:
         return len(self.records)
 
     def fork(self) -> FakeReader:
+        self._find()
+        if self.lost:
+            raise NotResident(f"session {self.name} lost its stored KV")
         # what is committed, also after room was made for an append that is not
         return FakeReader(self.memory, self.history[self.version], self.version, self.blocks)
 
@@ -272,14 +278,36 @@ class FakeTape:
         self.blocks, self.head = self.blocks[self.head // size :], self.head % size
         return evicted
 
+    @property
+    def window(self) -> list[int]:
+        return self.tokens
+
+    def lose(self, *, found: bool = True) -> None:
+        """Its KV leaves the pool and cannot be had back."""
+        self.memory.drop(self.blocks)
+        self.blocks, self.head, self.lost, self.unreadable = [], 0, found, not found
+
+    def fresh_window(self) -> FakeReader:
+        return FakeReader(self.memory)
+
+    def rebuild(self, fresh: FakeReader) -> None:
+        assert self.lost
+        assert fresh.kv == self.window
+        self.blocks, fresh.private, self.lost = fresh.private, [], False
+
     def acquire(self, n: int) -> bool:
-        blocks = self.memory.take(self.blocks_needed(n))
+        self._find()
+        blocks = None if self.lost else self.memory.take(self.blocks_needed(n))
         if blocks is None:
             return False
         self.blocks += blocks
         return True
 
+    def _find(self) -> None:
+        self.lost, self.unreadable = self.lost or self.unreadable, False
+
     def write(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        assert not self.lost
         assert self.head + self.live_tokens + len(tokens) <= len(self.blocks) * self.memory.block_size
         self.written = list(tokens)
         return (*self.tokens, *tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 
 from scheduler.grouping import Grouping
@@ -61,7 +62,7 @@ class Harness:
         self.log = Log()
         self.scheduler.subscribe(self.log)
         self.done: list[Request] = []
-        self.pasts: dict[int, tuple[int, ...]] = {}
+        self.contexts: dict[int, tuple[int, ...]] = {}
         """What each request's reader saw, by request."""
 
     def tape(self, name: str = "T", retention: int = 40) -> FakeTape:
@@ -83,7 +84,7 @@ class Harness:
         source = tape or FakeTape(self.memory, "")
 
         def done(ended: Request) -> None:
-            self.pasts[ended.id] = source.history[ended.version]
+            self.contexts[ended.id] = source.history[ended.version]
             self.done.append(ended)
             if on_done:
                 on_done(ended)
@@ -115,11 +116,11 @@ class Harness:
         raise AssertionError(f"not at rest after {steps} steps")
 
     def check(self, request: Request) -> None:
-        """The answer is the one-by-one answer on the past it read."""
+        """The answer is the one-by-one answer on the context it read."""
         assert request.state is State.FINISHED, request.error
         spec = request.spec
         expected = one_by_one(
-            self.pasts[request.id], request.prompt, spec.max_tokens, spec.stop_ids, spec.choices
+            self.contexts[request.id], request.prompt, spec.max_tokens, spec.stop_ids, spec.choices
         )
         assert request.samples == expected
         assert request.output == [row.token for row in expected]
@@ -129,3 +130,12 @@ def started(request: Request) -> int:
     at = request.first(Event.SCHEDULED)
     assert at is not None
     return at
+
+
+def eventually(condition: Callable[[], object], timeout_s: float = 5.0) -> bool:
+    until = time.monotonic() + timeout_s
+    while time.monotonic() < until:
+        if condition():
+            return True
+        time.sleep(0.002)
+    return False

@@ -58,5 +58,5 @@ class Run:
 
 def answered(over: FakeWorld, request: Request) -> None:
     assert request.state is State.FINISHED, (request.id, request.error)
-    expected = one_by_one(over.pasts[request.id], request.prompt, request.spec.max_tokens)
+    expected = one_by_one(over.contexts[request.id], request.prompt, request.spec.max_tokens)
     assert request.output == [row.token for row in expected]

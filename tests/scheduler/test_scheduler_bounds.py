@@ -154,9 +154,7 @@ def test_every_load_comes_to_rest_with_every_answer_right(
     for request in requests:
         if request.error is not None:
             event(request.error.code)
-            fits = (
-                -(-request.cells // 4) + 14 + 7 <= blocks
-            )  # beside both tapes, and one old version of a tape
+            fits = -(-request.cells // 4) + 14 + 7 <= blocks  # with both tapes, and one old version of a tape
             assert request.error.code == "too_long" or (request.error.code == "no_memory" and not fits)
             continue
         answered(over, request)
@@ -164,9 +162,9 @@ def test_every_load_comes_to_rest_with_every_answer_right(
             event("swapped")
         if request.recomputed_tokens:
             event("recomputed")
-    held = {block for tape in over.tapes.values() for block in tape.blocks}
-    assert set(over.memory.references) == held
-    assert not over.tier.held
+    of_tapes = {block for tape in over.tapes.values() for block in tape.blocks}
+    assert set(over.memory.references) == of_tapes
+    assert not over.tier.stored
     assert not over.index.watched
 
 

@@ -40,13 +40,13 @@ def in_kv(prompt: Sequence[int], computed: int, salt: str = "", *, complete: boo
     return request
 
 
-def may_follow(request: Request, leader: Request, n: int) -> bool:
-    """The definition: the leader's chunk holds the request's next tokens, but for its last one."""
-    end = min(leader.computed + n, len(request.prompt) - 1)
+def may_read(request: Request, source: Request, n: int) -> bool:
+    """The definition: the source's chunk holds the request's next tokens, but for its last one."""
+    end = min(source.computed + n, len(request.prompt) - 1)
     return (
-        request.spec.salt == leader.spec.salt
-        and request.computed == leader.computed < end
-        and request.prompt[:end] == leader.prompt[:end]
+        request.spec.salt == source.spec.salt
+        and request.computed == source.computed < end
+        and request.prompt[:end] == source.prompt[:end]
     )
 
 
@@ -67,21 +67,21 @@ HASHES: dict[str, Callable[[Sequence[int]], int]] = {
 def test_groups_are_those_of_the_definition(
     hashed: str, prompts: list[tuple[int, int, int, str]], n: int
 ) -> None:
-    """Equal tokens decide, however the hash collides: a follower is never led astray.
+    """Equal tokens decide, however the hash collides: nobody reads what is not its own prompt.
 
-    Where all collide exactly those follow that may. A hash of the next eight tokens tells apart what ends or
-    differs within them, so by FNV-1a those follow whose next eight are the leader's, too.
+    Where all collide exactly those read that may. A hash of the next eight tokens tells apart what ends or
+    differs within them, so by FNV-1a those read whose next eight are the source's, too.
     """
-    groups, leaders = Grouping(HASHES[hashed]), list[tuple[Request, int]]()
+    groups, sources = Grouping(HASHES[hashed]), list[tuple[Request, int]]()
     for common, computed, other, salt in prompts:
         prompt = [*SOURCE[:common], 100, 100, 100 + other]
         request = in_kv(prompt, min(computed, len(prompt) - 1), salt)
         found = groups.source_of(request)
         expected = [
-            leader
-            for leader, chunk in leaders
-            if may_follow(request, leader, chunk)
-            and (hashed != "FNV-1a" or heads(request) == heads(leader))
+            source
+            for source, chunk in sources
+            if may_read(request, source, chunk)
+            and (hashed != "FNV-1a" or heads(request) == heads(source))
             and request.remaining > 1
         ]
         assert found is (expected[0] if expected else None)
@@ -89,14 +89,14 @@ def test_groups_are_those_of_the_definition(
             chunk = min(n, request.remaining)
             groups.add_source(request, chunk)
             if request.remaining > 1:
-                leaders.append((request, chunk))
+                sources.append((request, chunk))
 
 
 def heads(request: Request) -> Sequence[int]:
     return request.prompt[request.computed : request.computed + HEAD]
 
 
-def test_another_prompt_at_the_same_place_is_hashed_anew() -> None:
+def test_another_prompt_at_the_same_place_is_hashed_again() -> None:
     """An update that keeps what is in KV changes what comes next, so whom it groups with."""
     old, new = in_kv(SOURCE[:20], 4), in_kv([*SOURCE[:4], *range(70, 90)], 4)
     changing = in_kv(SOURCE[:22], 4, complete=False)
@@ -109,7 +109,7 @@ def test_another_prompt_at_the_same_place_is_hashed_anew() -> None:
     assert groups.source_of(changing) is new
 
 
-def test_whoever_generates_or_has_one_token_left_follows_nobody() -> None:
+def test_whoever_generates_or_has_one_token_left_reads_from_nobody() -> None:
     groups = Grouping()
     groups.add_source(in_kv(SOURCE[:20], 5), 10)
     generating, nearly = in_kv(SOURCE[:20], 5), in_kv(SOURCE[:6], 5)
@@ -131,7 +131,7 @@ BEGINNINGS = st.lists(
 def test_grouped_or_not_the_answers_are_the_same_and_no_token_is_computed_in_vain(
     prompts: list[tuple[int, list[int], bool]], blocks: int, collide: bool
 ) -> None:
-    """In pools down to two prompts; the fakes check the tokens of whom they follow, and answer by hash."""
+    """In pools down to two prompts; the fakes check the tokens that are read, and answer by hash."""
     computed = {}
     for grouping in (True, False):
         limits = Limits(
@@ -173,12 +173,12 @@ def submitted(h: Harness, prompt: Sequence[int], salt: str) -> Request:
 
 def test_what_was_found_equal_is_forgotten_with_the_prompt_that_it_was_found_in() -> None:
     """Prompts found alike are compared on from there, until one of them is another."""
-    leader, request = in_kv(SOURCE[:20], 4, complete=False), in_kv(SOURCE[:30], 4)
+    source, request = in_kv(SOURCE[:20], 4, complete=False), in_kv(SOURCE[:30], 4)
     groups = Grouping()
-    groups.add_source(leader, 12)
-    assert groups.source_of(request) is leader
-    leader.replace([*SOURCE[:13], 99, *SOURCE[14:20]], now=1)  # behind the tokens that are hashed
-    assert leader.computed == 4
+    groups.add_source(source, 12)
+    assert groups.source_of(request) is source
+    source.replace([*SOURCE[:13], 99, *SOURCE[14:20]], now=1)  # behind the tokens that are hashed
+    assert source.computed == 4
     changed = Grouping()
-    changed.add_source(leader, 12)
+    changed.add_source(source, 12)
     assert changed.source_of(request) is None

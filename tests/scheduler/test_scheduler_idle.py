@@ -8,8 +8,7 @@ import time
 import pytest
 
 from scheduler.worker import Worker
-from tests.scheduler.harness import Harness
-from tests.scheduler.test_scheduler_worker import eventually
+from tests.scheduler.harness import Harness, eventually
 
 
 def test_it_is_called_only_when_no_work_is_left() -> None:

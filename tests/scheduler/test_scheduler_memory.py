@@ -243,7 +243,7 @@ def test_a_preempted_answer_resumes_at_its_own_version() -> None:
     h.check(flash)
     assert running.recomputed_tokens > 0
     assert (running.version, tape.version) == (1, 2)
-    assert h.pasts[running.id] == tuple(range(8))
+    assert h.contexts[running.id] == tuple(range(8))
     h.check(running)
 
 
@@ -256,7 +256,7 @@ def test_pinned_versions_are_given_up_before_the_top_request_fails() -> None:
     pinning = h.ask((1, 2), max_tokens=1, tape=tape, cls=POOL)
     pinning.open()  # as if opened and preempted before
     assert pinning.version == 1
-    tape.make_room(8, 1, 0)  # the window moves on; two blocks are now held by the pin alone
+    tape.make_room(8, 1, 0)  # the window moves on; two blocks are now kept by the pin alone
     assert h.memory.free_blocks == 4
     big = h.ask(range(20), max_tokens=1)
     h.run()
@@ -271,14 +271,14 @@ def test_a_version_that_can_be_read_anew_is_given_up_before_one_that_cannot() ->
     for tape in (one, other):
         h.feed(tape, range(8))
     h.run()
-    anew = h.ask((1, 2), max_tokens=1, tape=one, cls=POOL)
-    anew.open()  # as if preempted before
+    restartable = h.ask((1, 2), max_tokens=1, tape=one, cls=POOL)
+    restartable.open()  # as if preempted before
     bound = h.ask((1, 2), max_tokens=1, tape=other, cls=POOL, forked=True)
     for tape in (one, other):
         tape.make_room(8, 1, 0)
     big = h.ask(range(23), max_tokens=1)
     h.run()
-    for ended in (big, bound, anew):
+    for ended in (big, bound, restartable):
         h.check(ended)
 
 

@@ -233,7 +233,7 @@ def test_whatever_pass_fails_nothing_is_lost_and_no_answer_is_wrong(
         if request.state is State.FINISHED:
             h.check(request)
             if request.session:
-                assert h.pasts[request.id] == tape.history[request.version]
+                assert h.contexts[request.id] == tape.history[request.version]
         else:
             assert request.error is not None
             assert request.error.code == "no_memory"

@@ -276,13 +276,13 @@ def victims_by_hand(pool: Pool, chosen: Plan) -> list[tuple[Request, Work]]:
     running = sorted((r for r in pool.live if r.state is State.RUNNING), key=pool.queues.key)
     everybody = sorted(pool.live, key=pool.queues.key)
     scheduled = [entry.work for entry in chosen.entries]
-    held = {request: request.blocks for request in running}
+    blocks_of = {request: request.blocks for request in running}
     free = pool.memory.free_blocks
     size = pool.memory.block_size
     gone: set[Work] = set()
     victims: list[tuple[Request, Work]] = []
 
-    def rests(other: Request) -> bool:
+    def starved(other: Request) -> bool:
         return not other.complete and not other.remaining
 
     for entry in chosen.entries:
@@ -290,18 +290,18 @@ def victims_by_hand(pool: Pool, chosen: Plan) -> list[tuple[Request, Work]]:
         assert isinstance(work, Request)
         if work in gone:
             continue
-        place = everybody.index(work)
-        lower = [other for other in reversed(running) if everybody.index(other) > place]
-        if work.complete:  # what waits for input makes room for what does not, whatever its place
-            lower += [o for o in reversed(running) if everybody.index(o) < place and rests(o)]
+        rank = everybody.index(work)
+        lower = [other for other in reversed(running) if everybody.index(other) > rank]
+        if work.complete:  # what waits for input makes room for what does not, whatever its rank
+            lower += [o for o in reversed(running) if everybody.index(o) < rank and starved(o)]
         candidates = [other for other in lower if other not in scheduled]
         candidates += [other for other in lower if other in scheduled]
-        need = max(0, -(-(work.computed + entry.n) // size) - held.get(work, 0))
+        need = max(0, -(-(work.computed + entry.n) // size) - blocks_of.get(work, 0))
         for victim in candidates:
             if need <= free:
                 break
-            if held.get(victim):
-                free += held.pop(victim)
+            if blocks_of.get(victim):
+                free += blocks_of.pop(victim)
                 gone.add(victim)
                 victims.append((victim, work))
         if need <= free:
@@ -311,7 +311,7 @@ def victims_by_hand(pool: Pool, chosen: Plan) -> list[tuple[Request, Work]]:
         else:
             continue
         free -= taken
-        held[work] = held.get(work, 0) + taken
+        blocks_of[work] = blocks_of.get(work, 0) + taken
     return victims
 
 
@@ -356,7 +356,7 @@ def test_one_direction_alone_would_have_been_cheaper_and_does_not_count() -> Non
     victim = pool.arrives(20)
     pool.computes(victim, 16)
     assert not prefers_swap(victim, "cost", LinearCosts(token_ns=10, block_ns=30)), (
-        "120 out, 120 in, 160 anew"
+        "120 out, 120 in, 160 again"
     )
     assert prefers_swap(victim, "cost", LinearCosts(token_ns=10, block_ns=19)), "76 out, 76 in"
 
@@ -365,7 +365,7 @@ def test_kv_that_updates_rarely_leave_is_not_worth_saving() -> None:
     pool = Pool()
     victim, costs = pool.arrives(20, complete=False), LinearCosts(token_ns=10, block_ns=15)
     pool.computes(victim, 16)
-    assert prefers_swap(victim, "cost", costs), "120 both ways, 160 anew"
+    assert prefers_swap(victim, "cost", costs), "120 both ways, 160 again"
     for n in range(6):
         pool.chunk(victim, [100 + n] * 20)
         pool.computes(victim, 16)
@@ -423,5 +423,5 @@ def test_a_swap_that_fails_falls_back_to_recompute(host_blocks: int, eviction: s
     swapped = way is Event.PREEMPTED_SWAP
     assert (second.swapped_tokens > 0, second.recomputed_tokens > 0) == (swapped, not swapped)
     assert second.preempted_by == [first.id] * len(second.preempted_by)
-    assert not world.tier.held
+    assert not world.tier.stored
     assert world.memory.free_blocks == 12

@@ -1,4 +1,4 @@
-"""Requests that only prefill: KV for whoever asked for it, in what all other work leaves over."""
+"""Requests that only prefill: KV for whoever asked for it, in what all other work leaves."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from scheduler.tapes import Record
 from scheduler.types import Limits, PriorityClass
 from scheduler.worker import Worker
 from tests.scheduler.fakes import FakeReader
-from tests.scheduler.harness import SMALL, Harness
-from tests.scheduler.test_scheduler_worker import eventually
+from tests.scheduler.harness import SMALL, Harness, eventually
 
 STREAM = PriorityClass.STREAM
 
@@ -109,7 +108,7 @@ def test_appends_go_before_it_whenever_they_came() -> None:
 
 
 def test_no_limit_on_prompts_refuses_it_and_it_claims_no_cells() -> None:
-    """The questions' share of the pool is theirs, whatever is prefilled beside them."""
+    """The questions' share of the pool is theirs, whatever is prefilled meanwhile."""
     limits = Limits(max_batch_tokens=24, chunk_min=3, chunk_max=8, max_prompt_tokens=20)
     h = Harness(blocks=20, limits=limits)  # 80 cells, 40 of them the questions'
     request, reader = prefill(h, range(30))

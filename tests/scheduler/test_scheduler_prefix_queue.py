@@ -21,7 +21,7 @@ from scheduler.theory.orders import rank
 
 @dataclass(frozen=True)
 class Waiting:
-    """What the line sees of a request."""
+    """What the queue sees of a request."""
 
     id: int
     prompt: list[int]
@@ -56,8 +56,8 @@ class Index:
             self.matches[key] = self.new[key] = match
 
 
-def expected(line_of: dict[int, Waiting], matches: dict[int, int], k: int | None, step: int) -> list[int]:
-    numbers = list(line_of)  # not sorted: the order must not depend on it
+def expected(queue_of: dict[int, Waiting], matches: dict[int, int], k: int | None, step: int) -> list[int]:
+    numbers = list(queue_of)  # not sorted: the order must not depend on it
     ages = np.array(numbers, np.int64)
     lengths = np.array([matches[number] for number in numbers], np.int64)
     return [numbers[i] for i in rank(k, ages, lengths, step=step)]
@@ -92,34 +92,34 @@ def test_the_order_is_that_of_the_theory(
     """Whatever is added, admitted, cancelled, cached and evicted, few changes at a time or many."""
     index, step = Index(), 0
     now = [k]
-    line = PrefixQueue(index, lambda: now[0])
+    queue = PrefixQueue(index, lambda: now[0])
     waiting: dict[int, Waiting] = {}
     for number in range(100, 100 + at_once):
         waiting[number] = Waiting(number, [number % 4])
-        line.add(waiting[number])
+        queue.add(waiting[number])
     for name, n, match in operations:
         numbers = sorted(waiting)
         if name == "add":
             waiting[n] = Waiting(n, [match])
-            line.add(waiting[n])
+            queue.add(waiting[n])
         elif name == "k":
             now[0] = match or None
         elif numbers and name == "take":
             # a plan admits the first, sometimes one further down; it is taken while others wait
-            number = [request.id for request in islice(line, n % 3 + 1)][-1]
-            line.admitted(waiting.pop(number))
+            number = [request.id for request in islice(queue, n % 3 + 1)][-1]
+            queue.admitted(waiting.pop(number))
             step += 1
         elif numbers and name == "discard":
-            line.discard(waiting.pop(numbers[n % len(numbers)]))
+            queue.discard(waiting.pop(numbers[n % len(numbers)]))
         elif numbers and name == "change":
             index.becomes(numbers[n % len(numbers)], match)
-        assert len(line) == len(waiting)
+        assert len(queue) == len(waiting)
         if n % 2:  # not after every operation, so that changes meet additions and admissions
-            assert [request.id for request in line] == expected(waiting, index.matches, now[0], step)
-    assert [request.id for request in line] == expected(waiting, index.matches, now[0], step)
+            assert [request.id for request in queue] == expected(waiting, index.matches, now[0], step)
+    assert [request.id for request in queue] == expected(waiting, index.matches, now[0], step)
     for request in waiting.values():
-        line.discard(request)
-    assert list(line) == []
+        queue.discard(request)
+    assert list(queue) == []
     assert index.matches == {}, "the index follows none that do not wait"
 
 
@@ -138,52 +138,52 @@ def test_the_order_follows_the_prefix_cache(operations: list[tuple[str, list[int
     """With the real cache: a served prompt stays cached until it is evicted."""
     pool = BlockPool(30, block_size=4)
     cache = RadixCache(pool, 60)
-    line = PrefixQueue(PrefixWatch(cache), lambda: k)
+    queue = PrefixQueue(PrefixWatch(cache), lambda: k)
     waiting: dict[int, Waiting] = {}
     step = 0
     for number, (name, tokens) in enumerate(operations):
         if name == "add":
             waiting[number] = Waiting(number, tokens, "tenant")
-            line.add(waiting[number])
+            queue.add(waiting[number])
         elif name == "serve" and waiting:
-            first = next(iter(line))
-            line.admitted(waiting.pop(first.id))
+            first = next(iter(queue))
+            queue.admitted(waiting.pop(first.id))
             step += 1
             serve(pool, cache, first.prompt, "tenant")
         elif name == "reclaim":
             cache.reclaim(len(tokens))
         matches = {n: cache.match_length(r.prompt[:-1], r.salt) for n, r in waiting.items()}
-        assert [request.id for request in line] == expected(waiting, matches, k, step)
+        assert [request.id for request in queue] == expected(waiting, matches, k, step)
 
 
 @pytest.mark.parametrize(("k", "order"), [(1, [1, 2, 3, 4]), (2, [1, 4, 2, 3]), (None, [4, 3, 1, 2])])
 def test_each_policy_by_hand(k: int | None, order: list[int]) -> None:
     """FCFS, k-LPM and LPM over matches 0, 0, 5, 7."""
-    line = PrefixQueue(Index(), lambda: k)
+    queue = PrefixQueue(Index(), lambda: k)
     for number, match in ((1, 0), (2, 0), (3, 5), (4, 7)):
-        line.add(Waiting(number, [match]))
-    assert [request.id for request in line] == order
+        queue.add(Waiting(number, [match]))
+    assert [request.id for request in queue] == order
 
 
 def test_the_step_counts_admissions_only() -> None:
     """Under k = 2 the second admission takes the longest match, whatever was cancelled in between."""
-    line = PrefixQueue(Index(), lambda: 2)
+    queue = PrefixQueue(Index(), lambda: 2)
     for number, match in ((1, 0), (2, 0), (3, 5), (4, 7)):
-        line.add(Waiting(number, [match]))
-    line.admitted(Waiting(1, [0]))
-    assert next(iter(line)).id == 4
-    line.discard(Waiting(4, [7]))
-    assert next(iter(line)).id == 3
-    line.admitted(Waiting(3, [5]))
-    assert next(iter(line)).id == 2
+        queue.add(Waiting(number, [match]))
+    queue.admitted(Waiting(1, [0]))
+    assert next(iter(queue)).id == 4
+    queue.discard(Waiting(4, [7]))
+    assert next(iter(queue)).id == 3
+    queue.admitted(Waiting(3, [5]))
+    assert next(iter(queue)).id == 2
 
 
 def test_another_prompt_is_looked_up_anew_and_keeps_its_age() -> None:
     index = Index()
-    line = PrefixQueue(index, lambda: None)
+    queue = PrefixQueue(index, lambda: None)
     for number in (1, 2, 3):
-        line.add(Waiting(number, [1]))
-    line.add(Waiting(1, [0]))
-    assert [request.id for request in line] == [2, 3, 1]
-    line.add(Waiting(1, [1]))
-    assert [request.id for request in line] == [1, 2, 3]
+        queue.add(Waiting(number, [1]))
+    queue.add(Waiting(1, [0]))
+    assert [request.id for request in queue] == [2, 3, 1]
+    queue.add(Waiting(1, [1]))
+    assert [request.id for request in queue] == [1, 2, 3]

@@ -91,8 +91,8 @@ def play(blocks: int, limits: Limits, load: list[object]) -> tuple[Harness, list
 
 
 def conserved(h: Harness, fed: list[FakeTape]) -> bool:
-    held = {block for tape in fed for block in tape.blocks}
-    return set(h.memory.references) == held and set(h.memory.references.values()) <= {1}
+    of_tapes = {block for tape in fed for block in tape.blocks}
+    return set(h.memory.references) == of_tapes and set(h.memory.references.values()) <= {1}
 
 
 @settings(max_examples=150, deadline=None)
@@ -106,7 +106,7 @@ def test_every_request_finishes_with_the_one_by_one_answer(
         h.check(request)
         tape = next((tape for tape in fed if tape.name == request.session), None)
         if tape is not None:
-            assert h.pasts[request.id] == tape.history[request.version]
+            assert h.contexts[request.id] == tape.history[request.version]
     assert conserved(h, fed)
     assert not h.log.drops
     # Every record is on its tape once, in order, and every version was announced.

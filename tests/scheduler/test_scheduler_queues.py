@@ -1,4 +1,4 @@
-"""The kept order against the order that is made: after any changes the book stands as if built anew."""
+"""The kept order against the order that is made: after any changes they stand as if sorted at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.scheduler.worlds import ShelfIndex
 
 FLASH, SESSION, POOL, STREAM = PriorityClass
 K = 3
-orderings = [Ordering(name, K) for name in NAMES if name != "klpm-adaptive"]  # its k is no matter of the book
+orderings = [Ordering(name, K) for name in NAMES if name != "klpm-adaptive"]  # its k is learnt
 tokens = st.lists(st.integers(0, 2), max_size=12)
 which = st.integers(0, 10**6)
 classes = st.sampled_from([FLASH, SESSION, POOL, POOL])
@@ -32,8 +32,8 @@ def has_work(work: Work) -> bool:
     return isinstance(work, Append) or work.remaining > 0
 
 
-def lane(work: Work) -> tuple[int, ...]:
-    """Classes and promises (docs/scheduling.md); the later of a lane only prefill."""
+def priority(work: Work) -> tuple[int, ...]:
+    """Classes and promises (docs/scheduling.md); the later of each runs in the background."""
     if isinstance(work, Append):
         return (1, 0) if work.due else (4, 0)
     return {FLASH: 0, SESSION: 2, POOL: 3}[work.cls], int(work.background)
@@ -47,14 +47,14 @@ class Model(RuleBasedStateMachine):
         self.ordering = ordering
         self.shelf: list[tuple[int, ...]] = [(0, 1, 2), (1, 1, 1, 1)]
         self.index = ShelfIndex(self.shelf)
-        line, _ = waiting_order(ordering, self.index, None)
-        self.queues = Queues(ordering.key, line)
+        order, _ = waiting_order(ordering, self.index, None)
+        self.queues = Queues(ordering.key, order)
         self.memory = FakeMemory(10_000)
         self.requests: list[Request] = []
         self.appends: list[Append] = []
         self.numbers, self.admissions, self.preemptions = count(1), count(1), count(1)
         self.taken = 0
-        """Choices of the waiting line so far."""
+        """Choices of the waiting order so far."""
 
     def told(self, request: Request, *, prompt: bool = False) -> None:
         self.queues.update(request, prompt=prompt)
@@ -105,7 +105,7 @@ class Model(RuleBasedStateMachine):
         request = self.some(n, State.QUEUED, State.RUNNING)
         if request is None or not request.remaining:
             return
-        self.taken += request.state is State.QUEUED and request in self.in_line()
+        self.taken += request.state is State.QUEUED and request in self.never_admitted()
         if request.state is State.QUEUED:
             request.state, request.admitted = State.RUNNING, next(self.admissions)
         request.open()
@@ -178,9 +178,9 @@ class Model(RuleBasedStateMachine):
             self.appends.remove(append)
             self.queues.remove(append)
 
-    # The book as the list says.
+    # The queues as the list says.
 
-    def in_line(self) -> list[Request]:
+    def never_admitted(self) -> list[Request]:
         """Those a policy by prefix orders: they wait and were never preempted."""
         if not self.ordering.by_prefix:
             return []
@@ -194,9 +194,9 @@ class Model(RuleBasedStateMachine):
             and not request.preempted
         ]
 
-    def line_order(self) -> list[Request]:
+    def waiting_order_by_hand(self) -> list[Request]:
         """Algorithm 1, choice by choice."""
-        left, order = self.in_line(), list[Request]()
+        left, order = self.never_admitted(), list[Request]()
         k = K if self.ordering.name == "klpm" else None
 
         def match(request: Request) -> int:
@@ -209,14 +209,14 @@ class Model(RuleBasedStateMachine):
         return order
 
     def expected(self) -> list[Work]:
-        position = {request: place for place, request in enumerate(self.line_order())}
+        position = {request: at for at, request in enumerate(self.waiting_order_by_hand())}
 
         def key(work: Work) -> tuple[object, ...]:
             if isinstance(work, Append):
-                return (*lane(work), 0, (work.deadline or 0) if work.due else 0, work.seq)
+                return (*priority(work), 0, (work.deadline or 0) if work.due else 0, work.seq)
             if work in position:
-                return (*lane(work), 1, (3, position[work]))
-            return (*lane(work), int(not work.decoding), self.key(work))
+                return (*priority(work), 1, (3, position[work]))
+            return (*priority(work), int(not work.decoding), self.key(work))
 
         works: list[Work] = [*self.requests, *self.appends]
         return sorted(filter(has_work, works), key=key)
@@ -269,17 +269,17 @@ class Model(RuleBasedStateMachine):
             behind = [r for r in running if self.queues.key(r) > key]
             ahead = [r for r in running if self.queues.key(r) < key]
             unfinished = isinstance(work, Request) and not work.complete
-            resting = [] if unfinished else [r for r in ahead if not r.complete and not r.remaining]
-            holders = behind[::-1] + resting[::-1]
-            assert list(self.queues.victims(work)) == holders
-            blocks, cells = sum(r.blocks for r in holders), sum(r.cells for r in holders)
+            starved = [] if unfinished else [r for r in ahead if not r.complete and not r.remaining]
+            victims = behind[::-1] + starved[::-1]
+            assert list(self.queues.victims(work)) == victims
+            blocks, cells = sum(r.blocks for r in victims), sum(r.cells for r in victims)
             for needed in (0, blocks // 2, blocks):
                 assert needed <= below(work, key, needed) <= blocks
             assert below(work, key, blocks + 1) == blocks
-            assert self.queues.victims_have(work, cells) == bool(holders)
+            assert self.queues.victims_have(work, cells) == bool(victims)
             assert not self.queues.victims_have(work, cells + 1)
             assert self.queues.any_blocks_before(work) == any(r.blocks for r in ahead)
 
 
-TestBook = Model.TestCase
-TestBook.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+TestQueues = Model.TestCase
+TestQueues.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)

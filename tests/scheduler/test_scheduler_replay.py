@@ -68,7 +68,7 @@ def decisions(journal: bytes) -> list[object]:
 
 
 class Asking:
-    """A listener that asks anew at every commit, as standing questions do: on the stepping thread."""
+    """A listener that asks again at every commit, as standing questions do: on the stepping thread."""
 
     def __init__(self, scheduler: Recorder, over: FakeWorld) -> None:
         self.scheduler, self.world = scheduler, over
@@ -185,8 +185,8 @@ def test_another_row_gives_other_decisions() -> None:
 
     def change(steps: list[Step]) -> None:
         rows = next(rows for step in steps for rows in step.passes if isinstance(rows, list) and any(rows))
-        place = next(place for place, row in enumerate(rows) if row)
-        rows[place] = [96]
+        at = next(at for at, row in enumerate(rows) if row)
+        rows[at] = [96]
 
     assert decisions(replay(perturbed(journal, change), world())) != decisions(journal)
 

@@ -68,7 +68,7 @@ def test_one_batch_mixes_prefill_decode_and_stream() -> None:
     h.feed(b, (9,))
     h.scheduler.step()
     batch = h.executor.batches[1]
-    # beside a question a prompt below it only keeps moving: a token where chunk_min is 3
+    # with a question a prompt below it only keeps moving: a token where chunk_min is 3
     assert [list(chunk.tokens) for chunk in batch] == [[first.output[0]], [3], [7, 7, 8], [9]]
     assert (a.version, b.version) == (1, 1)
     assert a.records == [[7, 7], [8]]
@@ -189,7 +189,7 @@ def test_a_commit_callback_gets_its_questions_into_the_next_batch() -> None:
     h.run()
     assert [request.version for request in asked] == [1, 2]
     for request in asked:
-        assert h.pasts[request.id] == tape.history[request.version]
+        assert h.contexts[request.id] == tape.history[request.version]
         h.check(request)
 
 

@@ -181,7 +181,7 @@ def test_finished_prompts_go_before_those_still_coming_in() -> None:
     assert partial.computed == 4, "it got one chunk before the other came, and none since"
 
 
-def test_followers_read_what_their_leader_computes() -> None:
+def test_prompts_that_begin_alike_read_what_one_computes() -> None:
     """Three prompts with 24 tokens in common: those are computed once; each answer is its own."""
     h = Harness()
     common = list(range(24))
@@ -195,7 +195,7 @@ def test_followers_read_what_their_leader_computes() -> None:
     assert [request.cached_tokens for request in requests] == [0, 24, 24]
 
 
-def test_nobody_follows_across_salts_or_with_grouping_off() -> None:
+def test_nothing_is_shared_across_salts_or_with_grouping_off() -> None:
     for grouping, salts in ((True, ("a", "b")), (False, ("", ""))):
         limits = Limits(
             max_batch_tokens=24, max_batch_requests=6, chunk_min=3, chunk_max=8, grouping=grouping
@@ -209,7 +209,7 @@ def test_nobody_follows_across_salts_or_with_grouping_off() -> None:
         assert all(answered(request) for request in requests)
 
 
-def test_equal_heads_are_not_enough_to_follow() -> None:
+def test_equal_heads_are_not_enough_to_share() -> None:
     """The hash covers eight tokens; what differs behind them is computed by each."""
     h = Harness(limits=SMALL)
     requests = [opened(h, [*range(8), *range(100 * n, 100 * n + 8)], max_tokens=2) for n in (1, 2)]

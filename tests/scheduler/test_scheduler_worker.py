@@ -4,22 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
 
 from scheduler.request import State
 from scheduler.worker import Worker
-from tests.scheduler.harness import Harness
-
-
-def eventually(condition: Callable[[], object], timeout_s: float = 5.0) -> bool:
-    until = time.monotonic() + timeout_s
-    while time.monotonic() < until:
-        if condition():
-            return True
-        time.sleep(0.002)
-    return False
+from tests.scheduler.harness import Harness, eventually
 
 
 def test_it_runs_what_other_threads_submit() -> None:
@@ -135,12 +125,11 @@ def test_a_defect_is_logged_counted_and_not_hammered(caplog: pytest.LogCaptureFi
     assert worker.stop(1.0)
 
 
-def test_stop_during_a_hanging_pass_gives_up_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_during_a_hanging_pass_gives_up_and_says_so() -> None:
     h = Harness()
     release = threading.Event()
     h.executor.before = lambda: release.wait(30)
-    worker = Worker(h.scheduler)
-    monkeypatch.setattr("scheduler.worker._JOIN_GRACE_S", 0.1)
+    worker = Worker(h.scheduler, join_grace_s=0.1)
     h.ask()
     worker.start()
     assert not worker.stop(0.05)

@@ -105,7 +105,7 @@ class FakeWorld:
         self.index = ShelfIndex(self.shelf)
         self.tapes: dict[str, FakeTape] = {}
         self.done: list[Request] = []
-        self.pasts: dict[int, tuple[int, ...]] = {}
+        self.contexts: dict[int, tuple[int, ...]] = {}
         """What the reader of each ended request saw, by request."""
 
     def tape(self, name: str) -> FakeTape:
@@ -133,7 +133,7 @@ class FakeWorld:
         source = self.tape(session) if session else FakeTape(self.memory, "")
 
         def done(ended: Request) -> None:
-            self.pasts[ended.id] = source.history[ended.version]
+            self.contexts[ended.id] = source.history[ended.version]
             self.done.append(ended)
 
         pool = cls is PriorityClass.POOL

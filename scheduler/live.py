@@ -1,0 +1,182 @@
+"""Live work: how requests and records come in, change and end."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, cast
+
+from scheduler.inbox import AppendRecords, Call, Cancel, ChangePrompt, Note, PromptTimeouts, Submit
+from scheduler.observer import Observer, WaitLedger
+from scheduler.planner import Entry, refusal
+from scheduler.queues import Queues
+from scheduler.request import Failure, Request, State
+from scheduler.tapes import Append, Records, TapeListener
+from scheduler.types import Limits, Memory, Tape
+
+log = logging.getLogger(__name__)
+
+STOPPING = Failure("stopping", "the engine is shutting down")
+
+
+class LiveWork:
+    """Keeps the queues, the wait ledger and the prompt timeouts in step with each other.
+
+    ``forget`` are called with each request that ended.
+    """
+
+    def __init__(
+        self,
+        queues: Queues,
+        memory: Memory,
+        limits: Limits,
+        clock: Callable[[], int],
+        observer: Observer,
+        forget: Sequence[Callable[[Request], None]],
+    ) -> None:
+        self.queues, self.waits = queues, WaitLedger()
+        self.timeouts = PromptTimeouts(limits.stream_timeout_ns)
+        self.listeners: list[TapeListener] = []
+        self._memory, self._limits, self._clock = memory, limits, clock
+        self._observer, self._forget = observer, (self.timeouts.forget, *forget)
+
+    # In.
+
+    def apply(self, note: Note) -> None:
+        """A note of another thread comes into force."""
+        match note:
+            case Submit(request):
+                self._enter(request)
+            case AppendRecords():
+                self._enqueue(note)
+            case ChangePrompt():
+                self._change_prompt(note)
+            case Cancel(request_id):
+                if request_id in self.queues.requests:
+                    self.end(self.queues.requests[request_id], State.CANCELLED)
+            case Call(callback):
+                call(callback)
+
+    def expire(self, now: int) -> bool:
+        """End unfinished prompts without input for too long; whether there were any."""
+        expired = self.timeouts.expired(now)
+        for request_id in expired:
+            seconds = self._limits.stream_timeout_ns / 1e9
+            message = f"the prompt was not finished, and nothing of it came for {seconds:g} s"
+            self.end(self.queues.requests[request_id], State.FAILED, Failure("abandoned", message))
+        return bool(expired)
+
+    def update(self, request: Request, *, prompt: bool = False) -> None:
+        """Something about a live request changed; ``prompt``: its prompt."""
+        self.waits.track(request)
+        self.queues.update(request, prompt=prompt)
+
+    def _enter(self, request: Request) -> None:
+        failure = refusal(request, self._limits, self._memory)
+        if failure is not None:
+            self.end(request, State.FAILED, failure)
+            return
+        self.queues.requests[request.id] = request
+        self.waits.arrived(request, request.events[0][1])
+        if not request.complete:
+            self.timeouts.touch(request)
+        self.update(request)
+
+    def _change_prompt(self, note: ChangePrompt) -> None:
+        request = self.queues.requests.get(note.id)
+        if request is None or request.complete:
+            return
+        if note.change == "finish":
+            request.complete, request.last_chunk_ns = True, note.at
+            self.timeouts.forget(request)
+        else:
+            prompt = _joined(request.prompt, note.tokens) if note.change == "extend" else note.tokens
+            request.replace(prompt, note.at)
+            self.timeouts.touch(request)
+        if request.complete and not request.prompt:
+            self.end(request, State.FAILED, Failure("bad_prompt", "the prompt was finished without a token"))
+        elif (failure := refusal(request, self._limits, self._memory)) is not None:
+            self.end(request, State.FAILED, failure)
+        else:
+            self.update(request, prompt=True)
+
+    def _enqueue(self, note: AppendRecords) -> None:
+        tape, limit = note.tape, min(self._limits.max_batch_tokens, note.tape.append_tokens)
+        fitting = [item for item in note.records if len(item.record.tokens) <= limit]
+        too_long = [item.record for item in note.records if len(item.record.tokens) > limit]
+        if too_long:
+            message = f"a record has {max(len(r.tokens) for r in too_long)} tokens, an append holds {limit}"
+            self.dropped(tape, too_long, Failure("too_long", message))
+        if fitting:
+            append = self.queues.appends.setdefault(tape, Append(tape))
+            append.queue.extend(fitting)
+            self.queues.update(append)
+
+    # Out.
+
+    def lose(self, entries: Sequence[Entry], failure: Failure) -> None:
+        """A batch failed: its requests end, its records get one more chance."""
+        for entry in entries:
+            if isinstance(entry.work, Append) and not entry.work.failures:
+                entry.work.failures = 1
+            else:
+                self.fail(entry, failure)
+
+    def fail(self, entry: Entry, failure: Failure) -> None:
+        """End a request, or drop an append's first records."""
+        if isinstance(entry.work, Request):
+            self.end(entry.work, State.FAILED, failure)
+        else:
+            self.dropped(entry.work.tape, self.take(entry.work, entry.n), failure)
+
+    def end(
+        self, request: Request, state: State, failure: Failure | None = None, now: int | None = None
+    ) -> None:
+        """End a request, at ``now`` (ns) or at this moment, and tell whoever asked for it."""
+        if self.queues.requests.pop(request.id, None) is not None:
+            self.queues.remove(request)
+            for forget in self._forget:
+                forget(request)
+        request.end(state, self._clock() if now is None else now, failure)
+        self.waits.track(request)
+        self._observer.ended(request)
+        call(partial(request.spec.on_done, request))
+
+    def take(self, append: Append, n: int) -> Records:
+        """Remove the append's first records from its queue."""
+        records = append.take(n)
+        if append.queue:
+            self.queues.update(append)
+        else:
+            self.queues.remove(append)
+            del self.queues.appends[append.tape]
+        return records
+
+    def dropped(self, tape: Tape, records: Records, failure: Failure) -> None:
+        """Records will never be on their tape."""
+        log.error("%s: %d records dropped: %s", tape.name, len(records), failure.message)
+        for listener in self.listeners:
+            call(partial(listener.on_drop, tape, records, failure))
+
+    def close(self) -> None:
+        """End all of it with `stopping`."""
+        for request in list(self.queues.requests.values()):
+            self.end(request, State.FAILED, STOPPING)
+        for append in list(self.queues.appends.values()):
+            self.fail(Entry(append, append.remaining), STOPPING)
+
+
+def call(callback: Callable[[], None]) -> None:
+    """Run somebody else's code; its errors are its own and must not disturb the batch."""
+    try:
+        callback()
+    except Exception:
+        log.exception("a callback raised")
+
+
+def _joined(prompt: Sequence[int], tokens: Sequence[int]) -> Sequence[int]:
+    """Both, one after the other; of the same kind, and by its own means, when they are of one kind."""
+    if type(prompt) is type(tokens):
+        return cast(Any, prompt) + tokens  # type: ignore[no-any-return] # every sequence of tokens here can add
+    return [*prompt, *tokens]

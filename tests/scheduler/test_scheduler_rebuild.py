@@ -1,0 +1,210 @@
+"""Lost KV is prefilled again by a request that the scheduler plans like any other; the rest goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from engine.engine import Engine
+from engine.model.canary import dense_logits
+from engine.step import Chunk
+from regions.offload.disk import Identity
+from regions.offload.residency import Idleness, Residency
+from regions.tape import Retention
+from scheduler.background import RETRY_NS, Rebuilder
+from scheduler.observer import RESTORE
+from scheduler.request import Request, RequestSpec, State
+from scheduler.scheduler import Scheduler
+from scheduler.tapes import Record
+from scheduler.types import Limits, PriorityClass
+from tests import tolerance
+from tests.engine.oracle import tiny
+from tests.scheduler.fakes import FakeReader, FakeTape
+from tests.scheduler.harness import SMALL, Harness
+
+FLASH, SESSION, POOL, STREAM = PriorityClass
+WINDOW = list(range(40))
+
+
+class Clock:
+    now = 0
+
+    def __call__(self) -> int:
+        self.now += 1
+        return self.now
+
+
+def with_window(*, blocks: int = 64, clock: Clock | None = None) -> tuple[Harness, FakeTape, Rebuilder]:
+    """A harness over one tape with a full window, and what rebuilds it."""
+    clock = clock or Clock()
+    h = Harness(blocks, clock=clock)
+    tape = h.tape()
+    for start in range(0, len(WINDOW), 20):
+        h.feed(tape, WINDOW[start : start + 20])
+    h.run()
+    assert tape.window == WINDOW
+    return h, tape, Rebuilder(h.scheduler, [tape], clock)  # type: ignore[list-item] # a fake
+
+
+def rebuilds(h: Harness, tape: FakeTape) -> list[list[int]]:
+    """Tokens of each chunk that was computed for the window, batch by batch."""
+    mine = (chunk for batch in h.executor.batches for chunk in batch)
+    return [
+        list(chunk.tokens)
+        for chunk in mine
+        if isinstance(chunk.target, FakeReader) and not chunk.sample and chunk.tokens[0] in WINDOW
+    ]
+
+
+def test_the_window_is_prefilled_in_chunks_within_the_budgets_of_a_batch() -> None:
+    h, tape, _ = with_window()
+    tape.lose()
+    h.feed(tape, [90, 91])
+    h.run()
+    chunks = rebuilds(h, tape)
+    assert [token for chunk in chunks for token in chunk] == WINDOW
+    assert len(chunks) == len(WINDOW) // SMALL.chunk_max
+    assert tape.tokens[-2:] == [90, 91]
+    assert not h.log.drops
+
+
+def test_other_sessions_questions_and_appends_go_on_and_what_waited_runs_then() -> None:
+    h, tape, _ = with_window()
+    other = h.tape("other")
+    tape.lose()
+    h.feed(tape, [90])
+    waiting = h.ask((1, 2), max_tokens=3, tape=tape)
+    early = h.ask((3, 4), tape=other)
+    h.feed(other, [80, 81])
+    while tape.lost:
+        h.scheduler.step()
+    assert early.state is State.FINISHED
+    assert other.version == 1
+    assert waiting.state is State.QUEUED
+    assert tape.version == 2
+    h.run()
+    h.check(waiting)
+    h.check(early)
+    assert h.contexts[waiting.id] in (tuple(WINDOW), tape.history[3])
+    assert tape.version == 3
+    assert waiting.waits[RESTORE] > 0
+    assert RESTORE not in early.waits
+
+
+def test_a_request_on_a_lost_session_closes_the_door_to_nobody() -> None:
+    """Without anybody to rebuild it, it waits; those behind it of its own class are admitted."""
+    h = Harness()
+    tape = h.tape()
+    h.feed(tape, [1, 2, 3])
+    h.run()
+    tape.lose()
+    lost: list[str] = []
+    h.scheduler.on_lost(lambda found: lost.append(found.name))
+    waiting, behind = h.ask(tape=tape), h.ask()
+    h.feed(tape, [4])
+    h.run()
+    assert (waiting.state, behind.state) == (State.QUEUED, State.FINISHED)
+    assert tape.version == 1
+    assert set(lost) == {"T"}
+    assert not h.log.drops
+
+
+def test_what_is_found_to_be_lost_when_it_is_needed_preempts_nobody() -> None:
+    """The append is the first of the order, and the pool is full of a running answer."""
+    h, tape, _ = with_window(blocks=12)
+    tape.lose(found=False)
+    answer = h.ask(range(8), max_tokens=12, cls=POOL)
+    h.scheduler.step()
+    h.feed(tape, [90])
+    question = h.ask((5,), tape=tape)
+    h.scheduler.step()
+    assert tape.lost
+    assert question.state is State.QUEUED
+    assert not answer.preempted_by
+    assert not h.log.drops
+
+
+def test_a_rebuild_gives_way_to_a_standing_question_and_goes_on() -> None:
+    h, tape, _ = with_window(blocks=12)
+    tape.lose()
+    h.feed(tape, [90])
+    for _ in range(5):
+        h.scheduler.step()
+    assert tape.lost
+    flash = h.ask(range(20), cls=FLASH)
+    h.scheduler.step()
+    assert flash.state is State.FINISHED
+    h.run()
+    assert not tape.lost
+    assert tape.version == 3
+    chunks = [token for chunk in rebuilds(h, tape) for token in chunk]
+    assert len(chunks) > len(WINDOW), "what it lost was computed again"
+
+
+def test_a_rebuild_that_failed_is_tried_again_a_second_later() -> None:
+    clock = Clock()
+    h, tape, rebuilder = with_window(clock=clock)
+    tape.lose()
+    waiting = h.ask((1,), tape=tape)
+    h.scheduler.step()
+    h.executor.fail_next = 1
+    h.run()
+    assert tape.lost
+    assert waiting.state is State.QUEUED
+    assert 0.9 < (rebuilder.idle() or 0) <= RETRY_NS * 1e-9
+    clock.now += RETRY_NS
+    assert rebuilder.idle() == 0
+    h.run()
+    h.check(waiting)
+    assert rebuilder.idle() is None
+
+
+def test_a_session_whose_window_was_evicted_needs_no_prefill() -> None:
+    h, tape, _ = with_window()
+    tape.lose()
+    tape.records, tape.times = [], []
+    h.feed(tape, [90])
+    h.run()
+    assert tape.tokens == [90]
+    assert rebuilds(h, tape) == []
+
+
+def test_a_session_whose_file_vanished_answers_as_before(tmp_path: Path) -> None:
+    """The real tape and engine: what is asked and appended meanwhile is done after the rebuild."""
+    model, frozen = tiny("llama", layers=2), list(range(3, 14))
+    engine, clock = Engine(model, blocks=150, block_size=4, frame_limit=400), Clock()
+    scheduler = Scheduler(engine, engine.pool, Limits(max_batch_tokens=40, chunk_min=8, chunk_max=40), clock)
+    tape = engine.open_tape("a", frozen, Retention(60))
+    residency = Residency(engine.pool, Idleness(1, tmp_path), clock)
+    residency.attach(tape, Identity.of(engine.pool, model="m", tokenizer="t", frozen=frozen))
+    Rebuilder(scheduler, [tape], clock)
+    step = run_to_rest(scheduler)
+    scheduler.append(tape, [Record(list(range(20, 45))), Record(list(range(45, 70)))])
+    step()
+    assert residency.spill_idle()
+    (tmp_path / "a.kv").unlink()
+    done: list[Request] = []
+    scheduler.submit(Request(RequestSpec(SESSION, "a", (5, 6, 7), 1, done.append, tape=tape)))
+    scheduler.append(tape, [Record([7, 8])])
+    step()
+    assert [request.state for request in done] == [State.FINISHED]
+    assert (tape.version, tape.live_tokens) == (3, 52)
+    fork = tape.fork()
+    assert fork.acquire(3)
+    answered = engine.logits([Chunk(fork, (5, 6, 7))])[-1]
+    fork.release()
+    expected = dense_logits(model, [*frozen, *tape.window, 5, 6, 7])[-1]
+    bound = tolerance.of_model(model, tolerance.largest(expected))
+    assert tolerance.apart(answered, expected) <= bound
+    residency.detach(tape)
+    tape.release()
+
+
+def run_to_rest(scheduler: Scheduler) -> Callable[[], None]:
+    def run() -> None:
+        for _ in range(1000):
+            if not scheduler.step():
+                return
+        raise AssertionError("the scheduler does not come to rest")
+
+    return run
