@@ -1,22 +1,27 @@
-"""The slots of one growing token sequence: blocks taken ahead, filled at the tail, given back at the head."""
+"""The KV of one growing token sequence: blocks taken ahead, filled at the tail, given back at the head."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from regions.allocator import Run
 from regions.block_pool import BlockPool
-from regions.extents import SlotRange
+from regions.extents import Extent, Placement, SlotRange, Stretch, drop_oldest, extend, keep_oldest, relay
 from regions.offload.store import Store, Stored
 
 
 class BlockTable:
-    """A first-in, first-out sequence of slots over blocks of the pool."""
+    """A first-in, first-out sequence of tokens over blocks of the pool, or in ``stored`` while offloaded.
+
+    ``grows``: expect many more tokens and look for room to grow in.
+    """
 
     def __init__(self, pool: BlockPool, *, grows: bool) -> None:
+        self.stored: Stored | None = None
         self._pool = pool
         self._grows = grows
         self._runs: list[Run] = []
+        self._extents: list[Extent] = []  # over the live slots; while offloaded over those they were in
         self._head = 0  # slots before the oldest live one, counted from the first run's start
         self._tail = 0  # slots before the next one to write
         self._capacity = 0
@@ -24,8 +29,20 @@ class BlockTable:
 
     @property
     def length(self) -> int:
-        """Live slots."""
+        """Live tokens."""
         return self._tail - self._head
+
+    @property
+    def extents(self) -> tuple[Extent, ...]:
+        """Over the live slots, oldest token first. Raises RuntimeError while offloaded."""
+        if self.stored is not None:
+            raise RuntimeError("KV that is swapped out has no extents in the pool")
+        return tuple(self._extents)
+
+    @property
+    def stretches(self) -> tuple[Stretch, ...]:
+        """The extents without their slots, in the pool or not."""
+        return tuple(Stretch(e.length, e.coord, e.origin) for e in self._extents)
 
     def referenced_blocks(self) -> list[Run]:
         """The blocks it has a reference to, those taken ahead included."""
@@ -41,7 +58,12 @@ class BlockTable:
         return max(0, -(-(self._tail + n - self._capacity) // self._pool.block_size))
 
     def acquire(self, n: int) -> bool:
-        """Take the blocks for ``n`` more tokens; False, and nothing changed, when too few are free."""
+        """Take the blocks for ``n`` more tokens, swapping in what was swapped out.
+
+        False, and nothing changed, when too few are free.
+        """
+        if self.stored is not None:
+            return self.swap_in(n)
         needed = self.blocks_needed(n)
         if not needed:
             return True
@@ -61,12 +83,14 @@ class BlockTable:
             raise RuntimeError(f"{n} tokens were not acquired: {self._capacity - self._tail} slots are ready")
         return self._ranges(self._tail, n)
 
-    def advance(self, n: int) -> None:
-        """The next ``n`` slots are written."""
+    def wrote(self, placement: Placement, n: int) -> None:
+        """The ``n`` tokens of ``placement`` are in KV."""
+        extend(self._extents, placement.slots, placement.coord, placement.origin)
         self._tail += n
 
     def drop_oldest(self, n: int) -> None:
-        """The oldest ``n`` slots are dead: give back the blocks with nothing else in them."""
+        """The oldest ``n`` tokens go: give back the blocks with nothing else in them."""
+        drop_oldest(self._extents, n)
         self._head += n
         passed = self._head // self._pool.block_size
         freed: list[Run] = []
@@ -83,7 +107,8 @@ class BlockTable:
         self._pool.blocks.release(freed)
 
     def keep(self, n: int) -> None:
-        """Only the oldest ``n`` live slots stay; every block behind them is given back."""
+        """Only the oldest ``n`` tokens stay; give back the blocks behind them, also where it is stored."""
+        keep_oldest(self._extents, n)
         self._tail = self._head + n
         kept, freed = split(self._runs, -(-self._tail // self._pool.block_size) if n else 0)
         self._pool.blocks.release(freed)
@@ -91,60 +116,55 @@ class BlockTable:
         self._capacity = sum(run.blocks for run in kept) * self._pool.block_size
         if not n:
             self._head = self._tail = 0
+        if self.stored is not None and n:
+            self.stored.keep(self.live_blocks)
+        elif self.stored is not None:
+            self.stored.release()
+            self.stored = None
 
     @property
     def tail_is_shared(self) -> bool:
-        """Somebody else refers to the block of the newest live slot."""
+        """Others refer to the block of the newest token as well."""
         if not self.length or not self._runs:
             return False
         last = self._ranges(self._tail - 1, 1)[0][0] // self._pool.block_size
         return int(self._pool.blocks.references[last]) > 1
 
-    def remap(self, runs: list[Run]) -> None:
-        """The live slots now lie on ``runs``: blocks that were taken for this sequence and copied to.
-
-        The blocks before are given back.
-        """
-        self._pool.blocks.release(self._runs)
-        length, size = self.length, self._pool.block_size
-        self._head %= size
-        self._tail = self._head + length
-        self._runs = runs
-        self._capacity = sum(run.blocks for run in runs) * size
-        if self._capacity < self._tail:
-            raise ValueError(f"{len(runs)} runs have {self._capacity} slots, {self._tail} are needed")
-
-    def unmap(self) -> None:
-        """Give every block back but remember the live slots, for a later `remap`."""
-        self._pool.blocks.release(self._runs)
-        self._runs = []
-        self._capacity = 0
-        length = self.length
-        self._head %= self._pool.block_size
-        self._tail = self._head + length
-
-    def swap_out(self, store: Store) -> Stored | None:
-        """Move the live slots to ``store``; None, and nothing changed, when that has no room."""
+    def swap_out(self, store: Store) -> bool:
+        """Move the live tokens to ``store``; False, and nothing changed, when that has no room."""
+        if self.stored is not None:
+            return True
+        if not self.length:
+            self.release()  # blocks taken ahead
+            return True
         stored = store.put(self.live_runs())
         if stored is not None:
-            self.unmap()
-        return stored
+            self.offload(stored)
+        return stored is not None
 
-    def swap_in(self, stored: Stored, n: int = 0) -> bool:
-        """Fetch the live slots from ``stored`` and release it; take blocks for ``n`` more tokens as well.
+    def offload(self, stored: Stored) -> None:
+        """``stored`` has the live tokens from here on: give every block back."""
+        self._map([])
+        self.stored = stored
+
+    def swap_in(self, n: int = 0) -> bool:
+        """Fetch the live tokens as they were stored; take blocks for ``n`` more as well.
 
         False, and nothing changed, when too few blocks are free. Raises StoredLost, and nothing changed.
         """
+        if self.stored is None:
+            return True
         runs = self._pool.take(self.blocks_needed(n), grows=self._grows)
         if runs is None:
             return False
         try:
-            stored.load(split(runs, self.live_blocks)[0])
+            self.stored.load(split(runs, self.live_blocks)[0])
         except BaseException:
             self._pool.blocks.release(runs)
             raise
-        self.remap(runs)
-        stored.release()
+        self.stored.release()
+        self.stored = None
+        self._map(runs)
         return True
 
     def compact(self) -> bool:
@@ -155,14 +175,16 @@ class BlockTable:
         target = self._pool.blocks.take(blocks, grows=self._grows)
         assert target is not None  # they fit the longest free run
         self._pool.move(runs, target)
-        self.remap(target)
+        self._map(target)
         return True
 
-    def expect(self, n: int) -> None:
-        """There are ``n`` live slots, to be fetched by `swap_in`. For a sequence that has none yet."""
+    def expect(self, stretches: Iterable[Stretch], stored: Stored) -> None:
+        """``stored`` has the tokens of ``stretches``. Raises RuntimeError unless the table is new."""
         if self._capacity or self._tail:
-            raise RuntimeError("a block table in use cannot expect slots to be fetched")
-        self._tail = n
+            raise RuntimeError("a block table in use cannot expect tokens to be fetched")
+        self._extents = [Extent(0, *stretch) for stretch in stretches]
+        self._tail = sum(extent.length for extent in self._extents)
+        self.stored = stored
 
     @property
     def live_blocks(self) -> int:
@@ -180,10 +202,19 @@ class BlockTable:
         return [Run(slot // size, -(-(slot + count) // size)) for slot, count in self.live_ranges()]
 
     def release(self) -> None:
-        """Give every block back."""
+        """Give everything back, here and where it is stored."""
+        self.keep(0)
+
+    def _map(self, runs: list[Run]) -> None:
+        """Lay the live tokens over ``runs``, in order, and give back the blocks before; [] for none."""
         self._pool.blocks.release(self._runs)
-        self._runs = []
-        self._head = self._tail = self._capacity = 0
+        length, size = self.length, self._pool.block_size
+        self._head %= size
+        self._tail = self._head + length
+        self._runs = runs
+        self._capacity = sum(run.blocks for run in runs) * size
+        if runs:
+            self._extents = relay(self._extents, self.live_ranges())
 
     def _ranges(self, first: int, n: int) -> tuple[SlotRange, ...]:
         ranges: list[SlotRange] = []

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from regions.allocator import Run
 from regions.block_pool import BlockPool
 from regions.block_table import BlockTable
-from regions.extents import Extent, Placement, blocks_of, extend, keep_oldest, relay
+from regions.extents import Extent, Placement, blocks_of, keep_oldest
 from regions.frozen import Context, SharedBlocks
-from regions.offload.store import Store, Stored
+from regions.offload.store import Store
 
 
 class Fork:
@@ -33,10 +33,9 @@ class Fork:
         self._origin = self._context.origin
         self._frame_limit = frame_limit
         self._table = BlockTable(pool, grows=grows)
-        self._extents: list[Extent] = []  # all private tokens, the shared ones first
-        self._shared = 0  # oldest private tokens that others refer to as well; the table has the rest
+        # oldest private tokens that others refer to as well; the table has the rest
+        self._shared: list[Extent] = []
         self._shared_blocks: list[SharedBlocks] = []
-        self._stored: Stored | None = None
         self._released = False
 
     @property
@@ -57,7 +56,7 @@ class Fork:
     @property
     def context_tokens(self) -> int:
         """What the next token sees."""
-        return self.cached_tokens + self.length
+        return self.cached_tokens + len(self.tokens)
 
     @property
     def begins_at(self) -> int:
@@ -75,7 +74,7 @@ class Fork:
 
         Those that a cache or another prompt refers to as well count: resetting the fork gives them up, too.
         """
-        if self._stored is not None:
+        if self.swapped:
             return 0
         return self._table.blocks + sum(run.blocks for part in self._shared_blocks for run in part.blocks)
 
@@ -88,25 +87,24 @@ class Fork:
 
         False, and nothing changed, when the pool cannot.
         """
-        return self._table.acquire(n) if self._stored is None else self._fetch(n)
+        return self._table.acquire(n)
 
     def place(self, n: int) -> Placement:
         """Where the next ``n`` tokens go. Raises RuntimeError if their blocks were not acquired."""
-        coord = self._context.coord + self.length
+        coord = self._context.coord + len(self.tokens)
         if coord + n - self._origin > self._frame_limit:
             self._origin = self._context.base
         return Placement(self.extents, self._table.next(n), coord, self._origin)
 
     def wrote(self, placement: Placement, tokens: Sequence[int]) -> None:
         """The ``tokens`` of ``placement`` are in KV."""
-        extend(self._extents, placement.slots, placement.coord, placement.origin)
-        self._table.advance(len(tokens))
+        self._table.wrote(placement, len(tokens))
         self.tokens.extend(tokens)
 
     @property
     def swapped(self) -> bool:
         """Its private tokens are not in the pool."""
-        return self._stored is not None
+        return self._table.stored is not None
 
     def swap_out(self, host: Store) -> bool:
         """Preemption by swapping: move the private tokens to ``host``; the context stays.
@@ -114,16 +112,11 @@ class Fork:
         What others refer to as well stays: to move it would free nothing. False, and nothing changed, when
         the host has no room.
         """
-        if self._stored is None and self._table.length:
-            self._stored = self._table.swap_out(host)
-            return self._stored is not None
-        if self._stored is None:
-            self._table.release()
-        return True
+        return self._table.swap_out(host)
 
     def swap_in(self) -> bool:
         """Bring the private tokens back; False, and nothing changed, when the pool has no room."""
-        return self._stored is None or self._fetch(0)
+        return self._table.swap_in()
 
     @property
     def extents(self) -> tuple[Extent, ...]:
@@ -133,9 +126,7 @@ class Fork:
     @property
     def private_extents(self) -> tuple[Extent, ...]:
         """Where its own tokens lie, oldest first. Raises RuntimeError while swapped."""
-        if self._stored is not None:
-            raise RuntimeError("a reader that is swapped out has no extents in the pool")
-        return tuple(self._extents)
+        return (*self._shared, *self._table.extents)
 
     @property
     def private_blocks(self) -> list[Run]:
@@ -149,21 +140,19 @@ class Fork:
         nothing is copied. While swapped the rest is freed on the host, and only what is kept comes back
         (*Stream2LLM* section 4.2). Raises ValueError when there are fewer than ``n``.
         """
-        if n > self.length:
-            raise ValueError(f"{n} tokens cannot be kept of {self.length}")
-        keep_oldest(self._extents, n)
+        if n > len(self.tokens):
+            raise ValueError(f"{n} tokens cannot be kept of {len(self.tokens)}")
+        shared = len(self.tokens) - self._table.length
         del self.tokens[n:]
-        self._origin = self._extents[-1].origin if self._extents else self._context.origin
-        self._table.keep(max(0, n - self._shared))
-        if n < self._shared:
+        self._table.keep(max(0, n - shared))
+        if n < shared:
             self._share_only(n)
-        elif n > self._shared and self._table.tail_is_shared:
+        elif self._table.tail_is_shared:
             self._shared_blocks.append(SharedBlocks(self._pool, self._table.live_runs()))
+            self._shared += self._table.extents
             self._table.release()
-            self._shared = n
-        if self._stored is not None:
-            self._stored.keep(self._table.live_blocks)
-            self._stored = self._stored if self._table.length else None
+        newest = self._table.stretches or self._shared
+        self._origin = newest[-1].origin if newest else self._context.origin
 
     def reset(self) -> None:
         """Preemption by recompute: drop the private KV, keep the context."""
@@ -178,19 +167,18 @@ class Fork:
         self._context.release()
         self._context = Context()
 
-    def detach(self) -> tuple[BlockTable, list[Extent], int]:
-        """The private KV as (block table, extents, origin), the caller's from here on; the rest is released.
+    def detach(self) -> tuple[BlockTable, int]:
+        """The block table of the private KV, the caller's from here on, and its origin; the rest is released.
 
         Raises RuntimeError when others refer to some of it, or when it is swapped.
         """
         if self._shared or self.swapped:
             raise RuntimeError("KV that is swapped out or that others refer to cannot be detached")
-        table, extents = self._table, self._extents
-        self._table, self._extents = BlockTable(self._pool, grows=False), []
-        self.tokens = []
+        table, self._table = self._table, BlockTable(self._pool, grows=False)
         origin = self._origin
+        self.tokens = []
         self.release()
-        return table, extents, origin
+        return table, origin
 
     def as_context(self) -> Context:
         """All it sees as a context for others, with references of its own: it outlives the fork.
@@ -205,27 +193,22 @@ class Fork:
         return Context(
             extents,
             (*self._context.blocks, shared),
-            self._context.coord + self.length,
+            self._context.coord + len(self.tokens),
             self._origin,
             self._context.base,
         )
 
-    def _fetch(self, n: int) -> bool:
-        assert self._stored is not None  # the callers asked
-        if not self._table.swap_in(self._stored, n):
-            return False
-        self._stored = None
-        stayed = list(self._extents)
-        keep_oldest(stayed, self._shared)
-        ranges = [(extent.slot, extent.length) for extent in stayed]
-        self._extents = relay(self._extents, [*ranges, *self._table.live_ranges()])
-        return True
+    def _rebase(self, context: Context) -> None:
+        """Go on behind ``context``, taking over the caller's reference; all private KV goes."""
+        Fork.keep(self, 0)
+        self._context.release()
+        self._context, self._origin = context, context.origin
 
     def _share_only(self, n: int) -> None:
-        """Of what others refer to as well, keep the first ``n`` tokens, which are all that is left."""
+        """Of what others refer to as well, keep the first ``n`` tokens, which are all that is kept."""
         before = self._shared_blocks
-        blocks = blocks_of(self._extents, self._pool.block_size)
-        self._shared_blocks = [SharedBlocks(self._pool, blocks)] if n else []
-        self._shared = n
+        keep_oldest(self._shared, n)
+        runs = blocks_of(self._shared, self._pool.block_size)
+        self._shared_blocks = [SharedBlocks(self._pool, runs)] if n else []
         for shared in before:
             shared.release()

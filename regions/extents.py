@@ -26,6 +26,19 @@ class Extent(NamedTuple):
     origin: int
 
 
+class Stretch(NamedTuple):
+    """``length`` consecutive tokens of one position frame: an extent without its slots."""
+
+    length: int
+    coord: int
+    origin: int
+
+    @property
+    def max_position(self) -> int:
+        """The highest local position of its tokens."""
+        return self.coord + self.length - self.origin - 1
+
+
 SlotRange = tuple[int, int]
 """(first slot, how many slots)."""
 

@@ -14,11 +14,12 @@ from itertools import chain
 from typing import Protocol
 
 from regions.block_pool import BlockPool
+from regions.block_table import BlockTable
 from regions.ephemeral import Fork
 from regions.extents import Extent, Placement, SlotRange, anchor
-from regions.frozen import Context
-from regions.offload.store import NotResident, Store, Stored
-from regions.sliding import LiveRecord, Retention, TapeState, WindowKV
+from regions.frozen import Context, SharedBlocks
+from regions.offload.store import NotResident, Store, Stored, StoredLost
+from regions.sliding import LiveRecord, Retention, TapeState
 
 __all__ = ["Keeper", "LiveRecord", "Retention", "Tape", "compact_one"]
 
@@ -59,11 +60,14 @@ class Tape:
         """What its owner promises: a record is committed within so long of being queued; 0 is nothing."""
         self.evicted_tokens = 0
         self.evicted_records = 0
+        self.lost = False
+        """Its KV was stored and cannot be had back: `window` is to be prefilled again, see `rebuild`."""
         self._pool = pool
         self._frozen = frozen
         self._retention = retention
         self._frame_limit = frame_limit
-        self._kv = WindowKV(pool)
+        # while offloaded it keeps what is evicted: that version is brought back whole
+        self._table = BlockTable(pool, grows=True)
         self._records: deque[LiveRecord] = deque()
         self._pending: list[int] = []  # tokens in KV that belong to no record yet
         self._written = 0  # tokens ever in KV, the pending ones included
@@ -104,7 +108,7 @@ class Tape:
     @property
     def max_position(self) -> int:
         """The highest local position in use; never above the frame limit."""
-        return max((s.max_position for s in self._kv.stretches), default=self._frozen_tokens - 1)
+        return max((s.max_position for s in self._table.stretches), default=self._frozen_tokens - 1)
 
     @property
     def records(self) -> tuple[LiveRecord, ...]:
@@ -119,11 +123,13 @@ class Tape:
     @property
     def extents(self) -> tuple[Extent, ...]:
         """What the next record sees, oldest first. Raises RuntimeError while it is not resident."""
-        return (*anchor(self._frozen.extents, self._base), *self._kv.extents)
+        if self.lost:
+            raise RuntimeError("a window that is lost has no extents in the pool")
+        return (*anchor(self._frozen.extents, self._base), *self._table.extents)
 
     def blocks_needed(self, n: int) -> int:
         """Blocks to take before ``n`` more tokens fit."""
-        return self._kv.blocks_needed(n)
+        return self._table.blocks_needed(n)
 
     def make_room(self, n_tokens: int, n_records: int, newest_ns: int = 0) -> int:
         """Evict whole records, oldest first, until the retention holds after the append.
@@ -144,7 +150,8 @@ class Tape:
             evicted += len(self._records.popleft().tokens)
             self.evicted_records += 1
         self.evicted_tokens += evicted
-        self._kv.drop_oldest(evicted)
+        if self.resident:
+            self._drop_evicted()
         return evicted
 
     def acquire(self, n: int) -> bool:
@@ -155,7 +162,7 @@ class Tape:
         if not self._present(n):
             return False
         growing, self._growing = self._growing, True  # so that making room never moves this very tape
-        acquired = self._kv.acquire(n)
+        acquired = self._table.acquire(n)
         self._growing = acquired or growing
         return acquired
 
@@ -163,7 +170,7 @@ class Tape:
         """Where the next ``n`` tokens go. Raises RuntimeError if their blocks were not acquired."""
         if self._written + n - self._origin > self._frame_limit:
             self.new_frame()
-        return Placement(self.extents, self._kv.next(n), self._written, self._origin)
+        return Placement(self.extents, self._table.next(n), self._written, self._origin)
 
     def new_frame(self, at: int | None = None) -> None:
         """Begin a position frame: the next token's local position is ``at``, by default the anchored one."""
@@ -171,7 +178,7 @@ class Tape:
 
     def wrote(self, placement: Placement, tokens: Sequence[int]) -> None:
         """The ``tokens`` of ``placement`` are in KV."""
-        self._kv.wrote(placement, len(tokens))
+        self._table.wrote(placement, len(tokens))
         self._pending.extend(tokens)
         self._written += len(tokens)
 
@@ -225,19 +232,14 @@ class Tape:
         Raises ValueError, and changes nothing, unless it has exactly the live tokens; NotResident when the
         version that readers go on seeing cannot be brought back.
         """
-        evicted = self._evicted_since(fresh)
+        self._check_fresh(fresh)
         self._need()
-        self._replace(fresh, evicted)
+        self._replace(fresh)
 
     @property
     def resident(self) -> bool:
         """Its KV is in the pool."""
-        return self._kv.resident
-
-    @property
-    def lost(self) -> bool:
-        """Its KV was stored and cannot be had back: `window` is to be prefilled again, see `rebuild`."""
-        return self._kv.lost
+        return self._table.stored is None and not self.lost
 
     @property
     def movable(self) -> bool:
@@ -251,13 +253,13 @@ class Tape:
 
     @property
     def read(self) -> bool:
-        """Somebody reads the current version; its blocks would stay where they are."""
+        """The current version has readers: its blocks would stay where they are."""
         return self.resident and self._committed.blocks[-1].readers > 1
 
     @property
     def live_ranges(self) -> tuple[SlotRange, ...]:
         """Where the sliding region lies, oldest token first."""
-        return self._kv.live_ranges
+        return self._table.live_ranges()
 
     @property
     def runs(self) -> int:
@@ -269,7 +271,7 @@ class Tape:
 
         Readers of the current version keep the blocks they see.
         """
-        stored = host.put(self._kv.live_runs) if self.movable else None
+        stored = host.put(self._table.live_runs()) if self.movable else None
         if stored is not None:
             self.offload(stored)
         return stored is not None
@@ -279,7 +281,7 @@ class Tape:
         if not self.movable:
             raise RuntimeError(f"session {self.name} cannot be offloaded now")
         self._committed.blocks[-1].release()
-        self._kv.offload(stored)
+        self._table.offload(stored)
 
     def swap_in(self, n: int = 0) -> bool:
         """Bring the window back, as the same version, with room for ``n`` more tokens.
@@ -289,14 +291,19 @@ class Tape:
         """
         if self.resident:
             return True
-        if self.lost or not self._kv.swap_in(n):
-            return False
+        try:
+            if self.lost or not self._table.swap_in(n):
+                return False
+        except StoredLost:
+            self._table.release()
+            self.lost = True
+            raise
         self._committed = replace(
             self._committed,
-            extents=(*anchor(self._frozen.extents, self._committed.base), *self._kv.extents),
-            blocks=(*self._frozen.blocks, self._kv.share()),
+            extents=(*anchor(self._frozen.extents, self._committed.base), *self._table.extents),
+            blocks=(*self._frozen.blocks, self._share()),
         )
-        self._kv.drop_evicted()
+        self._drop_evicted()
         return True
 
     def rebuild(self, fresh: Fork) -> None:
@@ -307,7 +314,8 @@ class Tape:
         """
         if not self.lost:
             raise ValueError(f"session {self.name} has lost nothing")
-        self._replace(fresh, self._evicted_since(fresh))
+        self._check_fresh(fresh)
+        self._replace(fresh)
         self._committed = self._context(self.extents)
         if self.keeper is not None:
             self.keeper.rebuilt(self)
@@ -317,7 +325,7 @@ class Tape:
 
         Readers keep the old blocks until they go; tokens keep their frames.
         """
-        if not self.movable or not self._kv.compact():
+        if not self.movable or not self._table.compact():
             return False
         self._publish()
         return True
@@ -331,7 +339,7 @@ class Tape:
             self.evicted_records,
             self._origin,
             tuple(LiveRecord([int(token) for token in r.tokens], int(r.ts_event)) for r in self._records),
-            self._kv.stretches,
+            self._table.stretches,
         )
 
     def resume(self, state: TapeState, stored: Stored) -> None:
@@ -348,26 +356,35 @@ class Tape:
         self.evicted_tokens, self.evicted_records = state.evicted_tokens, state.evicted_records
         self._written = state.evicted_tokens + state.tokens
         self._records = deque(state.records)
-        self._kv.expect(state, stored)
+        self._table.expect(state.stretches, stored)
         self._committed = Context((), (), self._written, self._origin, self._base, self.version)
 
     def release(self) -> None:
         """Drop the sliding region and the reference to the frozen one."""
         if self.resident:
             self._committed.blocks[-1].release()
-        self._kv.release()
+        self._table.release()
         self._frozen.release()
 
-    def _evicted_since(self, fresh: Fork) -> int:
-        """Tokens evicted since ``fresh`` was begun; ValueError unless it has the live ones behind them."""
+    def _check_fresh(self, fresh: Fork) -> None:
+        """Raise ValueError unless ``fresh`` has the live tokens, behind those evicted since it was begun."""
         evicted = self.evicted_tokens - fresh.begins_at
         if self._pending or evicted < 0 or fresh.tokens[evicted:] != self.window:
             raise ValueError(f"session {self.name}: what was prefilled again is not the live window")
-        return evicted
 
-    def _replace(self, fresh: Fork, evicted: int) -> None:
-        self._origin = self._kv.replace(fresh)
-        self._kv.drop_oldest(evicted)
+    def _replace(self, fresh: Fork) -> None:
+        self._table.release()
+        self._table, self._origin = fresh.detach()
+        self.lost = False
+        self._drop_evicted()
+
+    def _drop_evicted(self) -> None:
+        """Give back the KV of what was evicted."""
+        self._table.drop_oldest(self._table.length - self.live_tokens)
+
+    def _share(self) -> SharedBlocks:
+        """One more reference to each block of the window."""
+        return SharedBlocks(self._pool, self._table.live_runs())
 
     def _present(self, n: int) -> bool:
         """Whether its KV is in the pool, brought back with room for ``n`` more tokens if need be."""
@@ -396,7 +413,7 @@ class Tape:
 
     def _context(self, extents: tuple[Extent, ...]) -> Context:
         extents = extents or anchor(self._frozen.extents, self._base)
-        blocks = (*self._frozen.blocks, self._kv.share())
+        blocks = (*self._frozen.blocks, self._share())
         return Context(extents, blocks, self._written, self._origin, self._base, self.version)
 
     @property

@@ -13,7 +13,6 @@ from regions.block_table import split
 from regions.ephemeral import Fork
 from regions.offload.copies import Copies, Quarantine, copies_for
 from regions.pool import KVPool
-from regions.prompt import StreamingPrompt
 
 
 class HostTier:
@@ -36,7 +35,7 @@ class HostTier:
         self._leaving = Quarantine(device)
         self._returning = Quarantine(self.pool)
 
-    def swap_out(self, reader: Fork | StreamingPrompt) -> bool:
+    def swap_out(self, reader: Fork) -> bool:
         """Move the reader's private KV here; False, and nothing changed, without room.
 
         False, too, when others read all of it: only dropping it would free blocks then.
@@ -51,7 +50,7 @@ class HostTier:
         taken = self.pool.take(sum(run.blocks for run in blocks))
         if taken is None:
             return None
-        self._leaving.add(blocks, self._copies.start(self.pool, taken, self._device, blocks))
+        self._leaving.add(blocks, self._copies(self.pool, taken, self._device, blocks))
         self.swapped_out += 1
         return HostCopy(self, taken)
 
@@ -60,7 +59,7 @@ class HostTier:
 
         Passes begun from here on see it; the host blocks may be given back at once.
         """
-        self._returning.add(source, self._copies.start(self._device, blocks, self.pool, source))
+        self._returning.add(source, self._copies(self._device, blocks, self.pool, source))
         self.swapped_in += 1
 
     def wait_for(self, blocks: int) -> None:

@@ -155,23 +155,23 @@ def small_llama() -> LoadedModel:
 def run(engine: Engine, prompt: StreamingPrompt, n: int) -> None:
     """Compute the next ``n`` tokens if there is room; every row equals the dense model's."""
     piece = prompt.next(n)
-    if piece and prompt.fork.acquire(len(piece)):
+    if piece and prompt.acquire(len(piece)):
         at = prompt.length
-        logits = engine.logits([Chunk(prompt.fork, piece)])
-        expected = dense_logits(small_llama(), prompt.tokens[: at + len(piece)].tolist())[at:]
+        logits = engine.logits([Chunk(prompt, piece)])
+        expected = dense_logits(small_llama(), prompt.wanted[: at + len(piece)].tolist())[at:]
         tolerance.assert_logits(small_llama(), logits, expected)
 
 
 def answer(engine: Engine, prompt: StreamingPrompt, n: int) -> None:
     """Generate a few tokens behind a finished prompt, if there is room."""
-    if len(prompt.tokens) and not prompt.remaining:
-        prompt.keep(len(prompt.tokens) - 1)
-    run(engine, prompt, len(prompt.tokens))
+    if len(prompt.wanted) and not prompt.remaining:
+        prompt.keep(len(prompt.wanted) - 1)
+    run(engine, prompt, len(prompt.wanted))
     token = 3
     for _ in range(n % 4):
-        if prompt.remaining or not prompt.fork.acquire(1):
+        if prompt.remaining or not prompt.acquire(1):
             return
-        (choice,) = engine.execute([Chunk(prompt.fork, [token])])
+        (choice,) = engine.execute([Chunk(prompt, [token])])
         assert isinstance(choice, SampledToken)
         token = choice.token
 
@@ -198,27 +198,27 @@ def test_any_history_of_a_prompt_gives_the_logits_of_a_fresh_prefill(
     prompts = [engine.open_stream(), engine.open_stream()]
     for name, which, n in operations:
         prompt = prompts[which]
-        if name == "append" and len(prompt.tokens) < 50:
-            at = len(prompt.tokens)
+        if name == "append" and len(prompt.wanted) < 50:
+            at = len(prompt.wanted)
             prompt.append(source[at : at + n % 9] if n % 3 else tokens(rng, n % 9 + 1))
         elif name == "update":
             prompt.update([*source[: n % 29], *tokens(rng, n % 4), *source[n % 29 : n % 35]])
         elif name == "run":
             run(engine, prompt, n)
-        elif name == "answer" and len(prompt.tokens):
+        elif name == "answer" and len(prompt.wanted):
             answer(engine, prompt, n)
-        elif name == "save" and not prompt.fork.swapped:
+        elif name == "save" and not prompt.swapped:
             prompt.save()
         elif name == "match":
             prompt.match()
         elif name == "evict":
             engine.cache.reclaim(n)
         elif name == "preempt":
-            prompt.fork.reset()
+            prompt.keep(prompt.cached_tokens)
         elif name == "swap":
-            prompt.fork.swap_out(host)
+            prompt.swap_out(host)
         elif name == "return":
-            prompt.fork.swap_in()
+            prompt.swap_in()
         engine.cache.check_integrity()
         engine.pool.check_integrity()
     for prompt in prompts:
@@ -226,7 +226,7 @@ def test_any_history_of_a_prompt_gives_the_logits_of_a_fresh_prefill(
         prompt.match()
         run(engine, prompt, 100)
         if prompt.remaining:  # the other one takes the room it needs
-            prompts[0].fork.reset()
+            prompts[0].keep(prompts[0].cached_tokens)
             run(engine, prompt, 100)
         prompt.release()
     assert engine.pool.free_blocks == engine.pool.total_blocks

@@ -27,8 +27,8 @@ class Late:
         self.pending: list[tuple[LateTransfer, Callable[[], None]]] = []
         self.waits = 0
 
-    def start(
-        self, target: KVPool, to: Sequence[Run], source: KVPool, blocks: Sequence[Run], /
+    def __call__(
+        self, target: KVPool, to: Sequence[Run], source: KVPool, blocks: Sequence[Run]
     ) -> LateTransfer:
         transfer = LateTransfer(self)
         runs, places = list(blocks), list(to)
@@ -49,7 +49,10 @@ class LateTransfer:
         self.done = False
         self._copies = copies
 
-    def wait(self) -> None:
+    def query(self) -> bool:
+        return self.done
+
+    def synchronize(self) -> None:
         self._copies.waits += 1
         self._copies.finish()
 

@@ -22,7 +22,7 @@ def streaming(blocks: int = 60) -> tuple[KVPool, RadixCache, StreamingPrompt]:
 def run(pool: KVPool, prompt: StreamingPrompt, n: int = 1000) -> bool:
     """Prefill up to ``n`` of the remaining tokens."""
     piece = prompt.next(n)
-    return write(pool, prompt.fork, prompt.tokens[: prompt.length].tolist(), piece)
+    return write(pool, prompt, prompt.wanted[: prompt.length].tolist(), piece)
 
 
 def common(a: list[int], b: list[int]) -> int:
@@ -31,10 +31,10 @@ def common(a: list[int], b: list[int]) -> int:
 
 def blocks_given_up(pool: KVPool, prompt: StreamingPrompt) -> int:
     """Blocks that somebody refers to for the sake of the prompt's private tokens."""
-    if prompt.fork.swapped:
+    if prompt.swapped:
         return 0
-    taken = prompt.fork._table.referenced_blocks()
-    own = [block for run in prompt.fork.private_blocks for block in range(run.start, run.stop)]
+    taken = prompt._table.referenced_blocks()
+    own = [block for run in prompt.private_blocks for block in range(run.start, run.stop)]
     return len({*own, *(block for run in taken for block in range(run.start, run.stop))})
 
 
@@ -70,13 +70,13 @@ def test_what_is_in_kv_is_always_the_prompt(operations: list[tuple[str, int, lis
             assert lost == len(in_kv) - kept
             invalidated += lost
             wanted, in_kv = changed, in_kv[:kept]
-        elif name == "run" and len(wanted) > len(in_kv) and not prompt.fork.swapped:
+        elif name == "run" and len(wanted) > len(in_kv) and not prompt.swapped:
             if run(pool, prompt, n):
                 in_kv = wanted[: len(in_kv) + n]
-        elif name == "answer" and wanted and len(in_kv) >= len(wanted) and not prompt.fork.swapped:
-            if write(pool, prompt.fork, in_kv, tokens):
+        elif name == "answer" and wanted and len(in_kv) >= len(wanted) and not prompt.swapped:
+            if write(pool, prompt, in_kv, tokens):
                 in_kv = in_kv + tokens
-        elif name == "save" and not prompt.fork.swapped:
+        elif name == "save" and not prompt.swapped:
             known = cache.match_length(in_kv)
             assert prompt.save() == len(in_kv) - known
         elif name == "match":
@@ -96,24 +96,24 @@ def test_what_is_in_kv_is_always_the_prompt(operations: list[tuple[str, int, lis
             prompt.keep(n % (len(in_kv) + 1))
             in_kv = in_kv[: n % (len(in_kv) + 1)]
         elif name == "preempt":
-            prompt.fork.reset()
-            in_kv = in_kv[: prompt.fork.cached_tokens]
+            prompt.keep(prompt.cached_tokens)
+            in_kv = in_kv[: prompt.cached_tokens]
         elif name == "swap":
-            prompt.fork.swap_out(host)
+            prompt.swap_out(host)
         elif name == "return":
-            prompt.fork.swap_in()
+            prompt.swap_in()
         elif name == "evict":
             cache.reclaim(n)
         elif name == "recompute last" and wanted and not prompt.remaining:
-            prompt.keep(len(prompt.tokens) - 1)
+            prompt.keep(len(prompt.wanted) - 1)
             in_kv = in_kv if len(in_kv) < len(wanted) else wanted[:-1]
             assert prompt.remaining >= 1
-        assert prompt.tokens.tolist() == wanted
+        assert prompt.wanted.tolist() == wanted
         assert prompt.length == len(in_kv)
         assert prompt.remaining == max(0, len(wanted) - len(in_kv))
         assert prompt.total_tokens_invalidated == invalidated
-        assert prompt.fork.swapped or reads(pool, prompt.fork.extents, in_kv)
-        assert prompt.fork.blocks == blocks_given_up(pool, prompt)
+        assert prompt.swapped or reads(pool, prompt.extents, in_kv)
+        assert prompt.blocks == blocks_given_up(pool, prompt)
         for either in (pool, host.pool):
             either.check_integrity()
         cache.check_integrity()
@@ -152,10 +152,10 @@ def test_a_change_inside_the_aliased_part_lets_go_of_the_rest() -> None:
     run(pool, prompt)
     assert cache.reclaimable == 0
     assert prompt.update([*tokens[:9], 99, *tokens[10:]]) == 26 - 9
-    assert (prompt.length, prompt.fork.cached_tokens, prompt.fork.length) == (9, 9, 0)
+    assert (prompt.length, prompt.cached_tokens, len(prompt.tokens)) == (9, 9, 0)
     assert cache.reclaimable == 6 - 3
     run(pool, prompt)
-    assert reads(pool, prompt.fork.extents, [*tokens[:9], 99, *tokens[10:]])
+    assert reads(pool, prompt.extents, [*tokens[:9], 99, *tokens[10:]])
     assert cache.match_length(tokens) == 24
     prompt.release()
 
@@ -170,7 +170,7 @@ def test_a_change_in_a_block_that_the_cache_holds_does_not_touch_the_cached_toke
     context = cache.match(list(range(10)))
     assert context is not None
     assert reads(pool, context.extents, list(range(10)))
-    assert reads(pool, prompt.fork.extents, [*range(9), 77, 78])
+    assert reads(pool, prompt.extents, [*range(9), 77, 78])
     context.release()
     prompt.release()
 
@@ -190,7 +190,7 @@ def test_what_is_cut_off_is_given_back() -> None:
         cache.clear()
         used.add(pool.total_blocks - pool.blocks.free_blocks)
     assert used == {3}, "6 tokens in two blocks that were shared, and the next"
-    assert reads(pool, prompt.fork.extents, [*range(6), 7])
+    assert reads(pool, prompt.extents, [*range(6), 7])
     prompt.release()
     assert pool.free_blocks == pool.total_blocks
 
@@ -200,7 +200,7 @@ def test_a_preempted_prompt_goes_on_from_what_it_had_saved() -> None:
     prompt.append(list(range(20)))
     run(pool, prompt, 13)
     assert prompt.save() == 13
-    prompt.fork.reset()
+    prompt.keep(prompt.cached_tokens)
     assert prompt.match() == 13
     assert prompt.next(3) == [13, 14, 15]
     prompt.release()
@@ -212,14 +212,14 @@ def test_one_token_is_always_left_to_compute() -> None:
     prompt.append(list(range(9)))
     run(pool, prompt)
     prompt.save()
-    prompt.keep(len(prompt.tokens) - 1)
+    prompt.keep(len(prompt.wanted) - 1)
     assert prompt.next(5) == [8]
     again = StreamingPrompt(pool, cache, frame_limit=1000)
     again.append(list(range(9)))
     assert again.match() == 8
     assert again.update(list(range(5))) == 3
     assert again.remaining == 0
-    again.keep(len(again.tokens) - 1)
+    again.keep(len(again.wanted) - 1)
     assert again.next(5) == [4]
     short = StreamingPrompt(pool, cache, frame_limit=1000)
     short.append([0])
@@ -236,18 +236,18 @@ def test_a_swapped_prompt_is_invalidated_on_the_host() -> None:
     host = HostTier(pool, 10)
     prompt.append(list(range(30)))
     run(pool, prompt)
-    assert prompt.fork.swap_out(host)
+    assert prompt.swap_out(host)
     assert (pool.free_blocks, host.pool.free_blocks) == (60, 2)
     assert prompt.update([*range(14), 99]) == 16
     assert (host.pool.free_blocks, prompt.length) == (6, 14)
     with pytest.raises(RuntimeError, match="swapped out"):
         prompt.save()
-    assert prompt.fork.swap_in()
+    assert prompt.swap_in()
     assert (pool.free_blocks, host.pool.free_blocks) == (56, 10)
     run(pool, prompt)
-    assert reads(pool, prompt.fork.extents, [*range(14), 99])
+    assert reads(pool, prompt.extents, [*range(14), 99])
     assert prompt.save() == 15
-    assert prompt.fork.swap_out(host)
+    assert prompt.swap_out(host)
     assert prompt.update([5, 6]) == 15  # nothing is left, here or there
     assert (cache.reclaimable, host.pool.free_blocks) == (4, 10)
     prompt.release()
@@ -260,14 +260,14 @@ def test_a_swapped_prompt_can_be_cut_into_its_aliased_part() -> None:
     prompt.append(list(range(12)))
     run(pool, prompt)
     prompt.save()
-    prompt.fork.reset()
+    prompt.keep(prompt.cached_tokens)
     prompt.append([50] * 6)
     assert prompt.match() == 12
     run(pool, prompt)
-    assert prompt.fork.swap_out(host)
+    assert prompt.swap_out(host)
     assert prompt.update(list(range(7))) == 11
-    assert (prompt.fork.swapped, host.pool.free_blocks) == (False, 10)
-    assert reads(pool, prompt.fork.extents, list(range(7)))
+    assert (prompt.swapped, host.pool.free_blocks) == (False, 10)
+    assert reads(pool, prompt.extents, list(range(7)))
     prompt.release()
 
 
@@ -276,7 +276,7 @@ def test_the_next_turn_of_a_conversation_keeps_the_answer() -> None:
     pool, _, prompt = streaming()
     prompt.append([1, 2, 3])
     run(pool, prompt)
-    assert write(pool, prompt.fork, [1, 2, 3], [7, 8, 9])
+    assert write(pool, prompt, [1, 2, 3], [7, 8, 9])
     assert prompt.remaining == 0
     assert prompt.append([7, 8, 5, 5]) == 1
     assert (prompt.length, prompt.next(9)) == (5, [5, 5])
@@ -287,10 +287,10 @@ def test_the_prompt_does_not_change_with_the_callers_array() -> None:
     _, _, prompt = streaming()
     tokens = [1, 2, 3]
     prompt.update(tokens)
-    array = prompt.tokens.copy()
+    array = prompt.wanted.copy()
     prompt.update(array)
     array[:] = 9
-    assert prompt.tokens.tolist() == [1, 2, 3]
+    assert prompt.wanted.tolist() == [1, 2, 3]
     prompt.release()
 
 
@@ -305,17 +305,17 @@ def test_a_prompt_reads_the_kv_of_another_and_neither_writes_into_the_others() -
     before = pool.free_blocks
     reader.read_from(source, 10)
     assert pool.free_blocks == before + 1, "what it had computed itself goes, nothing else is taken"
-    assert (reader.length, reader.fork.cached_tokens, reader.fork.blocks) == (10, 10, 0)
+    assert (reader.length, reader.cached_tokens, reader.blocks) == (10, 10, 0)
     assert reader.total_tokens_invalidated == 0
     run(pool, reader)
     run(pool, source)
-    assert reads(pool, reader.fork.extents, [*range(10), 70, 71, 72])
-    assert reads(pool, source.fork.extents, list(range(20)))
+    assert reads(pool, reader.extents, [*range(10), 70, 71, 72])
+    assert reads(pool, source.extents, list(range(20)))
     source.release()
     other = StreamingPrompt(pool, cache, frame_limit=1000)
     other.append([9] * (pool.free_blocks * 4))
     assert run(pool, other)
-    assert reads(pool, reader.fork.extents, [*range(10), 70, 71, 72])
+    assert reads(pool, reader.extents, [*range(10), 70, 71, 72])
     reader.release()
     other.release()
     assert pool.free_blocks == pool.total_blocks
@@ -328,7 +328,7 @@ def test_a_prompt_on_the_host_cannot_be_read_from() -> None:
     run(pool, source)
     reader = StreamingPrompt(pool, cache, frame_limit=1000)
     reader.append(list(range(20)))
-    assert source.fork.swap_out(host)
+    assert source.swap_out(host)
     with pytest.raises(RuntimeError, match="swapped out"):
         reader.read_from(source, 10)
     assert reader.length == 0
@@ -342,17 +342,17 @@ def test_a_rejected_draft_behind_a_saved_prompt_does_not_hide_the_blocks() -> No
     prompt.append(list(range(10)))
     run(pool, prompt)
     prompt.save()
-    assert write(pool, prompt.fork, list(range(10)), [50, 51])
+    assert write(pool, prompt, list(range(10)), [50, 51])
     prompt.keep(11)
-    assert prompt.fork.blocks == 3
-    assert write(pool, prompt.fork, [*range(10), 50], [52])
-    assert prompt.fork.blocks == 4
+    assert prompt.blocks == 3
+    assert write(pool, prompt, [*range(10), 50], [52])
+    assert prompt.blocks == 4
     host = HostTier(pool, 4)
-    assert prompt.fork.swap_out(host)
-    assert prompt.fork.blocks == 0, "what is left of it in the pool stays when it is preempted again"
-    assert prompt.fork.swap_in()
+    assert prompt.swap_out(host)
+    assert prompt.blocks == 0, "what is left of it in the pool stays when it is preempted again"
+    assert prompt.swap_in()
     cache.clear()
     assert pool.free_blocks == 60 - 4
-    prompt.fork.reset()
-    assert (prompt.fork.blocks, pool.free_blocks) == (0, 60)
+    prompt.keep(prompt.cached_tokens)
+    assert (prompt.blocks, pool.free_blocks) == (0, 60)
     prompt.release()

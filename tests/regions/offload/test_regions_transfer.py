@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from regions.allocator import Run
-from regions.offload.copies import DirectCopies, StreamCopies, copies_for
+from regions.offload.copies import StreamCopies, copies_for, copy_at_once
 
 
 class FakeStream:
@@ -55,19 +55,19 @@ def side(log: list[str], device: str) -> Any:
 
 def test_a_copy_to_the_host_follows_what_was_computed_and_holds_nothing_up(log: list[str]) -> None:
     copies = StreamCopies(torch.device("cuda"))
-    transfer = copies.start(side(log, "cpu"), [Run(0, 1)], side(log, "cuda"), [Run(0, 1)])
+    transfer = copies(side(log, "cpu"), [Run(0, 1)], side(log, "cuda"), [Run(0, 1)])
     assert log == ["copying waits for computing", "on copying", "copy to cpu", "copying records", "off"]
-    assert not transfer.done
-    transfer.wait()
+    assert not transfer.query()
+    transfer.synchronize()
     assert log[-1] == "host waits"
 
 
 def test_what_is_computed_next_waits_for_a_copy_to_the_device(log: list[str]) -> None:
     copies = StreamCopies(torch.device("cuda"))
-    copies.start(side(log, "cuda"), [Run(0, 1)], side(log, "cpu"), [Run(0, 1)])
+    copies(side(log, "cuda"), [Run(0, 1)], side(log, "cpu"), [Run(0, 1)])
     assert log[-3:] == ["copying records", "off", "computing waits for the event"]
 
 
 def test_the_device_decides_how_to_copy(log: list[str]) -> None:
     assert isinstance(copies_for(torch.device("cuda")), StreamCopies)
-    assert isinstance(copies_for(torch.device("cpu")), DirectCopies)
+    assert copies_for(torch.device("cpu")) is copy_at_once
