@@ -96,10 +96,7 @@ class RadixCache:
         self.budget = budget
         self.tokens = 0
         """Cached tokens."""
-        self.generation = 0
-        """Changes whenever a match may have become longer or shorter."""
-        self.lookups = self.hits = self.matched_tokens = 0
-        self.saved_tokens = self.evicted_tokens = self.refused = 0
+        self.matched_tokens = self.saved_tokens = self.evicted_tokens = self.refused = 0
         self._pool = pool
         self._roots: dict[str, Node] = {}
         # each node's parent; the least recently used node first, and so each before its ancestors
@@ -117,17 +114,15 @@ class RadixCache:
 
         Costs one step a node on the path and touches no KV.
         """
-        self.lookups += 1
         path, matched = self.walk(token_array(tokens), salt)
         if not matched:
             return None
-        self.hits += 1
         self.matched_tokens += matched
         self._touch(path)
         return alias(self._pool, (extent for node in path for extent in node.extents), matched)
 
     def match_length(self, tokens: Tokens, salt: str = "") -> int:
-        """How many tokens `match` would find. Changes nothing; stable while `generation` is."""
+        """How many tokens `match` would find. Changes nothing."""
         return self.walk(token_array(tokens), salt)[1]
 
     def walk(self, tokens: TokenArray, salt: str) -> tuple[list[Node], int]:
@@ -170,7 +165,6 @@ class RadixCache:
             for watcher in self._live_watchers():
                 watcher.added(node, parent)
             self.saved_tokens += delta
-            self.generation += 1
         else:
             delta = 0
         self._touch(path)
@@ -301,7 +295,6 @@ class RadixCache:
             parent.blocks.release()
         self.tokens -= len(node.tokens)
         self.evicted_tokens += len(node.tokens)
-        self.generation += 1
         for watcher in self._live_watchers():
             watcher.dropped(node, parent)
 

@@ -111,11 +111,6 @@ class Tape:
         return max((s.max_position for s in self._table.stretches), default=self._frozen_tokens - 1)
 
     @property
-    def records(self) -> tuple[LiveRecord, ...]:
-        """The committed records of the window, oldest first."""
-        return tuple(self._records)
-
-    @property
     def window(self) -> list[int]:
         """The tokens of the committed records, oldest first."""
         return list(chain.from_iterable(record.tokens for record in self._records))

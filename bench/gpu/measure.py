@@ -25,7 +25,8 @@ from bench.gpu.shapes import FULL, QUICK, Costs, Plan, random_model
 from bench.run import MeasurementFailed, Run
 from daemon.cli.profile import by_size, file_name, ladder_for, model_of
 from engine.engine import Engine
-from engine.model.loading import LoadedModel, ModelError, resolve_device
+from engine.model.architectures import ModelError
+from engine.model.loading import LoadedModel, resolve_device
 from engine.profile.timing import Ladder, Samples
 from engine.profile.timing import measure as measure_costs
 from regions.tape import Retention

@@ -16,8 +16,9 @@ from daemon.engine.spec import SettingError
 from engine.device import in_own_thread
 from engine.engine import Engine
 from engine.model import canary
+from engine.model.architectures import ModelError
 from engine.model.embedded import embedded_directory
-from engine.model.loading import LoadedModel, ModelError, load_model
+from engine.model.loading import LoadedModel, load_model
 from engine.model.prompt import PromptFormat
 from flash.questions import Prepared, Question
 from flash.registry import BadQuestion, Registry, Standing

@@ -116,7 +116,7 @@ class AttentionMetadata:
         if window not in self._new:
             by_rows = sorted(self._pieces(window), key=lambda piece: piece.rows)
             groups = (list(group) for _, group in groupby(by_rows, key=lambda piece: piece.rows))
-            self._new[window] = [NewPart(self._rows(group), len(group)) for group in groups]
+            self._new[window] = [NewPart(rows_of(group, self.device), len(group)) for group in groups]
         return self._new[window]
 
     def _pieces(self, window: int | None) -> list[Packed]:
@@ -140,7 +140,13 @@ class AttentionMetadata:
                 if staying.length:
                     shared.setdefault((staying.slot, staying.length), []).append((piece, shift))
         parts.extend(
-            ContextPart(self._rows([s for s, _ in readers]), slot, slot + length, self._shifts(readers), None)
+            ContextPart(
+                rows_of([s for s, _ in readers], self.device),
+                slot,
+                slot + length,
+                self._shifts(readers),
+                None,
+            )
             for (slot, length), readers in shared.items()
         )
         return parts
@@ -163,11 +169,12 @@ class AttentionMetadata:
             return None
         return torch.cat([torch.full((s.rows,), shift) for s, shift in readers]).to(self.device)
 
-    def _rows(self, pieces: list[Packed]) -> slice | torch.Tensor:
-        """The rows of ``pieces`` in their order: a slice when they lie side by side."""
-        if all(a.stop == b.start for a, b in pairwise(pieces)):
-            return slice(pieces[0].start, pieces[-1].stop)
-        return torch.cat([torch.arange(s.start, s.stop) for s in pieces]).to(self.device)
+
+def rows_of(spans: Sequence[Packed | slice], device: torch.device | str) -> slice | torch.Tensor:
+    """The rows of ``spans`` in their order: a slice when they are adjacent."""
+    if all(a.stop == b.start for a, b in pairwise(spans)):
+        return slice(spans[0].start, spans[-1].stop)
+    return torch.cat([torch.arange(span.start, span.stop) for span in spans]).to(device)
 
 
 def after(placement: Placement, tokens: int) -> Placement:

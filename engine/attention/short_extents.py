@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 
-from engine.attention.metadata import ContextPart
+from engine.attention.metadata import ContextPart, rows_of
 
 SHORT_KEYS = 256
 """Longer extents are read in place."""
@@ -107,15 +106,11 @@ def _groups(candidates: list[_Read], most: int) -> list[list[_Read]]:
 
 
 def _batched(group: list[_Read]) -> ContextBatch:
-    spans = [read.rows for read in group]
     lengths = torch.tensor([read.keys for read in group])[:, None]
     keys = int(lengths.max())
     padding = torch.arange(keys).expand(len(group), -1) >= lengths
-    side_by_side = all(a.stop == b.start for a, b in pairwise(spans))
     return ContextBatch(
-        slice(spans[0].start, spans[-1].stop)
-        if side_by_side
-        else torch.cat([torch.arange(span.start, span.stop) for span in spans]),
+        rows_of([read.rows for read in group], "cpu"),
         len(group),
         torch.cat([read.slots(keys) for read in group]),
         torch.zeros(padding.shape).masked_fill_(padding, float("-inf"))[:, None, None]

@@ -2,7 +2,7 @@
 
 A pass is captured once for each bucket of sizes (rows, sampled rows, attention work) and replayed with the
 same tensors at the same addresses: inputs are copied into static device tensors, the attention backend
-refills its metadata in place, and rows of padding write their KV to a scratch block nobody reads. Models that
+refills its metadata in place, and rows of padding write their KV to a scratch block without readers. Models that
 read device values on the host (`capture_obstacle`) and large batches, which hide their launches behind
 arithmetic, take the eager path.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -37,6 +36,9 @@ MOST_GRAPHS = 48
 """Captured graphs that are kept, the most recently used ones."""
 
 Replay = Callable[[], torch.Tensor]
+"""A pass; captured, it replays its launches, and its result is at the same address each time."""
+Capture = Callable[[Replay], Replay]
+"""Captures a pass. Raises RuntimeError when that cannot be done."""
 Key = tuple[int, int, Hashable]
 """Rows, sampled rows, and what the attention backend says of the metadata."""
 
@@ -49,15 +51,8 @@ class StaticAttention(Attention, Protocol):
         """Fill them for ``metadata``; equal results mean the same launches on the same addresses."""
 
 
-class Capture(Protocol):
-    """Turns a pass into something that replays its launches; the result is at the same address each time."""
-
-    def __call__(self, run: Replay) -> Replay:
-        """Capture ``run``. Raises RuntimeError when it cannot be captured."""
-
-
 class CudaCapture:
-    """CUDA graphs that share one memory pool: they never run at the same time."""
+    """`Capture` as CUDA graphs that share one memory pool: they never run at the same time."""
 
     def __init__(self) -> None:
         self._memory = torch.cuda.graph_pool_handle()
@@ -93,15 +88,6 @@ class _Inputs:
                 part[len(numbers) :] = padding
 
 
-@dataclass
-class _CapturedGraph:
-    """``context`` is kept because a capture may run it again, with other metadata."""
-
-    inputs: _Inputs
-    context: ForwardContext
-    replay: Replay
-
-
 class GraphRunner:
     """Runs small passes as captured graphs. ``capture``: how; by default CUDA graphs."""
 
@@ -119,7 +105,8 @@ class GraphRunner:
         self._capture = capture or CudaCapture()
         self._most_rows, self._most_graphs = most_rows, most_graphs
         self._inputs: dict[tuple[int, int], _Inputs] = {}
-        self._captured: OrderedDict[Key, _CapturedGraph] = OrderedDict()
+        # contexts are kept because a `Capture` may run the pass again, with other metadata
+        self._captured: OrderedDict[Key, tuple[ForwardContext, Replay]] = OrderedDict()
         runs = pool.take(1)
         if runs is None:
             raise ValueError("the pool has no block left for the rows of padding")
@@ -150,9 +137,10 @@ class GraphRunner:
         if captured is None:
             return self._first(key, inputs, metadata)[: len(keep)]
         self._captured.move_to_end(key)
-        captured.context.metadata = metadata
+        context, replay = captured
+        context.metadata = metadata
         self.replays += 1
-        return captured.replay()[: len(keep)]
+        return replay()[: len(keep)]
 
     def _first(self, key: Key, inputs: _Inputs, metadata: AttentionMetadata) -> torch.Tensor:
         """Run the pass eagerly, which also compiles what it needs, then capture it for the next time."""
@@ -172,7 +160,7 @@ class GraphRunner:
             log.warning("passes of this model cannot be captured, they run eagerly: %s", error)
             self._refused = True
             return result
-        self._captured[complete] = _CapturedGraph(inputs, context, replay)
+        self._captured[complete] = context, replay
         self.captures += 1
         while len(self._captured) > self._most_graphs:
             self._captured.popitem(last=False)

@@ -11,7 +11,8 @@ from __future__ import annotations
 import torch
 
 from engine.engine import Engine
-from engine.model.loading import ATTENTION, LoadedModel, ModelError
+from engine.model.architectures import ModelError
+from engine.model.loading import ATTENTION, LoadedModel
 from engine.step import Chunk
 from regions.tape import Retention
 

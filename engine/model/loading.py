@@ -32,16 +32,6 @@ from engine.model.tensor_parallel import shard
 from engine.profile.probe import probe
 from regions.pool import KVPool, LayerShape
 
-__all__ = [
-    "ATTENTION",
-    "ForwardContext",
-    "LoadedModel",
-    "ModelError",
-    "load_model",
-    "prepare",
-    "resolve_device",
-]
-
 ATTENTION = "foretick_regions"
 disable_progress_bar()
 

@@ -287,7 +287,7 @@ def test_records_evicted_by_event_time_are_those_of_a_plain_list(span: int) -> N
         tape.wrote(tape.place(room), [token for r in records for token in r])  # no model is needed for it
         tape.commit(list(map(len, records)), times)
         plain += zip(times, records, strict=True)
-        assert [(r.ts_event, list(r.tokens)) for r in tape.records] == plain
+        assert [(r.ts_event, list(r.tokens)) for r in tape.state.records] == plain
         assert tape.window == [token for _, r in plain for token in r]
     assert by_time > 50 or not span
     tape.release()

@@ -228,7 +228,7 @@ def test_a_session_goes_on_from_its_snapshot_in_another_engine(tmp_path: Path) -
     residency = Residency(engine.pool, Idleness(), lambda: 0)
     residency.attach(tape, identity)
     assert residency.resume(tape, file) == {"offset": 17}
-    assert (tape.version, tape.evicted_tokens, tape.records) == (25, left.evicted_tokens, left.records)
+    assert (tape.version, tape.evicted_tokens, tape.state.records) == (25, left.evicted_tokens, left.records)
     left.release()
     world.engine, world.tape = engine, tape
     world.ask()

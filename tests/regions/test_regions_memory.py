@@ -287,7 +287,7 @@ def test_records_are_evicted_by_event_time(records: list[tuple[int, int]]) -> No
         kept = [(size, at) for size, at in [*kept, (n, now)] if at >= now - 50]
         while sum(size for size, _ in kept) > 40:
             kept.pop(0)
-        assert [(len(r.tokens), r.ts_event) for r in tape.records] == kept
+        assert [(len(r.tokens), r.ts_event) for r in tape.state.records] == kept
     tape.release()
 
 

@@ -13,8 +13,9 @@ from engine.attention.cpu import CpuAttention
 from engine.attention.last_layer import LastLayer, install
 from engine.attention.metadata import AttentionMetadata
 from engine.engine import Engine
+from engine.model.architectures import ModelError
 from engine.model.canary import check, dense_logits
-from engine.model.loading import LoadedModel, ModelError
+from engine.model.loading import LoadedModel
 from engine.step import Chunk
 from regions.tape import Retention
 from tests import tolerance

@@ -16,9 +16,9 @@ from engine.attention.rotary import FrameRotation
 from engine.engine import Engine
 from engine.model import architectures, canary
 from engine.model import loading as model
-from engine.model.architectures import REFUSED, TESTED, check_known
+from engine.model.architectures import REFUSED, TESTED, ModelError, check_known
 from engine.model.embedded import build_tokenizer
-from engine.model.loading import LoadedModel, ModelError, load_model, prepare
+from engine.model.loading import LoadedModel, load_model, prepare
 from engine.model.revision import revision_of
 from engine.profile import probe
 from regions.tape import Retention

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from engine.model import tensor_parallel
+from engine.model.architectures import ModelError
 from engine.model.embedded import build_tokenizer
-from engine.model.loading import LoadedModel, ModelError, load_model
+from engine.model.loading import LoadedModel, load_model
 from tests import tolerance
 from tests.engine.model.tensor_parallel_rank import bytes_held, scenario
 from tests.engine.oracle import tiny
