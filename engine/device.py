@@ -57,10 +57,9 @@ def to_device(device: torch.device, *lists: Sequence[int]) -> tuple[torch.Tensor
 def in_own_thread(work: Callable[[], Result]) -> Result:
     """Run ``work`` in a thread of its own, which has ended when this returns or raises what it raised.
 
-    OpenMP gives every thread that ever computed a team of its own, for as long as the thread lives. Once the
-    teams together have more threads than there are cores, all of them sleep between two operations instead of
-    spinning, and a forward pass takes 1.7 times as long. Load or measure a model in a
-    thread of its own when another one is to compute with it afterwards.
+    OpenMP keeps a team for every living thread that ever computed. Once the teams together have more threads
+    than there are cores, all of them sleep between operations, and a forward pass takes 1.7 times as long.
+    So load or measure a model in a thread of its own when another one is to compute with it afterwards.
     """
     with ThreadPoolExecutor(1, "measure") as thread:
         return thread.submit(work).result()

@@ -37,7 +37,7 @@ class Engine:
     """Runs a loaded model over regions of one pool. Not thread-safe: one worker thread owns it.
 
     ``attention``: by default Triton kernels on a GPU, the CPU backend elsewhere. ``cache_tokens``: the most
-    tokens the prefix cache keeps, by default as many as the pool holds. ``capture``: how small passes are
+    tokens the prefix cache keeps, by default the pool's size. ``capture``: how small passes are
     captured, by default as CUDA graphs on a GPU. ``eager``: never capture.
     """
 
@@ -82,11 +82,7 @@ class Engine:
 
         At least one token remains to be computed. ``salt``: whose prefixes, from the authenticated identity.
         """
-        context = self.cache.match(tokens[:-1], salt) if len(tokens) > 1 else None
-        fork = Fork(self.pool, frame_limit=self.frame_limit, context=context)
-        if context:
-            context.release()
-        return fork
+        return self._prompt_behind(self.cache.match(tokens[:-1], salt) if len(tokens) > 1 else None)
 
     def open_stream(self, salt: str = "") -> StreamingPrompt:
         """A stateless prompt that may still change."""
@@ -95,13 +91,10 @@ class Engine:
     def execute(self, batch: Sequence[Chunk]) -> list[SampledToken | None]:
         """One forward pass over a mixed batch; afterwards every target's tokens are in KV.
 
-        The targets' blocks must have been acquired. Results are in batch order, None where nothing was to
-        be sampled. Chunks of the same session should lie side by side: shared extents are then read as one.
-        Of ``d`` drafts ``len(token.accepted)`` were right; the others are in KV all the same, and the caller
-        drops them: ``fork.keep(fork.length - d + len(token.accepted))``.
-
-        Raises OutOfMemory when there is no memory for the pass. Whatever is raised, no target has changed:
-        what the pass wrote lies behind the targets' ends and is written again.
+        See `Executor.execute`. Chunks of the same session should be adjacent: shared extents are then read as
+        one. Of ``d`` drafts ``len(token.accepted)`` were right; the caller drops the others:
+        ``fork.keep(fork.length - d + len(token.accepted))``. Whatever is raised, no target has changed: what
+        the pass wrote lies behind the targets' ends and is written again.
         """
         keep: list[int] = []
         choices: list[tuple[int, ...] | None] = []
@@ -124,24 +117,19 @@ class Engine:
         ]
 
     def logits(self, batch: Sequence[Chunk], rows: Sequence[int] | None = None) -> torch.Tensor:
-        """The logits of ``rows`` of the batch (ascending, by default all), fp32 [rows, vocabulary].
-
-        Otherwise as `execute`.
-        """
+        """As `execute`: the logits of ``rows`` (ascending, by default all), fp32 [rows, vocabulary]."""
         if rows is None:
             rows = range(sum(len(chunk.tokens) for chunk in batch))
         # a captured graph gives its logits at the same address each time
         return self._run(batch, rows, torch.clone)
 
     def _run(self, batch: Sequence[Chunk], keep: Sequence[int], read: Callable[[torch.Tensor], Read]) -> Read:
-        """One pass; what ``read`` makes of the logits of rows ``keep`` [keep, vocabulary].
-
-        The tokens count as written only after ``read``: on a device an error may show up as late as that.
-        """
+        """One pass; returns ``read`` of the logits of rows ``keep`` [keep, vocabulary]."""
         packed: list[Packed] = []
         for chunk in batch:
             start, n = packed[-1].stop if packed else 0, len(chunk.tokens)
             packed.append(Packed(start, start + n, chunk.target.place(n)))
+        # the tokens count as written only after `read`: an error on a device may show up as late as that
         result = guarded(self.model.device, lambda: read(self._logits(batch, packed, keep)))
         for chunk, part in zip(batch, packed, strict=True):
             chunk.target.wrote(part.placement, chunk.tokens)
@@ -165,14 +153,19 @@ class Engine:
         )
         return self.model.forward(context, ids, rows)
 
+    def _prompt_behind(self, context: Context | None) -> Fork:
+        """A prompt behind ``context``, taking over the caller's reference."""
+        fork = Fork(self.pool, frame_limit=self.frame_limit, context=context)
+        if context:
+            context.release()
+        return fork
+
     def _freeze(self, tokens: Sequence[int]) -> Context:
         """All of ``tokens`` as a context of the caller; only what is not cached is computed."""
         context = self.cache.match(tokens)
         if context and context.tokens == len(tokens):
             return context
-        prompt = Fork(self.pool, frame_limit=self.frame_limit, context=context)
-        if context:
-            context.release()
+        prompt = self._prompt_behind(context)
         try:
             if not prompt.acquire(len(tokens) - prompt.cached_tokens):
                 raise ModelError(

@@ -1,4 +1,4 @@
-"""The choice of a token, made where the logits are: only four numbers a row travel to the host.
+"""Choosing tokens on the device: only four numbers a row travel to the host.
 
 Confidence is the logit gap of *Attention Once* equation 10, always that of the raw logits. Drawing at a
 temperature is Gumbel-max: the argmax of the logits plus noise, so a restricted draw is a restricted argmax.
@@ -62,10 +62,10 @@ def choose(
 def accept(drafts: Sequence[int], choices: Sequence[SampledToken]) -> SampledToken:
     """The choice behind the accepted drafts, with the choices that confirmed them.
 
-    ``choices[i]`` is the model's own next token given the first i drafts, so there is one more of them. A
-    draft is accepted when it equals that token and all before it were: the answer is then, token for token,
-    the one without drafts. This holds at any temperature, since the noise of a token depends on its index
-    alone. A choice with an error confirms nothing and is returned as it is.
+    ``choices[i]`` is the model's own next token given the first i drafts: there is one more of them. A
+    draft is accepted when it equals that token and all before it were: the answer is, token for token, that
+    without drafts, at any temperature, because a token's noise depends on its index alone. A choice with an
+    error confirms nothing.
     """
     count = 0
     for draft, choice in zip(drafts, choices, strict=False):
@@ -137,9 +137,6 @@ def _padded(choices: Sequence[tuple[int, ...] | None], device: torch.device) -> 
     widest = max((len(allowed) for allowed in choices if allowed is not None), default=0)
     if not widest:
         return None
-    flat: list[int] = []
-    for allowed in choices:
-        ids = allowed or ()
-        flat += [*ids, *[-1] * (widest - len(ids))]
-    (ids_,) = to_device(device, flat)
-    return ids_.view(-1, widest)
+    padding = (-1,) * widest
+    flat = [token for allowed in choices for token in ((allowed or ()) + padding)[:widest]]
+    return to_device(device, flat)[0].view(-1, widest)

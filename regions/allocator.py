@@ -1,8 +1,7 @@
-"""Reference-counted blocks, handed out in runs that are as contiguous as the pool allows.
+"""Reference-counted blocks, allocated in runs that are as contiguous as the pool allows.
 
-Attention reads each contiguous run of slots (an extent) with one call, so contiguity is speed. Tapes
-grow for hours and ask to continue right behind their last block; forks live for milliseconds and are
-fitted into the smallest hole. A block is free again when its last reference goes.
+Attention reads each contiguous run of slots (an extent) with one call, so contiguity is speed. Tapes grow for
+hours and continue right behind their last block; forks live for milliseconds and fill the smallest hole.
 """
 
 from __future__ import annotations
@@ -30,20 +29,18 @@ class Run(NamedTuple):
 
 
 class OwnReferences:
-    """One owner's references to each block, and how many blocks nobody else refers to.
+    """One owner's references to each block, and how many blocks have no other owner.
 
-    A cache promises its blocks to the pool as long as nobody else reads them. The allocator reports every
-    change of the counts, so that asking costs nothing; a report costs what the change itself does.
-
-    Made by `BlockAllocator.own_references`. The owner calls `add` after it shared blocks and `remove` before
-    it releases them; `sole` and `idle` are wrong in between.
+    A cache can free exactly those. The allocator reports every change of the counts, so that asking costs
+    nothing. The owner calls `add` after it shared blocks and `remove` before it releases them; `sole` and
+    `idle` are wrong in between.
     """
 
     def __init__(self, references: Counts) -> None:
         self.own: Counts = np.zeros_like(references)
         """The owner's references to each block, int32 [blocks]."""
         self.sole = 0
-        """Blocks that nobody else refers to."""
+        """Blocks without another owner."""
         self._references = references
 
     def add(self, runs: Iterable[Run]) -> None:
@@ -67,7 +64,7 @@ class OwnReferences:
         self.sole += self._sole_of(start, stop)
 
     def idle(self) -> npt.NDArray[np.bool_]:
-        """Per block, bool [blocks]: nobody but the owner refers to it, or nobody at all."""
+        """Per block, bool [blocks]: it has no references but the owner's."""
         idle: npt.NDArray[np.bool_] = self.own == self._references
         return idle
 
@@ -94,7 +91,7 @@ class BlockAllocator:
         self._owners: list[OwnReferences] = []
 
     def own_references(self) -> OwnReferences:
-        """A count of one owner's references, kept current from here on."""
+        """A count of one owner's references, kept current by the allocator."""
         self._owners.append(OwnReferences(self._references))
         return self._owners[-1]
 
@@ -156,10 +153,7 @@ class BlockAllocator:
 
     @property
     def fragmentation(self) -> float:
-        """Share of the free blocks that lies outside the longest free run, 0 to 1.
-
-        Another thread than the one that takes and releases may read it, and then gets an estimate.
-        """
+        """Share of the free blocks outside the longest free run, 0 to 1; an estimate from another thread."""
         free = self.free_blocks
         return max(0.0, 1.0 - self.largest_free_run / free) if free else 0.0
 
@@ -174,7 +168,7 @@ class BlockAllocator:
         assert bool(((self._references == 0) == free).all()), "a block is free and referenced, or neither"
 
     def _open(self, blocks: int) -> Run:
-        """A run in the largest hole: from its middle when a neighbour may want to grow into its start."""
+        """A run in the largest hole: in its middle, so that the run before it can still grow."""
         index = max(range(len(self._free)), key=lambda i: self._free[i].blocks)
         hole = self._free[index]
         spare = hole.blocks - blocks
@@ -182,7 +176,7 @@ class BlockAllocator:
         return self._cut(index, start, min(blocks, hole.blocks))
 
     def _fit(self, blocks: int) -> Run:
-        """The end of the smallest hole that holds them all, else the whole of the largest."""
+        """The end of the smallest hole with room for all, else the whole of the largest."""
         fitting = [i for i, hole in enumerate(self._free) if hole.blocks >= blocks]
         if fitting:
             index = min(fitting, key=lambda i: self._free[i].blocks)

@@ -1,6 +1,6 @@
-"""Metadata of the paged pool: the allocator, who refers to blocks, and who gives some back. No tensors.
+"""Metadata of the paged pool: allocator, owners of references, and caches that free blocks on demand.
 
-The scheduler's simulator and tests run on it alone; `regions.pool` adds the keys and values.
+No tensors: the scheduler's simulator and tests run on it; `regions.pool` adds the keys and values.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from regions.allocator import BlockAllocator, Run
 
 
 class Owner(Protocol):
-    """Something that has one reference to each of some blocks."""
+    """Has one reference to each of some blocks."""
 
     def referenced_blocks(self) -> list[Run]:
         """The blocks it has a reference to."""
 
 
 class Reclaimer(Protocol):
-    """Something that keeps blocks nobody needs right now, such as a prefix cache."""
+    """Keeps blocks that can be freed on demand, such as a prefix cache."""
 
     @property
     def reclaimable(self) -> int:
@@ -43,16 +43,16 @@ class BlockPool:
 
     @property
     def reclaimers(self) -> list[Reclaimer]:
-        """Those that are asked for blocks, in this order."""
+        """In the order in which they are asked for blocks."""
         return [reclaimer for weak in self._reclaimers if (reclaimer := weak()) is not None]
 
     def add_reclaimer(self, reclaimer: Reclaimer) -> None:
-        """Ask ``reclaimer`` after the others, for as long as somebody else keeps it alive."""
+        """Ask ``reclaimer`` after the others. Only a weak reference is kept."""
         self._reclaimers.append(ref(reclaimer))
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that can be taken: those nobody refers to, and those a cache would give up."""
+        """Blocks that can be taken: unreferenced ones, and those that reclaimers would free."""
         return self.blocks.free_blocks + sum(reclaimer.reclaimable for reclaimer in self.reclaimers)
 
     @property
@@ -69,7 +69,7 @@ class BlockPool:
         return self.blocks.take(blocks, behind=behind, grows=grows)
 
     def move(self, source: Sequence[Run], target: Sequence[Run]) -> None:
-        """Copy what ``source`` contains to ``target``, as many blocks. Without tensors there is nothing."""
+        """Copy the KV of the blocks ``source`` to as many blocks ``target``. Without tensors, nothing."""
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless allocator, free list and owners agree on every block."""

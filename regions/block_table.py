@@ -92,18 +92,12 @@ class BlockTable:
         """The oldest ``n`` tokens go: give back the blocks with nothing else in them."""
         drop_oldest(self._extents, n)
         self._head += n
-        passed = self._head // self._pool.block_size
-        freed: list[Run] = []
-        while passed:
-            run = self._runs[0]
-            blocks = min(passed, run.blocks)
-            freed.append(Run(run.start, run.start + blocks))
-            self._runs[0:1] = [Run(run.start + blocks, run.stop)] if blocks < run.blocks else []
-            slots = blocks * self._pool.block_size
-            self._head -= slots
-            self._tail -= slots
-            self._capacity -= slots
-            passed -= blocks
+        size = self._pool.block_size
+        freed, self._runs = split(self._runs, self._head // size)
+        slots = self._head // size * size
+        self._head -= slots
+        self._tail -= slots
+        self._capacity -= slots
         self._pool.blocks.release(freed)
 
     def keep(self, n: int) -> None:

@@ -1,8 +1,8 @@
 """The ephemeral region: a question and its answer behind an immutable context (snapshot isolation).
 
-A fork refers to its context as it was when it was taken, so the tape may move on, evict and be forked again
-meanwhile. It replaces the in-place strip/extend/clear/restore of *Attention Once* section 3.9.3: nothing
-has to be restored, and many forks run in one pass.
+A fork's context stays as it was, so the tape may append, evict and be forked again meanwhile. It replaces the
+in-place strip/extend/clear/restore of *Attention Once* section 3.9.3: nothing has to be restored, and many
+forks run in one pass.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from regions.offload.store import Store
 
 
 class Fork:
-    """Private tokens behind a shared, immutable context, which it retains.
+    """Private tokens behind a shared, immutable context, which it retains; a stateless prompt without one.
 
-    With an empty context it is a stateless prompt. ``grows``: expect many more tokens (a window that is
-    prefilled again) and look for room to grow in.
+    ``grows``: expect many more tokens (a window that is prefilled again) and look for room to grow in.
     """
 
     def __init__(
@@ -65,15 +64,12 @@ class Fork:
 
     @property
     def exclusive_tokens(self) -> int:
-        """Private tokens that nobody else refers to: those that swapping out would move."""
+        """Private tokens in blocks of its own: those that swapping out would move."""
         return self._table.length
 
     @property
     def blocks(self) -> int:
-        """Blocks in the pool under its private tokens, those taken ahead included; 0 while swapped.
-
-        Those that a cache or another prompt refers to as well count: resetting the fork gives them up, too.
-        """
+        """Blocks of its private tokens, shared ones and those taken ahead included; 0 while swapped."""
         if self.swapped:
             return 0
         return self._table.blocks + sum(run.blocks for part in self._shared_blocks for run in part.blocks)
@@ -83,10 +79,7 @@ class Fork:
         return self._table.blocks_needed(n)
 
     def acquire(self, n: int) -> bool:
-        """Take blocks for ``n`` more private tokens, swapping in what was swapped out.
-
-        False, and nothing changed, when the pool cannot.
-        """
+        """See `BlockTable.acquire`."""
         return self._table.acquire(n)
 
     def place(self, n: int) -> Placement:
@@ -107,11 +100,7 @@ class Fork:
         return self._table.stored is not None
 
     def swap_out(self, host: Store) -> bool:
-        """Preemption by swapping: move the private tokens to ``host``; the context stays.
-
-        What others refer to as well stays: to move it would free nothing. False, and nothing changed, when
-        the host has no room.
-        """
+        """Preemption by swapping, see `BlockTable.swap_out`: the context and what is shared stay."""
         return self._table.swap_out(host)
 
     def swap_in(self) -> bool:
@@ -136,9 +125,9 @@ class Fork:
     def keep(self, n: int) -> None:
         """Only the first ``n`` private tokens stay in KV: rejected drafts, a changed prompt.
 
-        A block that others read is never written again: the next token then goes to a fresh block, and
-        nothing is copied. While swapped the rest is freed on the host, and only what is kept comes back
-        (*Stream2LLM* section 4.2). Raises ValueError when there are fewer than ``n``.
+        A block that others read is never written again: the next token then goes to a fresh block. While
+        swapped the rest is freed on the host (*Stream2LLM* section 4.2). Raises ValueError when there are
+        fewer than ``n``.
         """
         if n > len(self.tokens):
             raise ValueError(f"{n} tokens cannot be kept of {len(self.tokens)}")
@@ -159,7 +148,7 @@ class Fork:
         self.keep(0)
 
     def release(self) -> None:
-        """Drop everything, the context included. Further calls do nothing."""
+        """Drop everything, the context included. Idempotent."""
         if self._released:
             return
         self.reset()
@@ -181,10 +170,7 @@ class Fork:
         return table, origin
 
     def as_context(self) -> Context:
-        """All it sees as a context for others, with references of its own: it outlives the fork.
-
-        Raises ValueError for a fork of a tape, whose context moves.
-        """
+        """All it sees as a context with references of its own. Raises ValueError for a fork of a tape."""
         if self._context.version or self._context.base:
             raise ValueError("only a prompt, not a fork of a tape, can become a context")
         extents = self.extents

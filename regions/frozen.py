@@ -16,7 +16,7 @@ from regions.extents import Extent, between, blocks_of, extend
 
 
 class SharedBlocks:
-    """One reference to each block of ``runs``, given back when the last reader releases it."""
+    """One reference to each block of ``runs``, released with its last reader."""
 
     def __init__(self, pool: BlockPool, runs: Iterable[Run]) -> None:
         self.blocks = list(runs)
@@ -26,13 +26,13 @@ class SharedBlocks:
         pool.owners.add(self)
 
     def retain(self) -> SharedBlocks:
-        """One reader more."""
+        """Add a reader."""
         self._check()
         self.readers += 1
         return self
 
     def release(self) -> None:
-        """One reader less."""
+        """Remove a reader."""
         self._check()
         self.readers -= 1
         if not self.readers:
@@ -41,7 +41,7 @@ class SharedBlocks:
             self.blocks = []
 
     def referenced_blocks(self) -> list[Run]:
-        """The blocks this object has a reference to."""
+        """See `Owner`."""
         return self.blocks
 
     def _check(self) -> None:
@@ -72,13 +72,13 @@ class Context:
         return sum(extent.length for extent in self.extents)
 
     def retain(self) -> Context:
-        """One reader more; the same object."""
+        """Add a reader; returns the same object."""
         for shared in self.blocks:
             shared.retain()
         return self
 
     def release(self) -> None:
-        """One reader less."""
+        """Remove a reader."""
         for shared in self.blocks:
             shared.release()
 

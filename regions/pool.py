@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
+import numpy as np
 import torch
 
 from regions.allocator import Run
@@ -73,7 +75,7 @@ class KVPool(BlockPool):
         stream and not waited for when the host side is pinned.
         """
         crossing = self.device != other.device
-        for (src, dst), count in _pieces(source, target):
+        for src, dst, count in _pieces(source, target):
             here = slice(dst * self.block_size, (dst + count) * self.block_size)
             there = slice(src * self.block_size, (src + count) * self.block_size)
             for mine, theirs in zip((*self.keys, *self.values), (*other.keys, *other.values), strict=True):
@@ -85,16 +87,11 @@ class KVPool(BlockPool):
                     to[here].copy_(of[there], non_blocking=True)
 
 
-def _pieces(source: Sequence[Run], target: Sequence[Run]) -> list[tuple[tuple[int, int], int]]:
-    """((source block, target block), count) for each stretch that is contiguous on both sides."""
-    pieces: list[tuple[tuple[int, int], int]] = []
-    sources, targets = list(source), list(target)
-    if sum(run.blocks for run in sources) != sum(run.blocks for run in targets):
+def _pieces(source: Sequence[Run], target: Sequence[Run]) -> Iterator[tuple[int, int, int]]:
+    """(source block, target block, count) of each stretch that is contiguous on both sides."""
+    src, dst = (np.concatenate([np.arange(*run) for run in runs]) for runs in (source, target))
+    if len(src) != len(dst):
         raise ValueError("as many blocks must be copied to as from")
-    while sources:
-        src, dst = sources[0], targets[0]
-        count = min(src.blocks, dst.blocks)
-        pieces.append(((src.start, dst.start), count))
-        sources[0:1] = [Run(src.start + count, src.stop)] if count < src.blocks else []
-        targets[0:1] = [Run(dst.start + count, dst.stop)] if count < dst.blocks else []
-    return pieces
+    breaks = np.flatnonzero((np.diff(src) != 1) | (np.diff(dst) != 1)) + 1
+    for first, last in pairwise((0, *breaks.tolist(), len(src))):
+        yield int(src[first]), int(dst[first]), last - first

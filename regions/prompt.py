@@ -17,7 +17,7 @@ from regions.radix import RadixCache, TokenArray, Tokens, common_length, token_a
 class StreamingPrompt(Fork):
     """A stateless prompt, ``wanted``, which may be appended to and replaced.
 
-    Its context is what it found in ``cache`` or reads from another prompt.
+    Its context is what it found in ``cache`` or reads from another prompt; `reset` drops that, too.
     """
 
     def __init__(self, pool: BlockPool, cache: RadixCache, *, frame_limit: int, salt: str = "") -> None:
@@ -61,8 +61,7 @@ class StreamingPrompt(Fork):
     def match(self) -> int:
         """Read from the cache what it has beyond the tokens in KV; returns how many tokens that gained.
 
-        For the start, and after a change or a preemption. One token always remains to be computed: its row
-        gives the answer's first token.
+        One token always remains to be computed: its row gives the answer's first token.
         """
         before = self.length
         if self._cache.match_length(self.wanted[:-1], self._salt) > before:
@@ -72,10 +71,7 @@ class StreamingPrompt(Fork):
         return self.length - before
 
     def read_from(self, source: StreamingPrompt, n: int) -> None:
-        """Read the first ``n`` tokens of ``source``, which begins with the same ones, instead of its own KV.
-
-        Metadata only. Raises RuntimeError while the source is swapped out.
-        """
+        """Read the first ``n`` tokens of ``source``, which are the same; it must not be swapped."""
         self._rebase(alias(self._pool, source.extents, n))
 
     def keep(self, n: int) -> None:
@@ -85,10 +81,7 @@ class StreamingPrompt(Fork):
             self._rebase(alias(self._pool, self.extents, n))
 
     def save(self) -> int:
-        """Offer all tokens in KV to the cache; returns how many it took.
-
-        Raises RuntimeError while swapped out.
-        """
+        """Offer all tokens in KV to the cache; returns how many it took. RuntimeError while swapped out."""
         return self._cache.save(self._in_kv(), self, self._salt)
 
     def _in_kv(self) -> TokenArray:

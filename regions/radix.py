@@ -1,13 +1,12 @@
 """Radix prefix cache: prompts that share a beginning read one copy of it (*Attention Once* section 3.10.2).
 
-A trie by tokens. An edge is a run of tokens and knows the slots that hold them; slots are addressed one by
-one, so an edge may be split anywhere and both halves then refer to the border block. A match hands out the
-slots of its path as a `Context` with references of its own: metadata only, and later splits and evictions do
-not concern the reader. Only prompts that begin at coordinate 0 are kept: one position frame, origin 0.
+A trie by tokens. An edge is a run of tokens and their slots; slots are addressed one by one, so an edge may
+be split anywhere and both halves then refer to the border block. A match returns the slots of its path as a
+`Context` with references of its own, which later splits and evictions do not change. Only prompts that begin
+at coordinate 0 are kept: one position frame, origin 0.
 
-Nodes are ordered by last use, each before its ancestors, so the oldest node without children is found by
-walking that order; this is the logical clock, and no other is needed. Whether anybody else reads a block is
-told by its references: those the cache has itself are counted per block.
+Nodes are ordered by last use, each before its ancestors, so walking that order finds the least recently used
+leaf. A block has other readers when it has more references than the cache's own, which are counted per block.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Protocol
-from weakref import ref
+from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
@@ -49,7 +48,7 @@ def common_length(a: TokenArray, b: TokenArray) -> int:
 class Node:
     """An edge of the trie and what lies below it; a root has no tokens.
 
-    It does not know its parent: without cycles the pool's memory is free as soon as nobody uses the pool.
+    It does not know its parent: without reference cycles the pool's memory is freed with its last user.
     """
 
     __slots__ = ("blocks", "children", "extents", "salt", "tokens")
@@ -72,7 +71,7 @@ class Node:
 
 
 class Watcher(Protocol):
-    """Is told how the trie changes; a root is a parent like any other."""
+    """Is told how the trie changes; a parent may be a root."""
 
     def added(self, node: Node, parent: Node) -> None:
         """``node`` continues ``parent`` with tokens that were not cached."""
@@ -87,9 +86,9 @@ class Watcher(Protocol):
 class RadixCache:
     """Prefixes of prompts in KV, at most ``budget`` tokens of them, in one trie a salt.
 
-    The salt comes from the caller's authenticated identity: nobody can find out what others have asked. It is
-    a reclaimer of ``pool``: its blocks count as free as long as nobody else reads them. The owner of the pool
-    must keep the cache alive. Not thread-safe: the engine's worker thread owns it.
+    The salt comes from the caller's authenticated identity, so that no client can find out what others asked.
+    It is a `Reclaimer` of ``pool``, which keeps only a weak reference to it. Not thread-safe: the engine's
+    worker thread owns it.
     """
 
     def __init__(self, pool: BlockPool, budget: int) -> None:
@@ -102,18 +101,12 @@ class RadixCache:
         # each node's parent; the least recently used node first, and so each before its ancestors
         self._parents: OrderedDict[Node, Node] = OrderedDict()
         self._own = pool.blocks.own_references()
-        self._watchers: list[ref[Watcher]] = []
+        self.watchers: WeakSet[Watcher] = WeakSet()
+        """Are told of every change of the trie."""
         pool.add_reclaimer(self)
 
-    def add_watcher(self, watcher: Watcher) -> None:
-        """Tell ``watcher`` of every change of the trie, for as long as somebody else keeps it."""
-        self._watchers.append(ref(watcher))
-
     def match(self, tokens: Tokens, salt: str = "") -> Context | None:
-        """The longest cached prefix of ``tokens``, with references of its own; None when nothing is cached.
-
-        Costs one step a node on the path and touches no KV.
-        """
+        """The longest cached prefix of ``tokens``, with references of its own; None without one."""
         path, matched = self.walk(token_array(tokens), salt)
         if not matched:
             return None
@@ -126,10 +119,7 @@ class RadixCache:
         return self.walk(token_array(tokens), salt)[1]
 
     def walk(self, tokens: TokenArray, salt: str) -> tuple[list[Node], int]:
-        """The nodes along ``tokens`` and how many tokens match; the last node may match in part.
-
-        Changes nothing.
-        """
+        """The nodes along ``tokens`` and how many tokens match; the last node may match in part."""
         path: list[Node] = []
         at = 0
         node = self._roots.get(salt)
@@ -146,9 +136,9 @@ class RadixCache:
     def save(self, tokens: Tokens, source: Fork | Context, salt: str = "") -> int:
         """Keep the KV of ``tokens``, the oldest of what ``source`` sees; returns how many were added.
 
-        Those are the ones not cached yet. When they exceed the budget, prefixes that nobody reads make room,
-        the leaf that was used longest ago first; when that is not enough, nothing is added and ``refused``
-        counts it. Raises ValueError when ``source`` reads a tape or does not have these tokens.
+        Those are the ones not cached yet. When they exceed the budget, prefixes without readers are evicted,
+        the least recently used leaf first; when that is not enough, nothing is added and ``refused`` counts
+        it. Raises ValueError when ``source`` reads a tape or does not have these tokens.
         """
         if not self.budget:
             self.refused += len(tokens) > 0
@@ -162,7 +152,7 @@ class RadixCache:
         if delta and self._fits(delta, path):
             parent = path[-1] if path else self._root(salt)
             node = self._add(parent, key[matched:].copy(), between(extents, matched, len(key)))
-            for watcher in self._live_watchers():
+            for watcher in self.watchers:
                 watcher.added(node, parent)
             self.saved_tokens += delta
         else:
@@ -177,14 +167,14 @@ class RadixCache:
 
     @property
     def reclaimable(self) -> int:
-        """Blocks that only the cache refers to: `reclaim` can free exactly these."""
+        """Blocks without other readers: `reclaim` can free exactly these."""
         return self._own.sole
 
     def reclaim(self, blocks: int) -> None:
         """Free ``blocks`` blocks, or as many as possible.
 
-        Leaves that nobody reads go first, the one used longest ago before the others. Then those in use
-        whose ancestors are not: their reader computed the ancestors' tokens for itself.
+        Leaves without readers go first, the least recently used one before the others. Then leaves in use
+        below ancestors that are not: their reader computed the ancestors' tokens for itself.
         """
         target = self._pool.blocks.free_blocks + blocks
         idle = self._own.idle()
@@ -226,9 +216,6 @@ class RadixCache:
         assert self.tokens == sum(len(node.tokens) for node in self._parents), "the token count is wrong"
         assert bool((mine == self._own.own).all()), "the cache's own references are miscounted"
         self._own.check_integrity()
-
-    def _live_watchers(self) -> list[Watcher]:
-        return [watcher for weak in self._watchers if (watcher := weak()) is not None]
 
     def _touch(self, path: list[Node]) -> None:
         for node in reversed(path):
@@ -282,7 +269,7 @@ class RadixCache:
         node.extents = between(node.extents, end, end + len(tail))
         node.blocks = self._share(node.extents)
         self._release(before)
-        for watcher in self._live_watchers():
+        for watcher in self.watchers:
             watcher.split(upper, node)
         return upper
 
@@ -295,7 +282,7 @@ class RadixCache:
             parent.blocks.release()
         self.tokens -= len(node.tokens)
         self.evicted_tokens += len(node.tokens)
-        for watcher in self._live_watchers():
+        for watcher in self.watchers:
             watcher.dropped(node, parent)
 
     def _share(self, extents: list[Extent]) -> SharedBlocks:

@@ -1,4 +1,4 @@
-"""The sliding region: the records that a tape keeps, and their KV, in the pool or offloaded."""
+"""The sliding region as data: what a tape retains, its records, and the state it resumes from."""
 
 from __future__ import annotations
 
@@ -30,10 +30,7 @@ class LiveRecord(NamedTuple):
 
 
 class TapeState(msgspec.Struct, frozen=True):
-    """All of a tape but the KV itself and the frozen prefix: enough to go on from stored KV.
-
-    ``origin``: of the frame the next token is written in. ``stretches``: the records' tokens by frame.
-    """
+    """All of a tape but its KV and frozen prefix; ``origin``: of the frame the next token is written in."""
 
     version: int
     evicted_tokens: int
@@ -53,10 +50,9 @@ class TapeState(msgspec.Struct, frozen=True):
         for stretch in self.stretches:
             if stretch.coord != coord or stretch.length < 1:
                 raise ValueError(f"the stored window has a hole at token {coord}")
-            if stretch.max_position >= frame_limit:
-                raise ValueError(
-                    f"stored positions reach {stretch.max_position}, the frame limit is {frame_limit}"
-                )
+            highest = stretch.max_position
+            if highest >= frame_limit:
+                raise ValueError(f"stored positions reach {highest}, the frame limit is {frame_limit}")
             coord += stretch.length
         if coord != self.evicted_tokens + self.tokens:
             raise ValueError("the stored window and its records have different lengths")

@@ -27,11 +27,11 @@ __all__ = ["Keeper", "LiveRecord", "Retention", "Tape", "compact_one"]
 class Keeper(Protocol):
     """Decides which tapes stay in the pool."""
 
-    def used(self, tape: Tape) -> None:
-        """``tape`` is about to be read or written."""
+    def use(self, tape: Tape, n: int) -> bool:
+        """``tape`` is about to be read or written: have it in the pool.
 
-    def restore(self, tape: Tape, n: int) -> bool:
-        """Bring ``tape`` back with room for ``n`` more tokens; False when the pool cannot, or it is lost."""
+        Brings it back with room for ``n`` more tokens; False when the pool cannot, or it is lost.
+        """
 
     def rebuilt(self, tape: Tape) -> None:
         """``tape`` was lost, and is resident again."""
@@ -57,11 +57,11 @@ class Tape:
         self.keeper: Keeper | None = None
         self.version = 0
         self.staleness_ns = 0
-        """What its owner promises: a record is committed within so long of being queued; 0 is nothing."""
+        """A record is to be committed within so long of being queued; 0 promises nothing."""
         self.evicted_tokens = 0
         self.evicted_records = 0
         self.lost = False
-        """Its KV was stored and cannot be had back: `window` is to be prefilled again, see `rebuild`."""
+        """Its stored KV cannot be read back: `window` must be prefilled again, see `rebuild`."""
         self._pool = pool
         self._frozen = frozen
         self._retention = retention
@@ -82,7 +82,7 @@ class Tape:
 
     @property
     def context_tokens(self) -> int:
-        """What the next record sees, the frozen prefix left out."""
+        """What the next record sees, without the frozen prefix."""
         return self.live_tokens
 
     @property
@@ -102,7 +102,7 @@ class Tape:
 
     @property
     def append_span_ns(self) -> int:
-        """Most event time between the records of one append, 0 for any: none of them is too old at once."""
+        """Most event time between the records of one append; 0 for any."""
         return self._retention.span_ns
 
     @property
@@ -150,10 +150,7 @@ class Tape:
         return evicted
 
     def acquire(self, n: int) -> bool:
-        """Take blocks for ``n`` more tokens, bringing back what was stored.
-
-        False, and nothing changed, when the pool cannot, or the tape is lost.
-        """
+        """See `BlockTable.acquire`; False, too, when the tape is lost."""
         if not self._present(n):
             return False
         growing, self._growing = self._growing, True  # so that making room never moves this very tape
@@ -207,8 +204,7 @@ class Tape:
     def fresh_window(self) -> Fork:
         """A reader of the frozen prefix alone, positioned where the window begins.
 
-        With `window` prefilled into it, it is as if nothing had ever been evicted: for `adopt` and `rebuild`,
-        and to measure how far the carried state is from it.
+        With `window` prefilled into it, it is as if nothing had ever been evicted.
         """
         context = Context(
             anchor(self._frozen.extents, self._base),
@@ -262,10 +258,7 @@ class Tape:
         return len(self.live_ranges)
 
     def swap_out(self, host: Store) -> bool:
-        """Move the window to ``host``; False, and nothing changed, when it has no room or it is not movable.
-
-        Readers of the current version keep the blocks they see.
-        """
+        """Move the window to ``host``; False, and nothing changed, without room or unless `movable`."""
         stored = host.put(self._table.live_runs()) if self.movable else None
         if stored is not None:
             self.offload(stored)
@@ -302,10 +295,9 @@ class Tape:
         return True
 
     def rebuild(self, fresh: Fork) -> None:
-        """Go on from a `fresh_window` with the live tokens in it, for it was `lost`; takes ``fresh`` over.
+        """As `adopt`, after the tape was `lost`; readers see it at once.
 
-        It is the current version from here on. Records evicted since it was begun are dropped from it. Raises
-        ValueError, and changes nothing, unless it has exactly the live tokens, or when nothing was lost.
+        Raises ValueError, and changes nothing, unless it has exactly the live tokens and the tape was lost.
         """
         if not self.lost:
             raise ValueError(f"session {self.name} has lost nothing")
@@ -316,10 +308,7 @@ class Tape:
             self.keeper.rebuilt(self)
 
     def compact(self) -> bool:
-        """Copy the window to one run of blocks, if it lies in several and one is free.
-
-        Readers keep the old blocks until they go; tokens keep their frames.
-        """
+        """Copy the window to one run of blocks, if it lies in several and one is free; tokens keep frames."""
         if not self.movable or not self._table.compact():
             return False
         self._publish()
@@ -327,7 +316,7 @@ class Tape:
 
     @property
     def state(self) -> TapeState:
-        """All that must be known to go on from its KV, as of the current version."""
+        """The current version without its KV."""
         return TapeState(
             self.version,
             self.evicted_tokens,
@@ -338,10 +327,10 @@ class Tape:
         )
 
     def resume(self, state: TapeState, stored: Stored) -> None:
-        """Begin where another tape was, its KV in ``stored``. For a tape that has nothing yet.
+        """Continue another tape, whose KV is in ``stored``.
 
-        Raises ValueError, and nothing changed, when it has, when the positions pass the frame limit, or when
-        records and stretches do not add up.
+        Raises ValueError, and nothing changed, when this tape is not new, when the positions exceed the frame
+        limit, or when records and stretches do not add up.
         """
         if self._written:
             raise ValueError(f"session {self.name} has a window of its own")
@@ -383,13 +372,9 @@ class Tape:
 
     def _present(self, n: int) -> bool:
         """Whether its KV is in the pool, brought back with room for ``n`` more tokens if need be."""
-        if self.keeper is not None:
-            self.keeper.used(self)
         if self.lost and not self._records:
             self.rebuild(self.fresh_window())  # all of it was evicted since: there is nothing to prefill
-        if self.resident:
-            return True
-        return self.swap_in(n) if self.keeper is None else self.keeper.restore(self, n)
+        return self.swap_in(n) if self.keeper is None else self.keeper.use(self, n)
 
     def _need(self) -> None:
         if not self._present(0):
@@ -401,7 +386,7 @@ class Tape:
             )
 
     def _publish(self) -> None:
-        """Pin what a reader of this version sees: until the next commit an eviction takes nothing from it."""
+        """Keep references to what readers of this version see, until the next commit."""
         before = self._committed.blocks[-1]
         self._committed = self._context(self.extents)
         before.release()
@@ -418,10 +403,9 @@ class Tape:
 
 
 def compact_one(tapes: Iterable[Tape]) -> bool:
-    """Compact the window that lies in the most runs, the next one when that cannot move; False without one.
+    """Compact one window, of those that can move the one in the most runs; False when there is none.
 
-    Attention reads each run with one call, and a growing tape among others is torn into several. At most one
-    window is copied; readers keep the old blocks until they go. No cache gives blocks up for it.
+    Attention reads each run with one call, and a tape that grows among others is spread over several.
     """
-    torn = sorted((tape for tape in tapes if tape.runs > 1), key=lambda tape: -tape.runs)
-    return any(tape.compact() for tape in torn)
+    spread = sorted((tape for tape in tapes if tape.runs > 1), key=lambda tape: -tape.runs)
+    return any(tape.compact() for tape in spread)

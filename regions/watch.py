@@ -1,10 +1,9 @@
 """How much of each waiting prompt is cached, kept current while prompts are saved and evicted.
 
-A scheduler that prefers the longest cached prefix (*k-LPM*) asks it of all that wait, in every step. Few of
-these lengths change between two steps, and the trie knows which: a prompt's match ends at a `Stop`, somewhere
-along an edge, and can only become longer when the trie continues there with the prompt's next token, and only
-shorter when that edge is dropped. So prompts are filed by stop and next token, and a change of the trie
-looks at those it concerns, nobody else.
+A scheduler that prefers the longest cached prefix (*k-LPM*) asks it of all waiting prompts, in every step. A
+prompt's match ends at a `Stop`, somewhere along an edge. It becomes longer only when the trie continues there
+with the prompt's next token, and shorter only when that edge is dropped. So prompts are filed by stop and
+next token, and a change of the trie visits only the prompts it concerns.
 """
 
 from __future__ import annotations
@@ -15,22 +14,22 @@ from dataclasses import dataclass, field
 from regions.radix import Node, RadixCache, TokenArray, Tokens, common_length, token_array
 
 END = -1
-"""Stands for the next token where all of a prompt is cached."""
+"""The next token of a prompt that is wholly cached."""
 
 Compare = Callable[[TokenArray, TokenArray], int]
 Edge = Node | str
-"""An edge; the salt for where it all begins, since a root goes with its last child."""
+"""An edge; the salt stands for the root, which goes with its last child."""
 
 
 @dataclass(slots=True, eq=False)
 class Prompt:
-    """One that is watched: the tokens a match may cover, and where the match ends."""
+    """A watched prompt: the tokens a match may cover, and where the match ends."""
 
     key: int
     tokens: TokenArray
     stop: Stop
     reported: int
-    """Length its watcher knows of."""
+    """Length last told by `PrefixWatch.changes`."""
 
     @property
     def next(self) -> int:
@@ -46,14 +45,13 @@ class Stop:
     edge: Edge
     length: int
     by_next: dict[int, dict[int, None]] = field(default_factory=dict)
-    """Keys of the prompts that stop here, in order, by their next token. Not the prompts: no cycle."""
+    """By next token, in order, the keys of the prompts that stop here (keys: no reference cycle)."""
 
 
 class PrefixWatch:
     """Exact match lengths of watched prompts in ``cache`` (`RadixCache.match_length`).
 
-    The last token of a prompt is left out, as `StreamingPrompt.match` does: it must be computed for its row.
-    A change of the trie costs what it does to watched prompts; a split, what stops on the edge it splits.
+    The last token of a prompt does not count, as in `StreamingPrompt.match`: it must be computed for its row.
     Not thread-safe: it belongs to the thread that owns the cache. ``compare``: see `common_length`.
     """
 
@@ -62,10 +60,10 @@ class PrefixWatch:
         self._prompts: dict[int, Prompt] = {}
         self._stops: dict[Edge, dict[int, Stop]] = {}
         self._touched: dict[int, None] = {}
-        cache.add_watcher(self)
+        cache.watchers.add(self)
 
     def watch(self, key: int, tokens: Tokens, salt: str = "") -> int:
-        """Follow a prompt under ``key``, in place of what that stood for; its match length.
+        """Watch a prompt under ``key``, in place of an earlier one; returns its match length.
 
         An array of int32 is not copied and must not change.
         """
@@ -78,7 +76,7 @@ class PrefixWatch:
         return length
 
     def forget(self, key: int) -> None:
-        """No longer follow it. Nothing happens when it is not followed."""
+        """Stop watching it, if it is watched."""
         prompt = self._prompts.pop(key, None)
         if prompt is None:
             return
@@ -90,7 +88,7 @@ class PrefixWatch:
             self._tidy(stop)
 
     def changes(self) -> list[tuple[int, int]]:
-        """(key, match length) of all whose length is not what was last told, by key."""
+        """(key, match length) of all whose length changed since the last call, by key."""
         changed = []
         for key in sorted(self._touched):
             prompt = self._prompts[key]
@@ -141,7 +139,7 @@ class PrefixWatch:
                 assert (stop.edge, stop.length) == (edge, length), "a stop is filed under another edge"
                 assert stop.by_next, "an empty stop is kept"
                 for token, keys in stop.by_next.items():
-                    assert keys, "a token that nobody waits for is kept"
+                    assert keys, "a token without prompts is kept"
                     assert all(self._prompts[key].stop is stop for key in keys), "a prompt stops elsewhere"
                     assert all(self._prompts[key].next == token for key in keys), "another token is next"
                     filed += len(keys)
@@ -163,7 +161,7 @@ class PrefixWatch:
         return stops[length]
 
     def _tidy(self, stop: Stop) -> None:
-        """Forget a stop where nobody stops."""
+        """Forget a stop without prompts."""
         if not stop.by_next:
             del self._stops[stop.edge][stop.length]
             if not self._stops[stop.edge]:

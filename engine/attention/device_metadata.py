@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -218,19 +217,15 @@ class DeviceMetadata:
             "shifts": bucket.items,
             "offsets": bucket.rows + 1,
         }
-        self._staging = Staging(sum(sizes.values()), torch.int32, device)
-        stops = accumulate(sizes.values())
-        where = {name: slice(stop - sizes[name], stop) for name, stop in zip(sizes, stops, strict=True)}
-        self._host = {name: self._staging.host.numpy()[here] for name, here in where.items()}
-        self.items, self.entries, self.targets, self.shifts, self.offsets = (
-            self._staging.device[here] for here in where.values()
-        )
+        self._staging = Staging(sizes, torch.int32, device)
+        self.items, self.entries, self.targets, self.shifts, self.offsets = self._staging.parts.values()
 
     def fill(self, layout: Layout) -> None:
         """Take over ``layout``, whose bucket must be this one. The copy is queued on the current stream."""
-        with self._staging.filling():
-            for name, tensor in self._host.items():
-                values: Ints = getattr(layout, name).ravel()
-                tensor[: len(values)] = values
-                # surplus items have no entries; rows of padding have no parts
-                tensor[len(values) :] = values[-1] if name == "offsets" else 0
+        self._staging.fill(
+            items=(layout.items.ravel(), 0),  # surplus items have no entries
+            entries=(layout.entries.ravel(), 0),
+            targets=(layout.targets, 0),
+            shifts=(layout.shifts, 0),
+            offsets=(layout.offsets, int(layout.offsets[-1])),  # rows of padding have no parts
+        )

@@ -1,20 +1,18 @@
-"""A pass does not compute what nobody reads: most rows of the last layer.
+"""Skips the last layer for the rows whose output is not needed, which are most.
 
-Of a row that chooses no token, the last layer is wanted for its keys and values alone. So that layer runs
-until attention has written them, is broken off there by an exception, and runs once more over the few rows
-that are read, for which the rows before them are context. A pass that reads none ends at that point.
+A row that chooses no token needs only its keys and values there. So the layer runs until attention has
+written them, is stopped by an exception, and runs once more over the few rows that are read, for which the
+rows before them are context. A pass that reads none ends at that point.
 
-Nothing is known of the layer but that its first argument and whatever else has one entry a row have them
-along dimension 1. The canary compares logits computed this way with the dense model's.
+Of the layer's arguments, the first and all others with one entry a row must have them along dimension 1. The
+canary compares logits computed this way with the dense model's.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import MethodType
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,12 +26,12 @@ class Written(Exception):
 
 
 class NothingRead(Exception):
-    """The pass is done."""
+    """The pass is done: no row is read."""
 
 
 @dataclass
 class LastLayer:
-    """What one pass wants of its last layer: the output of ``rows`` (ascending) of ``metadata``.
+    """What one pass needs of its last layer: the output of ``rows`` (ascending) of ``metadata``.
 
     ``reading``: keys and values are written, and attention sees these rows alone.
     """
@@ -43,35 +41,26 @@ class LastLayer:
     reading: bool = field(default=False, init=False)
 
 
-_wanted = threading.local()
+Wanted = Callable[[], LastLayer | None]
+"""What the pass under way needs of its last layer; None: all of it."""
 
 
-@contextmanager
-def wanting(last: LastLayer | None) -> Iterator[None]:
-    """The passes of this thread want this of their last layer; None: all of it."""
-    _wanted.last = last
-    try:
-        yield
-    finally:
-        _wanted.last = None
-
-
-def install(model: nn.Module, layers: int) -> bool:
-    """Make ``model``'s last of ``layers`` decoder layers answer to `wanting`; False if it is not found."""
+def install(model: nn.Module, layers: int, wanted: Wanted) -> bool:
+    """Make ``model``'s last of ``layers`` decoder layers compute what is ``wanted``; False if not found."""
     for module in model.modules():
         if not isinstance(module, nn.ModuleList) or len(module) != layers:
             continue
         layer = module[-1]
         attends = any(getattr(part, "layer_idx", None) == layers - 1 for part in layer.modules())
         if attends and "forward" not in layer.__dict__:
-            layer.forward = MethodType(_forward, layer)
+            layer.forward = partial(_forward, layer, wanted)
             return True
     return False
 
 
-def _forward(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def _forward(layer: nn.Module, wanted: Wanted, *args: Any, **kwargs: Any) -> Any:
     forward = type(layer).forward
-    last: LastLayer | None = getattr(_wanted, "last", None)
+    last = wanted()
     if last is None:
         return forward(layer, *args, **kwargs)
     try:

@@ -1,10 +1,9 @@
-"""Short extents of many readers met in one product: what each has for itself behind a context they share.
+"""Short extents of many readers in one product: what each has for itself behind a context they share.
 
 The first tokens of 25 answers, or a few bars of each of 16 sessions, are some dozen keys that one reader
-sees. A product and a merge for each of them cost more than the arithmetic, so extents of about the same
-length, read by equally many rows, are copied side by side and padded; several of one reader are joined
-first, which is also what a prompt that came in pieces needs, for it lies in as many extents. Readers stay
-apart in the batch dimension: padding is a key of the reader's own, hidden by the mask.
+sees. A product and a merge for each cost more than the arithmetic, so extents of about the same length, read
+by equally many rows, are copied into one padded batch; several of one reader (a prompt that came in pieces)
+are joined first. A reader's padding is a key of its own, hidden by the mask.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class ContextBatch:
 
 @dataclass(frozen=True)
 class _Read:
-    """Extents that the same rows meet at the same shifts: one row of keys, whatever lies between them."""
+    """Extents that the same rows read at the same shifts: one row of keys."""
 
     rows: slice
     parts: list[ContextPart]
@@ -94,7 +93,7 @@ def _reads(parts: Sequence[ContextPart], alone: list[ContextPart], joined_keys: 
 
 
 def _groups(candidates: list[_Read], most: int) -> list[list[_Read]]:
-    """As few groups of up to ``most`` as it takes for the rows of each to be apart, and in order."""
+    """As few groups of up to ``most`` as possible, the rows of each disjoint and in order."""
     groups: list[list[_Read]] = []
     for read in sorted(candidates, key=lambda read: int(read.rows.start)):
         open_ = (group for group in groups if len(group) < most and group[-1].rows.stop <= read.rows.start)

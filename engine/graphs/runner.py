@@ -2,16 +2,16 @@
 
 A pass is captured once for each bucket of sizes (rows, sampled rows, attention work) and replayed with the
 same tensors at the same addresses: inputs are copied into static device tensors, the attention backend
-refills its metadata in place, and rows of padding write their KV to a scratch block without readers. Models that
-read device values on the host (`capture_obstacle`) and large batches, which hide their launches behind
-arithmetic, take the eager path.
+refills its metadata in place, and rows of padding write their KV to a scratch block without readers. Models
+that read device values on the host (`capture_obstacle`) run eagerly, and so do large batches, which hide
+their launches behind arithmetic.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -71,23 +71,6 @@ class CudaCapture:
         return replay
 
 
-class _Inputs:
-    """Static input tensors for passes of up to so many rows and sampled rows, filled by one copy."""
-
-    def __init__(self, rows: int, kept: int, device: torch.device) -> None:
-        sizes = [rows, rows, rows, kept]
-        self._staging = Staging(sum(sizes), torch.int64, device)
-        self._parts = torch.split(self._staging.host, sizes)
-        self.tokens, self.positions, self.slots, self.keep = torch.split(self._staging.device, sizes)
-
-    def fill(self, *values: tuple[Sequence[int], int]) -> None:
-        """(numbers, what follows them up to the end) for tokens, positions, slots and rows to keep."""
-        with self._staging.filling():
-            for part, (numbers, padding) in zip(self._parts, values, strict=True):
-                part[: len(numbers)] = torch.tensor(numbers)
-                part[len(numbers) :] = padding
-
-
 class GraphRunner:
     """Runs small passes as captured graphs. ``capture``: how; by default CUDA graphs."""
 
@@ -104,7 +87,7 @@ class GraphRunner:
         self._model, self._pool, self._attention = model, pool, attention
         self._capture = capture or CudaCapture()
         self._most_rows, self._most_graphs = most_rows, most_graphs
-        self._inputs: dict[tuple[int, int], _Inputs] = {}
+        self._inputs: dict[tuple[int, int], Staging] = {}
         # contexts are kept because a `Capture` may run the pass again, with other metadata
         self._captured: OrderedDict[Key, tuple[ForwardContext, Replay]] = OrderedDict()
         runs = pool.take(1)
@@ -126,28 +109,32 @@ class GraphRunner:
         rows, kept = round_up(metadata.rows), round_up(len(keep))
         inputs = self._inputs.get((rows, kept))
         if inputs is None:
-            inputs = self._inputs[rows, kept] = _Inputs(rows, kept, self._model.device)
+            sizes = {"tokens": rows, "positions": rows, "slots": rows, "keep": kept}
+            inputs = self._inputs[rows, kept] = Staging(sizes, torch.int64, self._model.device)
         positions = [at for part in metadata.sequences for at in part.positions]
         ranges = [slots for part in metadata.sequences for slots in part.placement.slots]
         slots = [slot for first, n in ranges for slot in range(first, first + n)]
         scratch = self._scratch.blocks[0].start * self._pool.block_size
-        inputs.fill((tokens, 0), (positions, 0), (slots, scratch), (keep, 0))
+        inputs.fill(tokens=(tokens, 0), positions=(positions, 0), slots=(slots, scratch), keep=(keep, 0))
         key = rows, kept, self._attention.prepare(metadata)
         captured = self._captured.get(key)
         if captured is None:
-            return self._first(key, inputs, metadata)[: len(keep)]
+            return self._first(key, inputs.parts, metadata)[: len(keep)]
         self._captured.move_to_end(key)
         context, replay = captured
         context.metadata = metadata
         self.replays += 1
         return replay()[: len(keep)]
 
-    def _first(self, key: Key, inputs: _Inputs, metadata: AttentionMetadata) -> torch.Tensor:
+    def _first(
+        self, key: Key, inputs: Mapping[str, torch.Tensor], metadata: AttentionMetadata
+    ) -> torch.Tensor:
         """Run the pass eagerly, which also compiles what it needs, then capture it for the next time."""
-        context = ForwardContext(metadata, self._pool, inputs.slots, self._attention, self._model.rotations)
+        slots, rotations = inputs["slots"], self._model.rotations
+        context = ForwardContext(metadata, self._pool, slots, self._attention, rotations)
 
         def run() -> torch.Tensor:
-            return self._model.forward(context, inputs.tokens, inputs.keep, inputs.positions)
+            return self._model.forward(context, inputs["tokens"], inputs["keep"], inputs["positions"])
 
         result = run()
         # the eager pass may have shown new kinds of layers: the metadata must be complete before the capture
@@ -170,9 +157,8 @@ class GraphRunner:
 def capture_obstacle(model: Any, attention: str) -> str | None:
     """Why ``model``'s forward cannot be captured, None if it can. ``attention``: what it is set back to.
 
-    Found out on any machine, by fake tensors, which have shapes and no values: code that reads a device value
-    on the host (a routing table of experts, rotary tables that follow the longest position) raises under
-    them, as it would break a capture.
+    Fake tensors have shapes and no values: code that reads a device value on the host (a routing table of
+    experts, rotary tables that follow the longest position) raises under them, as it would break a capture.
     """
     model.set_attn_implementation(_TRACE)
     try:
@@ -200,10 +186,7 @@ AttentionInterface.register(_TRACE, _no_attention)
 def runner_for(
     model: LoadedModel, pool: KVPool, attention: Attention, capture: Capture | None
 ) -> GraphRunner | None:
-    """A runner where passes can be captured: on a GPU, or with another ``capture``, and a static backend.
-
-    None elsewhere, and for a model that reads device values on the host, which is logged.
-    """
+    """A runner where passes can be captured, on a GPU or with another ``capture``; else None."""
     if (capture is None and model.device.type != "cuda") or not isinstance(attention, StaticAttention):
         return None
     obstacle = capture_obstacle(model.model, ATTENTION)

@@ -6,9 +6,10 @@ have to be captured, and all that a pass reads travels in one copy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 
@@ -18,20 +19,30 @@ def round_up(n: int) -> int:
 
 
 class Staging:
-    """``size`` numbers on the host, pinned for a GPU, and their copy on ``device``."""
+    """Named parts of one array of numbers on the host, pinned for a GPU, and their copies on ``device``.
 
-    def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
+    ``parts``: the device's tensors, always at the same addresses.
+    """
+
+    def __init__(self, sizes: Mapping[str, int], dtype: torch.dtype, device: torch.device) -> None:
         pinned = device.type == "cuda"
-        self.host = torch.zeros(size, dtype=dtype, pin_memory=pinned)
-        self.device = self.host.to(device)
+        self._host = torch.zeros(sum(sizes.values()), dtype=dtype, pin_memory=pinned)
+        self._device = self._host.to(device)
         self._copied = torch.cuda.Event() if pinned else None  # type: ignore[no-untyped-call]  # untyped in torch
+        lengths = list(sizes.values())
+        self.parts = dict(zip(sizes, torch.split(self._device, lengths), strict=True))
+        self._numpy = {
+            name: part.numpy() for name, part in zip(sizes, torch.split(self._host, lengths), strict=True)
+        }
 
-    @contextmanager
-    def filling(self) -> Iterator[None]:
-        """Write ``host`` inside; its copy is queued on the current stream at the end."""
+    def fill(self, **values: tuple[npt.ArrayLike, int]) -> None:
+        """For each part its first numbers and what fills the rest, queued on the current stream."""
         if self._copied is not None:
             self._copied.synchronize()  # the last copy may still be reading it
-        yield
-        self.device.copy_(self.host, non_blocking=True)
+        for name, (numbers, rest) in values.items():
+            part, first = self._numpy[name], np.asarray(numbers)
+            part[: first.size] = first
+            part[first.size :] = rest
+        self._device.copy_(self._host, non_blocking=True)
         if self._copied is not None:
             self._copied.record()

@@ -1,9 +1,8 @@
 """The load-time canary: a few tokens through regions must give the dense model's logits.
 
 It runs on a pool of its own: a frozen prefix, records in one position frame and across two, and an answer
-token by token on a fork. It is the last of three checks and knows nothing of architectures, so it also
-catches what happens outside of attention (token shifts, convolutions) and rotations that re-rotation does
-not reproduce. Masks over more tokens than it has are compared by `engine.profile.probe`.
+token by token on a fork. It is the last of three checks and also catches what happens outside of attention
+(token shifts, convolutions). Masks over more tokens than it has are compared by `engine.profile.probe`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _FROZEN, _RECORD, _RECORDS, _ANSWER = 5, 7, 6, 3
 _READ = 3
 """Of every other record only so many rows are read, which is computed in another way."""
 _FULL, _HALF = 2e-3, 1e-1
-_TURNING = 1e-2
+_REROTATION = 1e-2
 """Half precision: two frames may always differ by this, and beyond it by twice what one frame does."""
 _EXPERT_FLIPS = 0.2
 """Share of tokens that may differ in half precision: rounding can send a token to another expert."""
@@ -29,9 +28,8 @@ _EXPERT_FLIPS = 0.2
 def check(loaded: LoadedModel) -> float:
     """How far the logits are from the dense forward's, relative to their size (root mean square).
 
-    It is that of the worst token, in half precision of the worst but a fifth. There the difference in one
-    frame is the model's own rounding, which grows with its depth, so that of two frames is measured against
-    it. Raises ModelError when it is too much.
+    That of the worst token, in half precision of the worst but a fifth. There the difference in one frame
+    is the model's own rounding, with which that in two frames is compared. Raises ModelError when too large.
     """
     kind = loaded.model.config.model_type
     total = _FROZEN + _RECORD * _RECORDS + _ANSWER
@@ -46,7 +44,7 @@ def check(loaded: LoadedModel) -> float:
     except RuntimeError as error:
         raise ModelError(f"{kind}: its forward pass does not run over regions: {error}") from error
     most = _FULL if loaded.dtype == torch.float32 else _HALF
-    rotated = most if loaded.dtype == torch.float32 else max(_TURNING, 2 * plain)
+    rotated = most if loaded.dtype == torch.float32 else max(_REROTATION, 2 * plain)
     if not (plain <= most and framed <= rotated):
         raise ModelError(
             f"{kind}: its logits over regions differ from the dense forward by {plain:.2g} of their size "

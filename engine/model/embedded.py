@@ -110,10 +110,7 @@ def embedded_directory(
     vocabulary: int = VOCABULARY,
     seed: int = 0,
 ) -> Path:
-    """A local model directory of that shape in ``cache``, built on first use.
-
-    The default is `metrics.cache_home`.
-    """
+    """A local model directory of that shape in ``cache`` (`metrics.cache_home`), built on first use."""
     shape = {
         "hidden": hidden,
         "layers": layers,

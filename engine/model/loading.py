@@ -1,10 +1,9 @@
 """Loading a causal language model so that its attention runs over regions.
 
-transformers' own modelling code runs unmodified; its `AttentionInterface` hands every layer's queries, keys
-and values to `region_attention`. Some architectures would pass through silently wrong (hybrids, learned
-positions, other rotary layouts): known ones are refused by name (`engine.model.architectures`), all are
-measured (`engine.profile.probe`), and `engine.model.canary` compares logits with the dense forward. A model
-that fails is refused with the reason.
+transformers' own modelling code runs unmodified; its `AttentionInterface` passes every layer's queries,
+keys and values to `region_attention`. Some architectures would be silently wrong (hybrids, learned positions,
+other rotary layouts): known ones are refused by name (`engine.model.architectures`), all are measured
+(`engine.profile.probe`), and `engine.model.canary` compares logits with the dense forward.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from transformers.utils import is_accelerate_available
 from transformers.utils.logging import disable_progress_bar
 
 from engine.attention.base import Attention, LayerCall
-from engine.attention.last_layer import LastLayer, NothingRead, Written, install, wanting
+from engine.attention.last_layer import LastLayer, NothingRead, Written, install
 from engine.attention.metadata import AttentionMetadata
 from engine.attention.rotary import FrameRotation
 from engine.device import out_of_memory
@@ -52,8 +51,7 @@ class ForwardContext:
     calls: int = 0
 
 
-# Some layers drop the extra keyword arguments of a forward call, so the current pass is kept here; one
-# worker thread owns the device.
+# some layers drop the extra keyword arguments of a forward call, so the current pass is kept here
 _current = threading.local()
 
 
@@ -103,6 +101,11 @@ def region_attention(
 AttentionInterface.register(ATTENTION, region_attention)
 
 
+def _wanted_of_last() -> LastLayer | None:
+    context: ForwardContext | None = getattr(_current, "context", None)
+    return None if context is None else context.last
+
+
 @dataclass(frozen=True)
 class LoadedModel:
     """A model ready to run over regions.
@@ -148,13 +151,12 @@ class LoadedModel:
         """
         _current.context = context
         try:
-            with wanting(context.last):
-                output = self.model(
-                    input_ids=tokens[None],
-                    position_ids=(context.metadata.positions() if positions is None else positions)[None],
-                    use_cache=False,
-                    logits_to_keep=keep if context.last is None else 0,
-                )
+            output = self.model(
+                input_ids=tokens[None],
+                position_ids=(context.metadata.positions() if positions is None else positions)[None],
+                use_cache=False,
+                logits_to_keep=keep if context.last is None else 0,
+            )
         except NothingRead:
             return torch.empty(0, 0, device=tokens.device)
         finally:
@@ -174,6 +176,7 @@ def load_model(
     if not (path / "config.json").is_file():
         raise ModelError(f"{path} is not a model directory: it has no config.json")
     where = "cpu" if tensor_parallel else resolve_device(device)
+    kind = dtype if dtype == "auto" else getattr(torch, dtype)
     # transformers needs accelerate to fill parameters on the device itself; without it they stay mapped from
     # the files until they are copied there one by one
     placed = {"device_map": {"": where}} if is_accelerate_available() else {}
@@ -182,7 +185,7 @@ def load_model(
         check_known(config)
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
         model = AutoModelForCausalLM.from_pretrained(
-            path, local_files_only=True, dtype=_dtype(dtype), attn_implementation="eager", **placed
+            path, local_files_only=True, dtype=kind, attn_implementation="eager", **placed
         )
     except (ValueError, OSError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         if out_of_memory(error):
@@ -211,18 +214,14 @@ def _wrap(model: Any, tokenizer: Any, *, name: str, revision: str) -> LoadedMode
         revision,
         bool(getattr(model.config, "foretick_untrained", False)),
         probed.max_positions,
-        install(model, len(probed.layers)),
+        install(model, len(probed.layers), _wanted_of_last),
     )
 
 
 def resolve_device(device: str) -> str:
-    """``auto`` is the GPU if there is one."""
+    """``auto`` is the GPU if there is one. Raises ModelError when CUDA was asked for without a GPU."""
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ModelError("device cuda was asked for and no GPU is visible")
     return device
-
-
-def _dtype(name: str) -> Any:
-    return "auto" if name == "auto" else getattr(torch, name)

@@ -1,7 +1,7 @@
 """Where the tape goes in the chat template: prefix (frozen), tape (sliding), question (ephemeral).
 
-The template is rendered once with markers for the tape and the question and cut at them, so the frozen
-region ends where data begins and a question brings its own shift end and assistant start.
+The template is rendered once with markers for the tape and the question and cut at them, so the frozen prefix
+ends where data begins, and a question's tokens end the user's message and begin the assistant's.
 """
 
 from __future__ import annotations
@@ -63,10 +63,7 @@ class PromptFormat:
         return _encode(self.tokenizer, text)
 
     def plain(self, text: str) -> list[int]:
-        """Tokens of a prompt that is ``text`` alone, behind the begin-of-text token if there is one.
-
-        None for an empty text.
-        """
+        """Tokens of ``text`` behind the begin-of-text token if there is one; none for an empty text."""
         begin = getattr(self.tokenizer, "bos_token_id", None)
         if not text:
             return []

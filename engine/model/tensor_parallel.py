@@ -15,11 +15,7 @@ from engine.model.architectures import ModelError
 
 
 def shard(model: Any) -> Any:
-    """Keep this rank's part of ``model``, on the device of the group's mesh.
-
-    Raises ModelError without a process group, without a plan for the architecture, or when its heads cannot
-    be divided among the ranks.
-    """
+    """Keep this rank's part of ``model``, on the device of the group's mesh; ModelError if it cannot."""
     # imported here: only this mode needs it
     from transformers.distributed import DistributedConfig
 

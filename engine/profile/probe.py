@@ -11,6 +11,7 @@ than the one measured.
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -71,12 +72,13 @@ def probe(model: Any) -> Probed:
     model.set_attn_implementation(PROBE)
     zero = _pass(model, 0)
     tables = rotations_of(model)
-    _check_calls(kind, zero, int(model.config.get_text_config().num_hidden_layers))
+    config = model.config.get_text_config()
+    calls, layers = [seen.layer for seen in zero], int(config.num_hidden_layers)
+    if calls != list(range(layers)):
+        raise ModelError(f"{kind}: layers {calls} reach our attention, expected each of {layers} once")
     for seen in zero:
         _check_mask(kind, seen)
-    limit = min(
-        int(getattr(model.config.get_text_config(), "max_position_embeddings", 0) or _FARTHEST), _FARTHEST
-    )
+    limit = min(int(getattr(config, "max_position_embeddings", 0) or _FARTHEST), _FARTHEST)
     near = min(_NEAR, limit - 1)
     rotations = tuple(
         _rotation(kind, tables, *pair, near) for pair in zip(zero, _pass(model, near), strict=True)
@@ -103,11 +105,7 @@ def _positions(rotated: Callable[[int], bool], near: int, limit: int) -> int:
     """How many positions from 0 on are rotated alike; ``near`` is, and beyond some position none is."""
     if rotated(limit - 1):
         return limit
-    good, bad = near, limit - 1
-    while bad - good > 1:
-        middle = (good + bad) // 2
-        good, bad = (middle, bad) if rotated(middle) else (good, middle)
-    return bad
+    return bisect_left(range(limit), True, near + 1, limit - 1, key=lambda at: not rotated(at))
 
 
 def _pass(model: Any, position: int) -> list[_Seen]:
@@ -126,12 +124,6 @@ def _pass(model: Any, position: int) -> list[_Seen]:
     seen = list(_seen)
     _seen.clear()
     return seen
-
-
-def _check_calls(kind: str, seen: list[_Seen], layers: int) -> None:
-    calls = [s.layer for s in seen]
-    if calls != list(range(layers)):
-        raise ModelError(f"{kind}: layers {calls} reach our attention, expected each of {layers} once")
 
 
 def _check_mask(kind: str, seen: _Seen) -> None:

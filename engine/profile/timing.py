@@ -1,7 +1,7 @@
 """How long an engine takes for passes, prefilling and swapping, by size: the points of a cost profile.
 
-Every size is run once uncounted, then the ladder is climbed and descended in turn, so that a machine that
-grows slower in the course of a run does not look like one that is slower on large sizes.
+Every size is run once uncounted, then in alternating order, so that a machine that grows slower in the course
+of a run does not look like one that is slower on large sizes.
 """
 
 from __future__ import annotations
@@ -72,21 +72,17 @@ class Samples:
 
 
 def measure(engine: Engine, ladder: Ladder) -> Samples:
-    """Time everything on the ladder. Nothing else may use the engine meanwhile.
-
-    Raises RuntimeError when the pool is smaller than `Ladder.blocks`, OutOfMemory when there is no
-    memory for a pass.
-    """
+    """Time everything on the ladder; nothing else may use the engine. RuntimeError when it lacks memory."""
     longest = -(-max(ladder.prefills) // engine.pool.block_size)
-    bench = _Bench(engine, ladder, HostTier(engine.pool, longest + 1))
-    bench.warm_up()
+    rounds = _Rounds(engine, ladder, HostTier(engine.pool, longest + 1))
+    rounds.warm_up()
     samples = Samples()
     for repeat in range(ladder.repeats):
-        bench.round(samples, down=repeat % 2 == 0)
+        rounds.run(samples, down=repeat % 2 == 0)
     return samples
 
 
-class _Bench:
+class _Rounds:
     def __init__(self, engine: Engine, ladder: Ladder, host: HostTier) -> None:
         self.engine, self.ladder, self.host = engine, ladder, host
         self.random = torch.Generator().manual_seed(3)
@@ -99,9 +95,9 @@ class _Bench:
             if uncounted.prefills[-1][1] > self.ladder.patience_s:
                 self.ladder = self.ladder.up_to(n)
                 break
-        self.round(uncounted, down=False, prompts=False)
+        self.run(uncounted, down=False, prompts=False)
 
-    def round(self, found: Samples, *, down: bool, prompts: bool = True) -> None:
+    def run(self, found: Samples, *, down: bool, prompts: bool = True) -> None:
         """Every size once, from the largest on if ``down``."""
         step = -1 if down else 1
         for n in self.ladder.passes[::step]:

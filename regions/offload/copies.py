@@ -48,7 +48,7 @@ class StreamCopies:
         self._stream.wait_stream(computing)
         with torch.cuda.stream(self._stream):
             target.copy_from(source, blocks, to)
-            event = self._stream.record_event()
+            event: torch.cuda.Event = self._stream.record_event()
         if target.device.type == "cuda":
             computing.wait_event(event)
         return event
@@ -79,7 +79,7 @@ class Quarantine:
 
     @property
     def reclaimable(self) -> int:
-        """Blocks that only a copy under way keeps from being free."""
+        """Blocks that will be free when their copies are done."""
         references = self._pool.blocks.references
         return sum(
             int((references[start:stop] == 1).sum())
@@ -88,9 +88,9 @@ class Quarantine:
         )
 
     def reclaim(self, blocks: int) -> None:
-        """Wait for as many copies as free ``blocks`` blocks, the oldest first.
+        """Wait for copies, the oldest first, until ``blocks`` more blocks are free.
 
-        Waiting for a copy under way takes less than computing again what a preempted reader loses.
+        That takes less than computing again what a preempted reader loses.
         """
         enough = self._pool.blocks.free_blocks + blocks
         self.poll()

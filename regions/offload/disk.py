@@ -1,10 +1,9 @@
 """Disk: a session in a file, with its records, its position in the stream, and the KV of its window.
 
-One container: a fixed prefix (magic, format version, lengths), a msgpack header with its checksum, the KV of
-the live slots layer by layer (all keys of a layer, then all values, ``[kv_heads, tokens, dim]``, oldest token
-first, in the pool's dtype and this machine's byte order), and the checksum of that. A file is complete or it
-is not there: it is written under a temporary name, flushed to the disk and then renamed. Whatever is wrong
-with a file is found before a byte of it reaches the pool.
+A fixed prefix (magic, format version, lengths), a msgpack header with its checksum, the KV of the live slots
+layer by layer (all keys of a layer, then all values, ``[kv_heads, tokens, dim]``, oldest token first, in the
+pool's dtype and this machine's byte order), and the checksum of that. A file is written under a temporary
+name, flushed to the disk and then renamed. It is checked before a byte of it reaches the pool.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import logging
 import os
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from math import prod
 from pathlib import Path
@@ -60,7 +60,7 @@ class Identity(msgspec.Struct, frozen=True):
         return cls(model, tokenizer, digest, str(pool.dtype).removeprefix("torch."), layers)
 
 
-class Header(msgspec.Struct, frozen=True):
+class SnapshotHeader(msgspec.Struct, frozen=True):
     """All of a snapshot but the KV. ``inputs`` is the caller's: the input offsets the state stands for.
 
     ``created_ns``: wall clock.
@@ -82,7 +82,7 @@ def create(path: Path) -> BinaryIO:
 
 def write_snapshot(
     path: Path,
-    header: Header,
+    header: SnapshotHeader,
     pool: KVPool,
     ranges: Sequence[SlotRange],
     *,
@@ -112,17 +112,22 @@ def write_snapshot(
     return seal
 
 
+@dataclass(frozen=True)
 class Snapshot:
-    """A file that was read wholly and found sound."""
+    """A file that was read wholly and checked.
 
-    def __init__(self, path: Path, header: Header, seal: bytes, kv_at: int) -> None:
-        self.path, self.header, self.seal = path, header, seal
-        """``seal``: the header's checksum, by which a file is told from an older one of the same name."""
-        self._kv_at = kv_at
+    ``seal``: the header's checksum, by which a file is told from an older one of the same name. ``kv_at``:
+    where in the file the KV begins.
+    """
+
+    path: Path
+    header: SnapshotHeader
+    seal: bytes
+    kv_at: int
 
     @classmethod
     def open(cls, path: Path, identity: Identity) -> Snapshot:
-        """Check all of the file. Raises SnapshotError: torn, damaged, foreign, or of another format."""
+        """Check all of the file. Raises SnapshotError: incomplete, damaged, foreign, or of another format."""
         try:
             with path.open("rb") as file:
                 header, seal, kv_at, kv_size = _check(file, path)
@@ -146,7 +151,7 @@ class Snapshot:
             raise SnapshotError(f"{self.path} has {tokens} tokens")
         try:
             with self.path.open("rb") as file:
-                file.seek(self._kv_at)
+                file.seek(self.kv_at)
                 for target, size in zip(_tensors(pool), _sizes(self.header), strict=True):
                     raw = bytearray(file.read(size))
                     if len(raw) != size:
@@ -174,7 +179,7 @@ class DiskCopy:
         """See `Stored.load`; raises SnapshotError."""
         snapshot = Snapshot.open(self._path, self._identity)
         if snapshot.seal != self._seal:
-            raise SnapshotError(f"{self._path} is not the file that was written: somebody replaced it")
+            raise SnapshotError(f"{self._path} is not the file that was written: it was replaced")
         size, left = self._pool.block_size, snapshot.header.state.tokens
         ranges: list[SlotRange] = []
         skip = self._skip
@@ -195,7 +200,7 @@ class DiskCopy:
             log.warning("%s could not be removed: %s", self._path, error)
 
 
-def _write(file: BinaryIO, header: Header, pool: KVPool, ranges: Sequence[SlotRange]) -> bytes:
+def _write(file: BinaryIO, header: SnapshotHeader, pool: KVPool, ranges: Sequence[SlotRange]) -> bytes:
     packed = msgspec.msgpack.encode(header)
     prefix = _PREFIX.pack(MAGIC, FORMAT, len(packed), sum(_sizes(header)))
     seal = _digest(prefix + packed)
@@ -211,12 +216,12 @@ def _write(file: BinaryIO, header: Header, pool: KVPool, ranges: Sequence[SlotRa
     return seal
 
 
-def _check(file: BinaryIO, path: Path) -> tuple[Header, bytes, int, int]:
+def _check(file: BinaryIO, path: Path) -> tuple[SnapshotHeader, bytes, int, int]:
     """(header, seal, where the KV begins, its bytes) of a file whose lengths and checksums are right."""
     size = os.fstat(file.fileno()).st_size
     prefix = file.read(_PREFIX.size)
     if len(prefix) < _PREFIX.size:
-        raise SnapshotError(f"{path} is torn: it ends after {len(prefix)} bytes")
+        raise SnapshotError(f"{path} is incomplete: it ends after {len(prefix)} bytes")
     magic, version, header_size, kv_size = _PREFIX.unpack(prefix)
     if magic != MAGIC:
         raise SnapshotError(f"{path} is no snapshot")
@@ -224,29 +229,22 @@ def _check(file: BinaryIO, path: Path) -> tuple[Header, bytes, int, int]:
         raise SnapshotError(f"{path} has format version {version}; this program reads {FORMAT}")
     expected = _PREFIX.size + header_size + _DIGEST + kv_size + _DIGEST
     if size != expected:
-        raise SnapshotError(f"{path} is torn: it has {size} bytes of {expected}")
+        raise SnapshotError(f"{path} is incomplete: it has {size} bytes of {expected}")
     packed, seal = file.read(header_size), file.read(_DIGEST)
     if seal != _digest(prefix + packed):
         raise SnapshotError(f"{path} is damaged: the checksum of its header is wrong")
     kv = blake2b(seal, digest_size=_DIGEST)
-    for chunk in _chunks(file, kv_size):
+    remaining = kv_size
+    while chunk := file.read(min(remaining, _CHUNK)):
         kv.update(chunk)
+        remaining -= len(chunk)
     if file.read() != kv.digest():
         raise SnapshotError(f"{path} is damaged: the checksum of its KV is wrong")
     try:
-        header = msgspec.msgpack.decode(packed, type=Header)
+        header = msgspec.msgpack.decode(packed, type=SnapshotHeader)
     except msgspec.MsgspecError as error:
         raise SnapshotError(f"{path} has a header that cannot be read: {error}") from error
     return header, seal, size - kv_size - _DIGEST, kv_size
-
-
-def _chunks(file: BinaryIO, size: int) -> Iterator[bytes]:
-    while size:
-        chunk = file.read(min(size, _CHUNK))
-        if not chunk:
-            return
-        size -= len(chunk)
-        yield chunk
 
 
 def _digest(data: bytes) -> bytes:
@@ -260,7 +258,7 @@ def _tensors(pool: KVPool) -> Iterator[torch.Tensor]:
         yield values
 
 
-def _sizes(header: Header) -> Iterator[int]:
+def _sizes(header: SnapshotHeader) -> Iterator[int]:
     """Bytes of each tensor in the order of the file."""
     element = torch.empty(0, dtype=getattr(torch, header.identity.dtype)).element_size()
     for kv_heads, *dims in header.identity.layers:

@@ -1,7 +1,7 @@
 """The host tier: a bounded pool in the host's memory for KV that the device has no room for.
 
-Preemption by swapping (*Stream2LLM* sections 4.2 and 4.3): blocks leave the device by an asynchronous copy
-and come back by another, instead of being computed again.
+Preemption by swapping (*Stream2LLM* sections 4.2 and 4.3): blocks are copied to the host and back while
+forward passes run, instead of being computed again.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class HostTier:
         """Sequences copied back so far."""
         self._device = device
         self._copies = copies or copies_for(device.device)
-        self._leaving = Quarantine(device)
-        self._returning = Quarantine(self.pool)
+        self._outgoing = Quarantine(device)
+        self._incoming = Quarantine(self.pool)
 
     def swap_out(self, reader: Fork) -> bool:
         """Move the reader's private KV here; False, and nothing changed, without room.
 
-        False, too, when others read all of it: only dropping it would free blocks then.
+        False, too, when others read all of it: swapping would free nothing.
         """
         return bool(reader.exclusive_tokens) and reader.swap_out(self)
 
@@ -50,7 +50,7 @@ class HostTier:
         taken = self.pool.take(sum(run.blocks for run in blocks))
         if taken is None:
             return None
-        self._leaving.add(blocks, self._copies(self.pool, taken, self._device, blocks))
+        self._outgoing.add(blocks, self._copies(self.pool, taken, self._device, blocks))
         self.swapped_out += 1
         return HostCopy(self, taken)
 
@@ -59,17 +59,17 @@ class HostTier:
 
         Passes begun from here on see it; the host blocks may be given back at once.
         """
-        self._returning.add(source, self._copies(self._device, blocks, self.pool, source))
+        self._incoming.add(source, self._copies(self._device, blocks, self.pool, source))
         self.swapped_in += 1
 
     def wait_for(self, blocks: int) -> None:
         """Wait until copies to the host have freed ``blocks`` blocks of the device pool, or all are done."""
-        self._leaving.reclaim(blocks)
+        self._outgoing.reclaim(blocks)
 
     def poll(self) -> None:
         """Give back the blocks whose copies are done, on both sides; never waits."""
-        self._leaving.poll()
-        self._returning.poll()
+        self._outgoing.poll()
+        self._incoming.poll()
 
 
 class HostCopy:

@@ -1,8 +1,8 @@
 """Which sessions stay in the pool: idle ones go to disk or to the host tier, and come back when used.
 
-A session is offloaded when nobody used it for a while, or, the least recently used first, when a block is
-wanted and no cache has one left to give: before anything is preempted for it. When stored KV cannot be had
-back the tape is lost: somebody above prefills its window again (`Tape.rebuild`).
+A session is offloaded when it was idle for a while, or, the least recently used first, when the pool and its
+caches have no free block: before anything is preempted for it. When stored KV cannot be read back the tape is
+lost, and the scheduler prefills its window again (`Tape.rebuild`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import quote
 
-from regions.offload.disk import DiskCopy, Header, Identity, Snapshot, SnapshotError, write_snapshot
+from regions.offload.disk import DiskCopy, Identity, Snapshot, SnapshotError, SnapshotHeader, write_snapshot
 from regions.offload.host import HostTier
 from regions.offload.store import StoredLost
 from regions.pool import KVPool
@@ -31,9 +31,9 @@ Tier = Literal["host", "disk"]
 class Idleness:
     """When and where sessions are offloaded.
 
-    ``limit_ns``: a session idle for so long is offloaded, to a file if possible, so that the host tier keeps
-    room for those that make way for others; 0: only for want of blocks. ``directory``: of the files; None:
-    the host tier alone. ``retry_ns``: no file is written for so long after one failed.
+    ``limit_ns``: a session idle for so long is offloaded, to a file if possible; 0: sessions are offloaded
+    only for want of blocks, to the host tier if possible. ``directory``: of the files; None: the host tier
+    alone. ``retry_ns``: no file is written for so long after one failed.
     """
 
     limit_ns: int = 0
@@ -44,12 +44,12 @@ class Idleness:
 class Residency:
     """Keeps tapes in the pool, in the host tier or on disk (a `Keeper` of tapes, a `Reclaimer` of the pool).
 
-    ``clock`` gives ns and never runs backwards. ``inputs``: what a session's snapshots say of its input
-    offsets. Make it after all caches of the pool: it is asked for blocks last.
+    ``clock``: monotonic, ns. ``inputs``: a session's input offsets, for its snapshots. Make it after all
+    caches of the pool, so that it is asked for blocks last.
     """
 
     reclaimable = 0
-    """Nothing is promised: whether a session can be offloaded shows only then."""
+    """Whether a session can be offloaded is known only when it is tried."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Residency:
         self.restores: Counter[str] = Counter()
         """Sessions brought back: from `host`, from `disk`, or `rebuilt`."""
         self.failures = 0
-        """Snapshots that could not be written, or not be had back."""
+        """Snapshots that could not be written, or not be read back."""
         self._pool, self._idleness, self._clock = pool, idleness, clock
         self._host, self._inputs = host, inputs
         self._used: dict[Tape, int] = {}  # least recently used first
@@ -75,13 +75,13 @@ class Residency:
         pool.add_reclaimer(self)
 
     def attach(self, tape: Tape, identity: Identity) -> None:
-        """Take care of ``tape`` from here on."""
+        """Manage ``tape`` from here on."""
         self._identity[tape] = identity
         self._used[tape] = self._clock()
         tape.keeper = self
 
     def detach(self, tape: Tape) -> None:
-        """Take no more care of it; before it is released."""
+        """Manage it no longer; to be called before it is released."""
         for kept in (self._identity, self._used, self._tier):
             kept.pop(tape, None)
         tape.keeper = None
@@ -102,13 +102,12 @@ class Residency:
         self._tier[tape] = "disk"
         return snapshot.header.inputs
 
-    def used(self, tape: Tape) -> None:
-        """See `Keeper.used`."""
+    def use(self, tape: Tape, n: int) -> bool:
+        """See `Keeper.use`."""
         del self._used[tape]
         self._used[tape] = self._clock()
-
-    def restore(self, tape: Tape, n: int = 0) -> bool:
-        """See `Keeper.restore`."""
+        if tape.resident:
+            return True
         try:
             if not tape.swap_in(n):
                 return False
@@ -132,7 +131,7 @@ class Residency:
         return any(self._spill(tape, self._to_disk, self._to_host) for tape in idle)
 
     def next_due(self) -> int | None:
-        """In how many ns the next session in the pool has been idle for the limit; None without one."""
+        """In how many ns the next session in the pool reaches the limit; None without one."""
         limit, now = self._idleness.limit_ns, self._clock()
         due = (used + limit - now for tape, used in self._used.items() if tape.resident)
         return min((ns for ns in due if ns > 0), default=None) if limit else None
@@ -166,7 +165,9 @@ class Residency:
             return None
         path = directory / f"{quote(tape.name, safe='')}.kv"
         inputs = dict(self._inputs(tape.name))
-        header = Header(tape.name, identity, self._pool.block_size, tape.state, inputs, time.time_ns())
+        header = SnapshotHeader(
+            tape.name, identity, self._pool.block_size, tape.state, inputs, time.time_ns()
+        )
         ranges = tape.live_ranges
         try:
             seal = write_snapshot(path, header, self._pool, ranges)

@@ -9,7 +9,7 @@ from regions.allocator import Run
 
 
 class StoredLost(Exception):
-    """What was stored cannot be had back; the message says why."""
+    """Stored KV cannot be read back; the message says why."""
 
 
 class NotResident(RuntimeError):
@@ -36,4 +36,4 @@ class Store(Protocol):
     """Where the KV of blocks can be kept outside the pool."""
 
     def put(self, blocks: Sequence[Run]) -> Stored | None:
-        """Keep what ``blocks`` of the device pool hold; None, and nothing changed, without room for it."""
+        """Store ``blocks`` of the device pool; None, and nothing changed, without room for them."""

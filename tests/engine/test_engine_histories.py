@@ -18,7 +18,7 @@ from engine.step import Chunk
 from regions.allocator import Run
 from regions.ephemeral import Fork
 from regions.frozen import SharedBlocks
-from regions.offload.disk import Header, Identity, write_snapshot
+from regions.offload.disk import Identity, SnapshotHeader, write_snapshot
 from regions.offload.host import HostTier
 from regions.offload.residency import Idleness, Residency
 from regions.tape import Retention, Tape
@@ -139,7 +139,7 @@ class World:
         pool = self.engine.pool
         identity = Identity.of(pool, model="m", tokenizer="t", frozen=self.frozen)
         file = self.directory / "t.kv"
-        header = Header("t", identity, pool.block_size, self.tape.state, {"offset": 3}, 1)
+        header = SnapshotHeader("t", identity, pool.block_size, self.tape.state, {"offset": 3}, 1)
         write_snapshot(file, header, pool, self.tape.live_ranges)
         self.tape.release()
         self.tape = self.open()

@@ -13,7 +13,7 @@ from engine.engine import Engine
 from engine.model.canary import dense_logits
 from engine.step import Chunk
 from regions.ephemeral import Fork
-from regions.offload.disk import Header, Identity, write_snapshot
+from regions.offload.disk import Identity, SnapshotHeader, write_snapshot
 from regions.offload.host import HostTier
 from regions.offload.residency import Idleness, Residency
 from regions.offload.store import NotResident
@@ -219,7 +219,7 @@ def test_a_session_goes_on_from_its_snapshot_in_another_engine(tmp_path: Path) -
     world = World()
     identity = Identity.of(world.engine.pool, frozen=world.frozen, **IDENTITY_OF)
     file = tmp_path / "t.kv"
-    header = Header("t", identity, 4, world.tape.state, {"offset": 17}, 1)
+    header = SnapshotHeader("t", identity, 4, world.tape.state, {"offset": 17}, 1)
     write_snapshot(file, header, world.engine.pool, world.tape.live_ranges)
     left = world.tape
 
@@ -228,7 +228,11 @@ def test_a_session_goes_on_from_its_snapshot_in_another_engine(tmp_path: Path) -
     residency = Residency(engine.pool, Idleness(), lambda: 0)
     residency.attach(tape, identity)
     assert residency.resume(tape, file) == {"offset": 17}
-    assert (tape.version, tape.evicted_tokens, tape.state.records) == (25, left.evicted_tokens, left.records)
+    assert (tape.version, tape.evicted_tokens, tape.state.records) == (
+        25,
+        left.evicted_tokens,
+        left.state.records,
+    )
     left.release()
     world.engine, world.tape = engine, tape
     world.ask()

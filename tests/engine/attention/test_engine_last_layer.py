@@ -148,7 +148,7 @@ def test_the_canary_compares_rows_that_are_read_alone(monkeypatch: pytest.Monkey
 def test_layers_that_are_not_found_or_wrapped_already_are_left_alone() -> None:
     model = tiny("llama").model
     del model.model.layers[-1].forward
-    assert not install(model, len(model.model.layers) + 1)
-    assert not install(model.model.rotary_emb, len(model.model.layers))
-    assert install(model, len(model.model.layers))
-    assert not install(model, len(model.model.layers))
+    assert not install(model, len(model.model.layers) + 1, lambda: None)
+    assert not install(model.model.rotary_emb, len(model.model.layers), lambda: None)
+    assert install(model, len(model.model.layers), lambda: None)
+    assert not install(model, len(model.model.layers), lambda: None)

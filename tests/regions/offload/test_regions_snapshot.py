@@ -15,7 +15,15 @@ import pytest
 import torch
 
 from regions.allocator import Run
-from regions.offload.disk import MAGIC, Header, Identity, Snapshot, SnapshotError, create, write_snapshot
+from regions.offload.disk import (
+    MAGIC,
+    Identity,
+    Snapshot,
+    SnapshotError,
+    SnapshotHeader,
+    create,
+    write_snapshot,
+)
 from regions.pool import KVPool, LayerShape
 from regions.tape import LiveRecord, Retention, Tape
 from tests.regions.numbered import FROZEN, append, prompt_of, read, tape_of
@@ -43,7 +51,7 @@ def full_tape(memory: KVPool) -> Tape:
 
 def written(path: Path, memory: KVPool, **more: Any) -> Tape:
     tape = full_tape(memory)
-    header = Header("t", identity(memory), 4, tape.state, {"topic/0": 99}, 12345)
+    header = SnapshotHeader("t", identity(memory), 4, tape.state, {"topic/0": 99}, 12345)
     write_snapshot(path, header, memory, tape.live_ranges, **more)
     return tape
 
@@ -97,10 +105,10 @@ def test_a_torn_file_is_refused(tmp_path: Path) -> None:
     rng = random.Random(2)
     for size in [0, 1, 27, 28, 29, len(sound) - 1, *rng.sample(range(len(sound)), 30)]:
         path.write_bytes(sound[:size])
-        with pytest.raises(SnapshotError, match="is torn"):
+        with pytest.raises(SnapshotError, match="is incomplete"):
             Snapshot.open(path, identity(memory))
     path.write_bytes(sound + b"\0")
-    with pytest.raises(SnapshotError, match="is torn"):
+    with pytest.raises(SnapshotError, match="is incomplete"):
         Snapshot.open(path, identity(memory))
     path.unlink()
     with pytest.raises(SnapshotError, match="could not be read: No such file"):
@@ -184,7 +192,7 @@ def test_a_full_disk_loses_nothing_but_the_snapshot(tmp_path: Path, room: int, f
     before = path.read_bytes()
     assert len(before) > 1400
     append(memory, tape, [1, 2, 3])
-    header = Header("t", identity(memory), 4, tape.state, {}, 0)
+    header = SnapshotHeader("t", identity(memory), 4, tape.state, {}, 0)
 
     def opened(temporary: Path) -> BinaryIO:
         return cast(BinaryIO, FullDisk(create(temporary), room, fails))
@@ -220,7 +228,9 @@ def test_a_window_without_tokens_is_not_written(tmp_path: Path) -> None:
     memory = pool()
     tape = tape_of(memory, Retention(20))
     with pytest.raises(ValueError, match="no KV to write"):
-        write_snapshot(tmp_path / "t", Header("t", identity(memory), 4, tape.state, {}, 0), memory, [])
+        write_snapshot(
+            tmp_path / "t", SnapshotHeader("t", identity(memory), 4, tape.state, {}, 0), memory, []
+        )
     tape.release()
 
 
