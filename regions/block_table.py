@@ -24,7 +24,6 @@ class BlockTable:
         self._extents: list[Extent] = []  # over the live slots; while offloaded over those they were in
         self._head = 0  # slots before the oldest live one, counted from the first run's start
         self._tail = 0  # slots before the next one to write
-        self._capacity = 0
         pool.owners.add(self)
 
     @property
@@ -51,11 +50,11 @@ class BlockTable:
     @property
     def blocks(self) -> int:
         """How many blocks that is."""
-        return self._capacity // self._pool.block_size
+        return sum(run.blocks for run in self._runs)
 
     def blocks_needed(self, n: int) -> int:
         """Blocks to take before ``n`` more tokens fit."""
-        return max(0, -(-(self._tail + n - self._capacity) // self._pool.block_size))
+        return max(0, -(-(self._tail + n) // self._pool.block_size) - self.blocks)
 
     def acquire(self, n: int) -> bool:
         """Take the blocks for ``n`` more tokens, swapping in what was swapped out.
@@ -74,13 +73,13 @@ class BlockTable:
         if behind is not None and runs[0].start == behind:
             self._runs[-1] = Run(self._runs[-1].start, runs.pop(0).stop)
         self._runs += runs
-        self._capacity += needed * self._pool.block_size
         return True
 
     def next(self, n: int) -> tuple[SlotRange, ...]:
         """The ranges of the next ``n`` slots; their blocks must have been acquired."""
-        if self._tail + n > self._capacity:
-            raise RuntimeError(f"{n} tokens were not acquired: {self._capacity - self._tail} slots are ready")
+        ready = self.blocks * self._pool.block_size - self._tail
+        if n > ready:
+            raise RuntimeError(f"{n} tokens were not acquired: {ready} slots are ready")
         return self._ranges(self._tail, n)
 
     def wrote(self, placement: Placement, n: int) -> None:
@@ -97,17 +96,14 @@ class BlockTable:
         slots = self._head // size * size
         self._head -= slots
         self._tail -= slots
-        self._capacity -= slots
         self._pool.blocks.release(freed)
 
     def keep(self, n: int) -> None:
         """Only the oldest ``n`` tokens stay; give back the blocks behind them, also where it is stored."""
         keep_oldest(self._extents, n)
         self._tail = self._head + n
-        kept, freed = split(self._runs, -(-self._tail // self._pool.block_size) if n else 0)
+        self._runs, freed = split(self._runs, -(-self._tail // self._pool.block_size) if n else 0)
         self._pool.blocks.release(freed)
-        self._runs = kept
-        self._capacity = sum(run.blocks for run in kept) * self._pool.block_size
         if not n:
             self._head = self._tail = 0
         if self.stored is not None and n:
@@ -174,7 +170,7 @@ class BlockTable:
 
     def expect(self, stretches: Iterable[Stretch], stored: Stored) -> None:
         """``stored`` has the tokens of ``stretches``. Raises RuntimeError unless the table is new."""
-        if self._capacity or self._tail:
+        if self._runs or self._tail:
             raise RuntimeError("a block table in use cannot expect tokens to be fetched")
         self._extents = [Extent(0, *stretch) for stretch in stretches]
         self._tail = sum(extent.length for extent in self._extents)
@@ -206,7 +202,6 @@ class BlockTable:
         self._head %= size
         self._tail = self._head + length
         self._runs = runs
-        self._capacity = sum(run.blocks for run in runs) * size
         if runs:
             self._extents = relay(self._extents, self.live_ranges())
 

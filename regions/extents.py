@@ -69,17 +69,9 @@ def extend(extents: list[Extent], slots: Iterable[SlotRange], coord: int, origin
 
 
 def drop_oldest(extents: list[Extent], tokens: int) -> None:
-    """Remove ``tokens`` tokens from the front of ``extents``."""
-    while tokens:
-        first = extents[0]
-        dropped = min(tokens, first.length)
-        tokens -= dropped
-        if dropped == first.length:
-            del extents[0]
-        else:
-            extents[0] = Extent(
-                first.slot + dropped, first.length - dropped, first.coord + dropped, first.origin
-            )
+    """Remove the first ``tokens`` tokens of ``extents``, which are at consecutive coordinates."""
+    if extents:
+        extents[:] = between(extents, extents[0].coord + tokens, extents[-1].coord + extents[-1].length)
 
 
 def between(extents: Iterable[Extent], start: int, stop: int) -> list[Extent]:
@@ -98,12 +90,9 @@ def anchor(extents: Iterable[Extent], origin: int) -> tuple[Extent, ...]:
 
 
 def keep_oldest(extents: list[Extent], tokens: int) -> None:
-    """Remove everything behind the first ``tokens`` tokens of ``extents``."""
-    for i, extent in enumerate(extents):
-        if tokens <= extent.length:
-            extents[i:] = [extent._replace(length=tokens)] if tokens else []
-            return
-        tokens -= extent.length
+    """Keep only the first ``tokens`` tokens of ``extents``, which are at consecutive coordinates."""
+    if extents:
+        extents[:] = between(extents, extents[0].coord, extents[0].coord + tokens)
 
 
 def relay(extents: Iterable[Extent], ranges: Iterable[SlotRange]) -> list[Extent]:
