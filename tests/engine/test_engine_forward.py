@@ -344,7 +344,7 @@ def test_other_errors_pass_through_and_change_nothing_either(model: LoadedModel)
     fork.release()
 
 
-def test_a_prefix_that_finds_no_memory_holds_no_block(model: LoadedModel) -> None:
+def test_a_prefix_that_finds_no_memory_keeps_no_block(model: LoadedModel) -> None:
     engine = Engine(model, blocks=16, block_size=4, attention=Failing(1))
     with pytest.raises(OutOfMemory):
         engine.open_tape("t", [1, 2, 3], Retention(20))

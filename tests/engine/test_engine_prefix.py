@@ -117,7 +117,7 @@ def test_frozen_prefixes_are_computed_once_and_only_where_they_are_new() -> None
     assert engine.pool.blocks.free_blocks == 80
 
 
-def test_a_session_that_cannot_be_opened_holds_nothing() -> None:
+def test_a_session_that_cannot_be_opened_references_nothing() -> None:
     engine = Engine(tiny("llama", layers=2), blocks=40, block_size=4, frame_limit=64)
     for _ in range(2):
         with pytest.raises(ValueError, match="no room for a question"):

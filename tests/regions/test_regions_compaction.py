@@ -1,4 +1,4 @@
-"""Compaction: a torn window is copied to one run, and nobody who reads it notices."""
+"""Compaction: a window in several runs is copied to one, and its readers see the same."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from regions.tape import Retention, Tape, compact_one
 from tests.regions.numbered import append, pool, read, scribble, tape_of
 
 
-def torn_tape(memory: KVPool, runs: int) -> Tape:
+def spread_tape(memory: KVPool, runs: int) -> Tape:
     tape = tape_of(memory, Retention(60), frame_limit=200)
     while tape.runs < runs:
         last = tape.extents[-1]
@@ -21,9 +21,9 @@ def torn_tape(memory: KVPool, runs: int) -> Tape:
 
 
 def test_a_window_in_several_runs_is_compacted_into_one() -> None:
-    """Same numbers, same frames, readers undisturbed; the most torn first, one at a time."""
+    """Same numbers, same frames, readers undisturbed; the one in the most runs first, one at a time."""
     memory = pool(100)
-    little, much = torn_tape(memory, 2), torn_tape(memory, 4)
+    little, much = spread_tape(memory, 2), spread_tape(memory, 4)
     free = memory.free_blocks
     reader = much.fork()
     before = reader.extents
@@ -39,7 +39,7 @@ def test_a_window_in_several_runs_is_compacted_into_one() -> None:
     assert not compact_one([little, much])
     for fork in (reader, later):
         fork.release()
-    assert memory.free_blocks == free  # nobody holds the old blocks any more
+    assert memory.free_blocks == free  # the old blocks have no reader any more
     scribble(memory)
     assert read(memory, much.extents) == seen
     assert append(memory, much, [1, 2])
@@ -51,7 +51,7 @@ def test_a_window_in_several_runs_is_compacted_into_one() -> None:
 def test_no_run_is_made_free_for_it() -> None:
     """Without a free run that long, or in the middle of an append, the window stays where it is."""
     memory = pool(40)
-    tape = torn_tape(memory, 3)
+    tape = spread_tape(memory, 3)
     blocks = sum(run.blocks for run in memory.blocks.take(0) or []) or 5
     hogs = []
     while memory.blocks.largest_free_run >= blocks - 1:

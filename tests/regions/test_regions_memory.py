@@ -326,7 +326,7 @@ def test_fragmentation_is_the_share_outside_the_longest_run() -> None:
     allocator = BlockAllocator(10)
     assert allocator.fragmentation == 0
     first, _, third = allocator.take(2), allocator.take(6), allocator.take(2)
-    assert allocator.fragmentation == 0  # nothing free, nothing torn
+    assert allocator.fragmentation == 0  # nothing free, no fragments
     assert first is not None
     assert third is not None
     allocator.release(first)

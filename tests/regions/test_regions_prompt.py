@@ -30,7 +30,7 @@ def common(a: list[int], b: list[int]) -> int:
 
 
 def blocks_given_up(pool: KVPool, prompt: StreamingPrompt) -> int:
-    """Blocks that somebody refers to for the sake of the prompt's private tokens."""
+    """Blocks that are referenced because of the prompt's private tokens."""
     if prompt.swapped:
         return 0
     taken = prompt._table.referenced_blocks()
@@ -160,7 +160,7 @@ def test_a_change_inside_the_aliased_part_lets_go_of_the_rest() -> None:
     prompt.release()
 
 
-def test_a_change_in_a_block_that_the_cache_holds_does_not_touch_the_cached_tokens() -> None:
+def test_a_change_in_a_block_that_is_cached_does_not_touch_the_cached_tokens() -> None:
     pool, cache, prompt = streaming()
     prompt.append(list(range(10)))
     run(pool, prompt)

@@ -153,7 +153,7 @@ def test_what_somebody_reads_is_not_evicted() -> None:
     assert cache.match(SYSTEM) is None
 
 
-def test_a_reader_holds_no_more_than_it_reads() -> None:
+def test_a_reader_references_no_more_than_it_reads() -> None:
     """The match of a part of an edge leaves the blocks behind it to be reclaimed."""
     pool = small_pool(60)
     cache = RadixCache(pool, 240)
@@ -185,7 +185,7 @@ def test_only_the_delta_is_added() -> None:
 
 
 def test_saves_are_gated_by_the_budget() -> None:
-    """Room is made from what nobody reads; else the save is refused, counted, and the cache is as it was."""
+    """Prefixes without readers are evicted; else the save is refused, counted, and the cache is as it was."""
     pool = small_pool(60)
     cache = RadixCache(pool, 20)
     cached(pool, cache, [1] * 8)
@@ -249,7 +249,7 @@ def test_what_was_computed_twice_still_frees_its_first_copy() -> None:
     second.release()
 
 
-def test_looking_up_a_length_holds_and_touches_nothing() -> None:
+def test_looking_up_a_length_references_and_touches_nothing() -> None:
     pool = small_pool(60)
     cache = RadixCache(pool, 240)
     cached(pool, cache, [1] * 8)

@@ -106,7 +106,7 @@ def test_an_update_of_a_swapped_prompt_frees_on_the_host(kept: int) -> None:
     assert host.pool.free_blocks == 20
 
 
-def test_tokens_that_others_hold_stay_in_the_pool() -> None:
+def test_tokens_that_others_read_stay_in_the_pool() -> None:
     memory = pool()
     host = HostTier(memory, 20)
     fork = prompt_of(memory, list(range(6)))
@@ -168,7 +168,7 @@ def test_blocks_are_not_handed_out_before_their_copy_is_done() -> None:
     fork = prompt_of(memory, list(range(32)))
     assert fork.swap_out(host)
     assert memory.blocks.free_blocks == 2
-    assert memory.free_blocks == 10  # surely free as soon as somebody asks
+    assert memory.free_blocks == 10  # free once the copies are awaited
     memory.check_integrity()
     small = prompt_of(memory, [-1] * 8)
     assert late.waits == 0

@@ -78,7 +78,7 @@ def layer_call(
     sinks: bool = False,
     poisoned: bool = False,
 ) -> LayerCall:
-    """Random queries, keys and values; ``poisoned``: slots nobody reads hold NaN."""
+    """Random queries, keys and values; ``poisoned``: slots without readers have NaN."""
 
     def pool(dim: int) -> torch.Tensor:
         shape = (slots, kv_heads, dim) if page_major else (kv_heads, slots, dim)
@@ -145,7 +145,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_mixed_batches_equal_the_reference(case: str) -> None:
-    """Shared extents in several frames, causal rows, NaN in slots that nobody reads."""
+    """Shared extents in several frames, causal rows, NaN in slots without readers."""
     torch.manual_seed(1)
     metadata, slots = mixed_batch(random.Random(case), DEVICE)
     tolerance.assert_sums(*both(layer_call(metadata, slots, poisoned=True, **CASES[case])), width=WIDTH)

@@ -1,4 +1,4 @@
-"""What nobody reads of the last layer is not computed, and what is read stays the same."""
+"""Rows of the last layer that are not read are not computed; the others stay the same."""
 
 from __future__ import annotations
 

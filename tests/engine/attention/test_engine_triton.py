@@ -168,7 +168,7 @@ def test_a_plan_is_refilled_in_place() -> None:
     assert (offsets[len(shorter.offsets) :] == shorter.offsets[-1]).all()
 
 
-def test_more_grouped_heads_than_a_tile_holds_are_refused() -> None:
+def test_more_grouped_heads_than_fit_a_tile_are_refused() -> None:
     with pytest.raises(ValueError, match="71 query heads share a KV head"):
         View(None, 1, 71, 64)
 

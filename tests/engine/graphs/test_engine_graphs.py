@@ -51,8 +51,8 @@ def ask(engine: Engine, forks: list[Fork], questions: list[list[int]]) -> list[t
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma2"])
-def test_recorded_passes_give_what_eager_passes_give(architecture: str) -> None:
-    """Questions and their answers' next tokens, over an evicting tape, at sizes that share recordings."""
+def test_captured_passes_give_what_eager_passes_give(architecture: str) -> None:
+    """Questions and their answers' next tokens, over an evicting tape, at sizes that share graphs."""
     model = tiny(architecture, layers=2)
     engines = [
         Engine(model, blocks=80, block_size=4, frame_limit=90, attention=Prepared(), capture=record)
@@ -83,7 +83,7 @@ def test_recorded_passes_give_what_eager_passes_give(architecture: str) -> None:
         tape.release()
 
 
-def test_a_large_batch_is_not_recorded() -> None:
+def test_a_large_batch_is_not_captured() -> None:
     model = tiny("llama", layers=1)
     engine = Engine(model, blocks=60, attention=Prepared(), capture=again)
     assert engine.graphs is not None
@@ -94,7 +94,7 @@ def test_a_large_batch_is_not_recorded() -> None:
     prompt.release()
 
 
-def test_only_so_many_recordings_are_kept() -> None:
+def test_only_so_many_captured_graphs_are_kept() -> None:
     model = tiny("llama", layers=1)
     engine = Engine(model, blocks=60, attention=Prepared())
     runner = GraphRunner(model, engine.pool, Prepared(), capture=again, most_graphs=2)

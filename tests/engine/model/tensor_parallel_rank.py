@@ -56,7 +56,7 @@ def scenario(loaded: LoadedModel) -> list[torch.Tensor]:
     return logits
 
 
-def bytes_held(model: Any) -> int:
+def weight_bytes(model: Any) -> int:
     """Bytes of the storages behind the model's parameters, each counted once."""
     storages = {}
     for parameter in model.parameters():
@@ -80,7 +80,7 @@ def main(rank: int, ranks: int, directory: Path) -> None:
         found = {
             "logits": scenario(loaded),
             "kv_heads": loaded.layers[0].kv_heads,
-            "bytes": bytes_held(loaded.model),
+            "bytes": weight_bytes(loaded.model),
         }
         torch.save(found, directory / f"{path.name}.{rank}.pt")
     distributed.destroy_process_group()

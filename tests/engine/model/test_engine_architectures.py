@@ -251,7 +251,7 @@ def test_a_checkpoint_in_many_files_is_the_same_model(tmp_path: Path) -> None:
     assert revision_of(tmp_path / "many") != many.revision
 
 
-def test_a_torn_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_an_incomplete_checkpoint_is_refused(tmp_path: Path) -> None:
     (file,) = save(tiny("llama"), tmp_path).glob("*.safetensors")
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(ModelError, match="cannot be loaded"):

@@ -15,7 +15,7 @@ from engine.model.architectures import ModelError
 from engine.model.embedded import build_tokenizer
 from engine.model.loading import LoadedModel, load_model
 from tests import tolerance
-from tests.engine.model.tensor_parallel_rank import bytes_held, scenario
+from tests.engine.model.tensor_parallel_rank import scenario, weight_bytes
 from tests.engine.oracle import tiny
 
 RANKS = 2
@@ -71,13 +71,13 @@ def test_two_ranks_give_the_logits_of_one_process(
         tolerance.assert_logits(alone[kind], one, whole)
 
 
-def test_a_rank_holds_its_part_of_the_weights(
+def test_a_rank_has_its_part_of_the_weights(
     both_ranks: tuple[dict[str, LoadedModel], dict[str, list[Any]]],
 ) -> None:
     """Nothing keeps the whole weights that were loaded, neither as parameters nor behind views."""
     alone, found = both_ranks
     for rank in found["llama"]:
-        assert rank["bytes"] < 0.55 * bytes_held(alone["llama"].model)
+        assert rank["bytes"] < 0.55 * weight_bytes(alone["llama"].model)
 
 
 def test_without_a_group_it_is_refused(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_idle_sessions_are_offloaded_the_least_recently_used_first(tmp_path: Pat
 
 
 def test_for_want_of_blocks_sessions_are_offloaded_to_the_host_first(tmp_path: Path) -> None:
-    """A copy is quicker than a file, and somebody waits."""
+    """A copy is quicker than a file, and a request waits."""
     house = House(2, host_blocks=4, directory=tmp_path)
     house.fill(0, 1)
     house.residency.reclaim(1)
@@ -228,7 +228,7 @@ def test_blocks_that_are_still_being_copied_are_waited_for() -> None:
     house.release()
 
 
-@pytest.mark.parametrize("harm", ["flipped", "torn", "gone", "older"])
+@pytest.mark.parametrize("harm", ["flipped", "incomplete", "gone", "older"])
 def test_a_refused_snapshot_loses_the_session_until_its_tokens_are_prefilled_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, harm: str
 ) -> None:
@@ -247,7 +247,7 @@ def test_a_refused_snapshot_loses_the_session_until_its_tokens_are_prefilled_aga
     elif harm == "gone":
         file.unlink()
     else:
-        file.write_bytes(older[:-1] if harm == "torn" else older[:-1] + bytes([older[-1] ^ 1]))
+        file.write_bytes(older[:-1] if harm == "incomplete" else older[:-1] + bytes([older[-1] ^ 1]))
     tape = house.tapes[0]
     version, expected = tape.version, tape.window
     for _ in range(3):

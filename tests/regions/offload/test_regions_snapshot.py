@@ -57,8 +57,8 @@ def written(path: Path, memory: KVPool, **more: Any) -> Tape:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_snapshot_holds_the_session(tmp_path: Path, dtype: torch.dtype) -> None:
-    """State, inputs and KV, bit by bit, in the pool's own dtype; nobody else may read the file."""
+def test_a_snapshot_contains_the_session(tmp_path: Path, dtype: torch.dtype) -> None:
+    """State, inputs and KV, bit by bit, in the pool's own dtype; no other user may read the file."""
     memory, path = pool(dtype), tmp_path / "t.kv"
     tape = written(path, memory)
     snapshot = Snapshot.open(path, identity(memory))
@@ -97,7 +97,7 @@ def test_any_flipped_byte_is_refused(tmp_path: Path) -> None:
     Snapshot.open(path, identity(memory))
 
 
-def test_a_torn_file_is_refused(tmp_path: Path) -> None:
+def test_an_incomplete_file_is_refused(tmp_path: Path) -> None:
     """Cut anywhere, or with something behind its end."""
     memory, path = pool(), tmp_path / "t.kv"
     written(path, memory).release()

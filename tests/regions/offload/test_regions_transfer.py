@@ -53,7 +53,7 @@ def side(log: list[str], device: str) -> Any:
     return SimpleNamespace(device=torch.device(device), copy_from=lambda *_: log.append(f"copy to {device}"))
 
 
-def test_a_copy_to_the_host_follows_what_was_computed_and_holds_nothing_up(log: list[str]) -> None:
+def test_a_copy_to_the_host_follows_what_was_computed_and_blocks_nothing(log: list[str]) -> None:
     copies = StreamCopies(torch.device("cuda"))
     transfer = copies(side(log, "cpu"), [Run(0, 1)], side(log, "cuda"), [Run(0, 1)])
     assert log == ["copying waits for computing", "on copying", "copy to cpu", "copying records", "off"]
