@@ -5,19 +5,23 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
+import platform
+import subprocess
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
-from bench import machine
-from bench.figures import Figure, Part, Suite
+from bench.figures import Figure, Machine, Part, Suite
 from bench.suites import SUITES
+
+_PACKAGES = ("torch", "transformers", "numpy", "numba", "aiokafka", "pyzmq", "uvloop")
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -76,11 +80,11 @@ def measure(suite: str, name: str, command: str, run: Run) -> Part:
         title,
         " ".join((work.__doc__ or "").split()),
         command,
-        machine.commit(),
+        commit(),
         started.isoformat(" ", "minutes"),
         round(time.monotonic() - began, 1),
         run.threads,
-        machine.describe(),
+        machine(),
         (round(load, 2), round(os.getloadavg()[0], 2)),
         figures,
     )
@@ -107,3 +111,38 @@ def save(json_file: Path, suite: Suite) -> None:
         figures = ",\n".join(msgspec.json.encode(figure).decode() for figure in part.figures)
         lines.append(f"{head.removesuffix(']}')}\n{figures}\n]}}")
     json_file.write_text(f'{{"suite":"{suite.suite}","parts":[\n' + ",\n".join(lines) + "\n]}\n")
+
+
+def machine() -> Machine:
+    """What figures are taken on."""
+    packages = {name: found for name in _PACKAGES if (found := _version(name))}
+    return Machine(_processor(), len(os.sched_getaffinity(0)), platform.python_version(), packages)
+
+
+def commit() -> str:
+    """The checkout's commit, "-dirty" where anything but docs/ was changed; else the package's version."""
+    try:
+        changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)docs")
+        return _git("describe", "--always") + ("-dirty" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return _version("foretick") or "unknown"
+
+
+def _git(*arguments: str) -> str:
+    command = ("git", "-C", str(Path(__file__).parent), *arguments)
+    return subprocess.run(command, capture_output=True, check=True, text=True).stdout.strip()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            return value.strip()
+    return platform.machine()

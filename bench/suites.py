@@ -29,6 +29,6 @@ SUITES: dict[str, dict[str, tuple[str, str]]] = {
         "prefix": ("bench.scheduler.prefix:measure", "k-LPM by request rate"),
         "simulated": ("bench.scheduler.simulated:measure", "Streaming prompts, simulated"),
     },
-    "gpu": {"model": ("bench.gpu.measure:measure", "Llama-3.1-8B's shape on one GPU")},
+    "gpu": {"model": ("bench.gpu:measure", "Llama-3.1-8B's shape on one GPU")},
 }
 """Of each part the function that measures it, which is imported when it runs, and its title."""

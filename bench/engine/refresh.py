@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
-from bench.engine import models
-from bench.engine.contenders import engine_for, read
+from bench.engine.contenders import engine_for, model_of, read
 from bench.engine.scenario import Size, make_scenario
 from bench.engine.served import Served
 from bench.figures import Figure, Goal, Setting, latency, quantiles
@@ -34,7 +34,7 @@ def measure(run: Run) -> Iterator[Figure]:
     """Questions through the real scheduler, alone and while the session's window is prefilled again in
     the background. *Bound*: 1.1 times the idle P99 plus the longest batch of the refresh.
     """
-    plan, loaded = QUICK if run.quick else Plan(), models.of(run)[0]
+    plan, loaded = QUICK if run.quick else Plan(), model_of(run)[0]
     scenario = make_scenario(PromptFormat.of(loaded.tokenizer), Size(plan.records + plan.evicted, 0, 0))
     engine = engine_for(loaded, 3 * scenario.tokens + 4096, frame_limit=8192)
     tape = engine.open_tape("bench", scenario.frozen, Retention(6144, plan.records))
@@ -61,10 +61,16 @@ def measure(run: Run) -> Iterator[Figure]:
         served.worker.stop(1.0)
         tape.release()
     setting: Setting = {"tokens in the window": len(tape.window), "tokens a chunk": served.limits.chunk_min}
-    (idle_ns,), (during_ns,) = idle.values(), during.values()
-    yield from figures(idle_ns, during_ns, max(served.passes.ns), setting)
-    yield Figure("one refresh alone", alone / 1e6, "ms", "", setting)
-    yield Figure("refreshes that ended meanwhile", len(ended), "", "", setting)
+    (idle_ns,), (during_ns,), batch_ns = idle.values(), during.values(), max(served.passes.ns)
+    name = "question during refreshes"
+    yield from latency(name, during_ns, setting, "", "idle", idle_ns, paired=False)
+    p99 = quantiles(during_ns, 0.99)[0] / 1e6
+    bound = (1.1 * quantiles(idle_ns, 0.99)[0] + batch_ns) / 1e6
+    figure = partial(Figure, setting=setting)
+    yield figure(f"{name} P99", p99, "ms", against="bound", reference=bound, goal=Goal(1.0))
+    yield figure("longest batch of a refresh", batch_ns / 1e6, "ms")
+    yield figure("one refresh alone", alone / 1e6, "ms")
+    yield figure("refreshes that ended meanwhile", len(ended))
 
 
 def refresh(served: Served, tape: Tape) -> int:
@@ -77,14 +83,3 @@ def refresh(served: Served, tape: Tape) -> int:
     took = served.wait_for(prefill)
     served.scheduler.run_between(fresh.release)
     return took
-
-
-def figures(
-    idle: Sequence[int], during: Sequence[int], batch_ns: float, setting: Setting
-) -> Iterator[Figure]:
-    """Questions during refreshes beside idle ones (ns), and their P99 beside its bound."""
-    yield from latency("question during refreshes", during, setting, "", "idle", idle, paired=False)
-    p99 = quantiles(during, 0.99)[0] / 1e6
-    bound = (1.1 * quantiles(idle, 0.99)[0] + batch_ns) / 1e6
-    yield Figure("question during refreshes P99", p99, "ms", "", setting, "bound", bound, goal=Goal(1.0))
-    yield Figure("longest batch of a refresh", batch_ns / 1e6, "ms", "", setting)

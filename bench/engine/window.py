@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from bench.engine import models
-from bench.engine.contenders import Dense, Regions, engine_for
+from bench.engine.contenders import Dense, Regions, engine_for, model_of
 from bench.engine.questions import in_turn, timed
 from bench.engine.scenario import Records, Size, make_scenario
 from bench.figures import Figure, Goal, Setting, latency
@@ -35,7 +34,7 @@ def measure(run: Run) -> Iterator[Figure]:
     length and stays. *Dense*: the unmodified model over the same window sent again as a prompt.
     """
     plan = QUICK if run.quick else Plan()
-    loaded, plain = models.of(run)
+    loaded, plain = model_of(run)
     scenario = make_scenario(
         PromptFormat.of(loaded.tokenizer), Size(plan.records, plan.updates, plan.bars), seed=7
     )

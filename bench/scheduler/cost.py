@@ -13,6 +13,8 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 
 import numpy as np
 
@@ -146,30 +148,22 @@ class World:
 
     def sorted_all(self) -> int:
         """Thread time (ns) of ordering all live requests from nothing, as the paper's code does each step."""
-        live, key = list(self.live.values()), Ordering(self.policy).key
+        live, ordering = list(self.live.values()), Ordering(self.policy)
         began = time.thread_time_ns()
-        if Ordering(self.policy).by_prefix:
+        if ordering.by_prefix:
             matches = [self.device.cache.match_length(r.prompt, r.spec.salt) for r in live]
             next(rank(4, np.array([r.id for r in live]), np.array(matches)))
         else:
-            live.sort(key=key)
+            live.sort(key=ordering.key)
         return time.thread_time_ns() - began
 
     def _submit(self) -> None:
         self._submitted += 1
         streaming = self._submitted % 2 == 0
         tokens = self.sizes.prompt // (self.sizes.pieces if streaming else 1)
-        request = Request(
-            RequestSpec(
-                PriorityClass.POOL,
-                "",
-                Segments([_BASE]) + self._document(max(1, tokens - self.rng.randrange(tokens))),
-                self.sizes.answer,
-                self._ended,
-                open_prompt=self.device.open_prompt,
-                complete=not streaming,
-            )
-        )
+        prompt = Segments([_BASE]) + self._document(max(1, tokens - self.rng.randrange(tokens)))
+        of = partial(RequestSpec, PriorityClass.POOL, "", open_prompt=self.device.open_prompt)
+        request = Request(of(prompt, self.sizes.answer, self._ended, complete=not streaming))
         self.live[self.scheduler.submit(request)] = request
         if streaming:
             self.streams.append((request, self.sizes.pieces - 1))
@@ -199,27 +193,12 @@ def measure(run: Run) -> Iterator[Figure]:
     *Sorting all*: ordering all live requests at each step instead, as the paper's code does.
     """
     sizes = QUICK if run.quick else Plan()
-    for live in sizes.live:
-        for pool in sizes.pools:
-            for policy in sizes.policies:
-                yield from figures(policy, live, pool, *_measure(sizes, live, pool, policy))
+    for live, pool, policy in product(sizes.live, sizes.pools, sizes.policies):
+        yield from figures(sizes, live, pool, policy)
 
 
-def figures(
-    policy: str, live: int, pool: float, plan: Sequence[float], step: Sequence[float], sorting: float
-) -> Iterator[Figure]:
-    """``plan`` and ``step``: P50 and P99; ``sorting`` all live requests: P50. Microseconds."""
-    setting: Setting = {"policy": policy, "requests": live, "pool / wanted": pool}
-    goal = Goal(_GOAL_US[live], of="ours") if live in _GOAL_US else None
-    yield Figure("plan P50", plan[0], "us", "", setting, "sorting all", sorting, goal=goal)
-    paper = SORTING_P99_US.get(live)
-    goal = Goal(1.0) if paper else None
-    yield Figure("plan P99", plan[1], "us", "", setting, "paper" if paper else "", paper, goal=goal)
-    for name, value in zip(("P50", "P99"), step, strict=True):
-        yield Figure(f"step {name}", value, "us", "", setting)
-
-
-def _measure(sizes: Plan, live: int, pool: float, policy: str) -> tuple[list[float], list[float], float]:
+def figures(sizes: Plan, live: int, pool: float, policy: str) -> Iterator[Figure]:
+    """Microseconds with so many live requests under one policy."""
     world = World(sizes, live, pool, policy)
     plans, steps, naive = [], [], []
     for number in range(sizes.warm + sizes.steps):
@@ -231,4 +210,13 @@ def _measure(sizes: Plan, live: int, pool: float, policy: str) -> tuple[list[flo
         steps.append(stepped / 1e3)
         if number % sizes.naive == 0:
             naive.append(world.sorted_all() / 1e3)
-    return quantiles(plans, 0.5, 0.99), quantiles(steps, 0.5, 0.99), quantiles(naive, 0.5)[0]
+    setting: Setting = {"policy": policy, "requests": live, "pool / wanted": pool}
+    figure = partial(Figure, unit="us", setting=setting)
+    median, p99 = quantiles(plans, 0.5, 0.99)
+    goal = Goal(_GOAL_US[live], of="ours") if live in _GOAL_US else None
+    yield figure("plan P50", median, against="sorting all", reference=quantiles(naive, 0.5)[0], goal=goal)
+    paper = SORTING_P99_US.get(live)
+    goal = Goal(1.0) if paper else None
+    yield figure("plan P99", p99, against="paper" if paper else "", reference=paper, goal=goal)
+    for name, value in zip(("P50", "P99"), quantiles(steps, 0.5, 0.99), strict=True):
+        yield figure(f"step {name}", value)
