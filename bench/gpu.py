@@ -1,8 +1,4 @@
-"""The figures that need a GPU: questions, standing questions, reading, swap and recompute, attention.
-
-Needs neither data nor a model: weights are random and made on the device. With small sizes the same code
-runs on a CPU, to see that it works.
-"""
+"""The figures that need a GPU. Weights are random; with small sizes the same code runs on a CPU."""
 
 from __future__ import annotations
 
@@ -23,7 +19,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from bench.engine.contenders import append, read
 from bench.engine.floor import Floors, LimitsProbe, seconds
 from bench.figures import Figure, Goal, Setting, latency, quantiles
-from bench.run import MeasurementFailed, Run
+from bench.run import MeasurementFailed, Run, timed
 from daemon.cli.profile import by_size, file_name, ladder_for, model_of
 from engine.attention.base import LayerCall
 from engine.attention.metadata import AttentionMetadata, Packed
@@ -275,16 +271,12 @@ def _seconds(engine: Engine, calls: list[LayerCall]) -> float:
         return output
 
     run()
-    times = []
     if engine.model.device.type != "cuda":
-        for _ in range(_ATTENTION_REPEATS):
-            began = time.perf_counter()
-            run()
-            times.append(time.perf_counter() - began)
-        return median(times)
+        return median(timed(run)[1] / 1e9 for _ in range(_ATTENTION_REPEATS))
     if isinstance(engine.attention, TritonAttention):
         engine.attention.prepare(calls[0].metadata)
         run = CudaCapture()(run)
+    times = []
     for _ in range(_ATTENTION_REPEATS):
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]  # untyped
         start.record()

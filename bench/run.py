@@ -70,11 +70,11 @@ def run(
 
 def measure(suite: str, name: str, command: str, run: Run) -> Part:
     """One part; what its function says of itself is what its page says."""
-    started, began, load = datetime.now(UTC), time.monotonic(), os.getloadavg()[0]
+    started, load = datetime.now(UTC), os.getloadavg()[0]
     where, title = SUITES[suite][name]
     module, _, function = where.partition(":")
     work: Measure = getattr(importlib.import_module(module), function)
-    figures = list(work(run))
+    figures, ns = timed(lambda: list(work(run)))
     return Part(
         name,
         title,
@@ -82,12 +82,21 @@ def measure(suite: str, name: str, command: str, run: Run) -> Part:
         command,
         commit(),
         started.isoformat(" ", "minutes"),
-        round(time.monotonic() - began, 1),
+        round(ns / 1e9, 1),
         run.threads,
         machine(),
         (round(load, 2), round(os.getloadavg()[0], 2)),
         figures,
     )
+
+
+def timed(
+    work: Callable[..., T], *arguments: object, clock: Callable[[], int] = time.perf_counter_ns
+) -> tuple[T, int]:
+    """What ``work`` gives for ``arguments``, and the ns it took."""
+    began = clock()
+    result = work(*arguments)
+    return result, clock() - began
 
 
 def spread(work: Callable[[T], R], cases: Sequence[T], processes: int) -> list[R]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +15,7 @@ from bench.engine.floor import Floors, LimitsProbe, causal
 from bench.engine.questions import agree, in_turn
 from bench.engine.scenario import Records, Size, make_scenario
 from bench.figures import Figure, Goal, median_ratio, quantiles
-from bench.run import Run
+from bench.run import Run, timed
 from engine.attention.base import Attention, LayerCall
 from engine.attention.cpu import CpuAttention
 from engine.model.prompt import PromptFormat
@@ -35,9 +34,8 @@ class Stopwatch:
 
     def __call__(self, call: LayerCall) -> torch.Tensor:
         """As the other."""
-        began = time.perf_counter_ns()
-        output = self._attention(call)
-        self.ns += time.perf_counter_ns() - began
+        output, ns = timed(self._attention, call)
+        self.ns += ns
         return output
 
     def lap(self, ask: Ask, _: Any) -> tuple[list[Reply], int]:

@@ -7,7 +7,6 @@ single row.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -15,7 +14,7 @@ import torch
 from torch import nn
 
 from bench.figures import Figure, Setting, rate
-from bench.run import Run
+from bench.run import Run, timed
 from engine.model.loading import LoadedModel
 
 _LOOKS = 5
@@ -174,11 +173,13 @@ class LimitsProbe:
 
 def seconds(work: Callable[[], object]) -> float:
     """What ``work`` takes, the device's queue drained before and after."""
+
+    def drained() -> None:
+        work()
+        _drain()
+
     _drain()
-    began = time.perf_counter()
-    work()
-    _drain()
-    return time.perf_counter() - began
+    return timed(drained)[1] / 1e9
 
 
 def _drain() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -10,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from bench.figures import Figure
-from bench.run import Run
+from bench.run import Run, timed
 from regions.ephemeral import Fork
 from regions.frozen import Context, alias
 from regions.pool import KVPool, LayerShape
@@ -122,9 +121,8 @@ def _median_us(name: str, world: World, repeats: int) -> float:
     ns = []
     for _ in range(repeats):
         made = before(world)
-        began = time.perf_counter_ns()
-        result = work(world, made)
-        ns.append(time.perf_counter_ns() - began)
+        result, took = timed(work, world, made)
+        ns.append(took)
         released = name.startswith("release")
         for left in {id(each): each for each in (made, result) if each is not None and not released}.values():
             left.release()

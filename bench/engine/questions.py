@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,7 +11,7 @@ from bench.engine.contenders import EIGHTY_SHAPE, Dense, KeptCache, Regions, Rep
 from bench.engine.floor import Floors, LimitsProbe, causal
 from bench.engine.scenario import PAPER, Records, Scenario, Size, make_scenario
 from bench.figures import Figure, Goal, Setting, latency, quantiles, slope_per_1k
-from bench.run import MeasurementFailed, Run
+from bench.run import MeasurementFailed, Run, timed
 from engine.model.prompt import PromptFormat
 from regions.tape import Retention
 
@@ -38,18 +37,16 @@ class Goals:
 
 @dataclass(frozen=True)
 class Plan:
-    """One model and how much of the scenario it runs. ``shape``: arguments of `embedded_directory`.
-
-    ``repeats``: questions at each context, the median of which stands in the table by context.
-    ``dense_rounds``: rounds (from 0) at which the dense reference runs, once each.
-    """
+    """One model and how much of the scenario it runs. ``shape``: arguments of `embedded_directory`."""
 
     name: str
     shape: dict[str, Any]
     goals: Goals
     size: Size = PAPER
     repeats: int = 10
+    """Questions at each context, the median of which stands in the table by context."""
     dense_rounds: tuple[int, ...] = (0, 7, 14)
+    """Rounds (from 0) at which the dense reference runs, once each."""
 
 
 EMBEDDED = Plan("embedded", {}, Goals(question=1.3, reading=1.0))
@@ -221,17 +218,9 @@ def agree(ours: Reply, other: Reply, context: int) -> bool:
     return False  # neither a disagreement nor an agreement to count
 
 
-def timed(work: Callable[[Any], Any], argument: Sequence[Any]) -> tuple[Any, int]:
-    """The result and the ns it took."""
-    began = time.perf_counter_ns()
-    result = work(argument)
-    return result, time.perf_counter_ns() - began
-
-
 def in_turn(
     works: Sequence[Callable[[Any], Any]], argument: Sequence[Any], turn: int
 ) -> list[tuple[Any, int]]:
     """All of ``works`` one after the other, in the order given or, on odd turns, reversed; as given again."""
-    order = list(range(len(works)))[:: -1 if turn % 2 else 1]
-    results = {i: timed(works[i], argument) for i in order}
+    results = {i: timed(works[i], argument) for i in range(len(works))[:: -1 if turn % 2 else 1]}
     return [results[i] for i in range(len(works))]

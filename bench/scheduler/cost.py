@@ -1,9 +1,7 @@
 """What a step of the scheduler costs without the forward pass, with many live requests, for every policy.
 
-The scheduler runs over the simulated device, whose block metadata is the daemon's; a pass costs it nothing,
-and the executor's own time is taken off. The number of live requests stays the same: a new one replaces each
-that ends, and every other one is a stream whose prompt comes in pieces. Time is that of the thread, so other
-processes do not count.
+The scheduler runs over the simulated device, whose block metadata is the daemon's. A new request replaces
+each that ends, and every other one is a stream whose prompt comes in pieces. Time is that of the thread.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from itertools import product
 import numpy as np
 
 from bench.figures import Figure, Goal, Setting, quantiles
-from bench.run import Run
+from bench.run import Run, timed
 from bench.scheduler.paper import SORTING_P99_US
 from engine.step import Chunk, Executor, SampledToken
 from scheduler.planner import plan
@@ -31,6 +29,7 @@ from scheduler.simulation.tokens import EMPTY, Segments
 from scheduler.theory.orders import rank
 from scheduler.types import Limits, PriorityClass
 
+_timed = partial(timed, clock=time.thread_time_ns)
 _BLOCK = 16
 _BASE = range(256)
 """What all prompts begin with, so that policies by prefix have something to order by."""
@@ -81,9 +80,8 @@ class _TimedExecutor:
         self._executor = executor
 
     def execute(self, batch: Sequence[Chunk]) -> list[SampledToken | None]:
-        began = time.thread_time_ns()
-        rows = self._executor.execute(batch)
-        self.ns += time.thread_time_ns() - began
+        rows, ns = _timed(self._executor.execute, batch)
+        self.ns += ns
         return rows
 
 
@@ -136,26 +134,23 @@ class World:
 
     def planned(self) -> int:
         """Thread time (ns) of phase 1 alone. It changes nothing, so it may be asked for."""
-        began = time.thread_time_ns()
-        plan(self.scheduler._live.queues, self.device.pool, self.limits, self.scheduler._grouping)
-        return time.thread_time_ns() - began
+        scheduler, pool = self.scheduler, self.device.pool
+        return _timed(plan, scheduler._live.queues, pool, self.limits, scheduler._grouping)[1]
 
     def stepped(self) -> int:
         """Thread time (ns) of a step less the executor's."""
-        before, began = self.executor.ns, time.thread_time_ns()
-        self.scheduler.step()
-        return time.thread_time_ns() - began - (self.executor.ns - before)
+        before = self.executor.ns
+        return _timed(self.scheduler.step)[1] - (self.executor.ns - before)
 
     def sorted_all(self) -> int:
         """Thread time (ns) of ordering all live requests from nothing, as the paper's code does each step."""
         live, ordering = list(self.live.values()), Ordering(self.policy)
-        began = time.thread_time_ns()
-        if ordering.by_prefix:
+
+        def by_prefix() -> None:
             matches = [self.device.cache.match_length(r.prompt, r.spec.salt) for r in live]
             next(rank(4, np.array([r.id for r in live]), np.array(matches)))
-        else:
-            live.sort(key=ordering.key)
-        return time.thread_time_ns() - began
+
+        return _timed(by_prefix if ordering.by_prefix else partial(live.sort, key=ordering.key))[1]
 
     def _submit(self) -> None:
         self._submitted += 1

@@ -6,17 +6,16 @@ a pass computed them at once, and saves their prompts; the budget of the cache i
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import NamedTuple, TypeVar, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 
 from bench.figures import Figure, quantiles
-from bench.run import Run
+from bench.run import Run, timed
 from regions.ephemeral import Fork
 from regions.pool import KVPool, LayerShape
 from regions.radix import Node, RadixCache, TokenArray
@@ -24,8 +23,6 @@ from regions.watch import PrefixWatch
 from scheduler.prefix_queue import PrefixQueue
 from scheduler.request import Request
 from scheduler.theory.orders import rank
-
-T = TypeVar("T")
 
 _BLOCK = 16
 
@@ -86,9 +83,7 @@ class _TimedWatch(PrefixWatch):
         self._count(super().dropped, node, parent)
 
     def _count(self, follow: Callable[[Node, Node], None], *nodes: Node) -> None:
-        began = time.perf_counter_ns()
-        follow(*nodes)
-        self.ns += time.perf_counter_ns() - began
+        self.ns += timed(follow, *nodes)[1]
 
 
 class _World:
@@ -126,8 +121,8 @@ class _World:
             self.queue.admitted(cast("Request", request))
         return [request.prompt for request in requests]
 
-    def save(self, prompts: Sequence[TokenArray]) -> float:
-        """As if passes had computed them; us that the watch took."""
+    def save(self, prompts: Sequence[TokenArray]) -> int:
+        """As if passes had computed them; ns that the watch took."""
         before = self.watch.ns
         for prompt in prompts:
             context = self.cache.match(prompt[:-1])
@@ -140,7 +135,7 @@ class _World:
             fork.wrote(fork.place(len(own)), own.tolist())
             self.cache.save(prompt, fork)
             fork.release()
-        return (self.watch.ns - before) / 1e3
+        return self.watch.ns - before
 
 
 def figures(plan: Plan, waiting: int) -> Iterator[Figure]:
@@ -152,17 +147,17 @@ def figures(plan: Plan, waiting: int) -> Iterator[Figure]:
     kept: list[float] = []
     asked: list[float] = []
     for _ in range(min(plan.steps, waiting // plan.admitted)):
-        chosen, ordered = _timed(world.order)
-        reference, asking = _timed(world.ask)
-        if chosen != reference:
-            raise RuntimeError(f"the queue has {chosen} first, the cache {reference}")
-        prompts, took = _timed(partial(world.take, chosen))
-        kept.append(ordered + took + world.save(prompts))
-        asked.append(asking)
+        chosen, ordered = timed(world.order)
+        expected, asking = timed(world.ask)
+        if chosen != expected:
+            raise RuntimeError(f"the queue has {chosen} first, the cache {expected}")
+        prompts, took = timed(world.take, chosen)
+        kept.append((ordered + took + world.save(prompts)) / 1e3)
+        asked.append(asking / 1e3)
     figure = partial(Figure, unit="us", setting={"waiting": waiting})
     median, p99 = quantiles(kept[2:], 0.5, 0.99)
-    asking = quantiles(asked, 0.5)[0]
-    yield figure("step P50", median, against="asking the cache", reference=asking, n=len(kept))
+    (reference,) = quantiles(asked, 0.5)
+    yield figure("step P50", median, against="asking the cache", reference=reference, n=len(kept))
     yield figure("step P99", p99)
     yield figure("first two steps", sum(kept[:2]))
 
@@ -178,9 +173,3 @@ def _prompts(plan: Plan, waiting: int) -> list[TokenArray]:
     users = [np.concatenate((shared, some(user))) for _ in range(-(-waiting // plan.repeats))]
     prompts = [np.concatenate((users[i % len(users)], some(document))) for i in range(waiting)]
     return [prompts[i] for i in rng.permutation(waiting)]
-
-
-def _timed(work: Callable[[], T]) -> tuple[T, float]:
-    began = time.perf_counter_ns()
-    result = work()
-    return result, (time.perf_counter_ns() - began) / 1e3

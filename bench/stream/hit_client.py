@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeVar
 
 import zmq
 
+from bench.run import timed
 from daemon.api.client import QueryClient
 from flash.questions import PAPER_SIX
 
@@ -57,6 +58,4 @@ def watch(query: str, echo: str, session: str, seconds: float, pipe: Connection)
 def _timed(request: Callable[[], T]) -> tuple[T, int]:
     """The reply to a request made after a pause, and the ns it took."""
     time.sleep(_PAUSE_S)
-    began = time.perf_counter_ns()
-    reply = request()
-    return reply, time.perf_counter_ns() - began
+    return timed(request)

@@ -88,9 +88,13 @@ def figures(plan: Plan) -> Iterator[Figure]:
         broker.create_topic(TOPIC, len(symbols))
         uvloop.run(_preload(broker.bootstrap, records, symbols))
         for _ in range(plan.repeats):
-            decode = _decode(records)
+            began = time.perf_counter()
+            for _, payload in records:
+                decode_record(payload, "json", _DEFAULTS.max_message_bytes)
+            decode = time.perf_counter() - began
             taken, plane, alone = uvloop.run(_stages(records, symbols))
-            source, whole, counted = uvloop.run(_kafka(broker.bootstrap, len(records), symbols))
+            source = uvloop.run(_source_alone(broker.bootstrap, len(records)))
+            whole, counted = uvloop.run(_whole(broker.bootstrap, len(records), symbols))
             if counted != alone:
                 raise Miscounted(f"Kafka to bars gave {counted} (bars, tokens), the stages alone {alone}")
             seconds.append((whole, source, decode, taken, plane))
@@ -130,13 +134,6 @@ def make_ingest(source: Source, ring: Ring, symbols: Sequence[str]) -> Ingest:
     )
 
 
-def _decode(records: Records) -> float:
-    began = time.perf_counter()
-    for _, payload in records:
-        decode_record(payload, "json", _DEFAULTS.max_message_bytes)
-    return time.perf_counter() - began
-
-
 async def _stages(records: Records, symbols: list[str]) -> tuple[float, float, tuple[int, int]]:
     """Ingest from memory into a ring that holds it all, then the data plane over that ring, with counts."""
     source = FloodSource((), records, BATCH)
@@ -149,13 +146,6 @@ async def _stages(records: Records, symbols: list[str]) -> tuple[float, float, t
         started = time.monotonic_ns()
         plane = (counted.drain(len(records)) - started) / 1e9
     return taken, plane, (counted.bars, counted.tokens)
-
-
-async def _kafka(bootstrap: str, total: int, symbols: list[str]) -> tuple[float, float, tuple[int, int]]:
-    async with asyncio.timeout(_DEADLINE_S):
-        alone = await _source_alone(bootstrap, total)
-        whole, counted = await _whole(bootstrap, total, symbols)
-    return alone, whole, counted
 
 
 async def _preload(bootstrap: str, records: Records, symbols: list[str]) -> None:
@@ -171,19 +161,16 @@ async def _preload(bootstrap: str, records: Records, symbols: list[str]) -> None
         await producer.stop()
 
 
-def _source(bootstrap: str) -> KafkaSource:
-    return KafkaSource("kafka", bootstrap, [TOPIC], None, max_records=BATCH)
-
-
 async def _source_alone(bootstrap: str, total: int) -> float:
-    source = _source(bootstrap)
+    source = KafkaSource("kafka", bootstrap, [TOPIC], None, max_records=BATCH)
     began = time.perf_counter()
     await source.start()
     seen = 0
-    async for batch in source.batches():
-        seen += len(batch)
-        if seen >= total:
-            break
+    async with asyncio.timeout(_DEADLINE_S):
+        async for batch in source.batches():
+            seen += len(batch)
+            if seen >= total:
+                break
     ended = time.perf_counter()
     await source.stop()
     if seen != total:
@@ -192,7 +179,7 @@ async def _source_alone(bootstrap: str, total: int) -> float:
 
 
 async def _whole(bootstrap: str, total: int, symbols: list[str]) -> tuple[float, tuple[int, int]]:
-    source = _source(bootstrap)
+    source = KafkaSource("kafka", bootstrap, [TOPIC], None, max_records=BATCH)
     with (
         new_ring(_DEFAULTS.ring_capacity) as ring,
         child(processes.bars, ring.name, symbols, total) as pipe,
@@ -201,10 +188,11 @@ async def _whole(bootstrap: str, total: int, symbols: list[str]) -> tuple[float,
         await source.start()
         taking = asyncio.create_task(make_ingest(source, ring, symbols).run())
         finished = asyncio.create_task(asyncio.to_thread(pipe.recv))
-        await asyncio.wait([taking, finished], return_when=asyncio.FIRST_COMPLETED)
-        if taking.done():
-            taking.result()
-        ended, bars, tokens = await finished
+        async with asyncio.timeout(_DEADLINE_S):
+            await asyncio.wait([taking, finished], return_when=asyncio.FIRST_COMPLETED)
+            if taking.done():
+                taking.result()
+            ended, bars, tokens = await finished
         await source.stop()
         await taking
     return (ended - began) / 1e9, (bars, tokens)
