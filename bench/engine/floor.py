@@ -124,11 +124,7 @@ class LimitsProbe:
     """
 
     def __init__(
-        self,
-        side: int = 2048,
-        copied: int = 1 << 28,
-        device: str = "cpu",
-        dtype: torch.dtype = torch.float32,
+        self, side: int = 2048, copied: int = 1 << 28, device: str = "cpu", dtype: torch.dtype = torch.float32
     ) -> None:
         self._a, self._b, self._product = torch.randn(3, side, side, device=device, dtype=dtype)
         self._source, self._target = torch.ones(2, copied // _FLOAT, device=device)

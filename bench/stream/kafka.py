@@ -180,10 +180,7 @@ async def _source_alone(bootstrap: str, total: int) -> float:
 
 async def _whole(bootstrap: str, total: int, symbols: list[str]) -> tuple[float, tuple[int, int]]:
     source = KafkaSource("kafka", bootstrap, [TOPIC], None, max_records=BATCH)
-    with (
-        new_ring(_DEFAULTS.ring_capacity) as ring,
-        child(processes.bars, ring.name, symbols, total) as pipe,
-    ):
+    with new_ring(_DEFAULTS.ring_capacity) as ring, child(processes.bars, ring.name, symbols, total) as pipe:
         began = time.monotonic_ns()
         await source.start()
         taking = asyncio.create_task(make_ingest(source, ring, symbols).run())
