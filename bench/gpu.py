@@ -169,28 +169,22 @@ def measure(run: Run) -> Iterator[Figure]:
     bench.tape.release()
     run.say("recompute and swap ...")
     # all sizes, however long they take
-    ladder = replace(
-        ladder_for(max(plan.curve), plan.chunk, quick=False),
-        prefills=tuple(plan.curve), repeats=2, patience_s=inf,
-    )  # fmt: skip
+    ladder = ladder_for(max(plan.curve), plan.chunk, quick=False)
+    ladder = replace(ladder, prefills=tuple(plan.curve), repeats=2, patience_s=inf)
     samples = measure_costs(bench.engine, ladder)
     source = f"measured: foretick bench gpu, {datetime.now(UTC).isoformat(' ', 'minutes')}"
-    profile = msgspec.structs.replace(
-        model_of(samples, bench.engine, plan.chunk, name, source), model=plan.name
-    )
+    costs = model_of(samples, bench.engine, plan.chunk, name, source)
+    profile = msgspec.structs.replace(costs, model=plan.name)
     if run.profiles is not None:
         save_profile(profile, run.profiles / file_name(name))
     yield from curves(samples, profile)
     run.say("attention ...")
     for rows, context in product(plan.attention_rows, plan.curve):
         if context + rows <= bench.engine.pool.total_blocks * _BLOCK:
-            rate, goal = bandwidth(bench.engine, rows, context), None
-            if context == 16384:
-                goal = Goal(0.75, "at least")
-            setting: Setting = {"rows": rows, "context": context}
-            yield Figure(
-                "KV read", rate, "GB/s", "Attention alone", setting, "a copy", floors.copy / 1e9, goal=goal
-            )
+            rate, goal = bandwidth(bench.engine, rows, context), Goal(0.75, "at least")
+            figure = partial(Figure, table="Attention alone", setting={"rows": rows, "context": context})
+            beside = partial(figure, "KV read", rate, "GB/s", against="a copy", reference=floors.copy / 1e9)
+            yield beside(goal=goal if context == 16384 else None)
 
 
 def ingested(updates: Sequence[tuple[int, int, float]], floors: Floors) -> Figure:
@@ -225,12 +219,8 @@ def questions(bench: Bench, how: str, repeats: int, floors: Floors) -> Iterator[
 
 def curves(samples: Samples, profile: CostModel) -> Iterator[Figure]:
     """Medians of recompute and swap by tokens, and the cost model's errors on them."""
-    curves = (
-        ("recompute", samples.prefills, 1),
-        ("swap out", samples.swap_out, _BLOCK),
-        ("swap in", samples.swap_in, _BLOCK),
-    )
-    for name, measured, each in curves:
+    swaps = ("swap out", samples.swap_out, _BLOCK), ("swap in", samples.swap_in, _BLOCK)
+    for name, measured, each in (("recompute", samples.prefills, 1), *swaps):
         for n, times in by_size(measured).items():
             setting: Setting = {"tokens": n * each}
             yield Figure(name, 1e3 * median(times), "ms", _CURVES, setting, samples=list(times))

@@ -45,10 +45,7 @@ class Stopwatch:
 
 
 class Readers(NamedTuple):
-    """What a pass of ``rows`` rows reads: ``shared`` tokens of context, and ``own`` tokens of each reader.
-
-    A reader's own new rows count by half.
-    """
+    """What ``rows`` rows read: ``shared`` tokens, and each reader's ``own``; its new rows count by half."""
 
     name: str
     readers: int

@@ -23,8 +23,6 @@ from regions.tape import Retention, Tape
 _BLOCK = 16
 _READER_BLOCKS = 8
 """A question of some 40 tokens, its answer, and a block that begins in the middle."""
-
-
 EIGHTY_SHAPE: dict[str, Any] = {"hidden": 768, "layers": 12, "heads": 12, "kv_heads": 4, "vocabulary": 4096}
 """About 80 million parameters."""
 _loaded: dict[str, tuple[LoadedModel, Any]] = {}

@@ -1,8 +1,4 @@
-"""What a pass cannot be quicker than on this machine: its arithmetic, or the reading of what it needs.
-
-On a CPU in fp32 arithmetic is the larger of the two for a question of some 40 tokens; reading is for a
-single row.
-"""
+"""What a pass cannot be quicker than on this machine: its arithmetic, or the reading of what it needs."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Standing questions and asks while a tape and prompts flood the real engine behind the real scheduler.
 
-One session is asked; another one's tape always has a backlog, and so many prompts are always being
-computed. Each question comes at a random moment of a pass. It may wait for the pass under way, and its own
-pass may hold other work besides.
+Each question comes at a random moment of a pass. It may wait for the pass under way, and its own pass may
+hold other work besides.
 """
 
 from __future__ import annotations

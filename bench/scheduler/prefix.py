@@ -67,9 +67,8 @@ TINY = Shape(16, (256, 448), (32, 64))
 class Sizes:
     """Rates as parts of what the device computes without reuse; ``pool`` in prompts.
 
-    The engine's part: ``real_requests`` at each of ``real_rates``. A run whose pace shows
-    that something else had the machine is made again, up to ``tries`` in all. ``processes``: of the
-    simulated part; 0 runs it in this one.
+    ``real_...``: of the part on the engine, where a run whose pace shows that something else had the machine
+    is made again, up to ``tries`` in all. ``processes``: of the simulated part; 0 runs it in this one.
     """
 
     rates: Sequence[float] = (0.8, 1.0, 1.2, 1.5)
@@ -100,8 +99,7 @@ class Case:
     requests: int
     pool: int
     k: int
-    batch_tokens: int | None = None
-    """Of passes that a CPU runs in a fraction of a second; None: the paper's."""
+    batch_tokens: int | None = None  # the paper's
 
     @property
     def setup(self) -> Setup:
@@ -118,16 +116,9 @@ class Case:
 
 
 QUICK = Sizes(
-    rates=(1.2,),
-    requests=24,
-    seeds=(0,),
-    processes=0,
-    real_rates=(50.0,),
-    real_requests=4,
-    real_seeds=(0,),
-    batch_tokens=64,
-    quick_profile=True,
-)
+    rates=(1.2,), requests=24, seeds=(0,), processes=0, real_rates=(50.0,), real_requests=4,
+    real_seeds=(0,), batch_tokens=64, quick_profile=True,
+)  # fmt: skip
 
 
 class Row(NamedTuple):

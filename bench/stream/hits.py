@@ -23,16 +23,7 @@ from bench.run import Run
 from bench.stream.flood import FloodSource, instruments, payloads
 from bench.stream.hit_client import Seen, watch
 from bench.stream.processes import child
-from daemon.config.schema import (
-    Config,
-    HttpConfig,
-    ModelConfig,
-    ProcessConfig,
-    QueryConfig,
-    SessionConfig,
-    SinkConfig,
-    SourceConfig,
-)
+from daemon.config import schema
 from daemon.config.units import Duration
 from daemon.front.server import Front
 from daemon.front.wiring import make_front
@@ -78,19 +69,21 @@ def figures(plan: Plan) -> Iterator[Figure]:
         yield from uvloop.run(_measure(plan, threads, FloodSource(first, records, plan.batch)))
 
 
-def config(threads: int) -> Config:
+def config(threads: int) -> schema.Config:
     """The daemon as the demo configures it, answers to a ZeroMQ socket without readers."""
-    return Config(
-        model=ModelConfig(threads=threads),
+    return schema.Config(
+        model=schema.ModelConfig(threads=threads),
         sessions=tuple(
-            SessionConfig(name=market.symbol.lower(), symbol=f"{market.venue}:{market.symbol}")
+            schema.SessionConfig(name=market.symbol.lower(), symbol=f"{market.venue}:{market.symbol}")
             for market in instruments(_MARKETS, 4)
         ),
-        source=SourceConfig(ring_capacity=4096),
-        sink=SinkConfig(zeromq=ZmqSinkConnector("tcp://127.0.0.1:*")),
-        query=QueryConfig("tcp://127.0.0.1:*"),
-        http=HttpConfig(port=0),
-        process=ProcessConfig(drain=Duration(1_000_000_000)),  # what still floods in need not be answered
+        source=schema.SourceConfig(ring_capacity=4096),
+        sink=schema.SinkConfig(zeromq=ZmqSinkConnector("tcp://127.0.0.1:*")),
+        query=schema.QueryConfig("tcp://127.0.0.1:*"),
+        http=schema.HttpConfig(port=0),
+        process=schema.ProcessConfig(
+            drain=Duration(1_000_000_000)
+        ),  # what still floods in need not be answered
     )
 
 
