@@ -158,7 +158,7 @@ def measure(run: Run) -> Iterator[Figure]:
     limits.look()
     name = torch.cuda.get_device_name() if device.startswith("cuda") else "CPU"
     yield from limits.figures({"device": name})
-    floors = limits.floors(bench.loaded)
+    floors = limits.floors(bench.loaded, max)
     run.say("ingest ...")
     yield ingested(list(bench.ingest())[1:], floors)  # the first compiles
     run.say("questions ...")

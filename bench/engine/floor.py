@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from statistics import median
 from typing import NamedTuple
 
 import torch
@@ -151,10 +152,10 @@ class LimitsProbe:
             rate("large copy, read and written", moved, self._copy_s, "GB/s", table, **more),
         )
 
-    def floors(self, loaded: LoadedModel) -> Floors:
-        """At the medians of all looks."""
-        gemm, copy = self.figures()
-        return Floors(Costs.of(loaded), 1e9 * gemm.ours, 1e9 * copy.ours)
+    def floors(self, loaded: LoadedModel, of: Callable[[list[float]], float] = median) -> Floors:
+        """At the medians of all looks, or what else ``of`` makes of them."""
+        gemm, copy = (1e9 * of(figure.samples) for figure in self.figures())
+        return Floors(Costs.of(loaded), gemm, copy)
 
     def _multiply(self) -> None:
         torch.mm(self._a, self._b, out=self._product)
