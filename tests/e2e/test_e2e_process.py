@@ -21,7 +21,7 @@ from feeds.kafka import KafkaSource, ensure_topics, quiet_client_log
 from feeds.messages import Answer
 from feeds.mock_broker import MockBroker
 from flash.questions import PAPER_SIX
-from tests.e2e.process import Daemon, Manager, Topics, command, committed, gone, until_slowly
+from tests.e2e.process import Daemon, Manager, Topics, command, committed, gone, invoke, until_slowly
 from tests.e2e.support import SECOND, START, trade, until
 from tests.fixtures_kafka import RealKafka
 from tests.kafka_server import free_ports
@@ -272,24 +272,36 @@ def test_a_format_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("kind", ["missing", "gpt2"])
-def test_a_model_that_cannot_be_served_is_named(tmp_path: Path, kind: str) -> None:
-    """GPT-2 has learnt positions, which cannot live in position frames."""
-    model = tmp_path / kind
-    if kind == "gpt2":
-        gpt2 = GPT2Config(vocab_size=2048, n_positions=256, n_embd=32, n_layer=2, n_head=2)
-        GPT2LMHeadModel(gpt2).save_pretrained(model)
-        build_tokenizer().save_pretrained(model)
+def config_of_model(folder: Path, model: Path) -> str:
+    """Path of a configuration that serves it."""
     port, query_port = free_ports(2)
-    file = tmp_path / "config.toml"
-    file.write_text(
-        f'[model]\npath = "{model}"\n[http]\nport = {port}\n[query]\nendpoint = "tcp://127.0.0.1:{query_port}"\n'
-    )
-    done = command("run", "--config", str(file))
+    file = folder / "config.toml"
+    query = f'[query]\nendpoint = "tcp://127.0.0.1:{query_port}"'
+    file.write_text(f'[model]\npath = "{model}"\n[http]\nport = {port}\n{query}\n')
+    return str(file)
+
+
+def wrong_model(errors: str) -> list[str]:
+    """The lines that name the key."""
+    return [line for line in errors.splitlines() if "model.path: " in line]
+
+
+def test_an_architecture_that_cannot_be_served_is_named(tmp_path: Path) -> None:
+    """GPT-2 has learnt positions, which cannot live in position frames."""
+    gpt2 = GPT2Config(vocab_size=2048, n_positions=256, n_embd=32, n_layer=2, n_head=2)
+    GPT2LMHeadModel(gpt2).save_pretrained(tmp_path / "gpt2")
+    build_tokenizer().save_pretrained(tmp_path / "gpt2")
+    done = command("run", "--config", config_of_model(tmp_path, tmp_path / "gpt2"))
     assert done.returncode == 2, done.stderr
-    wrong = [line for line in done.stderr.splitlines() if "model.path: " in line]
-    assert wrong, done.stderr
-    assert ("no config.json" if kind == "missing" else kind) in wrong[0]
+    assert "gpt2" in wrong_model(done.stderr)[0]
+
+
+def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
+    """With the engine in the front's process; in one of its own it says so as it names an architecture."""
+    config = config_of_model(tmp_path, tmp_path / "missing")
+    done = invoke("run", "--config", config, "--set", "process.mode=inproc")
+    assert done.exit_code == 2, done.stderr
+    assert "no config.json" in wrong_model(done.stderr)[0]
 
 
 def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
