@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from metrics.cache_home import cache_home
+from tests.ahead import is_needed
 from tests.e2e.process import Daemon, Replaying
 from tests.e2e.samples import SAMPLES, write
 from tests.kafka_server import free_ports
@@ -27,9 +28,14 @@ def model_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield cache
 
 
-@pytest.fixture(scope="package")
-def replaying(model_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replaying]:
-    """In two processes, as `foretick run` starts it, for tests that only ask it something."""
+@pytest.fixture(scope="package", autouse=True)
+def starting_daemon(
+    request: pytest.FixtureRequest, model_cache: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Replaying | None]:
+    """While other tests run, if one of them is going to need it."""
+    if not is_needed("replaying", request):
+        yield None
+        return
     folder, sample, session = tmp_path_factory.mktemp("daemon"), SAMPLES[2], "eurusd"
     endpoint = f"tcp://127.0.0.1:{free_ports(1)[0]}"
     config = f"""
@@ -47,6 +53,12 @@ speed = 2.0
 endpoint = "{endpoint}"
 """
     with Daemon(folder, config, {"SCHEDULER_TYPE": "KLPM"}) as daemon:
-        asyncio.run(daemon.ready())
         yield Replaying(daemon, sample, session, endpoint)
         assert daemon.terminate(STOP_S) == 0
+
+
+@pytest.fixture(scope="package")
+def replaying(starting_daemon: Replaying) -> Replaying:
+    """In two processes, as `foretick run` starts it, for tests that only ask it something."""
+    asyncio.run(starting_daemon.daemon.ready())
+    return starting_daemon

@@ -208,7 +208,9 @@ class Topics:
         self._bootstrap = bootstrap
         self._trades = trades
         self._sink = KafkaSink("test-trades", bootstrap)
-        self._source = KafkaSource("test-answers", bootstrap, [answers], None)
+        # a broker that has nothing new holds a fetch for so long, and the mock also when something comes
+        at_once = {"fetch_max_wait_ms": 20}
+        self._source = KafkaSource("test-answers", bootstrap, [answers], None, options=at_once)
         self._reading: asyncio.Task[None] | None = None
         self.messages: list[AnyMessage] = []
 
