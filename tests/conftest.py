@@ -11,7 +11,7 @@ from weakref import ref
 
 import pytest
 
-pytest_plugins = ["tests.fixtures_kafka", "tests.fixtures_prometheus"]
+pytest_plugins = ["tests.fixtures_kafka", "tests.fixtures_prometheus", "tests.fixtures_triton"]
 
 
 def pytest_collection_finish() -> None:

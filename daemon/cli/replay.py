@@ -20,6 +20,7 @@ from daemon.cli.signals import stopping_on_signals
 from daemon.config.schema import BarsConfig, Config, HttpConfig, LogConfig, QueryConfig, SessionConfig
 from daemon.config.units import Duration
 from daemon.front.delivery import Route
+from daemon.front.server import Front
 from daemon.front.wiring import make_front
 from daemon.logs import set_up_logging
 from feeds.decimal9 import format_fixed9
@@ -71,14 +72,15 @@ def replay(
     target: str,
     *,
     speed: float,
-    from_: str | None,
-    until: str | None,
-    bootstrap: str | None,
-    topic: str,
-    endpoint: str | None,
-    config: Config | None,
+    from_: str | None = None,
+    until: str | None = None,
+    bootstrap: str | None = None,
+    topic: str = "",
+    endpoint: str | None = None,
+    config: Config | None = None,
+    make: Callable[..., Front] = make_front,
 ) -> int:
-    """Play ``file`` to the target; the exit status. Raises ReplayError."""
+    """Play ``file`` to the target; the exit status. Raises ReplayError. ``make``: the daemon for "inproc"."""
     try:
         form = load_format(format_name)
         times = [None if text is None else int(parse_instant(text)) for text in (from_, until)]
@@ -89,7 +91,7 @@ def replay(
         config = config or Config()
         if not config.sessions:
             config = _config_for(file, form, config)
-        return uvloop.run(_through_daemon(source, config))
+        return uvloop.run(_through_daemon(source, config, make))
     set_up_logging(LogConfig(level="warning"), "replay")
     if target == "kafka":
         if not bootstrap:
@@ -160,12 +162,12 @@ async def _publish(source: ReplaySource, sink: Sink, topic: str, join_s: float) 
     return 1 if outcome["refused"] else 0
 
 
-async def _through_daemon(source: ReplaySource, config: Config) -> int:
+async def _through_daemon(source: ReplaySource, config: Config, make: Callable[..., Front]) -> int:
     set_up_logging(config.log, "replay")
     stop = asyncio.Event()
     printer = AnswerPrinter(sys.stdout.write)
     with stopping_on_signals(stop):
-        front = make_front(config, source=source, routes=[Route(printer, "answers")])
+        front = make(config, source=source, routes=[Route(printer, "answers")])
         try:
             await front.start()
             await _until(stop, front.finish())

@@ -1,16 +1,64 @@
-"""The embedded model, built once for all end-to-end tests, also for the processes they start."""
+"""What end-to-end tests share: compiled kernels, the embedded model, and one running daemon."""
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from metrics.cache_home import cache_home
+from tests.ahead import is_needed
+from tests.e2e.process import Daemon, Replaying
+from tests.e2e.samples import SAMPLES, write
+from tests.kafka_server import free_ports
+
+STOP_S = 30.0
+
 
 @pytest.fixture(scope="session", autouse=True)
 def model_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The embedded model is built once, kernels are those of the other tests; processes inherit both."""
     cache = tmp_path_factory.mktemp("models")
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NUMBA_CACHE_DIR", os.environ.get("NUMBA_CACHE_DIR") or str(cache_home() / "numba"))
         patch.setenv("FORETICK_CACHE", str(cache))
         yield cache
+
+
+@pytest.fixture(scope="package", autouse=True)
+def starting_daemon(
+    request: pytest.FixtureRequest, model_cache: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Replaying | None]:
+    """While other tests run, if one of them is going to need it."""
+    if not is_needed("replaying", request):
+        yield None
+        return
+    folder, sample, session = tmp_path_factory.mktemp("daemon"), SAMPLES[2], "eurusd"
+    endpoint = f"tcp://127.0.0.1:{free_ports(1)[0]}"
+    config = f"""
+[[sessions]]
+name = "{session}"
+symbol = "{sample.symbol}"
+price_decimals = 5
+[source]
+kind = "replay"
+[source.replay]
+file = "{write(sample, folder)}"
+format = "{sample.form}"
+speed = 2.0
+[query]
+endpoint = "{endpoint}"
+"""
+    with Daemon(folder, config, {"SCHEDULER_TYPE": "KLPM"}) as daemon:
+        yield Replaying(daemon, sample, session, endpoint)
+        assert daemon.terminate(STOP_S) == 0
+
+
+@pytest.fixture(scope="package")
+def replaying(starting_daemon: Replaying) -> Replaying:
+    """In two processes, as `foretick run` starts it, for tests that only ask it something."""
+    asyncio.run(starting_daemon.daemon.ready())
+    return starting_daemon

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -14,7 +15,8 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -26,6 +28,7 @@ from daemon.cli.main import main
 from feeds.codec import decode_message
 from feeds.kafka import KafkaSink, KafkaSource
 from feeds.messages import Answer, AnyMessage
+from tests.e2e.samples import Sample
 from tests.e2e.support import until
 from tests.kafka_server import free_ports
 
@@ -41,11 +44,18 @@ def command(*arguments: str, timeout_s: float = 90.0) -> subprocess.CompletedPro
 
 
 def invoke(*arguments: str) -> Result:
-    """As `command`, in this process and without its start-up; logging is put back afterwards."""
+    """As `command`, in this process and without its start-up."""
+    with logging_put_back():
+        return CliRunner().invoke(main, arguments)
+
+
+@contextlib.contextmanager
+def logging_put_back() -> Iterator[None]:
+    """Commands set up logging for their process, which a test's is not."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     try:
-        return CliRunner().invoke(main, arguments)
+        yield
     finally:
         root.handlers[:] = handlers
         root.setLevel(level)
@@ -171,6 +181,17 @@ class Daemon:
         return list(json.loads(self.get("/readyz")[1])["reasons"])
 
 
+@dataclass(frozen=True)
+class Replaying:
+    """A daemon that replays a sample's few seconds; it goes on answering when they are over."""
+
+    daemon: Daemon
+    sample: Sample
+    session: str
+    endpoint: str
+    """Of its query socket."""
+
+
 async def until_slowly(condition: Callable[[], object], timeout_s: float = START_S, what: str = "") -> None:
     """As `until`, for conditions that block or cost something: a look every 100 ms, in a thread."""
     deadline = time.monotonic() + timeout_s
@@ -187,7 +208,9 @@ class Topics:
         self._bootstrap = bootstrap
         self._trades = trades
         self._sink = KafkaSink("test-trades", bootstrap)
-        self._source = KafkaSource("test-answers", bootstrap, [answers], None)
+        # a broker that has nothing new holds a fetch for so long, and the mock also when something comes
+        at_once = {"fetch_max_wait_ms": 20}
+        self._source = KafkaSource("test-answers", bootstrap, [answers], None, options=at_once)
         self._reading: asyncio.Task[None] | None = None
         self.messages: list[AnyMessage] = []
 

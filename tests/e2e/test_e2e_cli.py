@@ -7,7 +7,8 @@ import os
 import re
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -19,6 +20,7 @@ from click.testing import Result
 from transformers import BloomConfig, BloomForCausalLM
 
 from daemon.api.client import QueryClient
+from daemon.cli.replay import replay
 from daemon.front.server import Front
 from daemon.front.wiring import make_front
 from engine.model.embedded import build_tokenizer
@@ -26,10 +28,8 @@ from feeds.codec import decode_record
 from feeds.kafka import KafkaSource, quiet_client_log
 from feeds.messages import AnyRecord
 from feeds.mock_broker import MockBroker
-from feeds.replay_source import ReplaySource
-from feeds.source import Incoming
 from flash.questions import PAPER_SIX
-from tests.e2e.process import FORETICK, Daemon, command, invoke, until_slowly
+from tests.e2e.process import FORETICK, Replaying, command, invoke, logging_put_back, until_slowly
 from tests.e2e.samples import SAMPLES, Sample, write
 from tests.e2e.support import TOPIC
 from tests.kafka_server import REPOSITORY, free_ports
@@ -50,17 +50,29 @@ def real_file(sample: Sample) -> Path:
     return Path(folder) / sample.real
 
 
+@dataclass(frozen=True)
+class Replayed:
+    """What `foretick replay --to inproc --speed 0` ended with."""
+
+    status: int
+    output: str
+    front: Front
+
+
 @pytest.fixture
-def front(monkeypatch: pytest.MonkeyPatch) -> list[Front]:
-    """The front that a replay makes, once it has."""
-    made: list[Front] = []
+def replayed(capsys: pytest.CaptureFixture[str]) -> Callable[..., Replayed]:
+    def replayed(path: Path, sample: Sample, until: str | None = None) -> Replayed:
+        made: list[Front] = []
 
-    def remembered(*arguments: Any, **options: Any) -> Front:
-        made.append(make_front(*arguments, **options))
-        return made[-1]
+        def remembered(*arguments: Any, **options: Any) -> Front:
+            made.append(make_front(*arguments, **options))
+            return made[-1]
 
-    monkeypatch.setattr("daemon.cli.replay.make_front", remembered)
-    return made
+        with logging_put_back():
+            status = replay(path, sample.form, "inproc", speed=0.0, until=until, make=remembered)
+        return Replayed(status, capsys.readouterr().out, made[0])
+
+    return replayed
 
 
 def bars(front: Front) -> int:
@@ -73,32 +85,31 @@ def printed(text: str) -> list[re.Match[str]]:
 
 
 def test_a_file_through_the_daemon_is_answered_to_its_last_bar(
-    tmp_path: Path, sample: Sample, front: list[Front]
+    tmp_path: Path, sample: Sample, replayed: Callable[..., Replayed]
 ) -> None:
-    done = invoke(*_replay(write(sample, tmp_path), sample), "--to", "inproc", "--speed", "0")
-    assert done.exit_code == 0, done.stderr
-    lines = printed(done.stdout)
+    done = replayed(write(sample, tmp_path), sample)
+    assert done.status == 0
+    lines = printed(done.output)
     assert {line[1] for line in lines} == {sample.symbol}
     by_version = Counter(int(line[2]) for line in lines)
     assert set(by_version.values()) == {6}
     assert all("untrained" in line[5] for line in lines)
-    assert ("skewed_clock" in done.stdout) == (sample.form == "binance_capture")
-    assert done.stdout.splitlines()[-1] == f"{len(lines)} answers, 0 malformed lines"
-    assert bars(front[0]) == sample.bars
-    assert front[0].input.tracker.outstanding() == 0, "an answer covers every record, the last bar's too"
+    assert ("skewed_clock" in done.output) == (sample.form == "binance_capture")
+    assert done.output.splitlines()[-1] == f"{len(lines)} answers, 0 malformed lines"
+    assert bars(done.front) == sample.bars
+    assert done.front.input.tracker.outstanding() == 0, "an answer covers every record, the last bar's too"
     assert ("warm_up" in lines[-1][5]) == (sample.bars <= 10)
 
 
-def test_a_real_file_through_the_daemon(sample: Sample, front: list[Front]) -> None:
-    path = real_file(sample)
-    done = invoke(*_replay(path, sample), "--to", "inproc", "--speed", "0", "--until", sample.until)
-    assert done.exit_code == 0, done.stderr
-    lines = printed(done.stdout)
+def test_a_real_file_through_the_daemon(sample: Sample, replayed: Callable[..., Replayed]) -> None:
+    done = replayed(real_file(sample), sample, sample.until)
+    assert done.status == 0
+    lines = printed(done.output)
     assert lines
     assert {line[1] for line in lines} == {sample.symbol}
-    assert bars(front[0]) == sample.real_bars
-    assert front[0].input.tracker.outstanding() == 0
-    assert done.stdout.splitlines()[-1] == f"{len(lines)} answers, 0 malformed lines"
+    assert bars(done.front) == sample.real_bars
+    assert done.front.input.tracker.outstanding() == 0
+    assert done.output.splitlines()[-1] == f"{len(lines)} answers, 0 malformed lines"
 
 
 def _replay(path: Path, sample: Sample) -> list[str]:
@@ -177,17 +188,14 @@ def test_a_truncated_file_is_played_to_where_it_breaks_off(tmp_path: Path) -> No
     assert done.stdout.splitlines()[-1].endswith(" answers, 1 malformed lines")
 
 
-def test_a_file_that_cannot_be_read_any_more_ends_the_replay_with_a_message(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def broken(self: ReplaySource) -> AsyncIterator[list[Incoming]]:
-        raise OSError("the disk is gone")
-        yield []
-
-    monkeypatch.setattr(ReplaySource, "batches", broken)
-    done = invoke(*_replay(write(SAMPLES[0], tmp_path), SAMPLES[0]), "--to", "inproc", "--speed", "0")
+def test_a_file_that_cannot_be_read_any_more_ends_the_replay_with_a_message(tmp_path: Path) -> None:
+    """Address 0 of this process's memory is one."""
+    config = tmp_path / "config.toml"
+    session = '[[sessions]]\nname = "a"\nsymbol = "V:A"\n'
+    config.write_text(f'{session}[process]\nmode = "inproc"\n[http]\nport = 0\n[query]\nendpoint = ""\n')
+    done = invoke(*_replay(Path("/proc/self/mem"), SAMPLES[0]), "--to", "inproc", "--config", str(config))
     assert done.exit_code == 2
-    assert "OSError: the disk is gone" in done.stderr
+    assert "OSError: [Errno 5]" in done.stderr
 
 
 def test_check_passes_what_would_run_and_names_what_would_not(tmp_path: Path) -> None:
@@ -256,53 +264,38 @@ def _check(example: str, *settings: str) -> Result:
     return invoke("check", "--config", str(path), *(w for s in settings for w in ("--set", s)))
 
 
-async def test_asking_a_running_daemon(tmp_path: Path) -> None:
-    """It replays a file; the standing question comes from the cache, another one is computed."""
-    (query_port,) = free_ports(1)
-    endpoint = f"tcp://127.0.0.1:{query_port}"
-    sample = SAMPLES[0]
-    config = f"""
-[bars]
-interval = "1m"
-[[sessions]]
-name = "btcperp"
-symbol = "{sample.symbol}"
-[source]
-kind = "replay"
-[source.replay]
-file = "{write(sample, tmp_path)}"
-format = "{sample.form}"
-speed = 0.0
-[query]
-endpoint = "{endpoint}"
-"""
+async def test_asking_a_running_daemon(replaying: Replaying) -> None:
+    """A standing question is answered from the cache, another one is computed."""
+    daemon, session, endpoint = replaying.daemon, replaying.session, replaying.endpoint
     trend = PAPER_SIX[0]
-    with Daemon(tmp_path, config) as daemon:
-        await daemon.ready()
-        await until_slowly(lambda: daemon.metric("foretick_bars_total") == sample.bars)
-        version = int(daemon.metric("foretick_data_version"))
-        with QueryClient(endpoint) as client:
-            await asyncio.to_thread(client.answers, "btcperp", "", version)
+    closed = replaying.sample.bars - 1
+    await until_slowly(lambda: daemon.metric("foretick_bars_total") == closed)
+    version = int(daemon.metric("foretick_data_version"))
+    with QueryClient(endpoint) as client:
+        await asyncio.to_thread(client.answers, session, "", version)
 
-        def ask(*arguments: str) -> Awaitable[CompletedProcess[str]]:
-            return asyncio.to_thread(command, "ask", *arguments, "--endpoint", endpoint)
+    def ask(*arguments: str) -> Awaitable[CompletedProcess[str]]:
+        return asyncio.to_thread(command, "ask", *arguments, "--endpoint", endpoint)
 
-        choices = [word for choice in trend.choices or () for word in ("--choice", choice)]
-        cached = await ask("btcperp", trend.text, *choices)
-        computed = await ask("btcperp", "Rise or fall?", "--choice", "UP", "--choice", "DOWN")
-        nobody = await ask("nobody", "Rise or fall?")
-        assert daemon.terminate(20) == 0
+    choices = [word for choice in trend.choices or () for word in ("--choice", choice)]
+    cached, computed, nobody = await asyncio.gather(
+        ask(session, trend.text, *choices),
+        ask(session, "Rise or fall?", "--choice", "UP", "--choice", "DOWN"),
+        ask("nobody", "Rise or fall?"),
+    )
     assert cached.returncode == computed.returncode == 0
     assert cached.stdout.splitlines()[0] in (trend.choices or ())
     assert "answered ahead, untrained model" in cached.stdout
-    assert f"version {version}, " in cached.stdout
+    read = re.search(r"version (\d+), ", cached.stdout)
+    assert read
+    assert version <= int(read[1]) <= daemon.metric("foretick_data_version")
     assert "computed now, untrained model" in computed.stdout
     assert nobody.returncode == 1
-    assert "there is no session 'nobody'; there are: btcperp (unknown_session)" in nobody.stderr
+    assert f"there is no session 'nobody'; there are: {session} (unknown_session)" in nobody.stderr
 
 
 def test_the_demo_runs_by_itself_and_says_what_it_is() -> None:
-    done = command("demo", "--seconds", "6")
+    done = command("demo", "--seconds", "5")
     assert done.returncode == 0, done.stderr
     assert "not Apache Kafka" in done.stdout
     assert "untrained" in done.stdout

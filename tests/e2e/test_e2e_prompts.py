@@ -6,7 +6,6 @@ import asyncio
 import json
 import urllib.error
 import urllib.request
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,9 +23,8 @@ from scheduler.observer import Observer
 from scheduler.prefix_queue import PrefixQueue
 from tests import tolerance
 from tests.e2e.inproc import running
-from tests.e2e.process import Daemon
+from tests.e2e.process import Replaying
 from tests.e2e.support import SECOND, MemorySink, QueueSource, inproc_config, sessions, until
-from tests.kafka_server import free_ports
 
 LINES = [f"{n:02d}. Prices of item {n % 5} moved by {n * 37 % 101} in quarter {n % 4}.\n" for n in range(12)]
 TEXT = "".join(LINES)
@@ -66,30 +64,26 @@ HOW: list[dict[str, Any]] = [
 ]
 
 
-def test_a_streamed_prompt_is_answered_like_the_same_prompt_at_once(tmp_path: Path) -> None:
+def test_a_streamed_prompt_is_answered_like_the_same_prompt_at_once(replaying: Replaying) -> None:
     """In an engine process of its own, with the answers computed before anything of them is cached."""
-    (port,) = free_ports(1)
-    endpoint = f"tcp://127.0.0.1:{port}"
-    with Daemon(tmp_path, f'[query]\nendpoint = "{endpoint}"\n', {"SCHEDULER_TYPE": "KLPM"}) as daemon:
-        asyncio.run(daemon.ready(timeout_s=200))
-        with QueryClient(endpoint) as client:
-            first = appended(client, **HOW[0])
-            assert first.reused_tokens == 0
-            for how in HOW:
-                whole = client.complete(TEXT, **how)
-                assert whole.reused_tokens >= whole.prompt_tokens - 1, "the prefix cache knows it"
-                assert whole.untrained
-                assert 0 < whole.ttft_ns < whole.latency_ns
-                assert same(appended(client, **how), whole)
-                assert same(updated(client, **how), whole)
-            assert same(first, client.complete(TEXT, **HOW[0]))
-            assert client.complete(TEXT, **HOW[2]).text != first.text, "it is drawn"
-            other = client.complete(TEXT + "And then?", **HOW[0])
-            assert (other.text, other.prompt_tokens) != (first.text, first.prompt_tokens)
-        with QueryClient(endpoint) as opener, QueryClient(endpoint) as finisher:
-            opened = opener.open_prompt(TEXT, max_tokens=12)
-            assert finisher.finish(opened.prompt).text == first.text
-        assert daemon.terminate(30) == 0
+    endpoint = replaying.endpoint
+    with QueryClient(endpoint) as client:
+        first = appended(client, **HOW[0])
+        assert first.reused_tokens == 1, "the token that every prompt begins with"
+        for how in HOW:
+            whole = client.complete(TEXT, **how)
+            assert whole.reused_tokens >= whole.prompt_tokens - 1, "the prefix cache knows it"
+            assert whole.untrained
+            assert 0 < whole.ttft_ns < whole.latency_ns
+            assert same(appended(client, **how), whole)
+            assert same(updated(client, **how), whole)
+        assert same(first, client.complete(TEXT, **HOW[0]))
+        assert client.complete(TEXT, **HOW[2]).text != first.text, "it is drawn"
+        other = client.complete(TEXT + "And then?", **HOW[0])
+        assert (other.text, other.prompt_tokens) != (first.text, first.prompt_tokens)
+    with QueryClient(endpoint) as opener, QueryClient(endpoint) as finisher:
+        opened = opener.open_prompt(TEXT, max_tokens=12)
+        assert finisher.finish(opened.prompt).text == first.text
 
 
 @pytest.mark.parametrize("eviction", ["recompute", "swap", "cost"])

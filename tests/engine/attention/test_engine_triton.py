@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,9 +15,9 @@ from hypothesis import strategies as st
 from engine.attention.device_metadata import DeviceMetadata, Layout, View, lay_out, reads_of
 from engine.attention.metadata import AttentionMetadata, Packed
 from regions.extents import Extent, Placement
+from tests.engine.attention.compiled_triton import variants
 from tests.engine.attention.triton_batches import mixed_batch
-
-ROOT = Path(__file__).parents[3]
+from tests.fixtures_triton import Triton
 
 
 def laid_out(metadata: AttentionMetadata, view: View, programs: int) -> Layout:
@@ -173,71 +167,14 @@ def test_more_grouped_heads_than_fit_a_tile_are_refused() -> None:
         View(None, 1, 71, 64)
 
 
-class Process:
-    """Python in a process of its own: Triton decides when it is imported whether kernels are interpreted."""
-
-    def __init__(self, *arguments: str, interpret: bool, cache: Path) -> None:
-        environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-        environment["TRITON_CACHE_DIR"] = str(cache)
-        if interpret:
-            environment["TRITON_INTERPRET"] = "1"
-        pipe = subprocess.PIPE
-        command = [sys.executable, *arguments]
-        self.process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, text=True
-        )
-
-    def output(self) -> str:
-        """What it printed; fails unless it ended well."""
-        output, errors = self.process.communicate()
-        assert self.process.returncode == 0, output + errors
-        return output
-
-
-@pytest.fixture(scope="module")
-def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Process]]:
-    """Both at once, begun with the first test that needs one."""
-    module = "tests.engine.attention"
-    compiled = Process(
-        "-m", f"{module}.compiled_triton", json.dumps(variants()),
-        interpret=False, cache=tmp_path_factory.mktemp("compiled"),
-    )  # fmt: skip
-    interpreted = Process(
-        "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/engine/attention/interpreted_triton.py",
-        interpret=not torch.cuda.is_available(), cache=tmp_path_factory.mktemp("interpreted"),
-    )  # fmt: skip
-    yield {"compiled": compiled, "interpreted": interpreted}
-    for each in (compiled, interpreted):
-        each.process.kill()
-        each.process.wait()
-
-
-def test_kernels_equal_the_reference_and_the_oracle(processes: dict[str, Process]) -> None:
+def test_kernels_equal_the_reference_and_the_oracle(triton: Triton) -> None:
     """Everything in `interpreted_triton`: on the GPU if there is one, else in Triton's interpreter."""
-    assert "passed" in processes["interpreted"].output()
+    assert "passed" in triton.interpreted.output()
 
 
-def variants() -> list[dict[str, Any]]:
-    """Each head dim, 16-bit type and tile; windows are data, sinks the merge's."""
-    made: list[dict[str, Any]] = [{"kernel": "rotation_table", "dtype": "fp32"}]
-    for dtype in ("bf16", "fp16"):
-        for sinks, rows in ((False, 1), (True, 64)):
-            made.append({"kernel": "merge", "dtype": dtype, "dim": 128, "sinks": sinks, "rows": rows})
-        for dim in (64, 128, 256):
-            tiles = (16, 64, 128) if dtype == "bf16" else (16,)
-            for tile in tiles[: 2 if dim == 256 else 3]:
-                softcap = dtype == "fp16" or tile == 64
-                made.append(
-                    {"kernel": "attend", "dtype": dtype, "dim": dim, "tile": tile, "softcap": softcap}
-                )
-    made.append({"kernel": "attend", "dtype": "bf16", "dim": 96, "tile": 16, "softcap": False})
-    made.append({"kernel": "attend", "dtype": "fp32", "dim": 128, "tile": 16, "softcap": False})
-    return made
-
-
-def test_kernels_compile_for_hopper_as_meant(processes: dict[str, Process]) -> None:
+def test_kernels_compile_for_hopper_as_meant(triton: Triton) -> None:
     """For sm_90 without a GPU: 16-byte asynchronous loads, matrix instructions, no spills."""
-    built = json.loads(processes["compiled"].output())
+    built = json.loads(triton.compiled.output())
     assert len(built) == len(variants())
     for kernel in built:
         if kernel["kernel"] != "attend":

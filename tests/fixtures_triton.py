@@ -1,0 +1,87 @@
+"""The `triton` fixture: Triton decides when it is imported whether kernels are interpreted, so: processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.ahead import is_needed
+
+ROOT = Path(__file__).parents[1]
+NICENESS = 10
+
+
+class BackgroundProcess:
+    """A Python module of ours on what the suite leaves of the machine; its output goes to ``folder``."""
+
+    def __init__(self, folder: Path, *arguments: str, **environment: str) -> None:
+        self._output, self._errors = folder / "output", folder / "errors"
+        inherited = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+        with self._output.open("wb") as output, self._errors.open("wb") as errors:
+            self._process = subprocess.Popen(
+                ["nice", "-n", str(NICENESS), sys.executable, "-m", *arguments],
+                cwd=ROOT,
+                env={**inherited, "TRITON_CACHE_DIR": str(folder), **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=errors,
+            )
+
+    def output(self) -> str:
+        """What it printed, when it has ended; fails unless it ended well."""
+        status = self._process.wait()
+        output = self._output.read_text()
+        assert status == 0, output + self._errors.read_text()
+        return output
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+@dataclass(frozen=True)
+class Triton:
+    """Begun with the first test, read by those of Triton's kernels."""
+
+    compiled: BackgroundProcess
+    interpreted: BackgroundProcess
+
+
+@pytest.fixture(scope="session", autouse=True)
+def starting_triton(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Triton | None]:
+    if not is_needed("triton", request):
+        yield None
+        return
+    import torch  # only here: most tests need none
+
+    package = "tests/engine/attention"
+    with (
+        closing(
+            BackgroundProcess(
+                tmp_path_factory.mktemp("compiled"), f"{package}/compiled_triton".replace("/", ".")
+            )
+        ) as compiled,
+        closing(
+            BackgroundProcess(
+                tmp_path_factory.mktemp("interpreted"),
+                *("pytest", "-q", "-p", "no:cacheprovider", f"{package}/interpreted_triton.py"),
+                **({} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}),
+            )
+        ) as interpreted,
+    ):
+        yield Triton(compiled, interpreted)
+
+
+@pytest.fixture(scope="session")
+def triton(starting_triton: Triton | None) -> Triton:
+    assert starting_triton is not None
+    return starting_triton
