@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
 from scheduler.grouping import Grouping
-from scheduler.queues import Position, PreemptableBlocks, Queues, Walk
+from scheduler.queues import Position, PreemptableBlocks, Queues
 from scheduler.request import Failure, Request, State
 from scheduler.tapes import Append
 from scheduler.types import Limits, Memory, PriorityClass, Tape
@@ -130,49 +130,46 @@ def first_half(entries: Sequence[Entry]) -> list[Entry]:
     return kept
 
 
-@dataclass(slots=True)
 class _Planner:
     """What is left while the order is walked."""
 
-    queues: Queues
-    memory: Memory
-    limits: Limits
-    grouping: Grouping | None
-    after_question: bool
-    walk: Walk = field(init=False)
-    tokens: int = field(init=False)
-    rows: int = field(init=False)
-    cells: int = field(init=False)
-    """Cells that the admitted leave, those admitted by this plan included; below zero in an overload."""
-    free: int = field(init=False)
-    """Free blocks less those planned; below zero it counts blocks to be taken from lower ranks."""
-    reserve: int = field(init=False)
-    """Blocks that prefill chunks leave alone (the high-water mark)."""
-    chunk: int = field(init=False)
-    block_size: int = field(init=False)
-    entries: list[Entry] = field(init=False, default_factory=list)
-    waits: dict[PriorityClass, str] = field(init=False, default_factory=dict)
-    lost: dict[Tape, None] = field(init=False, default_factory=dict)
-    has_request: bool = field(init=False, default=False)
-    """A request that is not in the background has a row in this batch."""
-    pool_share: int | None = field(init=False, default=None)
-    """Tokens left for prompts of POOL in a batch with a question; None without one."""
-    preemptable: PreemptableBlocks | None = field(init=False, default=None)
-
-    def __post_init__(self) -> None:
-        memory, limits, queues = self.memory, self.limits, self.queues
-        self.walk = queues.walk()
+    def __init__(
+        self,
+        queues: Queues,
+        memory: Memory,
+        limits: Limits,
+        grouping: Grouping | None,
+        after_question: bool,
+    ) -> None:
+        self.queues, self.limits, self.grouping, self.after_question = (
+            queues,
+            limits,
+            grouping,
+            after_question,
+        )
+        self.block_size = memory.block_size
+        self.chunk = adaptive_chunk(queues.decodes, queues.prefills, limits)
         self.tokens, self.rows = limits.max_batch_tokens, limits.max_batch_requests
         self.cells = cell_budget(memory, limits) - queues.cells
+        """Cells that the admitted leave, those admitted by this plan included; below zero in an overload."""
         self.free = memory.free_blocks
+        """Free blocks less those planned; below zero it counts blocks to be taken from lower ranks."""
         self.reserve = reserve(memory, limits)
-        self.chunk = adaptive_chunk(queues.decodes, queues.prefills, limits)
-        self.block_size = memory.block_size
-        if self.grouping is not None:
-            self.grouping.begin()
+        """Blocks that prefill chunks leave alone (the high-water mark)."""
+        self.admitting = True
+        self.has_request = False
+        """A request that is not in the background has a row in this batch."""
+        self.pool_share: int | None = None
+        """Tokens left for prompts of POOL in a batch with a question; None without one."""
+        self.preemptable: PreemptableBlocks | None = None
+        self.entries: list[Entry] = []
+        self.waits: dict[PriorityClass, str] = {}
+        self.lost: dict[Tape, None] = {}
+        if grouping is not None:
+            grouping.begin()
 
     def run(self) -> Plan:
-        for work in self.walk:
+        for work in self.queues.walk(lambda: self.admitting):
             if not self.rows or not self.tokens:
                 self._note(work, "rows" if not self.rows else "tokens")
                 break
@@ -204,7 +201,7 @@ class _Planner:
             return None
         if waiting and not self._has_cells(request):
             self._note(request, "cells")
-            self.walk.stop_admitting()
+            self.admitting = False
             return None
         source = self.grouping.source_of(request) if self.grouping else None
         if source is not None:
@@ -214,7 +211,7 @@ class _Planner:
             if not n:
                 if waiting:
                     # Nobody starts before an earlier one of its class: no one behind is admitted.
-                    self.walk.stop_admitting()
+                    self.admitting = False
                 return None
             entry = Entry(request, n)
             self._spend(n, blocks)
@@ -327,5 +324,5 @@ class _Planner:
     def _preemptable(self, work: Request | Append, needed: int) -> int:
         """Blocks that phase 2 may take for `work` from others, or enough of them."""
         if self.preemptable is None:
-            self.preemptable = self.queues.preemptable_blocks()
-        return self.preemptable(work, self.queues.key(work), needed)
+            self.preemptable = PreemptableBlocks(self.queues)
+        return self.preemptable(work, needed)

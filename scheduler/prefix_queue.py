@@ -12,18 +12,18 @@ from collections.abc import Callable, Iterator, Sequence
 
 from sortedcontainers import SortedList
 
+from regions.watch import PrefixWatch
 from scheduler.bandit import SERVING, KBandit
 from scheduler.policies import Ordering
 from scheduler.request import Request
 from scheduler.theory.orders import takes_oldest
-from scheduler.types import PrefixIndex
 
 MOVES = 16
 """When more than one in so many moves, sorting again is cheaper than moving them."""
 
 
 class PrefixQueue:
-    """Waiting requests in the order of algorithm 1; a `WaitingOrder`.
+    """Waiting requests in the order of algorithm 1.
 
     Args:
         index: match lengths of the waiting prompts.
@@ -33,7 +33,7 @@ class PrefixQueue:
     queue or the cache.
     """
 
-    def __init__(self, index: PrefixIndex, k: Callable[[], int | None]) -> None:
+    def __init__(self, index: PrefixWatch, k: Callable[[], int | None]) -> None:
         self._index = index
         self._k = k
         self._step = 0
@@ -96,7 +96,7 @@ class PrefixQueue:
 
 
 def waiting_order(
-    ordering: Ordering, index: PrefixIndex | None, rng: random.Random | None
+    ordering: Ordering, index: PrefixWatch | None, rng: random.Random | None
 ) -> tuple[PrefixQueue | None, Callable[[int], None]]:
     """The waiting order of POOL requests, None where their keys are the order; and a listener to TTFT in ns.
 

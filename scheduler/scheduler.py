@@ -16,6 +16,7 @@ from functools import partial
 from typing import cast
 
 from engine.step import Executor, OutOfMemory, SampledToken
+from regions.watch import PrefixWatch
 from scheduler.allocation import Allocation, allocate, prefers_swap
 from scheduler.grouping import Grouping
 from scheduler.inbox import Inbox
@@ -28,7 +29,7 @@ from scheduler.queues import Queues
 from scheduler.request import Event, Failure, Request, State
 from scheduler.speculation import Speculation
 from scheduler.tapes import Append, Records, TapeListener, due
-from scheduler.types import Costs, Limits, Memory, PrefixIndex, PriorityClass, Tape, Tier, Work
+from scheduler.types import Costs, Limits, Memory, PriorityClass, Tape, Tier, Work
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ class Scheduler:
         *,
         costs: Costs | None = None,
         tier: Tier | None = None,
-        index: PrefixIndex | None = None,
+        index: PrefixWatch | None = None,
         rng: random.Random | None = None,
         inbox: Inbox | None = None,
         grouping: Grouping | None = None,

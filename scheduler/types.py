@@ -158,19 +158,6 @@ class Costs(Protocol):
         """One pass over rows of (tokens in KV, tokens to compute)."""
 
 
-class PrefixIndex(Protocol):
-    """Match lengths of waiting prompts in the prefix cache, always those that a look-up would give."""
-
-    def watch(self, key: int, tokens: Sequence[int], salt: str) -> int:
-        """Watch a prompt from here on; its match length."""
-
-    def forget(self, key: int) -> None:
-        """No longer watch it."""
-
-    def changes(self) -> Sequence[tuple[int, int]]:
-        """(key, match length) of all whose length changed since the last call."""
-
-
 class Tape(Target, Protocol):
     """A session's frozen and sliding regions, as a writer sees them."""
 
@@ -185,10 +172,6 @@ class Tape(Target, Protocol):
     @property
     def live_tokens(self) -> int:
         """Tokens in the sliding region."""
-
-    @property
-    def live_records(self) -> int:
-        """Records in the sliding region."""
 
     @property
     def append_tokens(self) -> int:

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import msgspec
 
 from engine.step import Chunk, Executor, OutOfMemory, SampledToken
+from regions.watch import PrefixWatch
 from scheduler.grouping import Grouping
 from scheduler.inbox import AppendRecords, Cancel, Change, ChangePrompt, Inbox, Note, Submit
 from scheduler.observer import Observer
@@ -28,7 +29,6 @@ from scheduler.types import (
     Costs,
     Limits,
     Memory,
-    PrefixIndex,
     PriorityClass,
     PromptReader,
     Reader,
@@ -132,7 +132,7 @@ class World(Protocol):
     def tier(self) -> Tier | None: ...
 
     @property
-    def index(self) -> PrefixIndex | None: ...
+    def index(self) -> PrefixWatch | None: ...
 
     def tape(self, name: str) -> Tape:
         """The tape of that name, always the same; an empty one for the empty name."""
