@@ -21,13 +21,6 @@ Change = Literal["extend", "replace", "finish"]
 
 
 @dataclass(frozen=True, slots=True)
-class Submit:
-    """A new request; its id and the time it was queued are set."""
-
-    request: Request
-
-
-@dataclass(frozen=True, slots=True)
 class AppendRecords:
     """Records for a tape."""
 
@@ -52,14 +45,8 @@ class Cancel:
     id: int
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """Code of somebody else's, to run between two batches."""
-
-    callback: Callable[[], None]
-
-
-Note = Submit | AppendRecords | ChangePrompt | Cancel | Call
+Note = Request | AppendRecords | ChangePrompt | Cancel | Callable[[], None]
+"""A new request, with its id and the time it was queued; a change; code to run between two batches."""
 
 
 class Inbox:
@@ -87,7 +74,7 @@ class Inbox:
             request.id = self._seq
             request.last_chunk_ns = self._clock()
             request.events.append((Event.QUEUED, request.last_chunk_ns))
-            return self._put(Submit(request))
+            return self._put(request)
 
     def append(self, tape: Tape, records: Records) -> bool:
         """Queue records for a tape."""
@@ -109,7 +96,7 @@ class Inbox:
     def call(self, callback: Callable[[], None]) -> bool:
         """Queue a callback."""
         with self._changed:
-            return self._put(Call(callback))
+            return self._put(callback)
 
     def take(self) -> Sequence[Note]:
         """Everything since the last call, in order."""

@@ -86,7 +86,7 @@ class Queues:
         self._appends: SortedDict[SchedulingKey, Append] = SortedDict()
         self._positions: dict[Work, Position] = {}
         self._policy = policy
-        self._order = order
+        self.order = order
 
     def position(self, work: Work) -> Position:
         """Where work stands. Raises KeyError for work that is not in the queues."""
@@ -170,8 +170,8 @@ class Queues:
         """Requests that may be admitted, in order, with the key to merge them by."""
         for key in self._waiting.irange(maximum=NEVER_ADMITTED):
             yield key, self._waiting[key]
-        if self._order is not None:
-            yield from ((NEVER_ADMITTED, request) for request in self._order)
+        if self.order is not None:
+            yield from ((NEVER_ADMITTED, request) for request in self.order)
         for key in self._waiting.irange(minimum=NEVER_ADMITTED):
             yield key, self._waiting[key]
 
@@ -187,18 +187,18 @@ class Queues:
         self.cells += sign * position.cells
 
     def _insert(self, work: Any, position: Position) -> None:
-        if self._order is not None and self._ordered(position):
-            self._order.add(work)
+        if self.order is not None and self._ordered(position):
+            self.order.add(work)
             return
         for queue in self._queues_of(position):
             queue[position.key] = work
 
     def _remove(self, work: Any, position: Position, *, admitted: bool) -> None:
-        if self._order is not None and self._ordered(position):
+        if self.order is not None and self._ordered(position):
             if admitted:
-                self._order.admitted(work)
+                self.order.admitted(work)
             else:
-                self._order.discard(work)
+                self.order.discard(work)
             return
         for queue in self._queues_of(position):
             del queue[position.key]
@@ -219,7 +219,7 @@ class Queues:
         """Whether the waiting order holds it: a POOL request that was never admitted."""
         key, never = position.key, NEVER_ADMITTED
         waits = position.state is State.QUEUED and position.left > 0
-        return self._order is not None and waits and key[0] == never[0] and key[2] > never[2]
+        return self.order is not None and waits and key[0] == never[0] and key[2] > never[2]
 
 
 class PreemptableBlocks:

@@ -81,8 +81,8 @@ class Scheduler:
         self._speculation = Speculation(limits, memory)
         forget = [self._speculation.forget] + ([self._grouping.forget] if self._grouping else [])
         order, self._learn = waiting_order(ordering, index, rng)
-        queues = Queues(ordering.key, order)
-        self._live = LiveWork(queues, memory, limits, clock, self._observer, forget)
+        self.queues = Queues(ordering.key, order)
+        self._live = LiveWork(self.queues, memory, limits, clock, self._observer, forget)
         self._on_lost: list[Callable[[Tape], None]] = []
         self._admissions = self._preemptions = 0
         self._after_question = False
@@ -157,7 +157,7 @@ class Scheduler:
     @property
     def live(self) -> int:
         """Requests and tapes with work that have not ended."""
-        return sum(self._live.queues.live.values())
+        return sum(self.queues.live.values())
 
     def next_due(self) -> float | None:
         """Seconds until an unfinished prompt is given up, unless input comes; None while there is none."""
@@ -174,7 +174,7 @@ class Scheduler:
             self._commit(executed)
         worked = received or allocation.changed
         if worked:
-            self._observer.depth(self._live.queues.waiting, self._live.queues.live)
+            self._observer.depth(self.queues.waiting, self.queues.live)
         return worked or len(self._inbox) > 0
 
     def close(self) -> None:
@@ -197,11 +197,11 @@ class Scheduler:
     # Plan.
 
     def _plan(self, now: int) -> Plan:
-        for append in due(self._live.queues.sorted_appends(), now, self._limits, self._costs):
+        for append in due(self.queues.sorted_appends(), now, self._limits, self._costs):
             append.due = True
-            self._live.queues.update(append)
+            self.queues.update(append)
         planned = plan(
-            self._live.queues, self._memory, self._limits, self._grouping, after_question=self._after_question
+            self.queues, self._memory, self._limits, self._grouping, after_question=self._after_question
         )
         self._after_question = planned.question
         self._live.waits.note(planned.waits)
@@ -213,7 +213,7 @@ class Scheduler:
     # Allocate.
 
     def _allocate(self, planned: Plan) -> Allocation:
-        allocation = allocate(planned, self._live.queues, self._memory, self._preempt)
+        allocation = allocate(planned, self.queues, self._memory, self._preempt)
         for session, tokens in allocation.evicted:
             self._observer.evicted(session, tokens)
         for entry, failure in allocation.failures:
@@ -323,7 +323,7 @@ class Scheduler:
             if isinstance(entry.work, Append):
                 self._commit_records(entry.work, entry.n)
         for entry in executed.entries:
-            if isinstance(entry.work, Request) and entry.work.id in self._live.queues.requests:
+            if isinstance(entry.work, Request) and entry.work.id in self.queues.requests:
                 self._live.update(entry.work)
 
     def _advance(self, request: Request, sampled: SampledToken | None, drafted: int, now: int) -> None:

@@ -135,7 +135,7 @@ class World:
     def planned(self) -> int:
         """Thread time (ns) of phase 1 alone. It changes nothing, so it may be asked for."""
         began = time.thread_time_ns()
-        plan(self.scheduler._live.queues, self.device.pool, self.limits, self.scheduler._grouping)
+        plan(self.scheduler.queues, self.device.pool, self.limits, self.scheduler._grouping)
         return time.thread_time_ns() - began
 
     def stepped(self) -> int:
