@@ -11,7 +11,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from engine.step import Chunk
 from regions.prompt import StreamingPrompt
-from scheduler.simulation.device import CopyStream, SimClock, SimDevice
+from scheduler.simulation.device import SimClock, SimDevice, SimTier
 from scheduler.simulation.tokens import Segments
 from tests.scheduler.simulated import LinearCosts
 
@@ -131,11 +131,11 @@ def test_a_pass_waits_for_the_transfers_that_were_begun_for_it() -> None:
 
 def test_an_idle_copy_stream_costs_nothing_later() -> None:
     clock = SimClock()
-    copies = CopyStream(clock)
-    copies.add(50)
+    tier = SimTier(2, LinearCosts(block_ns=50), clock)
+    tier.load(1)
     clock.now = 1000
-    copies.add(50)
-    assert copies.done_at == 1050
+    tier.load(1)
+    assert tier.done_at == 1050
 
 
 def test_a_prompt_that_does_not_fit_on_the_host_stays_in_the_pool() -> None:
