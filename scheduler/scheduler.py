@@ -99,10 +99,9 @@ class Scheduler:
         return request.id
 
     def append(self, tape: Tape, records: Records) -> None:
-        """Queue whole records for a tape. Raises ValueError, before anything is queued, for an empty record.
+        """Queue whole records for a tape. Raises ValueError for an empty one: then nothing is queued.
 
-        A record that no batch can hold is reported to `on_drop` with `too_long`, after `close` with
-        `stopping`.
+        Records that no batch can hold are reported to `on_drop` (`too_long`), and all of them after `close`.
         """
         if any(not record.tokens for record in records):
             raise ValueError(f"{tape.name}: a record needs at least one token")
@@ -112,8 +111,7 @@ class Scheduler:
     def extend(self, request_id: int, tokens: Sequence[int]) -> None:
         """More of an unfinished prompt (append mode, *Stream2LLM* section 4.2).
 
-        Like `replace` and `finish` it comes into force before the next batch, and is ignored for a request
-        that has ended or whose prompt is finished.
+        Like `replace` and `finish` ignored for a request that has ended or whose prompt is finished.
         """
         self._inbox.change_prompt(request_id, "extend", tokens)
 
@@ -130,10 +128,7 @@ class Scheduler:
         self._inbox.cancel(request_id)
 
     def run_between(self, callback: Callable[[], None]) -> bool:
-        """Call `callback` on the stepping thread before the next batch is planned: nothing is half done then.
-
-        After `close` it is not called, and False is returned.
-        """
+        """Call `callback` on the stepping thread between two batches; False, and no call, after `close`."""
         return self._inbox.call(callback)
 
     def wait(self, timeout_s: float | None = None) -> bool:
