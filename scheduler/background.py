@@ -1,12 +1,9 @@
 """Prefill that no client asked for: windows refreshed, compared, or rebuilt after their KV was lost.
 
 `Refresher` prefills one window at a time, over all sessions, in what questions and appends leave of each
-batch. What was appended meanwhile is caught up with, until nothing is missing. Then, between two batches, the
-standing questions are asked of both states, and an `exact` tape adopts the fresh one. A window that is wholly
-evicted before that is begun again.
-
-`Rebuilder` prefills the window of a session whose stored KV is lost as soon as work waits for it. That is an
-ordinary request of class SESSION: the scheduler plans, budgets and preempts it like any other.
+batch, and catches up with what was appended meanwhile. Then, between two batches, the standing questions are
+asked of both states, and an `exact` tape adopts the fresh one. `Rebuilder` prefills the window of a session
+whose stored KV is lost as soon as work waits for it, as an ordinary request of class SESSION.
 
 All of it runs on the thread that steps the scheduler.
 """
@@ -56,14 +53,12 @@ class RefreshPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Asks a session's standing questions of its carried and of a fresh state.
-
-    ``questions`` gives them, ``probe`` asks those it is given, ``batch_tokens`` is the most asked at a time.
-    """
+    """Asks a session's standing questions of its carried and of a fresh state."""
 
     questions: Callable[[str], Sequence[Probe]]
     probe: Callable[[WindowTape, Fork, Sequence[Probe]], Sequence[Divergence]]
     batch_tokens: int
+    """Most tokens asked at a time."""
 
     def run(self, tape: WindowTape, fresh: Fork) -> Sequence[Divergence]:
         """As many questions as fit in one batch; empty without memory for them."""
@@ -261,7 +256,8 @@ class Refresher:
                 ended = False
                 self._prefill(running, [*fresh.tokens, *missing])
                 return
-            self._compare(tape, fresh)
+            if found := self._comparison.run(tape, fresh):
+                self._observer.compared(tape.name, found)
             if running.window.policy.exact:
                 tape.adopt(fresh)
                 self._observer.refreshed(tape.name)
@@ -280,11 +276,6 @@ class Refresher:
         except OutOfMemory:
             return False
         return True
-
-    def _compare(self, tape: WindowTape, fresh: Fork) -> None:
-        found = self._comparison.run(tape, fresh)
-        if found:
-            self._observer.compared(tape.name, found)
 
     def _end(self, running: _Prefill) -> None:
         running.fresh.release()

@@ -30,9 +30,8 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     A pass takes ``pass_s``, ``row_s`` for each row but the first, and what its rows compute and read, and
     never less than ``floor_s``: the weights are read once, however few the rows. A row of n tokens behind c
-    computes recompute(c + n) - recompute(c), so attention's growth with the context is counted at the rate of
-    a prefill, and reads ``context_s`` for each of the c, whatever its n. Rows are assumed not to affect each
-    other. Raises ValueError for values that make no sense.
+    computes recompute(c + n) - recompute(c), the rate of a prefill, and reads ``context_s`` for each of the
+    c. Rows are assumed not to affect each other. Raises ValueError for values that make no sense.
     """
 
     device: str

@@ -1,8 +1,4 @@
-"""What other threads ask of the scheduler, kept until the next step; and prompts that stopped coming.
-
-Any thread may put a note into the inbox. Everything else belongs to the one thread that steps, so no decision
-is made under a lock.
-"""
+"""What other threads ask of the scheduler, kept until the next step; and prompts that stopped coming."""
 
 from __future__ import annotations
 
@@ -10,6 +6,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Literal
 
 from scheduler.request import Event, Request
@@ -147,12 +144,8 @@ class PromptTimeouts:
 
     def expired(self, now: int) -> list[int]:
         """Numbers of those without input for the whole timeout."""
-        found: list[int] = []
-        for request_id, last in self._last.items():
-            if not self._timeout or now - last < self._timeout:
-                break
-            found.append(request_id)
-        return found
+        expired = takewhile(lambda item: self._timeout <= now - item[1], self._last.items())
+        return [number for number, _ in expired] if self._timeout else []
 
     def next_due(self, now: int) -> float | None:
         """Seconds until the next expires, 0 if it has; None without any."""

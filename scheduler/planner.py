@@ -2,9 +2,7 @@
 
 The walk goes down the policy's order once and ends where the budget does (*Stream2LLM* section 4.1). Its
 estimate of memory is what is free plus what the requests ranked *below* the current one hold, since phase 2
-may take that; so a high rank is never refused for the sake of a low one, and a low rank whose blocks are
-already spoken for is left out and thereby becomes the first victim. What others hold is only counted once
-the free blocks do not suffice.
+may take that; so a low rank whose blocks are spoken for is left out and becomes the first victim.
 
 Work that needs a session's lost KV is passed over until the session is rebuilt, and holds up nobody.
 """
@@ -68,8 +66,7 @@ def plan(
 ) -> Plan:
     """Choose the next batch; ``after_question``: the one before had a question.
 
-    The first of the order always gets an entry whatever the memory estimate says, because phase 2 can
-    always make room for it or end it: this is what rules out a deadlock.
+    The first of the order always gets an entry: phase 2 can make room for it or end it. So no deadlock.
     """
     return _Planner(queues, memory, limits, grouping, after_question).run()
 
@@ -77,8 +74,7 @@ def plan(
 def adaptive_chunk(decodes: int, prefills: int, limits: Limits) -> int:
     """Prefill tokens per request and batch: clamp(n_batch / N, chunk_min, chunk_max).
 
-    *Attention Once* section 3.7. n_batch leaves out the running answers' tokens, so that prefills do not
-    starve them within an iteration; N is the number of requests that could prefill.
+    *Attention Once* section 3.7. n_batch leaves out the running answers' tokens; N requests could prefill.
     """
     share = (limits.max_batch_tokens - decodes) // max(1, prefills)
     return min(max(share, limits.chunk_min), limits.chunk_max)
@@ -255,7 +251,8 @@ class _Planner:
         """Tokens that the budgets leave it in this batch, and the blocks they take."""
         n = self._wanted(request, position.left)
         if not n:
-            self._note(request, "order" if self._gives_way(request) else "tokens")
+            behind_questions = request.cls is PriorityClass.POOL and self.pool_share == 0
+            self._note(request, "order" if request.background or behind_questions else "tokens")
             return 0, 0
         blocks = request.blocks_needed(n, self.block_size)
         reserve = 0 if position.decoding else self.reserve
@@ -272,19 +269,13 @@ class _Planner:
         if request.background:
             chunk = 0 if self.has_request else self.limits.chunk_min
         elif request.cls is PriorityClass.FLASH:
-            # It is short and its wait is the product: no chunking, all that fit go together.
-            chunk = left
+            chunk = left  # it is short and its wait is the product
         elif self.pool_share is not None and request.cls is PriorityClass.POOL:
-            # A question waits for the whole of its pass: the prompts below it only keep moving, and where
-            # they had the batch before, not even that.
+            # a question waits for the whole of its pass, so the prompts below it only keep moving
             chunk = min(self.chunk, self.pool_share)
         else:
             chunk = self.chunk
         return min(left, chunk, self.tokens)
-
-    def _gives_way(self, request: Request) -> bool:
-        """Whether questions are what keeps a request out."""
-        return request.background or (request.cls is PriorityClass.POOL and self.pool_share == 0)
 
     def _append(self, append: Append) -> Entry | None:
         if append.lost:

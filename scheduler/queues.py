@@ -1,9 +1,8 @@
 """The queues of all live work, kept in scheduling order change by change, so that a plan sorts nothing.
 
 Work has a scheduling key: its priority, whether it generates, and its policy's key. Sorted queues hold
-running (admitted) requests, waiting requests, and tapes. A walk merges them lazily and looks only at what it
-takes. Once nobody else may be admitted the waiting are not looked at, so a step costs what its batch costs,
-however many wait.
+running (admitted) requests, waiting requests, and tapes. A walk merges them lazily: a step costs what its
+batch costs, however many wait.
 """
 
 from __future__ import annotations

@@ -117,45 +117,45 @@ class Request:
     complete: bool = field(init=False)
     """All of the prompt has come in."""
     reader: Reader | None = field(init=False)
-    id: int = field(init=False, default=0)
+    id: int = 0
     """Sequence number, given at submit."""
-    state: State = field(init=False, default=State.QUEUED)
-    last_chunk_ns: int = field(init=False, default=0)
+    state: State = State.QUEUED
+    last_chunk_ns: int = 0
     """When the newest piece of the prompt came in."""
-    version: int = field(init=False, default=0)
+    version: int = 0
     """Data version read; survives the reader."""
-    admitted: int = field(init=False, default=0)
+    admitted: int = 0
     """Running number of its latest admission; 0 before the first."""
-    preempted: int = field(init=False, default=0)
+    preempted: int = 0
     """Running number of its latest preemption; 0 before the first."""
-    output: list[int] = field(init=False, default_factory=list)
+    output: list[int] = field(default_factory=list)
     """Generated tokens, a stop token included."""
-    samples: list[SampledToken] = field(init=False, default_factory=list)
+    samples: list[SampledToken] = field(default_factory=list)
     """What was sampled for each generated token."""
-    error: Failure | None = field(init=False, default=None)
-    events: list[tuple[Event, int]] = field(init=False, default_factory=list)
+    error: Failure | None = None
+    events: list[tuple[Event, int]] = field(default_factory=list)
     """(event, time in ns of the scheduler's clock)."""
-    waits: dict[str, int] = field(init=False, default_factory=dict)
+    waits: dict[str, int] = field(default_factory=dict)
     """Time (ns) it waited for a batch, by reason."""
-    preempted_by: list[int] = field(init=False, default_factory=list)
+    preempted_by: list[int] = field(default_factory=list)
     """Numbers of the work it made room for, one for each preemption."""
-    cached_tokens: int = field(init=False, default=0)
+    cached_tokens: int = 0
     """Tokens it reused: of a session's context, of the prefix cache, of a shared prefill."""
-    total_tokens_invalidated: int = field(init=False, default=0)
+    total_tokens_invalidated: int = 0
     """Tokens whose KV was dropped because the prompt changed (*Stream2LLM* section 4.2)."""
-    survival: float = field(init=False, default=1.0)
+    survival: float = 1.0
     """Part of the KV that an update of the prompt keeps, a running average."""
-    recomputed_tokens: int = field(init=False, default=0)
+    recomputed_tokens: int = 0
     """Tokens whose KV was dropped by preemption."""
-    swapped_tokens: int = field(init=False, default=0)
+    swapped_tokens: int = 0
     """Tokens whose KV was moved to the host by preemption."""
-    drafted: int = field(init=False, default=0)
+    drafted: int = 0
     """Draft tokens that were verified."""
-    accepted: int = field(init=False, default=0)
+    accepted: int = 0
     """Draft tokens that were right."""
-    _sampling: Sampling | None = field(init=False, default=None)
+    _sampling: Sampling | None = None
     """How the first token is drawn."""
-    _prefix_stale: bool = field(init=False, default=True)
+    _prefix_stale: bool = True
     """The prefix cache may hold more of the prompt than when it was last asked."""
 
     def __post_init__(self) -> None:

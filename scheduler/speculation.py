@@ -1,11 +1,8 @@
 """N-gram speculation: an answer often repeats what was said (*Attention Once* section 3.7).
 
 Drafts are what followed the last tokens when they occurred before; the pass that computes the next token
-verifies them, in rows of their own. Each draft is a row, so the cap falls with the number of running answers
-and with how few proved right.
-
-Drafts must cost nobody anything: they take tokens that the plan left, and free blocks above the high-water
-mark. Nobody is preempted, and no prompt gets a smaller chunk, for a draft.
+verifies them, in rows of their own. They take only tokens that the plan left and free blocks above the
+high-water mark: nobody is preempted, and no prompt gets a smaller chunk, for a draft.
 """
 
 from __future__ import annotations

@@ -165,6 +165,10 @@ class Tape(Target, Protocol):
         """Tokens in the sliding region."""
 
     @property
+    def live_records(self) -> int:
+        """Records in the sliding region."""
+
+    @property
     def append_tokens(self) -> int:
         """Most tokens of one append: what the retention keeps."""
 

@@ -99,7 +99,7 @@ class World:
             host_blocks=blocks,
             keep_prefixes=Ordering(policy).by_prefix,
         )
-        self.executor = _TimedExecutor(self.device.executor)
+        self.executor = _TimedExecutor(self.device)
         self.limits = Limits(max_drafts=0, stream_timeout_ns=0)
         self.scheduler = Scheduler(
             self.executor,

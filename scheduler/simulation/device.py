@@ -96,42 +96,11 @@ class SimStored:
         self.keep(0)
 
 
-class SimExecutor:
-    """One forward pass takes ``costs.batch_ns``; ``elapse`` moves the clock on, and may bring input."""
-
-    def __init__(
-        self,
-        costs: DeviceCosts,
-        pool: BlockPool,
-        clock: SimClock,
-        tier: SimTier,
-        elapse: Callable[[int], None],
-    ) -> None:
-        self.passes = self.tokens = self.busy_ns = self.copying_ns = 0
-        """Passes run, tokens computed, time in passes, and time that passes waited for transfers."""
-        self.peak_blocks = 0
-        """Most blocks in use in a pass, those that the cache could give up left out."""
-        self._costs, self._pool, self._clock = costs, pool, clock
-        self._tier, self._elapse = tier, elapse
-
-    def execute(self, batch: Sequence[Chunk]) -> list[SampledToken | None]:
-        """See `engine.step.Executor`. A token is a hash of its position; no draft proves right."""
-        begin = max(self._clock.now, self._tier.done_at)
-        took = self._costs.batch_ns(spans_of(batch))
-        self.passes += 1
-        self.tokens += sum(len(chunk.tokens) for chunk in batch)
-        self.busy_ns += took
-        self.copying_ns += begin - self._clock.now
-        self.peak_blocks = max(self.peak_blocks, self._pool.total_blocks - self._pool.free_blocks)
-        sampled = [_run(chunk) for chunk in batch]
-        self._elapse(begin + took)
-        return sampled
-
-
 class SimDevice:
-    """Pool, prefix cache, host tier, clock and executor of one device.
+    """Pool, prefix cache, host tier and clock of one device, and an `Executor` over them.
 
-    ``keep_prefixes``: prompts are kept for others that begin alike, in what the pool has to spare.
+    A pass takes ``costs.batch_ns``; ``elapse`` moves the clock on, and may bring input. ``keep_prefixes``:
+    prompts are kept for others that begin alike, in what the pool has to spare.
     """
 
     def __init__(
@@ -149,11 +118,28 @@ class SimDevice:
         self.cache = RadixCache(self.pool, blocks * block_size if keep_prefixes else 0)
         self.index = PrefixWatch(self.cache)
         self.tier = SimTier(host_blocks, costs, self.clock)
-        self.executor = SimExecutor(costs, self.pool, self.clock, self.tier, elapse)
+        self.passes = self.tokens = self.busy_ns = self.copying_ns = 0
+        """Passes run, tokens computed, time in passes, and time that passes waited for transfers."""
+        self.peak_blocks = 0
+        """Most blocks in use in a pass, those that the cache could give up left out."""
+        self._costs, self._elapse = costs, elapse
 
     def open_prompt(self) -> StreamingPrompt:
         """The reader of a new request."""
         return StreamingPrompt(self.pool, self.cache, frame_limit=NO_FRAME_LIMIT)
+
+    def execute(self, batch: Sequence[Chunk]) -> list[SampledToken | None]:
+        """See `engine.step.Executor`. A token is a hash of its position; no draft proves right."""
+        begin = max(self.clock.now, self.tier.done_at)
+        took = self._costs.batch_ns(spans_of(batch))
+        self.passes += 1
+        self.tokens += sum(len(chunk.tokens) for chunk in batch)
+        self.busy_ns += took
+        self.copying_ns += begin - self.clock.now
+        self.peak_blocks = max(self.peak_blocks, self.pool.total_blocks - self.pool.free_blocks)
+        sampled = [_run(chunk) for chunk in batch]
+        self._elapse(begin + took)
+        return sampled
 
 
 def _run(chunk: Chunk) -> SampledToken | None:

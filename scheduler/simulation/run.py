@@ -154,7 +154,7 @@ class _Run:
         )
         self.clock = self.device.clock
         self.scheduler = Scheduler(
-            self.device.executor,
+            self.device,
             self.device.pool,
             setup.limits,
             self.clock,
@@ -237,16 +237,16 @@ class _Run:
         )
 
     def result(self) -> Result:
-        executor = self.device.executor
+        device = self.device
         table = np.array(self.rows, np.int64).reshape(-1, len(COLUMNS))
         table = table[np.argsort(table[:, 0])]
         return Result(
             columns={name: np.ascontiguousarray(table[:, at]) for at, name in enumerate(COLUMNS)},
             failures=dict(sorted(self.failures.items())),
             ended_ns=int(table[:, COLUMNS.index("done_ns")].max(initial=0)),
-            passes=executor.passes,
-            computed_tokens=executor.tokens,
-            busy_ns=executor.busy_ns,
-            copying_ns=executor.copying_ns,
-            peak_tokens=executor.peak_blocks * self.device.pool.block_size,
+            passes=device.passes,
+            computed_tokens=device.tokens,
+            busy_ns=device.busy_ns,
+            copying_ns=device.copying_ns,
+            peak_tokens=device.peak_blocks * device.pool.block_size,
         )
