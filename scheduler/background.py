@@ -129,7 +129,6 @@ class Refresher:
         self._windows: dict[Tape, _Window] = {tape: _Window(tape, p, now, now) for tape, p in sessions}
         self._queue: deque[_Window] = deque()
         self._running: _Prefill | None = None
-        self._stopped = False
         scheduler.subscribe(self)
 
     def on_commit(self, tape: Tape, version: int, records: Records) -> None:
@@ -172,10 +171,8 @@ class Refresher:
 
     def stop(self) -> None:
         """Begin nothing more, and give up what is under way: stopping does not wait for it."""
-        self._stopped = True
-        self._queue.clear()
-        if self._running is not None:
-            self._cancel(self._running)
+        for tape in list(self._windows):
+            self.forget(tape)
 
     # When.
 
@@ -200,7 +197,8 @@ class Refresher:
         return tape.evicted_tokens - begins >= running.tokens or end > self._frame_limit
 
     def _is_wanted(self, running: _Prefill) -> bool:
-        return not self._stopped and running.window.tape in self._windows
+        """Neither was its tape forgotten, nor the refresher stopped."""
+        return running.window.tape in self._windows
 
     # One window.
 
@@ -212,7 +210,7 @@ class Refresher:
 
     def _begin(self) -> None:
         """The next of the queue, if none is under way."""
-        while self._queue and self._running is None and not self._stopped:
+        while self._queue and self._running is None:
             window = self._queue.popleft()
             window.begun, window.begun_records = self._clock(), window.tape.evicted_records
             tokens = window.tape.window
