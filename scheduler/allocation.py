@@ -52,9 +52,8 @@ def allocate(plan: Plan, queues: Queues, memory: Memory, preempt: Preempt) -> Al
 def prefers_swap(victim: Request, eviction: Eviction, costs: Costs | None) -> bool:
     """Whether to try the host tier first, which may still have no room (*Stream2LLM* section 4.3).
 
-    Both costs are the *victim's*: recomputing what it has in KV, or moving its blocks out and in again. A
-    prompt that is still changing may not keep what was saved: what an update usually leaves of its KV is what
-    swapping is worth. Without costs `cost` never swaps.
+    Both costs are the *victim's*. A prompt that is still changing saves only what an update usually leaves of
+    its KV. Without costs `cost` never swaps.
     """
     if eviction != "cost":
         return eviction == "swap"
@@ -115,7 +114,7 @@ class _Allocator:
         return self._smaller(entry) if behind else self._force(entry)
 
     def _preempt_for(self, entry: Entry) -> bool:
-        """Take the blocks from victims: the unplanned from the tail, then the planned from the tail."""
+        """Take the blocks from victims: those the plan left out, then the planned, each from the tail."""
         holders = [other for other in self.queues.victims(entry.work) if other.blocks]
         for victim in sorted(holders, key=lambda other: other in self.keys):
             self.preempt(victim, entry.work)

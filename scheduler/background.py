@@ -1,12 +1,9 @@
 """Prefill that no client asked for: windows refreshed, compared, or rebuilt after their KV was lost.
 
 `Refresher` prefills one window at a time, over all sessions, in what questions and appends leave of each
-batch. What was appended meanwhile is caught up with, until nothing is missing. Then, between two batches, the
-standing questions are asked of both states, and an `exact` tape adopts the fresh one. A window that is wholly
-evicted before that is begun again.
-
-`Rebuilder` prefills the window of a session whose stored KV is lost as soon as work waits for it. That is an
-ordinary request of class SESSION: the scheduler plans, budgets and preempts it like any other.
+batch, and catches up with what was appended meanwhile. Then, between two batches, the standing questions are
+asked of both states, and an `exact` tape adopts the fresh one. `Rebuilder` prefills the window of a session
+whose stored KV is lost as soon as work waits for it, as an ordinary request of class SESSION.
 
 All of it runs on the thread that steps the scheduler.
 """
@@ -56,14 +53,12 @@ class RefreshPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Asks a session's standing questions of its carried and of a fresh state.
-
-    ``questions`` gives them, ``probe`` asks those it is given, ``batch_tokens`` is the most asked at a time.
-    """
+    """Asks a session's standing questions of its carried and of a fresh state."""
 
     questions: Callable[[str], Sequence[Probe]]
     probe: Callable[[WindowTape, Fork, Sequence[Probe]], Sequence[Divergence]]
     batch_tokens: int
+    """Most tokens asked at a time."""
 
     def run(self, tape: WindowTape, fresh: Fork) -> Sequence[Divergence]:
         """As many questions as fit in one batch; empty without memory for them."""
@@ -134,7 +129,6 @@ class Refresher:
         self._windows: dict[Tape, _Window] = {tape: _Window(tape, p, now, now) for tape, p in sessions}
         self._queue: deque[_Window] = deque()
         self._running: _Prefill | None = None
-        self._stopped = False
         scheduler.subscribe(self)
 
     def on_commit(self, tape: Tape, version: int, records: Records) -> None:
@@ -177,10 +171,8 @@ class Refresher:
 
     def stop(self) -> None:
         """Begin nothing more, and give up what is under way: stopping does not wait for it."""
-        self._stopped = True
-        self._queue.clear()
-        if self._running is not None:
-            self._cancel(self._running)
+        for tape in list(self._windows):
+            self.forget(tape)
 
     # When.
 
@@ -205,7 +197,8 @@ class Refresher:
         return tape.evicted_tokens - begins >= running.tokens or end > self._frame_limit
 
     def _is_wanted(self, running: _Prefill) -> bool:
-        return not self._stopped and running.window.tape in self._windows
+        """Neither was its tape forgotten, nor the refresher stopped."""
+        return running.window.tape in self._windows
 
     # One window.
 
@@ -217,7 +210,7 @@ class Refresher:
 
     def _begin(self) -> None:
         """The next of the queue, if none is under way."""
-        while self._queue and self._running is None and not self._stopped:
+        while self._queue and self._running is None:
             window = self._queue.popleft()
             window.begun, window.begun_records = self._clock(), window.tape.evicted_records
             tokens = window.tape.window
@@ -261,7 +254,8 @@ class Refresher:
                 ended = False
                 self._prefill(running, [*fresh.tokens, *missing])
                 return
-            self._compare(tape, fresh)
+            if found := self._comparison.run(tape, fresh):
+                self._observer.compared(tape.name, found)
             if running.window.policy.exact:
                 tape.adopt(fresh)
                 self._observer.refreshed(tape.name)
@@ -280,11 +274,6 @@ class Refresher:
         except OutOfMemory:
             return False
         return True
-
-    def _compare(self, tape: WindowTape, fresh: Fork) -> None:
-        found = self._comparison.run(tape, fresh)
-        if found:
-            self._observer.compared(tape.name, found)
 
     def _end(self, running: _Prefill) -> None:
         running.fresh.release()

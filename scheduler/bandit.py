@@ -23,7 +23,9 @@ import random
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import nlargest
 from itertools import pairwise
+from statistics import mean
 
 ARMS: tuple[int | None, ...] = (1, 2, 3, 4, 6, 8, 16, None)
 SERVING: tuple[int | None, ...] = ARMS[1:]
@@ -35,6 +37,13 @@ DOUBT, WEIGHT = 0.25, 0.5
 """The expected reward of an unknown arm, and how many epochs outweigh it. It is below that of an arm as
 good as usual (a half), and above that of one under which every epoch is worse than those before, as when a
 queue grows without end. Then the bandit tries an unknown arm."""
+
+RECENT = 16
+"""Epochs that an epoch is compared with."""
+DISCOUNT = 0.95
+"""What a reward is worth an epoch later."""
+EXPLORATION = 0.2
+"""Width of the confidence bound."""
 
 
 @dataclass(slots=True)
@@ -58,12 +67,9 @@ class KBandit:
         rng: breaks ties, and nothing else.
         epoch: completed requests that are judged together.
         warm_up: completed requests after a change of k that are not judged: they waited under the one before.
-        recent: epochs that an epoch is compared with.
-        discount: what a reward is worth an epoch later.
-        exploration: width of the confidence bound.
         first: index in ``arms`` of the one to begin with; without it the middle.
 
-    Raises ValueError for arms that are not increasing, and for numbers out of range.
+    Raises ValueError for arms that are not increasing.
     """
 
     def __init__(
@@ -73,26 +79,16 @@ class KBandit:
         rng: random.Random,
         epoch: int = 50,
         warm_up: int = 12,
-        recent: int = 16,
-        discount: float = 0.95,
-        exploration: float = 0.2,
         first: int | None = None,
     ) -> None:
         order = [math.inf if k is None else k for k in arms]
         if not order or order[0] < 1 or any(a >= b for a, b in pairwise(order)):
             raise ValueError(f"arms must be one or more values of k, increasing from 1 on, not {list(arms)}")
-        if epoch < 1 or warm_up < 0 or recent < 1 or not 0 < discount < 1 or exploration < 0:
-            raise ValueError(
-                "epoch, recent: 1 or more; warm_up, exploration: 0 or more; discount: between 0 and 1"
-            )
-        if first is not None and not 0 <= first < len(arms):
-            raise ValueError(f"first is an index into {len(arms)} arms, not {first}")
         self._ks = tuple(arms)
         self._rng = rng
         self._epoch, self._warm_up = epoch, warm_up
-        self._discount, self._exploration = discount, exploration
         self._arms = [Arm() for _ in arms]
-        self._recent: deque[float] = deque(maxlen=recent)
+        self._recent: deque[float] = deque(maxlen=RECENT)
         self._observed: list[int] = []
         self._skip = 0
         self._at = len(arms) // 2 if first is None else first
@@ -116,8 +112,8 @@ class KBandit:
 
     def _reward(self, tail: float) -> None:
         for arm in self._arms:
-            arm.plays *= self._discount
-            arm.reward *= self._discount
+            arm.plays *= DISCOUNT
+            arm.reward *= DISCOUNT
         if self._recent:  # the very first has nothing to be compared with
             worse = sum(1.0 if tail < other else 0.5 * (tail == other) for other in self._recent)
             self._arms[self._at].plays += 1
@@ -137,10 +133,9 @@ class KBandit:
     def _bound(self, arm: Arm, total: float) -> float:
         if not arm.plays:
             return math.inf
-        return arm.mean + self._exploration * math.sqrt(max(0.0, math.log(total)) / arm.plays)
+        return arm.mean + EXPLORATION * math.sqrt(max(0.0, math.log(total)) / arm.plays)
 
 
 def _tail(ttfts: Sequence[int]) -> float:
     """Mean of the worst tenth, at least of one."""
-    worst = sorted(ttfts)[-max(1, len(ttfts) // 10) :]
-    return sum(worst) / len(worst)
+    return mean(nlargest(max(1, len(ttfts) // 10), ttfts))

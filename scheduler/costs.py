@@ -21,6 +21,8 @@ Span = tuple[int, int]
 
 _SUFFIX = ".json"
 _NS = 1e9
+GAIN, CLIP = 0.1, 4.0
+"""See `OnlineCosts`."""
 
 
 class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -28,9 +30,8 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     A pass takes ``pass_s``, ``row_s`` for each row but the first, and what its rows compute and read, and
     never less than ``floor_s``: the weights are read once, however few the rows. A row of n tokens behind c
-    computes recompute(c + n) - recompute(c), so attention's growth with the context is counted at the rate of
-    a prefill, and reads ``context_s`` for each of the c, whatever its n. Rows are assumed not to affect each
-    other. Raises ValueError for values that make no sense.
+    computes recompute(c + n) - recompute(c), the rate of a prefill, and reads ``context_s`` for each of the
+    c. Rows are assumed not to affect each other. Raises ValueError for values that make no sense.
     """
 
     device: str
@@ -169,19 +170,13 @@ class OnlineCosts:
     """A profile corrected by the passes that really ran: one factor on everything that is computed.
 
     The factor is the ratio of two running means, of the measured and of the predicted time of a pass, each
-    new pass with the weight ``gain``, so long passes count for more. A pass counts for at most ``clip`` times
-    what was expected of it and at least for the ``clip``-th part, so that one that waited for a compilation
-    moves the factor by a bounded step. Transfers are another resource and stay as measured. No clock and no
-    randomness. Raises ValueError for a gain outside (0, 1] or a clip not above 1.
+    new pass with the weight `GAIN`, so long passes count for more. A pass counts for at most `CLIP` times
+    what was expected of it and at least for the `CLIP`-th part, so that one that waited for a compilation
+    moves the factor by a bounded step. Transfers are another resource and stay as measured.
     """
 
-    def __init__(self, base: CostModel, *, gain: float = 0.1, clip: float = 4.0) -> None:
-        if not 0.0 < gain <= 1.0:
-            raise ValueError(f"gain must lie in (0, 1], not {gain}")
-        if not clip > 1.0:
-            raise ValueError(f"clip must be above 1, not {clip}")
+    def __init__(self, base: CostModel) -> None:
         self.base = base
-        self._gain, self._clip = gain, clip
         self._predicted = self._measured = 0.0
 
     @property
@@ -195,8 +190,8 @@ class OnlineCosts:
         if predicted <= 0 or took_ns <= 0:
             return
         expected = predicted * self.factor
-        measured = min(max(float(took_ns), expected / self._clip), expected * self._clip)
-        gain = self._gain if self._predicted else 1.0
+        measured = min(max(float(took_ns), expected / CLIP), expected * CLIP)
+        gain = GAIN if self._predicted else 1.0
         self._predicted += gain * (predicted - self._predicted)
         self._measured += gain * (measured - self._measured)
 

@@ -77,13 +77,12 @@ def fit(points: Sequence[Point], max_knots: int, *, through_zero: bool) -> tuple
     """The piecewise-linear curve through ``points``, and its error at points that were left out.
 
     Knots lie at measured sizes. For every number of them dynamic programming chooses those with the least
-    squared relative error, over the medians of each size, and least squares sets their heights under the
-    condition that the curve never falls. Each size but the last is left out in turn; the fewest knots win
-    whose mean error there, and at the last size, is within a tenth of the best. So noise does not become
-    knots.
+    squared relative error, over the medians of each size, and least squares sets their heights. Each size but
+    the last is left out in turn; the fewest knots win whose mean error there, and at the last size, is within
+    a tenth of the best. So noise does not become knots.
 
-    ``max_knots``: the most behind 0. ``through_zero``: size 0 takes no time; otherwise what it takes is
-    fitted too. Raises ValueError without points, or for a size or a measured time that is not positive.
+    ``max_knots``: the most behind 0. ``through_zero``: size 0 takes no time, else that is fitted too. Raises
+    ValueError without points, or for a size or a measured time that is not positive.
     """
     if not points or any(not (0 < p.size < inf and 0 < p.measured < inf) for p in points):
         raise ValueError("a fit needs points of positive size and time")

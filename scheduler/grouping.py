@@ -69,11 +69,9 @@ class Grouping:
             self._sources.setdefault(head, []).append((request, request.computed + n))
 
     def read(self, request: Request, source: Request) -> None:
-        """After the pass: read what the source has in KV, but for the last token of the request's own prompt.
-
-        Nothing happens when one of them changed or went since the plan was made.
-        """
+        """After the pass: read what the source has in KV, but for the request's own last prompt token."""
         reader, other = request.prompt_reader, source.prompt_reader
+        # either may have changed or gone since the plan was made
         if reader is None or other is None or reader.swapped or other.swapped:
             return
         n = min(other.length, len(source.prompt), len(request.prompt) - 1)

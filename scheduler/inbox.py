@@ -1,8 +1,4 @@
-"""What other threads ask of the scheduler, kept until the next step; and prompts that stopped coming.
-
-Any thread may put a note into the inbox. Everything else belongs to the one thread that steps, so no decision
-is made under a lock.
-"""
+"""What other threads ask of the scheduler, kept until the next step; and prompts that stopped coming."""
 
 from __future__ import annotations
 
@@ -10,6 +6,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Literal
 
 from scheduler.request import Event, Request
@@ -18,13 +15,6 @@ from scheduler.types import Tape
 
 Change = Literal["extend", "replace", "finish"]
 """What may happen to a prompt that comes in pieces."""
-
-
-@dataclass(frozen=True, slots=True)
-class Submit:
-    """A new request; its id and the time it was queued are set."""
-
-    request: Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +42,8 @@ class Cancel:
     id: int
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """Code of somebody else's, to run between two batches."""
-
-    callback: Callable[[], None]
-
-
-Note = Submit | AppendRecords | ChangePrompt | Cancel | Call
+Note = Request | AppendRecords | ChangePrompt | Cancel | Callable[[], None]
+"""A new request, with its id and the time it was queued; a change; code to run between two batches."""
 
 
 class Inbox:
@@ -87,7 +71,7 @@ class Inbox:
             request.id = self._seq
             request.last_chunk_ns = self._clock()
             request.events.append((Event.QUEUED, request.last_chunk_ns))
-            return self._put(Submit(request))
+            return self._put(request)
 
     def append(self, tape: Tape, records: Records) -> bool:
         """Queue records for a tape."""
@@ -109,7 +93,7 @@ class Inbox:
     def call(self, callback: Callable[[], None]) -> bool:
         """Queue a callback."""
         with self._changed:
-            return self._put(Call(callback))
+            return self._put(callback)
 
     def take(self) -> Sequence[Note]:
         """Everything since the last call, in order."""
@@ -160,12 +144,8 @@ class PromptTimeouts:
 
     def expired(self, now: int) -> list[int]:
         """Numbers of those without input for the whole timeout."""
-        found: list[int] = []
-        for request_id, last in self._last.items():
-            if not self._timeout or now - last < self._timeout:
-                break
-            found.append(request_id)
-        return found
+        expired = takewhile(lambda item: self._timeout <= now - item[1], self._last.items())
+        return [number for number, _ in expired] if self._timeout else []
 
     def next_due(self, now: int) -> float | None:
         """Seconds until the next expires, 0 if it has; None without any."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
 
-from scheduler.inbox import AppendRecords, Call, Cancel, ChangePrompt, Note, PromptTimeouts, Submit
+from scheduler.inbox import AppendRecords, Cancel, ChangePrompt, Note, PromptTimeouts
 from scheduler.observer import Observer, WaitLedger
 from scheduler.planner import Entry, refusal
 from scheduler.queues import Queues
@@ -46,8 +46,8 @@ class LiveWork:
     def apply(self, note: Note) -> None:
         """A note of another thread comes into force."""
         match note:
-            case Submit(request):
-                self._enter(request)
+            case Request():
+                self._enter(note)
             case AppendRecords():
                 self._enqueue(note)
             case ChangePrompt():
@@ -55,8 +55,8 @@ class LiveWork:
             case Cancel(request_id):
                 if request_id in self.queues.requests:
                     self.end(self.queues.requests[request_id], State.CANCELLED)
-            case Call(callback):
-                call(callback)
+            case _:
+                call(note)
 
     def expire(self, now: int) -> bool:
         """End unfinished prompts without input for too long; whether there were any."""

@@ -55,12 +55,11 @@ class Observer:
 
 
 class WaitLedger:
-    """Why requests wait: nanoseconds by class and reason, so that a step costs the same however many wait.
+    """Why requests wait: ns by class and reason; a request takes the difference over its own wait.
 
     A reason is the budget that ran out (`tokens`, `rows`, `cells`, `blocks`, `high_water`), `order` for work
     that only runs when nothing else does, `restore` for a session's lost KV, the class that came first
-    (`behind flash`), or `step` where nothing stood in the way: the batch under way had to end. A request
-    takes the difference over its own wait.
+    (`behind flash`), or `step`: the batch under way had to end.
     """
 
     def __init__(self) -> None:

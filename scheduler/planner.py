@@ -2,9 +2,7 @@
 
 The walk goes down the policy's order once and ends where the budget does (*Stream2LLM* section 4.1). Its
 estimate of memory is what is free plus what the requests ranked *below* the current one hold, since phase 2
-may take that; so a high rank is never refused for the sake of a low one, and a low rank whose blocks are
-already spoken for is left out and thereby becomes the first victim. What others hold is only counted once
-the free blocks do not suffice.
+may take that; so a low rank whose blocks are spoken for is left out and becomes the first victim.
 
 Work that needs a session's lost KV is passed over until the session is rebuilt, and holds up nobody.
 """
@@ -13,12 +11,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
 from scheduler.grouping import Grouping
-from scheduler.queues import Position, PreemptableBlocks, Queues, Walk
+from scheduler.queues import Position, PreemptableBlocks, Queues
 from scheduler.request import Failure, Request, State
 from scheduler.tapes import Append
 from scheduler.types import Limits, Memory, PriorityClass, Tape
@@ -68,8 +66,7 @@ def plan(
 ) -> Plan:
     """Choose the next batch; ``after_question``: the one before had a question.
 
-    The first of the order always gets an entry whatever the memory estimate says, because phase 2 can
-    always make room for it or end it: this is what rules out a deadlock.
+    The first of the order always gets an entry: phase 2 can make room for it or end it. So no deadlock.
     """
     return _Planner(queues, memory, limits, grouping, after_question).run()
 
@@ -77,8 +74,7 @@ def plan(
 def adaptive_chunk(decodes: int, prefills: int, limits: Limits) -> int:
     """Prefill tokens per request and batch: clamp(n_batch / N, chunk_min, chunk_max).
 
-    *Attention Once* section 3.7. n_batch leaves out the running answers' tokens, so that prefills do not
-    starve them within an iteration; N is the number of requests that could prefill.
+    *Attention Once* section 3.7. n_batch leaves out the running answers' tokens; N requests could prefill.
     """
     share = (limits.max_batch_tokens - decodes) // max(1, prefills)
     return min(max(share, limits.chunk_min), limits.chunk_max)
@@ -130,49 +126,46 @@ def first_half(entries: Sequence[Entry]) -> list[Entry]:
     return kept
 
 
-@dataclass(slots=True)
 class _Planner:
     """What is left while the order is walked."""
 
-    queues: Queues
-    memory: Memory
-    limits: Limits
-    grouping: Grouping | None
-    after_question: bool
-    walk: Walk = field(init=False)
-    tokens: int = field(init=False)
-    rows: int = field(init=False)
-    cells: int = field(init=False)
-    """Cells that the admitted leave, those admitted by this plan included; below zero in an overload."""
-    free: int = field(init=False)
-    """Free blocks less those planned; below zero it counts blocks to be taken from lower ranks."""
-    reserve: int = field(init=False)
-    """Blocks that prefill chunks leave alone (the high-water mark)."""
-    chunk: int = field(init=False)
-    block_size: int = field(init=False)
-    entries: list[Entry] = field(init=False, default_factory=list)
-    waits: dict[PriorityClass, str] = field(init=False, default_factory=dict)
-    lost: dict[Tape, None] = field(init=False, default_factory=dict)
-    has_request: bool = field(init=False, default=False)
-    """A request that is not in the background has a row in this batch."""
-    pool_share: int | None = field(init=False, default=None)
-    """Tokens left for prompts of POOL in a batch with a question; None without one."""
-    preemptable: PreemptableBlocks | None = field(init=False, default=None)
-
-    def __post_init__(self) -> None:
-        memory, limits, queues = self.memory, self.limits, self.queues
-        self.walk = queues.walk()
+    def __init__(
+        self,
+        queues: Queues,
+        memory: Memory,
+        limits: Limits,
+        grouping: Grouping | None,
+        after_question: bool,
+    ) -> None:
+        self.queues, self.limits, self.grouping, self.after_question = (
+            queues,
+            limits,
+            grouping,
+            after_question,
+        )
+        self.block_size = memory.block_size
+        self.chunk = adaptive_chunk(queues.decodes, queues.prefills, limits)
         self.tokens, self.rows = limits.max_batch_tokens, limits.max_batch_requests
         self.cells = cell_budget(memory, limits) - queues.cells
+        """Cells that the admitted leave, those admitted by this plan included; below zero in an overload."""
         self.free = memory.free_blocks
+        """Free blocks less those planned; below zero it counts blocks to be taken from lower ranks."""
         self.reserve = reserve(memory, limits)
-        self.chunk = adaptive_chunk(queues.decodes, queues.prefills, limits)
-        self.block_size = memory.block_size
-        if self.grouping is not None:
-            self.grouping.begin()
+        """Blocks that prefill chunks leave alone (the high-water mark)."""
+        self.admitting = True
+        self.has_request = False
+        """A request that is not in the background has a row in this batch."""
+        self.pool_share: int | None = None
+        """Tokens left for prompts of POOL in a batch with a question; None without one."""
+        self.preemptable: PreemptableBlocks | None = None
+        self.entries: list[Entry] = []
+        self.waits: dict[PriorityClass, str] = {}
+        self.lost: dict[Tape, None] = {}
+        if grouping is not None:
+            grouping.begin()
 
     def run(self) -> Plan:
-        for work in self.walk:
+        for work in self.queues.walk(lambda: self.admitting):
             if not self.rows or not self.tokens:
                 self._note(work, "rows" if not self.rows else "tokens")
                 break
@@ -204,7 +197,7 @@ class _Planner:
             return None
         if waiting and not self._has_cells(request):
             self._note(request, "cells")
-            self.walk.stop_admitting()
+            self.admitting = False
             return None
         source = self.grouping.source_of(request) if self.grouping else None
         if source is not None:
@@ -214,7 +207,7 @@ class _Planner:
             if not n:
                 if waiting:
                     # Nobody starts before an earlier one of its class: no one behind is admitted.
-                    self.walk.stop_admitting()
+                    self.admitting = False
                 return None
             entry = Entry(request, n)
             self._spend(n, blocks)
@@ -258,7 +251,8 @@ class _Planner:
         """Tokens that the budgets leave it in this batch, and the blocks they take."""
         n = self._wanted(request, position.left)
         if not n:
-            self._note(request, "order" if self._gives_way(request) else "tokens")
+            behind_questions = request.cls is PriorityClass.POOL and self.pool_share == 0
+            self._note(request, "order" if request.background or behind_questions else "tokens")
             return 0, 0
         blocks = request.blocks_needed(n, self.block_size)
         reserve = 0 if position.decoding else self.reserve
@@ -275,19 +269,13 @@ class _Planner:
         if request.background:
             chunk = 0 if self.has_request else self.limits.chunk_min
         elif request.cls is PriorityClass.FLASH:
-            # It is short and its wait is the product: no chunking, all that fit go together.
-            chunk = left
+            chunk = left  # it is short and its wait is the product
         elif self.pool_share is not None and request.cls is PriorityClass.POOL:
-            # A question waits for the whole of its pass: the prompts below it only keep moving, and where
-            # they had the batch before, not even that.
+            # a question waits for the whole of its pass, so the prompts below it only keep moving
             chunk = min(self.chunk, self.pool_share)
         else:
             chunk = self.chunk
         return min(left, chunk, self.tokens)
-
-    def _gives_way(self, request: Request) -> bool:
-        """Whether questions are what keeps a request out."""
-        return request.background or (request.cls is PriorityClass.POOL and self.pool_share == 0)
 
     def _append(self, append: Append) -> Entry | None:
         if append.lost:
@@ -327,5 +315,5 @@ class _Planner:
     def _preemptable(self, work: Request | Append, needed: int) -> int:
         """Blocks that phase 2 may take for `work` from others, or enough of them."""
         if self.preemptable is None:
-            self.preemptable = self.queues.preemptable_blocks()
-        return self.preemptable(work, self.queues.key(work), needed)
+            self.preemptable = PreemptableBlocks(self.queues)
+        return self.preemptable(work, needed)

@@ -10,36 +10,31 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 
-from sortedcontainers import SortedList
+from sortedcontainers import SortedDict, SortedList
 
+from regions.watch import PrefixWatch
 from scheduler.bandit import SERVING, KBandit
 from scheduler.policies import Ordering
 from scheduler.request import Request
 from scheduler.theory.orders import takes_oldest
-from scheduler.types import PrefixIndex
 
 MOVES = 16
 """When more than one in so many moves, sorting again is cheaper than moving them."""
 
 
 class PrefixQueue:
-    """Waiting requests in the order of algorithm 1; a `WaitingOrder`.
+    """Waiting requests in the order of algorithm 1.
 
-    Args:
-        index: match lengths of the waiting prompts.
-        k: asked at each walk; 1 is FCFS, None is LPM. Ties of the match go to the oldest.
-
-    The step of algorithm 1 is how many were `admitted`. A walk must end before anything else changes the
-    queue or the cache.
+    ``index`` knows match lengths; ``k`` is asked at each walk: 1 is FCFS, None is LPM. Ties of the match go
+    to the oldest. A walk must end before anything else changes the queue or the cache.
     """
 
-    def __init__(self, index: PrefixIndex, k: Callable[[], int | None]) -> None:
+    def __init__(self, index: PrefixWatch, k: Callable[[], int | None]) -> None:
         self._index = index
         self._k = k
-        self._step = 0
-        self._requests: dict[int, Request] = {}
+        self._step = 0  # of algorithm 1: how many were admitted
+        self._requests: SortedDict[int, Request] = SortedDict()
         self._matches: dict[int, int] = {}
-        self._by_age: SortedList[int] = SortedList()
         self._by_match: SortedList[tuple[int, int]] = SortedList()  # (-match length, number)
 
     def __len__(self) -> int:
@@ -52,7 +47,6 @@ class PrefixQueue:
         match = self._index.watch(number, request.prompt, request.spec.salt)
         self._requests[number] = request
         self._matches[number] = match
-        self._by_age.add(number)
         self._by_match.add((-match, number))
 
     def admitted(self, request: Request) -> None:
@@ -66,7 +60,6 @@ class PrefixQueue:
         if self._requests.pop(number, None) is None:
             return
         self._index.forget(number)
-        self._by_age.remove(number)
         self._by_match.remove((-self._matches.pop(number), number))
 
     def __iter__(self) -> Iterator[Request]:
@@ -75,7 +68,7 @@ class PrefixQueue:
         return self._walk(self._k())
 
     def _walk(self, k: int | None) -> Iterator[Request]:
-        oldest, longest = iter(self._by_age), (number for _, number in self._by_match)
+        oldest, longest = iter(self._requests), (number for _, number in self._by_match)
         taken: set[int] = set()
         for at in range(self._step, self._step + len(self)):
             # Each source holds every request, so it still has whatever is not taken.
@@ -96,24 +89,23 @@ class PrefixQueue:
 
 
 def waiting_order(
-    ordering: Ordering, index: PrefixIndex | None, rng: random.Random | None
+    ordering: Ordering, index: PrefixWatch | None, rng: random.Random | None
 ) -> tuple[PrefixQueue | None, Callable[[int], None]]:
     """The waiting order of POOL requests, None where their keys are the order; and a listener to TTFT in ns.
 
     Raises ValueError when the policy needs an index or a source of chance that is not given.
     """
+
+    def ignore(ttft_ns: int) -> None: ...
+
     if not ordering.by_prefix:
-        return None, _ignore
+        return None, ignore
     if index is None:
         raise ValueError(f"policy {ordering.name} needs an index of the prefix cache")
     if ordering.name != "klpm-adaptive":
         k = ordering.k if ordering.name == "klpm" else None
-        return PrefixQueue(index, lambda: k), _ignore
+        return PrefixQueue(index, lambda: k), ignore
     if rng is None:
         raise ValueError(f"policy {ordering.name} needs a source of chance")
     bandit = KBandit(SERVING, rng=rng, first=SERVING.index(2))
     return PrefixQueue(index, lambda: bandit.k), bandit.observe
-
-
-def _ignore(ttft_ns: int) -> None:
-    """No policy learns from it."""

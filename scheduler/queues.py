@@ -1,9 +1,8 @@
 """The queues of all live work, kept in scheduling order change by change, so that a plan sorts nothing.
 
 Work has a scheduling key: its priority, whether it generates, and its policy's key. Sorted queues hold
-running (admitted) requests, waiting requests, and tapes. A walk merges them lazily and looks only at what it
-takes. Once nobody else may be admitted the waiting are not looked at, so a step costs what its batch costs,
-however many wait.
+running (admitted) requests, waiting requests, and tapes. A walk merges them lazily: a step costs what its
+batch costs, however many wait.
 """
 
 from __future__ import annotations
@@ -13,11 +12,12 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from itertools import accumulate
 from operator import gt, itemgetter, lt
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from sortedcontainers import SortedDict
 
 from scheduler.policies import Key, Policy, vllm
+from scheduler.prefix_queue import PrefixQueue
 from scheduler.request import Request, State
 from scheduler.tapes import Append
 from scheduler.types import PriorityClass, Tape, Work
@@ -35,21 +35,6 @@ PRIORITIES = {
 """Priority of each class; the next number is for what runs in the background."""
 NEVER_ADMITTED: SchedulingKey = (PRIORITIES[PriorityClass.POOL], 1, (2,))
 """Key of all in the waiting order: behind whoever was admitted or preempted."""
-
-
-class WaitingOrder(Protocol):
-    """An order of waiting POOL requests that depends on more than themselves."""
-
-    def add(self, request: Request) -> None:
-        """It begins to wait, or waits already and its prompt changed."""
-
-    def admitted(self, request: Request) -> None:
-        """It was admitted."""
-
-    def discard(self, request: Request) -> None:
-        """It ended."""
-
-    def __iter__(self) -> Iterator[Request]: ...
 
 
 class Position(NamedTuple):
@@ -73,9 +58,12 @@ class Position(NamedTuple):
 
 
 class Queues:
-    """The order of all live work. `update` must be called whenever work may have changed."""
+    """The order of all live work. `update` must be called whenever work may have changed.
 
-    def __init__(self, policy: Policy = vllm, order: WaitingOrder | None = None) -> None:
+    ``order`` is that of POOL requests which were never admitted, where their keys alone do not decide it.
+    """
+
+    def __init__(self, policy: Policy = vllm, order: PrefixQueue | None = None) -> None:
         self.requests: dict[int, Request] = {}
         """Every live request, by number."""
         self.appends: dict[Tape, Append] = {}
@@ -90,13 +78,14 @@ class Queues:
         """Live work by class."""
         self.waiting = dict.fromkeys(PriorityClass, 0)
         """Of it, by class, what could begin and is not admitted; tapes with records to take."""
-        self._starved: SortedDict[SchedulingKey, Request] = SortedDict()  # of `running`: they wait for input
+        self.starved: SortedDict[SchedulingKey, Request] = SortedDict()
+        """Of `running`: they wait for input."""
         self._ready: SortedDict[SchedulingKey, Request] = SortedDict()  # of `running`: with something to do
         self._waiting: SortedDict[SchedulingKey, Request] = SortedDict()
         self._appends: SortedDict[SchedulingKey, Append] = SortedDict()
         self._positions: dict[Work, Position] = {}
         self._policy = policy
-        self._order = order
+        self.order = order
 
     def position(self, work: Work) -> Position:
         """Where work stands. Raises KeyError for work that is not in the queues."""
@@ -133,17 +122,25 @@ class Queues:
             self._count(work, before, -1)
             self._remove(work, before, admitted=False)
 
-    def walk(self) -> Walk:
-        """All that have something to do, in order."""
-        return Walk(self)
+    def walk(self, admitting: Callable[[], bool] = lambda: True) -> Iterator[Request | Append]:
+        """All that have something to do, in order. Once not ``admitting`` the waiting cost nothing."""
+        runnable, admittable = self._runnable(), self._admittable()
+        runs, waits = next(runnable, None), next(admittable, None)
+        while waits is not None and admitting():
+            if runs is not None and runs[0] < waits[0]:
+                yield runs[1]
+                runs = next(runnable, None)
+            else:
+                yield waits[1]
+                waits = next(admittable, None)
+        if runs is not None:
+            yield runs[1]
+        for _, work in runnable:
+            yield work
 
     def sorted_appends(self) -> list[Append]:
         """All tapes with records to take, in order."""
         return list(self._appends.values())
-
-    def preemptable_blocks(self) -> PreemptableBlocks:
-        """Counts blocks that work may take from others."""
-        return PreemptableBlocks(self.running, self._starved)
 
     def victims(self, work: Work) -> Iterator[Request]:
         """Admitted requests that make room for ``work``, the first victim first.
@@ -155,8 +152,8 @@ class Queues:
         for other in self.running.irange(minimum=key, inclusive=(False, True), reverse=True):
             yield self.running[other]
         if work.complete:
-            for other in self._starved.irange(maximum=key, inclusive=(True, False), reverse=True):
-                yield self._starved[other]
+            for other in self.starved.irange(maximum=key, inclusive=(True, False), reverse=True):
+                yield self.starved[other]
 
     def victims_have(self, work: Work, cells: int) -> bool:
         """Whether the victims of ``work`` have so many cells together."""
@@ -168,18 +165,16 @@ class Queues:
         keys = self.running.irange(maximum=self.key(work), inclusive=(True, False))
         return any(self.running[key].blocks for key in keys)
 
-    def admittable(self) -> Iterator[tuple[SchedulingKey, Request]]:
+    def _admittable(self) -> Iterator[tuple[SchedulingKey, Request]]:
         """Requests that may be admitted, in order, with the key to merge them by."""
-        if self._order is None:
-            yield from self._waiting.items()
-            return
         for key in self._waiting.irange(maximum=NEVER_ADMITTED):
             yield key, self._waiting[key]
-        yield from ((NEVER_ADMITTED, request) for request in self._order)
+        if self.order is not None:
+            yield from ((NEVER_ADMITTED, request) for request in self.order)
         for key in self._waiting.irange(minimum=NEVER_ADMITTED):
             yield key, self._waiting[key]
 
-    def runnable(self) -> Iterator[tuple[SchedulingKey, Request | Append]]:
+    def _runnable(self) -> Iterator[tuple[SchedulingKey, Request | Append]]:
         """Admitted requests with something to do, and tapes, in order."""
         ready: Iterator[tuple[SchedulingKey, Request | Append]] = iter(self._ready.items())
         return heapq.merge(ready, self._appends.items(), key=itemgetter(0)) if self._appends else ready
@@ -191,18 +186,18 @@ class Queues:
         self.cells += sign * position.cells
 
     def _insert(self, work: Any, position: Position) -> None:
-        if self._order is not None and self._ordered(position):
-            self._order.add(work)
+        if self.order is not None and self._ordered(position):
+            self.order.add(work)
             return
         for queue in self._queues_of(position):
             queue[position.key] = work
 
     def _remove(self, work: Any, position: Position, *, admitted: bool) -> None:
-        if self._order is not None and self._ordered(position):
+        if self.order is not None and self._ordered(position):
             if admitted:
-                self._order.admitted(work)
+                self.order.admitted(work)
             else:
-                self._order.discard(work)
+                self.order.discard(work)
             return
         for queue in self._queues_of(position):
             del queue[position.key]
@@ -215,7 +210,7 @@ class Queues:
             if position.left:
                 yield self._ready
             elif position.starved:
-                yield self._starved
+                yield self.starved
         elif position.left:
             yield self._waiting
 
@@ -223,47 +218,21 @@ class Queues:
         """Whether the waiting order holds it: a POOL request that was never admitted."""
         key, never = position.key, NEVER_ADMITTED
         waits = position.state is State.QUEUED and position.left > 0
-        return self._order is not None and waits and key[0] == never[0] and key[2] > never[2]
-
-
-class Walk:
-    """One pass over the order. After `stop_admitting` the waiting are passed over, and cost nothing."""
-
-    def __init__(self, queues: Queues) -> None:
-        self._queues = queues
-        self.admitting = True
-
-    def stop_admitting(self) -> None:
-        """Nobody else is admitted in this plan."""
-        self.admitting = False
-
-    def __iter__(self) -> Iterator[Request | Append]:
-        runnable, admittable = self._queues.runnable(), self._queues.admittable()
-        runs, waits = next(runnable, None), next(admittable, None)
-        while waits is not None and self.admitting:
-            if runs is not None and runs[0] < waits[0]:
-                yield runs[1]
-                runs = next(runnable, None)
-            else:
-                yield waits[1]
-                waits = next(admittable, None)
-        if runs is not None:
-            yield runs[1]
-        for _, work in runnable:
-            yield work
+        return self.order is not None and waits and key[0] == never[0] and key[2] > never[2]
 
 
 class PreemptableBlocks:
     """Blocks of the requests that `Queues.victims` names, for any work; made for one plan."""
 
-    def __init__(
-        self, running: SortedDict[SchedulingKey, Request], starved: SortedDict[SchedulingKey, Request]
-    ) -> None:
+    def __init__(self, queues: Queues) -> None:
+        running = queues.running
+        self._key = queues.key
         self._behind = _RunningSum(((key, running[key]) for key in reversed(running)), gt)
-        self._starved = _RunningSum(iter(starved.items()), lt)
+        self._starved = _RunningSum(iter(queues.starved.items()), lt)
 
-    def __call__(self, work: Work, key: SchedulingKey, needed: int) -> int:
+    def __call__(self, work: Work, needed: int) -> int:
         """Blocks that phase 2 may take for ``work``; with ``needed`` of them or more, no fewer than these."""
+        key = self._key(work)
         behind = self._behind(key, needed)
         if behind >= needed or not work.complete:
             return behind

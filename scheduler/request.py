@@ -1,7 +1,6 @@
 """A request: what was asked (`RequestSpec`), and how far it is (`Request`).
 
-A request ends exactly once, in one of three states. It carries its own history: events with times, every
-sampled token, the data version it read. What other modules note about it lives with them.
+It ends exactly once, and carries its own history: events with times, sampled tokens, the version it read.
 """
 
 from __future__ import annotations
@@ -62,18 +61,10 @@ class RequestSpec:
     prefix cache under ``salt``. The request owns the reader and releases it at its end. ``on_done`` is called
     once, on the thread that steps the scheduler.
 
-    With ``complete`` False the prompt is still coming in (*Stream2LLM*). It may be empty, and only an
-    ``open_prompt`` can read it. All of it but the last token is computed as time permits; nothing is
-    generated before `Scheduler.finish`.
-
     With ``max_tokens`` 0 the request only prefills: it finishes when its prompt is in KV and leaves the
-    reader to the caller. It claims no cells and no limit on prompts holds for it: the caller sees to the
-    room. ``background`` prefills run in what other work leaves of a batch: behind all of their class, never
-    together with a question, in the smallest chunks.
+    reader to the caller. It claims no cells, and no limit on prompts holds for it.
 
-    Raises ValueError unless exactly one of the readers is given, for an empty prompt, for ``max_tokens``
-    below 0, for a background request that generates, and for a ``temperature`` that is negative or not a
-    number.
+    Raises ValueError for fields that contradict one another.
     """
 
     cls: PriorityClass
@@ -92,8 +83,11 @@ class RequestSpec:
     salt: str = ""
     """Whose prefixes it may read: the authenticated identity."""
     complete: bool = True
-    """All of the prompt has come in."""
+    """All of the prompt has come in. Otherwise (*Stream2LLM*; for an ``open_prompt`` only) all but its last
+    token is computed as time permits, and nothing is generated before `Scheduler.finish`."""
     background: bool = False
+    """Prefill in what other work leaves of a batch: behind all of its class, never together with a question,
+    in the smallest chunks."""
 
     def __post_init__(self) -> None:
         if sum(source is not None for source in (self.tape, self.reader, self.open_prompt)) != 1:
@@ -110,7 +104,7 @@ class RequestSpec:
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """The running state of one `RequestSpec`; a `Work` whose units are tokens."""
+    """The running state of one `RequestSpec`; a `Work` in tokens."""
 
     spec: RequestSpec
     cls: PriorityClass = field(init=False)
@@ -123,45 +117,45 @@ class Request:
     complete: bool = field(init=False)
     """All of the prompt has come in."""
     reader: Reader | None = field(init=False)
-    id: int = field(init=False, default=0)
+    id: int = 0
     """Sequence number, given at submit."""
-    state: State = field(init=False, default=State.QUEUED)
-    last_chunk_ns: int = field(init=False, default=0)
+    state: State = State.QUEUED
+    last_chunk_ns: int = 0
     """When the newest piece of the prompt came in."""
-    version: int = field(init=False, default=0)
+    version: int = 0
     """Data version read; survives the reader."""
-    admitted: int = field(init=False, default=0)
+    admitted: int = 0
     """Running number of its latest admission; 0 before the first."""
-    preempted: int = field(init=False, default=0)
+    preempted: int = 0
     """Running number of its latest preemption; 0 before the first."""
-    output: list[int] = field(init=False, default_factory=list)
+    output: list[int] = field(default_factory=list)
     """Generated tokens, a stop token included."""
-    samples: list[SampledToken] = field(init=False, default_factory=list)
+    samples: list[SampledToken] = field(default_factory=list)
     """What was sampled for each generated token."""
-    error: Failure | None = field(init=False, default=None)
-    events: list[tuple[Event, int]] = field(init=False, default_factory=list)
+    error: Failure | None = None
+    events: list[tuple[Event, int]] = field(default_factory=list)
     """(event, time in ns of the scheduler's clock)."""
-    waits: dict[str, int] = field(init=False, default_factory=dict)
+    waits: dict[str, int] = field(default_factory=dict)
     """Time (ns) it waited for a batch, by reason."""
-    preempted_by: list[int] = field(init=False, default_factory=list)
+    preempted_by: list[int] = field(default_factory=list)
     """Numbers of the work it made room for, one for each preemption."""
-    cached_tokens: int = field(init=False, default=0)
+    cached_tokens: int = 0
     """Tokens it reused: of a session's context, of the prefix cache, of a shared prefill."""
-    total_tokens_invalidated: int = field(init=False, default=0)
+    total_tokens_invalidated: int = 0
     """Tokens whose KV was dropped because the prompt changed (*Stream2LLM* section 4.2)."""
-    survival: float = field(init=False, default=1.0)
+    survival: float = 1.0
     """Part of the KV that an update of the prompt keeps, a running average."""
-    recomputed_tokens: int = field(init=False, default=0)
+    recomputed_tokens: int = 0
     """Tokens whose KV was dropped by preemption."""
-    swapped_tokens: int = field(init=False, default=0)
+    swapped_tokens: int = 0
     """Tokens whose KV was moved to the host by preemption."""
-    drafted: int = field(init=False, default=0)
+    drafted: int = 0
     """Draft tokens that were verified."""
-    accepted: int = field(init=False, default=0)
+    accepted: int = 0
     """Draft tokens that were right."""
-    _sampling: Sampling | None = field(init=False, default=None)
+    _sampling: Sampling | None = None
     """How the first token is drawn."""
-    _prefix_stale: bool = field(init=False, default=True)
+    _prefix_stale: bool = True
     """The prefix cache may hold more of the prompt than when it was last asked."""
 
     def __post_init__(self) -> None:
@@ -187,11 +181,8 @@ class Request:
 
     @property
     def remaining(self) -> int:
-        """Known tokens (prompt and generated) to be computed; of an unfinished prompt all but the last one.
-
-        That one gives the first generated token, so that finishing a prompt always leaves something to
-        compute.
-        """
+        """Known tokens (prompt and generated) to be computed; of an unfinished prompt all but the last one,
+        so that finishing it leaves something to compute."""
         known = len(self.prompt) + len(self.output) - (not self.complete)
         return max(0, known - self.computed)
 
@@ -266,12 +257,16 @@ class Request:
 
     def open(self, n: int = 0) -> int:
         """Open the reader, ask the prefix cache for what is not in KV. Raises whatever opening raises."""
-        if self.spec.open_prompt is not None:
-            self._match_prefix(self.spec.open_prompt)
-            return 0
-        if self.reader is None:
-            assert self.spec.tape is not None  # RequestSpec: one of the three is given
+        if self.reader is None and self.spec.tape is not None:
             self.reader = self.spec.tape.fork()
+        elif self.reader is None and self.spec.open_prompt is not None:
+            self.reader = prompt = self.spec.open_prompt()
+            prompt.update(self.prompt)
+            self._prefix_stale = True
+        assert self.reader is not None  # RequestSpec: one of the three is given
+        if self._prefix_stale and self.prompt_reader is not None and not self.reader.swapped:
+            self._prefix_stale = False
+            self.prompt_reader.match()
         self.version, self.cached_tokens = self.reader.version, self.reader.cached_tokens
         return 0
 
@@ -367,14 +362,3 @@ class Request:
             self.close()
         self.state, self.error = state, error
         self.events.append((Event.FINISHED, now))
-
-    def _match_prefix(self, open_prompt: Callable[[], PromptReader]) -> None:
-        reader = self.prompt_reader
-        if reader is None:
-            reader = self.reader = open_prompt()
-            reader.update(self.prompt)
-            self._prefix_stale = True
-        if self._prefix_stale and not reader.swapped:
-            self._prefix_stale = False
-            reader.match()
-        self.cached_tokens = reader.cached_tokens

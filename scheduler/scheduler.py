@@ -16,6 +16,7 @@ from functools import partial
 from typing import cast
 
 from engine.step import Executor, OutOfMemory, SampledToken
+from regions.watch import PrefixWatch
 from scheduler.allocation import Allocation, allocate, prefers_swap
 from scheduler.grouping import Grouping
 from scheduler.inbox import Inbox
@@ -28,7 +29,7 @@ from scheduler.queues import Queues
 from scheduler.request import Event, Failure, Request, State
 from scheduler.speculation import Speculation
 from scheduler.tapes import Append, Records, TapeListener, due
-from scheduler.types import Costs, Limits, Memory, PrefixIndex, PriorityClass, Tape, Tier, Work
+from scheduler.types import Costs, Limits, Memory, PriorityClass, Tape, Tier, Work
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ class Scheduler:
         *,
         costs: Costs | None = None,
         tier: Tier | None = None,
-        index: PrefixIndex | None = None,
+        index: PrefixWatch | None = None,
         rng: random.Random | None = None,
         inbox: Inbox | None = None,
         grouping: Grouping | None = None,
@@ -80,8 +81,8 @@ class Scheduler:
         self._speculation = Speculation(limits, memory)
         forget = [self._speculation.forget] + ([self._grouping.forget] if self._grouping else [])
         order, self._learn = waiting_order(ordering, index, rng)
-        queues = Queues(ordering.key, order)
-        self._live = LiveWork(queues, memory, limits, clock, self._observer, forget)
+        self.queues = Queues(ordering.key, order)
+        self._live = LiveWork(self.queues, memory, limits, clock, self._observer, forget)
         self._on_lost: list[Callable[[Tape], None]] = []
         self._admissions = self._preemptions = 0
         self._after_question = False
@@ -98,10 +99,9 @@ class Scheduler:
         return request.id
 
     def append(self, tape: Tape, records: Records) -> None:
-        """Queue whole records for a tape. Raises ValueError, before anything is queued, for an empty record.
+        """Queue whole records for a tape. Raises ValueError for an empty one: then nothing is queued.
 
-        A record that no batch can hold is reported to `on_drop` with `too_long`, after `close` with
-        `stopping`.
+        Records that no batch can hold are reported to `on_drop` (`too_long`), and all of them after `close`.
         """
         if any(not record.tokens for record in records):
             raise ValueError(f"{tape.name}: a record needs at least one token")
@@ -111,8 +111,7 @@ class Scheduler:
     def extend(self, request_id: int, tokens: Sequence[int]) -> None:
         """More of an unfinished prompt (append mode, *Stream2LLM* section 4.2).
 
-        Like `replace` and `finish` it comes into force before the next batch, and is ignored for a request
-        that has ended or whose prompt is finished.
+        Like `replace` and `finish` ignored for a request that has ended or whose prompt is finished.
         """
         self._inbox.change_prompt(request_id, "extend", tokens)
 
@@ -129,10 +128,7 @@ class Scheduler:
         self._inbox.cancel(request_id)
 
     def run_between(self, callback: Callable[[], None]) -> bool:
-        """Call `callback` on the stepping thread before the next batch is planned: nothing is half done then.
-
-        After `close` it is not called, and False is returned.
-        """
+        """Call `callback` on the stepping thread between two batches; False, and no call, after `close`."""
         return self._inbox.call(callback)
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -156,7 +152,7 @@ class Scheduler:
     @property
     def live(self) -> int:
         """Requests and tapes with work that have not ended."""
-        return sum(self._live.queues.live.values())
+        return sum(self.queues.live.values())
 
     def next_due(self) -> float | None:
         """Seconds until an unfinished prompt is given up, unless input comes; None while there is none."""
@@ -173,7 +169,7 @@ class Scheduler:
             self._commit(executed)
         worked = received or allocation.changed
         if worked:
-            self._observer.depth(self._live.queues.waiting, self._live.queues.live)
+            self._observer.depth(self.queues.waiting, self.queues.live)
         return worked or len(self._inbox) > 0
 
     def close(self) -> None:
@@ -196,11 +192,11 @@ class Scheduler:
     # Plan.
 
     def _plan(self, now: int) -> Plan:
-        for append in due(self._live.queues.sorted_appends(), now, self._limits, self._costs):
+        for append in due(self.queues.sorted_appends(), now, self._limits, self._costs):
             append.due = True
-            self._live.queues.update(append)
+            self.queues.update(append)
         planned = plan(
-            self._live.queues, self._memory, self._limits, self._grouping, after_question=self._after_question
+            self.queues, self._memory, self._limits, self._grouping, after_question=self._after_question
         )
         self._after_question = planned.question
         self._live.waits.note(planned.waits)
@@ -212,7 +208,7 @@ class Scheduler:
     # Allocate.
 
     def _allocate(self, planned: Plan) -> Allocation:
-        allocation = allocate(planned, self._live.queues, self._memory, self._preempt)
+        allocation = allocate(planned, self.queues, self._memory, self._preempt)
         for session, tokens in allocation.evicted:
             self._observer.evicted(session, tokens)
         for entry, failure in allocation.failures:
@@ -322,7 +318,7 @@ class Scheduler:
             if isinstance(entry.work, Append):
                 self._commit_records(entry.work, entry.n)
         for entry in executed.entries:
-            if isinstance(entry.work, Request) and entry.work.id in self._live.queues.requests:
+            if isinstance(entry.work, Request) and entry.work.id in self.queues.requests:
                 self._live.update(entry.work)
 
     def _advance(self, request: Request, sampled: SampledToken | None, drafted: int, now: int) -> None:

@@ -1,11 +1,8 @@
 """N-gram speculation: an answer often repeats what was said (*Attention Once* section 3.7).
 
 Drafts are what followed the last tokens when they occurred before; the pass that computes the next token
-verifies them, in rows of their own. Each draft is a row, so the cap falls with the number of running answers
-and with how few proved right.
-
-Drafts must cost nobody anything: they take tokens that the plan left, and free blocks above the high-water
-mark. Nobody is preempted, and no prompt gets a smaller chunk, for a draft.
+verifies them, in rows of their own. They take only tokens that the plan left and free blocks above the
+high-water mark: nobody is preempted, and no prompt gets a smaller chunk, for a draft.
 """
 
 from __future__ import annotations
@@ -84,7 +81,7 @@ class Speculation:
         for entry in entries:
             request = entry.work
             if left > 0 and request.decoding and isinstance(request, Request):
-                drafts = self._propose(request, min(left, self._cap(request, decoders)))
+                drafts = self._propose(request, left, decoders)
                 if drafts and self._allocate(request, 1 + len(drafts)):
                     left -= len(drafts)
                     entry = entry._replace(drafts=tuple(drafts))
@@ -99,17 +96,14 @@ class Speculation:
         """It ended."""
         self._proposers.pop(request.id, None)
 
-    def _cap(self, request: Request, decoders: int) -> int:
-        """The last token of an answer needs no drafts behind it."""
+    def _propose(self, request: Request, left: int, decoders: int) -> list[int]:
         limits, proposer, generated = self._limits, self._proposers.get(request.id), len(request.output)
         acceptance = 1.0 if proposer is None else proposer.acceptance
         cap = draft_cap(limits.max_drafts, limits.max_draft_rows, decoders, acceptance, generated)
-        return min(cap, request.spec.max_tokens - generated - 1)
-
-    def _propose(self, request: Request, most: int) -> list[int]:
+        # the last token of an answer needs no drafts behind it
+        most = min(left, cap, request.spec.max_tokens - generated - 1)
         if most <= 0:
             return []
-        proposer = self._proposers.get(request.id)
         if proposer is None:
             proposer = self._proposers[request.id] = NgramProposer(request.prompt)
         proposer.extend(request.output[len(proposer) - len(request.prompt) :])

@@ -7,8 +7,7 @@ front of everything but FLASH; questions fill up its batches, so each is counted
 The bound holds when the device has the capacity: whenever a record comes, all those that are waiting then and
 have no later deadline fit, with one full batch before them, into the time until any deadline from the new
 record's on. With one bound for all tapes: what comes within a bound takes no longer than the bound, less one
-batch. That asks for more than earliest deadline first would need which never waits. It is the price of
-letting questions go first, since what has waited may meet a burst.
+batch. Plain earliest deadline first asks for less; the rest is the price of letting questions go first.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
-"""What the scheduler needs from the floors below, and the plain data it exchanges with them.
+"""What the scheduler needs from the packages below it: no tensor, no block table, no model.
 
-The scheduler never sees a tensor, a block table or a model: it plans over `Reader`s (ephemeral forks),
-`Tape`s (a session's frozen and sliding regions), a `Memory` it may count, and one `Executor` call per batch.
-The engine fulfils these protocols; the tests and the simulator fulfil them with exact fakes, and the
-scheduling code is the same.
-
-Every method here is called from the one thread that runs `Scheduler.step`.
+The engine fulfils these protocols, the tests and the simulator fulfil them without a device. Every method is
+called from the one thread that runs `Scheduler.step`.
 """
 
 from __future__ import annotations
@@ -13,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self, get_args
 
 from engine.step import Chunk, Target
 
@@ -62,15 +58,10 @@ class Limits:
         for name in ("max_drafts", "max_draft_rows", "stream_timeout_ns"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, is {getattr(self, name)}")
-        if self.eviction not in ("recompute", "swap", "cost"):
+        if self.eviction not in get_args(Eviction):
             raise ValueError(f"eviction must be recompute, swap or cost, not {self.eviction!r}")
-        for name in (
-            "max_batch_tokens",
-            "max_batch_requests",
-            "max_prompt_tokens",
-            "max_new_tokens",
-            "chunk_min",
-        ):
+        at_least_1 = "max_batch_tokens max_batch_requests max_prompt_tokens max_new_tokens chunk_min"
+        for name in at_least_1.split():
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.chunk_max < self.chunk_min:
@@ -158,19 +149,6 @@ class Costs(Protocol):
         """One pass over rows of (tokens in KV, tokens to compute)."""
 
 
-class PrefixIndex(Protocol):
-    """Match lengths of waiting prompts in the prefix cache, always those that a look-up would give."""
-
-    def watch(self, key: int, tokens: Sequence[int], salt: str) -> int:
-        """Watch a prompt from here on; its match length."""
-
-    def forget(self, key: int) -> None:
-        """No longer watch it."""
-
-    def changes(self) -> Sequence[tuple[int, int]]:
-        """(key, match length) of all whose length changed since the last call."""
-
-
 class Tape(Target, Protocol):
     """A session's frozen and sliding regions, as a writer sees them."""
 
@@ -219,19 +197,14 @@ class Tape(Target, Protocol):
     def make_room(self, n_tokens: int, n_records: int, newest_ns: int) -> int:
         """Evict whole records, oldest first, until retention holds after the append; returns evicted tokens.
 
-        `newest_ns` is the newest event time of the append.
-
-        Idempotent for the same arguments: an append that is deferred or retried calls it again.
+        `newest_ns` is the append's newest event time. Idempotent: an append that is deferred calls it again.
         """
 
     def acquire(self, n: int) -> bool:
         """Take blocks for `n` tokens after the committed ones; those it has count. False: no change."""
 
     def commit(self, record_lengths: Sequence[int], times: Sequence[int]) -> int:
-        """The tokens just executed, cut into records of these event times (ns), become visible.
-
-        Returns the new data version.
-        """
+        """Make the tokens just executed visible as records of these event times (ns); the new version."""
 
 
 class Work(Protocol):

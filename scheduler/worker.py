@@ -20,8 +20,7 @@ class Worker:
 
     A watchdog reads `progress` and `idle`: alive means idle, or progress since the last look. ``when_idle``
     is called, on the same thread, when a step found nothing to do, and again after the seconds it returns
-    (None: after the next work) if still nothing is to be done. Work that arrives meanwhile waits for it, so a
-    call should do one bounded piece.
+    (None: after the next work). Work that arrives meanwhile waits for it: do one bounded piece a call.
     """
 
     def __init__(

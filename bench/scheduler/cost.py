@@ -99,7 +99,7 @@ class World:
             host_blocks=blocks,
             keep_prefixes=Ordering(policy).by_prefix,
         )
-        self.executor = _TimedExecutor(self.device.executor)
+        self.executor = _TimedExecutor(self.device)
         self.limits = Limits(max_drafts=0, stream_timeout_ns=0)
         self.scheduler = Scheduler(
             self.executor,
@@ -135,7 +135,7 @@ class World:
     def planned(self) -> int:
         """Thread time (ns) of phase 1 alone. It changes nothing, so it may be asked for."""
         scheduler, pool = self.scheduler, self.device.pool
-        return _timed(plan, scheduler._live.queues, pool, self.limits, scheduler._grouping)[1]
+        return _timed(plan, scheduler.queues, pool, self.limits, scheduler._grouping)[1]
 
     def stepped(self) -> int:
         """Thread time (ns) of a step less the executor's."""

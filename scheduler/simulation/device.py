@@ -44,24 +44,16 @@ class SimClock:
         return self.now
 
 
-class CopyStream:
-    """Transfers between pool and host, one after the other."""
-
-    def __init__(self, clock: SimClock) -> None:
-        self.done_at = 0
-        self._clock = clock
-
-    def add(self, ns: int) -> None:
-        """A transfer that takes `ns`."""
-        self.done_at = max(self.done_at, self._clock.now) + ns
-
-
 class SimTier:
-    """``free_blocks`` blocks of host memory: `scheduler.types.Tier`, and the `Store` of its prompts."""
+    """``free_blocks`` blocks of host memory: `scheduler.types.Tier`, and the `Store` of its prompts.
 
-    def __init__(self, blocks: int, costs: DeviceCosts, copies: CopyStream) -> None:
+    Transfers run one after the other; the last one ends at ``done_at`` (ns).
+    """
+
+    def __init__(self, blocks: int, costs: DeviceCosts, clock: SimClock) -> None:
         self.free_blocks = blocks
-        self._costs, self._copies = costs, copies
+        self.done_at = 0
+        self._costs, self._clock = costs, clock
 
     def swap_out(self, reader: StreamingPrompt) -> bool:
         """See `scheduler.types.Tier`. False, too, when others read all of it."""
@@ -73,12 +65,15 @@ class SimTier:
         if n > self.free_blocks:
             return None
         self.free_blocks -= n
-        self._copies.add(self._costs.swap_out_ns(n))
+        self._transfer(self._costs.swap_out_ns(n))
         return SimStored(self, n)
 
     def load(self, blocks: int) -> None:
         """Begin to move so many blocks back to the pool."""
-        self._copies.add(self._costs.swap_in_ns(blocks))
+        self._transfer(self._costs.swap_in_ns(blocks))
+
+    def _transfer(self, ns: int) -> None:
+        self.done_at = max(self.done_at, self._clock.now) + ns
 
 
 class SimStored:
@@ -101,42 +96,11 @@ class SimStored:
         self.keep(0)
 
 
-class SimExecutor:
-    """One forward pass takes ``costs.batch_ns``; ``elapse`` moves the clock on, and may bring input."""
-
-    def __init__(
-        self,
-        costs: DeviceCosts,
-        pool: BlockPool,
-        clock: SimClock,
-        copies: CopyStream,
-        elapse: Callable[[int], None],
-    ) -> None:
-        self.passes = self.tokens = self.busy_ns = self.copying_ns = 0
-        """Passes run, tokens computed, time in passes, and time that passes waited for transfers."""
-        self.peak_blocks = 0
-        """Most blocks in use in a pass, those that the cache could give up left out."""
-        self._costs, self._pool, self._clock = costs, pool, clock
-        self._copies, self._elapse = copies, elapse
-
-    def execute(self, batch: Sequence[Chunk]) -> list[SampledToken | None]:
-        """See `engine.step.Executor`. A token is a hash of its position; no draft proves right."""
-        begin = max(self._clock.now, self._copies.done_at)
-        took = self._costs.batch_ns(spans_of(batch))
-        self.passes += 1
-        self.tokens += sum(len(chunk.tokens) for chunk in batch)
-        self.busy_ns += took
-        self.copying_ns += begin - self._clock.now
-        self.peak_blocks = max(self.peak_blocks, self._pool.total_blocks - self._pool.free_blocks)
-        sampled = [_run(chunk) for chunk in batch]
-        self._elapse(begin + took)
-        return sampled
-
-
 class SimDevice:
-    """Pool, prefix cache, host tier, clock and executor of one device.
+    """Pool, prefix cache, host tier and clock of one device, and an `Executor` over them.
 
-    ``keep_prefixes``: prompts are kept for others that begin alike, in what the pool has to spare.
+    A pass takes ``costs.batch_ns``; ``elapse`` moves the clock on, and may bring input. ``keep_prefixes``:
+    prompts are kept for others that begin alike, in what the pool has to spare.
     """
 
     def __init__(
@@ -153,13 +117,29 @@ class SimDevice:
         self.pool = BlockPool(blocks, block_size=block_size)
         self.cache = RadixCache(self.pool, blocks * block_size if keep_prefixes else 0)
         self.index = PrefixWatch(self.cache)
-        copies = CopyStream(self.clock)
-        self.tier = SimTier(host_blocks, costs, copies)
-        self.executor = SimExecutor(costs, self.pool, self.clock, copies, elapse)
+        self.tier = SimTier(host_blocks, costs, self.clock)
+        self.passes = self.tokens = self.busy_ns = self.copying_ns = 0
+        """Passes run, tokens computed, time in passes, and time that passes waited for transfers."""
+        self.peak_blocks = 0
+        """Most blocks in use in a pass, those that the cache could give up left out."""
+        self._costs, self._elapse = costs, elapse
 
     def open_prompt(self) -> StreamingPrompt:
         """The reader of a new request."""
         return StreamingPrompt(self.pool, self.cache, frame_limit=NO_FRAME_LIMIT)
+
+    def execute(self, batch: Sequence[Chunk]) -> list[SampledToken | None]:
+        """See `engine.step.Executor`. A token is a hash of its position; no draft proves right."""
+        begin = max(self.clock.now, self.tier.done_at)
+        took = self._costs.batch_ns(spans_of(batch))
+        self.passes += 1
+        self.tokens += sum(len(chunk.tokens) for chunk in batch)
+        self.busy_ns += took
+        self.copying_ns += begin - self.clock.now
+        self.peak_blocks = max(self.peak_blocks, self.pool.total_blocks - self.pool.free_blocks)
+        sampled = [_run(chunk) for chunk in batch]
+        self._elapse(begin + took)
+        return sampled
 
 
 def _run(chunk: Chunk) -> SampledToken | None:

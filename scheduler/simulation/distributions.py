@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import comb, exp, log
 from random import Random
+from statistics import fmean
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +52,12 @@ class Counts:
 
     def draw(self, rng: Random) -> int:
         """One value."""
-        return bisect_right(self._sums, rng.random() * self._sums[-1], hi=len(self._sums) - 1) + 1
+        return rng.choices(range(1, len(self._sums) + 1), cum_weights=self._sums)[0]
 
     @property
     def mean(self) -> float:
         """Expected value."""
-        return sum(weight * n for n, weight in enumerate(self.weights, start=1)) / self._sums[-1]
+        return fmean(range(1, len(self._sums) + 1), self.weights)
 
 
 def humped(mean: float, most: int) -> Counts:

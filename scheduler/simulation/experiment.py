@@ -12,13 +12,10 @@ import msgspec
 from scheduler.costs import load
 from scheduler.policies import Ordering
 from scheduler.simulation.inputs import Input, read_trace, write_trace
-from scheduler.simulation.report import Summary, summarize, table
+from scheduler.simulation.report import NON_STREAMING, Summary, summarize, table
 from scheduler.simulation.run import Setup, paper_limits, simulate
 from scheduler.simulation.workload import WORKLOADS, Load, whole
 from scheduler.types import Eviction
-
-NON_STREAMING = "vllm-ns"
-"""Policy name for vLLM without streaming: prompts are submitted when their retrieval is over."""
 
 
 class Experiment(msgspec.Struct, frozen=True):
@@ -59,7 +56,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
     def table(self) -> str:
         """One row per run."""
-        return table(self.runs, baseline=NON_STREAMING)
+        return table(self.runs)
 
 
 def run(plan: Experiment) -> Iterator[Summary]:

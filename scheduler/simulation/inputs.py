@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from scheduler.simulation.tokens import MOST_ID, Segments
+from scheduler.traces import TraceError, decoded
 
 Op = Literal["open", "append", "update"]
 
@@ -54,10 +55,6 @@ def merged(requests: Iterable[Sequence[Input]]) -> Iterator[Input]:
         yield heappop(heap)[-1]
 
 
-class TraceError(ValueError):
-    """A line cannot be used; the message names it."""
-
-
 class _Line(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     time_ns: int
     request: int
@@ -67,6 +64,18 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     last: bool = False
     max_tokens: int = 1
 
+    def __post_init__(self) -> None:
+        if self.time_ns < 0 or self.max_tokens < 1:
+            raise ValueError("`time_ns` is not negative and `max_tokens` at least 1")
+        if (self.segments is None) == (self.tokens is None):
+            raise ValueError("needs either `segments` or `tokens`")
+        if any(first < 0 or n < 1 or first + n - 1 > MOST_ID for first, n in self.runs):
+            raise ValueError(f"a segment is [first id, how many from 1 on], and ids run from 0 to {MOST_ID}")
+
+    @property
+    def runs(self) -> Sequence[tuple[int, int]]:
+        return self.segments if self.segments is not None else [(token, 1) for token in self.tokens or ()]
+
 
 def read_trace(lines: Iterable[str | bytes]) -> Iterator[Input]:
     """The inputs of a trace, lazily; requests are numbered from 0 in order of opening.
@@ -74,18 +83,10 @@ def read_trace(lines: Iterable[str | bytes]) -> Iterator[Input]:
     Raises TraceError, with the line's number, for a line that is not of this form, for times that run
     backwards, for a piece of a request that is not open, and at the end for requests left unfinished.
     """
-    decoder = msgspec.json.Decoder(_Line)
     live: dict[int, int] = {}
     lengths: dict[int, int] = {}
     opened = newest = number = 0
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            found = decoder.decode(line)
-            prompt = _prompt(found)
-        except (msgspec.DecodeError, UnicodeError, ValueError) as error:
-            raise TraceError(f"line {number}: {error}") from None
+    for number, found in decoded(lines, _Line):
         if found.time_ns < newest:
             raise TraceError(f"line {number}: time runs backwards, {found.time_ns} after {newest}")
         newest = found.time_ns
@@ -95,6 +96,7 @@ def read_trace(lines: Iterable[str | bytes]) -> Iterator[Input]:
         if found.op == "open":
             live[found.request] = opened
             opened += 1
+        prompt = Segments(range(first, first + n) for first, n in found.runs)
         kept = lengths.get(found.request, 0) if found.op == "append" else 0
         lengths[found.request] = kept + len(prompt)
         if found.last and not lengths.pop(found.request):
@@ -117,15 +119,3 @@ def write_trace(inputs: Iterable[Input]) -> Iterator[bytes]:
             piece.time_ns, piece.request, piece.op, runs, last=piece.last, max_tokens=piece.max_tokens
         )
         yield encoder.encode(line) + b"\n"
-
-
-def _prompt(line: _Line) -> Segments:
-    """Raises ValueError for numbers that make no sense."""
-    if line.time_ns < 0 or line.max_tokens < 1:
-        raise ValueError("`time_ns` is not negative and `max_tokens` at least 1")
-    if (line.segments is None) == (line.tokens is None):
-        raise ValueError("needs either `segments` or `tokens`")
-    runs = [(token, 1) for token in line.tokens or ()] if line.segments is None else line.segments
-    if any(first < 0 or n < 1 or first + n - 1 > MOST_ID for first, n in runs):
-        raise ValueError(f"a segment is [first id, how many from 1 on], and ids run from 0 to {MOST_ID}")
-    return Segments(range(first, first + n) for first, n in runs)

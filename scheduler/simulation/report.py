@@ -13,6 +13,8 @@ from scheduler.simulation.run import Result
 LARGE_INVALIDATION = 10_000
 """Tokens; the paper gives the part of requests that invalidate more (appendix A.1)."""
 CCDF_POINTS = 200
+NON_STREAMING = "vllm-ns"
+"""Policy name for vLLM without streaming: prompts are submitted when their retrieval is over."""
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -114,14 +116,14 @@ def ccdf(values: NDArray[np.float64]) -> list[tuple[float, float]]:
     ]
 
 
-def table(summaries: Sequence[Summary], *, baseline: str = "vllm-ns") -> str:
-    """One row per run, with the speedup over the baseline at the same rate, if there is one."""
+def table(summaries: Sequence[Summary]) -> str:
+    """One row per run, with the speedup over `NON_STREAMING` at the same rate, if there is one."""
     lines = [
         f"{'qps':>6} {'policy':<14} {'TTFT P50':>17} {'P95':>17} {'P99':>17} {'mean':>8} {'done':>9} "
         f"{'swap':>6} {'recomp':>7} {'>10K inv':>8} {'reused':>7} {'busy':>5}  failed"
     ]
     for run in summaries:
-        base = next((other for other in summaries if other.policy == baseline and other.qps == run.qps), None)
+        base = next((r for r in summaries if r.policy == NON_STREAMING and r.qps == run.qps), None)
         ttft = run.ttft_s
         times = " ".join(
             _with_speedup(getattr(ttft, at), getattr(base.ttft_s, at) if base and base is not run else None)

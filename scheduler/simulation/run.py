@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import random
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scheduler.policies import Ordering
 from scheduler.request import Event, Request, RequestSpec, State
-from scheduler.scheduler import Scheduler
+from scheduler.scheduler import FIFO, Scheduler
 from scheduler.simulation.device import DeviceCosts, SimDevice
 from scheduler.simulation.inputs import Input
 from scheduler.types import Limits, PriorityClass
@@ -41,22 +43,25 @@ COLUMNS = (
 NEVER = -1
 
 
-def paper_limits(**changes: object) -> Limits:
-    """vLLM's batching as *Stream2LLM* has it: a budget of tokens, and chunks as large as fit into it."""
-    paper: dict[str, object] = {
-        "max_batch_tokens": PAPER_BATCH_TOKENS,
-        "max_batch_requests": 256,
-        "chunk_min": PAPER_BATCH_TOKENS,
-        "chunk_max": PAPER_BATCH_TOKENS,
-        "cell_budget_fraction": 1.0,
-        "high_water": 1.0,
-        "max_prompt_tokens": 1 << 20,
-        "max_new_tokens": 1 << 20,
-        "grouping": False,
-        "max_drafts": 0,
-        "stream_timeout_ns": 0,
-    }
-    return Limits(**{**paper, **changes})  # type: ignore[arg-type] # Limits checks its fields itself
+PAPER = Limits(
+    max_batch_tokens=PAPER_BATCH_TOKENS,
+    max_batch_requests=256,
+    chunk_min=PAPER_BATCH_TOKENS,
+    chunk_max=PAPER_BATCH_TOKENS,
+    cell_budget_fraction=1.0,
+    high_water=1.0,
+    max_prompt_tokens=1 << 20,
+    max_new_tokens=1 << 20,
+    grouping=False,
+    max_drafts=0,
+    stream_timeout_ns=0,
+)
+"""vLLM's batching as *Stream2LLM* has it: a budget of tokens, and chunks as large as fit into it."""
+
+
+def paper_limits(**changes: Any) -> Limits:
+    """`PAPER` with changes."""
+    return replace(PAPER, **changes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +71,8 @@ class Setup:
     pool_tokens: int
     host_tokens: int = 0
     block_size: int = 16
-    ordering: Ordering = field(default_factory=Ordering)
-    limits: Limits = field(default_factory=paper_limits)
+    ordering: Ordering = FIFO
+    limits: Limits = PAPER
     prefix_cache: bool = False
     """Prompts are kept for others that begin alike, in what the pool has to spare."""
     seed: int = 0
@@ -149,7 +154,7 @@ class _Run:
         )
         self.clock = self.device.clock
         self.scheduler = Scheduler(
-            self.device.executor,
+            self.device,
             self.device.pool,
             setup.limits,
             self.clock,
@@ -161,7 +166,7 @@ class _Run:
         )
         self.live: dict[int, _Query] = {}
         self.rows = array("q")
-        self.failures: dict[str, int] = {}
+        self.failures = Counter[str]()
 
     def run(self) -> Result:
         while True:
@@ -212,7 +217,7 @@ class _Run:
         query = self.live.pop(number)
         first = request.first(Event.KV_ON_GPU) if request.state is State.FINISHED else None
         if request.error is not None:
-            self.failures[request.error.code] = self.failures.get(request.error.code, 0) + 1
+            self.failures[request.error.code] += 1
         kinds = [event for event, _ in request.events]
         self.rows.extend(
             (
@@ -232,16 +237,16 @@ class _Run:
         )
 
     def result(self) -> Result:
-        executor = self.device.executor
+        device = self.device
         table = np.array(self.rows, np.int64).reshape(-1, len(COLUMNS))
         table = table[np.argsort(table[:, 0])]
         return Result(
             columns={name: np.ascontiguousarray(table[:, at]) for at, name in enumerate(COLUMNS)},
             failures=dict(sorted(self.failures.items())),
             ended_ns=int(table[:, COLUMNS.index("done_ns")].max(initial=0)),
-            passes=executor.passes,
-            computed_tokens=executor.tokens,
-            busy_ns=executor.busy_ns,
-            copying_ns=executor.copying_ns,
-            peak_tokens=executor.peak_blocks * self.device.pool.block_size,
+            passes=device.passes,
+            computed_tokens=device.tokens,
+            busy_ns=device.busy_ns,
+            copying_ns=device.copying_ns,
+            peak_tokens=device.peak_blocks * device.pool.block_size,
         )

@@ -62,9 +62,6 @@ class Segments(Sequence[int]):
     def __hash__(self) -> int:
         return hash(self.ranges)
 
-    def __repr__(self) -> str:
-        return f"Segments({', '.join(f'{run.start}:{run.stop}' for run in self.ranges)})"
-
     def __array__(self, dtype: DTypeLike = None, copy: bool | None = None) -> NDArray[np.int32]:
         """The token ids, int32 [tokens]: what the memory model compares prompts by."""
         runs = [np.arange(run.start, run.stop, dtype=np.int32) for run in self.ranges]

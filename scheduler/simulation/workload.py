@@ -35,8 +35,11 @@ class Retrieval:
     tokens: Quantiles
     """Of the finished prompt."""
     search_ms: Quantiles | None = None
-    """From the first chunk to the end of the search, which may find nothing better for long; None: the last
-    chunk ends it."""
+    """From the first chunk to the end of the search; None: the last chunk ends it."""
+
+    def gaps(self, rng: Random, n: int, delay: float) -> list[int]:
+        """Times between ``n + 1`` chunks, ns."""
+        return [round(self.gap_ms.draw(rng) * delay * 1e6) for _ in range(n)]
 
 
 CRAWLER = Retrieval(
@@ -60,7 +63,7 @@ PER_USER = 4
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How much of a workload: Raises ValueError for numbers that make no sense."""
+    """How much of a workload. Raises ValueError for numbers that make no sense."""
 
     qps: float
     """Mean arrivals a second."""
@@ -94,7 +97,7 @@ def crawler(load: Load, shape: Retrieval = CRAWLER) -> Iterator[Input]:
     rng, library = Random(load.seed), Library()
 
     def query(number: int, opened: int) -> list[Input]:
-        gaps = _gaps(rng, shape, shape.chunks.draw(rng), load.delay)
+        gaps = shape.gaps(rng, shape.chunks.draw(rng), load.delay)
         total = max(round(shape.tokens.draw(rng)), QUESTION_TOKENS + len(gaps))
         question = Segments([library.document(QUESTION_TOKENS)])
         pages = [library.document(n) for n in shares(rng, total - QUESTION_TOKENS, len(gaps))]
@@ -115,7 +118,7 @@ def anns(load: Load, shape: Retrieval = ANNS) -> Iterator[Input]:
     rng, library = Random(load.seed), Library()
 
     def query(number: int, opened: int) -> list[Input]:
-        gaps = _gaps(rng, shape, shape.chunks.draw(rng) - 1, load.delay)
+        gaps = shape.gaps(rng, shape.chunks.draw(rng) - 1, load.delay)
         total = max(round(shape.tokens.draw(rng)), QUESTION_TOKENS + TOP_K)
         question = library.document(QUESTION_TOKENS)
         sizes = shares(rng, total - QUESTION_TOKENS, TOP_K)
@@ -171,11 +174,6 @@ WORKLOADS: dict[str, Callable[[Load], Iterator[Input]]] = {
     "sessions": sessions,
     "oneshot": oneshot,
 }
-
-
-def _gaps(rng: Random, shape: Retrieval, n: int, delay: float) -> list[int]:
-    """Times between chunks, ns."""
-    return [round(shape.gap_ms.draw(rng) * delay * 1e6) for _ in range(n)]
 
 
 def _arriving(load: Load, rng: Random, query: Callable[[int, int], list[Input]]) -> Iterator[Input]:

@@ -4,9 +4,8 @@ All three are one rule with one number: every k-th choice is the oldest waiting 
 longest prefix match. k = 1 is FCFS. k = None is LPM, which never takes the oldest for its age; the paper's
 k = infinity differs from it in the very first choice only.
 
-`choose` takes one request, after which match lengths may be different ones (the model caches the previous
-prompt only). `rank` orders all that wait by match lengths taken once, as a scheduler does that asks its cache
-at the start of a step. Neither knows where the lengths come from.
+`rank` orders all that wait by match lengths taken once, as a scheduler does that asks its cache at the start
+of a step. Where the lengths come from it does not know.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from numpy.typing import NDArray
 
 FCFS = 1
 LPM = None
-PIECE = 512
 
 Arrivals = NDArray[np.float64] | NDArray[np.int64]
 
@@ -30,37 +28,19 @@ def takes_oldest(step: int, k: int | None) -> bool:
     return k is not None and step % k == 0
 
 
-def choose(
-    step: int,
-    k: int | None,
-    arrivals: Arrivals,
-    matches: NDArray[np.int64],
-    rng: np.random.Generator | None = None,
-) -> int:
-    """Index of the waiting request that goes next: one step of algorithm 1.
+def rank(k: int | None, arrivals: Arrivals, matches: NDArray[np.int64], *, step: int = 0) -> Iterator[int]:
+    """Indices of all waiting requests in the order algorithm 1 takes them, were the matches to stay.
+
+    After two sorts the iterator is lazy: a step that fills its batch after 100 requests pays for 100. Ties of
+    the match go to the oldest, then to the lower index.
 
     Args:
-        step: how many were chosen before, counted over the whole run.
         k: see the module; None is LPM.
         arrivals: [waiting] time or sequence number, smaller is older.
         matches: [waiting] cached prefix of each, tokens.
-        rng: breaks ties of the match uniformly (the paper's footnote 4); without it the oldest wins.
+        step: how many were chosen before, counted over the whole run.
 
-    Raises ValueError when nothing waits or k < 1.
-    """
-    if takes_oldest(step, k):
-        return int(np.argmin(arrivals))
-    longest = np.flatnonzero(matches == matches.max())
-    if rng is not None:
-        return int(rng.choice(longest))
-    return int(longest[np.argmin(arrivals[longest])])
-
-
-def rank(k: int | None, arrivals: Arrivals, matches: NDArray[np.int64], *, step: int = 0) -> Iterator[int]:
-    """Indices of all waiting requests in the order `choose` would take them, were the matches to stay.
-
-    After two sorts the iterator is lazy: a step that fills its batch after 100 requests pays for 100.
-    Arguments as for `choose`; ties go to the oldest, then to the lower index.
+    Raises ValueError when k < 1.
     """
     takes_oldest(step, k)
     by_age = np.argsort(arrivals, kind="stable")  # a queue kept in order of arrival sorts in linear time
@@ -77,16 +57,10 @@ def rank(k: int | None, arrivals: Arrivals, matches: NDArray[np.int64], *, step:
 def _alternate(k: int, step: int, by_age: NDArray[np.int64], by_match: NDArray[np.int64]) -> Iterator[int]:
     """Merge the two orders by algorithm 1, each request once."""
     taken = bytearray(len(by_age))
-    oldest, longest = _each(by_age), _each(by_match)
+    oldest, longest = map(int, by_age), map(int, by_match)
     for at in range(step, step + len(by_age)):
         # Each source has every request, so it still has whatever is not taken.
         source = oldest if takes_oldest(at, k) else longest
         index = next(i for i in source if not taken[i])
         taken[index] = 1
         yield index
-
-
-def _each(indices: NDArray[np.int64]) -> Iterator[int]:
-    """Python integers, converted in pieces: most consumers stop early."""
-    for at in range(0, len(indices), PIECE):
-        yield from indices[at : at + PIECE].tolist()

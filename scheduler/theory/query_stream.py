@@ -16,6 +16,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduler.traces import TraceError, decoded
+
 Lengths = NDArray[np.int64]
 Prompt = tuple[int, ...]
 
@@ -117,14 +119,18 @@ def ttfts(
     return tuple(end - arrival for end, arrival in zip(done, stream.arrivals, strict=True))
 
 
-class TraceError(ValueError):
-    """A line cannot be used; the message names it."""
-
-
 class _Line(msgspec.Struct, forbid_unknown_fields=True):
     arrival: float
     tokens: tuple[int, ...] | None = None
     text: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.tokens is None) == (self.text is None):
+            raise ValueError("needs either `tokens` or `text`")
+        if not self.tokens and not self.text:
+            raise ValueError("the prompt is empty")
+        if self.arrival < 0:
+            raise ValueError(f"`arrival` is {self.arrival:g}; time begins at 0")
 
 
 def read_trace(lines: Iterable[str | bytes]) -> QueryStream:
@@ -135,28 +141,12 @@ def read_trace(lines: Iterable[str | bytes]) -> QueryStream:
     Raises TraceError when a line is not of this form, when some give text and others tokens (they would
     never match), or when there is none.
     """
-    decoder = msgspec.json.Decoder(_Line)
-    prompts: list[tuple[int, ...]] = []
-    arrivals: list[float] = []
-    kinds: set[str] = set()
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            found = decoder.decode(line)
-        except (msgspec.DecodeError, UnicodeError) as error:
-            raise TraceError(f"line {number}: {error}") from None
-        if (found.tokens is None) == (found.text is None):
-            raise TraceError(f"line {number}: needs either `tokens` or `text`")
-        if not found.tokens and not found.text:
-            raise TraceError(f"line {number}: the prompt is empty")
-        if found.arrival < 0:
-            raise TraceError(f"line {number}: `arrival` is {found.arrival:g}; time begins at 0")
-        kinds.add("text" if found.tokens is None else "tokens")
-        if len(kinds) > 1:
+    found: list[_Line] = []
+    for number, line in decoded(lines, _Line):
+        found.append(line)
+        if (line.text is None) != (found[0].text is None):
             raise TraceError(f"line {number}: a trace gives either `tokens` or `text` on all lines")
-        prompts.append(found.tokens if found.tokens is not None else tuple(map(ord, found.text or "")))
-        arrivals.append(found.arrival)
-    if not prompts:
+    if not found:
         raise TraceError("the trace holds no query")
-    return QueryStream(tuple(prompts), tuple(arrivals))
+    prompts = (line.tokens or tuple(map(ord, line.text or "")) for line in found)
+    return QueryStream(tuple(prompts), tuple(line.arrival for line in found))

@@ -157,10 +157,10 @@ def test_the_scheduler_is_given_what_the_configuration_asks_for() -> None:
     scheduler = scheduler_of(config, built, Observer())
     assert isinstance(scheduler._tier, HostTier)
     assert scheduler._costs is built.costs
-    assert isinstance(scheduler._live.queues._order, PrefixQueue)
+    assert isinstance(scheduler.queues.order, PrefixQueue)
     plain = inproc_config(sessions=())
     scheduler = scheduler_of(plain, build(plain, {}), Observer())
-    assert (scheduler._tier, scheduler._live.queues._order) == (None, None)
+    assert (scheduler._tier, scheduler.queues.order) == (None, None)
 
 
 async def test_refusals_and_a_client_that_vanishes() -> None:

@@ -17,8 +17,9 @@ from typing import Any, Protocol
 import msgspec
 
 from engine.step import Chunk, Executor, OutOfMemory, SampledToken
+from regions.watch import PrefixWatch
 from scheduler.grouping import Grouping
-from scheduler.inbox import AppendRecords, Cancel, Change, ChangePrompt, Inbox, Note, Submit
+from scheduler.inbox import AppendRecords, Cancel, Change, ChangePrompt, Inbox, Note
 from scheduler.observer import Observer
 from scheduler.policies import Ordering
 from scheduler.request import Event, Failure, Request, RequestSpec
@@ -28,7 +29,6 @@ from scheduler.types import (
     Costs,
     Limits,
     Memory,
-    PrefixIndex,
     PriorityClass,
     PromptReader,
     Reader,
@@ -132,7 +132,7 @@ class World(Protocol):
     def tier(self) -> Tier | None: ...
 
     @property
-    def index(self) -> PrefixIndex | None: ...
+    def index(self) -> PrefixWatch | None: ...
 
     def tape(self, name: str) -> Tape:
         """The tape of that name, always the same; an empty one for the empty name."""
@@ -249,8 +249,8 @@ class Recorder:
 
     def _received(self, notes: Sequence[Note]) -> None:
         for note in notes:
-            if isinstance(note, Submit):
-                self._live[note.request.id] = note.request
+            if isinstance(note, Request):
+                self._live[note.id] = note
             recorded = _input(note)
             if recorded is not None:
                 self._line.inputs.append(recorded)
@@ -368,8 +368,8 @@ def _sampled(outcome: Outcome) -> SampledToken | None:
 def _input(note: Note) -> Input | None:
     """A note as data; callbacks are not recorded."""
     match note:
-        case Submit(request):
-            return _submitted(request.spec, request.events[0][1])
+        case Request():
+            return _submitted(note.spec, note.events[0][1])
         case AppendRecords(tape, pending):
             records = [(list(each.record.tokens), each.record.ts_event) for each in pending]
             return Appended(pending[0].queued_ns, tape.name, records)

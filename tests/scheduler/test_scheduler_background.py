@@ -136,7 +136,8 @@ class World:
         until_ = tape.evicted_records + n
         while tape.evicted_records < until_:
             self.feed(1, tape)
-            while tape.live_tokens % 6 or tape in self.steps._live.queues.appends or self.steps._inbox._notes:
+            self.steps.step()
+            while tape.live_tokens % 6 or tape in self.steps.queues.appends:
                 self.steps.step()
 
     def answer(self, tape: Tape | None = None) -> torch.Tensor:

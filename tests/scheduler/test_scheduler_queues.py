@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator
+from functools import partial
 from itertools import count, islice
 
 from hypothesis import settings
@@ -13,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from engine.step import SampledToken
 from scheduler.policies import NAMES, Ordering
 from scheduler.prefix_queue import waiting_order
-from scheduler.queues import Queues
+from scheduler.queues import PreemptableBlocks, Queues
 from scheduler.request import Event, Request, RequestSpec, State
 from scheduler.tapes import Append, Pending, Record
 from scheduler.types import PriorityClass, Work
@@ -232,10 +233,10 @@ class Model(RuleBasedStateMachine):
     def a_closed_walk_leaves_out_exactly_the_waiting(self) -> None:
         order = self.expected()
         for opened in {0, len(order) // 2}:
-            walk = self.queues.walk()
-            steps: Iterator[Work] = iter(walk)
+            door = [True]
+            steps: Iterator[Work] = self.queues.walk(partial(bool, door))
             before = list(islice(steps, opened))
-            walk.stop_admitting()
+            door.clear()
             # One that waits and was already reached is not given out after the door closed.
             assert before == order[:opened]
             assert list(steps) == [
@@ -262,7 +263,7 @@ class Model(RuleBasedStateMachine):
     def what_stands_below_is_recounted(self) -> None:
         running = sorted((r for r in self.requests if r.state is State.RUNNING), key=self.queues.key)
         assert list(self.queues.running.values()) == running
-        below = self.queues.preemptable_blocks()
+        below = PreemptableBlocks(self.queues)
         works: list[Work] = [*self.requests, *self.appends]
         for work in works:
             key = self.queues.key(work)
@@ -274,8 +275,8 @@ class Model(RuleBasedStateMachine):
             assert list(self.queues.victims(work)) == victims
             blocks, cells = sum(r.blocks for r in victims), sum(r.cells for r in victims)
             for needed in (0, blocks // 2, blocks):
-                assert needed <= below(work, key, needed) <= blocks
-            assert below(work, key, blocks + 1) == blocks
+                assert needed <= below(work, needed) <= blocks
+            assert below(work, blocks + 1) == blocks
             assert self.queues.victims_have(work, cells) == bool(victims)
             assert not self.queues.victims_have(work, cells + 1)
             assert self.queues.any_blocks_before(work) == any(r.blocks for r in ahead)

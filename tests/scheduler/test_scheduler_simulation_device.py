@@ -11,7 +11,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from engine.step import Chunk
 from regions.prompt import StreamingPrompt
-from scheduler.simulation.device import CopyStream, SimClock, SimDevice
+from scheduler.simulation.device import SimClock, SimDevice, SimTier
 from scheduler.simulation.tokens import Segments
 from tests.scheduler.simulated import LinearCosts
 
@@ -110,32 +110,31 @@ def test_a_pass_waits_for_the_transfers_that_were_begun_for_it() -> None:
     on = device(blocks=4, host_blocks=8, elapse=elapse)
     one, other = (opened(on, Segments([range(start, start + 16)])) for start in (0, 100))
     assert one.acquire(12)
-    on.executor.execute([Chunk(one, range(12), sample=False)])
+    on.execute([Chunk(one, range(12), sample=False)])
     assert elapsed == [100 + 120]
     assert not other.acquire(8)
     assert on.tier.swap_out(one)
     assert other.acquire(8)
-    on.executor.execute([Chunk(other, range(100, 108), sample=False)])
+    on.execute([Chunk(other, range(100, 108), sample=False)])
     assert elapsed[-1] == 220 + 3 * 40 + 100 + 80
-    assert on.executor.copying_ns == 3 * 40
+    assert on.copying_ns == 3 * 40
     other.release()
     assert one.acquire(4)
-    sampled = on.executor.execute([Chunk(one, range(12, 16), sample=True, choices=(7, 9))])
+    sampled = on.execute([Chunk(one, range(12, 16), sample=True, choices=(7, 9))])
     assert elapsed[-1] == 520 + 3 * 40 + 100 + 40
     assert sampled[0] is not None
     assert sampled[0].token in (7, 9)
-    executor = on.executor
-    assert (executor.passes, executor.tokens, executor.busy_ns) == (3, 24, 220 + 180 + 140)
-    assert executor.peak_blocks == 4
+    assert (on.passes, on.tokens, on.busy_ns) == (3, 24, 220 + 180 + 140)
+    assert on.peak_blocks == 4
 
 
 def test_an_idle_copy_stream_costs_nothing_later() -> None:
     clock = SimClock()
-    copies = CopyStream(clock)
-    copies.add(50)
+    tier = SimTier(2, LinearCosts(block_ns=50), clock)
+    tier.load(1)
     clock.now = 1000
-    copies.add(50)
-    assert copies.done_at == 1050
+    tier.load(1)
+    assert tier.done_at == 1050
 
 
 def test_a_prompt_that_does_not_fit_on_the_host_stays_in_the_pool() -> None:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.theory.orders import FCFS, LPM, choose, rank
+from scheduler.theory.orders import FCFS, LPM, rank
 from scheduler.theory.query_stream import QueryStream, completions, overlap, ttfts
-from tests.scheduler.theory.online import serve
+from tests.scheduler.theory.online import choose, serve
 
 prompts = st.lists(
     st.lists(st.integers(0, 2), min_size=1, max_size=6).map(tuple), min_size=1, max_size=9

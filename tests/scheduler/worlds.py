@@ -102,7 +102,7 @@ class FakeWorld:
         self.costs = COSTS
         self.tier: Any = FakeTier(host_blocks)  # it swaps fakes only
         self.shelf: list[tuple[int, ...]] = []
-        self.index = ShelfIndex(self.shelf)
+        self.index: Any = ShelfIndex(self.shelf)  # it finds what fakes saved
         self.tapes: dict[str, FakeTape] = {}
         self.done: list[Request] = []
         self.contexts: dict[int, tuple[int, ...]] = {}

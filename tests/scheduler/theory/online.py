@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
-from scheduler.theory.orders import choose
+from scheduler.theory.orders import Arrivals, takes_oldest
 from scheduler.theory.query_stream import QueryStream
 
 
@@ -18,7 +19,7 @@ def serve(
 ) -> tuple[int, ...]:
     """The order in which algorithm 1 with `k` processes the stream under definition 2.
 
-    `k` and `rng` are those of `orders.choose`, `start` is when the machine begins. O(n) a query.
+    `k` and `rng` are those of `choose`, `start` is when the machine begins. O(n) a query.
     """
     arrivals = np.array(stream.arrivals, np.float64)
     waiting = np.ones(len(stream), bool)
@@ -34,3 +35,29 @@ def serve(
         order.append(query)
         previous = query
     return tuple(order)
+
+
+def choose(
+    step: int,
+    k: int | None,
+    arrivals: Arrivals,
+    matches: NDArray[np.int64],
+    rng: np.random.Generator | None = None,
+) -> int:
+    """Index of the waiting request that goes next: one step of algorithm 1.
+
+    Args:
+        step: how many were chosen before, counted over the whole run.
+        k: see `scheduler.theory.orders`; None is LPM.
+        arrivals: [waiting] time or sequence number, smaller is older.
+        matches: [waiting] cached prefix of each, tokens.
+        rng: breaks ties of the match uniformly (the paper's footnote 4); without it the oldest wins.
+
+    Raises ValueError when nothing waits or k < 1.
+    """
+    if takes_oldest(step, k):
+        return int(np.argmin(arrivals))
+    longest = np.flatnonzero(matches == matches.max())
+    if rng is not None:
+        return int(rng.choice(longest))
+    return int(longest[np.argmin(arrivals[longest])])
