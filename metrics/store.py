@@ -142,7 +142,7 @@ class MetricStore:
         if metric.kind == "gauge":
             return float(self._floats[self._find("gauge", name, labels)])
         total = int(self._integers[self._find("counter", name, labels)])
-        return total / 1e9 if metric.unit == "seconds" else total
+        return total / 1e9 if metric.in_seconds else total
 
     def count(self, name: str, **labels: str) -> int:
         """How many latencies a histogram holds. Raises UnknownSeriesError."""

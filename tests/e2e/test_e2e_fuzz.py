@@ -21,8 +21,8 @@ from daemon.config.schema import QueryConfig, SchedulerConfig
 from daemon.front.delivery import Route
 from daemon.front.server import Front
 from daemon.front.wiring import make_front
-from feeds.codec import REASONS
 from feeds.source import Incoming
+from metrics.catalogue import REASONS
 from tests.e2e.support import START, TOPIC, MemorySink, QueueSource, inproc_config, trade, until
 
 QUERIES, BODIES, RECORDS = 2200, 150, 1650
