@@ -14,9 +14,9 @@ from daemon.cli.options import EXIT_CONFIG, EXIT_FAILED, config_option, read_con
 from daemon.cli.signals import stopping_on_signals
 from daemon.config.checks import exposure_warnings
 from daemon.config.schema import Config
-from daemon.engine.spec import SettingError
 from daemon.front.wiring import make_front
 from daemon.logs import set_up_logging
+from feeds.connector import SettingError
 
 log = logging.getLogger(__name__)
 

@@ -12,13 +12,13 @@ import torch
 from daemon.config.schema import Config
 from daemon.config.standing import Asked
 from daemon.engine.maintenance import Tiers, identity_of, tiers_of
-from daemon.engine.spec import SettingError
 from engine.device import in_own_thread
 from engine.engine import Engine
 from engine.model import canary
 from engine.model.embedded import embedded_directory
 from engine.model.loading import LoadedModel, ModelError, load_model
 from engine.model.prompt import PromptFormat
+from feeds.connector import SettingError
 from flash.questions import Prepared, Question
 from flash.registry import BadQuestion, Registry, Standing
 from regions.tape import Retention, Tape

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,17 +20,16 @@ from daemon.api.http import HttpServer
 from daemon.api.messages import Ask, AskReply, FinishReply, PromptReply
 from daemon.api.zmq import QueryServer
 from daemon.config.schema import Config
-from daemon.engine.spec import SettingError
-from daemon.front.delivery import Route
 from daemon.front.engine_manager import EngineManager
 from daemon.front.input import Input
 from daemon.front.notify import Notifier
 from daemon.front.prompts import Prompts
 from daemon.front.publish import Publisher
 from daemon.front.sessions import Sessions
-from daemon.front.status import Status
 from daemon.supervision import Tasks
+from feeds.connector import Route, SettingError
 from ingest import warm_up
+from metrics.export import exposition
 from metrics.store import MetricStore
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,6 @@ class Front:
     sessions: Sessions
     publisher: Publisher
     prompts: Prompts
-    status: Status
     http: HttpServer
     query: QueryServer | None
     model: str = ""
@@ -60,6 +59,7 @@ class Front:
 
     def __post_init__(self) -> None:
         self._input_done = asyncio.Event()
+        self._retries: Counter[str] = Counter()
         self.engine.on_event, self.engine.on_gone = self._on_event, self._on_engine_gone
 
     async def start(self) -> None:
@@ -128,6 +128,24 @@ class Front:
             self.sessions.asked(protocol.AskFailed(command.id, *failure))
         elif isinstance(command, protocol.PromptCommand):
             self.prompts.heard(protocol.PromptFailed(command.prompt, *failure))
+
+    def metrics(self) -> bytes:
+        """The exposition text."""
+        for name, state in self.sessions.states.items():
+            self.store.set("foretick_staleness_seconds", state.staleness_ns() / 1e9, session=name)
+        for route in self.routes:
+            name = route.sink.name
+            retries = int(getattr(route.sink, "retries", 0)) - self._retries[name]
+            self._retries[name] += retries
+            self.store.inc("foretick_publish_retries_total", retries, sink=name)
+        return exposition(self.store)
+
+    def not_ready(self) -> list[str]:
+        """What is missing, empty when the daemon is ready."""
+        reasons = [] if self.engine.ready.is_set() else ["the engine is not up"]
+        if not self.input.connected:
+            reasons.append("the source is not connected")
+        return reasons + [f"{name} ended: {why}" for name, why in self.tasks.ended.items()]
 
     def fail(self, error: BaseException) -> None:
         """Going on is impossible; the first reason counts."""

@@ -13,7 +13,6 @@ from daemon.api.http_prompts import PromptRoutes
 from daemon.api.zmq import QueryServer
 from daemon.config.schema import Config
 from daemon.front.connectors import make_routes, make_source
-from daemon.front.delivery import Route
 from daemon.front.engine_client import ENGINE, EngineClient, InprocEngine, OnEvent, ProcessEngine
 from daemon.front.engine_manager import RESTART_AFTER_S, EngineManager
 from daemon.front.input import COMMIT_EVERY_S, Input
@@ -24,9 +23,9 @@ from daemon.front.publish import Publisher
 from daemon.front.queries import Queries
 from daemon.front.server import Front
 from daemon.front.sessions import Sessions
-from daemon.front.status import Status
 from daemon.supervision import TaskEnded, Tasks
 from engine.step import Executor
+from feeds.connector import Route
 from feeds.source import Source
 from ingest.ring import Ring
 from metrics.store import MetricStore
@@ -89,7 +88,6 @@ def make_front(
         "pause" if lossless else "overwrite",
         restart_after_s,
     )
-    status = Status(store, engine, entering, tasks, sessions, routes)
     queries = Queries(sessions, prompts, config.query.max_wait / 1e9)
     front = Front(
         config=config,
@@ -103,15 +101,14 @@ def make_front(
         sessions=sessions,
         publisher=publisher,
         prompts=prompts,
-        status=status,
         http=HttpServer(
-            status.metrics,
-            status.not_ready,
+            lambda: front.metrics(),
+            lambda: front.not_ready(),
             config.http.host,
             config.http.port,
             PromptRoutes(queries.answer).routes,
         ),
-        query=QueryServer(queries.answer, config.query.endpoint, observe=status.observe_query)
+        query=QueryServer(queries.answer, config.query.endpoint, observe=sessions.observe)
         if config.query.endpoint
         else None,
     )

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from feeds.connector import Finding, SinkConnector, SourceConnector, Topics
-from feeds.source import Sink, Source
+from feeds.connector import Finding, Route, SinkConnector, SourceConnector
+from feeds.source import Source
 
 
 class KafkaSourceConnector(SourceConnector, frozen=True):
@@ -45,16 +45,12 @@ class KafkaSinkConnector(SinkConnector, frozen=True):
     topic: Annotated[str, Meta(min_length=1, description="topic of the answers")] = "answers.v1"
     dlq: Annotated[str, Meta(min_length=1, description="topic of records that could not be read")] = "dlq.v1"
 
-    @property
-    def topics(self) -> Topics:
-        """No updates: on Kafka the answers tell that the data moved."""
-        return Topics(self.topic, dead_letters=self.dlq)
-
-    def open(self, name: str, stop_timeout_s: float) -> Sink:
-        """An idempotent producer."""
+    def open(self, name: str, stop_timeout_s: float) -> Route:
+        """An idempotent producer. No updates: on Kafka the answers tell that the data moved."""
         from feeds.kafka import KafkaSink
 
-        return KafkaSink(name, self.bootstrap, stop_timeout_s=stop_timeout_s)
+        sink = KafkaSink(name, self.bootstrap, stop_timeout_s=stop_timeout_s)
+        return Route(sink, self.topic, dead_letters=self.dlq)
 
     def check(self) -> Iterator[Finding]:
         """The broker answers and has the topics."""

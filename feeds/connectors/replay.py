@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from feeds.connector import BadSetting, Finding, SourceConnector
+from feeds.connector import Finding, SettingError, SourceConnector
 from feeds.file_format import FileFormat, FormatError, load_format
 from feeds.source import Source
 from feeds.timestamps import Instant
@@ -45,14 +45,14 @@ class ReplayConnector(SourceConnector, frozen=True, rename={"from_": "from"}):
         try:
             self._file_format()
             yield Finding("format", self.format)
-        except BadSetting as error:
+        except SettingError as error:
             yield Finding(error.key, error.message, ok=False)
 
     def _file_format(self) -> FileFormat:
         try:
             return load_format(self.format)
         except FormatError as error:
-            raise BadSetting("format", str(error)) from error
+            raise SettingError("format", str(error)) from error
 
 
 SOURCE = ReplayConnector

@@ -5,8 +5,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from feeds.connector import SOCKET, SinkConnector, SourceConnector, Topics
-from feeds.source import Sink, Source
+from feeds.connector import SOCKET, Route, SinkConnector, SourceConnector
+from feeds.source import Source
 
 
 class ZmqSourceConnector(SourceConnector, frozen=True):
@@ -36,20 +36,16 @@ class ZmqSinkConnector(SinkConnector, frozen=True):
     endpoint: Annotated[str, Meta(pattern=SOCKET, description="tcp://host:port or ipc://path")]
     bind: Annotated[bool, Meta(description="bind the endpoint instead of connecting to it")] = True
 
-    @property
-    def topics(self) -> Topics:
-        """A topic for each kind of message."""
-        return Topics("answers.v1", "data_updated.v1", "dlq.v1")
-
     def bound(self) -> Mapping[str, str]:
         """The endpoint, unless it is only connected to."""
         return {"endpoint": self.endpoint} if self.bind else {}
 
-    def open(self, name: str, stop_timeout_s: float) -> Sink:
-        """A publisher; closing needs no time."""
+    def open(self, name: str, stop_timeout_s: float) -> Route:
+        """A publisher with a topic for each kind of message; closing needs no time."""
         from feeds.zeromq import ZmqSink
 
-        return ZmqSink(name, self.endpoint, bind=self.bind)
+        sink = ZmqSink(name, self.endpoint, bind=self.bind)
+        return Route(sink, "answers.v1", "data_updated.v1", "dlq.v1")
 
 
 SOURCE, SINK = ZmqSourceConnector, ZmqSinkConnector
