@@ -175,6 +175,14 @@ EngineEvent = (
     | Fatal
 )
 
+
+def failure_of(command: Command, code: str, message: str) -> AskFailed | PromptFailed | None:
+    """What tells the client of ``command`` that it failed; None where no client waits."""
+    if isinstance(command, Ask):
+        return AskFailed(command.id, code, message)
+    return PromptFailed(command.prompt, code, message) if isinstance(command, PromptCommand) else None
+
+
 encode = msgspec.msgpack.Encoder().encode
 _commands = msgspec.msgpack.Decoder(Command)
 _events = msgspec.msgpack.Decoder(EngineEvent)

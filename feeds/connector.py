@@ -13,7 +13,7 @@ SOCKET = r"^(tcp|ipc)://.+$"
 
 
 class SettingError(Exception):
-    """A setting that only turns out to be wrong when it is used. ``key``: of a connector, one of its table."""
+    """A setting that only shows to be wrong when it is used; ``key`` names it, within a connector's table."""
 
     def __init__(self, key: str, message: str) -> None:
         super().__init__(f"{key}: {message}")

@@ -48,7 +48,7 @@ SESSION = np.dtype(
         ("next_index", "i8"),  # every interval below is closed
         ("last_offset", "i8"),
         ("last_ring", "i8"),
-        ("kind", "i4"),  # the record kind that makes this session's bars; 0: the first record decides
+        ("kind", "i4"),  # the record kind that makes this session's bars; 0 before its first record
         ("closed_any", "i4"),
         ("gap", "i4"),
         ("empty_run", "i4"),  # empty bars emitted since the last real one

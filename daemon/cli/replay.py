@@ -6,7 +6,7 @@ import asyncio
 import logging
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from daemon.config.schema import BarsConfig, Config, HttpConfig, LogConfig, Quer
 from daemon.config.units import Duration
 from daemon.front.wiring import make_front
 from daemon.logs import set_up_logging
+from feeds.backoff import until
 from feeds.connector import Route
 from feeds.decimal9 import format_fixed9
 from feeds.file_format import FileFormat, FormatError, load_format
@@ -144,7 +145,7 @@ async def _publish(source: ReplaySource, sink: Sink, topic: str, join_s: float) 
             log.error("refused: %s", error)
 
     with stopping_on_signals(stop):
-        await _until(stop, sink.start())
+        await until(stop, sink.start())
         await asyncio.sleep(join_s)
         await source.start()
 
@@ -152,7 +153,7 @@ async def _publish(source: ReplaySource, sink: Sink, topic: str, join_s: float) 
             async for batch in source.batches():
                 await asyncio.gather(*(one(message) for message in batch))
 
-        await _until(stop, play())
+        await until(stop, play())
         await sink.flush()
         await source.stop()
         await sink.stop()
@@ -168,26 +169,13 @@ async def _through_daemon(source: ReplaySource, config: Config) -> int:
         front = make_front(config, source=source, routes=[Route(printer, "answers")])
         try:
             await front.start()
-            await _until(stop, front.finish())
+            await until(stop, front.finish())
         except Exception as error:
             raise ReplayError(f"{type(error).__name__}: {error}") from error
         finally:
             clean = await front.stop()
     print(f"{printer.count} answers, {source.malformed} malformed lines")
     return 0 if clean else 1
-
-
-async def _until(stop: asyncio.Event, work: Awaitable[Any]) -> None:
-    """Run ``work`` to its end, or until ``stop``."""
-    task = asyncio.ensure_future(work)
-    stopped = asyncio.ensure_future(stop.wait())
-    await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
-    stopped.cancel()
-    if not task.done():
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        return
-    task.result()
 
 
 class AnswerPrinter:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from daemon.config.schema import Config
-from daemon.engine.records import Appended
-from ingest.bars import BarBuilder, BarPolicy
+from daemon.protocol import Inputs
+from ingest.bars import GAP, BarBuilder, BarPolicy
 from ingest.lines import LineSpec
-from ingest.plane import DataPlane, SessionSpec, SourceRing, TapeRecord
+from ingest.plane import DataPlane, SessionSpec, TapeRecord
 from ingest.ring import Ring
 from ingest.tokens import Tokeniser
 from metrics.store import MetricStore
@@ -22,6 +23,33 @@ from scheduler.types import Tape as AnyTape
 
 MAX_WAITING = 256
 """Bars waiting for the engine above which the ring is left alone: it pauses or drops as its kind says."""
+
+
+class Appended(NamedTuple):
+    """A bar as the data plane made it, and the number of bars that its session got before."""
+
+    record: TapeRecord
+    ordinal: int
+
+
+def newest(records: Sequence[Record[Appended]]) -> TapeRecord:
+    """The last of a version's records."""
+    return records[-1].payload.record
+
+
+def has_gap(payload: Appended) -> bool:
+    """Data was lost before this record."""
+    return bool(payload.record.flags & GAP)
+
+
+def inputs_of(payloads: Sequence[Appended]) -> Inputs:
+    """The feed's records that ``payloads``, oldest first, were made from."""
+    records = [payload.record for payload in payloads]
+    return Inputs(
+        min(record.first_offset for record in records),
+        max(record.last_offset for record in records),
+        records[-1].low_watermark,
+    )
 
 
 class EngineInput:
@@ -124,12 +152,13 @@ def data_plane(
     """The data plane of one ring, as configured."""
     bars = config.bars
     specs = [
-        SessionSpec(session.name, source, LineSpec(session.price_decimals, session.volume_decimals))
+        SessionSpec(session.name, LineSpec(session.price_decimals, session.volume_decimals))
         for session in config.sessions
     ]
     policy = BarPolicy(bars.interval, bars.lateness, bars.empty, bars.max_fill)
     return DataPlane(
-        [SourceRing(source, ring)],
+        ring,
+        source,
         BarBuilder(len(specs), policy),
         tokeniser,
         specs,

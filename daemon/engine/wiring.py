@@ -10,18 +10,16 @@ from functools import partial
 from daemon import protocol
 from daemon.config.schema import Config, SessionConfig
 from daemon.config.standing import questions_of
-from daemon.engine.answers import Coalesced, Declared, EngineAsks, StandingAnswers, Versions
+from daemon.engine.answers import EngineAsks, StandingAnswers, Versions
 from daemon.engine.build import Built, limits_of, register
 from daemon.engine.host import EngineHost
 from daemon.engine.input import EngineInput
 from daemon.engine.maintenance import Maintenance
 from daemon.engine.metrics import EngineObserver, MemoryMetrics
 from daemon.engine.prompts import EnginePrompts
-from daemon.engine.records import Appended, has_gap
 from daemon.supervision import Threads
 from engine.divergence import Probe, probe
 from engine.step import Executor
-from flash.evaluator import Evaluated, FlashEvaluator
 from flash.registry import Registry
 from ingest.ring import Ring
 from metrics.store import MetricStore
@@ -60,7 +58,7 @@ def wire_engine(
     entering = EngineInput(config, ring, source, prompt.encode, built.tapes, scheduler, store)
     scheduler.subscribe(Versions(store, emit, built.tiers.inputs))
     asks = EngineAsks(built, scheduler, emit)
-    standing_answers(config, built, scheduler, registry, store, emit)
+    StandingAnswers(config, built, scheduler, registry, store, emit)
     refresher = refresher_of(config, built, scheduler, registry, observer)
     rebuilder = Rebuilder(scheduler, built.tapes.values(), time.monotonic_ns)
     maintenance = Maintenance(engine.pool, built.tapes.values(), built.tiers, store)
@@ -137,27 +135,6 @@ def refresh_policy(session: SessionConfig) -> RefreshPolicy:
     return RefreshPolicy(
         session.semantics == "exact", session.refresh_every, session.refresh_idle, session.divergence_every
     )
-
-
-def standing_answers(
-    config: Config,
-    built: Built,
-    scheduler: Scheduler,
-    registry: Registry,
-    store: MetricStore,
-    emit: Emit,
-) -> FlashEvaluator[Appended]:
-    """The evaluation of every version, its answers on their way to the front."""
-    declared = {s.name: Declared(s.symbol, s.warm_up_records) for s in config.sessions}
-    tell = StandingAnswers(built, declared, store, emit)
-
-    def on_done(done: Evaluated[Appended]) -> None:
-        coalesced.count(done.standing.session)
-        tell(done)
-
-    evaluator = FlashEvaluator(scheduler, registry, on_done, has_gap)
-    coalesced = Coalesced(evaluator.coalesced, store)
-    return evaluator
 
 
 def _soonest(*hooks: Callable[[], float | None]) -> float | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +16,7 @@ from typing import Any
 
 from daemon import protocol
 from daemon.api.http import HttpServer
-from daemon.api.messages import Ask, AskReply, FinishReply, PromptReply
+from daemon.api.messages import AskReply, FinishReply, PromptReply
 from daemon.api.zmq import QueryServer
 from daemon.config.schema import Config
 from daemon.front.engine_manager import EngineManager
@@ -59,7 +58,9 @@ class Front:
 
     def __post_init__(self) -> None:
         self._input_done = asyncio.Event()
-        self._retries: Counter[str] = Counter()
+        self._retries = [
+            self.store.growth("foretick_publish_retries_total", sink=route.sink.name) for route in self.routes
+        ]
         self.engine.on_event, self.engine.on_gone = self._on_event, self._on_engine_gone
 
     async def start(self) -> None:
@@ -121,23 +122,17 @@ class Front:
 
     def send(self, command: protocol.Command) -> None:
         """To the engine; what a client waits for is refused while there is none."""
-        if self.engine.send(command):
-            return
-        failure = "engine", "the engine is not up"
-        if isinstance(command, Ask):
-            self.sessions.asked(protocol.AskFailed(command.id, *failure))
-        elif isinstance(command, protocol.PromptCommand):
-            self.prompts.heard(protocol.PromptFailed(command.prompt, *failure))
+        if not self.engine.send(command):
+            failure = protocol.failure_of(command, "engine", "the engine is not up")
+            if failure is not None:
+                self._on_event(failure)
 
     def metrics(self) -> bytes:
         """The exposition text."""
         for name, state in self.sessions.states.items():
             self.store.set("foretick_staleness_seconds", state.staleness_ns() / 1e9, session=name)
-        for route in self.routes:
-            name = route.sink.name
-            retries = int(getattr(route.sink, "retries", 0)) - self._retries[name]
-            self._retries[name] += retries
-            self.store.inc("foretick_publish_retries_total", retries, sink=name)
+        for route, retries in zip(self.routes, self._retries, strict=True):
+            retries.update(getattr(route.sink, "retries", 0))
         return exposition(self.store)
 
     def not_ready(self) -> list[str]:

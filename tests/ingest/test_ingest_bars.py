@@ -153,15 +153,13 @@ def test_ready_made_bars_pass_through_and_old_ones_are_late() -> None:
     assert len(builder.flush()) == 0
 
 
-@pytest.mark.parametrize(
-    ("source_kind", "n_ticks", "ignored"), [("auto", 1, 2), ("trade", 2, 1), ("quote", 1, 2)]
-)
-def test_one_kind_makes_a_sessions_bars(source_kind: str, n_ticks: int, ignored: int) -> None:
-    builder = BarBuilder(1, BarPolicy(100, source_kind=source_kind))  # type: ignore[arg-type]  # parametrised
-    feed(builder, 1, kind=QUOTE)
-    feed(builder, 2, 3)
+@pytest.mark.parametrize(("first", "other"), [(QUOTE, TRADE), (TRADE, QUOTE)])
+def test_the_first_record_decides_what_makes_a_sessions_bars(first: int, other: int) -> None:
+    builder = BarBuilder(1, BarPolicy(100))
+    feed(builder, 1, kind=first)
+    feed(builder, 2, 3, kind=other)
     (bar,) = builder.flush()
-    assert (int(bar["n_ticks"]), builder.ignored) == (n_ticks, [ignored])
+    assert (int(bar["n_ticks"]), builder.ignored) == (1, [2])
 
 
 def test_idle_sessions_are_closed_by_the_wall_clock_and_their_stragglers_are_late() -> None:
