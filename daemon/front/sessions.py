@@ -16,21 +16,7 @@ from itertools import count
 import msgspec
 
 from daemon import protocol
-from daemon.api.messages import (
-    Answers,
-    AnswersReply,
-    Ask,
-    AskReply,
-    ListSessions,
-    Quantiles,
-    QueryError,
-    Request,
-    SessionInfo,
-    SessionsReply,
-    Stats,
-    StatsReply,
-    code_of,
-)
+from daemon.api import messages
 from daemon.config.schema import Config
 from daemon.config.standing import questions_of
 from feeds.messages import Answer
@@ -75,7 +61,7 @@ class Sessions:
         self.states = {s.name: SessionState(s.symbol) for s in config.sessions}
         for asked in questions_of(config):
             self.states[asked.session].questions.append(asked.question)
-        self._asks: dict[int, asyncio.Future[AskReply]] = {}
+        self._asks: dict[int, asyncio.Future[messages.AskReply]] = {}
         self._numbers = count(1)
 
     # Told by the front.
@@ -95,43 +81,43 @@ class Sessions:
         state.news.set()
         state.news = asyncio.Event()
 
-    def asked(self, event: AskReply | protocol.AskFailed) -> None:
+    def asked(self, event: messages.AskReply | protocol.AskFailed) -> None:
         """The engine replied to an ask."""
         future = self._asks.pop(event.id, None)
         if future is None or future.done():
             return
-        if isinstance(event, AskReply):
+        if isinstance(event, messages.AskReply):
             future.set_result(event)
         else:
-            future.set_exception(QueryError(code_of(event.code), event.message))
+            future.set_exception(messages.QueryError(messages.code_of(event.code), event.message))
 
     def engine_gone(self, message: str) -> None:
         """No ask in flight will be answered any more."""
         for future in self._asks.values():
             if not future.done():
-                future.set_exception(QueryError("engine", message))
+                future.set_exception(messages.QueryError("engine", message))
         self._asks.clear()
 
-    def observe(self, request: Request, outcome: str, latency_ns: int) -> None:
+    def observe(self, request: messages.Request, outcome: str, latency_ns: int) -> None:
         """A request was answered or refused."""
-        if isinstance(request, Ask):
+        if isinstance(request, messages.Ask):
             self._store.observe("foretick_stage_seconds", latency_ns, stage="ask")
             if outcome != "ok":
                 self._store.inc("foretick_asks_total", outcome=outcome)
 
     # Asked by clients.
 
-    async def ask(self, request: Ask) -> AskReply:
+    async def ask(self, request: messages.Ask) -> messages.AskReply:
         """From the cache if it is a standing question of the current version, else from the engine."""
         state = self._state(request.session)
         try:
             question = Question("ask", request.question, request.choices or None, request.max_tokens)
         except ValueError as error:
-            raise QueryError("bad_request", str(error)) from None
+            raise messages.QueryError("bad_request", str(error)) from None
         known = state.answers.get(question.hash)
         if known is not None and known.data_version == state.version:
             self._store.inc("foretick_asks_total", outcome="cached")
-            return AskReply(
+            return messages.AskReply(
                 id=request.id,
                 session=request.session,
                 data_version=known.data_version,
@@ -148,10 +134,10 @@ class Sessions:
         self._store.inc("foretick_asks_total", outcome="computed")
         return reply
 
-    async def ask_engine(self, request: Ask) -> AskReply:
+    async def ask_engine(self, request: messages.Ask) -> messages.AskReply:
         """From the engine, whatever is cached."""
         number = next(self._numbers)
-        future: asyncio.Future[AskReply] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[messages.AskReply] = asyncio.get_running_loop().create_future()
         self._asks[number] = future
         self._send(msgspec.structs.replace(request, id=number))
         try:
@@ -160,12 +146,12 @@ class Sessions:
             if self._asks.pop(number, None) is not None:  # it timed out or its client is gone
                 self._send(protocol.CancelAsk(number))
 
-    async def sessions(self, request: ListSessions) -> SessionsReply:
+    async def sessions(self, request: messages.ListSessions) -> messages.SessionsReply:
         """All sessions."""
-        return SessionsReply(
+        return messages.SessionsReply(
             request.id,
             tuple(
-                SessionInfo(
+                messages.SessionInfo(
                     name=name,
                     symbol=state.symbol,
                     data_version=state.version,
@@ -179,12 +165,12 @@ class Sessions:
             ),
         )
 
-    async def answers(self, request: Answers) -> AnswersReply:
+    async def answers(self, request: messages.Answers) -> messages.AnswersReply:
         """Latest answers; waits for ``min_version``."""
         state, least = self._state(request.session), request.min_version
         wanted = [q for q in state.questions if request.question in ("", q.name, q.text)]
         if not wanted:
-            raise QueryError(
+            raise messages.QueryError(
                 "bad_request", f"{request.session} has no standing question {request.question!r}"
             )
         try:
@@ -192,27 +178,29 @@ class Sessions:
                 while least and len(state.answers_of(wanted, least)) < len(wanted):
                     await state.news.wait()
         except TimeoutError:
-            raise QueryError(
+            raise messages.QueryError(
                 "timeout",
                 f"{request.session} is at version {state.version}; version {least} was not "
                 f"answered within {request.timeout_s:g} s",
             ) from None
-        return AnswersReply(request.id, request.session, tuple(state.answers_of(wanted)))
+        return messages.AnswersReply(request.id, request.session, tuple(state.answers_of(wanted)))
 
-    async def stats(self, request: Stats) -> StatsReply:
+    async def stats(self, request: messages.Stats) -> messages.StatsReply:
         """Every counter and gauge, and the stages' quantiles."""
         stages = {}
         for stage in STAGES:
             n = self._store.count("foretick_stage_seconds", stage=stage)
             quantile = partial(self._store.quantile, "foretick_stage_seconds", stage=stage)
-            stages[stage] = Quantiles(n, *(quantile(q=q) if n else 0.0 for q in (0.5, 0.9, 0.99)))
-        return StatsReply(request.id, series_values(self._store), stages)
+            stages[stage] = messages.Quantiles(n, *(quantile(q=q) if n else 0.0 for q in (0.5, 0.9, 0.99)))
+        return messages.StatsReply(request.id, series_values(self._store), stages)
 
     def _state(self, session: str) -> SessionState:
         state = self.states.get(session)
         if state is None:
             known = ", ".join(self.states) or "none"
-            raise QueryError("unknown_session", f"there is no session {session!r}; there are: {known}")
+            raise messages.QueryError(
+                "unknown_session", f"there is no session {session!r}; there are: {known}"
+            )
         return state
 
 

@@ -52,7 +52,6 @@ class Prompts:
             raise ZeroDivisionError("secret detail")
         return PromptReply(request.id, "p", len(request.text))
 
-    update = append
 
     async def finish(self, request: Finish) -> FinishReply:
         self.asked.append(request)
