@@ -35,10 +35,10 @@ from daemon.config.schema import (
     SinkConfig,
     SourceConfig,
 )
-from daemon.config.units import Duration
 from daemon.front.server import Front
 from daemon.front.wiring import make_front
 from feeds.connectors.zeromq import ZmqSinkConnector
+from feeds.durations import Duration
 
 _MARKETS = 3
 _FIRST = 400

@@ -33,12 +33,12 @@ from daemon.config.schema import (
     SinkConfig,
     SourceConfig,
 )
-from daemon.config.units import Duration, parse_duration
 from daemon.front.server import Front
 from daemon.front.wiring import make_front
 from daemon.logs import set_up_logging
 from feeds.codec import decode_message, encode, make_headers
 from feeds.connectors.kafka import KafkaSinkConnector, KafkaSourceConnector
+from feeds.durations import Duration, parse_duration
 from feeds.kafka import KafkaSink, KafkaSource
 from feeds.messages import Answer, Trade
 from feeds.mock_broker import NOTICE, MockBroker

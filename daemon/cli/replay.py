@@ -18,12 +18,12 @@ import uvloop
 from daemon.cli.options import read_config, refuse, set_option
 from daemon.cli.signals import stopping_on_signals
 from daemon.config.schema import BarsConfig, Config, HttpConfig, LogConfig, QueryConfig, SessionConfig
-from daemon.config.units import Duration
 from daemon.front.wiring import make_front
 from daemon.logs import set_up_logging
 from feeds.backoff import until
 from feeds.connector import Route
 from feeds.decimal9 import format_fixed9
+from feeds.durations import Duration
 from feeds.file_format import FileFormat, FormatError, load_format
 from feeds.kafka import KafkaSink
 from feeds.messages import Answer, AnyRecord, Bar, Quote, Trade

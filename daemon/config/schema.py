@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, defstruct
 
-from daemon.config.units import Duration, parse_duration
 from feeds.connector import SOCKET, Connector, SinkConnector, SourceConnector
 from feeds.connectors import SINKS, SOURCES
+from feeds.durations import Duration, parse_duration
 from scheduler.policies import PolicyName
 from scheduler.types import Eviction
 

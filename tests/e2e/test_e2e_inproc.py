@@ -22,12 +22,12 @@ from daemon.config.schema import (
     SchedulerConfig,
     SourceConfig,
 )
-from daemon.config.units import Duration
 from daemon.engine.build import build, limits_of
 from daemon.front.server import Front
 from daemon.front.wiring import make_front
 from daemon.supervision import TaskEnded
 from feeds.connector import SettingError
+from feeds.durations import Duration
 from feeds.messages import DataUpdated, DeadLetter
 from feeds.source import Incoming
 from flash.questions import PAPER_SIX

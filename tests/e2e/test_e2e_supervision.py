@@ -16,12 +16,12 @@ import pytest
 
 from daemon.api.client import QueryClient
 from daemon.config.schema import ProcessConfig
-from daemon.config.units import Duration
 from daemon.front.notify import Notifier
 from daemon.front.server import Front
 from daemon.front.wiring import make_front
 from daemon.supervision import TaskEnded
 from feeds.connector import Route
+from feeds.durations import Duration
 from tests.e2e.support import SECOND, MemorySink, QueueSource, inproc_config, until
 
 ENGINE = (sys.executable, str(Path(__file__).with_name("idle_engine.py")))

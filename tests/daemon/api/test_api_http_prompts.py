@@ -52,7 +52,6 @@ class Prompts:
             raise ZeroDivisionError("secret detail")
         return PromptReply(request.id, "p", len(request.text))
 
-
     async def finish(self, request: Finish) -> FinishReply:
         self.asked.append(request)
         return FinishReply(request.id, "p", "YES", None, 0.5, True, 3, 1, 0, 0, 0, 0, 7, {"step": 5})
