@@ -2,14 +2,21 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
+from msgspec import Meta
 
 from feeds.messages import AnyMessage, DataUpdated, DeadLetter
 from feeds.source import Sink, Source
 
 SOCKET = r"^(tcp|ipc)://.+$"
 """Pattern of a ZeroMQ endpoint."""
+
+
+def about(description: str, **limits: Any) -> Meta:
+    """What the reference says of a key, and the limits that msgspec checks (``ge``, ``pattern`` ...)."""
+    return Meta(description=description, **limits)
 
 
 class SettingError(Exception):

@@ -3,21 +3,19 @@
 from collections.abc import Mapping
 from typing import Annotated
 
-from msgspec import Meta
-
-from feeds.connector import SOCKET, Route, SinkConnector, SourceConnector
+from feeds.connector import SOCKET, Route, SinkConnector, SourceConnector, about
 from feeds.source import Source
 
 
 class ZmqSourceConnector(SourceConnector, frozen=True):
     """A SUB socket. When the ring is full, the oldest records are dropped and counted."""
 
-    endpoint: Annotated[str, Meta(pattern=SOCKET, description="tcp://host:port or ipc://path")]
-    bind: Annotated[bool, Meta(description="bind the endpoint instead of connecting to it")] = False
-    topics: Annotated[
-        tuple[str, ...], Meta(min_length=1, description='topic prefixes subscribed; "" is everything')
-    ] = ("",)
-    hwm: Annotated[int, Meta(ge=1, description="messages ZeroMQ itself may queue")] = 100_000
+    endpoint: Annotated[str, about("tcp://host:port or ipc://path", pattern=SOCKET)]
+    bind: Annotated[bool, about("bind the endpoint instead of connecting to it")] = False
+    topics: Annotated[tuple[str, ...], about('topic prefixes subscribed; "" is everything', min_length=1)] = (
+        "",
+    )
+    hwm: Annotated[int, about("messages ZeroMQ itself may queue", ge=1)] = 100_000
 
     def bound(self) -> Mapping[str, str]:
         """The endpoint, unless it is only connected to."""
@@ -33,8 +31,8 @@ class ZmqSourceConnector(SourceConnector, frozen=True):
 class ZmqSinkConnector(SinkConnector, frozen=True):
     """Publishes answers on a ZeroMQ PUB socket."""
 
-    endpoint: Annotated[str, Meta(pattern=SOCKET, description="tcp://host:port or ipc://path")]
-    bind: Annotated[bool, Meta(description="bind the endpoint instead of connecting to it")] = True
+    endpoint: Annotated[str, about("tcp://host:port or ipc://path", pattern=SOCKET)]
+    bind: Annotated[bool, about("bind the endpoint instead of connecting to it")] = True
 
     def bound(self) -> Mapping[str, str]:
         """The endpoint, unless it is only connected to."""
