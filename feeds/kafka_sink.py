@@ -126,11 +126,6 @@ class KafkaSink:
                 await self.connection.wait_before_retry(repr(error))
                 await self._replace(generation)
 
-    async def flush(self) -> None:
-        """Wait until everything handed to the client is acknowledged."""
-        if self._generation is not None:
-            await self._generation.producer.flush()
-
     async def stop(self) -> None:
         """Wait ``stop_timeout_s`` for acknowledgements, then disconnect within the same time."""
         generation = self._generation

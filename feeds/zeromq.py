@@ -233,9 +233,6 @@ class ZmqSink:
         )
         await self._socket.send_multipart((topic.encode(), msgspec.msgpack.encode(header), payload))
 
-    async def flush(self) -> None:
-        """Nothing to wait for: see the class."""
-
     async def stop(self) -> None:
         """Close; libzmq goes on sending what is queued for ``LINGER_MS`` at most."""
         socket, self._socket = self._socket, None

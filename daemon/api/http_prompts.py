@@ -35,27 +35,10 @@ STATUS: dict[messages.Code, int] = {
 _FORBIDDEN, _NO_JSON = 403, 415
 
 
-class PromptRoutes:
-    """The routes. ``answer`` replies to each request, which may have ``max_bytes`` bytes."""
+def prompt_routes(answer: AnswerQuery, max_bytes: int = 1 << 18) -> list[Route]:
+    """For a Starlette application. ``answer`` replies to each request, which may have ``max_bytes`` bytes."""
 
-    def __init__(self, answer: AnswerQuery, max_bytes: int = 1 << 18) -> None:
-        self._answer, self._max_bytes = answer, max_bytes
-
-    @property
-    def routes(self) -> list[Route]:
-        """For a Starlette application."""
-        one = "/v1/prompts/{prompt}"
-        return [
-            self._route("/v1/prompts", messages.Open, status=201),
-            self._route(f"{one}/append", messages.Append),
-            self._route(f"{one}/update", messages.Update),
-            self._route(f"{one}/finish", messages.Finish, has_body=False),
-            self._route(one, messages.Close, method="DELETE", has_body=False),
-            self._route("/v1/complete", messages.Complete),
-        ]
-
-    def _route(
-        self,
+    def route(
         path: str,
         kind: type[messages.PromptRequest],
         *,
@@ -70,7 +53,7 @@ class PromptRoutes:
             if has_body and request.headers.get("content-type", "").partition(";")[0] != "application/json":
                 return _error(_NO_JSON, "bad_request", "the body must be of type application/json")
             try:
-                members = await self._members(request) if has_body else {}
+                members = await _members(request, max_bytes) if has_body else {}
                 asked: messages.PromptRequest = decoded(
                     partial(msgspec.convert, type=kind), {**members, "id": 0, **request.path_params}
                 )
@@ -78,7 +61,7 @@ class PromptRoutes:
                 return _error(STATUS["bad_request"], "bad_request", str(error))
             except messages.QueryError as error:
                 return _error(STATUS[error.code], error.code, error.message)
-            reply = await self._answer(asked, _client(request), since)
+            reply = await answer(asked, _client(request), since)
             if isinstance(reply, messages.ErrorReply):
                 return _error(STATUS[reply.code], reply.code, reply.message)
             found: dict[str, Any] = msgspec.to_builtins(reply)
@@ -86,22 +69,33 @@ class PromptRoutes:
 
         return Route(path, endpoint, methods=[method])
 
-    async def _members(self, request: Request) -> dict[str, Any]:
-        """Of the body, a JSON object. Raises QueryError."""
-        body = bytearray()
-        async for piece in request.stream():
-            body += piece
-            if len(body) > self._max_bytes:
-                raise messages.QueryError("too_long", f"a request has at most {self._max_bytes} bytes")
-        try:
-            members = decoded(msgspec.json.decode, bytes(body))
-        except Undecodable as error:
-            raise messages.QueryError("bad_request", f"the body is no JSON: {error}") from None
-        if not isinstance(members, dict) or members.keys() & {"id", "type", *request.path_params}:
-            raise messages.QueryError(
-                "bad_request", "the body must be a JSON object of the request's own members"
-            )
-        return members
+    one = "/v1/prompts/{prompt}"
+    return [
+        route("/v1/prompts", messages.Open, status=201),
+        route(f"{one}/append", messages.Append),
+        route(f"{one}/update", messages.Update),
+        route(f"{one}/finish", messages.Finish, has_body=False),
+        route(one, messages.Close, method="DELETE", has_body=False),
+        route("/v1/complete", messages.Complete),
+    ]
+
+
+async def _members(request: Request, max_bytes: int) -> dict[str, Any]:
+    """Of the body, a JSON object. Raises QueryError."""
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > max_bytes:
+            raise messages.QueryError("too_long", f"a request has at most {max_bytes} bytes")
+    try:
+        members = decoded(msgspec.json.decode, bytes(body))
+    except Undecodable as error:
+        raise messages.QueryError("bad_request", f"the body is no JSON: {error}") from None
+    if not isinstance(members, dict) or members.keys() & {"id", "type", *request.path_params}:
+        raise messages.QueryError(
+            "bad_request", "the body must be a JSON object of the request's own members"
+        )
+    return members
 
 
 def _client(request: Request) -> str:

@@ -15,8 +15,7 @@ import click
 import msgspec
 import uvloop
 
-from daemon.cli.options import read_config, refuse, set_option
-from daemon.cli.signals import stopping_on_signals
+from daemon.cli.options import read_config, refuse, set_option, stopping_on_signals
 from daemon.config.schema import BarsConfig, Config, HttpConfig, LogConfig, QueryConfig, SessionConfig
 from daemon.front.wiring import make_front
 from daemon.logs import set_up_logging
@@ -154,7 +153,6 @@ async def _publish(source: ReplaySource, sink: Sink, topic: str, join_s: float) 
                 await asyncio.gather(*(one(message) for message in batch))
 
         await until(stop, play())
-        await sink.flush()
         await source.stop()
         await sink.stop()
     print(f"{outcome['sent']} records sent, {outcome['refused']} refused, {source.malformed} malformed lines")
@@ -199,9 +197,6 @@ class AnswerPrinter:
             f"{answer.symbol} v{answer.data_version} {answer.question}: {answer.text} "
             f"(gap {answer.logit_gap:.3f}){flags}\n"
         )
-
-    async def flush(self) -> None:
-        """Nothing is buffered."""
 
     async def stop(self) -> None:
         """Nothing to close."""

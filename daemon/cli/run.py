@@ -10,8 +10,14 @@ from pathlib import Path
 import click
 import uvloop
 
-from daemon.cli.options import EXIT_CONFIG, EXIT_FAILED, config_option, read_config, set_option
-from daemon.cli.signals import stopping_on_signals
+from daemon.cli.options import (
+    EXIT_CONFIG,
+    EXIT_FAILED,
+    config_option,
+    read_config,
+    set_option,
+    stopping_on_signals,
+)
 from daemon.config.checks import exposure_warnings
 from daemon.config.schema import Config
 from daemon.front.wiring import make_front

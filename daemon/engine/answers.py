@@ -168,11 +168,7 @@ class EngineAsks:
     """Ad-hoc questions of sessions. Commands come from one thread; replies go out on the scheduler's."""
 
     def __init__(
-        self,
-        built: Built,
-        scheduler: Scheduler,
-        emit: Emit,
-        clock: Callable[[], int] = time.monotonic_ns,
+        self, built: Built, scheduler: Scheduler, emit: Emit, clock: Callable[[], int] = time.monotonic_ns
     ) -> None:
         self._built, self._scheduler, self._emit, self._clock = built, scheduler, emit, clock
         self._open: dict[int, Request] = {}

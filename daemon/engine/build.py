@@ -122,11 +122,7 @@ def _build(config: Config, versions: Mapping[str, int]) -> Built:
     # what the cell budget does not take; in any case the frozen prefix, which all sessions share
     cached = max(int(blocks * size * (1 - config.scheduler.cell_budget)), len(prompt.frozen))
     engine = Engine(
-        loaded,
-        blocks=blocks,
-        block_size=size,
-        frame_limit=config.pool.frame_limit,
-        cache_tokens=cached,
+        loaded, blocks=blocks, block_size=size, frame_limit=config.pool.frame_limit, cache_tokens=cached
     )
     tiers = tiers_of(config, engine)
     identity = identity_of(engine, prompt.frozen)

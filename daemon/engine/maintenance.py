@@ -77,10 +77,7 @@ def identity_of(engine: Engine, frozen: Sequence[int]) -> Identity:
     """What the KV of sessions behind ``frozen`` depends on."""
     model = engine.model
     return Identity.of(
-        engine.pool,
-        model=f"{model.name}@{model.revision}",
-        tokenizer=_digest(model.tokenizer),
-        frozen=frozen,
+        engine.pool, model=f"{model.name}@{model.revision}", tokenizer=_digest(model.tokenizer), frozen=frozen
     )
 
 

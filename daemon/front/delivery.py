@@ -58,12 +58,7 @@ class Delivery:
     """
 
     def __init__(
-        self,
-        routes: Sequence[Route],
-        queues: Iterable[str],
-        *,
-        lossless: bool = True,
-        backlog: int = BACKLOG,
+        self, routes: Sequence[Route], queues: Iterable[str], *, lossless: bool = True, backlog: int = BACKLOG
     ) -> None:
         self._routes = routes
         self._lossless = lossless

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from daemon import protocol
 from daemon.api.http import HttpServer
-from daemon.api.http_prompts import PromptRoutes
+from daemon.api.http_prompts import prompt_routes
 from daemon.api.zmq import QueryServer
 from daemon.config.schema import Config
 from daemon.front.connectors import make_routes, make_source
@@ -83,10 +83,7 @@ def make_front(
     publisher.delivery.gate = entering.gate
     prompts = Prompts(config.query.max_prompts, config.query.max_prompts_each, send)
     engine = EngineManager(
-        connect_configured,
-        config.source.ring_capacity,
-        "pause" if lossless else "overwrite",
-        restart_after_s,
+        connect_configured, config.source.ring_capacity, "pause" if lossless else "overwrite", restart_after_s
     )
     queries = Queries(sessions, prompts, config.query.max_wait / 1e9)
     front = Front(
@@ -106,7 +103,7 @@ def make_front(
             lambda: front.not_ready(),
             config.http.host,
             config.http.port,
-            PromptRoutes(queries.answer).routes,
+            prompt_routes(queries.answer),
         ),
         query=QueryServer(queries.answer, config.query.endpoint, observe=sessions.observe)
         if config.query.endpoint
