@@ -25,14 +25,14 @@ from grafana_foundation_sdk.models.dashboard import (
 )
 
 from dashboards.expressions import (
+    STAGE,
+    buckets,
     gauge,
     increase,
     labelled,
     per_second,
     quantile,
-    stage_buckets,
     stage_mean,
-    stage_quantile,
 )
 
 UID = "foretick-latency"
@@ -97,7 +97,7 @@ def _session_variable() -> Any:
 def _now() -> list[Any]:
     return [
         _stat("Engine", "none", gauge("foretick_engine_up", over="min"), bad_below=1),
-        _stat("Tick to answer, p99", "s", stage_quantile(0.99, _WHOLE)),
+        _stat("Tick to answer, p99", "s", quantile(STAGE, 0.99, "stage", stage=_WHOLE)),
         _stat("Worst staleness", "s", gauge("foretick_staleness_seconds")),
         _stat("Records a second", "short", per_second("foretick_records_total")),
         _stat("Answers a second", "short", per_second("foretick_answers_total")),
@@ -114,9 +114,9 @@ def _tick_to_answer() -> list[Any]:
         .y_axis(heatmap.YAxisConfig().unit("s"))
         .height(9)
         .span(_HALF)
-        .with_target(_query(stage_buckets(_WHOLE, "le"), "{{le}}", 0).format("heatmap")),
+        .with_target(_query(buckets(STAGE, "le", stage=_WHOLE), "{{le}}", 0).format("heatmap")),
         _series("Tick to answer, quantiles", "s", _HALF, _quantiles(_WHOLE)),
-        _series("p99 by stage", "s", _HALF, [(stage_quantile(0.99, _STEPS), "{{stage}}")]),
+        _series("p99 by stage", "s", _HALF, [(quantile(STAGE, 0.99, "stage", stage=_STEPS), "{{stage}}")]),
         _series("Mean by stage", "s", _HALF, [(stage_mean(_STEPS), "{{stage}}")]),
     ]
 
@@ -229,7 +229,9 @@ def _gauges(title: str, unit: str, name: str, by: str, over: str = "max") -> Any
 
 
 def _quantiles(stages: str) -> list[Target]:
-    return [(stage_quantile(q, stages), f"p{q * 100:g} {{{{stage}}}}") for q in (0.5, 0.9, 0.99)]
+    return [
+        (quantile(STAGE, q, "stage", stage=stages), f"p{q * 100:g} {{{{stage}}}}") for q in (0.5, 0.9, 0.99)
+    ]
 
 
 def _query(expression: str, legend: str, index: int) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
@@ -57,20 +57,10 @@ def register(registry: Registry, asked: Asked) -> Standing:
 
 def limits_of(config: Config) -> Limits:
     """The scheduler's budgets."""
-    s = config.scheduler
+    settings = config.scheduler
+    alike = {f.name: getattr(settings, f.name) for f in fields(Limits) if hasattr(settings, f.name)}
     return Limits(
-        max_batch_tokens=s.max_batch_tokens,
-        max_batch_requests=s.max_batch_requests,
-        chunk_min=s.chunk_min,
-        chunk_max=s.chunk_max,
-        cell_budget_fraction=s.cell_budget,
-        high_water=s.high_water,
-        max_prompt_tokens=s.max_prompt_tokens,
-        max_new_tokens=s.max_new_tokens,
-        eviction=s.eviction,
-        grouping=s.grouping,
-        max_drafts=s.max_drafts,
-        stream_timeout_ns=s.stream_timeout,
+        **alike, cell_budget_fraction=settings.cell_budget, stream_timeout_ns=settings.stream_timeout
     )
 
 

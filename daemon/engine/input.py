@@ -74,7 +74,18 @@ class EngineInput:
         self._ended = threading.Event()
         self._leave_ring = threading.Event()
         """Set by `end` and by `stop`: the data plane's endless loop returns."""
-        self._plane = data_plane(config, ring, source, Tokeniser(encode), self._append, self._is_ready, store)
+        bars = config.bars
+        self._plane = DataPlane(
+            ring,
+            source,
+            BarBuilder(len(self._names), BarPolicy(bars.interval, bars.lateness, bars.empty, bars.max_fill)),
+            Tokeniser(encode),
+            [SessionSpec(s.name, LineSpec(s.price_decimals, s.volume_decimals)) for s in config.sessions],
+            self._append,
+            store,
+            ready=lambda: self._waiting < MAX_WAITING,
+            idle_close_ns=bars.idle_close,
+        )
         scheduler.subscribe(self)
 
     def run(self, idle: Callable[[], bool], on_end: Callable[[], None]) -> None:
@@ -132,38 +143,6 @@ class EngineInput:
                 return False
         return True
 
-    def _is_ready(self) -> bool:
-        return self._waiting < MAX_WAITING
-
     def _count(self, records: int) -> None:
         with self._lock:
             self._waiting += records
-
-
-def data_plane(
-    config: Config,
-    ring: Ring,
-    source: str,
-    tokeniser: Tokeniser,
-    submit: Callable[[int, list[TapeRecord]], None],
-    ready: Callable[[], bool],
-    store: MetricStore,
-) -> DataPlane:
-    """The data plane of one ring, as configured."""
-    bars = config.bars
-    specs = [
-        SessionSpec(session.name, LineSpec(session.price_decimals, session.volume_decimals))
-        for session in config.sessions
-    ]
-    policy = BarPolicy(bars.interval, bars.lateness, bars.empty, bars.max_fill)
-    return DataPlane(
-        ring,
-        source,
-        BarBuilder(len(specs), policy),
-        tokeniser,
-        specs,
-        submit,
-        store,
-        ready=ready,
-        idle_close_ns=bars.idle_close,
-    )

@@ -10,7 +10,7 @@ from functools import partial
 from daemon import protocol
 from daemon.config.schema import Config, SessionConfig
 from daemon.config.standing import questions_of
-from daemon.engine.answers import EngineAsks, StandingAnswers, Versions
+from daemon.engine.answers import Emit, EngineAsks, StandingAnswers, Versions
 from daemon.engine.build import Built, limits_of, register
 from daemon.engine.host import EngineHost
 from daemon.engine.input import EngineInput
@@ -30,8 +30,6 @@ from scheduler.observer import Observer
 from scheduler.policies import Ordering
 from scheduler.scheduler import Scheduler
 from scheduler.worker import Worker
-
-Emit = Callable[[protocol.EngineEvent], None]
 
 
 def wire_engine(
@@ -110,25 +108,21 @@ def refresher_of(
 ) -> Refresher:
     """What keeps exact sessions fresh and compares the states of all."""
 
+    def policy(s: SessionConfig) -> RefreshPolicy:
+        return RefreshPolicy(s.semantics == "exact", s.refresh_every, s.refresh_idle, s.divergence_every)
+
     def questions(session: str) -> list[Probe]:
         return [(it.prepared.prompt_tokens, it.prepared.choice_tokens) for it in registry.standing(session)]
 
     return Refresher(
         scheduler,
         built.engine,
-        [(built.tapes[session.name], refresh_policy(session)) for session in config.sessions],
+        [(built.tapes[s.name], policy(s)) for s in config.sessions],
         Comparison(questions, partial(probe, built.engine), config.scheduler.max_batch_tokens),
         observer,
         time.monotonic_ns,
         frame_limit=built.engine.frame_limit,
         catch_up_tokens=config.scheduler.chunk_min,
-    )
-
-
-def refresh_policy(session: SessionConfig) -> RefreshPolicy:
-    """When a session's window is prefilled again."""
-    return RefreshPolicy(
-        session.semantics == "exact", session.refresh_every, session.refresh_idle, session.divergence_every
     )
 
 
