@@ -167,7 +167,7 @@ class DataPlane:
 
 def _tape_record(tokens: list[int], bar: tuple[int, ...], bars_ns: int, tokenise_ns: int) -> TapeRecord:
     """From one element of a BAR array as a tuple."""
-    _, _, flags, *_, event, _, ring, ring_wait, first, last, low_watermark = bar
+    _, flags, *_, event, ring, ring_wait, first, last, low_watermark = bar
     return TapeRecord(
         tuple(tokens), event, ring, first, last, low_watermark, flags, ring_wait, bars_ns, tokenise_ns
     )

@@ -14,7 +14,7 @@ from daemon.api.zmq import QueryServer
 from daemon.config.schema import Config
 from daemon.front.connectors import make_routes, make_source
 from daemon.front.engine_client import ENGINE, EngineClient, InprocEngine, OnEvent, ProcessEngine
-from daemon.front.engine_manager import RESTART_AFTER_S, EngineManager
+from daemon.front.engine_manager import RESTART_AFTER_S, Connect, EngineManager
 from daemon.front.input import COMMIT_EVERY_S, Input
 from daemon.front.notify import Notifier
 from daemon.front.offsets import OffsetTracker
@@ -33,7 +33,6 @@ from metrics.store import MetricStore
 if TYPE_CHECKING:
     from daemon.engine.host import EngineHost
 
-ConnectTo = Callable[[Ring], EngineClient]
 WrapEngine = Callable[[Executor], Executor]
 """An executor around the one it is given."""
 
@@ -44,7 +43,7 @@ def make_front(
     source: Source | None = None,
     routes: Sequence[Route] | None = None,
     notifier: Notifier | None = None,
-    connect: ConnectTo | None = None,
+    connect: Connect | None = None,
     executor: WrapEngine | None = None,
     engine_command: Sequence[str] = ENGINE,
     commit_every_s: float = COMMIT_EVERY_S,
@@ -68,8 +67,6 @@ def make_front(
         front.send(command)
 
     def connect_configured(ring: Ring, wake_fd: int) -> EngineClient:
-        if connect is not None:
-            return connect(ring)
         versions = {name: state.version for name, state in sessions.states.items()}
         if config.process.mode == "two":
             return ProcessEngine(config, ring, store, labels, versions, wake_fd, tasks, engine_command)
@@ -83,7 +80,10 @@ def make_front(
     publisher.delivery.gate = entering.gate
     prompts = Prompts(config.query.max_prompts, config.query.max_prompts_each, send)
     engine = EngineManager(
-        connect_configured, config.source.ring_capacity, "pause" if lossless else "overwrite", restart_after_s
+        connect or connect_configured,
+        config.source.ring_capacity,
+        "pause" if lossless else "overwrite",
+        restart_after_s,
     )
     queries = Queries(sessions, prompts, config.query.max_wait / 1e9)
     front = Front(

@@ -46,7 +46,6 @@ def trades(items: list[tuple[int, Tick]]) -> Records:
             tick.ts_event,
             received,
             values,
-            partition=session,
             offset=offset,
             gap=tick.gap_before and tick.says_gap,
         )
@@ -117,17 +116,12 @@ def test_newest_tick_and_its_wait_are_those_of_the_last_arrival() -> None:
     records = np.zeros(2, RECORD)
     records["kind"] = TRADE
     records["ts_event"], records["ts_recv"], records["ts_ring"] = (150, 120), (1000, 1001), (40, 45)
-    records["a"], records["partition"], records["offset"] = 5, 3, (10, 11)
+    records["a"], records["offset"] = 5, (10, 11)
     builder.update(records[:1], 50)
     builder.update(records[1:], 60)
     (bar,) = builder.flush()
-    assert (bar["ts_last_event"], bar["ts_recv"], bar["ts_ring"], bar["ring_wait"]) == (150, 1001, 45, 15)
-    assert (bar["partition"], bar["first_offset"], bar["last_offset"], bar["low_watermark"]) == (
-        3,
-        10,
-        11,
-        12,
-    )
+    assert (bar["ts_last_event"], bar["ts_ring"], bar["ring_wait"]) == (150, 45, 15)
+    assert (bar["first_offset"], bar["last_offset"], bar["low_watermark"]) == (10, 11, 12)
 
 
 def test_quotes_make_bars_of_the_mid_without_volume() -> None:
@@ -143,7 +137,7 @@ def test_quotes_make_bars_of_the_mid_without_volume() -> None:
 def test_ready_made_bars_pass_through_and_old_ones_are_late() -> None:
     writer = RecordWriter(4)
     for offset, (opened, received) in enumerate([(60, 70), (120, 110), (120, 130), (60, 130)]):
-        writer.add(READY, 0, opened, received, (1, 4, 1, 2, 9), x=60, partition=1, offset=offset)
+        writer.add(READY, 0, opened, received, (1, 4, 1, 2, 9), x=60, offset=offset)
     builder = BarBuilder(1, BarPolicy(10, empty="fill"))
     builder.mark_gap([0])
     bars = builder.update(writer.records, 0)

@@ -30,7 +30,7 @@ def packed(*items: tuple[int, int, int, int]) -> Records:
     writer = RecordWriter(len(items))
     for session, moment, price, offset in items:
         values = (price, SECOND, 0, 0, 0)
-        writer.add(TRADE, session, moment, moment, values, partition=session, offset=offset)
+        writer.add(TRADE, session, moment, moment, values, offset=offset)
     return writer.records
 
 

@@ -224,14 +224,14 @@ def test_cursors_of_the_two_sides_never_share_a_cache_line() -> None:
 
 def test_record_writer_fills_every_field() -> None:
     writer = RecordWriter(3)
-    writer.add(TRADE, 7, 100, 90, (1, 2, 0, 0, 0), x=SIDE_SELL, seq=5, source=1, partition=3, offset=44)
+    writer.add(TRADE, 7, 100, 90, (1, 2, 0, 0, 0), x=SIDE_SELL, seq=5, offset=44)
     writer.add(QUOTE, 8, 100, 100, (-1, 2, 3, 4, 0))
     writer.add(BAR, 9, 100, 101, (1, 4, 1, 2, 9), x=60)
-    names = ("kind", "session", "ts_event", "ts_recv", "seq", "source", "partition", "offset", "flags", "x")
+    names = ("kind", "session", "ts_event", "ts_recv", "seq", "offset", "flags", "x")
     assert writer.records[list(names)].tolist() == [
-        (TRADE, 7, 100, 90, 5, 1, 3, 44, 1, SIDE_SELL),
-        (QUOTE, 8, 100, 100, 0, 0, -1, -1, 0, 0),
-        (BAR, 9, 100, 101, 0, 0, -1, -1, 0, 60),
+        (TRADE, 7, 100, 90, 5, 44, 1, SIDE_SELL),
+        (QUOTE, 8, 100, 100, 0, -1, 0, 0),
+        (BAR, 9, 100, 101, 0, -1, 0, 60),
     ]
     assert writer.records[["a", "b", "c", "d", "e"]].tolist() == [
         (1, 2, 0, 0, 0),
