@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import linear_regression
 from typing import Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.machine import Machine
-
 Setting = dict[str, str | int | float]
 """What a figure was measured under, by the name of the column that says so."""
 
 Verdict = Literal["missed", "undecided", "met"]
+AT = {"P50": 0.5, "P95": 0.95, "P99": 0.99}
+"""Of TTFT, by the names they have in tables."""
 
 
 class Goal(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -79,6 +80,15 @@ class Figure(msgspec.Struct, frozen=True, omit_defaults=True):
         low, high = (self.low, self.high) if ours else (None, None)
         assert self.goal is not None  # else `judged` raised
         return self.goal.judge(value if low is None else low, value if high is None else high)
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """Processor, cores this process may use, versions of what is installed."""
+
+    processor: str
+    cores: int
+    python: str
+    packages: dict[str, str]
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -177,15 +187,8 @@ def median_ratio(ours: Sequence[float], reference: Sequence[float]) -> float:
 
 
 def slope_per_1k(tokens: Sequence[int], values: Sequence[float]) -> float:
-    """Least-squares slope of ``values`` over 1,000 tokens of context.
-
-    Raises ValueError when all contexts are the same.
-    """
-    x, y = np.asarray(tokens, np.float64), np.asarray(values, np.float64)
-    spread = x - x.mean()
-    if not spread.any():
-        raise ValueError("a slope needs two contexts")
-    return float((spread * (y - y.mean())).sum() / (spread**2).sum() * 1000)
+    """Least-squares slope of ``values`` over 1,000 tokens of context. Raises ValueError for one context."""
+    return linear_regression(tokens, values).slope * 1000
 
 
 def over_better(ours: Sequence[float], others: Sequence[Sequence[float]]) -> tuple[float, float, float]:

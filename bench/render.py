@@ -71,68 +71,49 @@ def _part(part: Part) -> str:
         f"{part.machine.cores} cores, {part.threads} threads{load}; "
         f"Python {part.machine.python}, {packages}."
     )
-    tables = (_table(heading, list(figures)) for heading, figures in _by_table(part.figures))
+    tables = map(_table, _grouped(part.figures, lambda figure: figure.table))
     return "\n\n".join((f'<a id="{part.name}"></a>\n\n## {part.title}', part.about, head, *tables))
 
 
-def _by_table(figures: Sequence[Figure]) -> Iterator[tuple[str, list[Figure]]]:
-    for same in _grouped(figures, lambda figure: figure.table):
-        yield same[0].table, same
-
-
-def _table(heading: str, figures: Sequence[Figure]) -> str:
+def _table(figures: Sequence[Figure]) -> str:
     """A row for each setting; what all of them share stands above."""
-    keys = list(dict.fromkeys(key for figure in figures for key in figure.setting))
-    settings = [{key: _shown(f.setting[key]) for key in f.setting} for f in figures]
-    common = [key for key in keys if len({each.get(key) for each in settings}) == 1]
-    rows = {tuple(each.get(key, "") for key in keys if key not in common): None for each in settings}
-    by_row: dict[tuple[str, ...], list[Figure]] = {row: [] for row in rows}
-    for figure, each in zip(figures, settings, strict=True):
-        by_row[tuple(each.get(key, "") for key in keys if key not in common)].append(figure)
+    settings = [{key: _shown(value) for key, value in f.setting.items()} for f in figures]
+    keys = list(dict.fromkeys(key for setting in settings for key in setting))
+    common = [key for key in keys if len({setting.get(key) for setting in settings}) == 1]
+    axes = [key for key in keys if key not in common]
+    rows: dict[tuple[str, ...], list[Figure]] = {}
+    for figure, setting in zip(figures, settings, strict=True):
+        rows.setdefault(tuple(setting.get(key, "") for key in axes), []).append(figure)
     columns = list(_columns(figures))
     cells = [
-        (*row, *(next((text for f in same if (text := cell(f))), "") for _, cell in columns))
-        for row, same in by_row.items()
+        (*row, *(next((shown[id(f)] for f in same if id(f) in shown), "") for _, shown in columns))
+        for row, same in rows.items()
     ]
+    body = table([*axes, *(header for header, _ in columns)], cells) if axes else _listed(figures)
+    title = f"### {figures[0].table}" if figures[0].table else ""
     shared = "; ".join(f"{key} {settings[0][key]}" for key in common)
-    axes = [key for key in keys if key not in common]
-    body = table([*axes, *(name for name, _ in columns)], cells) if axes else _listed(figures)
-    title = f"### {heading}" if heading else ""
     return "\n\n".join(filter(None, (title, f"{shared}." if shared else "", body)))
 
 
 def _listed(figures: Sequence[Figure]) -> str:
     """Figures of one setting: a row for each."""
-    columns = ("", "ours", "against", "reference", "ratio", "goal")
-    cells = [(_named(f), _spread(f), f.against, _reference(f), _ratio(f), _judged(f)) for f in figures]
-    used = [i for i in range(len(columns)) if i < 2 or any(row[i] for row in cells)]
-    return table([columns[i] for i in used], [[row[i] for i in used] for row in cells])
+    columns: dict[str, Callable[[Figure], str]] = {
+        "": _named, "ours": _spread, "against": lambda figure: figure.against, "reference": _reference,
+        "ratio": _ratio, "goal": _judged,
+    }  # fmt: skip
+    used = [header for header, show in columns.items() if any(map(show, figures))]
+    return table(used, [[columns[header](figure) for header in used] for figure in figures])
 
 
-Cell = Callable[[Figure], str]
-
-
-def _columns(figures: Sequence[Figure]) -> Iterator[tuple[str, Cell]]:
-    """Of each name: ours, then each reference with the ratio to it, and the verdict."""
+def _columns(figures: Sequence[Figure]) -> Iterator[tuple[str, dict[int, str]]]:
+    """Of each name: ours, then each reference with the ratio to it, and the verdict; cells by figure's id."""
     for same in _grouped(figures, lambda figure: (figure.name, figure.unit)):
-        name = same[0].name
-        yield _named(same[0]), _cell(name, "", _spread)
-        for against in dict.fromkeys(f.against for f in same if f.against):
-            some = [f for f in same if f.against == against]
-            if any(f.reference is not None for f in some):
-                yield against, _cell(name, against, _reference)
-            if any(f.ratio is not None for f in some):
-                yield f"/ {against}", _cell(name, against, _ratio)
-        if any(f.goal for f in same):
-            yield "goal", _cell(name, "", _judged)
-
-
-def _cell(name: str, against: str, show: Cell) -> Cell:
-    def cell(figure: Figure) -> str:
-        mine = figure.name == name and (not against or figure.against == against)
-        return show(figure) if mine else ""
-
-    return cell
+        columns = [(_named(same[0]), _spread, same)]
+        for some in _grouped([figure for figure in same if figure.against], lambda figure: figure.against):
+            columns += [(some[0].against, _reference, some), (f"/ {some[0].against}", _ratio, some)]
+        for header, show, some in (*columns, ("goal", _judged, same)):
+            if cells := {id(figure): text for figure in some if (text := show(figure))}:
+                yield header, cells
 
 
 def _goal_row(figures: Sequence[Figure], alike: Sequence[Figure]) -> tuple[str, ...]:

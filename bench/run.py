@@ -5,19 +5,23 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
+import platform
+import subprocess
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
-from bench import machine
-from bench.figures import Figure, Part, Suite
+from bench.figures import Figure, Machine, Part, Suite
 from bench.suites import SUITES
+
+_PACKAGES = ("torch", "transformers", "numpy", "numba", "aiokafka", "pyzmq", "uvloop")
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -66,24 +70,33 @@ def run(
 
 def measure(suite: str, name: str, command: str, run: Run) -> Part:
     """One part; what its function says of itself is what its page says."""
-    started, began, load = datetime.now(UTC), time.monotonic(), os.getloadavg()[0]
+    started, load = datetime.now(UTC), os.getloadavg()[0]
     where, title = SUITES[suite][name]
     module, _, function = where.partition(":")
     work: Measure = getattr(importlib.import_module(module), function)
-    figures = list(work(run))
+    figures, ns = timed(lambda: list(work(run)))
     return Part(
         name,
         title,
         " ".join((work.__doc__ or "").split()),
         command,
-        machine.commit(),
+        commit(),
         started.isoformat(" ", "minutes"),
-        round(time.monotonic() - began, 1),
+        round(ns / 1e9, 1),
         run.threads,
-        machine.describe(),
+        machine(),
         (round(load, 2), round(os.getloadavg()[0], 2)),
         figures,
     )
+
+
+def timed(
+    work: Callable[..., T], *arguments: object, clock: Callable[[], int] = time.perf_counter_ns
+) -> tuple[T, int]:
+    """What ``work`` gives for ``arguments``, and the ns it took."""
+    began = clock()
+    result = work(*arguments)
+    return result, clock() - began
 
 
 def spread(work: Callable[[T], R], cases: Sequence[T], processes: int) -> list[R]:
@@ -107,3 +120,38 @@ def save(json_file: Path, suite: Suite) -> None:
         figures = ",\n".join(msgspec.json.encode(figure).decode() for figure in part.figures)
         lines.append(f"{head.removesuffix(']}')}\n{figures}\n]}}")
     json_file.write_text(f'{{"suite":"{suite.suite}","parts":[\n' + ",\n".join(lines) + "\n]}\n")
+
+
+def machine() -> Machine:
+    """What figures are taken on."""
+    packages = {name: found for name in _PACKAGES if (found := _version(name))}
+    return Machine(_processor(), len(os.sched_getaffinity(0)), platform.python_version(), packages)
+
+
+def commit() -> str:
+    """The checkout's commit, "-dirty" where anything but docs/ was changed; else the package's version."""
+    try:
+        changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)docs")
+        return _git("describe", "--always") + ("-dirty" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return _version("foretick") or "unknown"
+
+
+def _git(*arguments: str) -> str:
+    command = ("git", "-C", str(Path(__file__).parent), *arguments)
+    return subprocess.run(command, capture_output=True, check=True, text=True).stdout.strip()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            return value.strip()
+    return platform.machine()

@@ -1,7 +1,4 @@
-"""Which parts each suite has, in the order they run: those that need no torch first, simulated ones last.
-
-So torch's threads disturb none of the others.
-"""
+"""The parts of each suite in the order they run: torch's threads disturb neither the first nor the last."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ SUITES: dict[str, dict[str, tuple[str, str]]] = {
         "window": ("bench.engine.window:measure", "A tape at its retention limit"),
         "standing": ("bench.engine.batches:standing", "Standing questions in one pass"),
         "prefix": ("bench.engine.batches:prefix", "Sessions behind one frozen prefix"),
-        "refresh": ("bench.engine.refresh:measure", "An `exact` session's refresh"),
+        "refresh": ("bench.engine.served:measure", "An `exact` session's refresh"),
         "bookkeeping": ("bench.engine.metadata:measure", "Metadata"),
     },
     "scheduler": {
@@ -29,6 +26,6 @@ SUITES: dict[str, dict[str, tuple[str, str]]] = {
         "prefix": ("bench.scheduler.prefix:measure", "k-LPM by request rate"),
         "simulated": ("bench.scheduler.simulated:measure", "Streaming prompts, simulated"),
     },
-    "gpu": {"model": ("bench.gpu.measure:measure", "Llama-3.1-8B's shape on one GPU")},
+    "gpu": {"model": ("bench.gpu:measure", "Llama-3.1-8B's shape on one GPU")},
 }
 """Of each part the function that measures it, which is imported when it runs, and its title."""

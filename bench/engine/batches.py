@@ -2,24 +2,126 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
+from typing import Any, NamedTuple
 
-from bench.engine import models
-from bench.engine.contenders import KeptCache, Regions, Reply, append, ask_together, engine_for
-from bench.engine.floor import causal
+import torch
+
+from bench.engine.contenders import KeptCache, Regions, Reply, append, ask_together, engine_for, model_of
+from bench.engine.floor import Floors, LimitsProbe, causal
+from bench.engine.questions import agree, in_turn
 from bench.engine.scenario import Records, Size, make_scenario
-from bench.engine.together import Compared, Goals, Readers, Stopwatch, compare, figures
-from bench.figures import Figure, Goal
-from bench.run import Run
+from bench.figures import Figure, Goal, median_ratio, quantiles
+from bench.run import Run, timed
+from engine.attention.base import Attention, LayerCall
 from engine.attention.cpu import CpuAttention
-from engine.model.loading import LoadedModel
 from engine.model.prompt import PromptFormat
 from flash.questions import PAPER_SIX
 from regions.tape import Retention, Tape
 
-Case = tuple[Readers, Goals, Callable[[], Compared]]
+Ask = Callable[[], list[Reply]]
+
+
+class Stopwatch:
+    """An attention backend that adds up the time spent in another, ns."""
+
+    def __init__(self, attention: Attention) -> None:
+        self._attention = attention
+        self.ns = 0
+
+    def __call__(self, call: LayerCall) -> torch.Tensor:
+        """As the other."""
+        output, ns = timed(self._attention, call)
+        self.ns += ns
+        return output
+
+    def lap(self, ask: Ask, _: Any) -> tuple[list[Reply], int]:
+        """What ``ask`` gives, and the ns of attention in it."""
+        self.ns = 0
+        return ask(), self.ns
+
+
+class Readers(NamedTuple):
+    """What ``rows`` rows read: ``shared`` tokens, and each reader's ``own``; its new rows count by half."""
+
+    name: str
+    readers: int
+    rows: int
+    shared: int
+    own: float
+
+
+class Medians(NamedTuple):
+    """Of ``n`` rounds, ms: one pass, another way, and the other over the one, median over pairs."""
+
+    n: int
+    one_pass: float
+    other: float
+    gain: float
+
+    @classmethod
+    def of(cls, one_pass: list[int], other: list[int]) -> Medians:
+        """Of samples in ns."""
+        ours, theirs = (quantiles(ns, 0.5)[0] / 1e6 for ns in (one_pass, other))
+        return cls(len(one_pass), ours, theirs, median_ratio(other, one_pass))
+
+
+class Compared(NamedTuple):
+    """One pass against one each in turn, the attention in both, and against kept caches one by one."""
+
+    of: Readers
+    passes: Medians
+    attention: Medians
+    kept: Medians | None
+
+
+def figures(found: Compared, floors: Floors, goals: Mapping[str, Goal]) -> Iterator[Figure]:
+    """Ours beside the other ways and the floor, and what bounds it. ``goals``: by what is judged."""
+    of, passes, attention, kept = found
+    figure = partial(Figure, setting={"": of.name, "rows": of.rows, "context": of.shared + round(of.own)})
+
+    def beside(name: str, against: str, each: Medians, goal: Goal | None = None) -> Figure:
+        of_pairs = partial(figure, name, each.one_pass, "ms", against=against, reference=each.other)
+        return of_pairs(paired=1 / each.gain, goal=goal, n=each.n)
+
+    yield beside("one pass", "in turn", passes)
+    if kept is not None:
+        yield beside("one pass", "kept caches one by one", kept, goals.get("one pass over kept caches"))
+    floor = floors.of_pass(of.rows, of.shared, of.own, of.readers)
+    yield figure("one pass", passes.one_pass, "ms", against="floor", reference=floor)
+    yield beside("attention in one pass", "in turn", attention)
+    yield figure("gain of one pass", passes.gain, goal=goals.get("gain of one pass"))
+    yield figure("gain of a pass at the floor", passes.other / floor)
+    yield figure("gain in attention", attention.gain, goal=goals.get("gain in attention"))
+    of_attention = floors.attention(of.rows, of.shared, of.own, of.readers)
+    for name, part in (("attention", of_attention), ("linear layers", floors.linear(of.rows))):
+        yield figure(f"{name}: arithmetic", part.arithmetic_ms, "ms", "Floors")
+        yield figure(f"{name}: reading", part.reading_ms, "ms", "Floors")
+
+
+def compare(
+    of: Readers, stopwatch: Stopwatch, together: Ask, one_by_one: Ask, repeats: int, kept: Ask | None = None
+) -> Compared:
+    """Ask in all ways in turn, ``repeats`` times after once unmeasured. Raises Disagreement."""
+    ways = [partial(stopwatch.lap, ask) for ask in (together, one_by_one, kept) if ask is not None]
+    passes: list[list[int]] = [[] for _ in ways]
+    attention: list[list[int]] = [[] for _ in ways]
+    for turn in range(-1, repeats):
+        taken = in_turn(ways, (), turn)
+        for way, ((replies, in_attention), took) in enumerate(taken):
+            for ours, other in zip(taken[0][0][0], replies, strict=True):
+                agree(ours, other, of.shared + int(of.own))
+            if turn >= 0:
+                passes[way].append(took)
+                attention[way].append(in_attention)
+    caches = Medians.of(passes[0], passes[2]) if kept else None
+    return Compared(of, Medians.of(*passes[:2]), Medians.of(*attention[:2]), caches)
+
+
+Judged = tuple[Compared, Mapping[str, Goal]]
 _READ_BARS = 55
 """Bars of one pass while a context is read that is not itself measured."""
 
@@ -47,25 +149,17 @@ def sessions(run: Run) -> Iterator[Figure]:
     """Sessions with nothing in common but the prompt's first tokens, a question each: one pass, one pass
     each in turn, and kept caches one by one.
     """
-    plan, prompt, loaded = _begin(run)
-    plain = models.of(run)[1]
-    bench = _Bench(loaded, prompt.frozen, [_bars(prompt, plan.session_bars, s) for s in range(plan.sessions)])
-    tapes, engine = bench.tapes, bench.engine
-    question = prompt.question(PAPER_SIX[0].text)
-    caches = [KeptCache.copied(plain, engine.pool, tape) for tape in tapes]
-    of = bench.readers(f"{len(tapes)} sessions, a question each", tapes, [question] * len(tapes))
-
-    def measured() -> Compared:
-        return compare(
-            of,
-            bench.stopwatch,
-            lambda: ask_together(engine, tapes, [question] * len(tapes)),
-            lambda: [ask_together(engine, [tape], [question])[0] for tape in tapes],
-            plan.repeats,
-            lambda: [cache.ask(question) for cache in caches],
-        )
-
-    yield from bounded(run, [(of, Goals(kept=Goal(0.6)), measured)])
+    plan = QUICK if run.quick else Plan()
+    bench = _Bench(run, plan.repeats, plan.sessions, plan.session_bars)
+    question = bench.prompt.question(PAPER_SIX[0].text)
+    caches = [KeptCache.copied(model_of(run)[1], bench.engine.pool, tape) for tape in bench.tapes]
+    found = bench.whole(
+        f"{plan.sessions} sessions, a question each",
+        bench.tapes,
+        [question] * plan.sessions,
+        lambda: [cache.ask(question) for cache in caches],
+    )
+    yield from bench.figures((found, {"one pass over kept caches": Goal(0.6)}))
 
 
 def standing(run: Run) -> Iterator[Figure]:
@@ -73,43 +167,26 @@ def standing(run: Run) -> Iterator[Figure]:
     row multiplies every key and weight itself either way; a pass only saves reading the same bytes again
     and what each pass costs besides.
     """
-    plan, prompt, loaded = _begin(run)
-    bench = _Bench(loaded, prompt.frozen, [_bars(prompt, plan.standing_bars, 0)], readers=max(plan.standing))
-    cases: list[Case] = []
+    plan = QUICK if run.quick else Plan()
+    bench = _Bench(run, plan.repeats, 1, plan.standing_bars, readers=max(plan.standing))
+    found: list[Judged] = []
     for n in plan.standing:
-        tapes, questions = bench.tapes * n, [prompt.question(text) for text in standing_texts(n)]
-        goals = Goals(gain=Goal(_GAINS[n], "at least", "ours") if n in _GAINS else None)
-        cases.append(bench.whole(f"{n} questions on one tape", tapes, questions, plan.repeats, goals))
+        tapes, questions = bench.tapes * n, [bench.prompt.question(text) for text in standing_texts(n)]
+        goals = {"gain of one pass": Goal(_GAINS[n], "at least", "ours")} if n in _GAINS else {}
+        found.append((bench.whole(f"{n} questions on one tape", tapes, questions), goals))
         name = f"{n} answers on one tape, a token each"
-        cases.append(bench.decode(name, tapes, questions, plan.repeats, goals))
-    yield from bounded(run, cases)
+        found.append((bench.decode(name, tapes, questions), goals))
+    yield from bench.figures(*found)
 
 
 def prefix(run: Run) -> Iterator[Figure]:
     """One further token of an answer each, behind one long prefix: one pass against one each."""
-    plan, prompt, loaded = _begin(run)
-    frozen = (*prompt.frozen, *chain.from_iterable(_bars(prompt, plan.prefix_bars, 0)))
-    bench = _Bench(loaded, frozen, [_bars(prompt, plan.sharer_bars, 1 + s) for s in range(plan.sharers)])
-    questions = [prompt.question(PAPER_SIX[0].text)] * plan.sharers
+    plan = QUICK if run.quick else Plan()
+    bench = _Bench(run, plan.repeats, plan.sharers, plan.sharer_bars, prefix_bars=plan.prefix_bars)
+    questions = [bench.prompt.question(PAPER_SIX[0].text)] * plan.sharers
     name = f"{plan.sharers} sessions behind one frozen prefix, a token each"
-    goals = Goals(attention=Goal(5.0, "at least", "ours"))
-    yield from bounded(run, [bench.decode(name, bench.tapes, questions, plan.repeats, goals)])
-
-
-def bounded(run: Run, cases: Sequence[Case]) -> Iterator[Figure]:
-    """Measure each case between two looks at the machine's own rates, from which the floors follow."""
-    limits = models.probe(run)
-    limits.look()
-    found = [(of, goals, measured()) for of, goals, measured in cases]
-    limits.look()
-    for of, goals, compared in found:
-        yield from figures(of, limits.floors(models.of(run)[0]), compared, goals)
-    yield from limits.figures()
-
-
-def _begin(run: Run) -> tuple[Plan, PromptFormat, LoadedModel]:
-    loaded, _ = models.of(run)
-    return QUICK if run.quick else Plan(), PromptFormat.of(loaded.tokenizer), loaded
+    found = bench.decode(name, bench.tapes, questions)
+    yield from bench.figures((found, {"gain in attention": Goal(5.0, "at least", "ours")}))
 
 
 def standing_texts(n: int) -> list[str]:
@@ -121,84 +198,86 @@ def standing_texts(n: int) -> list[str]:
     return [*(question.text for question in PAPER_SIX), *further][:n]
 
 
-def _bars(prompt: PromptFormat, n: int, seed: int) -> Records:
-    return make_scenario(prompt, Size(n, 0, 0), seed).first
-
-
 class _Bench:
-    """One engine with a stopwatch, and a tape for each of ``records``."""
+    """One engine with a stopwatch, and so many tapes of so many bars each behind one prefix.
+
+    Looks at the machine's own rates, from which the floors follow, before anything is measured and after.
+    """
 
     def __init__(
-        self, loaded: LoadedModel, frozen: Sequence[int], records: Sequence[Records], readers: int = 0
+        self, run: Run, repeats: int, tapes: int, bars: int, *, prefix_bars: int = 0, readers: int = 0
     ) -> None:
-        self.stopwatch = Stopwatch(CpuAttention())
+        self._repeats = repeats
+        self._loaded, _ = model_of(run)
+        self.prompt = PromptFormat.of(self._loaded.tokenizer)
+        first = 1 if prefix_bars else 0
+        shared = self._bars(prefix_bars, 0) if prefix_bars else []
+        frozen = (*self.prompt.frozen, *chain.from_iterable(shared))
         self._frozen = len(frozen)
-        sizes = [sum(map(len, bars)) for bars in records]
+        records = [self._bars(bars, first + i) for i in range(tapes)]
+        sizes = [sum(map(len, each)) for each in records]
+        self._stopwatch = Stopwatch(CpuAttention())
         self.engine = engine_for(
-            loaded, len(frozen) + sum(sizes), readers=max(readers, len(records)), attention=self.stopwatch
+            self._loaded, len(frozen) + sum(sizes), readers=max(readers, tapes), attention=self._stopwatch
         )
         self.tapes: list[Tape] = []
-        for bars, tokens in zip(records, sizes, strict=True):
+        for each, tokens in zip(records, sizes, strict=True):
             regions = Regions(self.engine, frozen, Retention(tokens))
-            for start in range(0, len(bars), _READ_BARS):
-                regions.ingest(bars[start : start + _READ_BARS])
+            for start in range(0, bars, _READ_BARS):
+                regions.ingest(each[start : start + _READ_BARS])
             self.tapes.append(regions.tape)
+        self._limits = LimitsProbe.of(run)
+        self._limits.look()
 
-    def readers(
-        self, name: str, tapes: Sequence[Tape], questions: Sequence[Sequence[int]], *, decode: bool = False
-    ) -> Readers:
+    def _bars(self, n: int, seed: int) -> Records:
+        return make_scenario(self.prompt, Size(n, 0, 0), seed).first
+
+    def _readers(self, name: str, tapes: Sequence[Tape], rows: int, own: float) -> Readers:
         """What readers of ``tapes`` see: a tape read by one alone is its own, one read by all is shared."""
-        tape = tapes[0].live_tokens
-        asked = sum(map(len, questions)) / len(questions)
-        shared = self._frozen + (tape if len(self.tapes) == 1 else 0)
-        own = (0 if len(self.tapes) == 1 else tape) + (asked + 1 if decode else causal(round(asked)))
-        rows = len(questions) if decode else sum(map(len, questions))
+        tape, alone = tapes[0].live_tokens, len(self.tapes) > 1
+        shared, own = (self._frozen, own + tape) if alone else (self._frozen + tape, own)
         return Readers(name, len(tapes), rows, shared, own)
 
     def whole(
-        self, name: str, tapes: Sequence[Tape], questions: Sequence[Sequence[int]], repeats: int, goals: Goals
-    ) -> Case:
+        self, name: str, tapes: Sequence[Tape], questions: Sequence[Sequence[int]], kept: Ask | None = None
+    ) -> Compared:
         """Whole questions."""
-        of, pairs = self.readers(name, tapes, questions), list(zip(tapes, questions, strict=True))
+        rows = sum(map(len, questions))
+        return compare(
+            self._readers(name, tapes, rows, causal(round(rows / len(questions)))),
+            self._stopwatch,
+            lambda: ask_together(self.engine, tapes, questions),
+            lambda: [
+                ask_together(self.engine, [tape], [question])[0]
+                for tape, question in zip(tapes, questions, strict=True)
+            ],
+            self._repeats,
+            kept,
+        )
 
-        def measured() -> Compared:
-            return compare(
-                of,
-                self.stopwatch,
-                lambda: ask_together(self.engine, tapes, questions),
-                lambda: [ask_together(self.engine, [tape], [question])[0] for tape, question in pairs],
-                repeats,
-            )
-
-        return of, goals, measured
-
-    def decode(
-        self, name: str, tapes: Sequence[Tape], questions: Sequence[Sequence[int]], repeats: int, goals: Goals
-    ) -> Case:
+    def decode(self, name: str, tapes: Sequence[Tape], questions: Sequence[Sequence[int]]) -> Compared:
         """The pass after the question's: one row a reader. The row is dropped again, which is O(1)."""
-        of = self.readers(name, tapes, questions, decode=True)
+        n = len(tapes)
+        forks = [tape.fork() for tape in tapes]
+        tokens = [[reply.token] for reply in append(self.engine, forks, questions)]
 
-        def measured() -> Compared:
-            forks = [tape.fork() for tape in tapes]
-            tokens = [[reply.token] for reply in append(self.engine, forks, questions)]
+        def step(first: int, last: int) -> list[Reply]:
+            replies = append(self.engine, forks[first:last], tokens[first:last])
+            for fork in forks[first:last]:
+                fork.keep(fork.length - 1)
+            return replies
 
-            def step(first: int, last: int) -> list[Reply]:
-                replies = append(self.engine, forks[first:last], tokens[first:last])
-                for fork in forks[first:last]:
-                    fork.keep(fork.length - 1)
-                return replies
+        of = self._readers(name, tapes, n, sum(map(len, questions)) / n + 1)
+        together, one_by_one = lambda: step(0, n), lambda: [step(i, i + 1)[0] for i in range(n)]
+        found = compare(of, self._stopwatch, together, one_by_one, self._repeats)
+        for fork in forks:
+            fork.release()
+        return found
 
-            n = len(forks)
-            try:
-                return compare(
-                    of,
-                    self.stopwatch,
-                    lambda: step(0, n),
-                    lambda: [step(i, i + 1)[0] for i in range(n)],
-                    repeats,
-                )
-            finally:
-                for fork in forks:
-                    fork.release()
-
-        return of, goals, measured
+    def figures(self, *found: Judged) -> Iterator[Figure]:
+        """Of all that was measured, by the same floors; then the rates these follow from."""
+        self._limits.look()
+        floors = self._limits.floors(self._loaded)
+        for compared, goals in found:
+            yield from figures(compared, floors, goals)
+        yield from self._limits.figures()

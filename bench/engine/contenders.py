@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
-from transformers import DynamicCache
+from transformers import AutoModelForCausalLM, DynamicCache
 
+from bench.run import Run
 from engine.attention.base import Attention
+from engine.device import in_own_thread
 from engine.engine import Engine
-from engine.model.loading import LoadedModel
+from engine.model.embedded import embedded_directory
+from engine.model.loading import LoadedModel, load_model
 from engine.step import Chunk
 from regions.ephemeral import Fork
 from regions.pool import KVPool
@@ -20,6 +23,9 @@ from regions.tape import Retention, Tape
 _BLOCK = 16
 _READER_BLOCKS = 8
 """A question of some 40 tokens, its answer, and a block that begins in the middle."""
+EIGHTY_SHAPE: dict[str, Any] = {"hidden": 768, "layers": 12, "heads": 12, "kv_heads": 4, "vocabulary": 4096}
+"""About 80 million parameters."""
+_loaded: dict[str, tuple[LoadedModel, Any]] = {}
 
 
 class Reply(NamedTuple):
@@ -30,16 +36,26 @@ class Reply(NamedTuple):
     gap: float
 
 
-class Contender(Protocol):
-    """Reads bars as they come and answers questions about all it has read."""
+def load(shape: dict[str, Any], threads: int) -> tuple[LoadedModel, Any]:
+    """One model twice: over regions, and as transformers runs it. ``shape``: of `embedded_directory`."""
+    torch.set_num_threads(threads)
+    path = embedded_directory(**shape)
+    if str(path) not in _loaded:
+        plain = AutoModelForCausalLM.from_pretrained(
+            path, local_files_only=True, dtype=torch.float32, attn_implementation="sdpa"
+        ).eval()
+        _loaded[str(path)] = load_model(path, dtype="float32", device="cpu"), plain
+    return _loaded[str(path)]
 
-    def ingest(self, records: Sequence[Sequence[int]]) -> None:
-        """Read bars, given as token ids."""
-        ...
 
-    def ask(self, question: Sequence[int]) -> Reply:
-        """One answer token; what was read stays as it was."""
-        ...
+def model_of(run: Run) -> tuple[LoadedModel, Any]:
+    """The engine suite's model: the larger one, or the embedded one where sizes are small."""
+    return load({} if run.quick else EIGHTY_SHAPE, run.threads)
+
+
+def embedded(run: Run) -> LoadedModel:
+    """The embedded model, loaded where the scheduler's worker will run it: on the engine's thread."""
+    return in_own_thread(lambda: load({}, run.threads))[0]
 
 
 def engine_for(

@@ -1,51 +1,65 @@
-"""What a pass cannot be quicker than on this machine: its arithmetic, or the reading of what it needs.
-
-On a CPU in fp32 arithmetic is the larger of the two for a question of some 40 tokens; reading is for a
-single row.
-"""
+"""What a pass cannot be quicker than on this machine: its arithmetic, or the reading of what it needs."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import re
+from collections.abc import Callable
+from statistics import median
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from bench.figures import Figure, rate
+from bench.figures import Figure, Setting, rate
+from bench.run import Run, timed
 from engine.model.loading import LoadedModel
 
 _LOOKS = 5
 _FLOAT = 4
 
 
-class Shape(NamedTuple):
-    """A dense decoder. ``linear_parameters``: those every row is multiplied by, the head left out."""
+class Costs(NamedTuple):
+    """What a pass over a dense decoder must at least read and compute."""
 
-    parameters: int
-    linear_parameters: int
-    layers: int
-    q_heads: int
-    kv_heads: int
-    head_dim: int
-    value_bytes: int = 4
+    weight_bytes: int
+    """Every weight but the input embedding, of which a pass reads a row a token."""
+    linear_bytes: int
+    """Weights that every row is multiplied by: the output layer's left out."""
+    linear_flops: int
+    """Of one token, by these weights."""
+    kv_bytes: int
+    """Of one token, all layers."""
+    attention_flops: int
+    """Of one query token meeting one key, all layers."""
+    unread_flops: int
+    """Of `linear_flops`: the last layer's but keys and values, of no use for a token that chooses none."""
+    unread_attention_flops: int
+    """Of `attention_flops`: the last layer's."""
 
     @classmethod
-    def of(cls, loaded: LoadedModel) -> Shape:
-        """Of a loaded dense decoder whose layers are alike."""
-        head = loaded.model.get_output_embeddings()
-        matrices = [m.weight for m in loaded.model.modules() if isinstance(m, nn.Linear) and m is not head]
+    def of(cls, loaded: LoadedModel) -> Costs:
+        """Counted from the model itself."""
+        model, size = loaded.model, loaded.dtype.itemsize
+        head, embedding = model.get_output_embeddings(), model.get_input_embeddings().weight
+        last = model.get_decoder().layers[-1]
+        linear = _parameters(model, lambda name, module: module is not head)
+        unread = _parameters(last, lambda name, _: not re.search(r"[kv]_proj", name))
+        heads = model.config.num_attention_heads
+        attention = [2 * heads * (layer.key_dim + layer.value_dim) for layer in loaded.layers]
         return cls(
-            sum(parameter.numel() for parameter in loaded.model.parameters()),
-            sum(weight.numel() for weight in matrices),
-            len(loaded.layers),
-            loaded.model.config.num_attention_heads,
-            loaded.layers[0].kv_heads,
-            loaded.layers[0].key_dim,
-            loaded.dtype.itemsize,
+            size * (sum(parameter.numel() for parameter in model.parameters()) - embedding.numel()),
+            size * linear,
+            2 * linear,
+            size * sum(layer.kv_heads * (layer.key_dim + layer.value_dim) for layer in loaded.layers),
+            sum(attention),
+            2 * unread,
+            attention[-1],
         )
+
+
+def _parameters(model: nn.Module, counts: Callable[[str, nn.Module], bool]) -> int:
+    modules = model.named_modules()
+    return sum(m.weight.numel() for name, m in modules if isinstance(m, nn.Linear) and counts(name, m))
 
 
 class Floor(NamedTuple):
@@ -60,29 +74,36 @@ class Floor(NamedTuple):
         return max(self.arithmetic_ms, self.reading_ms)
 
 
-@dataclass(frozen=True)
-class Floors:
+class Floors(NamedTuple):
     """Of one model, at ``gemm`` operations and ``copy`` bytes (read and written) a second."""
 
-    shape: Shape
+    costs: Costs
     gemm: float
     copy: float
 
     def attention(self, rows: int, shared: float, own: float = 0.0, readers: int = 1) -> Floor:
         """``rows`` rows of ``readers`` over ``shared`` tokens, read once, and ``own`` of each reader."""
-        shape = self.shape
-        operations = 4.0 * shape.layers * shape.q_heads * shape.head_dim * rows * (shared + own)
-        kv = 2 * shape.layers * shape.kv_heads * shape.head_dim * shape.value_bytes * (shared + readers * own)
-        return self._floor(operations, kv)
+        operations = self.costs.attention_flops * rows * (shared + own)
+        return self._floor(operations, self.costs.kv_bytes * (shared + readers * own))
 
     def linear(self, rows: int) -> Floor:
         """All but attention and the head: each row times every weight, the weights read once."""
-        parameters = self.shape.linear_parameters
-        return self._floor(2.0 * parameters * rows, parameters * self.shape.value_bytes)
+        return self._floor(self.costs.linear_flops * rows, self.costs.linear_bytes)
 
     def of_pass(self, rows: int, shared: float, own: float = 0.0, readers: int = 1) -> float:
         """Attention and linear layers together, ms."""
         return self.attention(rows, shared, own, readers).ms + self.linear(rows).ms
+
+    def memory_ms(self, context: int) -> float:
+        """To read all weights and the KV of ``context`` tokens once."""
+        return self._floor(0, self.costs.weight_bytes + context * self.costs.kv_bytes).reading_ms
+
+    def unsampled_ms(self, rows: int, context: int) -> float:
+        """Arithmetic for ``rows`` new tokens behind ``context`` tokens, none of them sampled."""
+        costs = self.costs
+        attention = costs.attention_flops - costs.unread_attention_flops
+        a_row = costs.linear_flops - costs.unread_flops + attention * (context + causal(rows))
+        return self._floor(rows * a_row, 0).arithmetic_ms
 
     def _floor(self, operations: float, read: float) -> Floor:
         return Floor(operations / self.gemm * 1e3, read / self.copy * 1e3)
@@ -94,38 +115,47 @@ def causal(rows: int) -> float:
 
 
 class LimitsProbe:
-    """The machine's own rates, with torch's threads: one large product, and one large copy.
+    """The device's own rates: one large product, and one large copy.
 
-    ``side``: of the square matrices; ``copied``: bytes of one copy.
+    ``side``: of the square matrices, of ``dtype``; ``copied``: bytes of one copy.
     """
 
-    def __init__(self, side: int = 2048, copied: int = 1 << 28) -> None:
-        self._a, self._b = (torch.rand(side, side) for _ in range(2))
-        self._product = torch.empty(side, side)
-        self._source = torch.ones(copied // _FLOAT)
-        self._target = torch.empty_like(self._source)
+    def __init__(
+        self, side: int = 2048, copied: int = 1 << 28, device: str = "cpu", dtype: torch.dtype = torch.float32
+    ) -> None:
+        self._a, self._b, self._product = torch.randn(3, side, side, device=device, dtype=dtype)
+        self._source, self._target = torch.ones(2, copied // _FLOAT, device=device)
         self._gemm_s: list[float] = []
         self._copy_s: list[float] = []
         self._multiply()
         self._copy()
 
+    @classmethod
+    def of(cls, run: Run) -> LimitsProbe:
+        """Of the CPU, with the run's threads."""
+        torch.set_num_threads(run.threads)
+        return cls(256, 1 << 20) if run.quick else cls()
+
     @torch.inference_mode()
     def look(self) -> None:
         """Measure again: before and after what they are floors of, so that a change of speed shows."""
         for _ in range(_LOOKS):
-            self._gemm_s.append(_seconds(self._multiply))
-            self._copy_s.append(_seconds(self._copy))
+            self._gemm_s.append(seconds(self._multiply))
+            self._copy_s.append(seconds(self._copy))
 
-    def figures(self) -> Iterator[Figure]:
-        """Both rates, over all looks."""
-        side, moved = len(self._a), 2 * _FLOAT * len(self._source)
-        yield rate("large matrix product", 2 * side**3 / 1e9, self._gemm_s, "GFLOP/s", LIMITS)
-        yield rate("large copy, read and written", moved / 1e9, self._copy_s, "GB/s", LIMITS)
+    def figures(self, setting: Setting | None = None) -> tuple[Figure, Figure]:
+        """Product and copy, over all looks."""
+        table, more = "The machine's own rates in this part", {"setting": setting or {}}
+        operations, moved = 2 * len(self._a) ** 3 / 1e9, 2 * _FLOAT * len(self._source) / 1e9
+        return (
+            rate("large matrix product", operations, self._gemm_s, "GFLOP/s", table, **more),
+            rate("large copy, read and written", moved, self._copy_s, "GB/s", table, **more),
+        )
 
-    def floors(self, loaded: LoadedModel) -> Floors:
-        """At the medians of all looks."""
-        gemm, copy = self.figures()
-        return Floors(Shape.of(loaded), 1e9 * gemm.ours, 1e9 * copy.ours)
+    def floors(self, loaded: LoadedModel, of: Callable[[list[float]], float] = median) -> Floors:
+        """At the medians of all looks, or what else ``of`` makes of them."""
+        gemm, copy = (1e9 * of(figure.samples) for figure in self.figures())
+        return Floors(Costs.of(loaded), gemm, copy)
 
     def _multiply(self) -> None:
         torch.mm(self._a, self._b, out=self._product)
@@ -134,10 +164,17 @@ class LimitsProbe:
         self._target.copy_(self._source)
 
 
-LIMITS = "The machine's own rates in this part"
+def seconds(work: Callable[[], object]) -> float:
+    """What ``work`` takes, the device's queue drained before and after."""
+
+    def drained() -> None:
+        work()
+        _drain()
+
+    _drain()
+    return timed(drained)[1] / 1e9
 
 
-def _seconds(work: Callable[[], None]) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
+def _drain() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

@@ -1,11 +1,7 @@
-"""What a question costs before any arithmetic: fork, alias, release, keep, by context length.
-
-On a pool whose layers are tiny, so that the longest context fits; nothing here touches KV.
-"""
+"""What a question costs before any arithmetic: fork, alias, release, keep. Nothing here touches KV."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -13,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from bench.figures import Figure
-from bench.run import Run
+from bench.run import Run, timed
 from regions.ephemeral import Fork
 from regions.frozen import Context, alias
 from regions.pool import KVPool, LayerShape
@@ -44,17 +40,12 @@ def measure(run: Run) -> Iterator[Figure]:
     """
     plan = QUICK if run.quick else Plan()
     worlds = [World(tokens) for tokens in plan.contexts]
+    shortest = min(plan.contexts)
     for call in _CALLS:
-        yield from figures(call, {world.tokens: _median_us(call, world, plan.repeats) for world in worlds})
-
-
-def figures(call: str, us: dict[int, float]) -> Iterator[Figure]:
-    """One call's medians by context, each beside that of the shortest."""
-    shortest = min(us)
-    for context, taken in us.items():
-        name = f"{context:,} tokens"
-        reference = (f"{shortest:,}", us[shortest]) if context == max(us) else ("", None)
-        yield Figure(name, taken, "us", "", {"call": call}, *reference)
+        us = {world.tokens: _median_us(call, world, plan.repeats) for world in worlds}
+        for context, taken in us.items():
+            reference = (f"{shortest:,}", us[shortest]) if context == max(us) else ("", None)
+            yield Figure(f"{context:,} tokens", taken, "us", "", {"call": call}, *reference)
 
 
 class World:
@@ -87,30 +78,32 @@ class World:
         return context
 
 
+def _release(_: World, target: Any) -> None:
+    target.release()
+
+
+def _keep(_: World, target: Any) -> None:
+    target.keep(target.length - 1)
+
+
 Work = Callable[[World, Any], Any]
 _CALLS: dict[str, tuple[Callable[[World], Any], Work]] = {
     "fork a tape": (lambda world: None, lambda world, _: world.tape.fork()),
-    "release the fork": (lambda world: world.tape.fork(), lambda _, fork: fork.release()),
+    "release the fork": (lambda world: world.tape.fork(), _release),
     f"take blocks for a question of {_QUESTION} tokens and note them as written": (
         lambda world: world.tape.fork(),
         lambda _, fork: _write(fork, _QUESTION),
     ),
-    "keep all but the question's last token": (
-        lambda world: world.question(),
-        lambda _, fork: fork.keep(fork.length - 1),
-    ),
-    "release the fork with its question": (lambda world: world.question(), lambda _, fork: fork.release()),
+    "keep all but the question's last token": (World.question, _keep),
+    "release the fork with its question": (World.question, _release),
     "alias a cached prompt": (
-        lambda world: world.cached(),
+        World.cached,
         lambda world, context: alias(world.pool, context.extents, world.tokens),
     ),
-    "release the alias": (lambda world: world.cached(), lambda _, context: context.release()),
+    "release the alias": (World.cached, _release),
     "find a cached prompt by its tokens": (lambda world: None, lambda world, _: world.cached()),
-    "keep all but the last token of a prompt of its own": (
-        lambda world: world.own_prompt(),
-        lambda _, fork: fork.keep(fork.length - 1),
-    ),
-    "release a prompt of its own": (lambda world: world.own_prompt(), lambda _, fork: fork.release()),
+    "keep all but the last token of a prompt of its own": (World.own_prompt, _keep),
+    "release a prompt of its own": (World.own_prompt, _release),
 }
 """By name: what is made before, and what is timed on it. Whatever either leaves is released afterwards."""
 
@@ -128,9 +121,8 @@ def _median_us(name: str, world: World, repeats: int) -> float:
     ns = []
     for _ in range(repeats):
         made = before(world)
-        began = time.perf_counter_ns()
-        result = work(world, made)
-        ns.append(time.perf_counter_ns() - began)
+        result, took = timed(work, world, made)
+        ns.append(took)
         released = name.startswith("release")
         for left in {id(each): each for each in (made, result) if each is not None and not released}.values():
             left.release()

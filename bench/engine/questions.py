@@ -1,63 +1,51 @@
-"""Question and ingest latency on the paper's scenario, ours beside the two references, on the same tokens."""
+"""Question and ingest latency on the paper's scenario, ours beside two references, on the same tokens."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-import msgspec
-
-from bench.engine.contenders import Contender, Dense, KeptCache, Regions, Reply, engine_for
+from bench.engine.contenders import EIGHTY_SHAPE, Dense, KeptCache, Regions, Reply, engine_for, load
 from bench.engine.floor import Floors, LimitsProbe, causal
-from bench.engine.models import EIGHTY_SHAPE, load, probe
 from bench.engine.scenario import PAPER, Records, Scenario, Size, make_scenario
 from bench.figures import Figure, Goal, Setting, latency, quantiles, slope_per_1k
-from bench.run import MeasurementFailed, Run
+from bench.run import MeasurementFailed, Run, timed
 from engine.model.prompt import PromptFormat
 from regions.tape import Retention
 
 TIE = 1e-3
 """A logit gap within which two fp32 computations may order the best two tokens either way."""
-_CONTEXT, _READING = "By context", "Reading an update"
 
 
 class Disagreement(MeasurementFailed):
     """Two contenders that read the same tokens gave different answers."""
 
 
-@dataclass(frozen=True)
-class Goals:
-    """Of ours over the kept cache, of the slope over the kept cache's, of growth over attention's floor."""
-
-    question: float
-    reading: float
-    slope: float = 1.0
-    growth: float | None = None
-    dense: float | None = None
-    """Of ours over dense at the longest context."""
+Goals = Mapping[str, float]
+"""At most, of ours over the kept cache: `question`, `reading`, `slope`; `growth`: over attention's floor;
+`dense`: over dense at the longest context."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One model and how much of the scenario it runs. ``shape``: arguments of `embedded_directory`.
-
-    ``repeats``: questions at each context, the median of which stands in the table by context.
-    ``dense_rounds``: rounds (from 0) at which the dense reference runs, once each.
-    """
+    """One model and how much of the scenario it runs. ``shape``: arguments of `embedded_directory`."""
 
     name: str
     shape: dict[str, Any]
     goals: Goals
     size: Size = PAPER
     repeats: int = 10
+    """Questions at each context, the median of which stands in the table by context."""
     dense_rounds: tuple[int, ...] = (0, 7, 14)
+    """Rounds (from 0) at which the dense reference runs, once each."""
 
 
-EMBEDDED = Plan("embedded", {}, Goals(question=1.3, reading=1.0))
-EIGHTY = Plan("80m", EIGHTY_SHAPE, Goals(question=1.0, reading=1.0, dense=1 / 20), repeats=5)
-ENGINE = replace(EIGHTY, goals=Goals(question=0.65, reading=0.6, growth=1.5))
+_GOALS = {"question": 1.0, "reading": 1.0, "slope": 1.0}
+EMBEDDED = Plan("embedded", {}, _GOALS | {"question": 1.3})
+EIGHTY = Plan("80m", EIGHTY_SHAPE, _GOALS | {"dense": 1 / 20}, repeats=5)
+ENGINE = replace(EIGHTY, goals=_GOALS | {"question": 0.65, "reading": 0.6, "growth": 1.5})
 _QUICK: dict[str, Any] = {"size": Size(20, 3, 11), "repeats": 3, "dense_rounds": (0, 2)}
 
 
@@ -80,12 +68,12 @@ def engine(run: Run) -> Iterator[Figure]:
     a large matrix product, or reading its weights and KV at that of a large copy, whichever takes longer,
     both rates measured in this part. Floors count every layer for every row.
     """
-    limits = probe(run)
+    limits = LimitsProbe.of(run)
     yield from race(replace(ENGINE, shape={}, **_QUICK) if run.quick else ENGINE, run.threads, limits)
 
 
 def race(plan: Plan, threads: int, limits: LimitsProbe | None = None) -> Iterator[Figure]:
-    """The scenario with one model. Raises Disagreement."""
+    """The scenario with one model, beside floors where there are ``limits``. Raises Disagreement."""
     loaded, plain = load(plan.shape, threads)
     scenario = make_scenario(PromptFormat.of(loaded.tokenizer), plan.size)
     frozen = scenario.frozen
@@ -95,14 +83,12 @@ def race(plan: Plan, threads: int, limits: LimitsProbe | None = None) -> Iterato
         limits.look()
     for number, update in enumerate(scenario.updates):
         race.round(update, plan.repeats, with_dense=number in plan.dense_rounds)
-    floors = None
     if limits is not None:
         limits.look()
-        floors = limits.floors(loaded)
     parameters = sum(parameter.numel() for parameter in plain.parameters())
+    floors = limits.floors(loaded) if limits else None
     yield from race.figures(f"{plan.name}, {parameters / 1e6:.1f} million parameters", plan.goals, floors)
-    if limits is not None:
-        yield from limits.figures()
+    yield from limits.figures() if limits else ()
 
 
 @dataclass(frozen=True)
@@ -121,7 +107,7 @@ class Point:
 class Race:
     """Feeds the contenders in turn and keeps their times, ns."""
 
-    def __init__(self, scenario: Scenario, ours: Contender, kept: Contender, dense: Contender) -> None:
+    def __init__(self, scenario: Scenario, ours: Regions, kept: KeptCache, dense: Dense) -> None:
         self._scenario = scenario
         self._ours, self._kept, self._dense = ours, kept, dense
         self._context = len(scenario.frozen)
@@ -131,8 +117,8 @@ class Race:
         self._agreed = self._compared = 0
         self._difference = 0.0
         self._read(scenario.first)
-        for contender in (ours, kept):  # the first call of each pays for set-up that no later one does
-            contender.ask(scenario.question)
+        for ask in (ours.ask, kept.ask):  # the first call of each pays for set-up that no later one does
+            ask(scenario.question)
 
     def round(self, update: Records, repeats: int, *, with_dense: bool) -> None:
         """One update and its questions."""
@@ -156,21 +142,48 @@ class Race:
         self._points.append(Point(self._context, ours, kept, dense_ms, self._context - before, reading))
 
     def figures(self, model: str, goals: Goals, floors: Floors | None = None) -> Iterator[Figure]:
-        """Summaries of all rounds, then each context."""
-        tokens = len(self._scenario.question)
-        about: Setting = {"model": model, "question tokens": tokens}
-        at = {0.5: Goal(goals.question)}
-        yield from latency("question", *self._against(self._ask, about), goals=at)
-        at = {0.5: Goal(goals.reading)}
-        yield from latency("reading an update", *self._against(self._ingest, about), at=(0.5, 1.0), goals=at)
-        yield from slopes(self._points, about, goals, floors, tokens)
-        agreed = Figure("answers equal to the reference's", self._agreed, "", model, about)
-        yield msgspec.structs.replace(agreed, against="compared", reference=float(self._compared))
-        yield Figure("largest difference of their logits", self._difference, "", model, about)
-        yield from by_context(self._points, about, goals, floors, tokens)
+        """Summaries of all rounds, then each context's question and update, beside all references."""
+        points, rows = self._points, len(self._scenario.question)
+        about: Setting = {"model": model, "question tokens": rows}
+        figure = partial(Figure, table=model, setting=about)
+        for name, (ours_ns, kept_ns), limit, at in (
+            ("question", self._ask, goals["question"], (0.5, 0.99)),
+            ("reading an update", self._ingest, goals["reading"], (0.5, 1.0)),
+        ):
+            goal = {0.5: Goal(limit)}
+            yield from latency(name, ours_ns, about, model, "kept cache", kept_ns, at=at, goals=goal)
+        yield from self._growth(figure, goals, floors)
+        compared = float(self._compared)
+        yield figure("answers equal to the reference's", self._agreed, against="compared", reference=compared)
+        yield figure("largest difference of their logits", self._difference)
+        for p in points:
+            setting = {**about, "context": p.context}
+            figure = partial(Figure, "question P50", p.ours, "ms", f"By context, {model}", setting)
+            yield figure("kept cache", p.kept)
+            if p.dense is not None:
+                yield figure("dense", p.dense, goal=_goal(goals, "dense") if p is points[-1] else None)
+            if floors is not None:
+                yield figure("floor", floors.of_pass(rows, p.context, causal(rows)))
+        for p in points:
+            before, (ours, kept) = p.context - p.update, p.reading
+            setting = {**about, "tokens read": p.update, "context before": before}
+            figure = partial(Figure, "reading", ours, "ms", f"Reading an update, {model}", setting)
+            yield figure("kept cache", kept)
+            if floors is not None:
+                yield figure("floor", floors.of_pass(p.update, before, causal(p.update)))
 
-    def _against(self, times: tuple[list[int], list[int]], about: Setting) -> Any:
-        return times[0], about, about["model"], "kept cache", times[1]
+    def _growth(self, figure: Callable[..., Figure], goals: Goals, floors: Floors | None) -> Iterator[Figure]:
+        """With the context, through the medians: a few stalled samples would decide it else."""
+        contexts, name = [p.context for p in self._points], "growth for 1,000 tokens"
+        ours = slope_per_1k(contexts, [p.ours for p in self._points])
+        kept = slope_per_1k(contexts, [p.kept for p in self._points])
+        yield figure(name, ours, "ms", against="kept cache", reference=kept, goal=_goal(goals, "slope"))
+        if floors is not None:
+            floor = floors.attention(len(self._scenario.question), 1000)
+            goal = _goal(goals, "growth")
+            yield figure(name, ours, "ms", against="attention's floor", reference=floor.ms, goal=goal)
+            name, of = "growth of attention's floor, arithmetic", floor.arithmetic_ms
+            yield figure(name, of, "ms", against="reading", reference=floor.reading_ms)
 
     def _read(self, records: Records) -> list[int]:
         """Everybody reads; the times of the two that compute."""
@@ -185,53 +198,8 @@ class Race:
         self._difference = max(self._difference, abs(ours.logit - other.logit))
 
 
-def slopes(
-    points: Sequence[Point], about: Setting, goals: Goals, floors: Floors | None, rows: int
-) -> Iterator[Figure]:
-    """Growth with the context, through the medians: a few stalled samples would decide it else."""
-    contexts, name, unit = [p.context for p in points], "growth for 1,000 tokens", "ms"
-    ours, kept = (
-        slope_per_1k(contexts, values) for values in ([p.ours for p in points], [p.kept for p in points])
-    )
-    table = str(about["model"])
-    yield Figure(name, ours, unit, table, about, "kept cache", kept, goal=Goal(goals.slope))
-    if floors is not None:
-        floor = floors.attention(rows, 1000)
-        goal = None if goals.growth is None else Goal(goals.growth)
-        yield Figure(name, ours, unit, table, about, "attention's floor", floor.ms, goal=goal)
-        yield Figure(
-            "growth of attention's floor, arithmetic",
-            floor.arithmetic_ms,
-            unit,
-            table,
-            about,
-            "reading",
-            floor.reading_ms,
-        )
-
-
-def by_context(
-    points: Sequence[Point], about: Setting, goals: Goals, floors: Floors | None, rows: int
-) -> Iterator[Figure]:
-    """Each context's question, then each update, beside all references."""
-    for p in points:
-        setting = {**about, "context": p.context}
-        table = f"{_CONTEXT}, {about['model']}"
-        yield Figure("question P50", p.ours, "ms", table, setting, "kept cache", p.kept)
-        if p.dense is not None:
-            goal = Goal(goals.dense) if goals.dense and p is points[-1] else None
-            yield Figure("question P50", p.ours, "ms", table, setting, "dense", p.dense, goal=goal)
-        if floors is not None:
-            floor = floors.of_pass(rows, p.context, causal(rows))
-            yield Figure("question P50", p.ours, "ms", table, setting, "floor", floor)
-    for p in points:
-        before, (ours, kept) = p.context - p.update, p.reading
-        setting = {**about, "tokens read": p.update, "context before": before}
-        table = f"{_READING}, {about['model']}"
-        yield Figure("reading", ours, "ms", table, setting, "kept cache", kept)
-        if floors is not None:
-            floor = floors.of_pass(p.update, before, causal(p.update))
-            yield Figure("reading", ours, "ms", table, setting, "floor", floor)
+def _goal(goals: Goals, name: str) -> Goal | None:
+    return Goal(goals[name]) if name in goals else None
 
 
 def agree(ours: Reply, other: Reply, context: int) -> bool:
@@ -243,17 +211,9 @@ def agree(ours: Reply, other: Reply, context: int) -> bool:
     return False  # neither a disagreement nor an agreement to count
 
 
-def timed(work: Callable[[Any], Any], argument: Sequence[Any]) -> tuple[Any, int]:
-    """The result and the ns it took."""
-    began = time.perf_counter_ns()
-    result = work(argument)
-    return result, time.perf_counter_ns() - began
-
-
 def in_turn(
     works: Sequence[Callable[[Any], Any]], argument: Sequence[Any], turn: int
 ) -> list[tuple[Any, int]]:
     """All of ``works`` one after the other, in the order given or, on odd turns, reversed; as given again."""
-    order = list(range(len(works)))[:: -1 if turn % 2 else 1]
-    results = {i: timed(works[i], argument) for i in order}
+    results = {i: timed(works[i], argument) for i in range(len(works))[:: -1 if turn % 2 else 1]}
     return [results[i] for i in range(len(works))]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
-from bench.engine import models
-from bench.engine.contenders import Dense, Regions, engine_for
-from bench.engine.questions import in_turn, timed
+from bench.engine.contenders import Dense, Regions, engine_for, model_of
+from bench.engine.questions import in_turn
 from bench.engine.scenario import Records, Size, make_scenario
 from bench.figures import Figure, Goal, Setting, latency
-from bench.run import Run
+from bench.run import Run, timed
 from engine.model.prompt import PromptFormat
 from regions.tape import Retention
 
@@ -35,7 +35,7 @@ def measure(run: Run) -> Iterator[Figure]:
     length and stays. *Dense*: the unmodified model over the same window sent again as a prompt.
     """
     plan = QUICK if run.quick else Plan()
-    loaded, plain = models.of(run)
+    loaded, plain = model_of(run)
     scenario = make_scenario(
         PromptFormat.of(loaded.tokenizer), Size(plan.records, plan.updates, plan.bars), seed=7
     )
@@ -72,9 +72,6 @@ def measure(run: Run) -> Iterator[Figure]:
     repeated = [timed(dense.ask, scenario.question)[1] for _ in range(plan.dense)]
     yield from latency("question", asked[0], setting, "", "dense", repeated, at=(0.5,), paired=False)
     yield from latency("reading an update", reading, setting, at=(0.5,))
-    yield Figure("tokens seen", sliding.tape.live_tokens, "", "", *_against(setting, window))
-    yield Figure("extents seen, most", max(extents), "", "", *_against(setting, len(grown.tape.extents)))
-
-
-def _against(setting: Setting, grown: int) -> tuple[Setting, str, int]:
-    return setting, "as long, just grown", grown
+    figure = partial(Figure, setting=setting, against="as long, just grown")
+    yield figure("tokens seen", sliding.tape.live_tokens, reference=window)
+    yield figure("extents seen, most", max(extents), reference=len(grown.tape.extents))

@@ -1,9 +1,7 @@
 """What a step of the scheduler costs without the forward pass, with many live requests, for every policy.
 
-The scheduler runs over the simulated device, whose block metadata is the daemon's; a pass costs it nothing,
-and the executor's own time is taken off. The number of live requests stays the same: a new one replaces each
-that ends, and every other one is a stream whose prompt comes in pieces. Time is that of the thread, so other
-processes do not count.
+The scheduler runs over the simulated device, whose block metadata is the daemon's. A new request replaces
+each that ends, and every other one is a stream whose prompt comes in pieces. Time is that of the thread.
 """
 
 from __future__ import annotations
@@ -13,11 +11,13 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 
 import numpy as np
 
 from bench.figures import Figure, Goal, Setting, quantiles
-from bench.run import Run
+from bench.run import Run, timed
 from bench.scheduler.paper import SORTING_P99_US
 from engine.step import Chunk, Executor, SampledToken
 from scheduler.planner import plan
@@ -29,6 +29,7 @@ from scheduler.simulation.tokens import EMPTY, Segments
 from scheduler.theory.orders import rank
 from scheduler.types import Limits, PriorityClass
 
+_timed = partial(timed, clock=time.thread_time_ns)
 _BLOCK = 16
 _BASE = range(256)
 """What all prompts begin with, so that policies by prefix have something to order by."""
@@ -79,9 +80,8 @@ class _TimedExecutor:
         self._executor = executor
 
     def execute(self, batch: Sequence[Chunk]) -> list[SampledToken | None]:
-        began = time.thread_time_ns()
-        rows = self._executor.execute(batch)
-        self.ns += time.thread_time_ns() - began
+        rows, ns = _timed(self._executor.execute, batch)
+        self.ns += ns
         return rows
 
 
@@ -134,42 +134,31 @@ class World:
 
     def planned(self) -> int:
         """Thread time (ns) of phase 1 alone. It changes nothing, so it may be asked for."""
-        began = time.thread_time_ns()
-        plan(self.scheduler._live.queues, self.device.pool, self.limits, self.scheduler._grouping)
-        return time.thread_time_ns() - began
+        scheduler, pool = self.scheduler, self.device.pool
+        return _timed(plan, scheduler._live.queues, pool, self.limits, scheduler._grouping)[1]
 
     def stepped(self) -> int:
         """Thread time (ns) of a step less the executor's."""
-        before, began = self.executor.ns, time.thread_time_ns()
-        self.scheduler.step()
-        return time.thread_time_ns() - began - (self.executor.ns - before)
+        before = self.executor.ns
+        return _timed(self.scheduler.step)[1] - (self.executor.ns - before)
 
     def sorted_all(self) -> int:
         """Thread time (ns) of ordering all live requests from nothing, as the paper's code does each step."""
-        live, key = list(self.live.values()), Ordering(self.policy).key
-        began = time.thread_time_ns()
-        if Ordering(self.policy).by_prefix:
+        live, ordering = list(self.live.values()), Ordering(self.policy)
+
+        def by_prefix() -> None:
             matches = [self.device.cache.match_length(r.prompt, r.spec.salt) for r in live]
             next(rank(4, np.array([r.id for r in live]), np.array(matches)))
-        else:
-            live.sort(key=key)
-        return time.thread_time_ns() - began
+
+        return _timed(by_prefix if ordering.by_prefix else partial(live.sort, key=ordering.key))[1]
 
     def _submit(self) -> None:
         self._submitted += 1
         streaming = self._submitted % 2 == 0
         tokens = self.sizes.prompt // (self.sizes.pieces if streaming else 1)
-        request = Request(
-            RequestSpec(
-                PriorityClass.POOL,
-                "",
-                Segments([_BASE]) + self._document(max(1, tokens - self.rng.randrange(tokens))),
-                self.sizes.answer,
-                self._ended,
-                open_prompt=self.device.open_prompt,
-                complete=not streaming,
-            )
-        )
+        prompt = Segments([_BASE]) + self._document(max(1, tokens - self.rng.randrange(tokens)))
+        of = partial(RequestSpec, PriorityClass.POOL, "", open_prompt=self.device.open_prompt)
+        request = Request(of(prompt, self.sizes.answer, self._ended, complete=not streaming))
         self.live[self.scheduler.submit(request)] = request
         if streaming:
             self.streams.append((request, self.sizes.pieces - 1))
@@ -199,27 +188,12 @@ def measure(run: Run) -> Iterator[Figure]:
     *Sorting all*: ordering all live requests at each step instead, as the paper's code does.
     """
     sizes = QUICK if run.quick else Plan()
-    for live in sizes.live:
-        for pool in sizes.pools:
-            for policy in sizes.policies:
-                yield from figures(policy, live, pool, *_measure(sizes, live, pool, policy))
+    for live, pool, policy in product(sizes.live, sizes.pools, sizes.policies):
+        yield from figures(sizes, live, pool, policy)
 
 
-def figures(
-    policy: str, live: int, pool: float, plan: Sequence[float], step: Sequence[float], sorting: float
-) -> Iterator[Figure]:
-    """``plan`` and ``step``: P50 and P99; ``sorting`` all live requests: P50. Microseconds."""
-    setting: Setting = {"policy": policy, "requests": live, "pool / wanted": pool}
-    goal = Goal(_GOAL_US[live], of="ours") if live in _GOAL_US else None
-    yield Figure("plan P50", plan[0], "us", "", setting, "sorting all", sorting, goal=goal)
-    paper = SORTING_P99_US.get(live)
-    goal = Goal(1.0) if paper else None
-    yield Figure("plan P99", plan[1], "us", "", setting, "paper" if paper else "", paper, goal=goal)
-    for name, value in zip(("P50", "P99"), step, strict=True):
-        yield Figure(f"step {name}", value, "us", "", setting)
-
-
-def _measure(sizes: Plan, live: int, pool: float, policy: str) -> tuple[list[float], list[float], float]:
+def figures(sizes: Plan, live: int, pool: float, policy: str) -> Iterator[Figure]:
+    """Microseconds with so many live requests under one policy."""
     world = World(sizes, live, pool, policy)
     plans, steps, naive = [], [], []
     for number in range(sizes.warm + sizes.steps):
@@ -231,4 +205,13 @@ def _measure(sizes: Plan, live: int, pool: float, policy: str) -> tuple[list[flo
         steps.append(stepped / 1e3)
         if number % sizes.naive == 0:
             naive.append(world.sorted_all() / 1e3)
-    return quantiles(plans, 0.5, 0.99), quantiles(steps, 0.5, 0.99), quantiles(naive, 0.5)[0]
+    setting: Setting = {"policy": policy, "requests": live, "pool / wanted": pool}
+    figure = partial(Figure, unit="us", setting=setting)
+    median, p99 = quantiles(plans, 0.5, 0.99)
+    goal = Goal(_GOAL_US[live], of="ours") if live in _GOAL_US else None
+    yield figure("plan P50", median, against="sorting all", reference=quantiles(naive, 0.5)[0], goal=goal)
+    paper = SORTING_P99_US.get(live)
+    goal = Goal(1.0) if paper else None
+    yield figure("plan P99", p99, against="paper" if paper else "", reference=paper, goal=goal)
+    for name, value in zip(("P50", "P99"), quantiles(steps, 0.5, 0.99), strict=True):
+        yield figure(f"step {name}", value)

@@ -1,23 +1,22 @@
 """Standing questions and asks while a tape and prompts flood the real engine behind the real scheduler.
 
-One session is asked; another one's tape always has a backlog, and so many prompts are always being
-computed. Each question comes at a random moment of a pass. It may wait for the pass under way, and its own
-pass may hold other work besides.
+Each question comes at a random moment of a pass. It may wait for the pass under way, and its own pass may
+hold other work besides.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
-from bench.engine.contenders import engine_for, read
+from bench.engine.contenders import embedded, engine_for, read
 from bench.engine.scenario import Size, make_scenario
 from bench.engine.served import Served
 from bench.figures import Figure, Goal, Setting, latency, quantiles
 from bench.run import Run
-from bench.scheduler import models
 from engine.device import in_own_thread
 from engine.model.loading import LoadedModel
 from engine.model.prompt import PromptFormat
@@ -88,15 +87,8 @@ class World(Served):
     def _prompt(self) -> None:
         vocabulary = self.engine.model.model.config.vocab_size
         tokens = [self._rng.randrange(vocabulary) for _ in range(self.sizes.prompt_tokens)]
-        spec = RequestSpec(
-            PriorityClass.POOL,
-            "",
-            tokens,
-            self.sizes.answer,
-            self._prompted,
-            open_prompt=lambda: self.engine.open_stream(),
-        )
-        self.scheduler.submit(Request(spec))
+        of = partial(RequestSpec, PriorityClass.POOL, "", open_prompt=self.engine.open_stream)
+        self.scheduler.submit(Request(of(tokens, self.sizes.answer, self._prompted)))
 
     def _prompted(self, request: Request) -> None:
         if self.flowing:
@@ -115,7 +107,7 @@ def measure(run: Run) -> Iterator[Figure]:
     P99 plus the P99 of a pass of the flood without a question. What each class computed meanwhile stands
     below: STREAM, too, waits for POOL and the questions.
     """
-    sizes, loaded = QUICK if run.quick else Sizes(), models.embedded(run)
+    sizes, loaded = QUICK if run.quick else Sizes(), embedded(run)
     world = in_own_thread(lambda: World(sizes, loaded))
     try:
         world.worker.start()
@@ -140,23 +132,14 @@ def measure(run: Run) -> Iterator[Figure]:
         yield from latency("in the flood", flooded[cls], mine, "", "idle", idle[cls], paired=False)
         yield bounded(quantiles(flooded[cls], 0.99)[0], quantiles(idle[cls], 0.99)[0], batch, mine)
     yield from latency("pass without a question", passes, setting, "Passes of the flood")
-    computed = {cls.name: (world.passes.tokens[cls] - read_before[cls]) / seconds for cls in PriorityClass}
-    yield from shares(computed)
+    computed = {cls: world.passes.tokens[cls] - read_before[cls] for cls in PriorityClass}
+    for cls, tokens in computed.items():
+        figure = partial(Figure, table="Computed meanwhile", setting={"class": cls.name})
+        yield figure("tokens a second", tokens / seconds)
+        yield figure("part of all", tokens / sum(computed.values()), "share")
 
 
 def bounded(p99_ns: float, idle_p99_ns: float, batch_ns: float, setting: Setting) -> Figure:
     """The P99 in the flood beside 1.5 times the idle one plus one batch."""
     bound = (1.5 * idle_p99_ns + batch_ns) / 1e6
-    name = "in the flood P99"
-    return Figure(name, p99_ns / 1e6, "ms", "", setting, "bound", bound, goal=Goal(1.0))
-
-
-def shares(tokens_a_second: Mapping[str, float]) -> Iterator[Figure]:
-    """What each class computed while the questions were asked."""
-    total = sum(tokens_a_second.values())
-    for cls, computed in tokens_a_second.items():
-        yield Figure("tokens a second", computed, "", _COMPUTED, {"class": cls})
-        yield Figure("part of all", computed / total, "share", _COMPUTED, {"class": cls})
-
-
-_COMPUTED = "Computed meanwhile"
+    return Figure("in the flood P99", p99_ns / 1e6, "ms", "", setting, "bound", bound, goal=Goal(1.0))

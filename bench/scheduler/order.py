@@ -2,22 +2,20 @@
 
 Prompts are (base)(user)(document), as in *k-LPM* definition 4. Each step admits the first of the order, as if
 a pass computed them at once, and saves their prompts; the budget of the cache is short, so some are evicted.
-Timed is what the scheduler pays in a step: what saving and evicting adds for the watched prompts, following
-the changes, finding the requests that are admitted, and taking these out of the queue.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
-from typing import NamedTuple, TypeVar, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 
-from bench.figures import Figure, Setting, quantiles
-from bench.run import Run
+from bench.figures import Figure, quantiles
+from bench.run import Run, timed
 from regions.ephemeral import Fork
 from regions.pool import KVPool, LayerShape
 from regions.radix import Node, RadixCache, TokenArray
@@ -25,8 +23,6 @@ from regions.watch import PrefixWatch
 from scheduler.prefix_queue import PrefixQueue
 from scheduler.request import Request
 from scheduler.theory.orders import rank
-
-T = TypeVar("T")
 
 _BLOCK = 16
 
@@ -87,31 +83,31 @@ class _TimedWatch(PrefixWatch):
         self._count(super().dropped, node, parent)
 
     def _count(self, follow: Callable[[Node, Node], None], *nodes: Node) -> None:
-        began = time.perf_counter_ns()
-        follow(*nodes)
-        self.ns += time.perf_counter_ns() - began
+        self.ns += timed(follow, *nodes)[1]
 
 
 class _World:
-    def __init__(self, plan: Plan, waiting: int, watched: bool) -> None:
+    """A waiting queue, and the cache whose changes it follows."""
+
+    def __init__(self, plan: Plan, waiting: int) -> None:
         self.plan = plan
         # a pass's prompts need the pool as well as the cache
         tokens = plan.budget + (plan.admitted + 1) * sum(plan.prompt)
         self.pool = KVPool([LayerShape(1, 1, 1)], 2 * tokens // _BLOCK, block_size=_BLOCK)
         self.cache = RadixCache(self.pool, plan.budget)
-        self.watch = _TimedWatch(self.cache) if watched else None
-        self.queue = None if self.watch is None else PrefixQueue(self.watch, lambda: plan.k)
-        self.requests: dict[int, _Waiting] = {}
+        self.watch = _TimedWatch(self.cache)
+        self.queue = PrefixQueue(self.watch, lambda: plan.k)
+        self.requests = {n: _Waiting(n, prompt) for n, prompt in enumerate(_prompts(plan, waiting))}
         self.taken = 0
-        for number, prompt in enumerate(_prompts(plan, waiting)):
-            self.requests[number] = _Waiting(number, prompt)
-            if self.queue is not None:
-                self.queue.add(cast("Request", self.requests[number]))
+        for request in self.requests.values():
+            self.queue.add(cast("Request", request))
 
     def order(self) -> list[int]:
         """Numbers of those to be admitted."""
-        if self.queue is not None:
-            return [request.id for request in islice(self.queue, self.plan.admitted)]
+        return [request.id for request in islice(self.queue, self.plan.admitted)]
+
+    def ask(self) -> list[int]:
+        """The same by asking the cache for everybody's match; it changes nothing."""
         numbers = np.array(list(self.requests))
         matches = np.array([self.cache.match_length(r.prompt[:-1]) for r in self.requests.values()])
         chosen = islice(rank(self.plan.k, numbers, matches, step=self.taken), self.plan.admitted)
@@ -121,14 +117,13 @@ class _World:
         """They are admitted; their prompts."""
         self.taken += len(chosen)
         requests = [self.requests.pop(number) for number in chosen]
-        if self.queue is not None:
-            for request in requests:
-                self.queue.admitted(cast("Request", request))
+        for request in requests:
+            self.queue.admitted(cast("Request", request))
         return [request.prompt for request in requests]
 
-    def save(self, prompts: Sequence[TokenArray]) -> float:
-        """As if passes had computed them; us that the watch took."""
-        before = self.watch.ns if self.watch else 0
+    def save(self, prompts: Sequence[TokenArray]) -> int:
+        """As if passes had computed them; ns that the watch took."""
+        before = self.watch.ns
         for prompt in prompts:
             context = self.cache.match(prompt[:-1])
             fork = Fork(self.pool, frame_limit=len(prompt), context=context)
@@ -140,7 +135,7 @@ class _World:
             fork.wrote(fork.place(len(own)), own.tolist())
             self.cache.save(prompt, fork)
             fork.release()
-        return (self.watch.ns - before) / 1e3 if self.watch else 0.0
+        return self.watch.ns - before
 
 
 def figures(plan: Plan, waiting: int) -> Iterator[Figure]:
@@ -148,26 +143,23 @@ def figures(plan: Plan, waiting: int) -> Iterator[Figure]:
 
     In the first two steps the base prompt is cached and everybody's match changes: they stand apart.
     """
-    ours, theirs = _World(plan, waiting, True), _World(plan, waiting, False)
+    world = _World(plan, waiting)
     kept: list[float] = []
     asked: list[float] = []
     for _ in range(min(plan.steps, waiting // plan.admitted)):
-        chosen, ordered = _timed(ours.order)
-        prompts, took = _timed(lambda chosen=chosen: ours.take(chosen))  # type: ignore[misc]  # bound at once
-        reference, asking = _timed(theirs.order)
-        if chosen != reference:
-            raise RuntimeError(f"the queue has {chosen} first, the cache {reference}")
-        theirs.take(reference)
-        kept.append(ordered + took + ours.save(prompts))
-        theirs.save(prompts)
-        asked.append(asking)
-    setting: Setting = {"waiting": waiting}
+        chosen, ordered = timed(world.order)
+        expected, asking = timed(world.ask)
+        if chosen != expected:
+            raise RuntimeError(f"the queue has {chosen} first, the cache {expected}")
+        prompts, took = timed(world.take, chosen)
+        kept.append((ordered + took + world.save(prompts)) / 1e3)
+        asked.append(asking / 1e3)
+    figure = partial(Figure, unit="us", setting={"waiting": waiting})
     median, p99 = quantiles(kept[2:], 0.5, 0.99)
-    yield Figure(
-        "step P50", median, "us", "", setting, "asking the cache", quantiles(asked, 0.5)[0], n=len(kept)
-    )
-    yield Figure("step P99", p99, "us", "", setting)
-    yield Figure("first two steps", sum(kept[:2]), "us", "", setting)
+    (reference,) = quantiles(asked, 0.5)
+    yield figure("step P50", median, against="asking the cache", reference=reference, n=len(kept))
+    yield figure("step P99", p99)
+    yield figure("first two steps", sum(kept[:2]))
 
 
 def _prompts(plan: Plan, waiting: int) -> list[TokenArray]:
@@ -181,9 +173,3 @@ def _prompts(plan: Plan, waiting: int) -> list[TokenArray]:
     users = [np.concatenate((shared, some(user))) for _ in range(-(-waiting // plan.repeats))]
     prompts = [np.concatenate((users[i % len(users)], some(document))) for i in range(waiting)]
     return [prompts[i] for i in rng.permutation(waiting)]
-
-
-def _timed(work: Callable[[], T]) -> tuple[T, float]:
-    began = time.perf_counter_ns()
-    result = work()
-    return result, (time.perf_counter_ns() - began) / 1e3

@@ -9,32 +9,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.figures import Figure, Goal, Setting, quantiles
+from bench.engine.contenders import embedded
+from bench.figures import AT, Figure, Goal, Setting, quantiles
 from bench.run import Run
-from bench.scheduler import models
 from bench.scheduler.replay import replay
 from bench.scheduler.simulated import SCHEDULERS
 from daemon.cli.profile import ladder_for, model_of
 from engine.device import in_own_thread
 from engine.engine import Engine
 from engine.model.loading import LoadedModel
-from engine.profile.timing import Ladder
 from engine.profile.timing import measure as measure_costs
 from scheduler.costs import CostModel
 from scheduler.policies import Ordering
 from scheduler.simulation.distributions import Quantiles
-from scheduler.simulation.inputs import Input
 from scheduler.simulation.run import NEVER, Setup, paper_limits, simulate
 from scheduler.simulation.workload import CRAWLER, Load, Retrieval, crawler, whole
 from scheduler.types import Limits
 
 _BLOCK = 16
-_AT = (0.5, 0.95, 0.99)
 _AGREEMENT = "Agreement"
 _LIVE = 40
 """Prompts under way: 9.9 s of retrieval at 4 requests a second."""
@@ -70,16 +68,15 @@ QUICK = Sizes(
 
 def profile(loaded: LoadedModel, batch_tokens: int, longest: int, *, quick: bool) -> CostModel:
     """The cost model of this engine, measured here and now, for prompts up to ``longest`` tokens."""
-    return in_own_thread(lambda: _profile(loaded, ladder_for(longest, batch_tokens, quick=quick)))
+    ladder = ladder_for(longest, batch_tokens, quick=quick)
 
+    def measured() -> CostModel:
+        blocks = ladder.blocks(_BLOCK) + 8
+        engine = Engine(loaded, blocks=blocks, block_size=_BLOCK, frame_limit=loaded.max_positions)
+        samples = measure_costs(engine, ladder)
+        return model_of(samples, engine, ladder.chunk, "this machine", "foretick bench scheduler")
 
-def _profile(loaded: LoadedModel, ladder: Ladder) -> CostModel:
-    engine = Engine(
-        loaded, blocks=ladder.blocks(_BLOCK) + 8, block_size=_BLOCK, frame_limit=loaded.max_positions
-    )
-    return model_of(
-        measure_costs(engine, ladder), engine, ladder.chunk, "this machine", "foretick bench scheduler"
-    )
+    return in_own_thread(measured)
 
 
 def rate(costs: CostModel, tokens: float) -> float:
@@ -94,7 +91,7 @@ def measure(run: Run) -> Iterator[Figure]:
     reference is a second measured run instead of the prediction, which no prediction can beat. *Pace*:
     what the scheduler's steps took over what the profile says of their passes.
     """
-    sizes, loaded = QUICK if run.quick else Sizes(), models.embedded(run)
+    sizes, loaded = QUICK if run.quick else Sizes(), embedded(run)
     shape = scaled(CRAWLER, sizes.scale)
     longest = round(shape.tokens.at(1.0))
     costs = profile(loaded, sizes.batch_tokens, longest, quick=sizes.quick_profile)
@@ -113,36 +110,11 @@ def measure(run: Run) -> Iterator[Figure]:
         run.say(f"engine, {name} ...")
         ordering = Ordering(SCHEDULERS[name])
         setup = Setup(pool, block_size=_BLOCK, ordering=ordering, limits=limits(sizes.batch_tokens, pool))
-        pace = replay(_inputs(name, before, shape), setup, loaded, costs).pace
-        found += _compare(name, setting, setup, load, shape, loaded, costs, pace)
+        found += _compared(name, setup, (before, load), shape, loaded, costs, {**setting, "scheduler": name})
     yield from found
     yield from agreement(found, sizes.apart)
-    yield profile_error(costs.errors["batch"].median)
-
-
-def compared(
-    scheduler: str,
-    about: Setting,
-    ttft_s: Sequence[float],
-    predicted_s: Sequence[float],
-    errors: tuple[float, float],
-    paces: tuple[float, float],
-    preemptions: tuple[int, int],
-    failed: int,
-) -> Iterator[Figure]:
-    """One scheduler; TTFT P50, P95 and P99. ``errors``: of the prediction, and of a second run.
-
-    ``paces``: of the run that was predicted, and of the one before. ``preemptions``: measured and predicted.
-    ``failed``: requests that failed in either, left out of everything else.
-    """
-    setting = {**about, "scheduler": scheduler}
-    for name, ours, predicted in zip(("P50", "P95", "P99"), ttft_s, predicted_s, strict=True):
-        yield Figure(f"TTFT {name}", ours, "s", "", setting, "predicted", predicted)
-    goal = Goal(0.2, of="ours")
-    yield Figure("median error", errors[0], "share", "", setting, "second run", errors[1], goal=goal)
-    yield Figure("pace", paces[0], "", "", setting, "run before", paces[1])
-    yield Figure("preemptions", preemptions[0], "", "", setting, "predicted", preemptions[1])
-    yield Figure("failed", failed, "", "", setting)
+    error = costs.errors["batch"].median
+    yield Figure("median error of the profile on passes of other shapes", error, "share", _AGREEMENT)
 
 
 def agreement(found: Sequence[Figure], apart: float) -> Iterator[Figure]:
@@ -153,11 +125,6 @@ def agreement(found: Sequence[Figure], apart: float) -> Iterator[Figure]:
     if pairs:
         goal, name = Goal(1.0, "at least"), "pairs of schedulers in the predicted order"
         yield Figure(name, agreeing, "", _AGREEMENT, {}, "pairs well apart", float(len(pairs)), goal=goal)
-
-
-def profile_error(error: float) -> Figure:
-    """What the profile itself misses by."""
-    return Figure("median error of the profile on passes of other shapes", error, "share", _AGREEMENT)
 
 
 def limits(batch_tokens: int, pool_tokens: int) -> Limits:
@@ -176,37 +143,39 @@ def scaled(shape: Retrieval, scale: int) -> Retrieval:
     return replace(shape, tokens=Quantiles(tuple((p, n / scale) for p, n in shape.tokens.points)))
 
 
-def _compare(
-    name: str,
-    setting: Setting,
+def _compared(
+    scheduler: str,
     setup: Setup,
-    load: Load,
+    loads: tuple[Load, Load],
     shape: Retrieval,
     loaded: LoadedModel,
     costs: CostModel,
-    pace: float,
+    setting: Setting,
 ) -> Iterator[Figure]:
-    simulated = simulate(_inputs(name, load, shape), setup, costs.scaled(pace))
-    measured, again = (replay(_inputs(name, load, shape), setup, loaded, costs) for _ in range(2))
+    """One scheduler; ``loads``: of the run before, and of the one that is predicted.
+
+    Requests that fail measured or predicted are counted, and left out of everything else.
+    """
+    before, load = (
+        [*(whole(crawler(each, shape)) if scheduler == "vLLM-NS" else crawler(each, shape))] for each in loads
+    )
+    pace = replay(before, setup, loaded, costs).pace
+    simulated = simulate(iter(load), setup, costs.scaled(pace))
+    measured, again = (replay(load, setup, loaded, costs) for _ in range(2))
     answered = simulated.answered & (measured.ttft_ns != NEVER) & (again.ttft_ns != NEVER)
     columns, ours = simulated.columns, measured.ttft_ns[answered]
     predicted = (columns["first_token_ns"] - columns["last_input_ns"])[answered]
     preemptions = int(columns["swaps"].sum() + columns["recomputes"].sum())
-    return compared(
-        name,
-        setting,
-        quantiles(ours / 1e9, *_AT),
-        quantiles(predicted / 1e9, *_AT),
-        (_median_error(predicted, ours), _median_error(again.ttft_ns[answered], ours)),
-        (measured.pace, pace),
-        (measured.preempted, preemptions),
-        int((~answered).sum()),
-    )
-
-
-def _inputs(name: str, load: Load, shape: Retrieval) -> Iterator[Input]:
-    pieces = crawler(load, shape)
-    return iter(whole(pieces) if name == "vLLM-NS" else pieces)
+    figure = partial(Figure, setting=setting)
+    for name, at in AT.items():
+        seconds, told = (quantiles(ns / 1e9, at)[0] for ns in (ours, predicted))
+        yield figure(f"TTFT {name}", seconds, "s", against="predicted", reference=told)
+    error, least = _median_error(predicted, ours), _median_error(again.ttft_ns[answered], ours)
+    goal = Goal(0.2, of="ours")
+    yield figure("median error", error, "share", against="second run", reference=least, goal=goal)
+    yield figure("pace", measured.pace, against="run before", reference=pace)
+    yield figure("preemptions", measured.preempted, against="predicted", reference=preemptions)
+    yield figure("failed", int((~answered).sum()))
 
 
 def _median_error(one: NDArray[np.int64], other: NDArray[np.int64]) -> float:

@@ -8,7 +8,7 @@ overtaken without end, which is what the paper's bound on k-LPM rules out.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, product
 from math import inf
@@ -20,9 +20,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.engine.contenders import embedded
 from bench.figures import Figure, Goal, Setting, over_better, quantiles
 from bench.run import Run, spread
-from bench.scheduler import models
 from bench.scheduler.predicted import limits, profile, rate
 from bench.scheduler.replay import Replayed, replay
 from engine.model.loading import LoadedModel
@@ -30,7 +30,7 @@ from scheduler.costs import CostModel
 from scheduler.costs import load as profile_named
 from scheduler.policies import Ordering
 from scheduler.simulation.inputs import Input, merged
-from scheduler.simulation.run import Setup, simulate
+from scheduler.simulation.run import Setup, paper_limits, simulate
 from scheduler.simulation.tokens import Segments
 from scheduler.simulation.workload import Library
 
@@ -67,9 +67,8 @@ TINY = Shape(16, (256, 448), (32, 64))
 class Sizes:
     """Rates as parts of what the device computes without reuse; ``pool`` in prompts.
 
-    The engine's part: ``real_requests`` at each of ``real_rates``. A run whose pace shows
-    that something else had the machine is made again, up to ``tries`` in all. ``processes``: of the
-    simulated part; 0 runs it in this one.
+    ``real_...``: of the part on the engine, where a run whose pace shows that something else had the machine
+    is made again, up to ``tries`` in all. ``processes``: of the simulated part; 0 runs it in this one.
     """
 
     rates: Sequence[float] = (0.8, 1.0, 1.2, 1.5)
@@ -100,40 +99,32 @@ class Case:
     requests: int
     pool: int
     k: int
+    batch_tokens: int | None = None  # the paper's
 
     @property
     def setup(self) -> Setup:
-        """Without its limits."""
+        """Of pool and scheduler."""
+        pool = int(self.pool * self.shape.mean)
         return Setup(
-            int(self.pool * self.shape.mean),
+            pool,
             block_size=_BLOCK,
             ordering=Ordering(self.policy, self.k),
+            limits=limits(self.batch_tokens, pool) if self.batch_tokens else paper_limits(),
             prefix_cache=True,
             seed=self.seed,
         )
 
 
 QUICK = Sizes(
-    rates=(1.2,),
-    requests=24,
-    seeds=(0,),
-    processes=0,
-    real_rates=(50.0,),
-    real_requests=4,
-    real_seeds=(0,),
-    batch_tokens=64,
-    quick_profile=True,
-)
+    rates=(1.2,), requests=24, seeds=(0,), processes=0, real_rates=(50.0,), real_requests=4,
+    real_seeds=(0,), batch_tokens=64, quick_profile=True,
+)  # fmt: skip
 
 
 class Row(NamedTuple):
     """One run; TTFT in seconds. ``reused``: part of the prompts' tokens that were in the prefix cache."""
 
-    load: str
-    part: float
-    qps: float
-    policy: str
-    seed: int
+    case: Case
     p50_s: float
     p99_s: float
     reused: float
@@ -146,71 +137,64 @@ def measure(run: Run) -> Iterator[Figure]:
     computes without reuse. *Over the better*: of FCFS and LPM, on the same requests, geometric mean over
     seeds and two standard errors to either side.
     """
-    sizes = QUICK if run.quick else Sizes()
+    sizes, loaded = QUICK if run.quick else Sizes(), embedded(run)
     costs = profile_named(sizes.profile)
     cases = _cases(sizes, PAPER, rate(costs, PAPER.mean), sizes.rates, sizes.seeds, sizes.requests)
-    simulated = spread(partial(_foretold, costs), [(case, case.setup) for case in cases], sizes.processes)
-    loaded = models.embedded(run)
+    simulated = spread(partial(_foretold, costs), cases, sizes.processes)
     here = profile(loaded, sizes.batch_tokens, 1024, quick=sizes.quick_profile)
     tiny = partial(_cases, sizes, TINY, rate(here, TINY.mean), sizes.real_rates)
-    cases = tiny(sizes.seeds, sizes.real_requests)
-    runs = [(case, _real_setup(sizes, case)) for case in cases]
-    foreseen = spread(partial(_foretold, here), runs, sizes.processes)
-    real = _real(sizes, tiny(sizes.real_seeds, sizes.real_requests), loaded, here, run.say)
-    yield from figures(real, "On the engine, embedded model", sizes.k)
-    yield from figures(simulated, f"Simulated, {sizes.profile}", sizes.k)
-    yield from figures(foreseen, "The engine's load, simulated under the profile measured here", sizes.k)
+    cases = tiny(sizes.seeds, sizes.real_requests, sizes.batch_tokens)
+    foreseen = spread(partial(_foretold, here), cases, sizes.processes)
+    cases = tiny(sizes.real_seeds, sizes.real_requests, sizes.batch_tokens)
+    real = _real(cases, sizes.tries, loaded, here, run.say)
+    yield from figures(real, "On the engine, embedded model")
+    yield from figures(simulated, f"Simulated, {sizes.profile}")
+    yield from figures(foreseen, "The engine's load, simulated under the profile measured here")
 
 
-def figures(rows: Sequence[Row], where: str, k: int) -> Iterator[Figure]:
+def figures(rows: Sequence[Row], where: str) -> Iterator[Figure]:
     """By load and rate: P99 of each policy, and k-LPM's over the better of FCFS and LPM."""
-    for (load, part, qps), same in groupby(sorted(rows, key=_rate), _rate):
-        runs = sorted(same, key=lambda row: row.seed)
-        by = {policy: [row for row in runs if row.policy == policy] for policy in POLICIES}
+    for (load, part, qps, k), same in groupby(sorted(rows, key=_rate), _rate):
+        runs = sorted(same, key=lambda row: row.case.seed)
+        by = {policy: [row for row in runs if row.case.policy == policy] for policy in POLICIES}
         setting: Setting = {"k": k, "load": load, "rate": part, "a second": round(qps, 1)}
+        figure = partial(Figure, setting=setting, n=len(by["klpm"]))
         p99 = {policy: [row.p99_s for row in by[policy]] for policy in POLICIES}
         for policy in POLICIES:
-            name, n = f"{policy} P99", len(p99[policy])
-            yield Figure(name, median(p99[policy]), "s", where, setting, n=n, samples=p99[policy])
+            yield figure(f"{policy} P99", median(p99[policy]), "s", where, samples=p99[policy])
         for policy in ("klpm", "klpm-adaptive"):
             over, low, high = over_better(p99[policy], [p99["fcfs"], p99["lpm"]])
             goal = Goal(1.0, of="ours") if policy == "klpm" else None
-            name = f"{policy} over the better"
-            yield Figure(name, over, "", where, setting, goal=goal, n=len(p99[policy]), low=low, high=high)
+            yield figure(f"{policy} over the better", over, table=where, goal=goal, low=low, high=high)
         also = f"{where}: medians, reuse and pace"
         for policy in POLICIES:
             p50, reused, pace = zip(*((row.p50_s, row.reused, row.pace) for row in by[policy]), strict=True)
-            yield Figure(f"{policy} P50", median(p50), "s", also, setting, n=len(p50), samples=list(p50))
-            yield Figure(f"{policy} reused", median(reused), "share", also, setting, n=len(p50))
+            yield figure(f"{policy} P50", median(p50), "s", also, samples=list(p50))
+            yield figure(f"{policy} reused", median(reused), "share", also)
             if set(pace) != {1.0}:  # simulated time has no pace
-                yield Figure(f"{policy} pace", median(pace), "", also, setting, n=len(p50))
+                yield figure(f"{policy} pace", median(pace), "", also)
 
 
-_rate = attrgetter("load", "part", "qps")
-_request_set = attrgetter("load", "part", "seed")
-"""What decides a run's requests: all but the policy."""
+def _rate(row: Row) -> tuple[str, float, float, int]:
+    return row.case.load, row.case.part, row.case.qps, row.case.k
 
 
 def _real(
-    sizes: Sizes, cases: Sequence[Case], loaded: LoadedModel, costs: CostModel, say: Callable[[str], None]
+    cases: Sequence[Case], tries: int, loaded: LoadedModel, costs: CostModel, say: Callable[[str], None]
 ) -> list[Row]:
     """Runs on the engine. What is compared runs side by side: the machine's speed changes within minutes."""
     rows: list[Row] = []
     least = inf
-    for (load, part, seed), same in groupby(sorted(cases, key=_request_set), _request_set):
+    requests = attrgetter("load", "part", "seed")  # all but the policy decides a run's requests
+    for (load, part, seed), same in groupby(sorted(cases, key=requests), requests):
         policies = list(same)
         first = seed % len(policies)  # by turns: whatever the first finds, each finds it
         for case in policies[first:] + policies[:first]:
             say(f"engine, {load} at {part:g}, {case.policy}, seed {seed} ...")
-            setup = _real_setup(sizes, case)
-            found = steady(lambda: replay(inputs(case), setup, loaded, costs), least, sizes.tries)  # noqa: B023
+            found = steady(lambda: replay(inputs(case), case.setup, loaded, costs), least, tries)  # noqa: B023
             least = min(least, found.pace)
             rows.append(_row(case, found.ttft_ns, found.reused, found.pace))
     return rows
-
-
-def _real_setup(sizes: Sizes, case: Case) -> Setup:
-    return replace(case.setup, limits=limits(sizes.batch_tokens, case.setup.pool_tokens))
 
 
 def steady(run: Callable[[], Replayed], least: float, tries: int) -> Replayed:
@@ -247,17 +231,22 @@ def inputs(case: Case) -> Iterator[Input]:
 
 
 def _cases(
-    sizes: Sizes, shape: Shape, qps: float, rates: Sequence[float], seeds: Sequence[int], requests: int
+    sizes: Sizes,
+    shape: Shape,
+    qps: float,
+    rates: Sequence[float],
+    seeds: Sequence[int],
+    requests: int,
+    batch_tokens: int | None = None,
 ) -> list[Case]:
     return [
-        Case(load, shape, part, part * qps, policy, seed, requests, sizes.pool, sizes.k)
+        Case(load, shape, part, part * qps, policy, seed, requests, sizes.pool, sizes.k, batch_tokens)
         for load, part, policy, seed in product(("sessions", "regulars"), rates, POLICIES, seeds)
     ]
 
 
-def _foretold(costs: CostModel, run: tuple[Case, Setup]) -> Row:
-    case, setup = run
-    result = simulate(inputs(case), setup, costs)
+def _foretold(costs: CostModel, case: Case) -> Row:
+    result = simulate(inputs(case), case.setup, costs)
     if result.failures:
         raise RuntimeError(f"{case.policy}: requests failed: {result.failures}")
     columns = result.columns
@@ -266,4 +255,4 @@ def _foretold(costs: CostModel, run: tuple[Case, Setup]) -> Row:
 
 def _row(case: Case, ttft_ns: NDArray[np.int64], reused: float, pace: float = 1.0) -> Row:
     p50, p99 = quantiles(ttft_ns / 1e9, 0.5, 0.99)
-    return Row(case.load, case.part, case.qps, case.policy, case.seed, p50, p99, reused, pace)
+    return Row(case, p50, p99, reused, pace)

@@ -16,15 +16,12 @@ from engine.device import in_own_thread
 from engine.engine import Engine
 from engine.model.loading import LoadedModel
 from engine.step import Chunk, SampledToken
-from regions.prompt import StreamingPrompt
 from regions.watch import PrefixWatch
 from scheduler.costs import CostModel, spans_of
-from scheduler.policies import Ordering
 from scheduler.request import Event, Request, RequestSpec
 from scheduler.scheduler import Scheduler
 from scheduler.simulation.inputs import Input
 from scheduler.simulation.run import NEVER, Setup, go_on
-from scheduler.simulation.tokens import Segments
 from scheduler.types import PriorityClass
 from scheduler.worker import Worker
 
@@ -46,14 +43,6 @@ class Replayed:
     preempted: int
     reused: float
     pace: float
-
-
-def replay(inputs: Iterable[Input], setup: Setup, loaded: LoadedModel, costs: CostModel) -> Replayed:
-    """Run a workload to its end on a new engine of ``setup``'s pool, without a host tier.
-
-    TTFT counts from the last input, as in the simulator. Raises RuntimeError when requests do not end.
-    """
-    return _Replay(setup, loaded, costs).run(inputs)
 
 
 class _Timed(Scheduler):
@@ -81,93 +70,75 @@ class _Counting:
         return self._executor.execute(batch)
 
 
-class _Replay:
-    def __init__(self, setup: Setup, loaded: LoadedModel, costs: CostModel) -> None:
-        self.engine = in_own_thread(
-            lambda: Engine(
-                loaded,
-                blocks=setup.pool_tokens // setup.block_size,
-                block_size=setup.block_size,
-                frame_limit=loaded.max_positions,
-                cache_tokens=None if setup.prefix_cache else 0,
+def replay(inputs: Iterable[Input], setup: Setup, loaded: LoadedModel, costs: CostModel) -> Replayed:
+    """Run a workload to its end on a new engine of ``setup``'s pool, without a host tier.
+
+    TTFT counts from the last input, as in the simulator. Raises RuntimeError when requests do not end.
+    """
+    engine = in_own_thread(
+        lambda: Engine(
+            loaded,
+            blocks=setup.pool_tokens // setup.block_size,
+            block_size=setup.block_size,
+            frame_limit=loaded.max_positions,
+            cache_tokens=None if setup.prefix_cache else 0,
+        )
+    )
+    executor = _Counting(engine, costs)
+    scheduler = _Timed(
+        executor,
+        engine.pool,
+        setup.limits,
+        time.monotonic_ns,
+        ordering=setup.ordering,
+        costs=costs,
+        index=PrefixWatch(engine.cache) if setup.ordering.by_prefix else None,
+        rng=random.Random(setup.seed),
+    )
+    requests = _run(scheduler, engine, inputs)
+    preempted = sum(len(request.preempted_by) for request in requests)
+    reused = sum(request.cached_tokens for request in requests) / sum(len(r.prompt) for r in requests)
+    ttft = np.array([_ttft_ns(request) for request in requests], np.int64)
+    return Replayed(ttft, preempted, reused, scheduler.busy_ns / executor.told_ns)
+
+
+def _run(scheduler: Scheduler, engine: Engine, inputs: Iterable[Input]) -> list[Request]:
+    """Feed ``inputs`` at their times and wait for all requests; they in order of opening."""
+    # ids of the model's vocabulary: what differs may agree by chance, what agrees agrees
+    vocabulary = int(engine.model.model.config.vocab_size) - _SPECIAL
+    requests: dict[int, Request] = {}
+    ended = threading.Semaphore(0)
+    worker = Worker(scheduler)
+    worker.start()
+    try:
+        began = time.monotonic_ns()
+        for piece in inputs:
+            time.sleep(max(0.0, (began + piece.time_ns - time.monotonic_ns()) / 1e9))
+            tokens = [_SPECIAL + token % vocabulary for token in piece.tokens]
+            if piece.op != "open":
+                go_on(scheduler, requests[piece.request].id, piece, tokens)
+                continue
+            spec = RequestSpec(
+                PriorityClass.POOL,
+                "",
+                tokens,
+                piece.max_tokens,
+                lambda request: ended.release(),
+                open_prompt=engine.open_stream,
+                complete=piece.last,
             )
-        )
-        self.vocabulary = int(loaded.model.config.vocab_size) - _SPECIAL
-        ordering: Ordering = setup.ordering
-        self.executor = _Counting(self.engine, costs)
-        self.scheduler = _Timed(
-            self.executor,
-            self.engine.pool,
-            setup.limits,
-            time.monotonic_ns,
-            ordering=ordering,
-            costs=costs,
-            index=PrefixWatch(self.engine.cache) if ordering.by_prefix else None,
-            rng=random.Random(setup.seed),
-        )
-        self.requests: dict[int, Request] = {}
-        self.open = 0
-        self.ended = threading.Condition()
+            requests[piece.request] = Request(spec)
+            scheduler.submit(requests[piece.request])
+        deadline = time.monotonic() + _DRAIN_S
+        for left in range(len(requests), 0, -1):
+            if not ended.acquire(timeout=max(0.0, deadline - time.monotonic())):
+                raise RuntimeError(f"{left} requests are still under way")
+    finally:
+        worker.stop(0.0)
+    return [requests[number] for number in sorted(requests)]
 
-    def run(self, inputs: Iterable[Input]) -> Replayed:
-        worker = Worker(self.scheduler)
-        worker.start()
-        try:
-            began = time.monotonic_ns()
-            for piece in inputs:
-                time.sleep(max(0.0, (began + piece.time_ns - time.monotonic_ns()) / 1e9))
-                self.feed(piece)
-            with self.ended:
-                if not self.ended.wait_for(lambda: self.open == 0, _DRAIN_S):
-                    raise RuntimeError(f"{self.open} requests are still under way")
-        finally:
-            worker.stop(0.0)
-        return self.result()
 
-    def feed(self, piece: Input) -> None:
-        tokens = self.tokens(piece.tokens)
-        if piece.op == "open":
-            request = Request(
-                RequestSpec(
-                    PriorityClass.POOL,
-                    "",
-                    tokens,
-                    piece.max_tokens,
-                    self.done,
-                    open_prompt=self.reader,
-                    complete=piece.last,
-                )
-            )
-            with self.ended:
-                self.open += 1
-            self.requests[piece.request] = request
-            self.scheduler.submit(request)
-            return
-        go_on(self.scheduler, self.requests[piece.request].id, piece, tokens)
-
-    def tokens(self, tokens: Segments) -> list[int]:
-        """Ids of the model's vocabulary: what differs may agree by chance, what agrees agrees."""
-        return [_SPECIAL + token % self.vocabulary for token in tokens]
-
-    def reader(self) -> StreamingPrompt:
-        return self.engine.open_stream()
-
-    def done(self, request: Request) -> None:
-        with self.ended:
-            self.open -= 1
-            self.ended.notify_all()
-
-    def result(self) -> Replayed:
-        requests = [self.requests[number] for number in sorted(self.requests)]
-        ttft = []
-        for request in requests:
-            first = request.first(Event.KV_ON_GPU)
-            failed = first is None or request.error is not None
-            ttft.append(NEVER if failed else cast("int", first) - request.last_chunk_ns)
-        prompts = sum(len(request.prompt) for request in requests)
-        return Replayed(
-            np.array(ttft, np.int64),
-            sum(len(request.preempted_by) for request in requests),
-            sum(request.cached_tokens for request in requests) / prompts,
-            self.scheduler.busy_ns / self.executor.told_ns,
-        )
+def _ttft_ns(request: Request) -> int:
+    first = request.first(Event.KV_ON_GPU)
+    failed = first is None or request.error is not None
+    return NEVER if failed else cast("int", first) - request.last_chunk_ns

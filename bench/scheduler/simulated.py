@@ -1,22 +1,19 @@
 """The workloads of *Stream2LLM* in simulated time: all policies by request rate, then under memory pressure.
 
-The same requests go through every scheduler. `vLLM-NS` gets each prompt when it is complete, the others
-piece by piece; TTFT counts from the last piece in every case. Runs are independent of one another and of
-the machine, so they are spread over processes.
+`vLLM-NS` gets each prompt when it is complete, the others piece by piece. Runs are independent of one another
+and of the machine, so they are spread over processes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import combinations, groupby
-from operator import attrgetter
+from itertools import combinations, groupby, product
 
 import numpy as np
-from numpy.typing import NDArray
 
-from bench.figures import Figure, Goal, Setting, over_better, quantiles
+from bench.figures import AT, Figure, Goal, Setting, over_better, quantiles
 from bench.run import Run, spread
 from bench.scheduler import paper
 from scheduler.costs import load
@@ -37,7 +34,6 @@ PUBLISHED = {"lcas-fair": "lcas"}
 _JUDGED = ("fcfs", "lcas", "lcas-fair")
 """Those that must never be slower than vLLM-NS."""
 _TITLES = {"crawler": "Crawler (append mode)", "anns": "ANNS (update mode)"}
-_AT = (0.5, 0.95, 0.99)
 _MANY = 10_000
 """Invalidated tokens of a request that count as many (section 6.5)."""
 
@@ -64,21 +60,9 @@ class Sizes:
 
     workloads: Sequence[Workload] = (CRAWLER, ANNS)
     profiles: Sequence[str] = ("h200-saturation", "h200-paper")
-    evictions: Sequence[str] = ("recompute", "swap", "cost")
+    evictions: Sequence[str] = paper.EVICTIONS
     pool_tokens: int = POOL_TOKENS
     processes: int = 2
-
-
-@dataclass(frozen=True)
-class Case:
-    """One row: a workload under one scheduler."""
-
-    workload: Workload
-    qps: float
-    delay: float
-    scheduler: str
-    eviction: str
-    profile: str
 
 
 QUICK = Sizes(
@@ -91,6 +75,23 @@ QUICK = Sizes(
 
 
 @dataclass(frozen=True)
+class Case:
+    """A workload under one scheduler."""
+
+    workload: Workload
+    qps: float
+    delay: float
+    scheduler: str
+    eviction: str
+    profile: str
+
+    @property
+    def published(self) -> str:
+        """The scheduler's name in the paper."""
+        return PUBLISHED.get(self.scheduler, self.scheduler)
+
+
+@dataclass(frozen=True)
 class Row:
     """All seeds of one case; ``ttft_s``: P50, P95 and P99 of all their requests together.
 
@@ -98,12 +99,7 @@ class Row:
     of a run. ``many``: part of the requests of which more than 10,000 tokens were invalidated.
     """
 
-    workload: str
-    profile: str
-    qps: float
-    delay: float
-    scheduler: str
-    eviction: str
+    case: Case
     requests: int
     failed: int
     mean_s: float
@@ -125,202 +121,179 @@ def measure(run: Run) -> Iterator[Figure]:
     streaming policies over that of the fastest.
     """
     sizes = QUICK if run.quick else Sizes()
-    rates = list(_rates(sizes))
-    rows = spread(partial(_run, sizes.pool_tokens), [*rates, *_pressed(sizes)], sizes.processes)
-    yield from figures(rows[: len(rates)], rows[len(rates) :], sizes.pool_tokens)
-
-
-def figures(rates: Sequence[Row], pressed: Sequence[Row], pool_tokens: int) -> Iterator[Figure]:
-    """By rate and under pressure, with what the paper has of each."""
+    cases = [*_rates(sizes), *_pressed(sizes)]
+    rows = spread(partial(_run, sizes.pool_tokens), cases, sizes.processes)
+    n = len(list(_rates(sizes)))
+    rates, pressed = rows[:n], rows[n:]
     yield from orders(rates)
     yield from choices(pressed)
-    for (workload, profile), rows in groupby(rates, lambda row: (row.workload, row.profile)):
-        for _, same in groupby(rows, lambda row: row.qps):
-            yield from by_rate(list(same), f"{_TITLES[workload]} by rate, {profile}", pool_tokens)
-    for (workload, profile), rows in groupby(pressed, lambda row: (row.workload, row.profile)):
-        yield from under_pressure(list(rows), f"{_TITLES[workload]} under memory pressure, {profile}")
+    for (workload, profile, _), same in groupby(rates, _rate):
+        yield from by_rate(list(same), f"{_TITLES[workload]} by rate, {profile}", sizes.pool_tokens)
+    for (workload, profile, _), same in groupby(pressed, _rate):
+        yield from under_pressure(list(same), f"{_TITLES[workload]} under memory pressure, {profile}")
+
+
+def _rate(row: Row) -> tuple[str, str, float]:
+    return row.case.workload.name, row.case.profile, row.case.qps
 
 
 def by_rate(rows: Sequence[Row], table: str, pool_tokens: int) -> Iterator[Figure]:
     """All schedulers at one rate."""
     base, streaming = (_named(rows, name) for name in ("vLLM-NS", "vLLM-S"))
     for row in rows:
+        case, rate = row.case, (row.case.workload.name, row.case.qps)
         setting: Setting = {
-            "requests": row.requests, "pool": pool_tokens, "QPS": row.qps, "scheduler": row.scheduler,
+            "requests": row.requests, "pool": pool_tokens, "QPS": case.qps, "scheduler": case.scheduler,
         }  # fmt: skip
-        yield from _seconds(row, table, setting)
-        yield Figure("busy", row.busy, "share", table, setting)
+        figure = partial(Figure, table=table, setting=setting)
+        yield from _seconds(row, figure)
+        yield figure("busy", row.busy, "share")
         if row is not base:
-            of = {
-                at: g
-                for (*key, at), g in paper.SPEED_UPS.items()
-                if key == [row.workload, row.qps, _published(row)]
-            }
-            goal = Goal(1.0, "at least", "ours") if row.scheduler in _JUDGED else None
-            yield from _speed_ups(row, base, table, setting, of, goal)
-            over = paper.OVER_STREAMING.get((row.workload, row.qps, _published(row)))
+            theirs = {at: v for (*key, at), v in paper.SPEED_UPS.items() if key == [*rate, case.published]}
+            goal = Goal(1.0, "at least", "ours") if case.scheduler in _JUDGED else None
+            yield from _speed_ups(row, base, figure, theirs, goal)
+            over = paper.OVER_STREAMING.get(rate, {}).get(case.published)
             ours = streaming.ttft_s[1] / row.ttft_s[1]
-            yield Figure("P95 over vLLM-S", ours, "", table, setting, "paper" if over else "", over)
+            yield figure("P95 over vLLM-S", ours, against="paper" if over else "", reference=over)
 
 
 def orders(rates: Sequence[Row]) -> Iterator[Figure]:
     """At each rate: how far the policies are apart at P95, and how many pairs are in the paper's order."""
-    for (workload, profile, qps), rows in groupby(rates, lambda row: (row.workload, row.profile, row.qps)):
-        p95 = {row.scheduler: row.ttft_s[1] for row in rows if row.scheduler != "vLLM-NS"}
+    for (workload, profile, qps), rows in groupby(rates, _rate):
+        p95 = {row.case.scheduler: row.ttft_s[1] for row in rows if row.case.scheduler != "vLLM-NS"}
         published = {PUBLISHED.get(name, name): value for name, value in p95.items()} | p95
         theirs = paper.order(workload, qps)
         pairs = list(combinations([name for name in theirs if name in published], 2))
         setting: Setting = {"workload": workload, "profile": profile, "QPS": qps}
+        figure = partial(Figure, table="Order of policies at P95", setting=setting)
         spread = max(theirs.values()) / min(theirs.values()) if theirs else None
-        name, table = "spread of policies", "Order of policies at P95"
         ours = max(p95.values()) / min(p95.values())
-        yield Figure(name, ours, "", table, setting, "paper" if spread else "", spread)
+        yield figure("spread of policies", ours, against="paper" if spread else "", reference=spread)
         if pairs:
             agreeing = sum((published[a] < published[b]) == (theirs[a] > theirs[b]) for a, b in pairs)
             goal, of = Goal(1.0, "at least"), "pairs the paper orders"
-            yield Figure(
-                "pairs in the paper's order", agreeing, "", table, setting, of, len(pairs), goal=goal
-            )
+            yield figure("pairs in the paper's order", agreeing, against=of, reference=len(pairs), goal=goal)
 
 
 def choices(pressed: Sequence[Row]) -> Iterator[Figure]:
     """P99 of the choice by cost over that of the better pure eviction, and the share it swaps."""
-    key = attrgetter("profile", "workload", "scheduler")
+
+    def key(row: Row) -> tuple[str, str, str]:
+        return row.case.profile, row.case.workload.name, row.case.scheduler
+
     for (profile, workload, scheduler), rows in groupby(sorted(pressed, key=key), key):
-        same = {row.eviction: row for row in rows}
-        setting: Setting = {
-            "workload": workload, "profile": profile, "scheduler": scheduler,
-        }  # fmt: skip
+        same = {row.case.eviction: row for row in rows}
         pure = [row.p99_s for name, row in same.items() if name != "cost"]
-        table = "Choosing the eviction by cost"
         if scheduler == "vLLM-NS" or not pure or "cost" not in same:
             continue
+        setting: Setting = {"workload": workload, "profile": profile, "scheduler": scheduler}
+        figure = partial(Figure, table="Choosing the eviction by cost", setting=setting)
         chosen = same["cost"]
         over, low, high = over_better(chosen.p99_s, pure)
         goal = Goal(1.0, of="ours") if scheduler in _JUDGED else None
-        name, n = "P99 over the better pure eviction", len(chosen.p99_s)
-        yield Figure(name, over, "", table, setting, goal=goal, n=n, low=low, high=high)
+        n = len(chosen.p99_s)
+        yield figure("P99 over the better pure eviction", over, goal=goal, n=n, low=low, high=high)
         if victims := chosen.swaps + chosen.recomputes:
-            share = chosen.swaps / victims
-            yield Figure("victims swapped", share, "share", table, setting, "paper", paper.SWAPPED[workload])
+            theirs = paper.SWAPPED[workload]
+            yield figure(
+                "victims swapped", chosen.swaps / victims, "share", against="paper", reference=theirs
+            )
 
 
 def under_pressure(rows: Sequence[Row], table: str) -> Iterator[Figure]:
     """All schedulers and evictions of one workload."""
     base = _named(rows, "vLLM-NS")
     for row in rows:
+        case = row.case
         setting: Setting = {
-            "QPS": row.qps, "times the delays": row.delay, "scheduler": row.scheduler,
-            "eviction": "" if row is base else row.eviction,
+            "QPS": case.qps, "times the delays": case.delay, "scheduler": case.scheduler,
+            "eviction": "" if row is base else case.eviction,
         }  # fmt: skip
-        yield from _seconds(row, table, setting)
+        figure = partial(Figure, table=table, setting=setting)
+        yield from _seconds(row, figure)
         if row is base:
-            for name, ours, theirs in zip(
-                ("P50", "P99"), row.ttft_s[::2], paper.PRESSED_BASE[row.workload], strict=True
-            ):
-                yield Figure(f"TTFT {name}", ours, "s", table, setting, "paper", theirs)
+            theirs = paper.PRESSED_BASE[case.workload.name]
+            for name, ours, reference in zip(("P50", "P99"), row.ttft_s[::2], theirs, strict=True):
+                yield figure(f"TTFT {name}", ours, "s", against="paper", reference=reference)
             continue
-        at, key = paper.EVICTIONS.index(row.eviction), (row.workload, _published(row))
-        gains = {"P50": paper.PRESSED_P50[key][at], "P99": paper.PRESSED_P99[key][at]}
-        yield from _speed_ups(row, base, table, setting, gains)
-        yield Figure("swapped", row.swaps, "", table, setting)
-        yield Figure("recomputed", row.recomputes, "", table, setting)
-        preemptions = row.swaps + row.recomputes
-        yield Figure("preemptions", preemptions, "", table, setting, "paper", paper.PREEMPTIONS[key][at])
-        yield Figure("over 10,000 invalidated", row.many, "share", table, setting)
-        yield Figure("failed", row.failed, "", table, setting)
+        at = paper.EVICTIONS.index(case.eviction)
+        p50, p99, preemptions = (each[at] for each in paper.PRESSED[case.workload.name, case.published])
+        yield from _speed_ups(row, base, figure, {"P50": p50, "P99": p99})
+        yield figure("swapped", row.swaps)
+        yield figure("recomputed", row.recomputes)
+        yield figure("preemptions", row.swaps + row.recomputes, against="paper", reference=preemptions)
+        yield figure("over 10,000 invalidated", row.many, "share")
+        yield figure("failed", row.failed)
 
 
-def _seconds(row: Row, table: str, setting: Setting) -> Iterator[Figure]:
-    yield Figure("TTFT mean", row.mean_s, "s", table, setting)
-    for name, value in zip(("P50", "P95", "P99"), row.ttft_s, strict=True):
+def _seconds(row: Row, figure: Callable[..., Figure]) -> Iterator[Figure]:
+    yield figure("TTFT mean", row.mean_s, "s")
+    for name, value in zip(AT, row.ttft_s, strict=True):
         samples = list(row.p99_s) if name == "P99" else []
-        yield Figure(f"TTFT {name}", value, "s", table, setting, n=row.requests, samples=samples)
-    yield Figure("completion", row.completion_s, "s", table, setting)
+        yield figure(f"TTFT {name}", value, "s", n=row.requests, samples=samples)
+    yield figure("completion", row.completion_s, "s")
 
 
 def _speed_ups(
     row: Row,
     base: Row,
-    table: str,
-    setting: Setting,
+    figure: Callable[..., Figure],
     theirs: Mapping[str, float | paper.Range],
-    goal: Goal | None = None,
+    p99_goal: Goal | None = None,
 ) -> Iterator[Figure]:
-    for name, ours, other in zip(("P50", "P95", "P99"), row.ttft_s, base.ttft_s, strict=True):
+    for name, ours, other in zip(AT, row.ttft_s, base.ttft_s, strict=True):
         reference = theirs.get(name)
-        against = "paper" if reference else ""
-        mine = goal if name == "P99" else None
-        yield Figure(f"{name} speed-up", other / ours, "", table, setting, against, reference, goal=mine)
-
-
-def _published(row: Row) -> str:
-    return PUBLISHED.get(row.scheduler, row.scheduler)
+        against, goal = "paper" if reference else "", p99_goal if name == "P99" else None
+        yield figure(f"{name} speed-up", other / ours, against=against, reference=reference, goal=goal)
 
 
 def _named(rows: Sequence[Row], scheduler: str) -> Row:
-    return next(row for row in rows if row.scheduler == scheduler)
+    return next(row for row in rows if row.case.scheduler == scheduler)
 
 
 def _rates(sizes: Sizes) -> Iterator[Case]:
-    for profile in sizes.profiles:
-        for workload in sizes.workloads:
-            for qps in workload.qps:
-                for scheduler in SCHEDULERS:
-                    yield Case(workload, qps, 1.0, scheduler, "cost", profile)
+    for profile, workload in product(sizes.profiles, sizes.workloads):
+        for qps, scheduler in product(workload.qps, SCHEDULERS):
+            yield Case(workload, qps, 1.0, scheduler, "cost", profile)
 
 
 def _pressed(sizes: Sizes) -> Iterator[Case]:
-    for profile in sizes.profiles:
-        for workload in sizes.workloads:
-            base = Case(workload, workload.pressed_qps, workload.delay, "vLLM-NS", "cost", profile)
-            yield base
-            for scheduler in list(SCHEDULERS)[1:]:
-                for eviction in sizes.evictions:
-                    yield replace(base, scheduler=scheduler, eviction=eviction)
+    for profile, workload in product(sizes.profiles, sizes.workloads):
+        base = Case(workload, workload.pressed_qps, workload.delay, "vLLM-NS", "cost", profile)
+        yield base
+        for scheduler, eviction in product(list(SCHEDULERS)[1:], sizes.evictions):
+            yield replace(base, scheduler=scheduler, eviction=eviction)
 
 
 def _run(pool_tokens: int, case: Case) -> Row:
     results = [_simulated(pool_tokens, case, seed) for seed in case.workload.seeds]
-    ttft = _joined(result.ttft_ns for result in results) / 1e9
-    invalidated = _joined(result.columns["invalidated_tokens"] for result in results)
+    ttft = np.concatenate([result.ttft_ns for result in results]) / 1e9
+    invalidated = np.concatenate([result.columns["invalidated_tokens"] for result in results])
+    swaps, recomputes = (
+        float(np.mean([result.columns[column].sum() for result in results]))
+        for column in ("swaps", "recomputes")
+    )
     return Row(
-        workload=case.workload.name,
-        profile=case.profile,
-        qps=case.qps,
-        delay=case.delay,
-        scheduler=case.scheduler,
-        eviction=case.eviction,
+        case,
         requests=sum(len(result.answered) for result in results),
         failed=sum(int((~result.answered).sum()) for result in results),
         mean_s=float(ttft.mean()),
-        ttft_s=quantiles(ttft.tolist(), *_AT),
+        ttft_s=quantiles(ttft, *AT.values()),
         p99_s=[float(np.quantile(result.ttft_ns / 1e9, 0.99)) for result in results],
         completion_s=float(np.mean([result.ended_ns / 1e9 for result in results])),
         busy=float(np.mean([result.busy_ns / result.ended_ns for result in results])),
-        swaps=_mean(results, "swaps"),
-        recomputes=_mean(results, "recomputes"),
+        swaps=swaps,
+        recomputes=recomputes,
         many=float((invalidated > _MANY).mean()),
     )
 
 
 def _simulated(pool_tokens: int, case: Case, seed: int) -> Result:
     inputs = WORKLOADS[case.workload.name](Load(case.qps, case.workload.requests, case.delay, seed))
-    if case.scheduler == "vLLM-NS":
-        inputs = whole(inputs)
     setup = Setup(
         pool_tokens,
         host_tokens=pool_tokens,
         ordering=Ordering(SCHEDULERS[case.scheduler]),
         limits=paper_limits(eviction=case.eviction),
     )
-    return simulate(inputs, setup, load(case.profile))
-
-
-def _joined(parts: Iterable[NDArray[np.int64]]) -> NDArray[np.int64]:
-    return np.concatenate(list(parts))
-
-
-def _mean(results: Sequence[Result], column: str) -> float:
-    """Sum over a run's requests, the mean of the runs."""
-    return float(np.mean([result.columns[column].sum() for result in results]))
+    return simulate(whole(inputs) if case.scheduler == "vLLM-NS" else inputs, setup, load(case.profile))

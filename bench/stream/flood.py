@@ -6,22 +6,46 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 
+from feeds.codec import encode
 from feeds.source import Incoming, Kind, Partition
+from feeds.synthetic import Instrument, SyntheticTape
+
+_TICK = 10_000_000
+_LOT = 1_000_000
+_START_S = 1_723_075_200
+
+Records = Sequence[tuple[str, bytes]]
+"""(key, encoded record), so that encoding costs nothing while something is measured."""
+
+
+def instruments(n: int, trades_per_second: int) -> list[Instrument]:
+    """``n`` made-up markets."""
+    return [
+        Instrument("BENCH", f"S{i:02d}", 200_000 + 1_000 * i, _TICK, _LOT, trades_per_second)
+        for i in range(n)
+    ]
+
+
+def payloads(markets: list[Instrument], total: int, seed: int = 7) -> list[tuple[str, bytes]]:
+    """About ``total`` trades as JSON, whole seconds of all markets, second by second."""
+    tapes = [SyntheticTape(market, seed) for market in markets]
+    a_second = sum(market.trades_per_second for market in markets)
+    return [
+        (trade.key, encode(trade))
+        for second in range(-(-total // a_second))
+        for tape in tapes
+        for trade in tape.second((_START_S + second) * 1_000_000_000)
+    ]
 
 
 class FloodSource:
-    """Hands out ``first`` at once, then ``records`` as fast as they are taken, ``batch`` at a time.
-
-    Both are (key, encoded record). The second part waits for `open`.
-    """
+    """Hands out ``first`` at once, then, from `open` on, ``records`` as fast as they are taken."""
 
     name = "flood"
     kind: Kind = "pausing"
     lost = 0
 
-    def __init__(
-        self, first: Sequence[tuple[str, bytes]], records: Sequence[tuple[str, bytes]], batch: int
-    ) -> None:
+    def __init__(self, first: Records, records: Records, batch: int) -> None:
         self._first, self._records = first, records
         self._batch = batch
         self._open = asyncio.Event()
@@ -71,7 +95,7 @@ class FloodSource:
         self._running.set()
 
 
-def _incoming(records: Sequence[tuple[str, bytes]], offset: int) -> list[Incoming]:
+def _incoming(records: Records, offset: int) -> list[Incoming]:
     now = time.time_ns()
     return [
         Incoming("flood", 0, offset + i, key.encode(), payload, ts_recv_ns=now)

@@ -1,28 +1,25 @@
-"""The client of the flash-hit measurement, a process of its own: asks, and times every round trip.
-
-Run as ``python -m bench.stream.hit_client QUERY_ENDPOINT ECHO_ENDPOINT SESSION SECONDS``; prints a `Seen`.
-"""
+"""The client of the flash-hit measurement, a process of its own: asks, and times every round trip."""
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from multiprocessing.connection import Connection
+from typing import NamedTuple, TypeVar
 
-import msgspec
 import zmq
 
+from bench.run import timed
 from daemon.api.client import QueryClient
 from flash.questions import PAPER_SIX
 
-PAUSE_S = 0.001
-QUESTION = PAPER_SIX[0]
+_PAUSE_S = 0.001
+_QUESTION = PAPER_SIX[0]
 
 T = TypeVar("T")
 
 
-class Seen(msgspec.Struct, frozen=True):
+class Seen(NamedTuple):
     """Round trips in ns: asks answered from the cache and not, requests for the latest answer, echoes."""
 
     hits: list[int]
@@ -31,42 +28,34 @@ class Seen(msgspec.Struct, frozen=True):
     echoes: list[int]
 
 
-def watch(query: str, echo: str, session: str, seconds: float) -> Seen:
-    """Ask, fetch the latest answer and echo, in turn, for so long."""
+def watch(query: str, echo: str, session: str, seconds: float, pipe: Connection) -> None:
+    """Ask, fetch the latest answer and echo, in turn, for so long; sends "ready", then `Seen`."""
     seen = Seen([], [], [], [])
     context = zmq.Context()
     socket = context.socket(zmq.DEALER)
     socket.linger = 0
     socket.connect(echo)
+
+    def echoed() -> bytes:
+        socket.send(b"echo")
+        return socket.recv()
+
     try:
         with QueryClient(query) as client:
+            pipe.send("ready")
             deadline = time.monotonic() + seconds
             while time.monotonic() < deadline:
-                reply, ns = timed(lambda: client.ask(session, QUESTION.text, 1, QUESTION.choices or ()))
+                reply, ns = _timed(lambda: client.ask(session, _QUESTION.text, 1, _QUESTION.choices or ()))
                 (seen.hits if reply.cached else seen.computed).append(ns)
-                seen.latest.append(timed(lambda: client.answers(session, QUESTION.name))[1])
-                seen.echoes.append(timed(lambda: _echo(socket))[1])
+                seen.latest.append(_timed(lambda: client.answers(session, _QUESTION.name))[1])
+                seen.echoes.append(_timed(echoed)[1])
     finally:
         socket.close()
         context.term()
-    return seen
+    pipe.send(seen)
 
 
-def timed(request: Callable[[], T]) -> tuple[T, int]:
+def _timed(request: Callable[[], T]) -> tuple[T, int]:
     """The reply to a request made after a pause, and the ns it took."""
-    time.sleep(PAUSE_S)
-    began = time.perf_counter_ns()
-    reply = request()
-    return reply, time.perf_counter_ns() - began
-
-
-def _echo(socket: zmq.Socket[bytes]) -> bytes:
-    socket.send(b"echo")
-    return socket.recv()
-
-
-if __name__ == "__main__":
-    query_endpoint, echo_endpoint, session_name, duration = sys.argv[1:]
-    sys.stdout.buffer.write(
-        msgspec.json.encode(watch(query_endpoint, echo_endpoint, session_name, float(duration)))
-    )
+    time.sleep(_PAUSE_S)
+    return timed(request)

@@ -9,32 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-import msgspec
 import uvloop
 import zmq
 import zmq.asyncio
 
 from bench.figures import Figure, Goal, Setting, latency
 from bench.run import Run
-from bench.stream.flood import FloodSource
-from bench.stream.hit_client import Seen
-from bench.stream.trades import instruments, payloads
-from daemon.config.schema import (
-    Config,
-    HttpConfig,
-    ModelConfig,
-    ProcessConfig,
-    QueryConfig,
-    SessionConfig,
-    SinkConfig,
-    SourceConfig,
-)
+from bench.stream.flood import FloodSource, instruments, payloads
+from bench.stream.hit_client import Seen, watch
+from bench.stream.processes import child
+from daemon.config import schema
 from daemon.front.server import Front
 from daemon.front.wiring import make_front
 from feeds.connectors.zeromq import ZmqSinkConnector
@@ -80,19 +69,21 @@ def figures(plan: Plan) -> Iterator[Figure]:
         yield from uvloop.run(_measure(plan, threads, FloodSource(first, records, plan.batch)))
 
 
-def config(threads: int) -> Config:
+def config(threads: int) -> schema.Config:
     """The daemon as the demo configures it, answers to a ZeroMQ socket without readers."""
-    return Config(
-        model=ModelConfig(threads=threads),
+    return schema.Config(
+        model=schema.ModelConfig(threads=threads),
         sessions=tuple(
-            SessionConfig(name=market.symbol.lower(), symbol=f"{market.venue}:{market.symbol}")
+            schema.SessionConfig(name=market.symbol.lower(), symbol=f"{market.venue}:{market.symbol}")
             for market in instruments(_MARKETS, 4)
         ),
-        source=SourceConfig(ring_capacity=4096),
-        sink=SinkConfig(zeromq=ZmqSinkConnector("tcp://127.0.0.1:*")),
-        query=QueryConfig("tcp://127.0.0.1:*"),
-        http=HttpConfig(port=0),
-        process=ProcessConfig(drain=Duration(1_000_000_000)),  # what still floods in need not be answered
+        source=schema.SourceConfig(ring_capacity=4096),
+        sink=schema.SinkConfig(zeromq=ZmqSinkConnector("tcp://127.0.0.1:*")),
+        query=schema.QueryConfig("tcp://127.0.0.1:*"),
+        http=schema.HttpConfig(port=0),
+        process=schema.ProcessConfig(
+            drain=Duration(1_000_000_000)
+        ),  # what still floods in need not be answered
     )
 
 
@@ -143,38 +134,30 @@ async def _condition(
         )
 
     before = progress()
-    seen = await _client(front.query.endpoint, echo, session, plan.seconds)
+    seen = await asyncio.to_thread(_client, front.query.endpoint, echo, session, plan.seconds)
     wall, forward, versions, given = (b - a for a, b in zip(before, progress(), strict=True))
     setting: Setting = {"records at a time": plan.batch, "condition": condition, "engine threads": threads}
-    return list(_figures(seen, setting, forward / wall, versions / wall, given / wall))
-
-
-def _figures(
-    seen: Seen, setting: Setting, forward: float, versions: float, records: float
-) -> Iterator[Figure]:
-    goals = {0.99: Goal(1.0, of="ours")} if setting["engine threads"] == 1 else {}  # a core for the front
+    goals = {0.99: Goal(1.0, of="ours")} if threads == 1 else {}  # a core for the front
+    found: list[Figure] = []
     if seen.hits:
-        yield from latency("hit", seen.hits, setting, "", "bare echo", seen.echoes, paired=False, goals=goals)
-    yield from latency("latest answer", seen.latest, setting, "", "bare echo", seen.echoes, paired=False)
+        found += latency("hit", seen.hits, setting, "", "bare echo", seen.echoes, paired=False, goals=goals)
+    found += latency("latest answer", seen.latest, setting, "", "bare echo", seen.echoes, paired=False)
     if seen.computed:
-        yield from latency("computed ask", seen.computed, setting)
-    yield Figure("hits", len(seen.hits), setting=setting)
-    yield Figure("computed asks", len(seen.computed), setting=setting)
-    yield Figure("time in forward passes", forward, "share", setting=setting)
-    yield Figure("versions a second", versions, setting=setting)
-    yield Figure("records a second", records, setting=setting)
+        found += latency("computed ask", seen.computed, setting)
+    return [
+        *found,
+        Figure("hits", len(seen.hits), setting=setting),
+        Figure("computed asks", len(seen.computed), setting=setting),
+        Figure("time in forward passes", forward / wall, "share", setting=setting),
+        Figure("versions a second", versions / wall, setting=setting),
+        Figure("records a second", given / wall, setting=setting),
+    ]
 
 
-async def _client(query: str, echo: str, session: str, seconds: float) -> Seen:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "bench.stream.hit_client", query, echo, session, str(seconds)),
-        stdout=asyncio.subprocess.PIPE,
-    )
-    output, _ = await process.communicate()
-    if process.returncode:
-        raise RuntimeError(f"the client ended with status {process.returncode}")
-    return msgspec.json.decode(output, type=Seen)
+def _client(*arguments: object) -> Seen:
+    with child(watch, *arguments) as pipe:
+        seen: Seen = pipe.recv()
+        return seen
 
 
 @contextlib.asynccontextmanager

@@ -6,7 +6,6 @@ import multiprocessing
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from multiprocessing.queues import Queue
 
 import msgspec
@@ -15,10 +14,9 @@ import numpy as np
 import ingest
 from bench.figures import Figure, Goal, rate
 from bench.run import Run
-from bench.stream import plane_process
-from bench.stream.children import child
+from bench.stream import processes
+from bench.stream.processes import child, new_ring
 from ingest.record import RECORD, WORDS, Records
-from ingest.ring import Ring
 
 _RING = 1 << 16
 BATCH = 512
@@ -53,18 +51,18 @@ def figures(plan: Plan) -> Iterator[Figure]:
     ingest.warm_up()
     records, batched = (max(1, n // BATCH) * BATCH for n in (plan.records, plan.batched))
     ways: list[tuple[str, int, Callable[[], float]]] = [
+        ("ring", records, lambda: _through_ring(records)),
         (_BATCHED_QUEUE, batched, lambda: _through_queue(batched, BATCH)),
         (_QUEUE, plan.queued, lambda: _through_queue(plan.queued, 1)),
         (_COPY, records, lambda: _copied(records)),
     ]
-    seconds = [
-        [way() for way in (lambda: _through_ring(records), *(w for *_, w in ways))]
-        for _ in range(plan.repeats)
-    ]
-    ring, *others = zip(*seconds, strict=True)
-    found = rate("ring", records, ring, "records/s")
-    for (name, n, _), took in zip(ways, others, strict=True):
-        other = rate(name, n, took, "records/s")
+    seconds = [[way() for *_, way in ways] for _ in range(plan.repeats)]
+    found, *others = (
+        rate(name, n, took, "records/s")
+        for (name, n, _), took in zip(ways, zip(*seconds, strict=True), strict=True)
+    )
+    for other in others:
+        name = other.name
         goal = Goal(4e6, "at least", "ours") if name == _BATCHED_QUEUE else None
         yield msgspec.structs.replace(found, against=name, reference=other.ours, goal=goal)
         yield other
@@ -77,28 +75,22 @@ def _batch() -> Records:
 
 
 def _through_ring(total: int) -> float:
-    ring = Ring.create(_RING)
     records = _batch()
-    try:
-        with child(plane_process.pops, ring.name, total) as pipe:
-            began = time.monotonic_ns()
-            for _ in range(total // BATCH):
-                rest = records[ring.push(records) :]
-                while len(rest):
-                    rest = rest[ring.push(rest) :]
-            ended, checksum = pipe.recv()
-    finally:
-        ring.close()
-        ring.unlink()
+    with new_ring(_RING) as ring, child(processes.pops, ring.name, total) as pipe:
+        began = time.monotonic_ns()
+        for _ in range(total // BATCH):
+            rest = records[ring.push(records) :]
+            while len(rest):
+                rest = rest[ring.push(rest) :]
+        ended, checksum = pipe.recv()
     check(checksum, int(records["seq"].sum()) * (total // BATCH))
     return float(ended - began) / 1e9
 
 
 def _through_queue(total: int, batch: int) -> float:
     queue: Queue[bytes] = multiprocessing.get_context("spawn").Queue(_QUEUE_BATCHES)
-    records = _batch()[:batch]
-    payload = records.tobytes()
-    with child(take, queue, total // batch) as pipe:
+    payload = _batch()[:batch].tobytes()
+    with child(processes.take, queue, total // batch) as pipe:
         began = time.monotonic_ns()
         for _ in range(total // batch):
             queue.put(payload)
@@ -106,13 +98,6 @@ def _through_queue(total: int, batch: int) -> float:
     queue.close()
     check(size, total * RECORD.itemsize)
     return float(ended - began) / 1e9
-
-
-def take(queue: Queue[bytes], messages: int, pipe: Connection) -> None:
-    """Take from a queue; sends "ready", then (monotonic ns of the end, bytes)."""
-    pipe.send("ready")
-    size = sum(len(queue.get()) for _ in range(messages))
-    pipe.send((time.monotonic_ns(), size))
 
 
 def _copied(total: int) -> float:

@@ -130,17 +130,21 @@ class Sessions:
                 as_of=known.as_of,
                 staleness_ns=state.staleness_ns(),
             )
+        reply = await self.ask_engine(request)
+        self._store.inc("foretick_asks_total", outcome="computed")
+        return reply
+
+    async def ask_engine(self, request: messages.Ask) -> messages.AskReply:
+        """From the engine, whatever is cached."""
         number = next(self._numbers)
         future: asyncio.Future[messages.AskReply] = asyncio.get_running_loop().create_future()
         self._asks[number] = future
         self._send(msgspec.structs.replace(request, id=number))
         try:
-            reply = msgspec.structs.replace(await future, id=request.id)
+            return msgspec.structs.replace(await future, id=request.id)
         finally:
             if self._asks.pop(number, None) is not None:  # it timed out or its client is gone
                 self._send(protocol.CancelAsk(number))
-        self._store.inc("foretick_asks_total", outcome="computed")
-        return reply
 
     async def sessions(self, request: messages.ListSessions) -> messages.SessionsReply:
         """All sessions."""

@@ -10,17 +10,25 @@ import pytest
 from click.testing import CliRunner
 
 from bench.cli import bench
-from bench.engine.batches import standing_texts
+from bench.engine.batches import Readers, Stopwatch, compare, standing_texts
 from bench.engine.contenders import Reply
-from bench.engine.floor import Floors, Shape, causal
+from bench.engine.floor import Costs, Floors, causal
 from bench.engine.questions import Disagreement
-from bench.engine.together import Readers, Stopwatch, compare
 from bench.figures import Figure
 from bench.run import read
 from bench.suites import SUITES
 from tests.engine.reference_attention import ReferenceAttention
 
-FLOORS = Floors(Shape(100, 60, layers=2, q_heads=4, kv_heads=2, head_dim=8), gemm=1e9, copy=1e9)
+COSTS = Costs(
+    weight_bytes=100 * 4,
+    linear_bytes=60 * 4,
+    linear_flops=2 * 60,
+    kv_bytes=2 * 2 * 2 * 8 * 4,
+    attention_flops=4 * 2 * 4 * 8,
+    unread_flops=0,
+    unread_attention_flops=0,
+)
+FLOORS = Floors(COSTS, gemm=1e9, copy=1e9)
 
 
 def test_floors_are_the_larger_of_arithmetic_and_reading() -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.engine.floor import Costs, Floors
 from bench.figures import Figure
-from bench.gpu.shapes import QUICK, TINY, Costs, random_model
+from bench.gpu import QUICK, TINY, random_model
 from bench.run import MeasurementFailed, Run, run
 from scheduler.costs import load
 
@@ -47,12 +48,13 @@ def test_floors_are_counted_from_the_model() -> None:
     hidden, inner, vocabulary, layers = 64, 128, 512, 2
     matrices = layers * (hidden * 64 + 2 * hidden * 32 + 64 * hidden + 3 * hidden * inner)
     norms = (2 * layers + 1) * hidden
-    assert costs.matrix_flops == 2 * matrices
-    assert costs.head_flops == 2 * vocabulary * hidden
+    assert costs.linear_flops == 2 * matrices
+    assert costs.linear_bytes == 4 * matrices
     assert costs.weight_bytes == 4 * (matrices + norms + vocabulary * hidden)
     assert costs.kv_bytes == layers * 2 * (16 + 16) * 4
     assert costs.attention_flops == layers * 2 * 4 * (16 + 16)
-    assert costs.memory_floor_s(10, 100.0) == (costs.weight_bytes + 10 * costs.kv_bytes) / 100.0
+    floors = Floors(costs, gemm=1.0, copy=1.0)
+    assert floors.memory_ms(10) == 1000 * (costs.weight_bytes + 10 * costs.kv_bytes)
     # one row behind two keys meets three in the first layer; in the last it leaves its key and value
     last = 2 * 2 * hidden * 32
-    assert costs.matrix_floor_s(1, 2, 1.0) == costs.matrix_flops / 2 + last + 3 * costs.attention_flops / 2
+    assert floors.unsampled_ms(1, 2) == 1000 * (costs.linear_flops / 2 + last + 3 * costs.attention_flops / 2)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
-from bench.engine.contenders import Contender, Dense, KeptCache, Regions, Reply, engine_for
+from bench.engine.contenders import Dense, KeptCache, Regions, Reply, engine_for
 from bench.engine.questions import EIGHTY, EMBEDDED, Disagreement, Race, race
 from bench.engine.scenario import Scenario, Size, make_scenario, synthetic_bars
 from engine.model.embedded import build_model, embedded_directory
@@ -66,7 +66,7 @@ def test_contenders_answer_alike_and_asking_changes_nothing(
     engine, frozen = engine_for(loaded, scenario.tokens), scenario.frozen
     ours = Regions(engine, frozen, Retention(scenario.tokens - len(frozen)))
     copied = KeptCache.copied(plain, engine.pool, ours.tape)
-    contenders: list[Contender] = [ours, copied, KeptCache(plain, frozen), Dense(plain, frozen)]
+    contenders = [ours, copied, KeptCache(plain, frozen), Dense(plain, frozen)]
     for update in (scenario.first, *scenario.updates):
         for contender in contenders:
             contender.ingest(update)

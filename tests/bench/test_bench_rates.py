@@ -7,10 +7,8 @@ import asyncio
 import pytest
 
 from bench.figures import Figure
-from bench.stream import hits, kafka, plane_process, ring
-from bench.stream.children import child
-from bench.stream.flood import FloodSource
-from bench.stream.trades import instruments, payloads
+from bench.stream import hits, kafka, processes, ring
+from bench.stream.flood import FloodSource, instruments, payloads
 from ingest.tokens import Tokeniser
 
 
@@ -40,13 +38,13 @@ def test_a_record_too_few_fails_the_measurement() -> None:
 
 def test_a_child_that_does_not_get_ready_is_an_error() -> None:
     """Its death before "ready" raises at once."""
-    with pytest.raises(EOFError), child(plane_process.pops, "no-such-ring", 1):
+    with pytest.raises(EOFError), processes.child(processes.pops, "no-such-ring", 1):
         pass
 
 
 def test_the_stand_in_tokenizer_takes_the_fast_path() -> None:
     """Otherwise the plane would be measured on its slow way."""
-    assert Tokeniser(plane_process.encode).fast
+    assert Tokeniser(processes.encode).fast
 
 
 async def test_the_flood_waits_until_it_is_let_in() -> None:

@@ -9,8 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from bench.cli import bench
-from bench.figures import Figure, Goal, Part, Suite
-from bench.machine import Machine
+from bench.figures import Figure, Goal, Machine, Part, Suite
 from bench.render import BEGIN, END, goals, page, put_into
 from bench.run import read, save
 

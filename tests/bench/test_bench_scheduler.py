@@ -144,7 +144,7 @@ def test_under_pressure_preemptions_and_swapped_shares_stand_beside_the_papers()
     at = {"scheduler": "fcfs", "eviction": "swap", "QPS": 4.0, "times the delays": 10.0}
     row = {f.name: f for f in found if f.setting == at}
     assert (row["P50 speed-up"].ours, row["P50 speed-up"].reference) == (8.0, 7.78)
-    assert row["P99 speed-up"].reference == paper.PRESSED_P99["crawler", "fcfs"][1]
+    assert row["P99 speed-up"].reference == paper.PRESSED["crawler", "fcfs"].p99[1]
     assert (row["preemptions"].ours, row["preemptions"].reference) == (7.0, 709)
 
 
@@ -152,11 +152,11 @@ def test_k_lpm_is_compared_with_the_policy_that_is_better_on_all_seeds() -> None
     """Here FCFS: half and twice on its seeds, so 1 in the mean."""
     p99 = {"fcfs": (4.0, 1.0), "lpm": (2.0, 3.0), "klpm": (2.0, 2.0), "klpm-adaptive": (1.0, 1.0)}
     rows = [
-        prefix.Row("sessions", 1.0, 5.0, policy, seed, 1.0, p99[policy][seed], 0.5)
+        prefix.Row(Case("sessions", PAPER, 1.0, 5.0, policy, seed, 400, 30, 4), 1.0, p99[policy][seed], 0.5)
         for seed in (0, 1)
         for policy in p99
     ]
-    found = {f.name: f for f in prefix.figures(rows, "simulated", 4)}
+    found = {f.name: f for f in prefix.figures(rows, "simulated")}
     assert [found[f"{policy} P99"].ours for policy in p99] == [2.5, 2.5, 2.0, 1.0]
     over = found["klpm over the better"]
     assert (over.ours, over.low, over.high) == pytest.approx((1.0, 0.25, 4.0))
@@ -194,12 +194,7 @@ def _row(
 ) -> simulated.Row:
     slow = scheduler == "vLLM-NS"
     return simulated.Row(
-        workload="crawler",
-        profile="h",
-        qps=qps,
-        delay=delay,
-        scheduler=scheduler,
-        eviction=eviction,
+        simulated.Case(simulated.CRAWLER, qps, delay, scheduler, eviction, "h"),
         requests=9,
         failed=0,
         mean_s=1.0,

@@ -1,10 +1,14 @@
-"""The reading end of the ring for the throughput measurements, in a process of its own."""
+"""Child processes: ready before anything is measured, and gone afterwards; the reading end of the ring."""
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
 import re
 import time
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
+from multiprocessing.queues import Queue
 
 import numpy as np
 
@@ -16,9 +20,45 @@ from ingest.ring import Ring
 from ingest.tokens import Tokeniser
 from metrics.store import MetricStore
 
-SOURCE = "bench"
+_READY_S = 120.0
+_END_S = 10.0
+_SOURCE = "bench"
 _PIECE = re.compile(r"\d{1,3}|\D")
-READ_BATCH = 4096
+_READ_BATCH = 4096
+
+
+@contextlib.contextmanager
+def child(work: Callable[..., None], *arguments: object) -> Iterator[Connection]:
+    """Run ``work(*arguments, pipe)``, a module's function, in a fresh interpreter; wait for its "ready".
+
+    Raises RuntimeError when it does not get ready; EOFError comes from the pipe when it dies later.
+    """
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=work, args=(*arguments, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        if not ours.poll(_READY_S) or ours.recv() != "ready":
+            raise RuntimeError(f"{work.__name__} did not get ready within {_READY_S:.0f} s")
+        yield ours
+        process.join(_END_S)
+    finally:
+        if process.is_alive():
+            process.kill()
+            process.join()
+        ours.close()
+
+
+@contextlib.contextmanager
+def new_ring(capacity: int) -> Iterator[Ring]:
+    """A ring that is removed afterwards."""
+    ring = Ring.create(capacity)
+    try:
+        yield ring
+    finally:
+        ring.close()
+        ring.unlink()
 
 
 def encode(text: str) -> list[int]:
@@ -34,12 +74,12 @@ class Counted:
         self.bars = self.tokens = 0
         self.plane = DataPlane(
             ring,
-            SOURCE,
+            _SOURCE,
             BarBuilder(len(sessions), BarPolicy(1_000_000_000)),
             Tokeniser(encode),
             [SessionSpec(name) for name in sessions],
             self._submit,
-            MetricStore.local({"session": sessions, "source": [SOURCE]}),
+            MetricStore.local({"session": sessions, "source": [_SOURCE]}),
         )
 
     def _submit(self, session: int, records: list[TapeRecord]) -> None:
@@ -73,7 +113,7 @@ def pops(ring_name: str, total: int, pipe: Connection) -> None:
     """Drain and drop; sends "ready", then (monotonic ns of the end, sum of all sequence numbers)."""
     ingest.warm_up()
     ring = Ring.attach(ring_name)
-    out = np.zeros(READ_BATCH, RECORD)
+    out = np.zeros(_READ_BATCH, RECORD)
     pipe.send("ready")
     done, checksum = 0, 0
     while done < total:
@@ -82,3 +122,10 @@ def pops(ring_name: str, total: int, pipe: Connection) -> None:
         done += n
     pipe.send((time.monotonic_ns(), checksum))
     ring.close()
+
+
+def take(queue: Queue[bytes], messages: int, pipe: Connection) -> None:
+    """Take from a queue; sends "ready", then (monotonic ns of the end, bytes)."""
+    pipe.send("ready")
+    size = sum(len(queue.get()) for _ in range(messages))
+    pipe.send((time.monotonic_ns(), size))

@@ -1,0 +1,277 @@
+"""The figures that need a GPU. Weights are random; with small sizes the same code runs on a CPU."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from itertools import pairwise, product
+from math import inf
+from statistics import median
+from typing import Any
+
+import msgspec
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from bench.engine.contenders import append, read
+from bench.engine.floor import Floors, LimitsProbe, seconds
+from bench.figures import Figure, Goal, Setting, latency, quantiles
+from bench.run import MeasurementFailed, Run, timed
+from daemon.cli.profile import by_size, file_name, ladder_for, model_of
+from engine.attention.base import LayerCall
+from engine.attention.metadata import AttentionMetadata, Packed
+from engine.attention.triton import TritonAttention
+from engine.engine import Engine
+from engine.graphs.runner import CudaCapture
+from engine.model.loading import LoadedModel, ModelError, prepare, resolve_device
+from engine.profile.timing import Samples
+from engine.profile.timing import measure as measure_costs
+from regions.extents import Extent, Placement
+from regions.tape import Retention
+from scheduler.costs import CostModel
+from scheduler.costs import save as save_profile
+
+LLAMA_8B: dict[str, Any] = {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 1 << 18,  # the curves reach 128k tokens and answers behind them
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
+    "tie_word_embeddings": False,
+}
+TINY: dict[str, Any] = LLAMA_8B | {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+}
+_BLOCK = 16
+_ATTENTION_REPEATS = 7
+_ASKING, _CURVES = "Questions", "Recompute and swap"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one run measures. Tokens everywhere; ``repeats``: of a question, ``answer``: tokens decoded.
+
+    ``eager_repeats``: of a question while passes are not captured, for comparison: it takes longest.
+    """
+
+    name: str
+    shape: dict[str, Any]
+    context: int = 15_000
+    update: int = 990
+    question: int = 40
+    answer: int = 64
+    repeats: int = 100
+    eager_repeats: int = 15
+    standing: int = 25
+    curve: Sequence[int] = tuple(1024 << i for i in range(8))
+    attention_rows: Sequence[int] = (1, 40)
+    chunk: int = 2048
+    copy_bytes: int = 2 << 30
+    matrix: int = 8192
+
+    @property
+    def pool_tokens(self) -> int:
+        """KV that is alive at once, at most."""
+        tape = self.context + self.update + self.standing * (self.question + 16) + self.answer
+        return max(tape, max(self.curve)) + 1024
+
+
+FULL = Plan("Llama-3.1-8B shape, random weights", LLAMA_8B)
+QUICK = Plan(
+    "tiny", TINY, context=300, update=40, question=8, answer=4, repeats=3, standing=5, curve=(64, 128, 256),
+    chunk=128, copy_bytes=1 << 20, matrix=128,
+)  # fmt: skip
+
+
+def random_model(shape: dict[str, Any], device: str) -> LoadedModel:
+    """A Llama of ``shape`` with random weights, made where they are used: bf16 on a GPU, fp32 elsewhere."""
+    dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
+    torch.manual_seed(1)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(
+            LlamaConfig(**shape), attn_implementation="eager", dtype=dtype
+        )
+    return prepare(model, None, name="random")
+
+
+class Bench:
+    """One engine, its tape filled up to the plan's context."""
+
+    def __init__(self, plan: Plan, device: str) -> None:
+        self.plan = plan
+        self.loaded = random_model(plan.shape, device)
+        blocks = -(-plan.pool_tokens // _BLOCK)
+        self.engine = Engine(self.loaded, blocks=blocks, block_size=_BLOCK, frame_limit=1 << 17, eager=False)
+        self._random = torch.Generator().manual_seed(3)
+        self.tape = self.engine.open_tape("gpu", self.tokens(64), Retention(plan.context + plan.update))
+
+    def tokens(self, n: int) -> list[int]:
+        """``n`` random token ids."""
+        high = int(self.loaded.model.config.vocab_size)
+        return torch.randint(3, high, (n,), generator=self._random).tolist()
+
+    def ingest(self) -> Iterator[tuple[int, int, float]]:
+        """Fill the tape by updates: (tokens, context before, seconds) of each."""
+        while (before := self.tape.live_tokens) < self.plan.context:
+            record = self.tokens(min(self.plan.update, self.plan.context - before))
+            yield len(record), before, seconds(partial(read, self.engine, self.tape, [record]))
+
+    def ask(self, questions: int) -> tuple[int, list[int]]:
+        """ns of a pass over ``questions`` questions and one answer token; then of each further token."""
+        prompts = [self.tokens(self.plan.question) for _ in range(questions)]
+        times = [time.perf_counter_ns()]
+        forks = [self.tape.fork() for _ in prompts]
+        token = append(self.engine, forks, prompts)[0].token
+        times.append(time.perf_counter_ns())
+        for _ in range(self.plan.answer if questions == 1 else 0):
+            token = append(self.engine, forks, [[token]])[0].token
+            times.append(time.perf_counter_ns())
+        for fork in forks:
+            fork.release()
+        first, *steps = (after - before for before, after in pairwise(times))
+        return first, steps
+
+
+def measure(run: Run) -> Iterator[Figure]:
+    """Random weights. *Memory floor*: bytes of weights and KV over the bandwidth of a large copy; *matrix
+    floor*: arithmetic over the rate of a large matrix product; both measured in the same run.
+    """
+    try:
+        device = resolve_device(run.device)
+    except ModelError as error:
+        raise MeasurementFailed(str(error)) from None
+    plan = QUICK if run.quick else FULL
+    run.say("weights ...")
+    bench = Bench(plan, device)
+    limits = LimitsProbe(plan.matrix, plan.copy_bytes, device, bench.loaded.dtype)
+    limits.look()
+    name = torch.cuda.get_device_name() if device.startswith("cuda") else "CPU"
+    yield from limits.figures({"device": name})
+    floors = limits.floors(bench.loaded, max)
+    run.say("ingest ...")
+    yield ingested(list(bench.ingest())[1:], floors)  # the first compiles
+    run.say("questions ...")
+    yield from questions(bench, "captured" if bench.engine.graphs else "eager", plan.repeats, floors)
+    if bench.engine.graphs:
+        bench.engine.graphs = None
+        yield from questions(bench, "eager", plan.eager_repeats, floors)
+    bench.tape.release()
+    run.say("recompute and swap ...")
+    # all sizes, however long they take
+    ladder = ladder_for(max(plan.curve), plan.chunk, quick=False)
+    ladder = replace(ladder, prefills=tuple(plan.curve), repeats=2, patience_s=inf)
+    samples = measure_costs(bench.engine, ladder)
+    source = f"measured: foretick bench gpu, {datetime.now(UTC).isoformat(' ', 'minutes')}"
+    costs = model_of(samples, bench.engine, plan.chunk, name, source)
+    profile = msgspec.structs.replace(costs, model=plan.name)
+    if run.profiles is not None:
+        save_profile(profile, run.profiles / file_name(name))
+    yield from curves(samples, profile)
+    run.say("attention ...")
+    for rows, context in product(plan.attention_rows, plan.curve):
+        if context + rows <= bench.engine.pool.total_blocks * _BLOCK:
+            rate, goal = bandwidth(bench.engine, rows, context), Goal(0.75, "at least")
+            figure = partial(Figure, table="Attention alone", setting={"rows": rows, "context": context})
+            beside = partial(figure, "KV read", rate, "GB/s", against="a copy", reference=floors.copy / 1e9)
+            yield beside(goal=goal if context == 16384 else None)
+
+
+def ingested(updates: Sequence[tuple[int, int, float]], floors: Floors) -> Figure:
+    """Tokens a second of all updates (tokens, context before, seconds), beside the matrix floor's."""
+    tokens = sum(rows for rows, _, _ in updates)
+    rate = tokens / sum(took for *_, took in updates)
+    best = 1e3 * tokens / sum(floors.unsampled_ms(rows, before) for rows, before, _ in updates)
+    goal = Goal(0.6, "at least")
+    return Figure("reading", rate, "tokens/s", _ASKING, {}, "matrix floor", best, goal=goal)
+
+
+def questions(bench: Bench, how: str, repeats: int, floors: Floors) -> Iterator[Figure]:
+    """Single questions and the tokens behind them; then all standing questions in one pass."""
+    plan = bench.plan
+    for asked in (1, 1, 1, plan.standing, plan.standing):  # compile, capture
+        bench.ask(asked)
+    times = [bench.ask(1) for _ in range(repeats)]
+    first, steps = [one for one, _ in times], [step for _, steps in times for step in steps]
+    many = [bench.ask(plan.standing)[0] for _ in range(max(3, repeats // 10))]
+    floor_ms = floors.memory_ms(plan.context)
+    setting: Setting = {
+        "context": plan.context, "question tokens": plan.question, "passes": how,
+        "attention": type(bench.engine.attention).__name__,
+    }  # fmt: skip
+    for name, samples, goal in (("question", first, Goal(1.3)), ("token", steps, None)):
+        p50, p99 = latency(name, samples, setting, _ASKING)
+        yield msgspec.structs.replace(p50, against="memory floor", reference=floor_ms, goal=goal)
+        yield p99
+    name, one_ms = f"{plan.standing} standing questions", quantiles(first, 0.5)[0] / 1e6
+    yield Figure(name, median(many) / 1e6, "ms", _ASKING, setting, "one", one_ms, goal=Goal(3.0))
+
+
+def curves(samples: Samples, profile: CostModel) -> Iterator[Figure]:
+    """Medians of recompute and swap by tokens, and the cost model's errors on them."""
+    swaps = ("swap out", samples.swap_out, _BLOCK), ("swap in", samples.swap_in, _BLOCK)
+    for name, measured, each in (("recompute", samples.prefills, 1), *swaps):
+        for n, times in by_size(measured).items():
+            setting: Setting = {"tokens": n * each}
+            yield Figure(name, 1e3 * median(times), "ms", _CURVES, setting, samples=list(times))
+    for name, error in profile.errors.items():
+        figure = partial(Figure, unit="share", table="Cost model", setting={"of": name})
+        yield figure("median error", error.median)
+        yield figure("worst error", error.worst)
+
+
+@torch.inference_mode()
+def bandwidth(engine: Engine, rows: int, context: int) -> float:
+    """GB/s of KV read for ``rows`` of one reader of ``context`` tokens, median.
+
+    All layers' pools are read in turn, so that no cache of the device holds what is read next.
+    """
+    model, pool = engine.model, engine.pool
+    heads = int(model.model.config.num_attention_heads)
+    placement = Placement((Extent(0, context, 0, 0),), ((context, rows),), context, 0)
+    metadata = AttentionMetadata([Packed(0, rows, placement)], model.device)
+    calls, read = [], 0
+    for keys, values, rotation in zip(pool.keys, pool.values, model.rotations, strict=True):
+        keys.normal_()
+        values.normal_()
+        width, new = keys.shape[-1], slice(context, context + rows)
+        query = torch.randn(heads, rows, width, dtype=model.dtype, device=model.device)
+        own = keys[:, new], values[:, new]
+        calls.append(LayerCall(query, *own, keys, values, width**-0.5, None, None, metadata, rotation))
+        read += context * keys.shape[0] * (width + values.shape[-1]) * keys.element_size()
+    return read / _seconds(engine, calls) / 1e9
+
+
+def _seconds(engine: Engine, calls: list[LayerCall]) -> float:
+    """All calls one behind the other; on a GPU replayed from a graph, by its own clock."""
+
+    def run() -> torch.Tensor:
+        for call in calls:
+            output = engine.attention(call)
+        return output
+
+    run()
+    if engine.model.device.type != "cuda":
+        return median(timed(run)[1] / 1e9 for _ in range(_ATTENTION_REPEATS))
+    if isinstance(engine.attention, TritonAttention):
+        engine.attention.prepare(calls[0].metadata)
+        run = CudaCapture()(run)
+    times = []
+    for _ in range(_ATTENTION_REPEATS):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]  # untyped
+        start.record()
+        run()
+        stop.record()
+        stop.synchronize()
+        times.append(float(start.elapsed_time(stop)) / 1e3)
+    return median(times)

@@ -1,1 +1,0 @@
-"""`foretick bench gpu`."""
