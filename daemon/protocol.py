@@ -8,18 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from daemon.api.messages import (
-    Append,
-    Ask,
-    AskReply,
-    Close,
-    Complete,
-    Finish,
-    FinishReply,
-    Open,
-    PromptReply,
-    Update,
-)
+from daemon.api import messages
 from feeds.decoding import decoded
 from feeds.messages import Answer
 
@@ -38,10 +27,10 @@ class OpenPrompt(msgspec.Struct, frozen=True, tag="open_prompt"):
     """
 
     prompt: str
-    request: Open | Complete
+    request: messages.Open | messages.Complete
 
 
-PromptCommand = OpenPrompt | Append | Update | Finish | Close
+PromptCommand = OpenPrompt | messages.Append | messages.Update | messages.Finish | messages.Close
 
 
 class EndInput(msgspec.Struct, frozen=True, tag="end_input"):
@@ -54,7 +43,7 @@ class StopEngine(msgspec.Struct, frozen=True, tag="stop"):
     drain_s: float
 
 
-Command = Ask | CancelAsk | PromptCommand | EndInput | StopEngine
+Command = messages.Ask | CancelAsk | PromptCommand | EndInput | StopEngine
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -126,7 +115,7 @@ class PromptFailed(msgspec.Struct, frozen=True, tag="prompt_failed"):
     message: str
 
 
-PromptEvent = PromptReply | FinishReply | PromptFailed
+PromptEvent = messages.PromptReply | messages.FinishReply | PromptFailed
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
@@ -165,7 +154,7 @@ EngineEvent = (
     | Committed
     | Answered
     | AnswerFailed
-    | AskReply
+    | messages.AskReply
     | AskFailed
     | PromptEvent
     | Heartbeat
@@ -174,6 +163,14 @@ EngineEvent = (
     | Stopped
     | Fatal
 )
+
+
+def failure_of(command: Command, code: str, message: str) -> AskFailed | PromptFailed | None:
+    """What tells the client of ``command`` that it failed; None where no client waits."""
+    if isinstance(command, messages.Ask):
+        return AskFailed(command.id, code, message)
+    return PromptFailed(command.prompt, code, message) if isinstance(command, PromptCommand) else None
+
 
 encode = msgspec.msgpack.Encoder().encode
 _commands = msgspec.msgpack.Decoder(Command)

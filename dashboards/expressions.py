@@ -46,11 +46,6 @@ def buckets(name: str, *by: str, **match: str) -> str:
     return f"sum{_by(by)} (rate({name}_bucket{_selector(metric, match)}[$__rate_interval]))"
 
 
-def stage_quantile(q: float, stages: str) -> str:
-    """Quantile `q` of the stages that the regular expression matches, in seconds."""
-    return quantile(STAGE, q, "stage", stage=stages)
-
-
 def stage_mean(stages: str) -> str:
     """Mean time in each stage, in seconds."""
     selector = _selector(_metric(STAGE, "histogram", ("stage",)), {"stage": stages})
@@ -58,11 +53,6 @@ def stage_mean(stages: str) -> str:
         f"sum by (stage) (rate({STAGE}_{part}{selector}[$__rate_interval]))" for part in ("sum", "count")
     )
     return f"{total} / {count}"
-
-
-def stage_buckets(stages: str, *by: str) -> str:
-    """The histogram itself, for a heatmap."""
-    return buckets(STAGE, *by, stage=stages)
 
 
 def _metric(name: str, kind: Kind, by: tuple[str, ...]) -> Metric:

@@ -25,14 +25,14 @@ from grafana_foundation_sdk.models.dashboard import (
 )
 
 from dashboards.expressions import (
+    STAGE,
+    buckets,
     gauge,
     increase,
     labelled,
     per_second,
     quantile,
-    stage_buckets,
     stage_mean,
-    stage_quantile,
 )
 
 UID = "foretick-latency"
@@ -60,7 +60,17 @@ def build() -> str:
         .with_variable(DatasourceVariable("datasource").type("prometheus").label("Data source"))
         .with_variable(_session_variable())
     )
-    for title, panels in _rows():
+    rows = {
+        "Now": _now(),
+        "Tick to answer": _tick_to_answer(),
+        "Questions": _questions(),
+        "Freshness": _freshness(),
+        "Carried state": _carried_state(),
+        "Losses": _losses(),
+        "Scheduler": _scheduler(),
+        "Queues and memory": _queues_and_memory(),
+    }
+    for title, panels in rows.items():
         dashboard = dashboard.with_row(Row(title))
         for panel in panels:
             dashboard = dashboard.with_panel(panel)
@@ -84,23 +94,10 @@ def _session_variable() -> Any:
     )
 
 
-def _rows() -> list[tuple[str, list[Any]]]:
-    return [
-        ("Now", _now()),
-        ("Tick to answer", _tick_to_answer()),
-        ("Questions", _questions()),
-        ("Freshness", _freshness()),
-        ("Carried state", _carried_state()),
-        ("Losses", _losses()),
-        ("Scheduler", _scheduler()),
-        ("Queues and memory", _queues_and_memory()),
-    ]
-
-
 def _now() -> list[Any]:
     return [
         _stat("Engine", "none", gauge("foretick_engine_up", over="min"), bad_below=1),
-        _stat("Tick to answer, p99", "s", stage_quantile(0.99, _WHOLE)),
+        _stat("Tick to answer, p99", "s", quantile(STAGE, 0.99, "stage", stage=_WHOLE)),
         _stat("Worst staleness", "s", gauge("foretick_staleness_seconds")),
         _stat("Records a second", "short", per_second("foretick_records_total")),
         _stat("Answers a second", "short", per_second("foretick_answers_total")),
@@ -117,9 +114,9 @@ def _tick_to_answer() -> list[Any]:
         .y_axis(heatmap.YAxisConfig().unit("s"))
         .height(9)
         .span(_HALF)
-        .with_target(_query(stage_buckets(_WHOLE, "le"), "{{le}}", 0).format("heatmap")),
+        .with_target(_query(buckets(STAGE, "le", stage=_WHOLE), "{{le}}", 0).format("heatmap")),
         _series("Tick to answer, quantiles", "s", _HALF, _quantiles(_WHOLE)),
-        _series("p99 by stage", "s", _HALF, [(stage_quantile(0.99, _STEPS), "{{stage}}")]),
+        _series("p99 by stage", "s", _HALF, [(quantile(STAGE, 0.99, "stage", stage=_STEPS), "{{stage}}")]),
         _series("Mean by stage", "s", _HALF, [(stage_mean(_STEPS), "{{stage}}")]),
     ]
 
@@ -129,172 +126,82 @@ def _questions() -> list[Any]:
         _series("Standing questions: wait and forward pass", "s", _THIRD, _quantiles("queue_flash|forward")),
         _series("Asked questions: wait", "s", _THIRD, _quantiles("queue_session")),
         _series("Asked questions: request to reply", "s", _THIRD, _quantiles("ask")),
-        _series(
-            "Answers a second",
-            "short",
-            _THIRD,
-            [(per_second("foretick_answers_total", "session"), "{{session}}")],
-        ),
-        _series(
-            "Asked a second, by outcome",
-            "short",
-            _THIRD,
-            [(per_second("foretick_asks_total", "outcome"), "{{outcome}}")],
-        ),
-        _series(
-            "Questions without an answer, a second",
-            "short",
-            _THIRD,
-            [(per_second("foretick_answers_failed_total", "reason"), "{{reason}}")],
-        ),
+        _rates("Answers a second", "foretick_answers_total", "session"),
+        _rates("Asked a second, by outcome", "foretick_asks_total", "outcome"),
+        _rates("Questions without an answer, a second", "foretick_answers_failed_total", "reason"),
     ]
 
 
 def _freshness() -> list[Any]:
+    skipped = "Standing evaluations skipped for a newer version, a second"
     return [
-        _series(
-            "Staleness by session",
-            "s",
-            _THIRD,
-            [(gauge("foretick_staleness_seconds", "session"), "{{session}}")],
-        ),
-        _series(
-            "Data versions a second",
-            "short",
-            _THIRD,
-            [(per_second("foretick_versions_total", "session"), "{{session}}")],
-        ),
-        _series(
-            "Standing evaluations skipped for a newer version, a second",
-            "short",
-            _THIRD,
-            [(per_second("foretick_flash_coalesced_total", "session"), "{{session}}")],
-        ),
+        _gauges("Staleness by session", "s", "foretick_staleness_seconds", "session"),
+        _rates("Data versions a second", "foretick_versions_total", "session"),
+        _rates(skipped, "foretick_flash_coalesced_total", "session"),
     ]
 
 
 def _carried_state() -> list[Any]:
     agreements = increase("foretick_divergence_agreements_total", "session")
     samples = increase("foretick_divergence_samples_total", "session")
+    same = [(f"{agreements} / {samples}", "{{session}}")]
+    refreshed = [
+        (increase("foretick_refreshes_total", "session"), "{{session}}"),
+        (increase("foretick_refresh_restarts_total"), "restarted"),
+    ]
+    divergence = "KL(fresh || carried) of the next token, nats"
     return [
-        _series(
-            "Answers the same from a fresh state, in this range",
-            "percentunit",
-            _THIRD,
-            [(f"{agreements} / {samples}", "{{session}}")],
-        ),
-        _series(
-            "KL(fresh || carried) of the next token, nats",
-            "short",
-            _THIRD,
-            [(gauge("foretick_divergence_kl_nats", "session"), "{{session}}")],
-        ),
-        _series(
-            "Windows refreshed, in this range",
-            "short",
-            _THIRD,
-            [
-                (increase("foretick_refreshes_total", "session"), "{{session}}"),
-                (increase("foretick_refresh_restarts_total"), "restarted"),
-            ],
-        ),
+        _series("Answers the same from a fresh state, in this range", "percentunit", _THIRD, same),
+        _gauges(divergence, "short", "foretick_divergence_kl_nats", "session"),
+        _series("Windows refreshed, in this range", "short", _THIRD, refreshed),
     ]
 
 
 def _losses() -> list[Any]:
+    lost = [
+        (per_second("foretick_ring_dropped_total", "source"), "at the ring {{source}}"),
+        (per_second("foretick_records_lost_upstream_total", "source"), "upstream {{source}}"),
+        (per_second("foretick_ring_pauses_total", "source"), "pauses {{source}}"),
+    ]
+    refused = [
+        (per_second("foretick_records_malformed_total", "reason"), "malformed: {{reason}}"),
+        (per_second("foretick_records_unknown_symbol_total"), "unknown symbol"),
+    ]
     return [
-        _series(
-            "Lost before they were read, and pauses, a second",
-            "short",
-            _THIRD,
-            [
-                (per_second("foretick_ring_dropped_total", "source"), "at the ring {{source}}"),
-                (per_second("foretick_records_lost_upstream_total", "source"), "upstream {{source}}"),
-                (per_second("foretick_ring_pauses_total", "source"), "pauses {{source}}"),
-            ],
-        ),
-        _series(
-            "Late, a second",
-            "short",
-            _THIRD,
-            [(per_second("foretick_records_late_total", "session"), "{{session}}")],
-        ),
-        _series(
-            "Refused, a second",
-            "short",
-            _THIRD,
-            [
-                (per_second("foretick_records_malformed_total", "reason"), "malformed: {{reason}}"),
-                (per_second("foretick_records_unknown_symbol_total"), "unknown symbol"),
-            ],
-        ),
+        _series("Lost before they were read, and pauses, a second", "short", _THIRD, lost),
+        _rates("Late, a second", "foretick_records_late_total", "session"),
+        _series("Refused, a second", "short", _THIRD, refused),
     ]
 
 
 def _scheduler() -> list[Any]:
-    reasons = [(per_second("foretick_wait_seconds_total", "reason"), "{{reason}}")]
     drafts = per_second("foretick_draft_tokens_total")
     right = per_second("foretick_draft_tokens_total", outcome="accepted")
     reused = per_second("foretick_reused_tokens_total", "class")
     computed = per_second("foretick_batch_tokens_total", "class")
+    waiting = labelled("foretick_waiting_requests", "class", "foretick_scheduler_info", "policy")
+    ttft = [
+        (quantile("foretick_ttft_seconds", q, "class"), f"p{q * 100:g} {{{{class}}}}") for q in (0.5, 0.99)
+    ]
+    preempted = [
+        (
+            per_second("foretick_preemptions_total", "kind", "class", "by_class"),
+            "{{kind}}: {{class}} for {{by_class}}",
+        )
+    ]
+    shares = [(f"{reused} / ({reused} + {computed})", "{{class}}")]
     return [
-        _stacked(_series("Requests that wait for a batch, by reason", "short", _THIRD, reasons)),
-        _series(
-            "Seconds waited a second, by class",
-            "short",
-            _THIRD,
-            [(per_second("foretick_wait_seconds_total", "class"), "{{class}}")],
+        _stacked(
+            _rates("Requests that wait for a batch, by reason", "foretick_wait_seconds_total", "reason")
         ),
-        _series(
-            "Waiting, by class and policy",
-            "short",
-            _THIRD,
-            [
-                (
-                    labelled("foretick_waiting_requests", "class", "foretick_scheduler_info", "policy"),
-                    "{{class}} ({{policy}})",
-                )
-            ],
-        ),
-        _series(
-            "End of input to first token",
-            "s",
-            _THIRD,
-            [
-                (quantile("foretick_ttft_seconds", q, "class"), f"p{q * 100:g} {{{{class}}}}")
-                for q in (0.5, 0.99)
-            ],
-        ),
-        _series(
-            "Preemptions a second",
-            "short",
-            _THIRD,
-            [
-                (
-                    per_second("foretick_preemptions_total", "kind", "class", "by_class"),
-                    "{{kind}}: {{class}} for {{by_class}}",
-                )
-            ],
-        ),
-        _series(
-            "Tokens of KV given up, a second",
-            "short",
-            _THIRD,
-            [(per_second("foretick_lost_tokens_total", "kind"), "{{kind}}")],
-        ),
+        _rates("Seconds waited a second, by class", "foretick_wait_seconds_total", "class"),
+        _series("Waiting, by class and policy", "short", _THIRD, [(waiting, "{{class}} ({{policy}})")]),
+        _series("End of input to first token", "s", _THIRD, ttft),
+        _series("Preemptions a second", "short", _THIRD, preempted),
+        _rates("Tokens of KV given up, a second", "foretick_lost_tokens_total", "kind"),
         _series("Guessed tokens that were right", "percentunit", _THIRD, [(f"{right} / {drafts}", "right")]),
-        _series(
-            "Tokens reused, of all that answers were given from",
-            "percentunit",
-            _THIRD,
-            [(f"{reused} / ({reused} + {computed})", "{{class}}")],
-        ),
-        _series(
-            "Prefix cache, tokens a second",
-            "short",
-            _THIRD,
-            [(per_second("foretick_prefix_tokens_total", "event"), "{{event}}")],
-        ),
+        _series("Tokens reused, of all that answers were given from", "percentunit", _THIRD, shares),
+        _rates("Prefix cache, tokens a second", "foretick_prefix_tokens_total", "event"),
     ]
 
 
@@ -302,39 +209,29 @@ def _queues_and_memory() -> list[Any]:
     used = gauge("foretick_pool_blocks", over="sum", state="used")
     total = gauge("foretick_pool_blocks", over="sum", state="free|used")
     return [
-        _series(
-            "Requests by class",
-            "short",
-            _THIRD,
-            [(gauge("foretick_live_requests", "class", over="sum"), "{{class}}")],
-        ),
-        _series(
-            "Ring fill", "percentunit", _THIRD, [(gauge("foretick_ring_fill_ratio", "source"), "{{source}}")]
-        ),
+        _gauges("Requests by class", "short", "foretick_live_requests", "class", over="sum"),
+        _gauges("Ring fill", "percentunit", "foretick_ring_fill_ratio", "source"),
         _series("KV pool in use", "percentunit", _THIRD, [(f"{used} / {total}", "used")]),
-        _series(
-            "Tokens a second, by class",
-            "short",
-            _THIRD,
-            [(per_second("foretick_batch_tokens_total", "class"), "{{class}}")],
-        ),
-        _series(
-            "Tape by session, tokens",
-            "short",
-            _THIRD,
-            [(gauge("foretick_session_tokens", "session"), "{{session}}")],
-        ),
-        _series(
-            "Passes that found no memory, a second",
-            "short",
-            _THIRD,
-            [(per_second("foretick_oom_total", "outcome"), "{{outcome}}")],
-        ),
+        _rates("Tokens a second, by class", "foretick_batch_tokens_total", "class"),
+        _gauges("Tape by session, tokens", "short", "foretick_session_tokens", "session"),
+        _rates("Passes that found no memory, a second", "foretick_oom_total", "outcome"),
     ]
 
 
+def _rates(title: str, counter: str, by: str) -> Any:
+    """A counter's increase a second, a line for each value of the label ``by``."""
+    return _series(title, "short", _THIRD, [(per_second(counter, by), f"{{{{{by}}}}}")])
+
+
+def _gauges(title: str, unit: str, name: str, by: str, over: str = "max") -> Any:
+    """A gauge, a line for each value of the label ``by``."""
+    return _series(title, unit, _THIRD, [(gauge(name, by, over=over), f"{{{{{by}}}}}")])
+
+
 def _quantiles(stages: str) -> list[Target]:
-    return [(stage_quantile(q, stages), f"p{q * 100:g} {{{{stage}}}}") for q in (0.5, 0.9, 0.99)]
+    return [
+        (quantile(STAGE, q, "stage", stage=stages), f"p{q * 100:g} {{{{stage}}}}") for q in (0.5, 0.9, 0.99)
+    ]
 
 
 def _query(expression: str, legend: str, index: int) -> Any:

@@ -1,8 +1,9 @@
-"""The state of a connection, logged once per change, and the pauses between retries."""
+"""The state of a connection, logged once per change, the pauses between retries, and waiting until a stop."""
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from feeds.source import State
 
@@ -16,6 +17,21 @@ CAP_S = 5.0
 def delay_s(attempt: int) -> float:
     """Exponential wait before retry number ``attempt`` (0 is the first), capped at 5 s."""
     return float(min(CAP_S, FIRST_S * 2.0 ** min(attempt, 16)))
+
+
+async def until(stop: asyncio.Event, doing: Awaitable[Any]) -> bool:
+    """Await ``doing`` unless ``stop`` is set first, which cancels it; True when it finished."""
+    task, stopping = asyncio.ensure_future(doing), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((task, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+            return True
+        return False
+    finally:
+        for each in (task, stopping):
+            each.cancel()
+        await asyncio.gather(task, stopping, return_exceptions=True)
 
 
 class Connection:

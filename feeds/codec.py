@@ -1,37 +1,22 @@
 """Bytes to checked records and messages to bytes, in JSON and msgpack.
 
 All market data passes ``decode_record``. It returns records with plausible prices and times, and refuses
-others with one of ``REASONS`` and a message for people.
+others with a ``Reason`` and a message for people.
 """
 
 import re
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, Literal, Protocol, cast, get_args
+from typing import Any, Literal, Protocol, cast
 
 import msgspec
 
 from feeds.decimal9 import SCALE, Fixed9, check_fixed9, parse_fixed9
 from feeds.decoding import Undecodable, decoded
 from feeds.messages import AnyMessage, AnyRecord, Bar, Quote, Trade
+from metrics.catalogue import Reason
 
 Encoding = Literal["json", "msgpack"]
-Reason = Literal[
-    "json",
-    "msgpack",
-    "missing_field",
-    "type",
-    "price",
-    "size",
-    "timestamp_unit",
-    "clock",
-    "oversize",
-    "symbol",
-    "bar_ohlc",
-    "encoding",
-]
-REASONS: tuple[Reason, ...] = get_args(Reason)
-
 MAX_BYTES = 1 << 20
 MAX_PRICE = 10**9 * SCALE
 MAX_NAME = 64
@@ -44,7 +29,7 @@ _PATH = re.compile(r"`\$\.(\w+)")
 
 
 class MalformedRecord(ValueError):
-    """A payload that is no usable record: ``reason`` is one of REASONS, ``message`` says what is wrong."""
+    """A payload that is no usable record: ``message`` says what is wrong."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(f"{reason}: {message}")

@@ -2,17 +2,25 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
+from msgspec import Meta
 
+from feeds.messages import AnyMessage, DataUpdated, DeadLetter
 from feeds.source import Sink, Source
 
 SOCKET = r"^(tcp|ipc)://.+$"
 """Pattern of a ZeroMQ endpoint."""
 
 
-class BadSetting(Exception):
-    """A setting that only turns out to be wrong when it is used; ``key`` is its name within the table."""
+def about(description: str, **limits: Any) -> Meta:
+    """What the reference says of a key, and the limits that msgspec checks (``ge``, ``pattern`` ...)."""
+    return Meta(description=description, **limits)
+
+
+class SettingError(Exception):
+    """A setting that only shows to be wrong when it is used; ``key`` names it, within a connector's table."""
 
     def __init__(self, key: str, message: str) -> None:
         super().__init__(f"{key}: {message}")
@@ -30,12 +38,19 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Topics:
-    """Where a sink's messages go; an empty topic means that the sink does not carry them."""
+class Route:
+    """A sink and the topics it uses; an empty topic means that this sink does not carry that message."""
 
+    sink: Sink
     answers: str
     updates: str = ""
     dead_letters: str = ""
+
+    def topic(self, message: AnyMessage) -> str:
+        """Where the message goes."""
+        if isinstance(message, DataUpdated):
+            return self.updates
+        return self.dead_letters if isinstance(message, DeadLetter) else self.answers
 
 
 class Connector(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -54,18 +69,13 @@ class SourceConnector(Connector, frozen=True):
     """Settings that open a source."""
 
     def open(self, name: str, stop_timeout_s: float) -> Source:
-        """The source, not started; it closes within ``stop_timeout_s``. Raises BadSetting."""
+        """The source, not started; it closes within ``stop_timeout_s``. Raises SettingError."""
         raise NotImplementedError
 
 
 class SinkConnector(Connector, frozen=True):
     """Settings that open a sink."""
 
-    @property
-    def topics(self) -> Topics:
-        """The topics it publishes to."""
-        raise NotImplementedError
-
-    def open(self, name: str, stop_timeout_s: float) -> Sink:
-        """The sink, not started; it closes within ``stop_timeout_s``. Raises BadSetting."""
+    def open(self, name: str, stop_timeout_s: float) -> Route:
+        """The sink and its topics, not started; it closes within ``stop_timeout_s``. Raises SettingError."""
         raise NotImplementedError

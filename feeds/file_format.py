@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 
+from feeds.durations import Duration, parse_duration
 from feeds.messages import Bar, Quote, Side, Trade, Unit
 from feeds.timestamps import time_parser
 
@@ -30,7 +31,6 @@ _TEXT_FIELDS: dict[Kind, tuple[str, ...]] = {
     "quote": ("symbol", "venue"),
     "bar": ("symbol", "venue"),
 }
-_INTERVAL_UNITS = {"ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9, "d": 86_400 * 10**9}
 
 
 class FormatError(ValueError):
@@ -69,14 +69,9 @@ class RecordFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     unit: Unit = "base"
     side_values: dict[str, Side] = {}
     rounded: list[str] = []
-    interval: str = ""
+    interval: Duration = Duration(0)
     stamp: Literal["open", "close"] = "open"
     match: Match | None = None
-
-    @property
-    def interval_ns(self) -> int:
-        """Length of a bar; 0 where none is declared."""
-        return parse_interval(self.interval) if self.interval else 0
 
 
 class FileFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -109,7 +104,7 @@ def load_format(name_or_path: str | Path) -> FileFormat:
             f"format {str(name_or_path)!r} is neither {', '.join(names())} nor a readable file"
         ) from error
     try:
-        form = msgspec.toml.decode(text, type=FileFormat)
+        form = msgspec.toml.decode(text, type=FileFormat, dec_hook=lambda _, value: parse_duration(value))
         _check_file(form)
     except (msgspec.DecodeError, ValueError) as error:
         raise FormatError(f"{path.name}: {error}") from error
@@ -119,15 +114,6 @@ def load_format(name_or_path: str | Path) -> FileFormat:
 def names() -> list[str]:
     """Names of the shipped formats."""
     return sorted(path.stem for path in FORMATS.glob("*.toml"))
-
-
-def parse_interval(text: str) -> int:
-    """Nanoseconds of an interval such as ``1m`` or ``500ms``. Raises ValueError."""
-    number = text.rstrip("smhd")
-    factor = _INTERVAL_UNITS.get(text[len(number) :])
-    if factor is None or not number.isdecimal() or int(number) == 0:
-        raise ValueError(f"interval {text!r} is not a positive number followed by ms, s, m, h or d")
-    return int(number) * factor
 
 
 def _check_file(form: FileFormat) -> None:
@@ -159,8 +145,6 @@ def _check_record(form: FileFormat, record: RecordFormat, where: str) -> None:
             )
     if (record.kind == "bar") != bool(record.interval):
         raise ValueError(f"{where}.interval: needed for bars, and only for them")
-    if record.interval:
-        parse_interval(record.interval)
     _check_time(form, record.time, f"{where}.time")
     for name, ref in _refs(record).items():
         if isinstance(ref, int) and form.container != "csv":

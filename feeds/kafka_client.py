@@ -7,7 +7,7 @@ from typing import Any
 
 from aiokafka.errors import KafkaError
 
-from feeds.backoff import Connection
+from feeds.backoff import Connection, until
 
 log = logging.getLogger(__name__)
 
@@ -39,21 +39,6 @@ async def open_client(
         else:
             await close_client(client, stop_timeout_s)
     return None
-
-
-async def until(stop: asyncio.Event, doing: Awaitable[Any]) -> bool:
-    """Await ``doing`` unless ``stop`` is set first; True when it finished."""
-    task, stopping = asyncio.ensure_future(doing), asyncio.ensure_future(stop.wait())
-    try:
-        await asyncio.wait((task, stopping), return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            task.result()
-            return True
-        return False
-    finally:
-        for each in (task, stopping):
-            each.cancel()
-        await asyncio.gather(task, stopping, return_exceptions=True)
 
 
 async def close_client(client: Any, timeout_s: float) -> None:

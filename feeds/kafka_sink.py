@@ -22,9 +22,9 @@ from aiokafka.errors import (
     UnknownTopicOrPartitionError,
 )
 
-from feeds.backoff import Connection, Sleep
+from feeds.backoff import Connection
 from feeds.kafka_client import PROBE_S, close_client, open_client
-from feeds.source import PublishRefused, SinkStopped, State
+from feeds.source import PublishRefused, SinkStopped
 
 log = logging.getLogger(__name__)
 
@@ -63,21 +63,18 @@ class KafkaSink:
         bootstrap: str,
         *,
         max_bytes: int = 1 << 20,
-        linger_ms: int = 5,
-        request_timeout_ms: int = 10_000,
         stop_timeout_s: float = 5.0,
         options: Mapping[str, Any] | None = None,
-        sleep: Sleep = asyncio.sleep,
     ) -> None:
         self.name = name
-        self._connection = Connection(name, bootstrap, log, sleep)
+        self.connection = Connection(name, bootstrap, log)
         self._config = {
             "bootstrap_servers": bootstrap,
             "enable_idempotence": True,
             "acks": "all",
-            "linger_ms": linger_ms,
+            "linger_ms": 5,
             "max_request_size": max_bytes,
-            "request_timeout_ms": request_timeout_ms,
+            "request_timeout_ms": 10_000,
             **(options or {}),
         }
         self._stop_timeout_s = stop_timeout_s
@@ -86,19 +83,14 @@ class KafkaSink:
         self._stop = asyncio.Event()
 
     @property
-    def state(self) -> State:
-        """Where the connection stands."""
-        return self._connection.state
-
-    @property
     def retries(self) -> int:
         """Attempts that failed or were not acknowledged within the probe interval."""
-        return self._connection.retries
+        return self.connection.retries
 
     async def start(self) -> None:
         """Connect; waits for the broker as long as it takes, or until ``stop``."""
         self._stop.clear()
-        self._connection.connecting()
+        self.connection.connecting()
         await self._replace(None)
 
     async def publish(
@@ -117,12 +109,12 @@ class KafkaSink:
                 raise SinkStopped(f"{self.name}: stopped before a message to {topic} was acknowledged")
             try:
                 await self._attempt(generation, topic, key, payload, headers)
-                self._connection.up()
+                self.connection.up()
                 return
             except _ProducerGone:
                 continue
             except _BROKER_AWAY as error:
-                await self._connection.wait_before_retry(repr(error))
+                await self.connection.wait_before_retry(repr(error))
             except UnknownTopicOrPartitionError as error:
                 await self._refuse_if_missing(generation, topic, error)
             except KafkaError as error:
@@ -131,13 +123,8 @@ class KafkaSink:
                     raise PublishRefused(
                         f"{self.name}: {topic} does not take the message: {error!r}"
                     ) from error
-                await self._connection.wait_before_retry(repr(error))
+                await self.connection.wait_before_retry(repr(error))
                 await self._replace(generation)
-
-    async def flush(self) -> None:
-        """Wait until everything handed to the client is acknowledged."""
-        if self._generation is not None:
-            await self._generation.producer.flush()
 
     async def stop(self) -> None:
         """Wait ``stop_timeout_s`` for acknowledgements, then disconnect within the same time."""
@@ -150,7 +137,7 @@ class KafkaSink:
         self._generation = None
         if generation is not None:
             await generation.close(self._stop_timeout_s)
-        self._connection.stopped()
+        self.connection.stopped()
 
     async def _attempt(
         self,
@@ -186,14 +173,14 @@ class KafkaSink:
             if done:
                 waiting.cancel()
                 raise _ProducerGone
-            self._connection.retries += 1
-            self._connection.down(f"no acknowledgement within {PROBE_S:g} s")
+            self.connection.retries += 1
+            self.connection.down(f"no acknowledgement within {PROBE_S:g} s")
 
     async def _refuse_if_missing(self, generation: _Generation, topic: str, error: KafkaError) -> None:
         try:
             known = await generation.producer.client.fetch_all_metadata()
         except KafkaError as away:
-            await self._connection.wait_before_retry(repr(away))
+            await self.connection.wait_before_retry(repr(away))
             return
         if topic not in known.topics():
             raise PublishRefused(f"{self.name}: topic {topic} does not exist") from error
@@ -206,6 +193,6 @@ class KafkaSink:
             if old is not None:
                 await old.close(self._stop_timeout_s)
             producer = await open_client(
-                lambda: AIOKafkaProducer(**self._config), self._connection, self._stop, self._stop_timeout_s
+                lambda: AIOKafkaProducer(**self._config), self.connection, self._stop, self._stop_timeout_s
             )
             self._generation = None if producer is None else _Generation(producer)

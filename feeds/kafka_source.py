@@ -15,9 +15,9 @@ from aiokafka import AIOKafkaConsumer, ConsumerStoppedError, TopicPartition
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 from aiokafka.errors import IllegalStateError, KafkaError
 
-from feeds.backoff import Connection, Sleep
+from feeds.backoff import Connection
 from feeds.kafka_client import PROBE_S, close_client, open_client
-from feeds.source import CommitFailed, Incoming, Kind, Partition, State
+from feeds.source import CommitFailed, Incoming, Kind, Partition
 
 log = logging.getLogger(__name__)
 
@@ -28,11 +28,11 @@ class KafkaSource:
     """Records of some topics as a member of a consumer group (*pausing*: the broker keeps what we do not
     fetch).
 
-    ``group_instance_id`` makes membership static, so that a restart does not rebalance. ``options`` go to
-    aiokafka as they are (TLS, SASL). ``group`` None reads every partition and commits nothing.
+    ``options`` go to aiokafka as they are. ``group`` None reads every partition and commits nothing.
     """
 
     kind: Kind = "pausing"
+    lost = 0
 
     def __init__(
         self,
@@ -41,18 +41,15 @@ class KafkaSource:
         topics: list[str],
         group: str | None,
         *,
-        group_instance_id: str | None = None,
         max_records: int = 5000,
         poll_ms: int = 200,
-        start_at: str = "earliest",
         commit_timeout_s: float = 10.0,
         stop_timeout_s: float = 5.0,
         options: Mapping[str, Any] | None = None,
         clock_ns: Callable[[], int] = time.time_ns,
-        sleep: Sleep = asyncio.sleep,
     ) -> None:
         self.name = name
-        self._connection = Connection(name, bootstrap, log, sleep)
+        self.connection = Connection(name, bootstrap, log)
         self._bootstrap = bootstrap
         self._topics = topics
         self._group = group
@@ -63,8 +60,7 @@ class KafkaSource:
         self._clock_ns = clock_ns
         self._config = {
             "group_id": group,
-            "group_instance_id": group_instance_id,
-            "auto_offset_reset": start_at,
+            "auto_offset_reset": "earliest",
             "enable_auto_commit": False,
             "isolation_level": "read_committed",
             # A class of its own: aiokafka keeps the sticky assignor's state on the class, shared by all
@@ -77,28 +73,11 @@ class KafkaSource:
         self._stop = asyncio.Event()
         self._quiet_since = 0.0
 
-    @property
-    def state(self) -> State:
-        """Where the connection stands."""
-        return self._connection.state
-
-    @property
-    def retries(self) -> int:
-        """Failed attempts to reach the broker."""
-        return self._connection.retries
-
-    @property
-    def lost(self) -> int:
-        """Always 0: the broker keeps what we have not read."""
-        return 0
-
     async def start(self) -> None:
         """Join the group; waits for the broker as long as it takes, or until ``stop``."""
         self._stop.clear()
-        self._connection.connecting()
-        self._consumer = await open_client(
-            self._new_consumer, self._connection, self._stop, self._stop_timeout_s
-        )
+        self.connection.connecting()
+        await self._open()
         self._quiet_since = time.monotonic()
 
     async def batches(self) -> AsyncGenerator[list[Incoming], None]:
@@ -115,7 +94,7 @@ class KafkaSource:
                 await self._reopen(error)
                 continue
             if fetched:
-                self._connection.up()
+                self.connection.up()
                 self._quiet_since = time.monotonic()
                 yield self._incoming(fetched)
             else:
@@ -160,10 +139,13 @@ class KafkaSource:
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
             await close_client(consumer, self._stop_timeout_s)
-        self._connection.stopped()
+        self.connection.stopped()
 
-    def _new_consumer(self) -> AIOKafkaConsumer:
-        return AIOKafkaConsumer(*self._topics, bootstrap_servers=self._bootstrap, **self._config)
+    async def _open(self) -> None:
+        def new() -> AIOKafkaConsumer:
+            return AIOKafkaConsumer(*self._topics, bootstrap_servers=self._bootstrap, **self._config)
+
+        self._consumer = await open_client(new, self.connection, self._stop, self._stop_timeout_s)
 
     def _pause_assigned(self, consumer: AIOKafkaConsumer) -> None:
         if self._paused:
@@ -172,22 +154,20 @@ class KafkaSource:
 
     async def _reopen(self, error: KafkaError) -> None:
         """Start over from the committed offsets after an error that the client does not recover from."""
-        await self._connection.wait_before_retry(repr(error))
+        await self.connection.wait_before_retry(repr(error))
         if self._consumer is not None:
             await close_client(self._consumer, self._stop_timeout_s)
-        self._consumer = await open_client(
-            self._new_consumer, self._connection, self._stop, self._stop_timeout_s
-        )
+        await self._open()
 
     async def _probe(self, consumer: AIOKafkaConsumer) -> None:
         if time.monotonic() - self._quiet_since < PROBE_S:
             return
         try:
             await asyncio.wait_for(consumer.topics(), PROBE_S)
-            self._connection.up()
+            self.connection.up()
         except (KafkaError, TimeoutError) as error:
-            self._connection.retries += 1
-            self._connection.down(repr(error))
+            self.connection.retries += 1
+            self.connection.down(repr(error))
         self._quiet_since = time.monotonic()
 
     def _incoming(self, fetched: Mapping[TopicPartition, list[Any]]) -> list[Incoming]:

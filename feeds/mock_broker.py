@@ -25,16 +25,14 @@ class MockUnavailable(RuntimeError):
 
 
 class MockBroker:
-    """A mock cluster of ``brokers`` brokers on free loopback ports, for as long as the context lasts.
+    """A mock cluster of one broker on a free loopback port, for as long as the context lasts.
 
     Raises:
         MockUnavailable: confluent-kafka (the ``demo`` extra) is missing.
         RuntimeError: librdkafka refuses.
     """
 
-    def __init__(self, brokers: int = 1, *, rebalance_delay_ms: int = _REBALANCE_DELAY_MS) -> None:
-        self._brokers = brokers
-        self._delay_ms = rebalance_delay_ms
+    def __init__(self) -> None:
         self._library: ctypes.CDLL | None = None
         self._handle: int | None = None
         self._cluster: int | None = None
@@ -59,12 +57,12 @@ class MockBroker:
         handle = library.rd_kafka_new(_PRODUCER, settings, reason, len(reason))
         if not handle:
             raise RuntimeError(f"librdkafka: {reason.value.decode(errors='replace')}")
-        cluster = library.rd_kafka_mock_cluster_new(handle, self._brokers)
+        cluster = library.rd_kafka_mock_cluster_new(handle, 1)
         if not cluster:
             library.rd_kafka_destroy(handle)
             raise RuntimeError("librdkafka did not start its mock cluster")
         self._library, self._handle, self._cluster = library, handle, cluster
-        library.rd_kafka_mock_group_initial_rebalance_delay_ms(cluster, self._delay_ms)
+        library.rd_kafka_mock_group_initial_rebalance_delay_ms(cluster, _REBALANCE_DELAY_MS)
         self.bootstrap = library.rd_kafka_mock_cluster_bootstraps(cluster).decode()
 
     def stop(self) -> None:
@@ -79,17 +77,13 @@ class MockBroker:
         """Create a topic (each partition kept once)."""
         self._call("rd_kafka_mock_topic_create", name.encode(), partitions, 1)
 
-    def set_down(self, broker: int = 1) -> None:
-        """Cut broker ``broker`` (from 1) off: its connections drop and new ones are refused."""
-        self._call("rd_kafka_mock_broker_set_down", broker)
+    def set_down(self) -> None:
+        """Cut the broker off: its connections drop and new ones are refused."""
+        self._call("rd_kafka_mock_broker_set_down", 1)
 
-    def set_up(self, broker: int = 1) -> None:
-        """Bring broker ``broker`` back, with its data."""
-        self._call("rd_kafka_mock_broker_set_up", broker)
-
-    def set_rtt(self, milliseconds: int, broker: int = 1) -> None:
-        """Delay every response of ``broker``."""
-        self._call("rd_kafka_mock_broker_set_rtt", broker, milliseconds)
+    def set_up(self) -> None:
+        """Bring the broker back, with its data."""
+        self._call("rd_kafka_mock_broker_set_up", 1)
 
     def _call(self, function: str, *arguments: Any) -> None:
         if self._library is None:
@@ -113,7 +107,6 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "rd_kafka_mock_topic_create": (_int, [_pointer, _text, _int, _int]),
     "rd_kafka_mock_broker_set_down": (_int, [_pointer, ctypes.c_int32]),
     "rd_kafka_mock_broker_set_up": (_int, [_pointer, ctypes.c_int32]),
-    "rd_kafka_mock_broker_set_rtt": (_int, [_pointer, ctypes.c_int32, _int]),
 }
 
 

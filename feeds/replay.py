@@ -1,6 +1,6 @@
 """Files of market data as records: what a format declares, read exactly and in file order."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,9 @@ def read_records(
     *,
     from_ns: int | None = None,
     until_ns: int | None = None,
-    kinds: Collection[str] | None = None,
     on_malformed: OnMalformed | None = None,
 ) -> Iterator[AnyRecord]:
-    """Records in file order, those of ``kinds`` (all) with ``from_ns`` <= event time < ``until_ns``.
+    """Records in file order, those with ``from_ns`` <= event time < ``until_ns``.
 
     ``seq`` numbers all records of the file from 1, also those left out, so it names the same record however
     much of the file is read. Where a file has no receive times, ``ts_recv`` is ``ts_event``. Malformed lines
@@ -50,7 +49,7 @@ def read_records(
         inside = (from_ns is None or record.ts_event >= from_ns) and (
             until_ns is None or record.ts_event < until_ns
         )
-        if inside and (kinds is None or reader.form.kind in kinds):
+        if inside:
             yield record
 
 
@@ -85,9 +84,9 @@ class _Reader:
             values["id"] = get(form.fields["id"]) or "" if "id" in form.fields else ""
             values["side"] = self._side(get)
         elif form.kind == "bar":
-            values["interval_ns"] = form.interval_ns
+            values["interval_ns"] = form.interval
             if form.stamp == "close":
-                event -= form.interval_ns
+                event -= form.interval
         record = RECORD_TYPES[form.kind](
             venue=self._name(get, "venue", form.venue),
             symbol=self._name(get, "symbol", form.symbol),

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from pathlib import Path
 
 from feeds.backoff import Sleep
@@ -25,6 +25,7 @@ class ReplaySource:
     """
 
     kind: Kind = "pausing"
+    lost = 0
 
     def __init__(
         self,
@@ -35,10 +36,7 @@ class ReplaySource:
         *,
         from_ns: int | None = None,
         until_ns: int | None = None,
-        kinds: Collection[str] | None = None,
-        encoding: str = "json",
         max_records: int = 500,
-        on_malformed: Callable[[int, MalformedRecord], None] | None = None,
         monotonic_s: Callable[[], float] = time.monotonic,
         clock_ns: Callable[[], int] = time.time_ns,
         sleep: Sleep = asyncio.sleep,
@@ -51,21 +49,14 @@ class ReplaySource:
         self._path = Path(path)
         self._form = form
         self._speed = speed
-        self._from_ns, self._until_ns, self._kinds = from_ns, until_ns, kinds
-        self._encoding = encoding
+        self._from_ns, self._until_ns = from_ns, until_ns
         self._max_records = max_records
-        self._on_malformed = on_malformed
         self._monotonic_s = monotonic_s
         self._clock_ns = clock_ns
         self._sleep = sleep
         self._running = asyncio.Event()
         self._running.set()
         self._origin: tuple[float, int] | None = None  # (monotonic s, event ns) that belong together
-
-    @property
-    def lost(self) -> int:
-        """Always 0: a file loses nothing."""
-        return 0
 
     async def start(self) -> None:
         """Check that the file can be read. Raises OSError."""
@@ -104,19 +95,11 @@ class ReplaySource:
         self._running.set()
 
     def _records(self) -> Iterator[AnyRecord]:
-        return read_records(
-            self._path,
-            self._form,
-            from_ns=self._from_ns,
-            until_ns=self._until_ns,
-            kinds=self._kinds,
-            on_malformed=self._count_malformed,
-        )
+        bounds = {"from_ns": self._from_ns, "until_ns": self._until_ns}
+        return read_records(self._path, self._form, on_malformed=self._count_malformed, **bounds)
 
     def _count_malformed(self, line: int, error: MalformedRecord) -> None:
         self.malformed += 1
-        if self._on_malformed is not None:
-            self._on_malformed(line, error)
 
     def _due_in_s(self, event_ns: int) -> float:
         """Seconds until a record of that event time is due; 0 or less: now."""
@@ -144,7 +127,7 @@ class ReplaySource:
             0,
             record.seq - 1,
             record.key.encode(),
-            encode(record, self._encoding),
-            make_headers(record, self._encoding, self.name, record.seq),
+            encode(record),
+            make_headers(record, "json", self.name, record.seq),
             self._clock_ns(),
         )

@@ -99,10 +99,6 @@ class Sink(Protocol):
         """Deliver one message; returns after acknowledgement. Raises PublishRefused, SinkStopped."""
         ...
 
-    async def flush(self) -> None:
-        """Wait until everything published so far is acknowledged."""
-        ...
-
     async def stop(self) -> None:
         """Disconnect in bounded time; publishes still waiting raise SinkStopped."""
         ...

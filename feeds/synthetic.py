@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from feeds.decimal9 import Fixed9
 from feeds.messages import Trade
 
-_PHASES = ((0.35, "up"), (-0.30, "correction"), (0.0, "sideways"))
+_DRIFTS = (0.35, -0.30, 0.0)
+"""Of an uptrend, a correction and a consolidation."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,11 @@ class SyntheticTape:
         self._drift, self._left = 0.0, 0
         self._trade = 0
 
-    def second(self, start_ns: int, ts_recv: int | None = None) -> Iterator[Trade]:
+    def second(self, start_ns: int) -> Iterator[Trade]:
         """The trades of the second that begins at ``start_ns``, in order of event time."""
         rng, instrument = self._random, self._instrument
         if not self._left:
-            self._drift, _ = rng.choice(_PHASES)
+            self._drift = rng.choice(_DRIFTS)
             self._left = rng.randint(8, 30)
         self._left -= 1
         times = sorted(rng.randrange(1_000_000_000) for _ in range(instrument.trades_per_second))
@@ -62,7 +63,7 @@ class SyntheticTape:
                 venue=instrument.venue,
                 symbol=instrument.symbol,
                 ts_event=ts_event,
-                ts_recv=ts_event if ts_recv is None else max(ts_recv, ts_event),
+                ts_recv=ts_event,
                 seq=self._trade,
                 price=Fixed9(self._price * instrument.tick),
                 size=Fixed9(rng.randint(1, 4 + 3 * abs(move)) * instrument.lot),

@@ -15,11 +15,12 @@ import zmq
 import zmq.asyncio
 
 from feeds.decoding import Undecodable, decoded
-from feeds.source import Incoming, Kind, Partition, PublishRefused, SinkStopped, State
+from feeds.source import Incoming, Kind, Partition, PublishRefused, SinkStopped
 
 POLL_MS = 200
 RCVHWM = 100_000
 SNDHWM = 100_000
+LINGER_MS = 1000
 
 
 class Header(msgspec.Struct, frozen=True, gc=False):
@@ -82,7 +83,6 @@ class ZmqSource:
         self.name = name
         self.endpoint = endpoint
         self.malformed = 0
-        self.state = State.STOPPED
         self._topics = topics
         self._bind = bind
         self._rcvhwm = rcvhwm
@@ -109,7 +109,6 @@ class ZmqSource:
             socket.setsockopt(zmq.SUBSCRIBE, topic.encode())
         self.endpoint = _attach(socket, self.endpoint, self._bind)
         self._socket = socket
-        self.state = State.UP
 
     async def batches(self) -> AsyncGenerator[list[Incoming], None]:
         """Whatever is there, up to ``max_records`` messages at a time, until ``stop``."""
@@ -140,7 +139,6 @@ class ZmqSource:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), 2 * POLL_MS / 1000)
         socket.close(linger=0)
-        self.state = State.STOPPED
 
     def _drain(self, socket: zmq.asyncio.Socket) -> list[Incoming]:
         """Read what has arrived, without a future per message."""
@@ -190,17 +188,14 @@ class ZmqSink:
         bind: bool = True,
         sndhwm: int = SNDHWM,
         max_bytes: int = 1 << 20,
-        linger_ms: int = 1000,
         context: zmq.asyncio.Context | None = None,
         clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self.name = name
         self.endpoint = endpoint
-        self.state = State.STOPPED
         self._bind = bind
         self._sndhwm = sndhwm
         self._max_bytes = max_bytes
-        self._linger_ms = linger_ms
         self._context = context
         self._epoch = clock_ns()
         self._sequence: dict[str, int] = {}
@@ -212,7 +207,6 @@ class ZmqSink:
         socket.setsockopt(zmq.SNDHWM, self._sndhwm)
         self.endpoint = _attach(socket, self.endpoint, self._bind)
         self._socket = socket
-        self.state = State.UP
 
     async def publish(
         self, topic: str, key: bytes | None, payload: bytes, headers: Mapping[str, bytes]
@@ -239,15 +233,11 @@ class ZmqSink:
         )
         await self._socket.send_multipart((topic.encode(), msgspec.msgpack.encode(header), payload))
 
-    async def flush(self) -> None:
-        """Nothing to wait for: see the class."""
-
     async def stop(self) -> None:
-        """Close; libzmq goes on sending what is queued for ``linger_ms`` at most."""
+        """Close; libzmq goes on sending what is queued for ``LINGER_MS`` at most."""
         socket, self._socket = self._socket, None
         if socket is not None:
-            socket.close(linger=self._linger_ms)
-            self.state = State.STOPPED
+            socket.close(linger=LINGER_MS)
 
 
 def _attach(socket: zmq.asyncio.Socket, endpoint: str, bind: bool) -> str:

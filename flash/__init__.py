@@ -1,1 +1,1 @@
-"""Standing questions: registry, batched evaluation for every data version, and the answer cache."""
+"""Standing questions: their registry, and batched evaluation for every data version."""

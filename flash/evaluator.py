@@ -94,11 +94,6 @@ class _Session:
     """Data was lost and no evaluation says so yet."""
 
 
-def no_gap(_payload: object) -> bool:
-    """For payloads that carry no gap flag."""
-    return False
-
-
 class FlashEvaluator(Generic[P]):
     """Listens to a scheduler's commits and submits the registry's questions.
 
@@ -111,7 +106,7 @@ class FlashEvaluator(Generic[P]):
         scheduler: Scheduler,
         registry: Registry,
         on_done: Callable[[Evaluated[P]], None],
-        has_gap: Callable[[P], bool] = no_gap,
+        has_gap: Callable[[P], bool],
     ) -> None:
         self._scheduler = scheduler
         self._registry = registry

@@ -68,14 +68,10 @@ PAPER_SIX = (
         ("UP", "DOWN"),
     ),
     Question(
-        "pullback",
-        "Is the price now pulling back against the trend of the earlier bars?",
-        ("YES", "NO"),
+        "pullback", "Is the price now pulling back against the trend of the earlier bars?", ("YES", "NO")
     ),
     Question(
-        "recent_high",
-        "Did one of the last five bars make the highest high of all bars shown?",
-        ("YES", "NO"),
+        "recent_high", "Did one of the last five bars make the highest high of all bars shown?", ("YES", "NO")
     ),
     Question(
         "consolidation",

@@ -1,11 +1,7 @@
-"""The standing questions of every session, prepared once.
-
-Registered from any thread; the evaluator reads a tuple that is replaced, never changed.
-"""
+"""The standing questions of every session, prepared once."""
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
@@ -36,7 +32,6 @@ class Registry:
 
     def __init__(self, prepare: Prepare) -> None:
         self._prepare = prepare
-        self._lock = threading.Lock()
         self._standing: dict[str, tuple[Standing, ...]] = {}
 
     def register(self, session: str, question: Question) -> Standing:
@@ -51,16 +46,15 @@ class Registry:
             raise BadQuestion(f"question {question.name!r}: {error}") from error
         check_choices(question, prepared)
         new = Standing(session, question, question.hash, prepared)
-        with self._lock:
-            standing = self._standing.get(session, ())
-            for old in standing:
-                if old.question == question:
-                    return old
-                if old.question.name == question.name:
-                    raise BadQuestion(
-                        f"session {session!r} already has another question named {question.name!r}", "name"
-                    )
-            self._standing[session] = (*standing, new)
+        standing = self.standing(session)
+        for old in standing:
+            if old.question == question:
+                return old
+            if old.question.name == question.name:
+                raise BadQuestion(
+                    f"session {session!r} already has another question named {question.name!r}", "name"
+                )
+        self._standing[session] = (*standing, new)
         return new
 
     def standing(self, session: str) -> tuple[Standing, ...]:

@@ -21,9 +21,8 @@ SKEWED, GAP, EMPTY = 1, 2, 4
 BAR = np.dtype(
     [
         ("session", "i4"),
-        ("partition", "i4"),
         ("flags", "u4"),
-        ("n_ticks", "u4"),
+        ("n_ticks", "i8"),
         ("ts_open", "i8"),
         ("interval", "i8"),
         ("o", "i8"),
@@ -32,7 +31,6 @@ BAR = np.dtype(
         ("c", "i8"),
         ("v", "i8"),
         ("ts_last_event", "i8"),
-        ("ts_recv", "i8"),
         ("ts_ring", "i8"),
         ("ring_wait", "i8"),
         ("first_offset", "i8"),
@@ -48,7 +46,7 @@ SESSION = np.dtype(
         ("next_index", "i8"),  # every interval below is closed
         ("last_offset", "i8"),
         ("last_ring", "i8"),
-        ("kind", "i4"),  # the record kind that makes this session's bars; 0: the first record decides
+        ("kind", "i4"),  # the record kind that makes this session's bars; 0 before its first record
         ("closed_any", "i4"),
         ("gap", "i4"),
         ("empty_run", "i4"),  # empty bars emitted since the last real one
@@ -172,8 +170,6 @@ def _add(slot: Row, record: Row, price: int, volume: int, now: int) -> None:
     bar["v"] = bar["v"] + min(volume, _MOST - bar["v"])
     bar["n_ticks"] += np.uint32(1)
     bar["flags"] |= np.uint32(record["flags"] & SKEWED)
-    bar["partition"] = record["partition"]
-    bar["ts_recv"] = np.int64(record["ts_recv"])
     bar["ts_ring"] = np.int64(record["ts_ring"])
     bar["ring_wait"] = now - np.int64(record["ts_ring"])
     bar["first_offset"] = min(bar["first_offset"], record["offset"])
@@ -189,7 +185,6 @@ def _pass_through(session: Row, record: Row, now: int, out: Bars, at: int) -> in
         return at
     bar = session["last"]
     bar["session"] = record["session"]
-    bar["partition"] = record["partition"]
     bar["flags"] = np.uint32(record["flags"] & SKEWED) | np.uint32(GAP if session["gap"] else 0)
     bar["n_ticks"] = 1
     bar["ts_open"] = opened
@@ -200,7 +195,6 @@ def _pass_through(session: Row, record: Row, now: int, out: Bars, at: int) -> in
     bar["c"] = record["d"]
     bar["v"] = record["e"]
     bar["ts_last_event"] = opened
-    bar["ts_recv"] = np.int64(record["ts_recv"])
     bar["ts_ring"] = np.int64(record["ts_ring"])
     bar["ring_wait"] = now - np.int64(record["ts_ring"])
     bar["first_offset"] = record["offset"]

@@ -6,7 +6,8 @@ are open at once. A tick of a closed bar is late: counted, dropped. Within a bar
 time, arrival): among equal times the first arrival opens and the last one closes, whatever order the times
 came in. Quotes make bars of the mid (rounded down to 1e-9) without volume. Volumes saturate. Empty intervals
 are skipped or filled flat at the last close. A ready-made bar passes through when it opens after the one
-before; its own times and interval stay.
+before; its own times and interval stay. A session's first record says which kind makes its bars; records of
+other kinds are ignored and counted.
 
 One session is one symbol, so its records come from one partition; offsets are compared under that assumption.
 The event clock is taken on trust: one tick stamped far in the future makes those behind it late.
@@ -22,13 +23,10 @@ import numpy as np
 
 from ingest import bar_kernel
 from ingest.bar_kernel import BAR, EMPTY, GAP, NEVER, OPEN, SESSION, SKEWED, Bars
-from ingest.record import BAR as READY_BAR
-from ingest.record import QUOTE, TRADE, Records
+from ingest.record import Records
 
 __all__ = ["BAR", "EMPTY", "GAP", "SKEWED", "BarBuilder", "BarPolicy", "Bars"]
 
-SourceKind = Literal["auto", "trade", "quote", "bar"]
-_KINDS = {"auto": 0, "trade": TRADE, "quote": QUOTE, "bar": READY_BAR}
 _MAX_OPEN = 4096
 
 
@@ -36,15 +34,13 @@ _MAX_OPEN = 4096
 class BarPolicy:
     """How ticks become bars; times in ns.
 
-    `max_fill` caps the empty bars after one real bar (the first ones are filled). `source_kind` says which
-    records make bars, others are ignored and counted; "auto" lets each session's first record decide.
+    `max_fill` caps the empty bars after one real bar (the first ones are filled).
     """
 
     interval_ns: int
     lateness_ns: int = 0
     empty: Literal["skip", "fill"] = "skip"
     max_fill: int = 60
-    source_kind: SourceKind = "auto"
 
     def __post_init__(self) -> None:
         if self.interval_ns <= 0 or self.lateness_ns < 0 or self.max_fill < 0:
@@ -70,7 +66,6 @@ class BarBuilder:
         self.policy = policy
         self._sessions = np.zeros(n_sessions, SESSION)
         self._sessions["newest_event"] = self._sessions["next_index"] = NEVER
-        self._sessions["kind"] = _KINDS[policy.source_kind]
         self._slots = np.zeros((n_sessions, policy.open_bars), OPEN)
         self._slots["index"] = NEVER
         # The most bars one record can close: all open ones, and a run of empty ones after each.

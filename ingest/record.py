@@ -29,10 +29,8 @@ RECORD = np.dtype(
         ("ts_ring", "u8"),  # monotonic clock at ring entry; the ring writes it
         ("kind", "u1"),
         ("flags", "u1"),
-        ("source", "u2"),
+        ("pad", "u2"),
         ("session", "u4"),
-        ("partition", "i4"),
-        ("pad", "i4"),
         ("offset", "i8"),
         ("a", "i8"),
         ("b", "i8"),
@@ -40,12 +38,12 @@ RECORD = np.dtype(
         ("d", "i8"),
         ("e", "i8"),
         ("x", "i8"),
-        ("rest", "u8", 3),
+        ("rest", "u8", 4),
     ]
 )
 WORDS = RECORD.itemsize // 8
 TS_RING_WORD = 3
-_LAYOUT = struct.Struct("<4Q2BHIiiq6q24x")
+_LAYOUT = struct.Struct("<4Q2B2xIq6q32x")
 
 Records = npt.NDArray[np.void]
 
@@ -84,8 +82,6 @@ class RecordWriter:
         *,
         x: int = 0,
         seq: int = 0,
-        source: int = 0,
-        partition: int = -1,
         offset: int = -1,
         gap: bool = False,
     ) -> None:
@@ -98,7 +94,6 @@ class RecordWriter:
         flags = (FLAG_SKEWED if ts_recv < ts_event else 0) | (FLAG_GAP if gap else 0)
         at = self._used * RECORD.itemsize
         _LAYOUT.pack_into(
-            self._bytes, at, seq, ts_event, ts_recv, 0,
-            kind, flags, source, session, partition, 0, offset, *values, x,
-        )  # fmt: skip
+            self._bytes, at, seq, ts_event, ts_recv, 0, kind, flags, session, offset, *values, x
+        )
         self._used += 1

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import select
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -237,7 +237,14 @@ class Ring:
 
     def wait(self, timeout_s: float) -> bool:
         """Reader: wait for records (True) or the time limit (False). Spins briefly, then sleeps."""
-        return wait_any([self], timeout_s)
+        if spin_for_records(self.control, _SPINS):
+            return True
+        try:
+            if not announce_sleep(self.control, 1):
+                self._sleep(timeout_s)
+        finally:
+            waiting = announce_sleep(self.control, 0)
+        return waiting
 
     def close(self) -> None:
         """Close this end; the memory is unmapped with its last view. Idempotent."""
@@ -247,30 +254,14 @@ class Ring:
         """Remove the name; the creator calls this. Idempotent."""
         self._block.unlink()
 
-
-def wait_any(rings: Sequence[Ring], timeout_s: float) -> bool:
-    """Reader of several rings: wait until one has records (True) or for the time limit (False)."""
-    if any(spin_for_records(ring.control, _SPINS // len(rings)) for ring in rings):
-        return True
-    waiting = [announce_sleep(ring.control, 1) for ring in rings]
-    try:
-        if not any(waiting):
-            _sleep(rings, timeout_s)
-    finally:
-        waiting = [announce_sleep(ring.control, 0) for ring in rings]
-    return any(waiting)
-
-
-def _sleep(rings: Sequence[Ring], timeout_s: float) -> None:
-    """Wait until an eventfd fires; without one, poll for records every millisecond."""
-    descriptors = {ring.wake_fd for ring in rings if ring.wake_fd >= 0}
-    if len(descriptors) > 0 and all(ring.wake_fd >= 0 for ring in rings):
-        poller = select.poll()
-        for descriptor in descriptors:
-            poller.register(descriptor, select.POLLIN)
-        for descriptor, _ in poller.poll(max(0.0, timeout_s) * 1000):
-            os.eventfd_read(descriptor)
-        return
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline and not any(spin_for_records(ring.control, 1) for ring in rings):
-        time.sleep(0.001)
+    def _sleep(self, timeout_s: float) -> None:
+        """Wait until the eventfd fires; without one, poll for records every millisecond."""
+        if self.wake_fd >= 0:
+            poller = select.poll()
+            poller.register(self.wake_fd, select.POLLIN)
+            if poller.poll(max(0.0, timeout_s) * 1000):
+                os.eventfd_read(self.wake_fd)
+            return
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline and not spin_for_records(self.control, 1):
+            time.sleep(0.001)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +29,7 @@ _SELF_TEST_LINES = 1024
 _JOINED = 16
 
 
-@dataclass(frozen=True, slots=True)
-class DigitTables:
+class DigitTables(NamedTuple):
     """Token ids of digit groups: row i of `digits[w-1]` is the count of ids and the ids of i in w digits."""
 
     group: int  # digits in a full group: 3 or 1
@@ -170,18 +169,7 @@ def look_up(tables: DigitTables, bars: Bars, spec: LineSpec) -> list[list[int]]:
     """Ids of BAR [n] (no number negative) by table."""
     out = np.empty(len(bars) * MAX_LINE_TOKENS, np.int32)
     ends = np.empty(len(bars), np.int64)
-    _fill_tokens(
-        bars,
-        spec.price_decimals,
-        spec.volume_decimals,
-        tables.group,
-        tables.one,
-        tables.two,
-        tables.three,
-        tables.separators,
-        out,
-        ends,
-    )
+    _fill_tokens(bars, spec.price_decimals, spec.volume_decimals, *tables, out, ends)
     starts = [0, *ends.tolist()]
     return [out[a:b].tolist() for a, b in pairwise(starts)]
 

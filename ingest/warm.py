@@ -6,7 +6,7 @@ import os
 import threading
 
 from ingest.bars import BarBuilder, BarPolicy
-from ingest.plane import DataPlane, SessionSpec, SourceRing
+from ingest.plane import DataPlane, SessionSpec
 from ingest.record import QUOTE, RecordWriter
 from ingest.ring import Mode, Ring
 from ingest.tokens import Tokeniser
@@ -37,10 +37,11 @@ def _one_bar(ring: Ring) -> None:
     tokeniser = Tokeniser(lambda text: [ord(character) for character in text])
     stop = threading.Event()
     plane = DataPlane(
-        [SourceRing("warm", ring)],
+        ring,
+        "warm",
         builder,
         tokeniser,
-        [SessionSpec("warm", "warm")],
+        [SessionSpec("warm")],
         lambda session, records: stop.set(),
         metrics,
         idle_close_ns=3_600_000_000_000,

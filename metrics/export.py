@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
@@ -60,13 +60,6 @@ class StoreCollector(Collector):
         return family
 
 
-def registry(store: MetricStore) -> CollectorRegistry:
-    """A registry of this store alone."""
-    own = CollectorRegistry(auto_describe=False)
-    own.register(StoreCollector(store))
-    return own
-
-
 def exposition(store: MetricStore) -> bytes:
     """The store in Prometheus' text format, UTF-8."""
-    return generate_latest(registry(store))
+    return generate_latest(StoreCollector(store))

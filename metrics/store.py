@@ -41,6 +41,21 @@ class CounterHandle:
         self._words[self._index] += n
 
 
+class GrowthHandle:
+    """A counter that follows a total kept elsewhere."""
+
+    __slots__ = ("_counter", "_seen")
+
+    def __init__(self, counter: CounterHandle, seen: int) -> None:
+        self._counter, self._seen = counter, seen
+
+    def update(self, total: int) -> int:
+        """Add what the total grew by since the last call; returns it."""
+        grown, self._seen = total - self._seen, total
+        self._counter.inc(grown)
+        return grown
+
+
 class GaugeHandle:
     """A resolved gauge."""
 
@@ -116,6 +131,10 @@ class MetricStore:
         """A handle for hot paths. The label `class` may be given as `cls`. Raises UnknownSeriesError."""
         return CounterHandle(self._integers, self._find("counter", name, labels))
 
+    def growth(self, name: str, seen: int = 0, /, **labels: str) -> GrowthHandle:
+        """A counter of what a total grows by from ``seen`` on. Raises UnknownSeriesError."""
+        return GrowthHandle(self.counter(name, **labels), seen)
+
     def gauge(self, name: str, **labels: str) -> GaugeHandle:
         """A handle for hot paths. Raises UnknownSeriesError."""
         return GaugeHandle(self._floats, self._find("gauge", name, labels))
@@ -142,7 +161,7 @@ class MetricStore:
         if metric.kind == "gauge":
             return float(self._floats[self._find("gauge", name, labels)])
         total = int(self._integers[self._find("counter", name, labels)])
-        return total / 1e9 if metric.unit == "seconds" else total
+        return total / 1e9 if metric.in_seconds else total
 
     def count(self, name: str, **labels: str) -> int:
         """How many latencies a histogram holds. Raises UnknownSeriesError."""

@@ -9,9 +9,12 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
+
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 POM = REPOSITORY / "tests" / "kafka" / "pom.xml"
@@ -21,6 +24,17 @@ CLUSTER = base64.urlsafe_b64encode(b"foretick's tests").decode().rstrip("=")
 """Kafka's form of a cluster's id: 16 bytes."""
 READY_S = 60.0
 STOP_S = 20.0
+
+
+async def create_topics(bootstrap: str, topics: Mapping[str, int]) -> None:
+    """Create topics, by name and number of partitions, that do not exist."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    try:
+        await admin.start()
+        response = await admin.create_topics([NewTopic(name, count, 1) for name, count in topics.items()])
+    finally:
+        await admin.close()
+    assert not any(code for _, code, *_ in response.topic_errors), response.topic_errors
 
 
 class KafkaUnavailable(RuntimeError):

@@ -24,10 +24,10 @@ from bench.stream.flood import FloodSource, instruments, payloads
 from bench.stream.hit_client import Seen, watch
 from bench.stream.processes import child
 from daemon.config import schema
-from daemon.config.units import Duration
 from daemon.front.server import Front
 from daemon.front.wiring import make_front
 from feeds.connectors.zeromq import ZmqSinkConnector
+from feeds.durations import Duration
 
 _MARKETS = 3
 _FIRST = 400

@@ -14,7 +14,7 @@ import numpy as np
 
 import ingest
 from ingest.bars import BarBuilder, BarPolicy
-from ingest.plane import DataPlane, SessionSpec, SourceRing, TapeRecord
+from ingest.plane import DataPlane, SessionSpec, TapeRecord
 from ingest.record import RECORD
 from ingest.ring import Ring
 from ingest.tokens import Tokeniser
@@ -73,10 +73,11 @@ class Counted:
     def __init__(self, ring: Ring, sessions: list[str]) -> None:
         self.bars = self.tokens = 0
         self.plane = DataPlane(
-            [SourceRing(_SOURCE, ring)],
+            ring,
+            _SOURCE,
             BarBuilder(len(sessions), BarPolicy(1_000_000_000)),
             Tokeniser(encode),
-            [SessionSpec(name, _SOURCE) for name in sessions],
+            [SessionSpec(name) for name in sessions],
             self._submit,
             MetricStore.local({"session": sessions, "source": [_SOURCE]}),
         )

@@ -80,11 +80,7 @@ class QueryClient:
         return self._request(Stats(self._next()), StatsReply)
 
     def open_prompt(
-        self,
-        text: str = "",
-        max_tokens: int = 64,
-        choices: tuple[str, ...] = (),
-        temperature: float = 0.0,
+        self, text: str = "", max_tokens: int = 64, choices: tuple[str, ...] = (), temperature: float = 0.0
     ) -> PromptReply:
         """Begin a prompt without a session; the reply has its id. QueryError on refusal or timeout."""
         return self._request(Open(self._next(), text, max_tokens, choices, temperature), PromptReply)

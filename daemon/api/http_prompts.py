@@ -16,22 +16,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from daemon.api.messages import (
-    Append,
-    Close,
-    Code,
-    Complete,
-    ErrorReply,
-    Finish,
-    Open,
-    PromptRequest,
-    QueryError,
-    Update,
-)
+from daemon.api import messages
 from daemon.api.zmq import AnswerQuery
 from feeds.decoding import Undecodable, decoded
 
-STATUS: dict[Code, int] = {
+STATUS: dict[messages.Code, int] = {
     "bad_request": 400,
     "unknown_session": 404,
     "unknown_prompt": 404,
@@ -46,29 +35,12 @@ STATUS: dict[Code, int] = {
 _FORBIDDEN, _NO_JSON = 403, 415
 
 
-class PromptRoutes:
-    """The routes. ``answer`` replies to each request, which may have ``max_bytes`` bytes."""
+def prompt_routes(answer: AnswerQuery, max_bytes: int = 1 << 18) -> list[Route]:
+    """For a Starlette application. ``answer`` replies to each request, which may have ``max_bytes`` bytes."""
 
-    def __init__(self, answer: AnswerQuery, max_bytes: int = 1 << 18) -> None:
-        self._answer, self._max_bytes = answer, max_bytes
-
-    @property
-    def routes(self) -> list[Route]:
-        """For a Starlette application."""
-        one = "/v1/prompts/{prompt}"
-        return [
-            self._route("/v1/prompts", Open, status=201),
-            self._route(f"{one}/append", Append),
-            self._route(f"{one}/update", Update),
-            self._route(f"{one}/finish", Finish, has_body=False),
-            self._route(one, Close, method="DELETE", has_body=False),
-            self._route("/v1/complete", Complete),
-        ]
-
-    def _route(
-        self,
+    def route(
         path: str,
-        kind: type[PromptRequest],
+        kind: type[messages.PromptRequest],
         *,
         method: str = "POST",
         status: int = 200,
@@ -81,36 +53,49 @@ class PromptRoutes:
             if has_body and request.headers.get("content-type", "").partition(";")[0] != "application/json":
                 return _error(_NO_JSON, "bad_request", "the body must be of type application/json")
             try:
-                members = await self._members(request) if has_body else {}
-                asked: PromptRequest = decoded(
+                members = await _members(request, max_bytes) if has_body else {}
+                asked: messages.PromptRequest = decoded(
                     partial(msgspec.convert, type=kind), {**members, "id": 0, **request.path_params}
                 )
             except Undecodable as error:
                 return _error(STATUS["bad_request"], "bad_request", str(error))
-            except QueryError as error:
+            except messages.QueryError as error:
                 return _error(STATUS[error.code], error.code, error.message)
-            reply = await self._answer(asked, _client(request), since)
-            if isinstance(reply, ErrorReply):
+            reply = await answer(asked, _client(request), since)
+            if isinstance(reply, messages.ErrorReply):
                 return _error(STATUS[reply.code], reply.code, reply.message)
             found: dict[str, Any] = msgspec.to_builtins(reply)
             return _json({key: value for key, value in found.items() if key not in ("id", "type")}, status)
 
         return Route(path, endpoint, methods=[method])
 
-    async def _members(self, request: Request) -> dict[str, Any]:
-        """Of the body, a JSON object. Raises QueryError."""
-        body = bytearray()
-        async for piece in request.stream():
-            body += piece
-            if len(body) > self._max_bytes:
-                raise QueryError("too_long", f"a request has at most {self._max_bytes} bytes")
-        try:
-            members = decoded(msgspec.json.decode, bytes(body))
-        except Undecodable as error:
-            raise QueryError("bad_request", f"the body is no JSON: {error}") from None
-        if not isinstance(members, dict) or members.keys() & {"id", "type", *request.path_params}:
-            raise QueryError("bad_request", "the body must be a JSON object of the request's own members")
-        return members
+    one = "/v1/prompts/{prompt}"
+    return [
+        route("/v1/prompts", messages.Open, status=201),
+        route(f"{one}/append", messages.Append),
+        route(f"{one}/update", messages.Update),
+        route(f"{one}/finish", messages.Finish, has_body=False),
+        route(one, messages.Close, method="DELETE", has_body=False),
+        route("/v1/complete", messages.Complete),
+    ]
+
+
+async def _members(request: Request, max_bytes: int) -> dict[str, Any]:
+    """Of the body, a JSON object. Raises QueryError."""
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > max_bytes:
+            raise messages.QueryError("too_long", f"a request has at most {max_bytes} bytes")
+    try:
+        members = decoded(msgspec.json.decode, bytes(body))
+    except Undecodable as error:
+        raise messages.QueryError("bad_request", f"the body is no JSON: {error}") from None
+    if not isinstance(members, dict) or members.keys() & {"id", "type", *request.path_params}:
+        raise messages.QueryError(
+            "bad_request", "the body must be a JSON object of the request's own members"
+        )
+    return members
 
 
 def _client(request: Request) -> str:

@@ -11,14 +11,7 @@ from functools import partial
 import zmq
 import zmq.asyncio
 
-from daemon.api.messages import (
-    ErrorReply,
-    Reply,
-    Request,
-    decode_request,
-    encode,
-    request_id,
-)
+from daemon.api.messages import ErrorReply, Reply, Request, decode_request, encode, request_id
 from daemon.supervision import Tasks
 from feeds.decoding import Undecodable
 

@@ -17,8 +17,7 @@ from daemon.config.checks import bound_endpoints, connectors_of, exposure_warnin
 from daemon.config.schema import Config
 from daemon.config.standing import questions_of
 from daemon.engine.build import build, register
-from daemon.engine.spec import SettingError
-from feeds.connector import Finding
+from feeds.connector import Finding, SettingError
 from flash.registry import Registry
 
 

@@ -10,9 +10,10 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, field
 from itertools import groupby
+from typing import Any
 
 import click
 import uvloop
@@ -22,7 +23,7 @@ from rich.table import Table
 
 from daemon.api.client import QueryClient
 from daemon.api.messages import AskReply
-from daemon.cli.signals import stopping_on_signals
+from daemon.cli.options import stopping_on_signals
 from daemon.config.schema import (
     BarsConfig,
     Config,
@@ -33,12 +34,12 @@ from daemon.config.schema import (
     SinkConfig,
     SourceConfig,
 )
-from daemon.config.units import Duration, parse_duration
 from daemon.front.server import Front
 from daemon.front.wiring import make_front
 from daemon.logs import set_up_logging
 from feeds.codec import decode_message, encode, make_headers
 from feeds.connectors.kafka import KafkaSinkConnector, KafkaSourceConnector
+from feeds.durations import Duration, parse_duration
 from feeds.kafka import KafkaSink, KafkaSource
 from feeds.messages import Answer, Trade
 from feeds.mock_broker import NOTICE, MockBroker
@@ -276,16 +277,13 @@ def _close(console: Console, front: Front, seen: Seen, reply: AskReply | None) -
 
 
 @contextlib.asynccontextmanager
-async def _running(*works: object) -> AsyncIterator[None]:
-    """Background coroutines for the time of a block; one that fails takes the block down with it."""
-    tasks = [asyncio.ensure_future(work) for work in works]  # type: ignore[call-overload]  # coroutines
+async def _running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """A background coroutine for the time of a block; one that fails takes the block down with it."""
+    task = asyncio.ensure_future(work)
     try:
         yield
     finally:
-        for task in tasks:
-            if not task.done():
-                task.cancel()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-    for result in results:
-        if isinstance(result, Exception):
-            raise result
+        task.cancel()  # nothing happens to a task that is done
+        (result,) = await asyncio.gather(task, return_exceptions=True)
+    if isinstance(result, Exception):
+        raise result

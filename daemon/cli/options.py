@@ -1,8 +1,13 @@
-"""Options and exit statuses that several commands share."""
+"""What several commands share: options, exit statuses, signals."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
+import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -38,3 +43,23 @@ def refuse(error: Exception) -> NoReturn:
     """Print the error and end with exit status 2."""
     click.echo(str(error), err=True)
     sys.exit(EXIT_CONFIG)
+
+
+@contextlib.contextmanager
+def stopping_on_signals(stop: asyncio.Event) -> Iterator[None]:
+    """SIGTERM and Ctrl-C set ``stop``; a second one ends the process at once."""
+    loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        if stop.is_set():
+            os._exit(EXIT_FORCED)
+        stop.set()
+
+    signals = (signal.SIGTERM, signal.SIGINT)
+    for number in signals:
+        loop.add_signal_handler(number, on_signal)
+    try:
+        yield
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)

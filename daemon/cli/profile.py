@@ -17,10 +17,10 @@ from msgspec.structs import replace
 
 from daemon.cli.options import read_config, refuse, set_option
 from daemon.config.schema import Config
-from daemon.engine.spec import SettingError
 from engine.engine import Engine
 from engine.profile.timing import Ladder, Sample, Samples, Span, measure
 from engine.step import OutOfMemory
+from feeds.connector import SettingError
 from scheduler.costs import CostModel, save
 from scheduler.curves import Curve, Point, error_of, fit
 

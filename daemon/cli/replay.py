@@ -6,7 +6,7 @@ import asyncio
 import logging
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,15 +15,15 @@ import click
 import msgspec
 import uvloop
 
-from daemon.cli.options import read_config, refuse, set_option
-from daemon.cli.signals import stopping_on_signals
+from daemon.cli.options import read_config, refuse, set_option, stopping_on_signals
 from daemon.config.schema import BarsConfig, Config, HttpConfig, LogConfig, QueryConfig, SessionConfig
-from daemon.config.units import Duration
-from daemon.front.delivery import Route
 from daemon.front.server import Front
 from daemon.front.wiring import make_front
 from daemon.logs import set_up_logging
+from feeds.backoff import until
+from feeds.connector import Route
 from feeds.decimal9 import format_fixed9
+from feeds.durations import Duration
 from feeds.file_format import FileFormat, FormatError, load_format
 from feeds.kafka import KafkaSink
 from feeds.messages import Answer, AnyRecord, Bar, Quote, Trade
@@ -146,7 +146,7 @@ async def _publish(source: ReplaySource, sink: Sink, topic: str, join_s: float) 
             log.error("refused: %s", error)
 
     with stopping_on_signals(stop):
-        await _until(stop, sink.start())
+        await until(stop, sink.start())
         await asyncio.sleep(join_s)
         await source.start()
 
@@ -154,8 +154,7 @@ async def _publish(source: ReplaySource, sink: Sink, topic: str, join_s: float) 
             async for batch in source.batches():
                 await asyncio.gather(*(one(message) for message in batch))
 
-        await _until(stop, play())
-        await sink.flush()
+        await until(stop, play())
         await source.stop()
         await sink.stop()
     print(f"{outcome['sent']} records sent, {outcome['refused']} refused, {source.malformed} malformed lines")
@@ -170,26 +169,13 @@ async def _through_daemon(source: ReplaySource, config: Config, make: Callable[.
         front = make(config, source=source, routes=[Route(printer, "answers")])
         try:
             await front.start()
-            await _until(stop, front.finish())
+            await until(stop, front.finish())
         except Exception as error:
             raise ReplayError(f"{type(error).__name__}: {error}") from error
         finally:
             clean = await front.stop()
     print(f"{printer.count} answers, {source.malformed} malformed lines")
     return 0 if clean else 1
-
-
-async def _until(stop: asyncio.Event, work: Awaitable[Any]) -> None:
-    """Run ``work`` to its end, or until ``stop``."""
-    task = asyncio.ensure_future(work)
-    stopped = asyncio.ensure_future(stop.wait())
-    await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
-    stopped.cancel()
-    if not task.done():
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        return
-    task.result()
 
 
 class AnswerPrinter:
@@ -213,9 +199,6 @@ class AnswerPrinter:
             f"{answer.symbol} v{answer.data_version} {answer.question}: {answer.text} "
             f"(gap {answer.logit_gap:.3f}){flags}\n"
         )
-
-    async def flush(self) -> None:
-        """Nothing is buffered."""
 
     async def stop(self) -> None:
         """Nothing to close."""

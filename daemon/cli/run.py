@@ -10,13 +10,20 @@ from pathlib import Path
 import click
 import uvloop
 
-from daemon.cli.options import EXIT_CONFIG, EXIT_FAILED, config_option, read_config, set_option
-from daemon.cli.signals import stopping_on_signals
+from daemon.cli.options import (
+    EXIT_CONFIG,
+    EXIT_FAILED,
+    config_option,
+    read_config,
+    set_option,
+    stopping_on_signals,
+)
 from daemon.config.checks import exposure_warnings
 from daemon.config.schema import Config
-from daemon.engine.spec import SettingError
 from daemon.front.wiring import make_front
 from daemon.logs import set_up_logging
+from feeds.backoff import until
+from feeds.connector import SettingError
 
 log = logging.getLogger(__name__)
 
@@ -46,13 +53,9 @@ async def _serve(config: Config) -> int:
     with stopping_on_signals(stop):
         front = make_front(config)
         status = 0
-        starting = asyncio.ensure_future(front.start())
-        stopped = asyncio.ensure_future(stop.wait())
         try:
             # a signal during start-up ends it, whatever it waits for
-            await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
-            if starting.done():
-                starting.result()
+            if await until(stop, front.start()):
                 await front.run(stop)
         except SettingError as error:
             log.error("%s", error)
@@ -60,9 +63,5 @@ async def _serve(config: Config) -> int:
         except Exception as error:
             log.error("%s: %s", type(error).__name__, error)
             status = EXIT_FAILED
-        finally:
-            starting.cancel()
-            stopped.cancel()
-            await asyncio.gather(starting, stopped, return_exceptions=True)
         clean = await front.stop()
         return status or (0 if clean else EXIT_FAILED)

@@ -132,15 +132,9 @@ def _pool(config: Config) -> Iterator[Problem]:
 
 def _batches(config: Config) -> Iterator[Problem]:
     limits = config.scheduler
-    if limits.chunk_min > limits.chunk_max:
-        yield Problem(
-            "scheduler.chunk_min", f"{limits.chunk_min} is above scheduler.chunk_max {limits.chunk_max}"
-        )
-    if limits.chunk_min > limits.max_batch_tokens:
-        yield Problem(
-            "scheduler.chunk_min",
-            f"{limits.chunk_min} is above scheduler.max_batch_tokens {limits.max_batch_tokens}",
-        )
+    for key, most in (("chunk_max", limits.chunk_max), ("max_batch_tokens", limits.max_batch_tokens)):
+        if limits.chunk_min > most:
+            yield Problem("scheduler.chunk_min", f"{limits.chunk_min} is above scheduler.{key} {most}")
 
 
 def _eviction(config: Config) -> Iterator[Problem]:

@@ -21,7 +21,7 @@ from daemon.config.checks import cross_check
 from daemon.config.errors import ConfigError, Problem
 from daemon.config.layers import ENVIRONMENT_PREFIX, Layered
 from daemon.config.schema import Config
-from daemon.config.units import Duration, parse_duration
+from feeds.durations import Duration, parse_duration
 from feeds.timestamps import Instant, parse_instant
 
 __all__ = ["RESERVED_VARIABLES", "Config", "ConfigError", "Problem", "load_config"]

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
 from daemon import protocol
 from daemon.api.messages import Ask, AskReply
+from daemon.config.schema import Config
 from daemon.engine.build import Built
-from daemon.engine.records import Appended, inputs_of, newest
+from daemon.engine.input import Appended, has_gap, inputs_of, newest
 from feeds.messages import Answer, Flag, Latency
-from flash.evaluator import Evaluated
+from flash.evaluator import Evaluated, FlashEvaluator
 from flash.questions import Question
-from flash.registry import check_choices
+from flash.registry import Registry, check_choices
 from ingest.bars import SKEWED
 from metrics.store import MetricStore
 from scheduler.request import Failure, Request, RequestSpec, State
@@ -83,35 +83,36 @@ class Versions:
         """Nothing to tell: the flash evaluator flags the gap."""
 
 
-@dataclass(frozen=True, slots=True)
-class Declared:
-    """What the configuration says of a session, for its answers."""
-
-    symbol: str
-    warm_up_records: int
-
-
 class StandingAnswers:
-    """Makes events of what the flash evaluator finds. Called on the scheduler's thread."""
+    """Has every version evaluated, and makes events of the answers, on the scheduler's thread."""
 
     def __init__(
-        self, built: Built, sessions: Mapping[str, Declared], store: MetricStore, emit: Emit
+        self,
+        config: Config,
+        built: Built,
+        scheduler: Scheduler,
+        registry: Registry,
+        store: MetricStore,
+        emit: Emit,
     ) -> None:
-        self._loaded, self._decode, self._sessions = built.loaded, built.prompt.decode, sessions
-        self._store, self._emit = store, emit
+        self._loaded, self._decode, self._emit = built.loaded, built.prompt.decode, emit
+        self._sessions = {session.name: session for session in config.sessions}
+        self._coalesced = {
+            name: store.growth("foretick_flash_coalesced_total", session=name) for name in self._sessions
+        }
+        self._evaluator = FlashEvaluator(scheduler, registry, self._evaluated, has_gap)
 
-    def __call__(self, done: Evaluated[Appended]) -> None:
+    def _evaluated(self, done: Evaluated[Appended]) -> None:
         """One question at one version."""
-        inputs = inputs_of(done.payloads)
         standing, error = done.standing, done.request.error
+        name, inputs = standing.session, inputs_of(done.payloads)
+        self._coalesced[name].update(self._evaluator.coalesced[name])
         if done.request.state is State.FINISHED:
             ts_ring = done.payloads[-1].record.ts_ring
             self._emit(protocol.Answered(self._answer(done), inputs, ts_ring))
         elif error is not None:
-            name = standing.question.name
-            self._emit(
-                protocol.AnswerFailed(standing.session, name, done.version, error.code, error.message, inputs)
-            )
+            question = standing.question.name
+            self._emit(protocol.AnswerFailed(name, question, done.version, error.code, error.message, inputs))
 
     def _answer(self, done: Evaluated[Appended]) -> Answer:
         standing, request = done.standing, done.request
@@ -156,20 +157,6 @@ class StandingAnswers:
         return [flag for flag, is_set in owned.items() if is_set]
 
 
-class Coalesced:
-    """Counts updates without an evaluation of their own into the metrics."""
-
-    def __init__(self, totals: Mapping[str, int], store: MetricStore) -> None:
-        self._totals, self._store = totals, store
-        self._counted: Counter[str] = Counter()
-
-    def count(self, session: str) -> None:
-        """What came since the last call."""
-        new = self._totals.get(session, 0) - self._counted[session]
-        self._counted[session] += new
-        self._store.inc("foretick_flash_coalesced_total", new, session=session)
-
-
 class _Times(NamedTuple):
     """Of the newest record in a version, ns: event time, and monotonic time of arrival."""
 
@@ -181,11 +168,7 @@ class EngineAsks:
     """Ad-hoc questions of sessions. Commands come from one thread; replies go out on the scheduler's."""
 
     def __init__(
-        self,
-        built: Built,
-        scheduler: Scheduler,
-        emit: Emit,
-        clock: Callable[[], int] = time.monotonic_ns,
+        self, built: Built, scheduler: Scheduler, emit: Emit, clock: Callable[[], int] = time.monotonic_ns
     ) -> None:
         self._built, self._scheduler, self._emit, self._clock = built, scheduler, emit, clock
         self._open: dict[int, Request] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
@@ -12,7 +12,6 @@ import torch
 from daemon.config.schema import Config
 from daemon.config.standing import Asked
 from daemon.engine.maintenance import Tiers, identity_of, tiers_of
-from daemon.engine.spec import SettingError
 from engine.device import in_own_thread
 from engine.engine import Engine
 from engine.model import canary
@@ -20,6 +19,7 @@ from engine.model.architectures import ModelError
 from engine.model.embedded import embedded_directory
 from engine.model.loading import LoadedModel, load_model
 from engine.model.prompt import PromptFormat
+from feeds.connector import SettingError
 from flash.questions import Prepared, Question
 from flash.registry import BadQuestion, Registry, Standing
 from regions.tape import Retention, Tape
@@ -58,20 +58,10 @@ def register(registry: Registry, asked: Asked) -> Standing:
 
 def limits_of(config: Config) -> Limits:
     """The scheduler's budgets."""
-    s = config.scheduler
+    settings = config.scheduler
+    alike = {f.name: getattr(settings, f.name) for f in fields(Limits) if hasattr(settings, f.name)}
     return Limits(
-        max_batch_tokens=s.max_batch_tokens,
-        max_batch_requests=s.max_batch_requests,
-        chunk_min=s.chunk_min,
-        chunk_max=s.chunk_max,
-        cell_budget_fraction=s.cell_budget,
-        high_water=s.high_water,
-        max_prompt_tokens=s.max_prompt_tokens,
-        max_new_tokens=s.max_new_tokens,
-        eviction=s.eviction,
-        grouping=s.grouping,
-        max_drafts=s.max_drafts,
-        stream_timeout_ns=s.stream_timeout,
+        **alike, cell_budget_fraction=settings.cell_budget, stream_timeout_ns=settings.stream_timeout
     )
 
 
@@ -123,11 +113,7 @@ def _build(config: Config, versions: Mapping[str, int]) -> Built:
     # what the cell budget does not take; in any case the frozen prefix, which all sessions share
     cached = max(int(blocks * size * (1 - config.scheduler.cell_budget)), len(prompt.frozen))
     engine = Engine(
-        loaded,
-        blocks=blocks,
-        block_size=size,
-        frame_limit=config.pool.frame_limit,
-        cache_tokens=cached,
+        loaded, blocks=blocks, block_size=size, frame_limit=config.pool.frame_limit, cache_tokens=cached
     )
     tiers = tiers_of(config, engine)
     identity = identity_of(engine, prompt.frozen)

@@ -67,13 +67,10 @@ class EngineHost:
             self._dispatch(command)
         except Exception as error:
             log.exception("%s failed", command)
-            failure = "engine", f"{type(error).__name__}: {error}"
-            if isinstance(command, Ask):
-                self.emit(protocol.AskFailed(command.id, *failure))
-            elif isinstance(command, protocol.PromptCommand):
-                self.emit(protocol.PromptFailed(command.prompt, *failure))
-            else:
+            failure = protocol.failure_of(command, "engine", f"{type(error).__name__}: {error}")
+            if failure is None:
                 raise
+            self.emit(failure)
 
     def stop(self, drain_s: float) -> None:
         """Take what the ring holds and finish it within ``drain_s`` seconds; emits `Stopped` last."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from daemon.config.schema import Config
-from daemon.engine.records import Appended
-from ingest.bars import BarBuilder, BarPolicy
+from daemon.protocol import Inputs
+from ingest.bars import GAP, BarBuilder, BarPolicy
 from ingest.lines import LineSpec
-from ingest.plane import DataPlane, SessionSpec, SourceRing, TapeRecord
+from ingest.plane import DataPlane, SessionSpec, TapeRecord
 from ingest.ring import Ring
 from ingest.tokens import Tokeniser
 from metrics.store import MetricStore
@@ -22,6 +23,33 @@ from scheduler.types import Tape as AnyTape
 
 MAX_WAITING = 256
 """Bars waiting for the engine above which the ring is left alone: it pauses or drops as its kind says."""
+
+
+class Appended(NamedTuple):
+    """A bar as the data plane made it, and the number of bars that its session got before."""
+
+    record: TapeRecord
+    ordinal: int
+
+
+def newest(records: Sequence[Record[Appended]]) -> TapeRecord:
+    """The last of a version's records."""
+    return records[-1].payload.record
+
+
+def has_gap(payload: Appended) -> bool:
+    """Data was lost before this record."""
+    return bool(payload.record.flags & GAP)
+
+
+def inputs_of(payloads: Sequence[Appended]) -> Inputs:
+    """The feed's records that ``payloads``, oldest first, were made from."""
+    records = [payload.record for payload in payloads]
+    return Inputs(
+        min(record.first_offset for record in records),
+        max(record.last_offset for record in records),
+        records[-1].low_watermark,
+    )
 
 
 class EngineInput:
@@ -46,7 +74,18 @@ class EngineInput:
         self._ended = threading.Event()
         self._leave_ring = threading.Event()
         """Set by `end` and by `stop`: the data plane's endless loop returns."""
-        self._plane = data_plane(config, ring, source, Tokeniser(encode), self._append, self._is_ready, store)
+        bars = config.bars
+        self._plane = DataPlane(
+            ring,
+            source,
+            BarBuilder(len(self._names), BarPolicy(bars.interval, bars.lateness, bars.empty, bars.max_fill)),
+            Tokeniser(encode),
+            [SessionSpec(s.name, LineSpec(s.price_decimals, s.volume_decimals)) for s in config.sessions],
+            self._append,
+            store,
+            ready=lambda: self._waiting < MAX_WAITING,
+            idle_close_ns=bars.idle_close,
+        )
         scheduler.subscribe(self)
 
     def run(self, idle: Callable[[], bool], on_end: Callable[[], None]) -> None:
@@ -104,37 +143,6 @@ class EngineInput:
                 return False
         return True
 
-    def _is_ready(self) -> bool:
-        return self._waiting < MAX_WAITING
-
     def _count(self, records: int) -> None:
         with self._lock:
             self._waiting += records
-
-
-def data_plane(
-    config: Config,
-    ring: Ring,
-    source: str,
-    tokeniser: Tokeniser,
-    submit: Callable[[int, list[TapeRecord]], None],
-    ready: Callable[[], bool],
-    store: MetricStore,
-) -> DataPlane:
-    """The data plane of one ring, as configured."""
-    bars = config.bars
-    specs = [
-        SessionSpec(session.name, source, LineSpec(session.price_decimals, session.volume_decimals))
-        for session in config.sessions
-    ]
-    policy = BarPolicy(bars.interval, bars.lateness, bars.empty, bars.max_fill)
-    return DataPlane(
-        [SourceRing(source, ring)],
-        BarBuilder(len(specs), policy),
-        tokeniser,
-        specs,
-        submit,
-        store,
-        ready=ready,
-        idle_close_ns=bars.idle_close,
-    )

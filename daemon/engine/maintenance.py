@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from daemon.config.schema import Config
-from daemon.engine.spec import SettingError
 from engine.engine import Engine
+from feeds.connector import SettingError
 from metrics.cache_home import cache_home
 from metrics.store import MetricStore
 from regions.offload.disk import Identity
@@ -77,10 +77,7 @@ def identity_of(engine: Engine, frozen: Sequence[int]) -> Identity:
     """What the KV of sessions behind ``frozen`` depends on."""
     model = engine.model
     return Identity.of(
-        engine.pool,
-        model=f"{model.name}@{model.revision}",
-        tokenizer=_digest(model.tokenizer),
-        frozen=frozen,
+        engine.pool, model=f"{model.name}@{model.revision}", tokenizer=_digest(model.tokenizer), frozen=frozen
     )
 
 

@@ -10,7 +10,7 @@ from daemon.engine.maintenance import Tiers
 from engine.divergence import Divergence
 from engine.engine import Engine
 from metrics.catalogue import ANSWERING, CLASSES, DRAFTS, LOSSES, OTHER, PREEMPTIONS, WAIT_REASONS
-from metrics.store import MetricStore
+from metrics.store import GrowthHandle, MetricStore
 from regions.pool import KVPool
 from scheduler.observer import Observer
 from scheduler.request import Event, Request, State
@@ -135,7 +135,7 @@ class MemoryMetrics:
 
     def __init__(self, engine: Engine, tiers: Tiers, store: MetricStore) -> None:
         self._engine, self._tiers, self._store = engine, tiers, store
-        self._counted: dict[tuple[str, ...], int] = {}
+        self._growths: dict[tuple[str, ...], GrowthHandle] = {}
 
     def __call__(self) -> None:
         """Write what there is."""
@@ -159,5 +159,6 @@ class MemoryMetrics:
 
     def _count(self, name: str, total: int, **labels: str) -> None:
         key = (name, *labels.values())
-        self._store.inc(name, total - self._counted.get(key, 0), **labels)
-        self._counted[key] = total
+        if key not in self._growths:
+            self._growths[key] = self._store.growth(name, **labels)
+        self._growths[key].update(total)

@@ -18,10 +18,11 @@ import zmq
 
 from daemon import protocol
 from daemon.engine.build import build
-from daemon.engine.spec import EngineSpec, SettingError
+from daemon.engine.spec import EngineSpec
 from daemon.engine.wiring import wire_engine
 from daemon.logs import set_up_logging
 from daemon.supervision import Threads
+from feeds.connector import SettingError
 from ingest.ring import Ring
 from metrics.store import MetricStore
 

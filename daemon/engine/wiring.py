@@ -10,18 +10,16 @@ from functools import partial
 from daemon import protocol
 from daemon.config.schema import Config, SessionConfig
 from daemon.config.standing import questions_of
-from daemon.engine.answers import Coalesced, Declared, EngineAsks, StandingAnswers, Versions
+from daemon.engine.answers import Emit, EngineAsks, StandingAnswers, Versions
 from daemon.engine.build import Built, limits_of, register
 from daemon.engine.host import EngineHost
 from daemon.engine.input import EngineInput
 from daemon.engine.maintenance import Maintenance
 from daemon.engine.metrics import EngineObserver, MemoryMetrics
 from daemon.engine.prompts import EnginePrompts
-from daemon.engine.records import Appended, has_gap
 from daemon.supervision import Threads
 from engine.divergence import Probe, probe
 from engine.step import Executor
-from flash.evaluator import Evaluated, FlashEvaluator
 from flash.registry import Registry
 from ingest.ring import Ring
 from metrics.store import MetricStore
@@ -32,8 +30,6 @@ from scheduler.observer import Observer
 from scheduler.policies import Ordering
 from scheduler.scheduler import Scheduler
 from scheduler.worker import Worker
-
-Emit = Callable[[protocol.EngineEvent], None]
 
 
 def wire_engine(
@@ -60,7 +56,7 @@ def wire_engine(
     entering = EngineInput(config, ring, source, prompt.encode, built.tapes, scheduler, store)
     scheduler.subscribe(Versions(store, emit, built.tiers.inputs))
     asks = EngineAsks(built, scheduler, emit)
-    standing_answers(config, built, scheduler, registry, store, emit)
+    StandingAnswers(config, built, scheduler, registry, store, emit)
     refresher = refresher_of(config, built, scheduler, registry, observer)
     rebuilder = Rebuilder(scheduler, built.tapes.values(), time.monotonic_ns)
     maintenance = Maintenance(engine.pool, built.tapes.values(), built.tiers, store)
@@ -78,12 +74,7 @@ def wire_engine(
         input=entering,
         asks=asks,
         prompts=EnginePrompts(
-            prompt,
-            scheduler,
-            engine.open_stream,
-            engine.frame_limit,
-            loaded.untrained,
-            emit,
+            prompt, scheduler, engine.open_stream, engine.frame_limit, loaded.untrained, emit
         ),
         memory=MemoryMetrics(engine, built.tiers, store),
         stop_background=refresher.stop,
@@ -117,47 +108,22 @@ def refresher_of(
 ) -> Refresher:
     """What keeps exact sessions fresh and compares the states of all."""
 
+    def policy(s: SessionConfig) -> RefreshPolicy:
+        return RefreshPolicy(s.semantics == "exact", s.refresh_every, s.refresh_idle, s.divergence_every)
+
     def questions(session: str) -> list[Probe]:
         return [(it.prepared.prompt_tokens, it.prepared.choice_tokens) for it in registry.standing(session)]
 
     return Refresher(
         scheduler,
         built.engine,
-        [(built.tapes[session.name], refresh_policy(session)) for session in config.sessions],
+        [(built.tapes[s.name], policy(s)) for s in config.sessions],
         Comparison(questions, partial(probe, built.engine), config.scheduler.max_batch_tokens),
         observer,
         time.monotonic_ns,
         frame_limit=built.engine.frame_limit,
         catch_up_tokens=config.scheduler.chunk_min,
     )
-
-
-def refresh_policy(session: SessionConfig) -> RefreshPolicy:
-    """When a session's window is prefilled again."""
-    return RefreshPolicy(
-        session.semantics == "exact", session.refresh_every, session.refresh_idle, session.divergence_every
-    )
-
-
-def standing_answers(
-    config: Config,
-    built: Built,
-    scheduler: Scheduler,
-    registry: Registry,
-    store: MetricStore,
-    emit: Emit,
-) -> FlashEvaluator[Appended]:
-    """The evaluation of every version, its answers on their way to the front."""
-    declared = {s.name: Declared(s.symbol, s.warm_up_records) for s in config.sessions}
-    tell = StandingAnswers(built, declared, store, emit)
-
-    def on_done(done: Evaluated[Appended]) -> None:
-        coalesced.count(done.standing.session)
-        tell(done)
-
-    evaluator = FlashEvaluator(scheduler, registry, on_done, has_gap)
-    coalesced = Coalesced(evaluator.coalesced, store)
-    return evaluator
 
 
 def _soonest(*hooks: Callable[[], float | None]) -> float | None:

@@ -2,37 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from daemon.config.schema import Config
-from daemon.engine.spec import SettingError
-from daemon.front.delivery import Route
-from feeds.connector import BadSetting
+from feeds.connector import Route, SettingError
 from feeds.source import Source
+
+T = TypeVar("T")
 
 
 def make_source(config: Config) -> Source | None:
     """The configured source; None for ``kind = "none"``. Raises SettingError."""
     name, connector = config.source.kind, config.source.connector
-    if connector is None:
-        return None
-    try:
-        return connector.open(name, _stop_timeout_s(config))
-    except BadSetting as error:
-        raise SettingError(f"source.{name}.{error.key}", error.message) from error
+    return None if connector is None else _opened(config, "source", name, connector.open)
 
 
 def make_routes(config: Config) -> list[Route]:
     """The configured sinks and the topics they carry. Raises SettingError."""
-    routes: list[Route] = []
-    for name, connector in config.sink.connectors.items():
-        try:
-            sink = connector.open(name, _stop_timeout_s(config))
-        except BadSetting as error:
-            raise SettingError(f"sink.{name}.{error.key}", error.message) from error
-        topics = connector.topics
-        routes.append(Route(sink, topics.answers, topics.updates, topics.dead_letters))
-    return routes
+    sinks = config.sink.connectors.items()
+    return [_opened(config, "sink", name, connector.open) for name, connector in sinks]
 
 
-def _stop_timeout_s(config: Config) -> float:
-    """What closing a broker's client may add to the drain, at most twice."""
-    return max(0.5, config.process.drain / 4e9)
+def _opened(config: Config, table: str, name: str, open_: Callable[[str, float], T]) -> T:
+    # what closing a broker's client may add to the drain, at most twice
+    stop_timeout_s = max(0.5, config.process.drain / 4e9)
+    try:
+        return open_(name, stop_timeout_s)
+    except SettingError as error:
+        raise SettingError(f"{table}.{name}.{error.key}", error.message) from error

@@ -15,7 +15,8 @@ from functools import partial
 
 from daemon.supervision import Tasks
 from feeds.codec import encode
-from feeds.messages import AnyMessage, DataUpdated, DeadLetter
+from feeds.connector import Route
+from feeds.messages import AnyMessage
 from feeds.source import PublishRefused, Sink, SinkStopped
 
 log = logging.getLogger(__name__)
@@ -38,22 +39,6 @@ class Outcome(IntEnum):
 Done = Callable[[Outcome], None]
 
 
-@dataclass(frozen=True)
-class Route:
-    """A sink and the topics it uses; an empty topic means that this sink does not carry that message."""
-
-    sink: Sink
-    answers: str
-    updates: str = ""
-    dead_letters: str = ""
-
-    def topic(self, message: AnyMessage) -> str:
-        """Where the message goes."""
-        if isinstance(message, DataUpdated):
-            return self.updates
-        return self.dead_letters if isinstance(message, DeadLetter) else self.answers
-
-
 @dataclass
 class _Outgoing:
     payload: bytes
@@ -73,12 +58,7 @@ class Delivery:
     """
 
     def __init__(
-        self,
-        routes: Sequence[Route],
-        queues: Iterable[str],
-        *,
-        lossless: bool = True,
-        backlog: int = BACKLOG,
+        self, routes: Sequence[Route], queues: Iterable[str], *, lossless: bool = True, backlog: int = BACKLOG
     ) -> None:
         self._routes = routes
         self._lossless = lossless

@@ -18,8 +18,9 @@ import zmq.asyncio
 
 from daemon import protocol
 from daemon.config.schema import Config
-from daemon.engine.spec import EngineSpec, SettingError
+from daemon.engine.spec import EngineSpec
 from daemon.supervision import Tasks
+from feeds.connector import SettingError
 from ingest.ring import Ring
 from metrics.store import MetricStore
 

@@ -58,8 +58,11 @@ class Ingest:
         self._skewed = store.counter("foretick_clock_skew_records_total", source=source.name)
         self._writer = RecordWriter(SLICE)
         self._numbers = count(1)
-        self._lost = source.lost  # what an earlier one has counted
-        self._shapeless = getattr(source, "malformed", 0)
+        # from what an earlier one has counted
+        self._lost = store.growth("foretick_records_lost_upstream_total", source.lost, source=source.name)
+        self._shapeless = store.growth(
+            "foretick_records_malformed_total", getattr(source, "malformed", 0), reason="other"
+        )
         self._gaps: set[int] = set()
         self._gate = asyncio.Event()
         self._gate.set()
@@ -126,14 +129,10 @@ class Ingest:
 
     def _note_loss(self) -> None:
         """Count what is missing upstream; nobody knows whose it was, so every session's next record tells."""
-        lost, self._lost = self._source.lost - self._lost, self._source.lost
-        if lost:
-            self._store.inc("foretick_records_lost_upstream_total", lost, source=self._source.name)
+        if self._lost.update(self._source.lost):
             self._gaps.update(index for index, _ in self._sessions.values())
-        shapeless = getattr(self._source, "malformed", 0) - self._shapeless
-        if shapeless:  # what a source could not even make a message of
-            self._shapeless += shapeless
-            self._store.inc("foretick_records_malformed_total", shapeless, reason="other")
+        # what a source could not even make a message of
+        self._shapeless.update(getattr(self._source, "malformed", 0))
 
     def _refuse(self, message: Incoming, error: MalformedRecord) -> None:
         self._store.inc("foretick_records_malformed_total", reason=error.reason)

@@ -16,27 +16,14 @@ from typing import Any
 import msgspec
 
 from daemon import protocol
-from daemon.api.messages import (
-    Append,
-    Close,
-    ClosedReply,
-    Code,
-    Complete,
-    Finish,
-    FinishReply,
-    Open,
-    PromptReply,
-    QueryError,
-    Update,
-    code_of,
-)
+from daemon.api import messages
 
 MAX_INPUTS = 16
 """Inputs of one prompt that the engine has not taken yet, above which the next is refused."""
 REMEMBERED = 1024
 """Ended prompts whose end is remembered."""
 
-_ANSWERED: tuple[Code, str] = ("finished", "the prompt is finished")
+_ANSWERED: tuple[messages.Code, str] = ("finished", "the prompt is finished")
 
 
 @dataclass(eq=False)
@@ -45,9 +32,9 @@ class PromptState:
 
     id: str
     client: str
-    inputs: deque[asyncio.Future[PromptReply]] = field(default_factory=deque)
+    inputs: deque[asyncio.Future[messages.PromptReply]] = field(default_factory=deque)
     """Who waits for the engine to take an input, in the order the inputs were sent."""
-    answer: asyncio.Future[FinishReply] | None = None
+    answer: asyncio.Future[messages.FinishReply] | None = None
     """Who waits for the answer; None while the prompt is unfinished."""
 
 
@@ -58,7 +45,7 @@ class Prompts:
         self._most, self._most_each, self._send = most, most_each, send
         self._open: dict[str, PromptState] = {}
         self._by_client: Counter[str] = Counter()
-        self._ended: OrderedDict[str, tuple[Code, str]] = OrderedDict()
+        self._ended: OrderedDict[str, tuple[messages.Code, str]] = OrderedDict()
 
     def __len__(self) -> int:
         """How many are open."""
@@ -71,15 +58,15 @@ class Prompts:
         prompt = self._open.get(event.prompt)
         if prompt is None:
             return  # given up meanwhile
-        if isinstance(event, PromptReply):
+        if isinstance(event, messages.PromptReply):
             if prompt.inputs:
                 _resolve(prompt.inputs.popleft(), event)
-        elif isinstance(event, FinishReply):
+        elif isinstance(event, messages.FinishReply):
             if prompt.answer is not None:
                 _resolve(prompt.answer, event)
             self._end(prompt, *_ANSWERED)
         else:
-            self._end(prompt, code_of(event.code), event.message)
+            self._end(prompt, messages.code_of(event.code), event.message)
 
     def engine_gone(self, message: str) -> None:
         """None of them will be answered any more."""
@@ -88,7 +75,7 @@ class Prompts:
 
     # Asked by clients; each raises QueryError.
 
-    async def open(self, request: Open, client: str) -> PromptReply:
+    async def open(self, request: messages.Open, client: str) -> messages.PromptReply:
         """Begin a prompt."""
         prompt = self._admit(client)
         try:
@@ -97,39 +84,35 @@ class Prompts:
             self._give_up(prompt)
             raise
 
-    async def append(self, request: Append) -> PromptReply:
-        """Add to an unfinished prompt."""
+    async def append(self, request: messages.Append | messages.Update) -> messages.PromptReply:
+        """Add to an unfinished prompt, or replace it."""
         return await self._input(self._unfinished(request.prompt), request)
 
-    async def update(self, request: Update) -> PromptReply:
-        """Replace an unfinished prompt."""
-        return await self._input(self._unfinished(request.prompt), request)
-
-    async def finish(self, request: Finish) -> FinishReply:
+    async def finish(self, request: messages.Finish) -> messages.FinishReply:
         """Generate, and wait for the answer."""
         return await self._answer(request.id, self._unfinished(request.prompt), request)
 
-    async def complete(self, request: Complete, client: str) -> FinishReply:
+    async def complete(self, request: messages.Complete, client: str) -> messages.FinishReply:
         """A prompt all at once, and its answer."""
         prompt = self._admit(client)
         return await self._answer(request.id, prompt, protocol.OpenPrompt(prompt.id, request))
 
-    async def close(self, request: Close) -> ClosedReply:
+    async def close(self, request: messages.Close) -> messages.ClosedReply:
         """Give a prompt up. One that has ended is closed already."""
         prompt = self._open.get(request.prompt)
         if prompt is not None:
             self._give_up(prompt)
         elif request.prompt not in self._ended:
             raise _unknown()
-        return ClosedReply(request.id, request.prompt)
+        return messages.ClosedReply(request.id, request.prompt)
 
     def _admit(self, client: str) -> PromptState:
         if not self._most:
-            raise QueryError("bad_request", "this daemon takes no prompts: query.max_prompts is 0")
+            raise messages.QueryError("bad_request", "this daemon takes no prompts: query.max_prompts is 0")
         if len(self._open) >= self._most:
-            raise QueryError("busy", f"{self._most} prompts are already open")
+            raise messages.QueryError("busy", f"{self._most} prompts are already open")
         if self._by_client[client] >= self._most_each:
-            raise QueryError("busy", f"this client has {self._most_each} prompts open already")
+            raise messages.QueryError("busy", f"this client has {self._most_each} prompts open already")
         prompt_id = secrets.token_hex(8)
         prompt = self._open[prompt_id] = PromptState(prompt_id, client)
         self._by_client[client] += 1
@@ -138,25 +121,25 @@ class Prompts:
     def _unfinished(self, prompt_id: str) -> PromptState:
         prompt = self._open.get(prompt_id)
         if prompt is None and prompt_id in self._ended:
-            raise QueryError(*self._ended[prompt_id])
+            raise messages.QueryError(*self._ended[prompt_id])
         if prompt is None:
             raise _unknown()
         if prompt.answer is not None:
-            raise QueryError(*_ANSWERED)
+            raise messages.QueryError(*_ANSWERED)
         return prompt
 
-    async def _input(self, prompt: PromptState, command: protocol.PromptCommand) -> PromptReply:
+    async def _input(self, prompt: PromptState, command: protocol.PromptCommand) -> messages.PromptReply:
         """The reply once the engine has taken the input."""
         if len(prompt.inputs) >= MAX_INPUTS:
-            raise QueryError("busy", f"{MAX_INPUTS} inputs of this prompt wait to be taken")
-        future: asyncio.Future[PromptReply] = asyncio.get_running_loop().create_future()
+            raise messages.QueryError("busy", f"{MAX_INPUTS} inputs of this prompt wait to be taken")
+        future: asyncio.Future[messages.PromptReply] = asyncio.get_running_loop().create_future()
         prompt.inputs.append(future)
         self._send(command)
         return await future
 
     async def _answer(
         self, request_id: int, prompt: PromptState, command: protocol.PromptCommand
-    ) -> FinishReply:
+    ) -> messages.FinishReply:
         prompt.answer = asyncio.get_running_loop().create_future()
         self._send(command)
         try:
@@ -168,9 +151,9 @@ class Prompts:
     def _give_up(self, prompt: PromptState) -> None:
         if prompt.id in self._open:
             self._end(prompt, "unknown_prompt", "the prompt was closed")
-            self._send(Close(0, prompt.id))
+            self._send(messages.Close(0, prompt.id))
 
-    def _end(self, prompt: PromptState, code: Code, message: str) -> None:
+    def _end(self, prompt: PromptState, code: messages.Code, message: str) -> None:
         """Remember only why it ended, and tell the requests that wait."""
         del self._open[prompt.id]
         self._by_client[prompt.client] -= 1
@@ -184,11 +167,11 @@ class Prompts:
             waiting.append(prompt.answer)
         for future in waiting:
             if not future.done():
-                future.set_exception(QueryError(code, message))
+                future.set_exception(messages.QueryError(code, message))
 
 
-def _unknown() -> QueryError:
-    return QueryError("unknown_prompt", "there is no such prompt")
+def _unknown() -> messages.QueryError:
+    return messages.QueryError("unknown_prompt", "there is no such prompt")
 
 
 def _resolve(future: asyncio.Future[Any], value: object) -> None:

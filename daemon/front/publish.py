@@ -15,10 +15,11 @@ import msgspec
 
 from daemon import protocol
 from daemon.config.schema import Config
-from daemon.front.delivery import Delivery, Done, Outcome, Route
+from daemon.front.delivery import Delivery, Done, Outcome
 from daemon.front.offsets import OffsetTracker
 from daemon.front.sessions import Sessions
 from feeds.codec import make_headers
+from feeds.connector import Route
 from feeds.messages import Answer, AnyMessage, DataUpdated, DeadLetter, InputRange
 from metrics.catalogue import FAILURES
 from metrics.store import MetricStore

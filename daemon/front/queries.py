@@ -8,24 +8,7 @@ import time
 
 import msgspec
 
-from daemon.api.messages import (
-    Answers,
-    Append,
-    Ask,
-    AskReply,
-    Close,
-    Complete,
-    ErrorReply,
-    Finish,
-    FinishReply,
-    ListSessions,
-    Open,
-    QueryError,
-    Reply,
-    Request,
-    Stats,
-    Update,
-)
+from daemon.api import messages
 from daemon.front.prompts import Prompts
 from daemon.front.sessions import Sessions
 
@@ -38,41 +21,39 @@ class Queries:
     def __init__(self, sessions: Sessions, prompts: Prompts, max_wait_s: float) -> None:
         self._sessions, self._prompts, self._max_wait_s = sessions, prompts, max_wait_s
 
-    async def answer(self, request: Request, client: str, since: int) -> Reply:
+    async def answer(self, request: messages.Request, client: str, since: int) -> messages.Reply:
         """The reply. ``client``: who counts as one; ``since``: the request's arrival, monotonic ns."""
         try:
             async with asyncio.timeout(self._max_wait_s):
                 reply = await self._answer(request, client)
-        except QueryError as error:
-            return ErrorReply(request.id, error.code, error.message)
+        except messages.QueryError as error:
+            return messages.ErrorReply(request.id, error.code, error.message)
         except TimeoutError:
-            return ErrorReply(request.id, "timeout", f"no answer within {self._max_wait_s:g} s")
+            return messages.ErrorReply(request.id, "timeout", f"no answer within {self._max_wait_s:g} s")
         except Exception:
             log.exception("request %s failed", request)
-            return ErrorReply(request.id, "engine", "the daemon failed to answer; its log says why")
-        if isinstance(reply, AskReply | FinishReply):
+            return messages.ErrorReply(request.id, "engine", "the daemon failed to answer; its log says why")
+        if isinstance(reply, messages.AskReply | messages.FinishReply):
             return msgspec.structs.replace(reply, latency_ns=time.monotonic_ns() - since)
         return reply
 
-    async def _answer(self, request: Request, client: str) -> Reply:
+    async def _answer(self, request: messages.Request, client: str) -> messages.Reply:
         match request:
-            case Ask():
+            case messages.Ask():
                 return await self._sessions.ask(request)
-            case ListSessions():
+            case messages.ListSessions():
                 return await self._sessions.sessions(request)
-            case Answers():
+            case messages.Answers():
                 return await self._sessions.answers(request)
-            case Stats():
+            case messages.Stats():
                 return await self._sessions.stats(request)
-            case Open():
+            case messages.Open():
                 return await self._prompts.open(request, client)
-            case Append():
+            case messages.Append() | messages.Update():
                 return await self._prompts.append(request)
-            case Update():
-                return await self._prompts.update(request)
-            case Finish():
+            case messages.Finish():
                 return await self._prompts.finish(request)
-            case Complete():
+            case messages.Complete():
                 return await self._prompts.complete(request, client)
-            case Close():
+            case messages.Close():
                 return await self._prompts.close(request)

@@ -16,20 +16,19 @@ from typing import Any
 
 from daemon import protocol
 from daemon.api.http import HttpServer
-from daemon.api.messages import Ask, AskReply, FinishReply, PromptReply
+from daemon.api.messages import AskReply, FinishReply, PromptReply
 from daemon.api.zmq import QueryServer
 from daemon.config.schema import Config
-from daemon.engine.spec import SettingError
-from daemon.front.delivery import Route
 from daemon.front.engine_manager import EngineManager
 from daemon.front.input import Input
 from daemon.front.notify import Notifier
 from daemon.front.prompts import Prompts
 from daemon.front.publish import Publisher
 from daemon.front.sessions import Sessions
-from daemon.front.status import Status
 from daemon.supervision import Tasks
+from feeds.connector import Route, SettingError
 from ingest import warm_up
+from metrics.export import exposition
 from metrics.store import MetricStore
 
 log = logging.getLogger(__name__)
@@ -52,7 +51,6 @@ class Front:
     sessions: Sessions
     publisher: Publisher
     prompts: Prompts
-    status: Status
     http: HttpServer
     query: QueryServer | None
     model: str = ""
@@ -60,6 +58,9 @@ class Front:
 
     def __post_init__(self) -> None:
         self._input_done = asyncio.Event()
+        self._retries = [
+            self.store.growth("foretick_publish_retries_total", sink=route.sink.name) for route in self.routes
+        ]
         self.engine.on_event, self.engine.on_gone = self._on_event, self._on_engine_gone
 
     async def start(self) -> None:
@@ -121,13 +122,25 @@ class Front:
 
     def send(self, command: protocol.Command) -> None:
         """To the engine; what a client waits for is refused while there is none."""
-        if self.engine.send(command):
-            return
-        failure = "engine", "the engine is not up"
-        if isinstance(command, Ask):
-            self.sessions.asked(protocol.AskFailed(command.id, *failure))
-        elif isinstance(command, protocol.PromptCommand):
-            self.prompts.heard(protocol.PromptFailed(command.prompt, *failure))
+        if not self.engine.send(command):
+            failure = protocol.failure_of(command, "engine", "the engine is not up")
+            if failure is not None:
+                self._on_event(failure)
+
+    def metrics(self) -> bytes:
+        """The exposition text."""
+        for name, state in self.sessions.states.items():
+            self.store.set("foretick_staleness_seconds", state.staleness_ns() / 1e9, session=name)
+        for route, retries in zip(self.routes, self._retries, strict=True):
+            retries.update(getattr(route.sink, "retries", 0))
+        return exposition(self.store)
+
+    def not_ready(self) -> list[str]:
+        """What is missing, empty when the daemon is ready."""
+        reasons = [] if self.engine.ready.is_set() else ["the engine is not up"]
+        if not self.input.connected:
+            reasons.append("the source is not connected")
+        return reasons + [f"{name} ended: {why}" for name, why in self.tasks.ended.items()]
 
     def fail(self, error: BaseException) -> None:
         """Going on is impossible; the first reason counts."""

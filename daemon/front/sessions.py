@@ -8,55 +8,48 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import TypeVar
 
 import msgspec
 
 from daemon import protocol
-from daemon.api.messages import (
-    Answers,
-    AnswersReply,
-    Ask,
-    AskReply,
-    ListSessions,
-    Quantiles,
-    QueryError,
-    SessionInfo,
-    SessionsReply,
-    Stats,
-    StatsReply,
-    code_of,
-)
+from daemon.api import messages
 from daemon.config.schema import Config
 from daemon.config.standing import questions_of
 from feeds.messages import Answer
-from flash.cache import AnswerCache
 from flash.questions import Question
 from metrics.catalogue import METRICS, STAGES
 from metrics.store import MetricStore
 
-T = TypeVar("T")
-
 
 @dataclass
 class SessionState:
-    """Where a session is. ``received``: monotonic ns at which its newest record came in."""
+    """Where a session is. ``received``: monotonic ns at which its newest record came in.
+
+    ``answers``: the newest of each question, by its hash. ``news`` is set, and replaced, with every answer.
+    """
 
     symbol: str
-    questions: list[Question]
+    questions: list[Question] = field(default_factory=list)
     version: int = 0
     live_tokens: int = 0
     live_records: int = 0
     as_of: int = 0
     received: int = 0
+    answers: dict[str, Answer] = field(default_factory=dict)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def staleness_ns(self) -> int:
         """Age of the newest record in the newest version, since this daemon received it."""
         return time.monotonic_ns() - self.received if self.received else 0
+
+    def answers_of(self, questions: Sequence[Question], min_version: int = 0) -> list[Answer]:
+        """Their newest answers, where there are any of this version or a newer one."""
+        found = (self.answers.get(question.hash) for question in questions)
+        return [answer for answer in found if answer is not None and answer.data_version >= min_version]
 
 
 class Sessions:
@@ -65,11 +58,10 @@ class Sessions:
     def __init__(self, config: Config, store: MetricStore, send: Callable[[protocol.Command], None]) -> None:
         self._store = store
         self._send = send
-        self.cache: AnswerCache[Answer] = AnswerCache()
-        self.states = {s.name: SessionState(s.symbol, []) for s in config.sessions}
+        self.states = {s.name: SessionState(s.symbol) for s in config.sessions}
         for asked in questions_of(config):
             self.states[asked.session].questions.append(asked.question)
-        self._asks: dict[int, asyncio.Future[AskReply]] = {}
+        self._asks: dict[int, asyncio.Future[messages.AskReply]] = {}
         self._numbers = count(1)
 
     # Told by the front.
@@ -82,38 +74,50 @@ class Sessions:
 
     def answered(self, answer: Answer) -> None:
         """A standing question has a new answer."""
-        self.cache.put(answer.session, answer.question_hash, answer.data_version, answer)
+        state = self.states[answer.session]
+        known = state.answers.get(answer.question_hash)
+        if known is None or known.data_version <= answer.data_version:
+            state.answers[answer.question_hash] = answer
+        state.news.set()
+        state.news = asyncio.Event()
 
-    def asked(self, event: AskReply | protocol.AskFailed) -> None:
+    def asked(self, event: messages.AskReply | protocol.AskFailed) -> None:
         """The engine replied to an ask."""
         future = self._asks.pop(event.id, None)
         if future is None or future.done():
             return
-        if isinstance(event, AskReply):
+        if isinstance(event, messages.AskReply):
             future.set_result(event)
         else:
-            future.set_exception(QueryError(code_of(event.code), event.message))
+            future.set_exception(messages.QueryError(messages.code_of(event.code), event.message))
 
     def engine_gone(self, message: str) -> None:
         """No ask in flight will be answered any more."""
         for future in self._asks.values():
             if not future.done():
-                future.set_exception(QueryError("engine", message))
+                future.set_exception(messages.QueryError("engine", message))
         self._asks.clear()
+
+    def observe(self, request: messages.Request, outcome: str, latency_ns: int) -> None:
+        """A request was answered or refused."""
+        if isinstance(request, messages.Ask):
+            self._store.observe("foretick_stage_seconds", latency_ns, stage="ask")
+            if outcome != "ok":
+                self._store.inc("foretick_asks_total", outcome=outcome)
 
     # Asked by clients.
 
-    async def ask(self, request: Ask) -> AskReply:
+    async def ask(self, request: messages.Ask) -> messages.AskReply:
         """From the cache if it is a standing question of the current version, else from the engine."""
         state = self._state(request.session)
         try:
             question = Question("ask", request.question, request.choices or None, request.max_tokens)
         except ValueError as error:
-            raise QueryError("bad_request", str(error)) from None
-        known = self.cache.latest(request.session, question.hash)
+            raise messages.QueryError("bad_request", str(error)) from None
+        known = state.answers.get(question.hash)
         if known is not None and known.data_version == state.version:
             self._store.inc("foretick_asks_total", outcome="cached")
-            return AskReply(
+            return messages.AskReply(
                 id=request.id,
                 session=request.session,
                 data_version=known.data_version,
@@ -130,10 +134,10 @@ class Sessions:
         self._store.inc("foretick_asks_total", outcome="computed")
         return reply
 
-    async def ask_engine(self, request: Ask) -> AskReply:
+    async def ask_engine(self, request: messages.Ask) -> messages.AskReply:
         """From the engine, whatever is cached."""
         number = next(self._numbers)
-        future: asyncio.Future[AskReply] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[messages.AskReply] = asyncio.get_running_loop().create_future()
         self._asks[number] = future
         self._send(msgspec.structs.replace(request, id=number))
         try:
@@ -142,12 +146,12 @@ class Sessions:
             if self._asks.pop(number, None) is not None:  # it timed out or its client is gone
                 self._send(protocol.CancelAsk(number))
 
-    async def sessions(self, request: ListSessions) -> SessionsReply:
+    async def sessions(self, request: messages.ListSessions) -> messages.SessionsReply:
         """All sessions."""
-        return SessionsReply(
+        return messages.SessionsReply(
             request.id,
             tuple(
-                SessionInfo(
+                messages.SessionInfo(
                     name=name,
                     symbol=state.symbol,
                     data_version=state.version,
@@ -161,50 +165,42 @@ class Sessions:
             ),
         )
 
-    async def answers(self, request: Answers) -> AnswersReply:
+    async def answers(self, request: messages.Answers) -> messages.AnswersReply:
         """Latest answers; waits for ``min_version``."""
-        state = self._state(request.session)
+        state, least = self._state(request.session), request.min_version
         wanted = [q for q in state.questions if request.question in ("", q.name, q.text)]
         if not wanted:
-            raise QueryError(
+            raise messages.QueryError(
                 "bad_request", f"{request.session} has no standing question {request.question!r}"
             )
-        if not request.min_version:
-            latest = [self.cache.latest(request.session, q.hash) for q in wanted]
-            return AnswersReply(request.id, request.session, tuple(a for a in latest if a is not None))
         try:
             async with asyncio.timeout(request.timeout_s):
-                found = [await self._when(request.session, q.hash, request.min_version) for q in wanted]
+                while least and len(state.answers_of(wanted, least)) < len(wanted):
+                    await state.news.wait()
         except TimeoutError:
-            raise QueryError(
+            raise messages.QueryError(
                 "timeout",
-                f"{request.session} is at version {state.version}; version {request.min_version} was not "
+                f"{request.session} is at version {state.version}; version {least} was not "
                 f"answered within {request.timeout_s:g} s",
             ) from None
-        return AnswersReply(request.id, request.session, tuple(found))
+        return messages.AnswersReply(request.id, request.session, tuple(state.answers_of(wanted)))
 
-    async def stats(self, request: Stats) -> StatsReply:
+    async def stats(self, request: messages.Stats) -> messages.StatsReply:
         """Every counter and gauge, and the stages' quantiles."""
         stages = {}
         for stage in STAGES:
             n = self._store.count("foretick_stage_seconds", stage=stage)
             quantile = partial(self._store.quantile, "foretick_stage_seconds", stage=stage)
-            stages[stage] = Quantiles(n, *(quantile(q=q) if n else 0.0 for q in (0.5, 0.9, 0.99)))
-        return StatsReply(request.id, series_values(self._store), stages)
-
-    async def _when(self, session: str, question_hash: str, version: int) -> Answer:
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        give_up = self.cache.when(session, question_hash, version, partial(_resolve, future))
-        try:
-            return await future
-        finally:
-            give_up()
+            stages[stage] = messages.Quantiles(n, *(quantile(q=q) if n else 0.0 for q in (0.5, 0.9, 0.99)))
+        return messages.StatsReply(request.id, series_values(self._store), stages)
 
     def _state(self, session: str) -> SessionState:
         state = self.states.get(session)
         if state is None:
             known = ", ".join(self.states) or "none"
-            raise QueryError("unknown_session", f"there is no session {session!r}; there are: {known}")
+            raise messages.QueryError(
+                "unknown_session", f"there is no session {session!r}; there are: {known}"
+            )
         return state
 
 
@@ -219,8 +215,3 @@ def series_values(store: MetricStore) -> dict[str, float]:
                     metric.name, **labels
                 )
     return values
-
-
-def _resolve(future: asyncio.Future[T], value: T) -> None:
-    if not future.done():
-        future.set_result(value)

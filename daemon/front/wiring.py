@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 
 from daemon import protocol
 from daemon.api.http import HttpServer
-from daemon.api.http_prompts import PromptRoutes
+from daemon.api.http_prompts import prompt_routes
 from daemon.api.zmq import QueryServer
 from daemon.config.schema import Config
 from daemon.front.connectors import make_routes, make_source
-from daemon.front.delivery import Route
 from daemon.front.engine_client import ENGINE, EngineClient, InprocEngine, OnEvent, ProcessEngine
-from daemon.front.engine_manager import RESTART_AFTER_S, EngineManager
+from daemon.front.engine_manager import RESTART_AFTER_S, Connect, EngineManager
 from daemon.front.input import COMMIT_EVERY_S, Input
 from daemon.front.notify import Notifier
 from daemon.front.offsets import OffsetTracker
@@ -24,9 +23,9 @@ from daemon.front.publish import Publisher
 from daemon.front.queries import Queries
 from daemon.front.server import Front
 from daemon.front.sessions import Sessions
-from daemon.front.status import Status
 from daemon.supervision import TaskEnded, Tasks
 from engine.step import Executor
+from feeds.connector import Route
 from feeds.source import Source
 from ingest.ring import Ring
 from metrics.store import MetricStore
@@ -34,7 +33,6 @@ from metrics.store import MetricStore
 if TYPE_CHECKING:
     from daemon.engine.host import EngineHost
 
-ConnectTo = Callable[[Ring], EngineClient]
 WrapEngine = Callable[[Executor], Executor]
 """An executor around the one it is given."""
 
@@ -45,7 +43,7 @@ def make_front(
     source: Source | None = None,
     routes: Sequence[Route] | None = None,
     notifier: Notifier | None = None,
-    connect: ConnectTo | None = None,
+    connect: Connect | None = None,
     executor: WrapEngine | None = None,
     engine_command: Sequence[str] = ENGINE,
     commit_every_s: float = COMMIT_EVERY_S,
@@ -69,8 +67,6 @@ def make_front(
         front.send(command)
 
     def connect_configured(ring: Ring, wake_fd: int) -> EngineClient:
-        if connect is not None:
-            return connect(ring)
         versions = {name: state.version for name, state in sessions.states.items()}
         if config.process.mode == "two":
             return ProcessEngine(config, ring, store, labels, versions, wake_fd, tasks, engine_command)
@@ -84,12 +80,11 @@ def make_front(
     publisher.delivery.gate = entering.gate
     prompts = Prompts(config.query.max_prompts, config.query.max_prompts_each, send)
     engine = EngineManager(
-        connect_configured,
+        connect or connect_configured,
         config.source.ring_capacity,
         "pause" if lossless else "overwrite",
         restart_after_s,
     )
-    status = Status(store, engine, entering, tasks, sessions, routes)
     queries = Queries(sessions, prompts, config.query.max_wait / 1e9)
     front = Front(
         config=config,
@@ -103,15 +98,14 @@ def make_front(
         sessions=sessions,
         publisher=publisher,
         prompts=prompts,
-        status=status,
         http=HttpServer(
-            status.metrics,
-            status.not_ready,
+            lambda: front.metrics(),
+            lambda: front.not_ready(),
             config.http.host,
             config.http.port,
-            PromptRoutes(queries.answer).routes,
+            prompt_routes(queries.answer),
         ),
-        query=QueryServer(queries.answer, config.query.endpoint, observe=status.observe_query)
+        query=QueryServer(queries.answer, config.query.endpoint, observe=sessions.observe)
         if config.query.endpoint
         else None,
     )

@@ -4,20 +4,18 @@ import asyncio
 from collections.abc import Iterator
 from typing import Annotated
 
-from msgspec import Meta
-
-from feeds.connector import Finding, SinkConnector, SourceConnector, Topics
-from feeds.source import Sink, Source
+from feeds.connector import Finding, Route, SinkConnector, SourceConnector, about
+from feeds.source import Source
 
 
 class KafkaSourceConnector(SourceConnector, frozen=True):
     """A member of a consumer group. Back-pressure pauses its partitions."""
 
-    bootstrap: Annotated[str, Meta(min_length=1, description="brokers, host:port, comma separated")]
-    topics: Annotated[tuple[str, ...], Meta(min_length=1, description="topics read")] = ("md.trades.v1",)
-    group: Annotated[str, Meta(min_length=1, description="consumer group")] = "foretick"
-    client_id: Annotated[str, Meta(min_length=1, description="name shown by the broker")] = "foretick"
-    max_records: Annotated[int, Meta(ge=1, description="most records fetched at a time")] = 2000
+    bootstrap: Annotated[str, about("brokers, host:port, comma separated", min_length=1)]
+    topics: Annotated[tuple[str, ...], about("topics read", min_length=1)] = ("md.trades.v1",)
+    group: Annotated[str, about("consumer group", min_length=1)] = "foretick"
+    client_id: Annotated[str, about("name shown by the broker", min_length=1)] = "foretick"
+    max_records: Annotated[int, about("most records fetched at a time", ge=1)] = 2000
 
     def open(self, name: str, stop_timeout_s: float) -> Source:
         """A consumer that commits what it is told to."""
@@ -41,20 +39,16 @@ class KafkaSourceConnector(SourceConnector, frozen=True):
 class KafkaSinkConnector(SinkConnector, frozen=True):
     """Publishes answers to Kafka with an idempotent producer."""
 
-    bootstrap: Annotated[str, Meta(min_length=1, description="brokers, host:port, comma separated")]
-    topic: Annotated[str, Meta(min_length=1, description="topic of the answers")] = "answers.v1"
-    dlq: Annotated[str, Meta(min_length=1, description="topic of records that could not be read")] = "dlq.v1"
+    bootstrap: Annotated[str, about("brokers, host:port, comma separated", min_length=1)]
+    topic: Annotated[str, about("topic of the answers", min_length=1)] = "answers.v1"
+    dlq: Annotated[str, about("topic of records that could not be read", min_length=1)] = "dlq.v1"
 
-    @property
-    def topics(self) -> Topics:
-        """No updates: on Kafka the answers tell that the data moved."""
-        return Topics(self.topic, dead_letters=self.dlq)
-
-    def open(self, name: str, stop_timeout_s: float) -> Sink:
-        """An idempotent producer."""
+    def open(self, name: str, stop_timeout_s: float) -> Route:
+        """An idempotent producer. No updates: on Kafka the answers tell that the data moved."""
         from feeds.kafka import KafkaSink
 
-        return KafkaSink(name, self.bootstrap, stop_timeout_s=stop_timeout_s)
+        sink = KafkaSink(name, self.bootstrap, stop_timeout_s=stop_timeout_s)
+        return Route(sink, self.topic, dead_letters=self.dlq)
 
     def check(self) -> Iterator[Finding]:
         """The broker answers and has the topics."""

@@ -4,9 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
-from msgspec import Meta
-
-from feeds.connector import BadSetting, Finding, SourceConnector
+from feeds.connector import Finding, SettingError, SourceConnector, about
 from feeds.file_format import FileFormat, FormatError, load_format
 from feeds.source import Source
 from feeds.timestamps import Instant
@@ -15,15 +13,13 @@ from feeds.timestamps import Instant
 class ReplayConnector(SourceConnector, frozen=True, rename={"from_": "from"}):
     """Plays a file as if it were live."""
 
-    file: Annotated[str, Meta(min_length=1, description="the recorded file")]
-    format: Annotated[
-        str, Meta(min_length=1, description="name of a built-in format, or a format's TOML file")
-    ]
+    file: Annotated[str, about("the recorded file", min_length=1)]
+    format: Annotated[str, about("name of a built-in format, or a format's TOML file", min_length=1)]
     speed: Annotated[
-        float, Meta(ge=0, description="seconds of event time per second; 1 is real time, 0 is no waiting")
+        float, about("seconds of event time per second; 1 is real time, 0 is no waiting", ge=0)
     ] = 1.0
-    from_: Annotated[Instant | None, Meta(description="first event time played, with a zone")] = None
-    until: Annotated[Instant | None, Meta(description="event time at which playing ends, with a zone")] = None
+    from_: Annotated[Instant | None, about("first event time played, with a zone")] = None
+    until: Annotated[Instant | None, about("event time at which playing ends, with a zone")] = None
 
     def open(self, name: str, stop_timeout_s: float) -> Source:
         """The file, played; closing needs no time."""
@@ -45,14 +41,14 @@ class ReplayConnector(SourceConnector, frozen=True, rename={"from_": "from"}):
         try:
             self._file_format()
             yield Finding("format", self.format)
-        except BadSetting as error:
+        except SettingError as error:
             yield Finding(error.key, error.message, ok=False)
 
     def _file_format(self) -> FileFormat:
         try:
             return load_format(self.format)
         except FormatError as error:
-            raise BadSetting("format", str(error)) from error
+            raise SettingError("format", str(error)) from error
 
 
 SOURCE = ReplayConnector

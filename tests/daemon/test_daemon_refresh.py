@@ -8,10 +8,10 @@ import msgspec
 
 from daemon.config.checks import cross_check
 from daemon.config.schema import Config, PoolConfig, QuestionConfig, SchedulerConfig
-from daemon.config.units import Duration
 from daemon.engine.build import fresh_tokens, pool_blocks
 from daemon.engine.metrics import EngineObserver
 from engine.divergence import Divergence
+from feeds.durations import Duration
 from metrics.store import MetricStore
 from regions.pool import KVPool, LayerShape
 from tests.e2e.inproc import Tape as Trades

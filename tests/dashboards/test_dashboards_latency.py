@@ -16,14 +16,13 @@ from daemon.api.http import HttpServer
 from daemon.supervision import Tasks
 from dashboards import latency
 from dashboards.expressions import (
+    STAGE,
     buckets,
     gauge,
     increase,
     labelled,
     per_second,
     quantile,
-    stage_buckets,
-    stage_quantile,
 )
 from metrics.catalogue import BY_NAME, CLASSES, METRICS, STAGES
 from metrics.export import exposition
@@ -129,8 +128,8 @@ def test_every_query_of_a_panel_has_its_own_reference_and_the_chosen_data_source
         lambda: per_second("foretick_batches_total", "session"),
         lambda: gauge("foretick_pool_blocks", state="lent"),
         lambda: gauge("foretick_pool_blocks", session="a"),
-        lambda: stage_quantile(0.5, "ring_wait|lunch"),
-        lambda: stage_buckets("forward", "source"),
+        lambda: quantile(STAGE, 0.5, "stage", stage="ring_wait|lunch"),
+        lambda: buckets(STAGE, "source", stage="forward"),
         lambda: increase("foretick_batches_total", state="free"),
         lambda: quantile("foretick_batches_total", 0.5),
         lambda: quantile("foretick_ttft_seconds", 0.5, "reason"),

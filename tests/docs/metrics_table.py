@@ -12,7 +12,7 @@ BEGIN, END = "<!-- metrics:begin -->\n", "<!-- metrics:end -->\n"
 
 def table() -> str:
     """The catalogue as a markdown table, in its own order."""
-    head = "| metric | kind | unit | labels | meaning |\n|---|---|---|---|---|\n"
+    head = "| metric | kind | labels | meaning |\n|---|---|---|---|\n"
     return head + "".join(map(_row, METRICS))
 
 
@@ -29,7 +29,7 @@ def write() -> None:
 
 def _row(metric: Metric) -> str:
     labels = "; ".join(_label(metric, label) for label in metric.labels)
-    return f"| `{metric.name}` | {metric.kind} | {metric.unit} | {labels} | {metric.help} |\n"
+    return f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |\n"
 
 
 def _label(metric: Metric, label: str) -> str:

@@ -8,10 +8,10 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from daemon.config.schema import Config
-from daemon.front.delivery import Route
 from daemon.front.server import Front
 from daemon.front.wiring import make_front
 from engine.step import Chunk, Executor, SampledToken
+from feeds.connector import Route
 from feeds.messages import Answer
 from feeds.source import Incoming
 from regions.ephemeral import Fork

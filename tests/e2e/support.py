@@ -19,8 +19,8 @@ from daemon.config.schema import (
     SchedulerConfig,
     SessionConfig,
 )
-from daemon.config.units import Duration
 from feeds.codec import decode_message
+from feeds.durations import Duration
 from feeds.messages import Answer, DataUpdated, DeadLetter
 from feeds.source import CommitFailed, Incoming, Kind, Partition, PublishRefused, SinkStopped
 

@@ -18,11 +18,11 @@ from daemon.api.client import QueryClient
 from daemon.api.http_prompts import STATUS
 from daemon.api.messages import ErrorReply, decode_reply
 from daemon.config.schema import QueryConfig, SchedulerConfig
-from daemon.front.delivery import Route
 from daemon.front.server import Front
 from daemon.front.wiring import make_front
-from feeds.codec import REASONS
+from feeds.connector import Route
 from feeds.source import Incoming
+from metrics.catalogue import REASONS
 from tests.e2e.support import START, TOPIC, MemorySink, QueueSource, inproc_config, trade, until
 
 QUERIES, BODIES, RECORDS = 2200, 150, 1650
@@ -187,7 +187,7 @@ async def test_every_random_message_is_answered_or_counted_and_the_daemon_goes_o
         assert front.input.tracker._next == {(TOPIC, 0): RECORDS}
         assert malformed + unknown + front.input.tracker.outstanding() == RECORDS
         await until(lambda: count("dead_letters") == malformed)
-        assert front.status.not_ready() == []
+        assert front.not_ready() == []
         assert "Traceback" not in caplog.text
         with QueryClient(front.query.endpoint, 10.0) as client:  # type: ignore[union-attr]  # configured
             answer = await asyncio.to_thread(client.complete, "One two", 1)

@@ -22,12 +22,12 @@ from daemon.config.schema import (
     SchedulerConfig,
     SourceConfig,
 )
-from daemon.config.units import Duration
 from daemon.engine.build import build, limits_of
-from daemon.engine.spec import SettingError
 from daemon.front.server import Front
 from daemon.front.wiring import make_front
 from daemon.supervision import TaskEnded
+from feeds.connector import SettingError
+from feeds.durations import Duration
 from feeds.messages import DataUpdated, DeadLetter
 from feeds.source import Incoming
 from flash.questions import PAPER_SIX
@@ -299,7 +299,7 @@ async def test_a_model_that_is_not_there_is_a_setting_s_fault(tmp_path):
         with pytest.raises(SettingError, match=r"no config\.json") as raised:
             await asyncio.wait_for(front.start(), 60)
         assert raised.value.key == "model.path"
-        assert front.status.not_ready() == ["the engine is not up", "the source is not connected"]
+        assert front.not_ready() == ["the engine is not up", "the source is not connected"]
     finally:
         await front.stop()
 

@@ -19,14 +19,14 @@ from daemon.config.load import load_config
 from daemon.front.server import Front
 from daemon.front.wiring import make_front
 from engine.model.embedded import build_tokenizer
-from feeds.kafka import KafkaSource, ensure_topics, quiet_client_log
+from feeds.kafka import KafkaSource, quiet_client_log
 from feeds.messages import Answer
 from feeds.mock_broker import MockBroker
 from flash.questions import PAPER_SIX
 from tests.e2e.process import START_S, Daemon, Manager, Topics, command, committed, gone, invoke, until_slowly
 from tests.e2e.support import SECOND, START, trade, until
 from tests.fixtures_kafka import RealKafka
-from tests.kafka_server import free_ports
+from tests.kafka_server import create_topics, free_ports
 
 SYMBOLS = {"aaa": "V:AAA", "bbb": "V:BBB"}
 DRAIN_S = 3.0
@@ -225,7 +225,7 @@ async def test_a_daemon_s_life_on_apache_kafka(
     suffix = f".{uuid.uuid4().hex[:8]}"
     trades, answers = f"md.trades.v1{suffix}", f"answers.v1{suffix}"
     bootstrap = real_kafka.bootstrap
-    await ensure_topics(bootstrap, {trades: 2, answers: 1, f"dlq.v1{suffix}": 1})
+    await create_topics(bootstrap, {trades: 2, answers: 1, f"dlq.v1{suffix}": 1})
     config = kafka_config(bootstrap, suffix)
     async with Topics(bootstrap, trades, answers) as topics:
         with Daemon(tmp_path, config) as daemon:

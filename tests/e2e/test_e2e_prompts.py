@@ -13,9 +13,9 @@ import pytest
 from daemon.api.client import QueryClient
 from daemon.api.messages import FinishReply, PromptReply, QueryError
 from daemon.config.schema import PoolConfig, QueryConfig, SchedulerConfig
-from daemon.config.units import Duration
 from daemon.engine.build import build
 from daemon.engine.wiring import scheduler_of
+from feeds.durations import Duration
 from metrics.catalogue import BY_NAME
 from regions.offload.host import HostTier
 from scheduler.costs import load

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from daemon.config.schema import PoolConfig
-from daemon.config.units import Duration
+from feeds.durations import Duration
 from tests.e2e.inproc import Tape, answers, count, running
 from tests.e2e.support import MemorySink, QueueSource, inproc_config, until
 

@@ -16,12 +16,12 @@ import pytest
 
 from daemon.api.client import QueryClient
 from daemon.config.schema import ProcessConfig
-from daemon.config.units import Duration
-from daemon.front.delivery import Route
 from daemon.front.notify import Notifier
 from daemon.front.server import Front
 from daemon.front.wiring import make_front
 from daemon.supervision import TaskEnded
+from feeds.connector import Route
+from feeds.durations import Duration
 from tests.e2e.support import SECOND, MemorySink, QueueSource, inproc_config, until
 
 ENGINE = (sys.executable, str(Path(__file__).with_name("idle_engine.py")))
@@ -76,9 +76,9 @@ async def not_ready(front: Front) -> list[str]:
         with contextlib.suppress(urllib.error.HTTPError):
             urllib.request.urlopen(f"http://127.0.0.1:{front.http.port}/readyz", timeout=5).close()
             return []
-        return list(front.status.not_ready())
+        return list(front.not_ready())
 
-    return front.status.not_ready() if "http server" in front.tasks.ended else await asyncio.to_thread(get)
+    return front.not_ready() if "http server" in front.tasks.ended else await asyncio.to_thread(get)
 
 
 def counted(front: Front, name: str, outcome: str) -> float:
@@ -108,8 +108,8 @@ async def test_a_task_that_ends_is_restarted_or_ends_the_daemon_with_its_name(na
             assert counted(front, name, "failed") == 1
             return
         await until(lambda: counted(front, name, "restarted") == 1)
-        assert reason in front.status.not_ready()
-        await until(lambda: front.status.not_ready() == [])
+        assert reason in front.not_ready()
+        await until(lambda: front.not_ready() == [])
         assert front.query is not None
         with QueryClient(front.query.endpoint, 5.0) as client:
             listed = await asyncio.to_thread(client.sessions)

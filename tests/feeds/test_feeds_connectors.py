@@ -2,7 +2,7 @@
 
 import pytest
 
-from feeds.connector import BadSetting, Connector
+from feeds.connector import Connector, SettingError
 from feeds.connectors import SINKS, SOURCES
 from feeds.source import Sink, Source
 
@@ -27,12 +27,11 @@ def test_a_source_connector_opens_a_source_of_the_given_name(name):
 
 @pytest.mark.parametrize("name", sorted(SINKS))
 def test_a_sink_connector_opens_a_sink_and_names_its_topics(name):
-    connector = SINKS[name](**SETTINGS[name])
-    sink = connector.open(name, 1.0)
-    assert isinstance(sink, Sink)
-    assert sink.name == name
-    assert connector.topics.answers == "answers.v1"
-    assert connector.topics.dead_letters == "dlq.v1"
+    route = SINKS[name](**SETTINGS[name]).open(name, 1.0)
+    assert isinstance(route.sink, Sink)
+    assert route.sink.name == name
+    assert route.answers == "answers.v1"
+    assert route.dead_letters == "dlq.v1"
 
 
 def test_only_an_endpoint_that_is_bound_is_reported_as_bound():
@@ -44,7 +43,7 @@ def test_only_an_endpoint_that_is_bound_is_reported_as_bound():
 
 def test_a_replay_of_an_unknown_format_is_refused_by_key(tmp_path):
     replay = SOURCES["replay"](file=str(tmp_path / "none"), format="nowhere")
-    with pytest.raises(BadSetting, match="nowhere") as refused:
+    with pytest.raises(SettingError, match="nowhere") as refused:
         replay.open("replay", 1.0)
     assert refused.value.key == "format"
     assert [(found.key, found.ok) for found in replay.check()] == [("file", False), ("format", False)]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from feeds.file_format import FormatError, load_format, names, parse_interval
+from feeds.file_format import FormatError, load_format, names
 
 GOOD = """
 description = "made up"
@@ -54,6 +54,11 @@ def test_a_file_of_ones_own_loads(tmp_path: Path) -> None:
         ('"epoch-ms"', '"receive"', r"records\[0\].time.format: only a jsonl-capture"),
         ('field = "when", ', "", r"records\[0\].time.field: missing"),
         ('venue = "V"', 'venue = "V"\ninterval = "1m"', r"records\[0\].interval"),
+        (
+            'kind = "trade"',
+            'kind = "bar"\ninterval = "1w"',
+            r"expected a duration.*records\[0\].interval|records\[...\].interval",
+        ),
         ('venue = "V"', 'venue = "V"\nrounded = ["volume"]', r"records\[0\].rounded: volume"),
         ("[[records]]", "[[records]", "made.toml"),
     ],
@@ -72,13 +77,3 @@ def test_a_column_index_needs_columns(tmp_path: Path) -> None:
 def test_an_unknown_name_lists_what_there_is() -> None:
     with pytest.raises(FormatError, match="binance_capture, btc_perp_bars"):
         load_format("nasdaq")
-
-
-def test_intervals() -> None:
-    assert [parse_interval(text) for text in ("500ms", "1s", "5m", "1h", "1d")] == [
-        *(5 * 10**8, 10**9, 300 * 10**9),
-        *(3600 * 10**9, 86_400 * 10**9),
-    ]
-    for text in ("", "m", "0m", "1.5m", "1w", "-1m", "1"):
-        with pytest.raises(ValueError, match="interval"):
-            parse_interval(text)

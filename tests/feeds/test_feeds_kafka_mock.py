@@ -76,7 +76,7 @@ async def test_round_trip_commit_and_resume(broker: MockBroker) -> None:
     assert sorted(int(m.payload) for m in await take(again, 10)) == list(range(300, 310))
     await again.stop()
     await sink.stop()
-    assert (again.state, sink.state) == (State.STOPPED, State.STOPPED)
+    assert (again.connection.state, sink.connection.state) == (State.STOPPED, State.STOPPED)
 
 
 async def test_a_paused_source_fetches_nothing_and_resuming_loses_nothing(broker: MockBroker) -> None:
@@ -117,8 +117,8 @@ async def test_broker_not_there_at_start(caplog: pytest.LogCaptureFixture) -> No
     source = KafkaSource("in", f"127.0.0.1:{port}", [T], "g")
     sink = KafkaSink("out", f"127.0.0.1:{port}")
     starting = [asyncio.ensure_future(source.start()), asyncio.ensure_future(sink.start())]
-    await eventually(lambda: min(source.retries, sink.retries) >= 3)
-    assert (source.state, sink.state) == (State.DOWN, State.DOWN)
+    await eventually(lambda: min(source.connection.retries, sink.retries) >= 3)
+    assert (source.connection.state, sink.connection.state) == (State.DOWN, State.DOWN)
     warnings = [r for r in caplog.records if r.levelno == logging.WARNING and r.name.startswith("feeds")]
     assert len(warnings) == 2  # once each, not once an attempt
     began = time.monotonic()
@@ -138,7 +138,7 @@ async def test_broker_gone_and_back_loses_nothing_acknowledged(broker: MockBroke
     broker.set_down()
     waiting = asyncio.ensure_future(publish(sink, 10, 20))
     more = asyncio.ensure_future(take(source, 10, timeout_s=40))
-    await eventually(lambda: sink.state is State.DOWN and source.state is State.DOWN)
+    await eventually(lambda: sink.connection.state is State.DOWN and source.connection.state is State.DOWN)
     assert not waiting.done()
     assert sink.retries > 0
     with pytest.raises(CommitFailed, match="not stored"):
@@ -147,7 +147,7 @@ async def test_broker_gone_and_back_loses_nothing_acknowledged(broker: MockBroke
     await waiting
     seen += await more
     assert sorted(int(m.payload) for m in seen) == list(range(20))  # idempotence: nothing twice either
-    assert (sink.state, source.state) == (State.UP, State.UP)
+    assert (sink.connection.state, source.connection.state) == (State.UP, State.UP)
     await source.commit(next_offsets(seen))
     await source.stop()
     await sink.stop()
@@ -173,7 +173,7 @@ async def test_stop_is_bounded_while_the_broker_is_away_and_publishers_are_told(
 
 
 async def test_refusals_are_final_and_the_sink_goes_on(broker: MockBroker) -> None:
-    sink = KafkaSink("out", broker.bootstrap, request_timeout_ms=1000)
+    sink = KafkaSink("out", broker.bootstrap, options={"request_timeout_ms": 1000})
     await sink.start()
     with pytest.raises(PublishRefused, match="2000000 bytes"):
         await sink.publish(T, None, b"x" * 2_000_000, {})

@@ -8,11 +8,12 @@ import pytest
 
 from feeds.codec import decode_record, encode, make_headers
 from feeds.decimal9 import Fixed9
-from feeds.kafka import KafkaSink, KafkaSource, ensure_topics, missing_topics, quiet_client_log
+from feeds.kafka import KafkaSink, KafkaSource, missing_topics, quiet_client_log
 from feeds.messages import Trade
 from feeds.source import Incoming, PublishRefused, State
 from tests.feeds.waiting import eventually
 from tests.fixtures_kafka import RealKafka
+from tests.kafka_server import create_topics
 
 pytestmark = pytest.mark.kafka
 
@@ -22,8 +23,7 @@ async def topic(real_kafka: RealKafka) -> str:
     """A topic of two partitions that no other run has."""
     quiet_client_log()
     name = f"md.trades.{uuid.uuid4().hex[:8]}"
-    assert await ensure_topics(real_kafka.bootstrap, {name: 2}) == [name]
-    assert await ensure_topics(real_kafka.bootstrap, {name: 2}) == []
+    await create_topics(real_kafka.bootstrap, {name: 2})
     return name
 
 
@@ -134,7 +134,7 @@ async def test_two_members_share_the_partitions(real_kafka: RealKafka, topic: st
 async def test_the_broker_refuses_what_is_too_large_and_the_sink_goes_on(
     real_kafka: RealKafka, topic: str
 ) -> None:
-    sink = KafkaSink("out", real_kafka.bootstrap, max_bytes=8 << 20, request_timeout_ms=3000)
+    sink = KafkaSink("out", real_kafka.bootstrap, max_bytes=8 << 20, options={"request_timeout_ms": 3000})
     await sink.start()
     with pytest.raises(
         PublishRefused, match="4000000 bytes as too large"
@@ -166,7 +166,7 @@ async def test_broker_gone_and_back(real_kafka: RealKafka, topic: str) -> None:
     await asyncio.to_thread(real_kafka.server.stop)
     waiting = asyncio.ensure_future(publish(sink, topic, 100, 200))
     more = asyncio.ensure_future(take(source, 100, timeout_s=90))
-    await eventually(lambda: sink.state is State.DOWN and source.state is State.DOWN)
+    await eventually(lambda: sink.connection.state is State.DOWN and source.connection.state is State.DOWN)
     assert not waiting.done()
     await asyncio.to_thread(real_kafka.server.start)
     await waiting

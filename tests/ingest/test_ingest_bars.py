@@ -46,7 +46,6 @@ def trades(items: list[tuple[int, Tick]]) -> Records:
             tick.ts_event,
             received,
             values,
-            partition=session,
             offset=offset,
             gap=tick.gap_before and tick.says_gap,
         )
@@ -117,17 +116,12 @@ def test_newest_tick_and_its_wait_are_those_of_the_last_arrival() -> None:
     records = np.zeros(2, RECORD)
     records["kind"] = TRADE
     records["ts_event"], records["ts_recv"], records["ts_ring"] = (150, 120), (1000, 1001), (40, 45)
-    records["a"], records["partition"], records["offset"] = 5, 3, (10, 11)
+    records["a"], records["offset"] = 5, (10, 11)
     builder.update(records[:1], 50)
     builder.update(records[1:], 60)
     (bar,) = builder.flush()
-    assert (bar["ts_last_event"], bar["ts_recv"], bar["ts_ring"], bar["ring_wait"]) == (150, 1001, 45, 15)
-    assert (bar["partition"], bar["first_offset"], bar["last_offset"], bar["low_watermark"]) == (
-        3,
-        10,
-        11,
-        12,
-    )
+    assert (bar["ts_last_event"], bar["ts_ring"], bar["ring_wait"]) == (150, 45, 15)
+    assert (bar["first_offset"], bar["last_offset"], bar["low_watermark"]) == (10, 11, 12)
 
 
 def test_quotes_make_bars_of_the_mid_without_volume() -> None:
@@ -143,7 +137,7 @@ def test_quotes_make_bars_of_the_mid_without_volume() -> None:
 def test_ready_made_bars_pass_through_and_old_ones_are_late() -> None:
     writer = RecordWriter(4)
     for offset, (opened, received) in enumerate([(60, 70), (120, 110), (120, 130), (60, 130)]):
-        writer.add(READY, 0, opened, received, (1, 4, 1, 2, 9), x=60, partition=1, offset=offset)
+        writer.add(READY, 0, opened, received, (1, 4, 1, 2, 9), x=60, offset=offset)
     builder = BarBuilder(1, BarPolicy(10, empty="fill"))
     builder.mark_gap([0])
     bars = builder.update(writer.records, 0)
@@ -153,15 +147,13 @@ def test_ready_made_bars_pass_through_and_old_ones_are_late() -> None:
     assert len(builder.flush()) == 0
 
 
-@pytest.mark.parametrize(
-    ("source_kind", "n_ticks", "ignored"), [("auto", 1, 2), ("trade", 2, 1), ("quote", 1, 2)]
-)
-def test_one_kind_makes_a_sessions_bars(source_kind: str, n_ticks: int, ignored: int) -> None:
-    builder = BarBuilder(1, BarPolicy(100, source_kind=source_kind))  # type: ignore[arg-type]  # parametrised
-    feed(builder, 1, kind=QUOTE)
-    feed(builder, 2, 3)
+@pytest.mark.parametrize(("first", "other"), [(QUOTE, TRADE), (TRADE, QUOTE)])
+def test_the_first_record_decides_what_makes_a_sessions_bars(first: int, other: int) -> None:
+    builder = BarBuilder(1, BarPolicy(100))
+    feed(builder, 1, kind=first)
+    feed(builder, 2, 3, kind=other)
     (bar,) = builder.flush()
-    assert (int(bar["n_ticks"]), builder.ignored) == (n_ticks, [ignored])
+    assert (int(bar["n_ticks"]), builder.ignored) == (1, [2])
 
 
 def test_idle_sessions_are_closed_by_the_wall_clock_and_their_stragglers_are_late() -> None:

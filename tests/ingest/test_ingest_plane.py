@@ -11,14 +11,14 @@ import pytest
 import ingest
 from ingest.bars import EMPTY, GAP, BarBuilder, BarPolicy
 from ingest.lines import LineSpec
-from ingest.plane import DataPlane, SessionSpec, SourceRing, TapeRecord
+from ingest.plane import DataPlane, SessionSpec, TapeRecord
 from ingest.record import RECORD, TRADE, Records, RecordWriter
 from ingest.ring import Mode, Ring
 from ingest.tokens import Tokeniser
 from metrics.store import MetricStore
 
 SECOND = 1_000_000_000
-LABELS = {"session": ["btc", "spx", "eur"], "source": ["ticks", "quotes"]}
+LABELS = {"session": ["btc", "spx", "eur"], "source": ["ticks"]}
 STAGE = "foretick_stage_seconds"
 
 
@@ -30,28 +30,29 @@ def packed(*items: tuple[int, int, int, int]) -> Records:
     writer = RecordWriter(len(items))
     for session, moment, price, offset in items:
         values = (price, SECOND, 0, 0, 0)
-        writer.add(TRADE, session, moment, moment, values, partition=session, offset=offset)
+        writer.add(TRADE, session, moment, moment, values, offset=offset)
     return writer.records
 
 
 class Harness:
-    """A plane of three sessions on two rings, whose clock and engine the test moves by hand."""
+    """A plane of three sessions on a ring, whose clock and engine the test moves by hand."""
 
     def __init__(self, mode: Mode, policy: BarPolicy, idle_close_ns: int = 0, capacity: int = 16) -> None:
         self.now = 1000
         self.ready = True
         self.seen: list[tuple[int, TapeRecord]] = []
         self.metrics = MetricStore.local(LABELS)
-        self.rings = [Ring.create(capacity, mode, clock=lambda: self.now) for _ in LABELS["source"]]
+        self.ring = Ring.create(capacity, mode, clock=lambda: self.now)
         self.builder = BarBuilder(3, policy)
         self.plane = DataPlane(
-            [SourceRing(name, ring) for name, ring in zip(LABELS["source"], self.rings, strict=True)],
+            self.ring,
+            "ticks",
             self.builder,
             Tokeniser(lambda text: list(map(ord, text))),
             [
-                SessionSpec("btc", "ticks", LineSpec(2, 0)),
-                SessionSpec("spx", "ticks", LineSpec(0, 0)),
-                SessionSpec("eur", "quotes", LineSpec(1, 1)),
+                SessionSpec("btc", LineSpec(2, 0)),
+                SessionSpec("spx", LineSpec(0, 0)),
+                SessionSpec("eur", LineSpec(1, 1)),
             ],
             self.submit,
             self.metrics,
@@ -83,17 +84,16 @@ def make() -> Iterator[Make]:
 
     yield build
     for harness in made:
-        for ring in harness.rings:
-            ring.close()
-            ring.unlink()
+        harness.ring.close()
+        harness.ring.unlink()
 
 
 def test_ticks_become_lines_of_their_session(make: Make) -> None:
     harness = make()
-    harness.rings[0].push(
+    harness.ring.push(
         packed(trade(0, 1, 10), trade(1, 1, 5000), trade(0, 1.5, 12), trade(0, 2, 11), trade(1, 3, 5001))
     )
-    harness.rings[1].push(packed(trade(2, 5, 1), trade(2, 6, 2)))
+    harness.ring.push(packed(trade(2, 5, 1), trade(2, 6, 2)))
     assert harness.plane.step() == 7
     assert harness.texts(0) == ["000001,10.00,12.00,10.00,12.00,2\n"]
     assert harness.texts(1) == ["000001,5000,5000,5000,5000,1\n"]
@@ -107,19 +107,14 @@ def test_ticks_become_lines_of_their_session(make: Make) -> None:
 
 def test_a_tape_record_says_where_it_comes_from_and_how_long_it_took(make: Make) -> None:
     harness = make()
-    harness.rings[0].push(packed(trade(1, 1, 10, 70), trade(1, 1.25, 10, 71), trade(1, 2, 11, 72)))
+    harness.ring.push(packed(trade(1, 1, 10, 70), trade(1, 1.25, 10, 71), trade(1, 2, 11, 72)))
     harness.now = 3000
     harness.plane.step()
     ((session, record),) = harness.seen
     assert session == 1
-    assert (record.partition, record.first_offset, record.last_offset, record.low_watermark) == (
-        1,
-        70,
-        71,
-        72,
-    )
-    assert (record.ts_last_event, record.ts_recv) == (1_250_000_000, 1_250_000_000)
-    assert (record.ts_ring, record.ring_wait_ns, record.n_bars, record.flags) == (1000, 2000, 1, 0)
+    assert (record.first_offset, record.last_offset, record.low_watermark) == (70, 71, 72)
+    assert record.ts_last_event == 1_250_000_000
+    assert (record.ts_ring, record.ring_wait_ns, record.flags) == (1000, 2000, 0)
     metrics = harness.metrics
     assert metrics.count(STAGE, stage="ring_wait") == 3
     assert metrics.quantile(STAGE, 0.5, stage="ring_wait") == pytest.approx(2e-6, rel=1 / 32)
@@ -130,38 +125,35 @@ def test_stage_times_are_taken_from_the_clock(make: Make) -> None:
     harness = make()
     ticking = iter(range(0, 10**9, 5000))
     harness.plane._clock = lambda: next(ticking)
-    harness.rings[0].push(packed(trade(0, 1, 10), trade(0, 2, 10)))
+    harness.ring.push(packed(trade(0, 1, 10), trade(0, 2, 10)))
     harness.plane.step()
     ((_, record),) = harness.seen
     assert (record.bars_ns, record.tokenise_ns) == (5000, 5000)
 
 
-def test_ring_loss_flags_the_next_bar_of_every_session_of_that_source_only(make: Make) -> None:
+def test_ring_loss_flags_the_next_bar_of_every_session(make: Make) -> None:
     harness = make("overwrite")
-    harness.rings[0].push(packed(trade(0, 1, 10), trade(1, 1, 10)))
+    harness.ring.push(packed(trade(0, 1, 10), trade(1, 1, 10)))
     harness.plane.step()
     # Twenty records into sixteen slots: the oldest are gone when the plane comes back.
     burst = [trade(0, 2 + i / 100, 10) for i in range(18)] + [trade(0, 3, 10), trade(1, 3, 10)]
-    harness.rings[0].push(packed(*burst))
-    harness.rings[1].push(packed(trade(2, 1, 1), trade(2, 2, 1)))
+    harness.ring.push(packed(*burst))
     harness.plane.step()
-    harness.rings[0].push(packed(trade(0, 4, 10), trade(0, 5, 10), trade(1, 5, 10), trade(1, 6, 10)))
+    harness.ring.push(packed(trade(0, 4, 10), trade(0, 5, 10), trade(1, 5, 10), trade(1, 6, 10)))
     harness.plane.step()
     # The bars open at the loss (second 1) may miss ticks, and so may the bar of the next record.
     assert harness.flags(0) == [GAP, GAP, 0, 0]
     assert harness.flags(1) == [GAP, GAP, 0]
-    assert harness.flags(2) == [0]
-    lost = harness.rings[0].lost
+    lost = harness.ring.lost
     assert lost >= 4
     assert harness.metrics.value("foretick_ring_dropped_total", source="ticks") == lost
-    assert harness.metrics.value("foretick_ring_dropped_total", source="quotes") == 0
 
 
 def test_intervals_emptied_by_a_loss_are_flagged_too(make: Make) -> None:
     harness = make("overwrite", BarPolicy(SECOND, empty="fill"))
-    harness.rings[0].push(packed(trade(0, 1, 10), trade(0, 2, 10)))
+    harness.ring.push(packed(trade(0, 1, 10), trade(0, 2, 10)))
     harness.plane.step()
-    harness.rings[0].push(packed(*[trade(0, 3, 10)] * 4, *[trade(0, 5, 10)] * 14, trade(0, 6, 10)))
+    harness.ring.push(packed(*[trade(0, 3, 10)] * 4, *[trade(0, 5, 10)] * 14, trade(0, 6, 10)))
     harness.plane.step()
     assert harness.flags(0) == [0, GAP, *[GAP | EMPTY] * 2, GAP]
 
@@ -169,15 +161,14 @@ def test_intervals_emptied_by_a_loss_are_flagged_too(make: Make) -> None:
 def test_a_new_plane_on_an_old_ring_counts_only_new_loss(make: Make) -> None:
     harness = make("overwrite")
     for _ in range(2):
-        harness.rings[0].push(packed(*[trade(0, 1, 10)] * 16))
+        harness.ring.push(packed(*[trade(0, 1, 10)] * 16))
     out = np.zeros(16, RECORD)
-    harness.rings[0].pop(out)
-    assert harness.rings[0].lost > 0
+    harness.ring.pop(out)
+    assert harness.ring.lost > 0
     metrics = MetricStore.local(LABELS)
-    sources = [SourceRing("ticks", harness.rings[0])]
-    tokeniser = Tokeniser(lambda text: list(map(ord, text)))
-    spec = SessionSpec("btc", "ticks")
-    plane = DataPlane(sources, BarBuilder(1, BarPolicy(SECOND)), tokeniser, [spec], harness.submit, metrics)
+    builder, tokeniser = BarBuilder(1, BarPolicy(SECOND)), Tokeniser(lambda text: list(map(ord, text)))
+    specs = [SessionSpec("btc")]
+    plane = DataPlane(harness.ring, "ticks", builder, tokeniser, specs, harness.submit, metrics)
     plane.step()
     assert metrics.value("foretick_ring_dropped_total", source="ticks") == 0
 
@@ -185,7 +176,7 @@ def test_a_new_plane_on_an_old_ring_counts_only_new_loss(make: Make) -> None:
 def test_late_and_out_of_order_ticks(make: Make) -> None:
     harness = make(policy=BarPolicy(SECOND, lateness_ns=SECOND))
     moments = (1.5, 2.1, 1.2, 3.0, 1.9, 2.9, 5.0)
-    harness.rings[0].push(packed(*(trade(0, moment, i + 1) for i, moment in enumerate(moments))))
+    harness.ring.push(packed(*(trade(0, moment, i + 1) for i, moment in enumerate(moments))))
     harness.plane.step()
     # 1.2 comes behind 2.1 and opens its bar; 1.9 comes when 3.0 has moved the watermark past its end.
     assert harness.texts(0) == [
@@ -199,7 +190,7 @@ def test_late_and_out_of_order_ticks(make: Make) -> None:
 
 def test_silent_sessions_are_closed_after_the_wall_clock_limit(make: Make) -> None:
     harness = make(idle_close_ns=500)
-    harness.rings[0].push(packed(trade(0, 1, 10)))
+    harness.ring.push(packed(trade(0, 1, 10)))
     harness.plane.step()
     harness.now += 499
     harness.plane.step()
@@ -213,13 +204,13 @@ def test_back_pressure_reaches_the_writer_and_loses_nothing(make: Make) -> None:
     harness = make()
     harness.ready = False
     burst = packed(*(trade(0, i, 1) for i in range(20)))
-    assert harness.rings[0].push(burst) == 16
+    assert harness.ring.push(burst) == 16
     assert harness.plane.step() == 0
-    assert harness.rings[0].push(burst[16:]) == 0
+    assert harness.ring.push(burst[16:]) == 0
     harness.ready = True
     assert harness.plane.step() == 16
     assert harness.metrics.value("foretick_ring_fill_ratio", source="ticks") == 1.0
-    assert harness.rings[0].push(burst[16:]) == 4
+    assert harness.ring.push(burst[16:]) == 4
     harness.plane.step()
     harness.plane.flush()
     assert len(harness.texts(0)) == 20
@@ -232,7 +223,7 @@ def test_run_serves_until_stopped_and_an_engine_error_leaves_it(make: Make) -> N
     harness.plane._submit = lambda session, records: served.set()
     thread = threading.Thread(target=harness.plane.run, args=(stop,))
     thread.start()
-    harness.rings[1].push(packed(trade(2, 1, 1), trade(2, 2, 1)))
+    harness.ring.push(packed(trade(2, 1, 1), trade(2, 2, 1)))
     assert served.wait(10)
     stop.set()
     thread.join(10)
@@ -242,17 +233,9 @@ def test_run_serves_until_stopped_and_an_engine_error_leaves_it(make: Make) -> N
         raise RuntimeError("the engine is gone")
 
     harness.plane._submit = refuse
-    harness.rings[1].push(packed(trade(2, 3, 1), trade(2, 4, 1)))
+    harness.ring.push(packed(trade(2, 3, 1), trade(2, 4, 1)))
     with pytest.raises(RuntimeError, match="engine is gone"):
         harness.plane.run(threading.Event())
-
-
-def test_a_session_without_a_ring_is_refused() -> None:
-    spec = SessionSpec("btc", "nowhere")
-    tokeniser = Tokeniser(lambda text: list(map(ord, text)))
-    builder = BarBuilder(1, BarPolicy(SECOND))
-    with pytest.raises(ValueError, match="nowhere"):
-        DataPlane([], builder, tokeniser, [spec], lambda session, records: None, MetricStore.local(LABELS))
 
 
 def test_after_warm_up_the_first_tick_compiles_nothing(make: Make) -> None:
@@ -277,7 +260,7 @@ def test_after_warm_up_the_first_tick_compiles_nothing(make: Make) -> None:
     assert all(before)
     for mode in ("pause", "overwrite"):
         harness = make(mode)
-        harness.rings[0].push(packed(trade(0, 1, 1), trade(0, 2, 1)))
+        harness.ring.push(packed(trade(0, 1, 1), trade(0, 2, 1)))
         harness.plane.step()
         harness.plane.flush()
         assert len(harness.seen) == 2

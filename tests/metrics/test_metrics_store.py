@@ -64,7 +64,7 @@ def test_series_do_not_touch_each_other() -> None:
             assert store.count(name, **labels) == 1
             assert store.total_seconds(name, **labels) == pytest.approx(n * 1e-6)
         else:
-            scale = 1e9 if BY_NAME[name].kind == "counter" and BY_NAME[name].unit == "seconds" else 1
+            scale = 1e9 if BY_NAME[name].kind == "counter" and BY_NAME[name].in_seconds else 1
             assert store.value(name, **labels) == n / scale
     sizes = (math.prod(len(m.values.get(label) or LABELS[label]) for label in m.labels) for m in METRICS)
     assert len(expected) == sum(sizes)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from daemon.config.load import load_config
-from daemon.config.units import parse_duration
+from feeds.durations import parse_duration
 
 UNIT = Path(__file__).parents[2] / "systemd" / "foretick.service"
 COMMAND = "/opt/foretick/bin/foretick"

@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pytest
 
 from daemon.api.http import HttpServer
-from daemon.api.http_prompts import STATUS, PromptRoutes
+from daemon.api.http_prompts import STATUS, prompt_routes
 from daemon.api.messages import (
     Append,
     Close,
@@ -52,8 +52,6 @@ class Prompts:
             raise ZeroDivisionError("secret detail")
         return PromptReply(request.id, "p", len(request.text))
 
-    update = append
-
     async def finish(self, request: Finish) -> FinishReply:
         self.asked.append(request)
         return FinishReply(request.id, "p", "YES", None, 0.5, True, 3, 1, 0, 0, 0, 0, 7, {"step": 5})
@@ -74,7 +72,7 @@ def prompts() -> Prompts:
 
 @pytest.fixture
 async def server(prompts) -> AsyncIterator[HttpServer]:
-    routes = PromptRoutes(Queries(None, prompts, 0.2).answer, max_bytes=200).routes
+    routes = prompt_routes(Queries(None, prompts, 0.2).answer, max_bytes=200)
     made = HttpServer(lambda: b"", list, more=routes)
     await made.start(Tasks())
     yield made
@@ -186,7 +184,7 @@ async def test_a_page_in_a_browser_here_cannot_send_one(server, prompts, headers
 
 async def test_another_machine_is_turned_away(prompts):
     scope = {"client": ("203.0.113.7", 5)}
-    server = HttpServer(lambda: b"", list, more=PromptRoutes(Queries(None, prompts, 1.0).answer).routes)
+    server = HttpServer(lambda: b"", list, more=prompt_routes(Queries(None, prompts, 1.0).answer))
     application = server._application()
 
     async def from_afar(inner: Any, receive: Any, send: Any) -> None:

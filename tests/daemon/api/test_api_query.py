@@ -124,8 +124,6 @@ class Prompts:
         self.asked.append(request)
         return PromptReply(request.id, request.prompt, len(request.text))
 
-    update = append
-
     async def finish(self, request: Finish) -> FinishReply:
         self.asked.append(request)
         if request.prompt != "p":

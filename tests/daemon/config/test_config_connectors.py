@@ -10,7 +10,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from feeds.connector import BadSetting, Finding, SourceConnector
+from feeds.connector import SettingError, Finding, SourceConnector
 
 
 class PipeConnector(SourceConnector, frozen=True):
@@ -25,7 +25,7 @@ class PipeConnector(SourceConnector, frozen=True):
         yield Finding("path", "no such pipe", ok=False)
 
     def open(self, name, stop_timeout_s):
-        raise BadSetting("path", f"{name} cannot be opened")
+        raise SettingError("path", f"{name} cannot be opened")
 
 
 SOURCE = PipeConnector
@@ -42,7 +42,7 @@ spec.loader.exec_module(package)
 from daemon.config.checks import connectors_of, exposure_warnings
 from daemon.config.load import ConfigError, load_config
 from daemon.config.reference import configuration_reference
-from daemon.engine.spec import SettingError
+from feeds.connector import SettingError
 from daemon.front.connectors import make_source
 
 session = [{"name": "a", "symbol": "V:A"}]

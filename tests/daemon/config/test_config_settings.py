@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from daemon.config.checks import exposure_warnings
 from daemon.config.load import POLICIES, ConfigError, load_config
 from daemon.config.reference import configuration_reference
-from daemon.config.units import Duration, parse_duration
 from daemon.engine.build import costs_of, limits_of
-from daemon.engine.spec import SettingError
+from feeds.connector import SettingError
+from feeds.durations import Duration, parse_duration
 from feeds.timestamps import Instant, parse_instant
 from scheduler.policies import NAMES, Ordering
 from scheduler.types import Limits

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from daemon.config.schema import Config, PoolConfig
-from daemon.config.units import Duration
 from daemon.engine.maintenance import AUDIT_NS, Maintenance, Tiers, identity_of, tiers_of
 from daemon.engine.metrics import MemoryMetrics
-from daemon.engine.spec import SettingError
 from engine.engine import Engine
 from engine.step import Chunk
+from feeds.connector import SettingError
+from feeds.durations import Duration
 from metrics.store import MetricStore
 from regions.tape import Retention, Tape
 from tests.engine.oracle import tiny

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from daemon.front.delivery import Delivery, Outcome, Route
+from daemon.front.delivery import Delivery, Outcome
 from daemon.supervision import Tasks
+from feeds.connector import Route
 from feeds.messages import DataUpdated
 from tests.e2e.support import MemorySink, until
 

@@ -89,7 +89,7 @@ async def test_a_prompt_from_its_opening_to_its_answer(rig):
     assert (opened.id, opened.prompt_tokens) == (5, 3)
     prompt = opened.prompt
     assert (await rig.prompts.append(Append(6, prompt, "defg"))).prompt_tokens == 4
-    assert (await rig.prompts.update(Update(7, prompt, "h"))).prompt_tokens == 1
+    assert (await rig.prompts.append(Update(7, prompt, "h"))).prompt_tokens == 1
     finishing = await rig.later(rig.prompts.finish(Finish(8, prompt)))
     assert rig.sent == [
         protocol.OpenPrompt(prompt, Open(5, "abc", 8, ("A", "B"), 0.5)),

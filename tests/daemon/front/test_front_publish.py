@@ -9,12 +9,13 @@ import pytest
 
 from daemon import protocol
 from daemon.config.schema import Config
-from daemon.config.units import Duration
-from daemon.front.delivery import BACKLOG, Route
+from daemon.front.delivery import BACKLOG
 from daemon.front.offsets import OffsetTracker
 from daemon.front.publish import Publisher
 from daemon.front.sessions import Sessions
 from daemon.supervision import Tasks
+from feeds.connector import Route
+from feeds.durations import Duration
 from feeds.messages import Answer, DataUpdated, DeadLetter, InputRange, Latency
 from flash.questions import PAPER_SIX
 from metrics.catalogue import FAILURES

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Callable, Mapping
 import pytest
 
 from daemon import protocol
-from daemon.front.delivery import Route
 from daemon.front.server import Front
 from daemon.front.wiring import make_front
+from feeds.connector import Route
 from feeds.source import CommitFailed, Partition
 from flash.questions import PAPER_SIX
 from tests.daemon.engine_events import answered

@@ -215,6 +215,14 @@ async def test_latest_answers_of_all_questions_or_of_one(rig):
         await rig.sessions.answers(Answers(1, "aaa", "weather"))
 
 
+async def test_the_newest_answer_is_the_last_one_of_the_highest_version(rig):
+    for version, text in [(2, "two"), (3, "three"), (1, "one"), (3, "three again"), (2, "two again")]:
+        rig.answered(version, text=text)
+    found = await rig.sessions.answers(Answers(1, "aaa"))
+    assert {(a.data_version, a.text) for a in found.answers} == {(3, "three again")}
+    assert (await rig.sessions.answers(Answers(1, "bbb"))).answers == ()
+
+
 async def test_waiting_for_a_version_ends_when_all_answers_are_of_it_or_newer(rig):
     rig.committed(1)
     rig.answered(1)

@@ -1,4 +1,4 @@
-"""Durations as people write them in a configuration file, kept as integer nanoseconds."""
+"""Durations as people write them in a file, kept as integer nanoseconds."""
 
 from __future__ import annotations
 
