@@ -42,9 +42,9 @@ def _add(suite: str, about: str, *own: click.Option) -> None:
 def _run(suite: str, parts: tuple[str, ...], json_file: Path | None, **options: Any) -> None:
     """Measure and print."""
     from bench.render import page
-    from bench.run import MeasurementFailed, Run, run
+    from bench.run import MeasurementFailed, SuiteRun, run
 
-    settings = Run(say=partial(click.echo, err=True), **options)
+    settings = SuiteRun(say=partial(click.echo, err=True), **options)
     arguments = sys.argv[1:] if sys.argv[1:2] == ["bench"] else ["bench", *sys.argv[1:]]  # `python -m bench`
     command = " ".join(["foretick", *arguments])
     try:

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from bench.engine.contenders import append, read
 from bench.engine.floor import Floors, LimitsProbe, seconds
 from bench.figures import Figure, Goal, Setting, latency, quantiles
-from bench.run import MeasurementFailed, Run, timed
+from bench.run import MeasurementFailed, SuiteRun, timed
 from daemon.cli.profile import by_size, file_name, ladder_for, model_of
 from engine.attention.base import LayerCall
 from engine.attention.metadata import AttentionMetadata, Packed
@@ -60,7 +60,7 @@ _ASKING, _CURVES = "Questions", "Recompute and swap"
 
 
 @dataclass(frozen=True)
-class Plan:
+class GpuPlan:
     """What one run measures. Tokens everywhere; ``repeats``: of a question, ``answer``: tokens decoded.
 
     ``eager_repeats``: of a question while passes are not captured, for comparison: it takes longest.
@@ -88,8 +88,8 @@ class Plan:
         return max(tape, max(self.curve)) + 1024
 
 
-FULL = Plan("Llama-3.1-8B shape, random weights", LLAMA_8B)
-QUICK = Plan(
+FULL = GpuPlan("Llama-3.1-8B shape, random weights", LLAMA_8B)
+QUICK = GpuPlan(
     "tiny", TINY, context=300, update=40, question=8, answer=4, repeats=3, standing=5, curve=(64, 128, 256),
     chunk=128, copy_bytes=1 << 20, matrix=128,
 )  # fmt: skip
@@ -109,7 +109,7 @@ def random_model(shape: dict[str, Any], device: str) -> LoadedModel:
 class Bench:
     """One engine, its tape filled up to the plan's context."""
 
-    def __init__(self, plan: Plan, device: str) -> None:
+    def __init__(self, plan: GpuPlan, device: str) -> None:
         self.plan = plan
         self.loaded = random_model(plan.shape, device)
         blocks = -(-plan.pool_tokens // _BLOCK)
@@ -144,7 +144,7 @@ class Bench:
         return first, steps
 
 
-def measure(run: Run) -> Iterator[Figure]:
+def measure(run: SuiteRun) -> Iterator[Figure]:
     """Random weights. *Memory floor*: bytes of weights and KV over the bandwidth of a large copy; *matrix
     floor*: arithmetic over the rate of a large matrix product; both measured in the same run.
     """

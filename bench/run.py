@@ -28,7 +28,7 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True)
-class Run:
+class SuiteRun:
     """How the parts are to be measured. ``quick``: in small sizes, to see that it works.
 
     ``say`` tells what is under way; ``models``: those of the stream suite's questions; ``device`` and
@@ -47,11 +47,11 @@ class MeasurementFailed(RuntimeError):
     """What was measured is not what it should have been, or could not be measured: there are no figures."""
 
 
-Measure = Callable[[Run], Iterator[Figure]]
+Measure = Callable[[SuiteRun], Iterator[Figure]]
 
 
 def run(
-    name: str, command: str, run: Run, parts: Collection[str] = (), json_file: Path | None = None
+    name: str, command: str, run: SuiteRun, parts: Collection[str] = (), json_file: Path | None = None
 ) -> Suite:
     """Measure ``parts`` (all when empty) of a suite.
 
@@ -68,7 +68,7 @@ def run(
     return found
 
 
-def measure(suite: str, name: str, command: str, run: Run) -> Part:
+def measure(suite: str, name: str, command: str, run: SuiteRun) -> Part:
     """One part; what its function says of itself is what its page says."""
     started, load = datetime.now(UTC), os.getloadavg()[0]
     where, title = SUITES[suite][name]

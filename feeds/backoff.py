@@ -5,7 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from feeds.source import State
+from feeds.source import ConnectionState
 
 Sleep = Callable[[float], Awaitable[None]]
 """Takes seconds; tests pass one that does not wait."""
@@ -38,7 +38,7 @@ class Connection:
     """A connection's state and its count of retries; every change is logged once."""
 
     def __init__(self, name: str, peer: str, log: logging.Logger, sleep: Sleep = asyncio.sleep) -> None:
-        self.state = State.STOPPED
+        self.state = ConnectionState.STOPPED
         self.retries = 0
         self._name = name
         self._peer = peer
@@ -48,21 +48,21 @@ class Connection:
 
     def connecting(self) -> None:
         """A first attempt begins."""
-        self._move(State.CONNECTING, logging.INFO, "connecting to %s", self._peer)
+        self._move(ConnectionState.CONNECTING, logging.INFO, "connecting to %s", self._peer)
 
     def up(self) -> None:
         """The peer answers."""
         self._attempt = 0
-        self._move(State.UP, logging.INFO, "connected to %s", self._peer)
+        self._move(ConnectionState.UP, logging.INFO, "connected to %s", self._peer)
 
     def down(self, why: object) -> None:
         """The peer does not answer; retries go on."""
         message = "%s does not answer, retrying every %g s at most: %s"
-        self._move(State.DOWN, logging.WARNING, message, self._peer, CAP_S, why)
+        self._move(ConnectionState.DOWN, logging.WARNING, message, self._peer, CAP_S, why)
 
     def stopped(self) -> None:
         """The connection was closed on purpose."""
-        self._move(State.STOPPED, logging.INFO, "closed %s", self._peer)
+        self._move(ConnectionState.STOPPED, logging.INFO, "closed %s", self._peer)
 
     async def wait_before_retry(self, why: object) -> None:
         """Report the failure, count a retry and sleep for its backoff."""
@@ -71,7 +71,7 @@ class Connection:
         attempt, self._attempt = self._attempt, self._attempt + 1
         await self._sleep(delay_s(attempt))
 
-    def _move(self, state: State, level: int, message: str, *values: object) -> None:
+    def _move(self, state: ConnectionState, level: int, message: str, *values: object) -> None:
         if state is not self.state:
             self.state = state
             self._log.log(level, "%s: " + message, self._name, *values)

@@ -10,7 +10,7 @@ from feeds.codec import MalformedRecord, encode, make_headers
 from feeds.file_format import FileFormat
 from feeds.messages import AnyRecord
 from feeds.replay import read_records
-from feeds.source import Incoming, Kind, Partition, State
+from feeds.source import ConnectionState, Incoming, Kind, Partition
 
 NAP_S = 0.2
 """Longest single sleep: stop and pause take effect within it."""
@@ -44,7 +44,7 @@ class ReplaySource:
         if speed < 0:
             raise ValueError(f"speed must not be negative, got {speed}")
         self.name = name
-        self.state = State.STOPPED
+        self.state = ConnectionState.STOPPED
         self.malformed = 0
         self._path = Path(path)
         self._form = form
@@ -61,7 +61,7 @@ class ReplaySource:
     async def start(self) -> None:
         """Check that the file can be read. Raises OSError."""
         with self._path.open("rb"):
-            self.state = State.UP
+            self.state = ConnectionState.UP
 
     async def batches(self) -> AsyncGenerator[list[Incoming], None]:
         """Records as they fall due, up to ``max_records`` at a time, to the end of the file or ``stop``."""
@@ -75,7 +75,7 @@ class ReplaySource:
             if not await self._reach(record.ts_event):
                 return
             batch.append(self._incoming(record))
-        if batch and self.state is State.UP:
+        if batch and self.state is ConnectionState.UP:
             yield batch
 
     def pause(self) -> None:
@@ -91,7 +91,7 @@ class ReplaySource:
 
     async def stop(self) -> None:
         """End ``batches`` within ``NAP_S``."""
-        self.state = State.STOPPED
+        self.state = ConnectionState.STOPPED
         self._running.set()
 
     def _records(self) -> Iterator[AnyRecord]:
@@ -113,11 +113,11 @@ class ReplaySource:
 
     async def _reach(self, event_ns: int) -> bool:
         """Wait until that event time is due and nothing is paused; False when the source was stopped."""
-        while self.state is State.UP:
+        while self.state is ConnectionState.UP:
             await self._running.wait()
             due_in = self._due_in_s(event_ns)
             if due_in <= 0:
-                return self.state is State.UP
+                return self.state is ConnectionState.UP
             await self._sleep(min(due_in, NAP_S))
         return False
 

@@ -13,7 +13,7 @@ Partition = tuple[str, int]
 """A topic and a partition number."""
 
 
-class State(StrEnum):
+class ConnectionState(StrEnum):
     """Where a connection stands."""
 
     STOPPED = "stopped"

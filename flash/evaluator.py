@@ -17,10 +17,12 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from flash.registry import Registry, Standing
+from regions.ephemeral import Fork
+from regions.tape import Tape
 from scheduler.request import Event, Failure, Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
 from scheduler.tapes import Records
-from scheduler.types import PriorityClass, Reader, Tape
+from scheduler.types import PriorityClass
 
 P = TypeVar("P")
 """What a record's owner wants back."""
@@ -67,7 +69,7 @@ class _Evaluation:
     """All standing questions of a session at one version."""
 
     version: int
-    forks: list[tuple[Standing, Reader]]
+    forks: list[tuple[Standing, Fork]]
     payloads: tuple[Any, ...]
     gap: bool
     requests: list[Request] = field(default_factory=list)

@@ -12,11 +12,12 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from regions.block_pool import BlockPool
 from scheduler.planner import Entry, Plan
 from scheduler.queues import Queues
 from scheduler.request import Failure, Request
-from scheduler.tapes import Append
-from scheduler.types import Costs, Eviction, Memory, Work
+from scheduler.tapes import TapeAppend
+from scheduler.types import Costs, Eviction, Work
 
 Preempt = Callable[[Request, Work], None]
 """Preempt a request (the first) for other work, and queue it again."""
@@ -41,7 +42,7 @@ class Allocation:
         return bool(self.entries or self.failures or self.evicted or self.preempted)
 
 
-def allocate(plan: Plan, queues: Queues, memory: Memory, preempt: Preempt) -> Allocation:
+def allocate(plan: Plan, queues: Queues, memory: BlockPool, preempt: Preempt) -> Allocation:
     """Take blocks for the plan's entries in order.
 
     A request whose reader cannot be opened is failed with `open_failed`.
@@ -64,7 +65,7 @@ def prefers_swap(victim: Request, eviction: Eviction, costs: Costs | None) -> bo
 
 
 class _Allocator:
-    def __init__(self, plan: Plan, queues: Queues, memory: Memory, preempt: Preempt) -> None:
+    def __init__(self, plan: Plan, queues: Queues, memory: BlockPool, preempt: Preempt) -> None:
         self.plan, self.queues, self.memory, self.preempt = plan, queues, memory, preempt
         self.keys = {entry.work: queues.key(entry.work) for entry in plan.entries}
         """Of the planned, as it was planned: being preempted changes it."""
@@ -141,7 +142,7 @@ class _Allocator:
         n = bisect_right(range(1, entry.n + 1), free, key=lambda k: work.blocks_needed(k, size))
         return entry._replace(n=n) if n and work.allocate(n) else None
 
-    def _pinning(self, work: Request | Append) -> list[Request]:
+    def _pinning(self, work: Request | TapeAppend) -> list[Request]:
         """Requests below ``work`` with an open reader: those that lose nothing first, each from the tail."""
         key, key_of = self.keys[work], self.queues.key
         opened = (other for other in self.queues.requests.values() if other.reader is not None)

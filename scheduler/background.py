@@ -20,16 +20,16 @@ from typing import TYPE_CHECKING
 
 from engine.step import Chunk, Executor, OutOfMemory
 from regions.offload.store import NotResident
+from regions.tape import Tape
 from scheduler.observer import Observer
 from scheduler.request import Failure, Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
 from scheduler.tapes import Records
-from scheduler.types import PriorityClass, Tape
+from scheduler.types import PriorityClass
 
 if TYPE_CHECKING:
     from engine.divergence import Divergence, Probe
     from regions.ephemeral import Fork
-    from regions.tape import Tape as WindowTape
 
 log = logging.getLogger(__name__)
 
@@ -56,11 +56,11 @@ class Comparison:
     """Asks a session's standing questions of its carried and of a fresh state."""
 
     questions: Callable[[str], Sequence[Probe]]
-    probe: Callable[[WindowTape, Fork, Sequence[Probe]], Sequence[Divergence]]
+    probe: Callable[[Tape, Fork, Sequence[Probe]], Sequence[Divergence]]
     batch_tokens: int
     """Most tokens asked at a time."""
 
-    def run(self, tape: WindowTape, fresh: Fork) -> Sequence[Divergence]:
+    def run(self, tape: Tape, fresh: Fork) -> Sequence[Divergence]:
         """As many questions as fit in one batch; empty without memory for them."""
         questions = self.questions(tape.name)
         both = accumulate(2 * len(tokens) for tokens, _ in questions)
@@ -76,7 +76,7 @@ class Comparison:
 class _Window:
     """One session; times in ns of the refresher's clock."""
 
-    tape: WindowTape
+    tape: Tape
     policy: RefreshPolicy
     committed: int
     """When the newest version came."""
@@ -114,7 +114,7 @@ class Refresher:
         self,
         scheduler: Scheduler,
         executor: Executor,
-        sessions: Iterable[tuple[WindowTape, RefreshPolicy]],
+        sessions: Iterable[tuple[Tape, RefreshPolicy]],
         comparison: Comparison,
         observer: Observer,
         clock: Callable[[], int],
@@ -289,11 +289,10 @@ class Refresher:
 
 
 class Rebuilder:
-    """Prefills lost windows of ``tapes`` again when work waits for them. ``clock`` gives ns."""
+    """Prefills lost windows again when work waits for them. ``clock`` gives ns."""
 
-    def __init__(self, scheduler: Scheduler, tapes: Iterable[WindowTape], clock: Callable[[], int]) -> None:
+    def __init__(self, scheduler: Scheduler, clock: Callable[[], int]) -> None:
         self._scheduler, self._clock = scheduler, clock
-        self._tapes: dict[Tape, WindowTape] = {tape: tape for tape in tapes}
         self._running: set[Tape] = set()
         self._retry: dict[Tape, int] = {}  # not before so many ns
         scheduler.on_lost(self._wanted)
@@ -305,30 +304,29 @@ class Rebuilder:
 
     def _wanted(self, tape: Tape) -> None:
         """Work waits for ``tape``."""
-        window = self._tapes.get(tape)
-        if window is None or tape in self._running or self._clock() < self._retry.get(tape, 0):
+        if tape in self._running or self._clock() < self._retry.get(tape, 0):
             return
         self._retry.pop(tape, None)
-        fresh = window.fresh_window()
-        if not window.window:  # all of it was evicted since
-            window.rebuild(fresh)
+        fresh, window = tape.fresh_window(), tape.window
+        if not window:  # all of it was evicted since
+            tape.rebuild(fresh)
             return
-        log.warning("%s: its stored KV is lost; %d tokens are prefilled again", tape.name, len(window.window))
+        log.warning("%s: its stored KV is lost; %d tokens are prefilled again", tape.name, len(window))
         self._running.add(tape)
         self._scheduler.submit(
             Request(
                 RequestSpec(
                     cls=PriorityClass.SESSION,
                     session=tape.name,
-                    prompt=window.window,
+                    prompt=window,
                     max_tokens=0,
-                    on_done=partial(self._prefilled, window, fresh),
+                    on_done=partial(self._prefilled, tape, fresh),
                     reader=fresh,
                 )
             )
         )
 
-    def _prefilled(self, tape: WindowTape, fresh: Fork, request: Request) -> None:
+    def _prefilled(self, tape: Tape, fresh: Fork, request: Request) -> None:
         """Nothing was appended meanwhile: appends wait for a lost tape."""
         self._running.discard(tape)
         try:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Literal
 
+from regions.tape import Tape
 from scheduler.request import Event, Request
 from scheduler.tapes import Pending, Records
-from scheduler.types import Tape
 
 Change = Literal["extend", "replace", "finish"]
 """What may happen to a prompt that comes in pieces."""

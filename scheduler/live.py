@@ -7,13 +7,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
 
+from regions.block_pool import BlockPool
+from regions.tape import Tape
 from scheduler.inbox import AppendRecords, Cancel, ChangePrompt, Note, PromptTimeouts
 from scheduler.observer import Observer, WaitLedger
 from scheduler.planner import Entry, refusal
 from scheduler.queues import Queues
 from scheduler.request import Failure, Request, State
-from scheduler.tapes import Append, Records, TapeListener
-from scheduler.types import Limits, Memory, Tape
+from scheduler.tapes import Records, TapeAppend, TapeListener
+from scheduler.types import Limits
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +31,7 @@ class LiveWork:
     def __init__(
         self,
         queues: Queues,
-        memory: Memory,
+        memory: BlockPool,
         limits: Limits,
         clock: Callable[[], int],
         observer: Observer,
@@ -109,7 +111,7 @@ class LiveWork:
             message = f"a record has {max(len(r.tokens) for r in too_long)} tokens, an append holds {limit}"
             self.dropped(tape, too_long, Failure("too_long", message))
         if fitting:
-            append = self.queues.appends.setdefault(tape, Append(tape))
+            append = self.queues.appends.setdefault(tape, TapeAppend(tape))
             append.queue.extend(fitting)
             self.queues.update(append)
 
@@ -118,7 +120,7 @@ class LiveWork:
     def lose(self, entries: Sequence[Entry], failure: Failure) -> None:
         """A batch failed: its requests end, its records get one more chance."""
         for entry in entries:
-            if isinstance(entry.work, Append) and not entry.work.failures:
+            if isinstance(entry.work, TapeAppend) and not entry.work.failures:
                 entry.work.failures = 1
             else:
                 self.fail(entry, failure)
@@ -143,7 +145,7 @@ class LiveWork:
         self._observer.ended(request)
         call(partial(request.spec.on_done, request))
 
-    def take(self, append: Append, n: int) -> Records:
+    def take(self, append: TapeAppend, n: int) -> Records:
         """Remove the append's first records from its queue."""
         records = append.take(n)
         if append.queue:

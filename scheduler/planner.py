@@ -15,11 +15,13 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
+from regions.block_pool import BlockPool
+from regions.tape import Tape
 from scheduler.grouping import Grouping
 from scheduler.queues import Position, PreemptableBlocks, Queues
 from scheduler.request import Failure, Request, State
-from scheduler.tapes import Append
-from scheduler.types import Limits, Memory, PriorityClass, Tape
+from scheduler.tapes import TapeAppend
+from scheduler.types import Limits, PriorityClass
 
 POOL_SHARE = 4
 """In a batch with questions all prompts of POOL together get this part of the smallest chunk."""
@@ -32,7 +34,7 @@ class Entry(NamedTuple):
     ``drafts``: to be verified behind the `n` tokens.
     """
 
-    work: Request | Append
+    work: Request | TapeAppend
     n: int
     source: Request | None = None
     drafts: tuple[int, ...] = ()
@@ -58,7 +60,7 @@ class Plan:
 
 def plan(
     queues: Queues,
-    memory: Memory,
+    memory: BlockPool,
     limits: Limits,
     grouping: Grouping | None = None,
     *,
@@ -80,17 +82,17 @@ def adaptive_chunk(decodes: int, prefills: int, limits: Limits) -> int:
     return min(max(share, limits.chunk_min), limits.chunk_max)
 
 
-def cell_budget(memory: Memory, limits: Limits) -> int:
+def cell_budget(memory: BlockPool, limits: Limits) -> int:
     """Tokens that admitted requests may claim together (*Attention Once* section 3.7)."""
     return int(memory.total_blocks * memory.block_size * limits.cell_budget_fraction)
 
 
-def reserve(memory: Memory, limits: Limits) -> int:
+def reserve(memory: BlockPool, limits: Limits) -> int:
     """Blocks above the high-water mark, which running answers can still grow into (section 3.7)."""
     return memory.total_blocks - int(memory.total_blocks * limits.high_water)
 
 
-def refusal(request: Request, limits: Limits, memory: Memory) -> Failure | None:
+def refusal(request: Request, limits: Limits, memory: BlockPool) -> Failure | None:
     """Why the request, as it is by now, can never run; None if it can."""
     if request.prefill_only:
         return None
@@ -132,7 +134,7 @@ class _Planner:
     def __init__(
         self,
         queues: Queues,
-        memory: Memory,
+        memory: BlockPool,
         limits: Limits,
         grouping: Grouping | None,
         after_question: bool,
@@ -169,7 +171,7 @@ class _Planner:
             if not self.rows or not self.tokens:
                 self._note(work, "rows" if not self.rows else "tokens")
                 break
-            if isinstance(work, Append):
+            if isinstance(work, TapeAppend):
                 entry = self._append(work)
             else:
                 position = self.queues.position(work)
@@ -232,11 +234,11 @@ class _Planner:
         self.tokens -= tokens
         self.free -= blocks
 
-    def _note(self, work: Request | Append, reason: str) -> None:
+    def _note(self, work: Request | TapeAppend, reason: str) -> None:
         """Remember the first reason for which a class had to wait."""
         self.waits.setdefault(work.cls, reason)
 
-    def _restore(self, work: Request | Append, tape: Tape | None) -> None:
+    def _restore(self, work: Request | TapeAppend, tape: Tape | None) -> None:
         self._note(work, "restore")
         if tape is not None:
             self.lost[tape] = None
@@ -277,7 +279,7 @@ class _Planner:
             chunk = self.chunk
         return min(left, chunk, self.tokens)
 
-    def _append(self, append: Append) -> Entry | None:
+    def _append(self, append: TapeAppend) -> Entry | None:
         if append.lost:
             self._restore(append, append.tape)
             return None
@@ -291,7 +293,7 @@ class _Planner:
         self._spend(tokens, blocks)
         return Entry(append, n)
 
-    def _records(self, append: Append) -> tuple[int, int, int]:
+    def _records(self, append: TapeAppend) -> tuple[int, int, int]:
         """Whole records only; memory bounds them from the second on: eviction makes room for the first."""
         n = tokens = blocks = 0
         most = min(self.tokens, append.tape.append_tokens)
@@ -312,7 +314,7 @@ class _Planner:
             n, tokens, blocks = n + 1, after, need
         return n, tokens, blocks
 
-    def _preemptable(self, work: Request | Append, needed: int) -> int:
+    def _preemptable(self, work: Request | TapeAppend, needed: int) -> int:
         """Blocks that phase 2 may take for `work` from others, or enough of them."""
         if self.preemptable is None:
             self.preemptable = PreemptableBlocks(self.queues)

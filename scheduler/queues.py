@@ -16,11 +16,12 @@ from typing import Any, NamedTuple
 
 from sortedcontainers import SortedDict
 
+from regions.tape import Tape
 from scheduler.policies import Key, Policy, vllm
 from scheduler.prefix_queue import PrefixQueue
 from scheduler.request import Request, State
-from scheduler.tapes import Append
-from scheduler.types import PriorityClass, Tape, Work
+from scheduler.tapes import TapeAppend
+from scheduler.types import PriorityClass, Work
 
 SchedulingKey = tuple[int, int, Key]
 
@@ -66,7 +67,7 @@ class Queues:
     def __init__(self, policy: Policy = vllm, order: PrefixQueue | None = None) -> None:
         self.requests: dict[int, Request] = {}
         """Every live request, by number."""
-        self.appends: dict[Tape, Append] = {}
+        self.appends: dict[Tape, TapeAppend] = {}
         """The records that wait, by tape."""
         self.running: SortedDict[SchedulingKey, Request] = SortedDict()
         """Admitted requests: they hold memory, also when they have nothing to do."""
@@ -82,7 +83,7 @@ class Queues:
         """Of `running`: they wait for input."""
         self._ready: SortedDict[SchedulingKey, Request] = SortedDict()  # of `running`: with something to do
         self._waiting: SortedDict[SchedulingKey, Request] = SortedDict()
-        self._appends: SortedDict[SchedulingKey, Append] = SortedDict()
+        self._appends: SortedDict[SchedulingKey, TapeAppend] = SortedDict()
         self._positions: dict[Work, Position] = {}
         self._policy = policy
         self.order = order
@@ -95,7 +96,7 @@ class Queues:
         """Where work stands in the order of everything."""
         return self._positions[work].key
 
-    def update(self, work: Request | Append, *, prompt: bool = False) -> None:
+    def update(self, work: Request | TapeAppend, *, prompt: bool = False) -> None:
         """Put work where it belongs, new or changed; ``prompt``: its prompt is another one."""
         position, before = _position(work, self._policy), self._positions.get(work)
         self._positions[work] = position
@@ -114,7 +115,7 @@ class Queues:
         if prompt and self._ordered(position):
             self._insert(work, position)
 
-    def remove(self, work: Request | Append) -> None:
+    def remove(self, work: Request | TapeAppend) -> None:
         """Forget work that has ended. Idempotent."""
         before = self._positions.pop(work, None)
         if before is not None:
@@ -122,7 +123,7 @@ class Queues:
             self._count(work, before, -1)
             self._remove(work, before, admitted=False)
 
-    def walk(self, admitting: Callable[[], bool] = lambda: True) -> Iterator[Request | Append]:
+    def walk(self, admitting: Callable[[], bool] = lambda: True) -> Iterator[Request | TapeAppend]:
         """All that have something to do, in order. Once not ``admitting`` the waiting cost nothing."""
         runnable, admittable = self._runnable(), self._admittable()
         runs, waits = next(runnable, None), next(admittable, None)
@@ -138,7 +139,7 @@ class Queues:
         for _, work in runnable:
             yield work
 
-    def sorted_appends(self) -> list[Append]:
+    def sorted_appends(self) -> list[TapeAppend]:
         """All tapes with records to take, in order."""
         return list(self._appends.values())
 
@@ -174,9 +175,9 @@ class Queues:
         for key in self._waiting.irange(minimum=NEVER_ADMITTED):
             yield key, self._waiting[key]
 
-    def _runnable(self) -> Iterator[tuple[SchedulingKey, Request | Append]]:
+    def _runnable(self) -> Iterator[tuple[SchedulingKey, Request | TapeAppend]]:
         """Admitted requests with something to do, and tapes, in order."""
-        ready: Iterator[tuple[SchedulingKey, Request | Append]] = iter(self._ready.items())
+        ready: Iterator[tuple[SchedulingKey, Request | TapeAppend]] = iter(self._ready.items())
         return heapq.merge(ready, self._appends.items(), key=itemgetter(0)) if self._appends else ready
 
     def _count(self, work: Work, position: Position, sign: int) -> None:
@@ -263,8 +264,8 @@ class _RunningSum:
         return sums[bisect_left(keys, True, key=lambda other: not ahead(other, key))]
 
 
-def _position(work: Request | Append, policy: Policy) -> Position:
-    if isinstance(work, Append):
+def _position(work: Request | TapeAppend, policy: Policy) -> Position:
+    if isinstance(work, TapeAppend):
         at: SchedulingKey = (PRIORITIES[work.cls], 1, (work.seq,))
         if work.due:
             at = DUE, 0, (work.deadline or 0, work.seq)

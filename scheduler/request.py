@@ -12,7 +12,10 @@ from typing import cast
 
 from engine.seeding import Sampling, prompt_seed
 from engine.step import Chunk, SampledToken
-from scheduler.types import PriorityClass, PromptReader, Reader, Tape
+from regions.ephemeral import Fork
+from regions.prompt import StreamingPrompt
+from regions.tape import Tape
+from scheduler.types import PriorityClass
 
 
 class State(Enum):
@@ -73,8 +76,8 @@ class RequestSpec:
     max_tokens: int
     on_done: Callable[[Request], None]
     tape: Tape | None = None
-    reader: Reader | None = None
-    open_prompt: Callable[[], PromptReader] | None = None
+    reader: Fork | None = None
+    open_prompt: Callable[[], StreamingPrompt] | None = None
     stop_ids: frozenset[int] = frozenset()
     choices: tuple[int, ...] | None = None
     """Token ids the answer is one of; such a request ends after one token."""
@@ -116,7 +119,7 @@ class Request:
     """As it is by now."""
     complete: bool = field(init=False)
     """All of the prompt has come in."""
-    reader: Reader | None = field(init=False)
+    reader: Fork | None = field(init=False)
     id: int = 0
     """Sequence number, given at submit."""
     state: State = State.QUEUED
@@ -202,9 +205,9 @@ class Request:
         return self.spec.open_prompt is not None or (self.spec.tape is not None and not self.output)
 
     @property
-    def prompt_reader(self) -> PromptReader | None:
+    def prompt_reader(self) -> StreamingPrompt | None:
         """Its reader, if that reads a prompt of its own."""
-        return None if self.spec.open_prompt is None else cast("PromptReader | None", self.reader)
+        return None if self.spec.open_prompt is None else cast("StreamingPrompt | None", self.reader)
 
     @property
     def answer(self) -> list[int]:

@@ -16,6 +16,8 @@ from functools import partial
 from typing import cast
 
 from engine.step import Executor, OutOfMemory, SampledToken
+from regions.block_pool import BlockPool
+from regions.tape import Tape
 from regions.watch import PrefixWatch
 from scheduler.allocation import Allocation, allocate, prefers_swap
 from scheduler.grouping import Grouping
@@ -28,8 +30,8 @@ from scheduler.prefix_queue import waiting_order
 from scheduler.queues import Queues
 from scheduler.request import Event, Failure, Request, State
 from scheduler.speculation import Speculation
-from scheduler.tapes import Append, Records, TapeListener, due
-from scheduler.types import Costs, Limits, Memory, PriorityClass, Tape, Tier, Work
+from scheduler.tapes import Records, TapeAppend, TapeListener, due
+from scheduler.types import Costs, Limits, PriorityClass, Tier, Work
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +62,7 @@ class Scheduler:
     def __init__(
         self,
         executor: Executor,
-        memory: Memory,
+        memory: BlockPool,
         limits: Limits,
         clock: Callable[[], int],
         observer: Observer | None = None,
@@ -259,7 +261,7 @@ class Scheduler:
         now = self._clock()
         for entry in entries:
             work = entry.work
-            if isinstance(work, Append):
+            if isinstance(work, TapeAppend):
                 if not work.failures:
                     for pending, _ in zip(work.queue, range(entry.n), strict=False):
                         self._observer.queue_wait(work.cls, now - pending.queued_ns)
@@ -315,7 +317,7 @@ class Scheduler:
                 self._advance(entry.work, sampled, len(entry.drafts), executed.now)
         # Tapes last: whoever finished above did so at the version it read, and its successor sees the newest.
         for entry in executed.rows:
-            if isinstance(entry.work, Append):
+            if isinstance(entry.work, TapeAppend):
                 self._commit_records(entry.work, entry.n)
         for entry in executed.entries:
             if isinstance(entry.work, Request) and entry.work.id in self.queues.requests:
@@ -348,7 +350,7 @@ class Scheduler:
             if any(request.accept(each) for each in (*sampled.accepted, sampled)):
                 self._live.end(request, State.FINISHED)
 
-    def _commit_records(self, append: Append, n: int) -> None:
+    def _commit_records(self, append: TapeAppend, n: int) -> None:
         try:
             version = append.tape.commit(append.lengths(n), append.times(n))
         except Exception as error:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from regions.block_pool import BlockPool
 from scheduler.planner import Entry, reserve
 from scheduler.request import Request
-from scheduler.types import Limits, Memory
+from scheduler.types import Limits
 
 LENGTHS = (3, 2)
 """Tokens that must have occurred before, the longer first."""
@@ -66,7 +67,7 @@ class NgramProposer:
 class Speculation:
     """Gives running answers drafts, and remembers each request's tokens and how its drafts fared."""
 
-    def __init__(self, limits: Limits, memory: Memory) -> None:
+    def __init__(self, limits: Limits, memory: BlockPool) -> None:
         self._limits, self._memory = limits, memory
         self._reserve = reserve(memory, limits)
         self._proposers: dict[int, NgramProposer] = {}

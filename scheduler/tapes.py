@@ -20,25 +20,26 @@ from itertools import accumulate, islice
 from typing import Any, Generic, Protocol, TypeVar
 
 from engine.step import Chunk
+from regions.tape import Tape
 from scheduler.request import Failure
-from scheduler.types import Costs, Limits, PriorityClass, Tape
+from scheduler.types import Costs, Limits, PriorityClass
 
 P = TypeVar("P")
 
 
 @dataclass(frozen=True, slots=True)
-class Record(Generic[P]):
+class TapeItem(Generic[P]):
     """One indivisible piece of a tape (a bar) with whatever its owner wants back at commit.
 
     ``ts_event``: its event time, ns; needed when the tape keeps a span of event time.
     """
 
     tokens: Sequence[int]
-    payload: P = None  # type: ignore[assignment] # a record without a payload is a Record[None]
+    payload: P = None  # type: ignore[assignment] # a record without a payload is a TapeItem[None]
     ts_event: int = 0
 
 
-Records = Sequence[Record[Any]]
+Records = Sequence[TapeItem[Any]]
 
 
 class TapeListener(Protocol):
@@ -56,12 +57,12 @@ class Pending:
     """A record that waits for its batch."""
 
     seq: int
-    record: Record[Any]
+    record: TapeItem[Any]
     queued_ns: int
 
 
 @dataclass(eq=False, slots=True)
-class Append:
+class TapeAppend:
     """The records one tape still has to take, oldest first; a `Work` whose units are records."""
 
     tape: Tape
@@ -101,7 +102,7 @@ class Append:
         """Records that wait."""
         return len(self.queue)
 
-    def head(self, n: int) -> list[Record[Any]]:
+    def head(self, n: int) -> list[TapeItem[Any]]:
         """The ``n`` oldest records."""
         return [pending.record for pending in islice(self.queue, n)]
 
@@ -113,7 +114,7 @@ class Append:
         """Event time of each of the ``n`` oldest records, ns."""
         return [record.ts_event for record in self.head(n)]
 
-    def take(self, n: int) -> list[Record[Any]]:
+    def take(self, n: int) -> list[TapeItem[Any]]:
         """Remove the ``n`` oldest records from the queue."""
         self.failures, self.due = 0, False
         return [self.queue.popleft().record for _ in range(n)]
@@ -148,7 +149,7 @@ class Append:
         return Chunk(self.tape, [token for record in self.head(n) for token in record.tokens], sample=False)
 
 
-def due(appends: Iterable[Append], now: int, limits: Limits, costs: Costs | None) -> list[Append]:
+def due(appends: Iterable[TapeAppend], now: int, limits: Limits, costs: Costs | None) -> list[TapeAppend]:
     """The appends to promote at time ``now`` (ns), earliest deadline first.
 
     The first i are due when now + one full batch (the one that could go instead) + as many full batches as
@@ -190,7 +191,7 @@ class Passes:
     deepest: int = 0
     """Passes of the tape that takes the most."""
 
-    def add(self, append: Append) -> None:
+    def add(self, append: TapeAppend) -> None:
         """All that waits for one more tape."""
         lengths = append.lengths(append.remaining)
         passes = _alone(append, lengths, self.limits)
@@ -207,7 +208,7 @@ class Passes:
         return min(self.alone, self.deepest + full + self.alone // limits.max_batch_requests)
 
 
-def _alone(append: Append, lengths: list[int], limits: Limits) -> int:
+def _alone(append: TapeAppend, lengths: list[int], limits: Limits) -> int:
     """Passes for what waits for one tape: whole records, within what one append may be."""
     tape = append.tape
     most = min(limits.max_batch_tokens, tape.append_tokens)

@@ -1,7 +1,6 @@
-"""What the scheduler needs from the packages below it: no tensor, no block table, no model.
+"""Priority classes, limits, and what the scheduler asks of its work, of the host tier and of the costs.
 
-The engine fulfils these protocols, the tests and the simulator fulfil them without a device. Every method is
-called from the one thread that runs `Scheduler.step`.
+Every method is called from the one thread that runs `Scheduler.step`.
 """
 
 from __future__ import annotations
@@ -9,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Literal, Protocol, Self, get_args
+from typing import Any, Literal, Protocol, get_args
 
-from engine.step import Chunk, Target
+from engine.step import Chunk
 
 Eviction = Literal["recompute", "swap", "cost"]
 """How a victim leaves the pool; `cost` takes the cheaper way for each (*Stream2LLM* section 4.3)."""
@@ -71,64 +70,6 @@ class Limits:
                 raise ValueError(f"{name} must lie in (0, 1], not {getattr(self, name)}")
 
 
-class Reader(Target, Protocol):
-    """An ephemeral fork (or a stateless prompt): private tokens after a shared, immutable context."""
-
-    @property
-    def version(self) -> int:
-        """Data version this reader sees; 0 for a stateless prompt."""
-
-    @property
-    def cached_tokens(self) -> int:
-        """Tokens it did not compute: the shared context, or a prompt's tokens found in the prefix cache."""
-
-    @property
-    def length(self) -> int:
-        """Tokens of the request's own prompt and answer in KV; the executor advances it."""
-
-    @property
-    def blocks(self) -> int:
-        """Private blocks in the pool, which preempting it would free; 0 while swapped."""
-
-    @property
-    def swapped(self) -> bool:
-        """Its private KV is on the host; `acquire` brings it back."""
-
-    def blocks_needed(self, n: int) -> int:
-        """Blocks that appending `n` more private tokens takes beyond those it has. Changes nothing."""
-
-    def acquire(self, n: int) -> bool:
-        """Have blocks for `length + n` private tokens. False, with nothing changed, when the pool cannot."""
-
-    def release(self) -> None:
-        """Drop the private blocks and the references to the context. Idempotent."""
-
-    def reset(self) -> None:
-        """Preemption by recompute: drop private blocks and KV (`length` = 0), keep the context."""
-
-    def keep(self, n: int) -> None:
-        """Only the first `n` own tokens stay in KV: rejected drafts."""
-
-
-class PromptReader(Reader, Protocol):
-    """What a POOL request reads: no session, a prompt that may change, and a prefix cache behind it.
-
-    `length` counts aliased tokens, too, and `cached_tokens` says how many of it they are.
-    """
-
-    def update(self, tokens: Sequence[int]) -> int:
-        """The prompt is `tokens`; returns how many tokens in KV that invalidated (*Stream2LLM* 4.2)."""
-
-    def match(self) -> int:
-        """Read from the prefix cache what it holds beyond the tokens in KV; returns the tokens gained."""
-
-    def read_from(self, source: Self, n: int) -> None:
-        """Read the first `n` tokens of `source`, whose prompt begins with the same ones."""
-
-    def save(self) -> object:
-        """Offer the tokens in KV to the prefix cache."""
-
-
 class Tier(Protocol):
     """Where KV goes that leaves the pool and is to come back."""
 
@@ -147,64 +88,6 @@ class Costs(Protocol):
 
     def batch_ns(self, spans: Sequence[tuple[int, int]]) -> int:
         """One pass over rows of (tokens in KV, tokens to compute)."""
-
-
-class Tape(Target, Protocol):
-    """A session's frozen and sliding regions, as a writer sees them."""
-
-    @property
-    def name(self) -> str:
-        """The session's name."""
-
-    @property
-    def version(self) -> int:
-        """Data version: one more after every commit."""
-
-    @property
-    def live_tokens(self) -> int:
-        """Tokens in the sliding region."""
-
-    @property
-    def live_records(self) -> int:
-        """Records in the sliding region."""
-
-    @property
-    def append_tokens(self) -> int:
-        """Most tokens of one append: what the retention keeps."""
-
-    @property
-    def append_records(self) -> int:
-        """Most records of one append."""
-
-    @property
-    def append_span_ns(self) -> int:
-        """Most event time between the records of one append; 0 for any."""
-
-    @property
-    def staleness_ns(self) -> int:
-        """A record is to be committed within so long of being queued; 0 promises nothing."""
-
-    @property
-    def lost(self) -> bool:
-        """Its stored KV cannot be read back: nothing can read or append to it before it is rebuilt."""
-
-    def fork(self) -> Reader:
-        """A reader of exactly the current version. O(extents), takes no block."""
-
-    def blocks_needed(self, n: int) -> int:
-        """Blocks that appending `n` more tokens takes beyond those it has. Changes nothing."""
-
-    def make_room(self, n_tokens: int, n_records: int, newest_ns: int) -> int:
-        """Evict whole records, oldest first, until retention holds after the append; returns evicted tokens.
-
-        `newest_ns` is the append's newest event time. Idempotent: an append that is deferred calls it again.
-        """
-
-    def acquire(self, n: int) -> bool:
-        """Take blocks for `n` tokens after the committed ones; those it has count. False: no change."""
-
-    def commit(self, record_lengths: Sequence[int], times: Sequence[int]) -> int:
-        """Make the tokens just executed visible as records of these event times (ns); the new version."""
 
 
 class Work(Protocol):
@@ -265,19 +148,3 @@ class Work(Protocol):
 
     def chunk(self, n: int, drafts: tuple[int, ...] = ()) -> Chunk:
         """The next `n` units, and drafts behind them, as the executor takes them."""
-
-
-class Memory(Protocol):
-    """The KV pool, to be counted only."""
-
-    @property
-    def free_blocks(self) -> int:
-        """Blocks nobody holds."""
-
-    @property
-    def total_blocks(self) -> int:
-        """Blocks of the whole pool."""
-
-    @property
-    def block_size(self) -> int:
-        """Tokens of one block."""

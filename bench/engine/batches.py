@@ -15,7 +15,7 @@ from bench.engine.floor import Floors, LimitsProbe, causal
 from bench.engine.questions import agree, in_turn
 from bench.engine.scenario import Records, Size, make_scenario
 from bench.figures import Figure, Goal, median_ratio, quantiles
-from bench.run import Run, timed
+from bench.run import SuiteRun, timed
 from engine.attention.base import Attention, LayerCall
 from engine.attention.cpu import CpuAttention
 from engine.model.prompt import PromptFormat
@@ -127,7 +127,7 @@ _READ_BARS = 55
 
 
 @dataclass(frozen=True)
-class Plan:
+class BatchesPlan:
     """How many readers and how long their contexts; ``repeats``: rounds of all ways in turn."""
 
     sessions: int = 8
@@ -140,16 +140,16 @@ class Plan:
     repeats: int = 5
 
 
-QUICK = Plan(3, 12, (2, 4), 30, 3, 2, 12, repeats=2)
+QUICK = BatchesPlan(3, 12, (2, 4), 30, 3, 2, 12, repeats=2)
 _GAINS = {6: 2.5, 25: 5.0}
 """Goals for so many standing questions."""
 
 
-def sessions(run: Run) -> Iterator[Figure]:
+def sessions(run: SuiteRun) -> Iterator[Figure]:
     """Sessions with nothing in common but the prompt's first tokens, a question each: one pass, one pass
     each in turn, and kept caches one by one.
     """
-    plan = QUICK if run.quick else Plan()
+    plan = QUICK if run.quick else BatchesPlan()
     bench = _Bench(run, plan.repeats, plan.sessions, plan.session_bars)
     question = bench.prompt.question(PAPER_SIX[0].text)
     caches = [KeptCache.copied(model_of(run)[1], bench.engine.pool, tape) for tape in bench.tapes]
@@ -162,12 +162,12 @@ def sessions(run: Run) -> Iterator[Figure]:
     yield from bench.figures((found, {"one pass over kept caches": Goal(0.6)}))
 
 
-def standing(run: Run) -> Iterator[Figure]:
+def standing(run: SuiteRun) -> Iterator[Figure]:
     """Whole questions on one tape, and one further token of each answer: one pass against one each. Every
     row multiplies every key and weight itself either way; a pass only saves reading the same bytes again
     and what each pass costs besides.
     """
-    plan = QUICK if run.quick else Plan()
+    plan = QUICK if run.quick else BatchesPlan()
     bench = _Bench(run, plan.repeats, 1, plan.standing_bars, readers=max(plan.standing))
     found: list[Judged] = []
     for n in plan.standing:
@@ -179,9 +179,9 @@ def standing(run: Run) -> Iterator[Figure]:
     yield from bench.figures(*found)
 
 
-def prefix(run: Run) -> Iterator[Figure]:
+def prefix(run: SuiteRun) -> Iterator[Figure]:
     """One further token of an answer each, behind one long prefix: one pass against one each."""
-    plan = QUICK if run.quick else Plan()
+    plan = QUICK if run.quick else BatchesPlan()
     bench = _Bench(run, plan.repeats, plan.sharers, plan.sharer_bars, prefix_bars=plan.prefix_bars)
     questions = [bench.prompt.question(PAPER_SIX[0].text)] * plan.sharers
     name = f"{plan.sharers} sessions behind one frozen prefix, a token each"
@@ -205,7 +205,7 @@ class _Bench:
     """
 
     def __init__(
-        self, run: Run, repeats: int, tapes: int, bars: int, *, prefix_bars: int = 0, readers: int = 0
+        self, run: SuiteRun, repeats: int, tapes: int, bars: int, *, prefix_bars: int = 0, readers: int = 0
     ) -> None:
         self._repeats = repeats
         self._loaded, _ = model_of(run)

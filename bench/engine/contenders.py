@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from bench.run import Run
+from bench.run import SuiteRun
 from engine.attention.base import Attention
 from engine.device import in_own_thread
 from engine.engine import Engine
@@ -48,12 +48,12 @@ def load(shape: dict[str, Any], threads: int) -> tuple[LoadedModel, Any]:
     return _loaded[str(path)]
 
 
-def model_of(run: Run) -> tuple[LoadedModel, Any]:
+def model_of(run: SuiteRun) -> tuple[LoadedModel, Any]:
     """The engine suite's model: the larger one, or the embedded one where sizes are small."""
     return load({} if run.quick else EIGHTY_SHAPE, run.threads)
 
 
-def embedded(run: Run) -> LoadedModel:
+def embedded(run: SuiteRun) -> LoadedModel:
     """The embedded model, loaded where the scheduler's worker will run it: on the engine's thread."""
     return in_own_thread(lambda: load({}, run.threads))[0]
 

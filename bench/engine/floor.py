@@ -11,14 +11,14 @@ import torch
 from torch import nn
 
 from bench.figures import Figure, Setting, rate
-from bench.run import Run, timed
+from bench.run import SuiteRun, timed
 from engine.model.loading import LoadedModel
 
 _LOOKS = 5
 _FLOAT = 4
 
 
-class Costs(NamedTuple):
+class PassCosts(NamedTuple):
     """What a pass over a dense decoder must at least read and compute."""
 
     weight_bytes: int
@@ -37,7 +37,7 @@ class Costs(NamedTuple):
     """Of `attention_flops`: the last layer's."""
 
     @classmethod
-    def of(cls, loaded: LoadedModel) -> Costs:
+    def of(cls, loaded: LoadedModel) -> PassCosts:
         """Counted from the model itself."""
         model, size = loaded.model, loaded.dtype.itemsize
         head, embedding = model.get_output_embeddings(), model.get_input_embeddings().weight
@@ -77,7 +77,7 @@ class Floor(NamedTuple):
 class Floors(NamedTuple):
     """Of one model, at ``gemm`` operations and ``copy`` bytes (read and written) a second."""
 
-    costs: Costs
+    costs: PassCosts
     gemm: float
     copy: float
 
@@ -131,7 +131,7 @@ class LimitsProbe:
         self._copy()
 
     @classmethod
-    def of(cls, run: Run) -> LimitsProbe:
+    def of(cls, run: SuiteRun) -> LimitsProbe:
         """Of the CPU, with the run's threads."""
         torch.set_num_threads(run.threads)
         return cls(256, 1 << 20) if run.quick else cls()
@@ -155,7 +155,7 @@ class LimitsProbe:
     def floors(self, loaded: LoadedModel, of: Callable[[list[float]], float] = median) -> Floors:
         """At the medians of all looks, or what else ``of`` makes of them."""
         gemm, copy = (1e9 * of(figure.samples) for figure in self.figures())
-        return Floors(Costs.of(loaded), gemm, copy)
+        return Floors(PassCosts.of(loaded), gemm, copy)
 
     def _multiply(self) -> None:
         torch.mm(self._a, self._b, out=self._product)

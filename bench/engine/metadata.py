@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from bench.figures import Figure
-from bench.run import Run, timed
+from bench.run import SuiteRun, timed
 from regions.ephemeral import Fork
 from regions.frozen import Context, alias
 from regions.pool import KVPool, LayerShape
@@ -24,22 +24,22 @@ _QUESTION = 37
 
 
 @dataclass(frozen=True)
-class Plan:
+class MetadataPlan:
     """``contexts``: tokens, shortest first; ``repeats``: calls of each operation at each."""
 
     contexts: tuple[int, ...] = (2_048, 16_384, 131_072)
     repeats: int = 100
 
 
-QUICK = Plan((208, 2_000), 20)
+QUICK = MetadataPlan((208, 2_000), 20)
 
 
-def measure(run: Run) -> Iterator[Figure]:
+def measure(run: SuiteRun) -> Iterator[Figure]:
     """What a question costs before any arithmetic, by context length, on a pool of tiny layers. The
     reference is the shortest context.
     """
-    plan = QUICK if run.quick else Plan()
-    worlds = [World(tokens) for tokens in plan.contexts]
+    plan = QUICK if run.quick else MetadataPlan()
+    worlds = [MetadataWorld(tokens) for tokens in plan.contexts]
     shortest = min(plan.contexts)
     for call in _CALLS:
         us = {world.tokens: _median_us(call, world, plan.repeats) for world in worlds}
@@ -48,7 +48,7 @@ def measure(run: Run) -> Iterator[Figure]:
             yield Figure(f"{context:,} tokens", taken, "us", "", {"call": call}, *reference)
 
 
-class World:
+class MetadataWorld:
     """A tape, and a cached prompt, each of ``tokens`` tokens."""
 
     def __init__(self, tokens: int) -> None:
@@ -78,32 +78,32 @@ class World:
         return context
 
 
-def _release(_: World, target: Any) -> None:
+def _release(_: MetadataWorld, target: Any) -> None:
     target.release()
 
 
-def _keep(_: World, target: Any) -> None:
+def _keep(_: MetadataWorld, target: Any) -> None:
     target.keep(target.length - 1)
 
 
-Work = Callable[[World, Any], Any]
-_CALLS: dict[str, tuple[Callable[[World], Any], Work]] = {
+Work = Callable[[MetadataWorld, Any], Any]
+_CALLS: dict[str, tuple[Callable[[MetadataWorld], Any], Work]] = {
     "fork a tape": (lambda world: None, lambda world, _: world.tape.fork()),
     "release the fork": (lambda world: world.tape.fork(), _release),
     f"take blocks for a question of {_QUESTION} tokens and note them as written": (
         lambda world: world.tape.fork(),
         lambda _, fork: _write(fork, _QUESTION),
     ),
-    "keep all but the question's last token": (World.question, _keep),
-    "release the fork with its question": (World.question, _release),
+    "keep all but the question's last token": (MetadataWorld.question, _keep),
+    "release the fork with its question": (MetadataWorld.question, _release),
     "alias a cached prompt": (
-        World.cached,
+        MetadataWorld.cached,
         lambda world, context: alias(world.pool, context.extents, world.tokens),
     ),
-    "release the alias": (World.cached, _release),
+    "release the alias": (MetadataWorld.cached, _release),
     "find a cached prompt by its tokens": (lambda world: None, lambda world, _: world.cached()),
-    "keep all but the last token of a prompt of its own": (World.own_prompt, _keep),
-    "release a prompt of its own": (World.own_prompt, _release),
+    "keep all but the last token of a prompt of its own": (MetadataWorld.own_prompt, _keep),
+    "release a prompt of its own": (MetadataWorld.own_prompt, _release),
 }
 """By name: what is made before, and what is timed on it. Whatever either leaves is released afterwards."""
 
@@ -116,7 +116,7 @@ def _write(target: Target, tokens: int) -> Target:
     return target
 
 
-def _median_us(name: str, world: World, repeats: int) -> float:
+def _median_us(name: str, world: MetadataWorld, repeats: int) -> float:
     before, work = _CALLS[name]
     ns = []
     for _ in range(repeats):

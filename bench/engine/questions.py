@@ -11,7 +11,7 @@ from bench.engine.contenders import EIGHTY_SHAPE, Dense, KeptCache, Regions, Rep
 from bench.engine.floor import Floors, LimitsProbe, causal
 from bench.engine.scenario import PAPER, Records, Scenario, Size, make_scenario
 from bench.figures import Figure, Goal, Setting, latency, quantiles, slope_per_1k
-from bench.run import MeasurementFailed, Run, timed
+from bench.run import MeasurementFailed, SuiteRun, timed
 from engine.model.prompt import PromptFormat
 from regions.tape import Retention
 
@@ -29,7 +29,7 @@ Goals = Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class Plan:
+class QuestionsPlan:
     """One model and how much of the scenario it runs. ``shape``: arguments of `embedded_directory`."""
 
     name: str
@@ -43,13 +43,13 @@ class Plan:
 
 
 _GOALS = {"question": 1.0, "reading": 1.0, "slope": 1.0}
-EMBEDDED = Plan("embedded", {}, _GOALS | {"question": 1.3})
-EIGHTY = Plan("80m", EIGHTY_SHAPE, _GOALS | {"dense": 1 / 20}, repeats=5)
+EMBEDDED = QuestionsPlan("embedded", {}, _GOALS | {"question": 1.3})
+EIGHTY = QuestionsPlan("80m", EIGHTY_SHAPE, _GOALS | {"dense": 1 / 20}, repeats=5)
 ENGINE = replace(EIGHTY, goals=_GOALS | {"question": 0.65, "reading": 0.6, "growth": 1.5})
 _QUICK: dict[str, Any] = {"size": Size(20, 3, 11), "repeats": 3, "dense_rounds": (0, 2)}
 
 
-def stream(run: Run) -> Iterator[Figure]:
+def stream(run: SuiteRun) -> Iterator[Figure]:
     """*Attention Once* section 4.1: 100 bars, then 15 times 55 bars and a question of one answer token,
     asked of a fork; taking and dropping the fork is inside the time. fp32. *Kept cache*: the unmodified
     transformers model (`sdpa`) with a `DynamicCache` that reads the same updates and is cropped back
@@ -63,7 +63,7 @@ def stream(run: Run) -> Iterator[Figure]:
             yield from race(replace(plan, **_QUICK) if run.quick else plan, run.threads)
 
 
-def engine(run: Run) -> Iterator[Figure]:
+def engine(run: SuiteRun) -> Iterator[Figure]:
     """The scenario of `foretick bench stream`, beside its floors: the arithmetic of a pass at the rate of
     a large matrix product, or reading its weights and KV at that of a large copy, whichever takes longer,
     both rates measured in this part. Floors count every layer for every row.
@@ -72,7 +72,7 @@ def engine(run: Run) -> Iterator[Figure]:
     yield from race(replace(ENGINE, shape={}, **_QUICK) if run.quick else ENGINE, run.threads, limits)
 
 
-def race(plan: Plan, threads: int, limits: LimitsProbe | None = None) -> Iterator[Figure]:
+def race(plan: QuestionsPlan, threads: int, limits: LimitsProbe | None = None) -> Iterator[Figure]:
     """The scenario with one model, beside floors where there are ``limits``. Raises Disagreement."""
     loaded, plain = load(plan.shape, threads)
     scenario = make_scenario(PromptFormat.of(loaded.tokenizer), plan.size)
@@ -92,7 +92,7 @@ def race(plan: Plan, threads: int, limits: LimitsProbe | None = None) -> Iterato
 
 
 @dataclass(frozen=True)
-class Point:
+class ContextPoint:
     """One context: medians of a question, and the update of ``update`` tokens read right before; ms."""
 
     context: int
@@ -113,7 +113,7 @@ class Race:
         self._context = len(scenario.frozen)
         self._ask: tuple[list[int], list[int]] = ([], [])
         self._ingest: tuple[list[int], list[int]] = ([], [])
-        self._points: list[Point] = []
+        self._points: list[ContextPoint] = []
         self._agreed = self._compared = 0
         self._difference = 0.0
         self._read(scenario.first)
@@ -139,7 +139,9 @@ class Race:
             self._compare(asked[0][0], reply)
         ours, kept = (quantiles(times[-repeats:], 0.5)[0] / 1e6 for times in self._ask)
         reading = (read[0] / 1e6, read[1] / 1e6)
-        self._points.append(Point(self._context, ours, kept, dense_ms, self._context - before, reading))
+        self._points.append(
+            ContextPoint(self._context, ours, kept, dense_ms, self._context - before, reading)
+        )
 
     def figures(self, model: str, goals: Goals, floors: Floors | None = None) -> Iterator[Figure]:
         """Summaries of all rounds, then each context's question and update, beside all references."""

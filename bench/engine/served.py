@@ -13,7 +13,7 @@ from itertools import product
 from bench.engine.contenders import engine_for, model_of, read
 from bench.engine.scenario import Size, make_scenario
 from bench.figures import Figure, Goal, Setting, latency, quantiles
-from bench.run import Run
+from bench.run import SuiteRun
 from engine.engine import Engine
 from engine.model.prompt import PromptFormat
 from regions.tape import Retention, Tape
@@ -26,7 +26,7 @@ from scheduler.worker import Worker
 _WAIT_S = 120.0
 
 
-class Passes(Observer):
+class PassLog(Observer):
     """Keeps how long each pass took that had none of the ``asked`` classes, ns, and all tokens by class."""
 
     def __init__(self, asked: tuple[PriorityClass, ...]) -> None:
@@ -46,7 +46,7 @@ class Served:
 
     def __init__(self, engine: Engine, limits: Limits, *asked: PriorityClass) -> None:
         self.engine, self.limits = engine, limits
-        self.passes = Passes(asked)
+        self.passes = PassLog(asked)
         self.scheduler = Scheduler(engine, engine.pool, limits, time.monotonic_ns, self.passes)
         self.worker = Worker(self.scheduler)
 
@@ -72,7 +72,7 @@ class Served:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RefreshPlan:
     """``records`` in the window, ``evicted`` before them; ``questions`` asked in each condition."""
 
     records: int = 256
@@ -80,14 +80,14 @@ class Plan:
     questions: int = 40
 
 
-QUICK = Plan(20, 5, 4)
+QUICK = RefreshPlan(20, 5, 4)
 
 
-def measure(run: Run) -> Iterator[Figure]:
+def measure(run: SuiteRun) -> Iterator[Figure]:
     """Questions through the real scheduler, alone and while the session's window is prefilled again in
     the background. *Bound*: 1.1 times the idle P99 plus the longest batch of the refresh.
     """
-    plan, loaded = QUICK if run.quick else Plan(), model_of(run)[0]
+    plan, loaded = QUICK if run.quick else RefreshPlan(), model_of(run)[0]
     scenario = make_scenario(PromptFormat.of(loaded.tokenizer), Size(plan.records + plan.evicted, 0, 0))
     engine = engine_for(loaded, 3 * scenario.tokens + 4096, frame_limit=8192)
     tape = engine.open_tape("bench", scenario.frozen, Retention(6144, plan.records))

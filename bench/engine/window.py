@@ -10,13 +10,13 @@ from bench.engine.contenders import Dense, Regions, engine_for, model_of
 from bench.engine.questions import in_turn
 from bench.engine.scenario import Records, Size, make_scenario
 from bench.figures import Figure, Goal, Setting, latency
-from bench.run import Run, timed
+from bench.run import SuiteRun, timed
 from engine.model.prompt import PromptFormat
 from regions.tape import Retention
 
 
 @dataclass(frozen=True)
-class Plan:
+class WindowPlan:
     """``frame_limit``: the daemon's default, so that position frames change during the run."""
 
     records: int = 256
@@ -27,14 +27,14 @@ class Plan:
     dense: int = 2
 
 
-QUICK = Plan(12, updates=6, bars=5, frame_limit=400, repeats=2, dense=1)
+QUICK = WindowPlan(12, updates=6, bars=5, frame_limit=400, repeats=2, dense=1)
 
 
-def measure(run: Run) -> Iterator[Figure]:
+def measure(run: SuiteRun) -> Iterator[Figure]:
     """Questions on a tape whose oldest bars go as new ones come, beside one that has just grown to that
     length and stays. *Dense*: the unmodified model over the same window sent again as a prompt.
     """
-    plan = QUICK if run.quick else Plan()
+    plan = QUICK if run.quick else WindowPlan()
     loaded, plain = model_of(run)
     scenario = make_scenario(
         PromptFormat.of(loaded.tokenizer), Size(plan.records, plan.updates, plan.bars), seed=7

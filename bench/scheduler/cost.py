@@ -17,7 +17,7 @@ from itertools import product
 import numpy as np
 
 from bench.figures import Figure, Goal, Setting, quantiles
-from bench.run import Run, timed
+from bench.run import SuiteRun, timed
 from bench.scheduler.paper import SORTING_P99_US
 from engine.step import Chunk, Executor, SampledToken
 from scheduler.planner import plan
@@ -36,7 +36,7 @@ _BASE = range(256)
 
 
 @dataclass(frozen=True)
-class Plan:
+class CostPlan:
     """``live`` requests at a time; ``pool``: its size as a part of what they want together.
 
     ``naive``: every so many steps all live requests are sorted, as the reference.
@@ -85,10 +85,10 @@ class _TimedExecutor:
         return rows
 
 
-class World:
+class CostWorld:
     """A scheduler with so many live requests, step by step."""
 
-    def __init__(self, sizes: Plan, live: int, pool: float, policy: str) -> None:
+    def __init__(self, sizes: CostPlan, live: int, pool: float, policy: str) -> None:
         self.sizes, self.policy = sizes, policy
         blocks = int(live * (sizes.prompt + sizes.answer) * pool) // _BLOCK
         self.device = SimDevice(
@@ -177,24 +177,24 @@ class World:
         self.device.clock.now = until
 
 
-QUICK = Plan(live=(40,), policies=("fcfs", "klpm"), steps=10, warm=2, naive=5)
+QUICK = CostPlan(live=(40,), policies=("fcfs", "klpm"), steps=10, warm=2, naive=5)
 _GOAL_US = {500: 150.0, 10_000: 1500.0}
 """Of the median plan, by live requests."""
 
 
-def measure(run: Run) -> Iterator[Figure]:
-    """Thread time a step. *Plan*: phase 1, order and budgets, which *Stream2LLM* section 6.5 gives as
+def measure(run: SuiteRun) -> Iterator[Figure]:
+    """Thread time a step. *CostPlan*: phase 1, order and budgets, which *Stream2LLM* section 6.5 gives as
     below 165 us at P99 for 500 requests. *Step*: everything but the forward pass, over counting readers.
     *Sorting all*: ordering all live requests at each step instead, as the paper's code does.
     """
-    sizes = QUICK if run.quick else Plan()
+    sizes = QUICK if run.quick else CostPlan()
     for live, pool, policy in product(sizes.live, sizes.pools, sizes.policies):
         yield from figures(sizes, live, pool, policy)
 
 
-def figures(sizes: Plan, live: int, pool: float, policy: str) -> Iterator[Figure]:
+def figures(sizes: CostPlan, live: int, pool: float, policy: str) -> Iterator[Figure]:
     """Microseconds with so many live requests under one policy."""
-    world = World(sizes, live, pool, policy)
+    world = CostWorld(sizes, live, pool, policy)
     plans, steps, naive = [], [], []
     for number in range(sizes.warm + sizes.steps):
         world.feed()

@@ -16,20 +16,20 @@ from bench.engine.contenders import embedded, engine_for, read
 from bench.engine.scenario import Size, make_scenario
 from bench.engine.served import Served
 from bench.figures import Figure, Goal, Setting, latency, quantiles
-from bench.run import Run
+from bench.run import SuiteRun
 from engine.device import in_own_thread
 from engine.model.loading import LoadedModel
 from engine.model.prompt import PromptFormat
-from regions.tape import Retention
+from regions.tape import Retention, Tape
 from scheduler.request import Failure, Request, RequestSpec
-from scheduler.tapes import Record, Records
-from scheduler.types import Limits, PriorityClass, Tape
+from scheduler.tapes import Records, TapeItem
+from scheduler.types import Limits, PriorityClass
 
 _ASKED = (PriorityClass.FLASH, PriorityClass.SESSION)
 
 
 @dataclass(frozen=True)
-class Sizes:
+class FloodSizes:
     """``records`` in either window; ``questions`` of either class in each condition.
 
     ``backlog``: bars that always wait; ``prompts`` of ``prompt_tokens`` under way, each with an answer of
@@ -45,10 +45,10 @@ class Sizes:
     batch_tokens: int = 1024
 
 
-class World(Served):
+class FloodWorld(Served):
     """Two sessions; the flood is let in with `flood`."""
 
-    def __init__(self, sizes: Sizes, loaded: LoadedModel) -> None:
+    def __init__(self, sizes: FloodSizes, loaded: LoadedModel) -> None:
         scenario = make_scenario(PromptFormat.of(loaded.tokenizer), Size(sizes.records, 0, 0))
         private = sizes.prompts * (sizes.prompt_tokens + sizes.answer)
         engine = engine_for(loaded, 4 * scenario.tokens + 2 * private + 4096, frame_limit=8192)
@@ -94,21 +94,23 @@ class World(Served):
         if self.flowing:
             self._prompt()
 
-    def _records(self, n: int) -> list[Record[None]]:
-        return [Record(self._rng.choice(self.bars)) for _ in range(n)]
+    def _records(self, n: int) -> list[TapeItem[None]]:
+        return [TapeItem(self._rng.choice(self.bars)) for _ in range(n)]
 
 
-QUICK = Sizes(records=12, questions=3, backlog=12, prompts=3, prompt_tokens=64, answer=2, batch_tokens=128)
+QUICK = FloodSizes(
+    records=12, questions=3, backlog=12, prompts=3, prompt_tokens=64, answer=2, batch_tokens=128
+)
 
 
-def measure(run: Run) -> Iterator[Figure]:
+def measure(run: SuiteRun) -> Iterator[Figure]:
     """Standing questions (FLASH) and asks (SESSION) of one session, alone and while another session's
     tape (STREAM) and prompts (POOL) always have more, on the embedded model. *Bound*: 1.5 times the idle
     P99 plus the P99 of a pass of the flood without a question. What each class computed meanwhile stands
     below: STREAM, too, waits for POOL and the questions.
     """
-    sizes, loaded = QUICK if run.quick else Sizes(), embedded(run)
-    world = in_own_thread(lambda: World(sizes, loaded))
+    sizes, loaded = QUICK if run.quick else FloodSizes(), embedded(run)
+    world = in_own_thread(lambda: FloodWorld(sizes, loaded))
     try:
         world.worker.start()
         idle = world.ask_all(world.asked, world.question, sizes.questions)

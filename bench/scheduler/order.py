@@ -15,7 +15,7 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from bench.figures import Figure, quantiles
-from bench.run import Run, timed
+from bench.run import SuiteRun, timed
 from regions.ephemeral import Fork
 from regions.pool import KVPool, LayerShape
 from regions.radix import Node, RadixCache, TokenArray
@@ -28,7 +28,7 @@ _BLOCK = 16
 
 
 @dataclass(frozen=True)
-class Plan:
+class OrderPlan:
     """``prompt``: tokens of base, user and document; ``budget``: tokens of the cache.
 
     Each user asks ``repeats`` times; ``admitted`` requests go at each of ``steps`` steps.
@@ -43,7 +43,7 @@ class Plan:
     budget: int = 65_536
 
 
-QUICK = Plan(waiting=(40,), prompt=(32, 64, 16), admitted=4, budget=2_048)
+QUICK = OrderPlan(waiting=(40,), prompt=(32, 64, 16), admitted=4, budget=2_048)
 
 
 class _Spec(NamedTuple):
@@ -58,12 +58,12 @@ class _Waiting(NamedTuple):
     spec: _Spec = _Spec()
 
 
-def measure(run: Run) -> Iterator[Figure]:
+def measure(run: SuiteRun) -> Iterator[Figure]:
     """What `klpm` pays in a step for its order: what saving and evicting adds for the watched prompts,
     following the changes, finding those that are admitted and taking them out. The reference asks the
     cache for everybody's match at each step, and sorts.
     """
-    plan = QUICK if run.quick else Plan()
+    plan = QUICK if run.quick else OrderPlan()
     for waiting in plan.waiting:
         yield from figures(plan, waiting)
 
@@ -89,7 +89,7 @@ class _TimedWatch(PrefixWatch):
 class _World:
     """A waiting queue, and the cache whose changes it follows."""
 
-    def __init__(self, plan: Plan, waiting: int) -> None:
+    def __init__(self, plan: OrderPlan, waiting: int) -> None:
         self.plan = plan
         # a pass's prompts need the pool as well as the cache
         tokens = plan.budget + (plan.admitted + 1) * sum(plan.prompt)
@@ -138,7 +138,7 @@ class _World:
         return self.watch.ns - before
 
 
-def figures(plan: Plan, waiting: int) -> Iterator[Figure]:
+def figures(plan: OrderPlan, waiting: int) -> Iterator[Figure]:
     """Microseconds of a step with so many requests waiting.
 
     In the first two steps the base prompt is cached and everybody's match changes: they stand apart.
@@ -162,7 +162,7 @@ def figures(plan: Plan, waiting: int) -> Iterator[Figure]:
     yield figure("first two steps", sum(kept[:2]))
 
 
-def _prompts(plan: Plan, waiting: int) -> list[TokenArray]:
+def _prompts(plan: OrderPlan, waiting: int) -> list[TokenArray]:
     rng = np.random.default_rng(1)
     base, user, document = plan.prompt
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from bench.engine.contenders import embedded
 from bench.figures import AT, Figure, Goal, Setting, quantiles
-from bench.run import Run
+from bench.run import SuiteRun
 from bench.scheduler.replay import replay
 from bench.scheduler.simulated import SCHEDULERS
 from daemon.cli.profile import ladder_for, model_of
@@ -27,7 +27,7 @@ from engine.model.loading import LoadedModel
 from engine.profile.timing import measure as measure_costs
 from scheduler.costs import CostModel
 from scheduler.policies import Ordering
-from scheduler.simulation.distributions import Quantiles
+from scheduler.simulation.distributions import QuantileDistribution
 from scheduler.simulation.run import NEVER, Setup, paper_limits, simulate
 from scheduler.simulation.workload import CRAWLER, Load, Retrieval, crawler, whole
 from scheduler.types import Limits
@@ -39,7 +39,7 @@ _LIVE = 40
 
 
 @dataclass(frozen=True)
-class Sizes:
+class PredictedSizes:
     """``seconds`` of arrivals, or so many ``requests``. ``scale``: tokens of the paper's for one here.
 
     ``load``: of what the engine computes of one prompt alone. ``rehearsal``: part of the requests of a run
@@ -61,7 +61,7 @@ class Sizes:
     schedulers: Sequence[str] = tuple(SCHEDULERS)
 
 
-QUICK = Sizes(
+QUICK = PredictedSizes(
     requests=8, load=20.0, scale=128, batch_tokens=64, quick_profile=True, schedulers=("vLLM-NS", "fcfs")
 )
 
@@ -84,14 +84,14 @@ def rate(costs: CostModel, tokens: float) -> float:
     return 1e9 / costs.recompute_ns(round(tokens))
 
 
-def measure(run: Run) -> Iterator[Figure]:
+def measure(run: SuiteRun) -> Iterator[Figure]:
     """The crawler's shape with shorter prompts on the embedded model, and the simulator on the very same
     trace under the profile measured in this part, times the pace of a run before on another trace: a
     daemon, too, corrects its profile by the passes it runs. *Median error*: of single requests' TTFT; its
     reference is a second measured run instead of the prediction, which no prediction can beat. *Pace*:
     what the scheduler's steps took over what the profile says of their passes.
     """
-    sizes, loaded = QUICK if run.quick else Sizes(), embedded(run)
+    sizes, loaded = QUICK if run.quick else PredictedSizes(), embedded(run)
     shape = scaled(CRAWLER, sizes.scale)
     longest = round(shape.tokens.at(1.0))
     costs = profile(loaded, sizes.batch_tokens, longest, quick=sizes.quick_profile)
@@ -140,7 +140,7 @@ def limits(batch_tokens: int, pool_tokens: int) -> Limits:
 
 def scaled(shape: Retrieval, scale: int) -> Retrieval:
     """The same shape with shorter prompts."""
-    return replace(shape, tokens=Quantiles(tuple((p, n / scale) for p, n in shape.tokens.points)))
+    return replace(shape, tokens=QuantileDistribution(tuple((p, n / scale) for p, n in shape.tokens.points)))
 
 
 def _compared(

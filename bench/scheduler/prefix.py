@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from bench.engine.contenders import embedded
 from bench.figures import Figure, Goal, Setting, over_better, quantiles
-from bench.run import Run, spread
+from bench.run import SuiteRun, spread
 from bench.scheduler.predicted import limits, profile, rate
 from bench.scheduler.replay import Replayed, replay
 from engine.model.loading import LoadedModel
@@ -64,7 +64,7 @@ TINY = Shape(16, (256, 448), (32, 64))
 
 
 @dataclass(frozen=True)
-class Sizes:
+class PrefixSizes:
     """Rates as parts of what the device computes without reuse; ``pool`` in prompts.
 
     ``real_...``: of the part on the engine, where a run whose pace shows that something else had the machine
@@ -87,7 +87,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Case:
+class PrefixCase:
     """One run."""
 
     load: str
@@ -115,29 +115,29 @@ class Case:
         )
 
 
-QUICK = Sizes(
+QUICK = PrefixSizes(
     rates=(1.2,), requests=24, seeds=(0,), processes=0, real_rates=(50.0,), real_requests=4,
     real_seeds=(0,), batch_tokens=64, quick_profile=True,
 )  # fmt: skip
 
 
-class Row(NamedTuple):
+class PrefixRow(NamedTuple):
     """One run; TTFT in seconds. ``reused``: part of the prompts' tokens that were in the prefix cache."""
 
-    case: Case
+    case: PrefixCase
     p50_s: float
     p99_s: float
     reused: float
     pace: float = 1.0
 
 
-def measure(run: Run) -> Iterator[Figure]:
+def measure(run: SuiteRun) -> Iterator[Figure]:
     """P99 TTFT, median over seeds. *sessions*: four prompts share a user's history (*k-LPM* section 5.1);
     *regulars*: 60 users ask six of ten questions, the others ask once. Rates are parts of what the device
     computes without reuse. *Over the better*: of FCFS and LPM, on the same requests, geometric mean over
     seeds and two standard errors to either side.
     """
-    sizes, loaded = QUICK if run.quick else Sizes(), embedded(run)
+    sizes, loaded = QUICK if run.quick else PrefixSizes(), embedded(run)
     costs = profile_named(sizes.profile)
     cases = _cases(sizes, PAPER, rate(costs, PAPER.mean), sizes.rates, sizes.seeds, sizes.requests)
     simulated = spread(partial(_foretold, costs), cases, sizes.processes)
@@ -152,7 +152,7 @@ def measure(run: Run) -> Iterator[Figure]:
     yield from figures(foreseen, "The engine's load, simulated under the profile measured here")
 
 
-def figures(rows: Sequence[Row], where: str) -> Iterator[Figure]:
+def figures(rows: Sequence[PrefixRow], where: str) -> Iterator[Figure]:
     """By load and rate: P99 of each policy, and k-LPM's over the better of FCFS and LPM."""
     for (load, part, qps, k), same in groupby(sorted(rows, key=_rate), _rate):
         runs = sorted(same, key=lambda row: row.case.seed)
@@ -175,15 +175,15 @@ def figures(rows: Sequence[Row], where: str) -> Iterator[Figure]:
                 yield figure(f"{policy} pace", median(pace), "", also)
 
 
-def _rate(row: Row) -> tuple[str, float, float, int]:
+def _rate(row: PrefixRow) -> tuple[str, float, float, int]:
     return row.case.load, row.case.part, row.case.qps, row.case.k
 
 
 def _real(
-    cases: Sequence[Case], tries: int, loaded: LoadedModel, costs: CostModel, say: Callable[[str], None]
-) -> list[Row]:
+    cases: Sequence[PrefixCase], tries: int, loaded: LoadedModel, costs: CostModel, say: Callable[[str], None]
+) -> list[PrefixRow]:
     """Runs on the engine. What is compared runs side by side: the machine's speed changes within minutes."""
-    rows: list[Row] = []
+    rows: list[PrefixRow] = []
     least = inf
     requests = attrgetter("load", "part", "seed")  # all but the policy decides a run's requests
     for (load, part, seed), same in groupby(sorted(cases, key=requests), requests):
@@ -207,7 +207,7 @@ def steady(run: Callable[[], Replayed], least: float, tries: int) -> Replayed:
     return found
 
 
-def inputs(case: Case) -> Iterator[Input]:
+def inputs(case: PrefixCase) -> Iterator[Input]:
     """The prompts of a run; the same for every policy."""
     rng, library = Random(case.seed), Library()
     base = library.document(case.shape.base)
@@ -231,21 +231,21 @@ def inputs(case: Case) -> Iterator[Input]:
 
 
 def _cases(
-    sizes: Sizes,
+    sizes: PrefixSizes,
     shape: Shape,
     qps: float,
     rates: Sequence[float],
     seeds: Sequence[int],
     requests: int,
     batch_tokens: int | None = None,
-) -> list[Case]:
+) -> list[PrefixCase]:
     return [
-        Case(load, shape, part, part * qps, policy, seed, requests, sizes.pool, sizes.k, batch_tokens)
+        PrefixCase(load, shape, part, part * qps, policy, seed, requests, sizes.pool, sizes.k, batch_tokens)
         for load, part, policy, seed in product(("sessions", "regulars"), rates, POLICIES, seeds)
     ]
 
 
-def _foretold(costs: CostModel, case: Case) -> Row:
+def _foretold(costs: CostModel, case: PrefixCase) -> PrefixRow:
     result = simulate(inputs(case), case.setup, costs)
     if result.failures:
         raise RuntimeError(f"{case.policy}: requests failed: {result.failures}")
@@ -253,6 +253,6 @@ def _foretold(costs: CostModel, case: Case) -> Row:
     return _row(case, result.ttft_ns, float(columns["reused_tokens"].sum() / columns["prompt_tokens"].sum()))
 
 
-def _row(case: Case, ttft_ns: NDArray[np.int64], reused: float, pace: float = 1.0) -> Row:
+def _row(case: PrefixCase, ttft_ns: NDArray[np.int64], reused: float, pace: float = 1.0) -> PrefixRow:
     p50, p99 = quantiles(ttft_ns / 1e9, 0.5, 0.99)
-    return Row(case, p50, p99, reused, pace)
+    return PrefixRow(case, p50, p99, reused, pace)

@@ -14,7 +14,7 @@ from itertools import combinations, groupby, product
 import numpy as np
 
 from bench.figures import AT, Figure, Goal, Setting, over_better, quantiles
-from bench.run import Run, spread
+from bench.run import SuiteRun, spread
 from bench.scheduler import paper
 from scheduler.costs import load
 from scheduler.policies import NAMES, Ordering
@@ -55,7 +55,7 @@ ANNS = Workload("anns", (0.25, 0.5, 1.0, 2.0), 500, 2.0, 30.0, tuple(range(8)))
 
 
 @dataclass(frozen=True)
-class Sizes:
+class SimulatedSizes:
     """``processes``: 0 runs all in this one."""
 
     workloads: Sequence[Workload] = (CRAWLER, ANNS)
@@ -65,7 +65,7 @@ class Sizes:
     processes: int = 2
 
 
-QUICK = Sizes(
+QUICK = SimulatedSizes(
     workloads=(replace(CRAWLER, qps=(4.0,), requests=24), replace(ANNS, qps=(2.0,), requests=12, seeds=(0,))),
     profiles=("h200-saturation",),
     evictions=("recompute", "cost"),
@@ -75,7 +75,7 @@ QUICK = Sizes(
 
 
 @dataclass(frozen=True)
-class Case:
+class SimulatedCase:
     """A workload under one scheduler."""
 
     workload: Workload
@@ -92,14 +92,14 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Row:
+class SimulatedRow:
     """All seeds of one case; ``ttft_s``: P50, P95 and P99 of all their requests together.
 
     ``p99_s``: of each seed's. ``busy``: part of the time in passes. ``swaps``, ``recomputes``: preemptions
     of a run. ``many``: part of the requests of which more than 10,000 tokens were invalidated.
     """
 
-    case: Case
+    case: SimulatedCase
     requests: int
     failed: int
     mean_s: float
@@ -112,7 +112,7 @@ class Row:
     many: float
 
 
-def measure(run: Run) -> Iterator[Figure]:
+def measure(run: SuiteRun) -> Iterator[Figure]:
     """*Stream2LLM*'s workloads by their published distributions ([simulation](../simulation.md),
     [profiles](../profiles.md)). TTFT from the last chunk to the first token. vLLM-NS is FIFO over prompts
     that are complete. `lcas` is the policy as published, `lcas-fair` the changed one
@@ -120,7 +120,7 @@ def measure(run: Run) -> Iterator[Figure]:
     the same quantile, or over vLLM-S where it says so. *Spread of policies*: P95 of the slowest of the
     streaming policies over that of the fastest.
     """
-    sizes = QUICK if run.quick else Sizes()
+    sizes = QUICK if run.quick else SimulatedSizes()
     cases = [*_rates(sizes), *_pressed(sizes)]
     rows = spread(partial(_run, sizes.pool_tokens), cases, sizes.processes)
     n = len(list(_rates(sizes)))
@@ -133,11 +133,11 @@ def measure(run: Run) -> Iterator[Figure]:
         yield from under_pressure(list(same), f"{_TITLES[workload]} under memory pressure, {profile}")
 
 
-def _rate(row: Row) -> tuple[str, str, float]:
+def _rate(row: SimulatedRow) -> tuple[str, str, float]:
     return row.case.workload.name, row.case.profile, row.case.qps
 
 
-def by_rate(rows: Sequence[Row], table: str, pool_tokens: int) -> Iterator[Figure]:
+def by_rate(rows: Sequence[SimulatedRow], table: str, pool_tokens: int) -> Iterator[Figure]:
     """All schedulers at one rate."""
     base, streaming = (_named(rows, name) for name in ("vLLM-NS", "vLLM-S"))
     for row in rows:
@@ -157,7 +157,7 @@ def by_rate(rows: Sequence[Row], table: str, pool_tokens: int) -> Iterator[Figur
             yield figure("P95 over vLLM-S", ours, against="paper" if over else "", reference=over)
 
 
-def orders(rates: Sequence[Row]) -> Iterator[Figure]:
+def orders(rates: Sequence[SimulatedRow]) -> Iterator[Figure]:
     """At each rate: how far the policies are apart at P95, and how many pairs are in the paper's order."""
     for (workload, profile, qps), rows in groupby(rates, _rate):
         p95 = {row.case.scheduler: row.ttft_s[1] for row in rows if row.case.scheduler != "vLLM-NS"}
@@ -175,10 +175,10 @@ def orders(rates: Sequence[Row]) -> Iterator[Figure]:
             yield figure("pairs in the paper's order", agreeing, against=of, reference=len(pairs), goal=goal)
 
 
-def choices(pressed: Sequence[Row]) -> Iterator[Figure]:
+def choices(pressed: Sequence[SimulatedRow]) -> Iterator[Figure]:
     """P99 of the choice by cost over that of the better pure eviction, and the share it swaps."""
 
-    def key(row: Row) -> tuple[str, str, str]:
+    def key(row: SimulatedRow) -> tuple[str, str, str]:
         return row.case.profile, row.case.workload.name, row.case.scheduler
 
     for (profile, workload, scheduler), rows in groupby(sorted(pressed, key=key), key):
@@ -200,7 +200,7 @@ def choices(pressed: Sequence[Row]) -> Iterator[Figure]:
             )
 
 
-def under_pressure(rows: Sequence[Row], table: str) -> Iterator[Figure]:
+def under_pressure(rows: Sequence[SimulatedRow], table: str) -> Iterator[Figure]:
     """All schedulers and evictions of one workload."""
     base = _named(rows, "vLLM-NS")
     for row in rows:
@@ -226,7 +226,7 @@ def under_pressure(rows: Sequence[Row], table: str) -> Iterator[Figure]:
         yield figure("failed", row.failed)
 
 
-def _seconds(row: Row, figure: Callable[..., Figure]) -> Iterator[Figure]:
+def _seconds(row: SimulatedRow, figure: Callable[..., Figure]) -> Iterator[Figure]:
     yield figure("TTFT mean", row.mean_s, "s")
     for name, value in zip(AT, row.ttft_s, strict=True):
         samples = list(row.p99_s) if name == "P99" else []
@@ -235,8 +235,8 @@ def _seconds(row: Row, figure: Callable[..., Figure]) -> Iterator[Figure]:
 
 
 def _speed_ups(
-    row: Row,
-    base: Row,
+    row: SimulatedRow,
+    base: SimulatedRow,
     figure: Callable[..., Figure],
     theirs: Mapping[str, float | paper.Range],
     p99_goal: Goal | None = None,
@@ -247,25 +247,25 @@ def _speed_ups(
         yield figure(f"{name} speed-up", other / ours, against=against, reference=reference, goal=goal)
 
 
-def _named(rows: Sequence[Row], scheduler: str) -> Row:
+def _named(rows: Sequence[SimulatedRow], scheduler: str) -> SimulatedRow:
     return next(row for row in rows if row.case.scheduler == scheduler)
 
 
-def _rates(sizes: Sizes) -> Iterator[Case]:
+def _rates(sizes: SimulatedSizes) -> Iterator[SimulatedCase]:
     for profile, workload in product(sizes.profiles, sizes.workloads):
         for qps, scheduler in product(workload.qps, SCHEDULERS):
-            yield Case(workload, qps, 1.0, scheduler, "cost", profile)
+            yield SimulatedCase(workload, qps, 1.0, scheduler, "cost", profile)
 
 
-def _pressed(sizes: Sizes) -> Iterator[Case]:
+def _pressed(sizes: SimulatedSizes) -> Iterator[SimulatedCase]:
     for profile, workload in product(sizes.profiles, sizes.workloads):
-        base = Case(workload, workload.pressed_qps, workload.delay, "vLLM-NS", "cost", profile)
+        base = SimulatedCase(workload, workload.pressed_qps, workload.delay, "vLLM-NS", "cost", profile)
         yield base
         for scheduler, eviction in product(list(SCHEDULERS)[1:], sizes.evictions):
             yield replace(base, scheduler=scheduler, eviction=eviction)
 
 
-def _run(pool_tokens: int, case: Case) -> Row:
+def _run(pool_tokens: int, case: SimulatedCase) -> SimulatedRow:
     results = [_simulated(pool_tokens, case, seed) for seed in case.workload.seeds]
     ttft = np.concatenate([result.ttft_ns for result in results]) / 1e9
     invalidated = np.concatenate([result.columns["invalidated_tokens"] for result in results])
@@ -273,7 +273,7 @@ def _run(pool_tokens: int, case: Case) -> Row:
         float(np.mean([result.columns[column].sum() for result in results]))
         for column in ("swaps", "recomputes")
     )
-    return Row(
+    return SimulatedRow(
         case,
         requests=sum(len(result.answered) for result in results),
         failed=sum(int((~result.answered).sum()) for result in results),
@@ -288,7 +288,7 @@ def _run(pool_tokens: int, case: Case) -> Row:
     )
 
 
-def _simulated(pool_tokens: int, case: Case, seed: int) -> Result:
+def _simulated(pool_tokens: int, case: SimulatedCase, seed: int) -> Result:
     inputs = WORKLOADS[case.workload.name](Load(case.qps, case.workload.requests, case.delay, seed))
     setup = Setup(
         pool_tokens,

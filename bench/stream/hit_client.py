@@ -19,7 +19,7 @@ _QUESTION = PAPER_SIX[0]
 T = TypeVar("T")
 
 
-class Seen(NamedTuple):
+class HitSamples(NamedTuple):
     """Round trips in ns: asks answered from the cache and not, requests for the latest answer, echoes."""
 
     hits: list[int]
@@ -29,8 +29,8 @@ class Seen(NamedTuple):
 
 
 def watch(query: str, echo: str, session: str, seconds: float, pipe: Connection) -> None:
-    """Ask, fetch the latest answer and echo, in turn, for so long; sends "ready", then `Seen`."""
-    seen = Seen([], [], [], [])
+    """Ask, fetch the latest answer and echo, in turn, for so long; sends "ready", then `HitSamples`."""
+    seen = HitSamples([], [], [], [])
     context = zmq.Context()
     socket = context.socket(zmq.DEALER)
     socket.linger = 0

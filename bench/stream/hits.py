@@ -19,9 +19,9 @@ import zmq
 import zmq.asyncio
 
 from bench.figures import Figure, Goal, Setting, latency
-from bench.run import Run
+from bench.run import SuiteRun
 from bench.stream.flood import FloodSource, instruments, payloads
-from bench.stream.hit_client import Seen, watch
+from bench.stream.hit_client import HitSamples, watch
 from bench.stream.processes import child
 from daemon.config import schema
 from daemon.front.server import Front
@@ -39,7 +39,7 @@ _FILL_S = 1.0
 
 
 @dataclass(frozen=True)
-class Plan:
+class HitsPlan:
     """``threads``: of the engine, one front each. ``batch``: records the source hands over at a time."""
 
     threads: tuple[int, ...] = (1, 2)
@@ -48,20 +48,20 @@ class Plan:
     batch: int = 2000
 
 
-QUICK = Plan(threads=(1,), seconds=2.0, records=100_000)
+QUICK = HitsPlan(threads=(1,), seconds=2.0, records=100_000)
 
 
-def measure(run: Run) -> Iterator[Figure]:
+def measure(run: SuiteRun) -> Iterator[Figure]:
     """Round trips at a client in a process of its own, one millisecond apart, while the engine, in a
     second process, is idle or flooded by a source that always has more. *Hit*: a reply that says
     `cached`; *latest*: a request for the newest answer there is. The reference is a bare ZeroMQ echo in
     the front's own event loop, asked in turn. The client waits for each reply, so the counts of hits and
     of computed asks are not the shares that somebody would see who asks at random times.
     """
-    return figures(QUICK if run.quick else Plan())
+    return figures(QUICK if run.quick else HitsPlan())
 
 
-def figures(plan: Plan) -> Iterator[Figure]:
+def figures(plan: HitsPlan) -> Iterator[Figure]:
     """Every condition for every number of engine threads."""
     still, *flooded = instruments(_MARKETS, 4)
     first, records = payloads([still], _FIRST), payloads(flooded, plan.records)
@@ -87,7 +87,7 @@ def config(threads: int) -> schema.Config:
     )
 
 
-async def _measure(plan: Plan, threads: int, source: FloodSource) -> list[Figure]:
+async def _measure(plan: HitsPlan, threads: int, source: FloodSource) -> list[Figure]:
     front = make_front(config(threads), source=source)
     still, moving = (session.name for session in front.config.sessions[:2])
     try:
@@ -119,7 +119,7 @@ async def _rest(front: Front) -> None:
 
 
 async def _condition(
-    front: Front, source: FloodSource, echo: str, plan: Plan, threads: int, condition: str, session: str
+    front: Front, source: FloodSource, echo: str, plan: HitsPlan, threads: int, condition: str, session: str
 ) -> list[Figure]:
     assert front.query is not None  # configured above
     sessions = [session.name for session in front.config.sessions]
@@ -154,9 +154,9 @@ async def _condition(
     ]
 
 
-def _client(*arguments: object) -> Seen:
+def _client(*arguments: object) -> HitSamples:
     with child(watch, *arguments) as pipe:
-        seen: Seen = pipe.recv()
+        seen: HitSamples = pipe.recv()
         return seen
 
 

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 import ingest
 from bench.figures import Figure, Goal, Setting, rate
-from bench.run import MeasurementFailed, Run
+from bench.run import MeasurementFailed, SuiteRun
 from bench.stream import processes
 from bench.stream.flood import FloodSource, Records, instruments, payloads
 from bench.stream.processes import Counted, child, new_ring
@@ -50,7 +50,7 @@ _DEADLINE_S = 120.0
 
 
 @dataclass(frozen=True)
-class Plan:
+class KafkaPlan:
     """How many trades, of how many markets, and how often."""
 
     records: int = 200_000
@@ -58,7 +58,7 @@ class Plan:
     repeats: int = 3
 
 
-QUICK = Plan(records=5000, markets=4, repeats=1)
+QUICK = KafkaPlan(records=5000, markets=4, repeats=1)
 _EXPECTED = {_WHOLE: 50_000.0, _SOURCE: 300_000.0, _PLANE: 1_000_000.0}
 
 
@@ -66,18 +66,18 @@ class Miscounted(MeasurementFailed):
     """Records or bars are missing, or there are too many: the times mean nothing."""
 
 
-def measure(run: Run) -> Iterator[Figure]:
+def measure(run: SuiteRun) -> Iterator[Figure]:
     """Trades preloaded into the embedded broker, read by the real source and ingest, through the ring
     into the data plane in another process, to closed bars as token ids. Each stage is also measured
     alone, on the same records.
     """
     try:
-        yield from figures(QUICK if run.quick else Plan())
+        yield from figures(QUICK if run.quick else KafkaPlan())
     except MockUnavailable as error:
         raise MeasurementFailed(str(error)) from None
 
 
-def figures(plan: Plan) -> Iterator[Figure]:
+def figures(plan: KafkaPlan) -> Iterator[Figure]:
     """Records a second from Kafka to bars, then of each stage alone, in the order of the way."""
     ingest.warm_up()
     markets = instruments(plan.markets, 4)

@@ -13,7 +13,7 @@ import numpy as np
 
 import ingest
 from bench.figures import Figure, Goal, rate
-from bench.run import Run
+from bench.run import SuiteRun
 from bench.stream import processes
 from bench.stream.processes import child, new_ring
 from ingest.record import RECORD, WORDS, Records
@@ -27,7 +27,7 @@ _COPY = "the bytes copied in and out in one process"
 
 
 @dataclass(frozen=True)
-class Plan:
+class RingPlan:
     """Records through the ring, through the queue in batches, and through the queue one by one."""
 
     records: int = 5_000_000
@@ -36,17 +36,17 @@ class Plan:
     repeats: int = 7
 
 
-QUICK = Plan(records=200_000, batched=50_000, queued=1000, repeats=2)
+QUICK = RingPlan(records=200_000, batched=50_000, queued=1000, repeats=2)
 
 
-def measure(run: Run) -> Iterator[Figure]:
+def measure(run: SuiteRun) -> Iterator[Figure]:
     """Records of 128 bytes, 512 at a time. Copying the bytes shows the order of memory's speed; its runs
     differ several times over, so it is no floor.
     """
-    yield from figures(QUICK if run.quick else Plan())
+    yield from figures(QUICK if run.quick else RingPlan())
 
 
-def figures(plan: Plan) -> Iterator[Figure]:
+def figures(plan: RingPlan) -> Iterator[Figure]:
     """Records a second through each way, taken in turn several times."""
     ingest.warm_up()
     records, batched = (max(1, n // BATCH) * BATCH for n in (plan.records, plan.batched))

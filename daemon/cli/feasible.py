@@ -32,7 +32,7 @@ def command(trace: Path, ttft: float, p: float, c_attn: float, as_json: bool) ->
     sys.exit(0 if found.order is not None else 1)
 
 
-class Answer(msgspec.Struct, frozen=True):
+class Feasibility(msgspec.Struct, frozen=True):
     """What the command prints. Queries are numbered from 0 in the trace's order; times are in tokens.
 
     `order` and what follows it are null where only the certificate is known.
@@ -71,7 +71,7 @@ class Answer(msgspec.Struct, frozen=True):
         return "\n".join(lines)
 
 
-def answer(trace: Path, ttft: float, p: float, c_attn: float) -> Answer:
+def answer(trace: Path, ttft: float, p: float, c_attn: float) -> Feasibility:
     """Theorem 4's answer for a trace file.
 
     Raises ValueError: TraceError for a line that cannot be used, TooWide when the search does not end, and
@@ -83,7 +83,7 @@ def answer(trace: Path, ttft: float, p: float, c_attn: float) -> Answer:
     percentile = None
     if found.ttfts is not None:
         percentile = sorted(found.ttfts)[len(stream) - found.allowed - 1]
-    return Answer(
+    return Feasibility(
         queries=len(stream),
         ttft=ttft,
         p=p,

@@ -58,7 +58,7 @@ def command(json_path: Path | None, plot_path: Path | None, trace_path: Path | N
             click.echo(
                 f"{summary.policy}: {summary.completion_s:.0f} s simulated, {took:.1f} s so far", err=True
             )
-        outcome = experiment.Outcome(plan, runs)
+        outcome = experiment.ExperimentResult(plan, runs)
         click.echo(outcome.table())
         if json_path is not None:
             json_path.write_bytes(outcome.json())

@@ -23,10 +23,11 @@ from flash.questions import Question
 from flash.registry import Registry, check_choices
 from ingest.bars import SKEWED
 from metrics.store import MetricStore
+from regions.tape import Tape
 from scheduler.request import Failure, Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
-from scheduler.tapes import Record
-from scheduler.types import PriorityClass, Tape
+from scheduler.tapes import TapeItem
+from scheduler.types import PriorityClass
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ class Versions:
         """``inputs``: kept for the sessions' files; see `daemon.engine.maintenance.Tiers`."""
         self._store, self._emit, self._inputs = store, emit, inputs
 
-    def on_commit(self, tape: Tape, version: int, records: Sequence[Record[Appended]]) -> None:
+    def on_commit(self, tape: Tape, version: int, records: Sequence[TapeItem[Appended]]) -> None:
         """A tape has a new version."""
         record = newest(records)
         self._inputs[tape.name] = {"last": record.last_offset, "safe": record.low_watermark}
@@ -79,7 +80,7 @@ class Versions:
             )
         )
 
-    def on_drop(self, tape: Tape, records: Sequence[Record[Appended]], failure: Failure) -> None:
+    def on_drop(self, tape: Tape, records: Sequence[TapeItem[Appended]], failure: Failure) -> None:
         """Nothing to tell: the flash evaluator flags the gap."""
 
 
@@ -210,7 +211,7 @@ class EngineAsks:
         if request is not None:
             self._scheduler.cancel(request.id)
 
-    def on_commit(self, tape: Tape, version: int, records: Sequence[Record[Appended]]) -> None:
+    def on_commit(self, tape: Tape, version: int, records: Sequence[TapeItem[Appended]]) -> None:
         """Keep the times of the new version, and those of the older ones that open asks read."""
         record, times = newest(records), self._times[tape.name]
         read = {request.version for request in list(self._open.values()) if request.session == tape.name}
@@ -218,7 +219,7 @@ class EngineAsks:
             del times[old]
         times[version] = _Times(record.ts_last_event, record.ts_ring)
 
-    def on_drop(self, tape: Tape, records: Sequence[Record[Appended]], failure: Failure) -> None:
+    def on_drop(self, tape: Tape, records: Sequence[TapeItem[Appended]], failure: Failure) -> None:
         """The newest version stays what it is."""
 
     def _done(self, ask: Ask, request: Request) -> None:

@@ -18,8 +18,7 @@ from metrics.store import MetricStore
 from regions.tape import Tape
 from scheduler.request import Failure
 from scheduler.scheduler import Scheduler
-from scheduler.tapes import Record, Records
-from scheduler.types import Tape as AnyTape
+from scheduler.tapes import Records, TapeItem
 
 MAX_WAITING = 256
 """Bars waiting for the engine above which the ring is left alone: it pauses or drops as its kind says."""
@@ -32,7 +31,7 @@ class Appended(NamedTuple):
     ordinal: int
 
 
-def newest(records: Sequence[Record[Appended]]) -> TapeRecord:
+def newest(records: Sequence[TapeItem[Appended]]) -> TapeRecord:
     """The last of a version's records."""
     return records[-1].payload.record
 
@@ -109,11 +108,11 @@ class EngineInput:
         self._stop.set()
         self._leave_ring.set()
 
-    def on_commit(self, tape: AnyTape, version: int, records: Records) -> None:
+    def on_commit(self, tape: Tape, version: int, records: Records) -> None:
         """They wait no longer."""
         self._count(-len(records))
 
-    def on_drop(self, tape: AnyTape, records: Records, failure: Failure) -> None:
+    def on_drop(self, tape: Tape, records: Records, failure: Failure) -> None:
         """As `on_commit`."""
         self._count(-len(records))
 
@@ -125,7 +124,7 @@ class EngineInput:
         self._scheduler.append(
             self._tapes[name],
             [
-                Record(record.tokens, Appended(record, first + i), record.ts_last_event)
+                TapeItem(record.tokens, Appended(record, first + i), record.ts_last_event)
                 for i, record in enumerate(records)
             ],
         )

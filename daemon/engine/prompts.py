@@ -18,9 +18,10 @@ from daemon.engine.answers import CANCELLED, Emit, generated
 from engine.model.prompt import PromptFormat
 from flash.questions import Prepared, Question
 from flash.registry import check_choices
+from regions.prompt import StreamingPrompt
 from scheduler.request import Event, Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
-from scheduler.types import PriorityClass, PromptReader
+from scheduler.types import PriorityClass
 
 NAME = "prompt"
 """What such a request is called in messages, where others name their session."""
@@ -45,7 +46,7 @@ class EnginePrompts:
         self,
         prompt: PromptFormat,
         scheduler: Scheduler,
-        open_prompt: Callable[[], PromptReader],
+        open_prompt: Callable[[], StreamingPrompt],
         most_tokens: int,
         untrained: bool,
         emit: Emit,

@@ -58,7 +58,7 @@ def wire_engine(
     asks = EngineAsks(built, scheduler, emit)
     StandingAnswers(config, built, scheduler, registry, store, emit)
     refresher = refresher_of(config, built, scheduler, registry, observer)
-    rebuilder = Rebuilder(scheduler, built.tapes.values(), time.monotonic_ns)
+    rebuilder = Rebuilder(scheduler, time.monotonic_ns)
     maintenance = Maintenance(engine.pool, built.tapes.values(), built.tiers, store)
     threads = Threads(lambda name, why: emit(protocol.ThreadEnded(name, why)))
     return EngineHost(

@@ -26,7 +26,7 @@ RETRY_S = 0.1
 INGEST, COMMIT = "ingest", "commit loop"
 
 
-class Input:
+class FeedInput:
     """At most one source. Without one there is nothing to connect, to read or to commit."""
 
     def __init__(

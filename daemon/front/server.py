@@ -20,7 +20,7 @@ from daemon.api.messages import AskReply, FinishReply, PromptReply
 from daemon.api.zmq import QueryServer
 from daemon.config.schema import Config
 from daemon.front.engine_manager import EngineManager
-from daemon.front.input import Input
+from daemon.front.input import FeedInput
 from daemon.front.notify import Notifier
 from daemon.front.prompts import Prompts
 from daemon.front.publish import Publisher
@@ -47,7 +47,7 @@ class Front:
     notifier: Notifier
     routes: Sequence[Route]
     engine: EngineManager
-    input: Input
+    input: FeedInput
     sessions: Sessions
     publisher: Publisher
     prompts: Prompts

@@ -15,7 +15,7 @@ from daemon.config.schema import Config
 from daemon.front.connectors import make_routes, make_source
 from daemon.front.engine_client import ENGINE, EngineClient, InprocEngine, OnEvent, ProcessEngine
 from daemon.front.engine_manager import RESTART_AFTER_S, Connect, EngineManager
-from daemon.front.input import COMMIT_EVERY_S, Input
+from daemon.front.input import COMMIT_EVERY_S, FeedInput
 from daemon.front.notify import Notifier
 from daemon.front.offsets import OffsetTracker
 from daemon.front.prompts import Prompts
@@ -76,7 +76,7 @@ def make_front(
     sessions = Sessions(config, store, send)
     lossless = source is None or source.kind == "pausing"
     publisher = Publisher(config, routes, tracker, sessions, store, lossless=lossless)
-    entering = Input(config, source, tracker, store, publisher.dead_letter, tasks, commit_every_s)
+    entering = FeedInput(config, source, tracker, store, publisher.dead_letter, tasks, commit_every_s)
     publisher.delivery.gate = entering.gate
     prompts = Prompts(config.query.max_prompts, config.query.max_prompts_each, send)
     engine = EngineManager(

@@ -12,7 +12,7 @@ from statistics import fmean
 
 
 @dataclass(frozen=True, slots=True)
-class Quantiles:
+class QuantileDistribution:
     """A positive quantity by points (probability, value) of its distribution; log(value) is linear between.
 
     The first probability is 0 and the last is 1; both rise. Raises ValueError otherwise.

@@ -44,7 +44,7 @@ class Experiment(msgspec.Struct, frozen=True):
     grouping: bool
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class ExperimentResult(msgspec.Struct, frozen=True):
     """What is written as JSON."""
 
     plan: Experiment

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from random import Random
 
-from scheduler.simulation.distributions import Counts, Quantiles, humped, shares, skewed
+from scheduler.simulation.distributions import Counts, QuantileDistribution, humped, shares, skewed
 from scheduler.simulation.inputs import Input, merged
 from scheduler.simulation.tokens import EMPTY, MOST_ID, Segments
 
@@ -29,12 +29,12 @@ TOP_K = 10
 class Retrieval:
     """How the documents of one query come in."""
 
-    gap_ms: Quantiles
+    gap_ms: QuantileDistribution
     """Between two chunks."""
     chunks: Counts
-    tokens: Quantiles
+    tokens: QuantileDistribution
     """Of the finished prompt."""
-    search_ms: Quantiles | None = None
+    search_ms: QuantileDistribution | None = None
     """From the first chunk to the end of the search; None: the last chunk ends it."""
 
     def gaps(self, rng: Random, n: int, delay: float) -> list[int]:
@@ -43,19 +43,19 @@ class Retrieval:
 
 
 CRAWLER = Retrieval(
-    gap_ms=Quantiles(((0, 20), (0.05, 82), (0.5, 701), (0.95, 3078), (0.99, 5293), (1, 60_000))),
+    gap_ms=QuantileDistribution(((0, 20), (0.05, 82), (0.5, 701), (0.95, 3078), (0.99, 5293), (1, 60_000))),
     chunks=humped(7.9, 17),
-    tokens=Quantiles(((0, 200), (0.5, 5749), (0.95, 28_372), (1, 48_000))),
+    tokens=QuantileDistribution(((0, 200), (0.5, 5749), (0.95, 28_372), (1, 48_000))),
 )
 ANNS = Retrieval(
-    gap_ms=Quantiles(((0, 0.5), (0.05, 1.4), (0.5, 37), (0.95, 699), (0.99, 2079), (1, 10_000))),
+    gap_ms=QuantileDistribution(((0, 0.5), (0.05, 1.4), (0.5, 37), (0.95, 699), (0.99, 2079), (1, 10_000))),
     chunks=skewed(4.4, 26),
-    tokens=Quantiles(((0, 1500), (0.5, 10_126), (0.95, 30_618), (1, 70_000))),
-    search_ms=Quantiles(((0, 1500), (0.5, 3600), (1, 11_000))),
+    tokens=QuantileDistribution(((0, 1500), (0.5, 10_126), (0.95, 30_618), (1, 70_000))),
+    search_ms=QuantileDistribution(((0, 1500), (0.5, 3600), (1, 11_000))),
 )
-ONESHOT_TOKENS = Quantiles(((0, 16), (0.5, 512), (0.95, 4096), (1, 8192)))
-HISTORY_TOKENS = Quantiles(((0, 4096), (1, 7168)))
-DOCUMENT_TOKENS = Quantiles(((0, 512), (1, 1024)))
+ONESHOT_TOKENS = QuantileDistribution(((0, 16), (0.5, 512), (0.95, 4096), (1, 8192)))
+HISTORY_TOKENS = QuantileDistribution(((0, 4096), (1, 7168)))
+DOCUMENT_TOKENS = QuantileDistribution(((0, 512), (1, 1024)))
 BASE_TOKENS = 256
 PER_USER = 4
 """Prompts that share one user's history (k-LPM section 5.1)."""

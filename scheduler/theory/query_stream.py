@@ -119,7 +119,7 @@ def ttfts(
     return tuple(end - arrival for end, arrival in zip(done, stream.arrivals, strict=True))
 
 
-class _Line(msgspec.Struct, forbid_unknown_fields=True):
+class _QueryLine(msgspec.Struct, forbid_unknown_fields=True):
     arrival: float
     tokens: tuple[int, ...] | None = None
     text: str | None = None
@@ -141,8 +141,8 @@ def read_trace(lines: Iterable[str | bytes]) -> QueryStream:
     Raises TraceError when a line is not of this form, when some give text and others tokens (they would
     never match), or when there is none.
     """
-    found: list[_Line] = []
-    for number, line in decoded(lines, _Line):
+    found: list[_QueryLine] = []
+    for number, line in decoded(lines, _QueryLine):
         found.append(line)
         if (line.text is None) != (found[0].text is None):
             raise TraceError(f"line {number}: a trace gives either `tokens` or `text` on all lines")

@@ -12,14 +12,14 @@ from click.testing import CliRunner
 from bench.cli import bench
 from bench.engine.batches import Readers, Stopwatch, compare, standing_texts
 from bench.engine.contenders import Reply
-from bench.engine.floor import Costs, Floors, causal
+from bench.engine.floor import Floors, PassCosts, causal
 from bench.engine.questions import Disagreement
 from bench.figures import Figure
 from bench.run import read
 from bench.suites import SUITES
 from tests.engine.reference_attention import ReferenceAttention
 
-COSTS = Costs(
+COSTS = PassCosts(
     weight_bytes=100 * 4,
     linear_bytes=60 * 4,
     linear_flops=2 * 60,

@@ -6,16 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from bench.engine.floor import Costs, Floors
+from bench.engine.floor import Floors, PassCosts
 from bench.figures import Figure
 from bench.gpu import QUICK, TINY, random_model
-from bench.run import MeasurementFailed, Run, run
+from bench.run import MeasurementFailed, SuiteRun, run
 from scheduler.costs import load
 
 
 def test_every_figure_is_taken(tmp_path: Path) -> None:
     """One quick run on the CPU: every table has its figures, and the cost model has a profile."""
-    settings = Run(threads=1, quick=True, device="cpu", profiles=tmp_path / "profiles", say=lambda text: None)
+    settings = SuiteRun(
+        threads=1, quick=True, device="cpu", profiles=tmp_path / "profiles", say=lambda text: None
+    )
     (part,) = run("gpu", "foretick bench gpu --quick", settings).parts
 
     def named(name: str) -> list[Figure]:
@@ -39,12 +41,12 @@ def test_every_figure_is_taken(tmp_path: Path) -> None:
 
 def test_a_device_that_is_not_there_ends_the_run_with_a_message() -> None:
     with pytest.raises(MeasurementFailed, match="cuda"):
-        run("gpu", "foretick bench gpu", Run(quick=True, device="cuda:9", say=lambda text: None))
+        run("gpu", "foretick bench gpu", SuiteRun(quick=True, device="cuda:9", say=lambda text: None))
 
 
 def test_floors_are_counted_from_the_model() -> None:
     """Bytes and arithmetic of a shape small enough to count by hand."""
-    costs = Costs.of(random_model(TINY, "cpu"))
+    costs = PassCosts.of(random_model(TINY, "cpu"))
     hidden, inner, vocabulary, layers = 64, 128, 512, 2
     matrices = layers * (hidden * 64 + 2 * hidden * 32 + 64 * hidden + 3 * hidden * inner)
     norms = (2 * layers + 1) * hidden

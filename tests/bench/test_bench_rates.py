@@ -14,7 +14,7 @@ from ingest.tokens import Tokeniser
 
 def test_kafka_to_bars_counts_every_bar() -> None:
     """Two markets of four trades a second: as many bars as seconds and markets, on both ways."""
-    found = list(kafka.figures(kafka.Plan(records=800, markets=2, repeats=1)))
+    found = list(kafka.figures(kafka.KafkaPlan(records=800, markets=2, repeats=1)))
     assert [f.setting["stage"] for f in found[:-1]] == list(kafka.STAGES)
     assert {(f.setting["trades"], f.setting["bars"]) for f in found} == {(800, 200)}
     assert all(f.ours > 0 for f in found)
@@ -25,7 +25,7 @@ def test_kafka_to_bars_counts_every_bar() -> None:
 
 def test_the_ring_and_the_queue_carry_everything() -> None:
     """Both sides are checked by what arrived; every way reports as many runs as asked for."""
-    found = list(ring.figures(ring.Plan(records=70_000, batched=2000, queued=20, repeats=2)))
+    found = list(ring.figures(ring.RingPlan(records=70_000, batched=2000, queued=20, repeats=2)))
     assert [f.n for f in found] == [2] * 6
     assert [f.against for f in found[::2]] == [f.name for f in found[1::2]]
     assert [f.reference for f in found[::2]] == [f.ours for f in found[1::2]]
@@ -68,7 +68,7 @@ async def test_the_flood_waits_until_it_is_let_in() -> None:
 
 def test_hits_come_from_the_cache_of_a_real_front() -> None:
     """Front, engine and client are three processes; with a still session every ask is a hit."""
-    found = list(hits.figures(hits.Plan(threads=(1,), seconds=0.4, records=20_000, batch=500)))
+    found = list(hits.figures(hits.HitsPlan(threads=(1,), seconds=0.4, records=20_000, batch=500)))
 
     def values(name: str) -> dict[str | int | float, Figure]:
         return {f.setting["condition"]: f for f in found if f.name == name}

@@ -13,9 +13,9 @@ from bench.cli import bench
 from bench.figures import Figure
 from bench.run import read
 from bench.scheduler import flood, paper, predicted, prefix, simulated
-from bench.scheduler.cost import Plan, World
+from bench.scheduler.cost import CostPlan, CostWorld
 from bench.scheduler.predicted import profile, scaled
-from bench.scheduler.prefix import PAPER, Case, inputs, steady
+from bench.scheduler.prefix import PAPER, PrefixCase, inputs, steady
 from bench.scheduler.replay import Replayed, replay
 from bench.suites import SUITES
 from engine.model.embedded import embedded_directory
@@ -66,8 +66,8 @@ def test_the_replay_is_timed_from_the_last_input() -> None:
 @pytest.mark.parametrize("policy", NAMES)
 def test_a_measured_step_keeps_as_many_alive(policy: str) -> None:
     """Each that ends makes room for a new one, streams are finished, and phase 1 is asked without effect."""
-    sizes = Plan(prompt=64, answer=3)
-    world, unasked = (World(sizes, 30, 2.5, policy) for _ in range(2))
+    sizes = CostPlan(prompt=64, answer=3)
+    world, unasked = (CostWorld(sizes, 30, 2.5, policy) for _ in range(2))
     first = set(world.live)
     for _ in range(60):
         for each in (world, unasked):
@@ -83,7 +83,9 @@ def test_a_measured_step_keeps_as_many_alive(policy: str) -> None:
 
 def test_the_loads_of_prefixes_are_what_they_are_called() -> None:
     """Four prompts of each user in the one, regulars and strangers in the other; equal for all policies."""
-    cases = {name: Case(name, PAPER, 1.0, 5.0, "fcfs", 3, 400, 30, 4) for name in ("sessions", "regulars")}
+    cases = {
+        name: PrefixCase(name, PAPER, 1.0, 5.0, "fcfs", 3, 400, 30, 4) for name in ("sessions", "regulars")
+    }
     counts = {}
     for name, case in cases.items():
         histories = [piece.tokens[256] for piece in inputs(case)]
@@ -152,7 +154,9 @@ def test_k_lpm_is_compared_with_the_policy_that_is_better_on_all_seeds() -> None
     """Here FCFS: half and twice on its seeds, so 1 in the mean."""
     p99 = {"fcfs": (4.0, 1.0), "lpm": (2.0, 3.0), "klpm": (2.0, 2.0), "klpm-adaptive": (1.0, 1.0)}
     rows = [
-        prefix.Row(Case("sessions", PAPER, 1.0, 5.0, policy, seed, 400, 30, 4), 1.0, p99[policy][seed], 0.5)
+        prefix.PrefixRow(
+            PrefixCase("sessions", PAPER, 1.0, 5.0, policy, seed, 400, 30, 4), 1.0, p99[policy][seed], 0.5
+        )
         for seed in (0, 1)
         for policy in p99
     ]
@@ -191,10 +195,10 @@ def test_the_bound_in_a_flood_is_of_the_idle_tail_and_one_batch() -> None:
 
 def _row(
     scheduler: str, eviction: str, delay: float, p99: float, p95: float | None = None, qps: float = 4.0
-) -> simulated.Row:
+) -> simulated.SimulatedRow:
     slow = scheduler == "vLLM-NS"
-    return simulated.Row(
-        simulated.Case(simulated.CRAWLER, qps, delay, scheduler, eviction, "h"),
+    return simulated.SimulatedRow(
+        simulated.SimulatedCase(simulated.CRAWLER, qps, delay, scheduler, eviction, "h"),
         requests=9,
         failed=0,
         mean_s=1.0,

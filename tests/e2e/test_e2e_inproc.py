@@ -33,7 +33,7 @@ from feeds.source import Incoming
 from flash.questions import PAPER_SIX
 from scheduler.request import Request, RequestSpec, State
 from scheduler.scheduler import Scheduler as Steps
-from scheduler.tapes import Record
+from scheduler.tapes import TapeItem
 from scheduler.types import PriorityClass
 from tests import tolerance
 from tests.e2e.inproc import DEAD, UPDATES, Recorder, Tape, answers, count, running
@@ -332,8 +332,8 @@ def _answer_while(question: str, new_bars: int) -> list[int]:
     tape = built.tapes["aaa"]
     scheduler = Steps(built.engine, built.engine.pool, limits_of(config), lambda: 0)
 
-    def bar(n: int) -> Record:
-        return Record(
+    def bar(n: int) -> TapeItem:
+        return TapeItem(
             built.prompt.encode(f"10{n:02d}00,{100 + n}.25,{101 + n}.50,{99 + n}.75,101.25,{n}.500\n")
         )
 

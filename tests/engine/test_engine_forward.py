@@ -23,7 +23,7 @@ from regions.tape import Retention
 from scheduler.observer import Observer
 from scheduler.request import Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
-from scheduler.tapes import Record
+from scheduler.tapes import TapeItem
 from scheduler.types import Limits, PriorityClass
 from tests import tolerance
 from tests.engine.oracle import VOCABULARY, History, oracle_logits, tiny
@@ -407,7 +407,7 @@ def test_requests_and_records_survive_a_device_that_runs_out_of_memory(model: Lo
                 )
             )
             scheduler.submit(request)
-        scheduler.append(tape, [Record([n + 3, n + 4, n + 5]) for n in range(12)])
+        scheduler.append(tape, [TapeItem([n + 3, n + 4, n + 5]) for n in range(12)])
         while scheduler.step():
             pass
         assert [request.state for request in done] == [State.FINISHED] * len(PROMPTS)

@@ -12,7 +12,7 @@ import pytest
 from feeds.backoff import CAP_S, Connection, delay_s
 from feeds.kafka import BrokerError, KafkaSink, KafkaSource, missing_topics, quiet_client_log
 from feeds.mock_broker import NOTICE, MockBroker, MockUnavailable
-from feeds.source import CommitFailed, Incoming, PublishRefused, Sink, SinkStopped, Source, State
+from feeds.source import CommitFailed, ConnectionState, Incoming, PublishRefused, Sink, SinkStopped, Source
 from tests.feeds.waiting import eventually
 from tests.kafka_server import free_ports
 
@@ -76,7 +76,10 @@ async def test_round_trip_commit_and_resume(broker: MockBroker) -> None:
     assert sorted(int(m.payload) for m in await take(again, 10)) == list(range(300, 310))
     await again.stop()
     await sink.stop()
-    assert (again.connection.state, sink.connection.state) == (State.STOPPED, State.STOPPED)
+    assert (again.connection.state, sink.connection.state) == (
+        ConnectionState.STOPPED,
+        ConnectionState.STOPPED,
+    )
 
 
 async def test_a_paused_source_fetches_nothing_and_resuming_loses_nothing(broker: MockBroker) -> None:
@@ -118,7 +121,7 @@ async def test_broker_not_there_at_start(caplog: pytest.LogCaptureFixture) -> No
     sink = KafkaSink("out", f"127.0.0.1:{port}")
     starting = [asyncio.ensure_future(source.start()), asyncio.ensure_future(sink.start())]
     await eventually(lambda: min(source.connection.retries, sink.retries) >= 3)
-    assert (source.connection.state, sink.connection.state) == (State.DOWN, State.DOWN)
+    assert (source.connection.state, sink.connection.state) == (ConnectionState.DOWN, ConnectionState.DOWN)
     warnings = [r for r in caplog.records if r.levelno == logging.WARNING and r.name.startswith("feeds")]
     assert len(warnings) == 2  # once each, not once an attempt
     began = time.monotonic()
@@ -138,7 +141,11 @@ async def test_broker_gone_and_back_loses_nothing_acknowledged(broker: MockBroke
     broker.set_down()
     waiting = asyncio.ensure_future(publish(sink, 10, 20))
     more = asyncio.ensure_future(take(source, 10, timeout_s=40))
-    await eventually(lambda: sink.connection.state is State.DOWN and source.connection.state is State.DOWN)
+    await eventually(
+        lambda: (
+            sink.connection.state is ConnectionState.DOWN and source.connection.state is ConnectionState.DOWN
+        )
+    )
     assert not waiting.done()
     assert sink.retries > 0
     with pytest.raises(CommitFailed, match="not stored"):
@@ -147,7 +154,7 @@ async def test_broker_gone_and_back_loses_nothing_acknowledged(broker: MockBroke
     await waiting
     seen += await more
     assert sorted(int(m.payload) for m in seen) == list(range(20))  # idempotence: nothing twice either
-    assert (sink.connection.state, source.connection.state) == (State.UP, State.UP)
+    assert (sink.connection.state, source.connection.state) == (ConnectionState.UP, ConnectionState.UP)
     await source.commit(next_offsets(seen))
     await source.stop()
     await sink.stop()

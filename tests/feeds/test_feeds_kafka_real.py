@@ -10,7 +10,7 @@ from feeds.codec import decode_record, encode, make_headers
 from feeds.decimal9 import Fixed9
 from feeds.kafka import KafkaSink, KafkaSource, missing_topics, quiet_client_log
 from feeds.messages import Trade
-from feeds.source import Incoming, PublishRefused, State
+from feeds.source import ConnectionState, Incoming, PublishRefused
 from tests.feeds.waiting import eventually
 from tests.fixtures_kafka import RealKafka
 from tests.kafka_server import create_topics
@@ -166,7 +166,11 @@ async def test_broker_gone_and_back(real_kafka: RealKafka, topic: str) -> None:
     await asyncio.to_thread(real_kafka.server.stop)
     waiting = asyncio.ensure_future(publish(sink, topic, 100, 200))
     more = asyncio.ensure_future(take(source, 100, timeout_s=90))
-    await eventually(lambda: sink.connection.state is State.DOWN and source.connection.state is State.DOWN)
+    await eventually(
+        lambda: (
+            sink.connection.state is ConnectionState.DOWN and source.connection.state is ConnectionState.DOWN
+        )
+    )
     assert not waiting.done()
     await asyncio.to_thread(real_kafka.server.start)
     await waiting

@@ -9,7 +9,7 @@ from feeds.codec import decode_record, header_encoding
 from feeds.file_format import load_format
 from feeds.messages import Quote
 from feeds.replay_source import ReplaySource
-from feeds.source import Source, State
+from feeds.source import ConnectionState, Source
 
 SECOND = 10**9
 FIRST = 1_577_916_000_000_000_000
@@ -117,7 +117,7 @@ async def test_stop_ends_a_replay_that_waits(ticks: Path) -> None:
     await tape.stop()
     with pytest.raises(StopAsyncIteration):
         await asyncio.wait_for(rest, 1)
-    assert tape.state is State.STOPPED
+    assert tape.state is ConnectionState.STOPPED
 
 
 async def test_a_missing_file_and_a_negative_speed_are_refused(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from flash.evaluator import Evaluated, FlashEvaluator
 from flash.questions import PAPER_SIX, Prepared, Question
 from flash.registry import Registry
 from scheduler.request import State
-from scheduler.tapes import Record
+from scheduler.tapes import TapeItem
 from scheduler.types import Limits, PriorityClass
 from tests.scheduler.fakes import FakeTape, one_by_one
 from tests.scheduler.harness import Harness
@@ -63,7 +63,7 @@ class Flash:
     def feed(self, tape: FakeTape, n: int = 1, *, gap: bool = False) -> None:
         numbers = [next(self.numbers) for _ in range(n)]
         self.h.scheduler.append(
-            tape, [Record((number % 80, number % 7), -number if gap else number) for number in numbers]
+            tape, [TapeItem((number % 80, number % 7), -number if gap else number) for number in numbers]
         )
 
     def check(self, result: Evaluated, tape: FakeTape) -> None:

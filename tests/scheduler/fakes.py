@@ -13,7 +13,7 @@ from hashlib import blake2b
 
 from engine.step import Chunk, SampledToken
 from regions.offload.store import NotResident
-from scheduler.types import PromptReader
+from regions.prompt import StreamingPrompt
 
 VOCABULARY = 97
 
@@ -195,7 +195,7 @@ class FakePrompt(FakeReader):
     def match(self) -> int:
         return 0
 
-    def read_from(self, source: PromptReader, n: int) -> None:
+    def read_from(self, source: StreamingPrompt, n: int) -> None:
         assert isinstance(source, FakePrompt)
         assert source.kv[:n] == self.prompt[:n]
         assert n < len(self.prompt)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+from regions.tape import Tape
 from scheduler.grouping import Grouping
 from scheduler.observer import Observer
 from scheduler.queues import Queues
 from scheduler.request import Event, Failure, Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
-from scheduler.tapes import Append, Record
-from scheduler.types import Limits, PriorityClass, Tape
+from scheduler.tapes import TapeAppend, TapeItem
+from scheduler.types import Limits, PriorityClass
 from tests.scheduler.fakes import FakeClock, FakeExecutor, FakeMemory, FakeTape, one_by_one
 
 
-def queues_of(work: Iterable[Request | Append]) -> Queues:
+def queues_of(work: Iterable[Request | TapeAppend]) -> Queues:
     """Queues of exactly this work."""
     queues = Queues()
     for item in work:
@@ -32,13 +33,13 @@ class Log:
     """Listener that keeps what it hears."""
 
     def __init__(self) -> None:
-        self.commits: list[tuple[str, int, list[Record]]] = []
-        self.drops: list[tuple[str, list[Record], Failure]] = []
+        self.commits: list[tuple[str, int, list[TapeItem]]] = []
+        self.drops: list[tuple[str, list[TapeItem], Failure]] = []
 
-    def on_commit(self, tape: Tape, version: int, records: Sequence[Record]) -> None:
+    def on_commit(self, tape: Tape, version: int, records: Sequence[TapeItem]) -> None:
         self.commits.append((tape.name, version, list(records)))
 
-    def on_drop(self, tape: Tape, records: Sequence[Record], failure: Failure) -> None:
+    def on_drop(self, tape: Tape, records: Sequence[TapeItem], failure: Failure) -> None:
         self.drops.append((tape.name, list(records), failure))
 
 
@@ -106,7 +107,7 @@ class Harness:
         return request
 
     def feed(self, tape: FakeTape, *records: Sequence[int]) -> None:
-        self.scheduler.append(tape, [Record(tuple(record), payload=tuple(record)) for record in records])
+        self.scheduler.append(tape, [TapeItem(tuple(record), payload=tuple(record)) for record in records])
 
     def run(self, steps: int = 10_000) -> int:
         """Step until idle; the number of steps. Fails when the scheduler does not come to rest."""

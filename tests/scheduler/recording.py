@@ -17,6 +17,10 @@ from typing import Any, Protocol
 import msgspec
 
 from engine.step import Chunk, Executor, OutOfMemory, SampledToken
+from regions.block_pool import BlockPool
+from regions.ephemeral import Fork
+from regions.prompt import StreamingPrompt
+from regions.tape import Tape
 from regions.watch import PrefixWatch
 from scheduler.grouping import Grouping
 from scheduler.inbox import AppendRecords, Cancel, Change, ChangePrompt, Inbox, Note
@@ -24,18 +28,8 @@ from scheduler.observer import Observer
 from scheduler.policies import Ordering
 from scheduler.request import Event, Failure, Request, RequestSpec
 from scheduler.scheduler import Scheduler
-from scheduler.tapes import Record, Records
-from scheduler.types import (
-    Costs,
-    Limits,
-    Memory,
-    PriorityClass,
-    PromptReader,
-    Reader,
-    Tape,
-    Tier,
-    Work,
-)
+from scheduler.tapes import Records, TapeItem
+from scheduler.types import Costs, Limits, PriorityClass, Tier, Work
 
 
 class Submitted(msgspec.Struct, frozen=True, tag="submit", omit_defaults=True):
@@ -123,7 +117,7 @@ class World(Protocol):
     def executor(self) -> Executor: ...
 
     @property
-    def memory(self) -> Memory: ...
+    def memory(self) -> BlockPool: ...
 
     @property
     def costs(self) -> Costs | None: ...
@@ -137,10 +131,10 @@ class World(Protocol):
     def tape(self, name: str) -> Tape:
         """The tape of that name, always the same; an empty one for the empty name."""
 
-    def reader(self, session: str) -> Reader:
+    def reader(self, session: str) -> Fork:
         """A reader of that session's newest version; of nothing when the name is empty."""
 
-    def prompt(self, salt: str) -> PromptReader:
+    def prompt(self, salt: str) -> StreamingPrompt:
         """A reader of a prompt of its own."""
 
 
@@ -423,7 +417,7 @@ def _put(scheduler: Scheduler, given: Input, world: World) -> None:
         case Submitted():
             scheduler.submit(_request(given, world))
         case Appended():
-            made = [Record(tokens, ts_event=at) for tokens, at in given.records]
+            made = [TapeItem(tokens, ts_event=at) for tokens, at in given.records]
             scheduler.append(world.tape(given.tape), made)
         case Changed(id=number, change="extend"):
             scheduler.extend(number, given.tokens)

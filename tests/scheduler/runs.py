@@ -6,11 +6,11 @@ import random
 from collections import defaultdict
 from collections.abc import Sequence
 
+from regions.tape import Tape
 from scheduler.policies import Ordering
 from scheduler.request import Request, State
 from scheduler.scheduler import Scheduler
-from scheduler.tapes import Record
-from scheduler.types import Tape
+from scheduler.tapes import TapeItem
 from tests.scheduler.fakes import one_by_one
 from tests.scheduler.worlds import ORDERINGS, FakeWorld, records
 
@@ -40,13 +40,13 @@ class Run:
         self._queued[name] += [self.world.executor.now] * len(sizes)
         self.scheduler.append(self.world.tape(name), records(*sizes))
 
-    def on_commit(self, tape: Tape, version: int, records: Sequence[Record]) -> None:
+    def on_commit(self, tape: Tape, version: int, records: Sequence[TapeItem]) -> None:
         for _ in records:
             waited = self.world.executor.now - self._queued[tape.name].pop(0)
             if tape.staleness_ns:
                 self.late.append(waited - tape.staleness_ns)
 
-    def on_drop(self, tape: Tape, records: Sequence[Record], failure: object) -> None:
+    def on_drop(self, tape: Tape, records: Sequence[TapeItem], failure: object) -> None:
         raise AssertionError(failure)
 
     def run(self, steps: int = 20_000) -> None:

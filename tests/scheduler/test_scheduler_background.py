@@ -22,7 +22,7 @@ from scheduler.background import Comparison, Refresher, RefreshPolicy
 from scheduler.observer import Observer
 from scheduler.request import Failure, Request, RequestSpec, State
 from scheduler.scheduler import Scheduler as Steps
-from scheduler.tapes import Record
+from scheduler.tapes import TapeItem
 from scheduler.types import Limits, PriorityClass
 from scheduler.types import Tape as AnyTape
 from tests import tolerance
@@ -117,7 +117,7 @@ class World:
         """Queue ``n`` records."""
         for _ in range(n):
             record = tuple(self.rng.randrange(3, VOCABULARY) for _ in range(length))
-            self.steps.append(tape or self.tape, [Record(record)])
+            self.steps.append(tape or self.tape, [TapeItem(record)])
 
     def run(self) -> None:
         for _ in range(1000):

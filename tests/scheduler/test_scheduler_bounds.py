@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scheduler.planner import plan
 from scheduler.policies import Ordering
 from scheduler.request import Event, Request
-from scheduler.tapes import Append, Passes, Pending
+from scheduler.tapes import Passes, Pending, TapeAppend
 from scheduler.types import Limits, PriorityClass
 from tests.scheduler.fakes import FakeMemory, FakeTape
 from tests.scheduler.harness import queues_of
@@ -267,17 +267,17 @@ def test_passes_are_never_more_than_counted(
     """Due tapes planned batch after batch, with as little room as the limits leave."""
     limits = Limits(max_batch_tokens=tokens, max_batch_requests=rows, chunk_min=1, chunk_max=9)
     memory = FakeMemory(1000)
-    appends: list[Append] = []
+    appends: list[TapeAppend] = []
     for n, lengths in enumerate(waiting):
         queue = deque(Pending(100 * n + k, record, 0) for k, record in enumerate(records(*lengths)))
-        appends.append(Append(FakeTape(memory, str(n), retention), queue, due=True))
+        appends.append(TapeAppend(FakeTape(memory, str(n), retention), queue, due=True))
     counted = Passes(limits)
     for append in appends:
         counted.add(append)
     took = 0
     while appends:
         for entry in plan(queues_of(appends), memory, limits).entries:
-            assert isinstance(entry.work, Append)
+            assert isinstance(entry.work, TapeAppend)
             entry.work.take(entry.n)
             entry.work.due = True
         appends = [append for append in appends if append.queue]

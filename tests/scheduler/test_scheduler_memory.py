@@ -8,7 +8,7 @@ from itertools import count
 from scheduler.allocation import Allocation, allocate
 from scheduler.planner import Entry, Plan, adaptive_chunk, cell_budget, plan
 from scheduler.request import Event, Request, RequestSpec, State
-from scheduler.tapes import Append, Pending, Record
+from scheduler.tapes import Pending, TapeAppend, TapeItem
 from scheduler.types import Limits, PriorityClass, Work
 from tests.scheduler.fakes import FakeMemory, FakeTape, one_by_one
 from tests.scheduler.harness import Harness, queues_of
@@ -23,9 +23,9 @@ def request(memory: FakeMemory, seq: int, prompt: int, new: int = 1, cls: Priori
     return made
 
 
-def append(memory: FakeMemory, seq: int, *records: int) -> Append:
-    work = Append(FakeTape(memory, f"T{seq}"))
-    work.queue.extend(Pending(seq, Record((0,) * size), 0) for size in records)
+def append(memory: FakeMemory, seq: int, *records: int) -> TapeAppend:
+    work = TapeAppend(FakeTape(memory, f"T{seq}"))
+    work.queue.extend(Pending(seq, TapeItem((0,) * size), 0) for size in records)
     return work
 
 

@@ -16,7 +16,7 @@ from regions.pool import KVPool, LayerShape
 from scheduler.observer import Observer
 from scheduler.planner import Entry, first_half
 from scheduler.request import Event, Request, RequestSpec, State
-from scheduler.tapes import Append, Pending, Record
+from scheduler.tapes import Pending, TapeAppend, TapeItem
 from scheduler.types import Limits, PriorityClass
 from tests.scheduler.fakes import FakeMemory, FakeTape
 from tests.scheduler.harness import Harness
@@ -69,8 +69,8 @@ def events(request: Request) -> list[Event]:
 def entry(seq: int, *lengths: int, append: bool = False) -> Entry:
     memory = FakeMemory(64)
     if append:
-        work = Append(FakeTape(memory, f"T{seq}"))
-        work.queue.extend(Pending(seq, Record((0,) * n), 0) for n in lengths)
+        work = TapeAppend(FakeTape(memory, f"T{seq}"))
+        work.queue.extend(Pending(seq, TapeItem((0,) * n), 0) for n in lengths)
         return Entry(work, len(lengths))
     made = Request(RequestSpec(SESSION, "", (0,) * 100, 1, lambda _: None, tape=FakeTape(memory, "")))
     return Entry(made, lengths[0])

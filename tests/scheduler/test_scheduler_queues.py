@@ -16,7 +16,7 @@ from scheduler.policies import NAMES, Ordering
 from scheduler.prefix_queue import waiting_order
 from scheduler.queues import PreemptableBlocks, Queues
 from scheduler.request import Event, Request, RequestSpec, State
-from scheduler.tapes import Append, Pending, Record
+from scheduler.tapes import Pending, TapeAppend, TapeItem
 from scheduler.types import PriorityClass, Work
 from tests.scheduler.fakes import FakeMemory, FakePrompt, FakeTape
 from tests.scheduler.worlds import ShelfIndex
@@ -30,12 +30,12 @@ classes = st.sampled_from([FLASH, SESSION, POOL, POOL])
 
 
 def has_work(work: Work) -> bool:
-    return isinstance(work, Append) or work.remaining > 0
+    return isinstance(work, TapeAppend) or work.remaining > 0
 
 
 def priority(work: Work) -> tuple[int, ...]:
     """Classes and promises (docs/scheduling.md); the later of each runs in the background."""
-    if isinstance(work, Append):
+    if isinstance(work, TapeAppend):
         return (1, 0) if work.due else (4, 0)
     return {FLASH: 0, SESSION: 2, POOL: 3}[work.cls], int(work.background)
 
@@ -52,7 +52,7 @@ class Model(RuleBasedStateMachine):
         self.queues = Queues(ordering.key, order)
         self.memory = FakeMemory(10_000)
         self.requests: list[Request] = []
-        self.appends: list[Append] = []
+        self.appends: list[TapeAppend] = []
         self.numbers, self.admissions, self.preemptions = count(1), count(1), count(1)
         self.taken = 0
         """Choices of the waiting order so far."""
@@ -158,13 +158,13 @@ class Model(RuleBasedStateMachine):
 
     @rule(n=st.integers(0, 3), due=st.booleans())
     def append(self, n: int, due: bool) -> None:
-        pending = Pending(next(self.numbers), Record([1]), 0)
+        pending = Pending(next(self.numbers), TapeItem([1]), 0)
         if n < len(self.appends):
             append = self.appends[n]
             append.queue.append(pending)
             append.due |= due
         else:
-            append = Append(FakeTape(self.memory, str(n)), deque([pending]))
+            append = TapeAppend(FakeTape(self.memory, str(n)), deque([pending]))
             self.appends.append(append)
         self.queues.update(append)
 
@@ -213,7 +213,7 @@ class Model(RuleBasedStateMachine):
         position = {request: at for at, request in enumerate(self.waiting_order_by_hand())}
 
         def key(work: Work) -> tuple[object, ...]:
-            if isinstance(work, Append):
+            if isinstance(work, TapeAppend):
                 return (*priority(work), 0, (work.deadline or 0) if work.due else 0, work.seq)
             if work in position:
                 return (*priority(work), 1, (3, position[work]))
@@ -240,7 +240,7 @@ class Model(RuleBasedStateMachine):
             # One that waits and was already reached is not given out after the door closed.
             assert before == order[:opened]
             assert list(steps) == [
-                work for work in order[opened:] if isinstance(work, Append) or work.state is State.RUNNING
+                work for work in order[opened:] if isinstance(work, TapeAppend) or work.state is State.RUNNING
             ]
 
     @invariant()

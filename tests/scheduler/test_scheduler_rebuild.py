@@ -15,7 +15,7 @@ from scheduler.background import RETRY_NS, Rebuilder
 from scheduler.observer import RESTORE
 from scheduler.request import Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
-from scheduler.tapes import Record
+from scheduler.tapes import TapeItem
 from scheduler.types import Limits, PriorityClass
 from tests import tolerance
 from tests.engine.oracle import tiny
@@ -43,7 +43,7 @@ def with_window(*, blocks: int = 64, clock: Clock | None = None) -> tuple[Harnes
         h.feed(tape, WINDOW[start : start + 20])
     h.run()
     assert tape.window == WINDOW
-    return h, tape, Rebuilder(h.scheduler, [tape], clock)  # type: ignore[list-item] # a fake
+    return h, tape, Rebuilder(h.scheduler, clock)
 
 
 def rebuilds(h: Harness, tape: FakeTape) -> list[list[int]]:
@@ -177,15 +177,15 @@ def test_a_session_whose_file_vanished_answers_as_before(tmp_path: Path) -> None
     tape = engine.open_tape("a", frozen, Retention(60))
     residency = Residency(engine.pool, Idleness(1, tmp_path), clock)
     residency.attach(tape, Identity.of(engine.pool, model="m", tokenizer="t", frozen=frozen))
-    Rebuilder(scheduler, [tape], clock)
+    Rebuilder(scheduler, clock)
     step = run_to_rest(scheduler)
-    scheduler.append(tape, [Record(list(range(20, 45))), Record(list(range(45, 70)))])
+    scheduler.append(tape, [TapeItem(list(range(20, 45))), TapeItem(list(range(45, 70)))])
     step()
     assert residency.spill_idle()
     (tmp_path / "a.kv").unlink()
     done: list[Request] = []
     scheduler.submit(Request(RequestSpec(SESSION, "a", (5, 6, 7), 1, done.append, tape=tape)))
-    scheduler.append(tape, [Record([7, 8])])
+    scheduler.append(tape, [TapeItem([7, 8])])
     step()
     assert [request.state for request in done] == [State.FINISHED]
     assert (tape.version, tape.live_tokens) == (3, 52)

@@ -14,10 +14,11 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from engine.step import Chunk, Executor, OutOfMemory, SampledToken
+from regions.tape import Tape
 from scheduler.policies import Ordering
 from scheduler.request import Request, RequestSpec, State
-from scheduler.tapes import Record
-from scheduler.types import Limits, PriorityClass, Tape
+from scheduler.tapes import TapeItem
+from scheduler.types import Limits, PriorityClass
 from scheduler.worker import Worker
 from tests.scheduler.fakes import FakeClock
 from tests.scheduler.recording import Failed, Recorder, Step, replay
@@ -73,10 +74,10 @@ class Asking:
     def __init__(self, scheduler: Recorder, over: FakeWorld) -> None:
         self.scheduler, self.world = scheduler, over
 
-    def on_commit(self, tape: Tape, version: int, records: Sequence[Record]) -> None:
+    def on_commit(self, tape: Tape, version: int, records: Sequence[TapeItem]) -> None:
         self.scheduler.submit(self.world.request(FLASH, [version % 90, 1], 1, tape.name))
 
-    def on_drop(self, tape: Tape, records: Sequence[Record], failure: object) -> None: ...
+    def on_drop(self, tape: Tape, records: Sequence[TapeItem], failure: object) -> None: ...
 
 
 def clients(scheduler: Recorder, over: FakeWorld, seed: int, pause_s: float = 0.0) -> Callable[[], None]:

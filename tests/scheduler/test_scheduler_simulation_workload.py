@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regions.radix import common_length
-from scheduler.simulation.distributions import Quantiles, humped, shares, skewed
+from scheduler.simulation.distributions import QuantileDistribution, humped, shares, skewed
 from scheduler.simulation.inputs import Input, merged
 from scheduler.simulation.tokens import Segments
 from scheduler.simulation.workload import (
@@ -58,12 +58,12 @@ class TestDistributions:
             assert below - bound <= shape.at(p) <= above + bound
 
     def test_between_two_points_the_logarithm_is_linear(self) -> None:
-        shape = Quantiles(((0, 1), (0.5, 100), (1, 1000)))
+        shape = QuantileDistribution(((0, 1), (0.5, 100), (1, 1000)))
         assert shape.at(0.25) == pytest.approx(10)
         assert shape.at(0.75) == pytest.approx(math.sqrt(100 * 1000))
 
     @pytest.mark.parametrize("shape", [CRAWLER.gap_ms, ANNS.gap_ms, CRAWLER.tokens, ANNS.tokens])
-    def test_the_mean_is_the_integral_of_the_quantiles(self, shape: Quantiles) -> None:
+    def test_the_mean_is_the_integral_of_the_quantiles(self, shape: QuantileDistribution) -> None:
         grid = (np.arange(50_000) + 0.5) / 50_000
         assert shape.mean == pytest.approx(float(np.mean([shape.at(p) for p in grid.tolist()])), rel=1e-3)
 
@@ -72,7 +72,7 @@ class TestDistributions:
     )
     def test_invalid_quantiles_are_refused(self, points: tuple[tuple[float, float], ...]) -> None:
         with pytest.raises(ValueError, match="quantiles"):
-            Quantiles(points)
+            QuantileDistribution(points)
 
     def test_counts_have_the_mean_and_the_shape_asked_for(self) -> None:
         hump, skew = humped(7.9, 17), skewed(4.4, 26)

@@ -9,7 +9,7 @@ import pytest
 from engine.step import SampledToken
 from scheduler.observer import Observer
 from scheduler.request import Event, Request, RequestSpec, State
-from scheduler.tapes import Record
+from scheduler.tapes import TapeItem
 from scheduler.types import Limits, PriorityClass
 from tests.scheduler.fakes import FakeReader, FakeTape, model, one_by_one
 from tests.scheduler.harness import SMALL, Harness, started
@@ -224,7 +224,7 @@ def test_a_record_no_batch_can_hold_is_dropped_and_the_rest_kept() -> None:
     assert (name, failure.code) == ("T", "too_long")
     assert [len(record.tokens) for record in records] == [25]
     with pytest.raises(ValueError, match="at least one token"):
-        h.scheduler.append(tape, [Record((1,)), Record(())])
+        h.scheduler.append(tape, [TapeItem((1,)), TapeItem(())])
     assert not h.scheduler.step()
 
 
@@ -260,7 +260,7 @@ def test_records_lost_twice_are_dropped_and_reported() -> None:
     h.feed(tape, (4,))
     h.run()
     assert tape.records == [[4]]
-    assert h.log.commits == [("T", 1, [Record((4,), (4,))])]
+    assert h.log.commits == [("T", 1, [TapeItem((4,), (4,))])]
 
 
 def test_a_retry_is_granted_anew_after_success() -> None:

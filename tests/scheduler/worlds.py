@@ -10,7 +10,7 @@ from typing import Any
 from engine.step import Chunk, SampledToken
 from scheduler.policies import NAMES, Ordering
 from scheduler.request import Request, RequestSpec
-from scheduler.tapes import Record
+from scheduler.tapes import TapeItem
 from scheduler.types import Limits, PriorityClass
 from tests.scheduler.fakes import FakeExecutor, FakeMemory, FakePrompt, FakeReader, FakeTape, FakeTier
 from tests.scheduler.simulated import LinearCosts
@@ -152,5 +152,5 @@ class FakeWorld:
         )
 
 
-def records(*sizes: int) -> list[Record]:
-    return [Record(tuple(range(size))) for size in sizes]
+def records(*sizes: int) -> list[TapeItem]:
+    return [TapeItem(tuple(range(size))) for size in sizes]

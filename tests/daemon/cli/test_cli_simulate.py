@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from daemon.cli.main import main
-from scheduler.simulation.experiment import Outcome
+from scheduler.simulation.experiment import ExperimentResult
 
 
 def simulate(*arguments: str) -> Result:
@@ -21,7 +21,7 @@ def test_policies_and_rates_side_by_side(tmp_path: Path) -> None:
     policies = "vllm-ns,fcfs,klpm:2"
     found = simulate("--policy", policies, "--qps", "1,4", "--json", str(out), "--plot", str(png))
     assert found.exit_code == 0, found.output
-    outcome = msgspec.json.decode(out.read_bytes(), type=Outcome)
+    outcome = msgspec.json.decode(out.read_bytes(), type=ExperimentResult)
     assert [(run.qps, run.policy) for run in outcome.runs] == [
         (rate, policy) for rate in (1.0, 4.0) for policy in policies.split(",")
     ]
@@ -39,7 +39,7 @@ def test_a_saved_trace_gives_the_run_it_was_saved_from(tmp_path: Path) -> None:
     assert simulate(*workload, "--json", first).exit_code == 0
     assert simulate("--trace", trace, "--policy", "lcas", "--json", again).exit_code == 0
     one, other = (
-        msgspec.json.decode(Path(name).read_bytes(), type=Outcome).runs[0] for name in (first, again)
+        msgspec.json.decode(Path(name).read_bytes(), type=ExperimentResult).runs[0] for name in (first, again)
     )
     found = msgspec.structs.replace(other, workload="anns", qps=2.0)
     assert found == one

@@ -14,7 +14,7 @@ from metrics.store import MetricStore
 from regions.pool import KVPool, LayerShape
 from scheduler.request import Event, Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
-from scheduler.tapes import Append, Record
+from scheduler.tapes import TapeAppend, TapeItem
 from scheduler.types import Limits, PriorityClass, Work
 from tests.scheduler.fakes import (
     FakeClock,
@@ -103,7 +103,7 @@ def play(seed: int) -> tuple[MetricStore, Witness]:
         if act < (0.6 if busy else 0.3):
             submit()
         elif act < 0.65:
-            scheduler.append(tape, [Record((1, 2, 3))])
+            scheduler.append(tape, [TapeItem((1, 2, 3))])
         elif act < 0.75 and open_prompts:
             scheduler.replace(random.choice(open_prompts).id, prompt())
         elif act < 0.85 and open_prompts:
@@ -244,7 +244,7 @@ def test_a_preemption_names_both_classes() -> None:
     store, memory = MetricStore.local({}), FakeMemory(16, 4)
     observer = EngineObserver(store, KVPool([LayerShape(1, 2, 2)], 4))
     victim = Request(RequestSpec(SESSION, "", [1], 1, lambda _: None, tape=FakeTape(memory, "")))
-    observer.preempted(victim, Event.PREEMPTED_SWAP, Append(FakeTape(memory, "T")))
+    observer.preempted(victim, Event.PREEMPTED_SWAP, TapeAppend(FakeTape(memory, "T")))
     series = {"kind": "swap", "cls": "session", "by_class": "stream"}
     assert store.value("foretick_preemptions_total", **series) == 1
     assert store.value("foretick_preemptions_total", **(series | {"kind": "recompute"})) == 0
