@@ -24,7 +24,6 @@ from scheduler.request import Failure, Request, RequestSpec, State
 from scheduler.scheduler import Scheduler as Steps
 from scheduler.tapes import TapeItem
 from scheduler.types import Limits, PriorityClass
-from scheduler.types import Tape as AnyTape
 from tests import tolerance
 from tests.engine.oracle import VOCABULARY, tiny
 
@@ -494,7 +493,7 @@ def test_one_window_at_a_time_in_the_order_they_became_due() -> None:
 
 def test_a_tape_nobody_spoke_of_is_left_alone() -> None:
     world = World(exact(every=1))
-    other: AnyTape = world.engine.open_tape("z", FROZEN, Retention(RETENTION))
+    other: Tape = world.engine.open_tape("z", FROZEN, Retention(RETENTION))
     world.refresher.on_commit(other, 1, [])
     world.refresher.on_drop(other, [], Failure("engine", "lost"))
     assert not world.steps.step()
