@@ -84,7 +84,7 @@ class _Reader:
             values["id"] = get(form.fields["id"]) or "" if "id" in form.fields else ""
             values["side"] = self._side(get)
         elif form.kind == "bar":
-            values["interval_ns"] = form.interval
+            values["interval_ns"] = int(form.interval)
             if form.stamp == "close":
                 event -= form.interval
         record = RECORD_TYPES[form.kind](
