@@ -69,7 +69,7 @@ class KBandit:
         warm_up: completed requests after a change of k that are not judged: they waited under the one before.
         first: index in ``arms`` of the one to begin with; without it the middle.
 
-    Raises ValueError for arms that are not increasing.
+    Raises ValueError for arms that are not increasing, and for numbers out of range.
     """
 
     def __init__(
@@ -84,6 +84,10 @@ class KBandit:
         order = [math.inf if k is None else k for k in arms]
         if not order or order[0] < 1 or any(a >= b for a, b in pairwise(order)):
             raise ValueError(f"arms must be one or more values of k, increasing from 1 on, not {list(arms)}")
+        if epoch < 1 or warm_up < 0:
+            raise ValueError(f"epoch must be at least 1 and warm_up at least 0, not {epoch} and {warm_up}")
+        if first is not None and not 0 <= first < len(arms):
+            raise ValueError(f"first is the index of one of {len(arms)} arms, not {first}")
         self._ks = tuple(arms)
         self._rng = rng
         self._epoch, self._warm_up = epoch, warm_up
