@@ -194,7 +194,7 @@ class _Planner:
 
     def _request(self, request: Request, position: Position) -> Entry | None:
         waiting = position.state is State.QUEUED
-        if waiting and request.lost:
+        if request.lost:
             self._restore(request, request.spec.tape)
             return None
         if waiting and not self._has_cells(request):

@@ -138,7 +138,7 @@ class Front:
     def not_ready(self) -> list[str]:
         """What is missing, empty when the daemon is ready."""
         reasons = [] if self.engine.ready.is_set() else ["the engine is not up"]
-        if not self.input.connected:
+        if not self.input.reading:
             reasons.append("the source is not connected")
         return reasons + [f"{name} ended: {why}" for name, why in self.tasks.ended.items()]
 
@@ -183,19 +183,25 @@ class Front:
             self.fail(RuntimeError(f"{message} before it was ready"))
             return
         log.error("%s; starting it again", message)
-        self.tasks.start(RESTART, self._restart, returns=True)
+        self.tasks.start(RESTART, partial(self._restart, self.tasks.expect_end(RESTART)), returns=True)
 
     def _refuse_all(self, message: str) -> None:
         """No client that waits for the engine will be answered."""
         self.sessions.engine_gone(message)
         self.prompts.engine_gone(message)
 
-    async def _restart(self) -> None:
+    async def _restart(self, earlier: asyncio.Task[None] | None) -> None:
         """A new engine over a new ring; the source is read again from what was committed.
 
         While the new one loads, answers of the old one are still acknowledged. So the source, through which
-        offsets are committed, is closed as late as can be.
+        offsets are committed, is closed as late as can be. An ``earlier`` restart whose engine died before
+        the source was open again ends first: two never open the same source.
         """
+        if earlier is not None:
+            try:
+                await asyncio.wait([earlier])
+            finally:
+                earlier.cancel()
         self.store.inc("foretick_engine_restarts_total")
         await self.input.stop_reading()
         await self.engine.restart()
