@@ -183,7 +183,7 @@ _GOAL_US = {500: 150.0, 10_000: 1500.0}
 
 
 def measure(run: SuiteRun) -> Iterator[Figure]:
-    """Thread time a step. *CostPlan*: phase 1, order and budgets, which *Stream2LLM* section 6.5 gives as
+    """Thread time a step. *Plan*: phase 1, order and budgets, which *Stream2LLM* section 6.5 gives as
     below 165 us at P99 for 500 requests. *Step*: everything but the forward pass, over counting readers.
     *Sorting all*: ordering all live requests at each step instead, as the paper's code does.
     """
