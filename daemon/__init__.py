@@ -1,1 +1,1 @@
-"""The composition root: processes, configuration, command line, sockets."""
+"""The top package: processes, configuration, command line, sockets."""

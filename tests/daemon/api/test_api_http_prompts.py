@@ -134,11 +134,11 @@ async def test_every_refusal_has_a_status(server, code):
 @pytest.mark.parametrize(
     ("body", "part"),
     [
-        (b"", "no JSON"),
-        (b"{", "no JSON"),
+        (b"", "is not JSON"),
+        (b"{", "is not JSON"),
         (b"[1]", "a JSON object"),
         (b'{"text": "\xff\xfe"}', "utf-8"),
-        (b'{"text": "\\ud800"}', "no JSON"),
+        (b'{"text": "\\ud800"}', "is not JSON"),
         ({"text": 5}, "Expected `str`"),
         ({}, "missing required field `text`"),
         ({"text": "x", "txet": "y"}, "unknown field `txet`"),

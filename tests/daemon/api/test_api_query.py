@@ -443,7 +443,7 @@ def test_nobody_there_is_a_timeout():
 
 
 def test_an_address_that_is_none_is_refused():
-    with pytest.raises(QueryError, match="no address"):
+    with pytest.raises(QueryError, match="is not an address to connect to"):
         QueryClient("nowhere")
 
 
