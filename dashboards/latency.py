@@ -38,7 +38,7 @@ from dashboards.expressions import (
 UID = "foretick-latency"
 _SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 _HALF, _THIRD, _SIXTH = 12, 8, 4
-# From the ring's entry on: what happens to a tick before it is in the ring is not measured.
+# Measured from ring entry; the time before it is unknown.
 _WHOLE = "end_to_end"
 _STEPS = "ring_wait|bars|tokenise|queue_flash|forward|publish"
 
@@ -47,7 +47,7 @@ Target = tuple[str, str]
 
 
 def build() -> str:
-    """The dashboard as Grafana's JSON, the same bytes every time, ending in one newline."""
+    """The dashboard as Grafana's JSON: always the same bytes, ending in one newline."""
     dashboard = (
         Dashboard("Foretick: latency")
         .uid(UID)
@@ -219,12 +219,12 @@ def _queues_and_memory() -> list[Any]:
 
 
 def _rates(title: str, counter: str, by: str) -> Any:
-    """A counter's increase a second, a line for each value of the label ``by``."""
+    """A counter's increase per second, one line per value of the label ``by``."""
     return _series(title, "short", _THIRD, [(per_second(counter, by), f"{{{{{by}}}}}")])
 
 
 def _gauges(title: str, unit: str, name: str, by: str, over: str = "max") -> Any:
-    """A gauge, a line for each value of the label ``by``."""
+    """A gauge, one line per value of the label ``by``."""
     return _series(title, unit, _THIRD, [(gauge(name, by, over=over), f"{{{{{by}}}}}")])
 
 
