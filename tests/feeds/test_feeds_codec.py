@@ -1,4 +1,4 @@
-"""The gate for records: what passes, what is refused and why."""
+"""Checks on records: which pass, which are refused, and why."""
 
 import json
 
