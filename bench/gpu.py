@@ -184,8 +184,8 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
         if context + rows <= bench.engine.pool.total_blocks * _BLOCK:
             rate, goal = bandwidth(bench.engine, rows, context), Goal(0.75, "at least")
             figure = partial(Figure, table="Attention alone", setting={"rows": rows, "context": context})
-            beside = partial(figure, "KV read", rate, "GB/s", against="a copy", reference=floors.copy / 1e9)
-            yield beside(goal=goal if context == 16384 else None)
+            kv_read = partial(figure, "KV read", rate, "GB/s", against="a copy", reference=floors.copy / 1e9)
+            yield kv_read(goal=goal if context == 16384 else None)
 
 
 def ingested(updates: Sequence[tuple[int, int, float]], floors: Floors) -> Figure:

@@ -15,7 +15,7 @@ _MAX_TEXT = 64
 
 
 class Fixed9(int):
-    """A number of nano units (1e-9). An ``int`` whose type tells the codec to write it as decimal text."""
+    """A number of nano units (1e-9). An ``int`` that the codec writes as decimal text."""
 
     __slots__ = ()
 

@@ -83,16 +83,16 @@ def figures(found: Compared, floors: Floors, goals: Mapping[str, Goal]) -> Itera
     of, passes, attention, kept = found
     figure = partial(Figure, setting={"": of.name, "rows": of.rows, "context": of.shared + round(of.own)})
 
-    def beside(name: str, against: str, each: Medians, goal: Goal | None = None) -> Figure:
+    def versus(name: str, against: str, each: Medians, goal: Goal | None = None) -> Figure:
         of_pairs = partial(figure, name, each.one_pass, "ms", against=against, reference=each.other)
         return of_pairs(paired=1 / each.gain, goal=goal, n=each.n)
 
-    yield beside("one pass", "in turn", passes)
+    yield versus("one pass", "in turn", passes)
     if kept is not None:
-        yield beside("one pass", "kept caches one by one", kept, goals.get("one pass over kept caches"))
+        yield versus("one pass", "kept caches one by one", kept, goals.get("one pass over kept caches"))
     floor = floors.of_pass(of.rows, of.shared, of.own, of.readers)
     yield figure("one pass", passes.one_pass, "ms", against="floor", reference=floor)
-    yield beside("attention in one pass", "in turn", attention)
+    yield versus("attention in one pass", "in turn", attention)
     yield figure("gain of one pass", passes.gain, goal=goals.get("gain of one pass"))
     yield figure("gain of a pass at the floor", passes.other / floor)
     yield figure("gain in attention", attention.gain, goal=goals.get("gain in attention"))

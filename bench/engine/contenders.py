@@ -167,7 +167,7 @@ class KeptCache:
 
 
 class Dense:
-    """The unmodified model over everything read so far, anew for each question."""
+    """The unmodified model over everything read so far, recomputed for each question."""
 
     def __init__(self, model: Any, frozen: Sequence[int]) -> None:
         self._model = model

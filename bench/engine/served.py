@@ -57,7 +57,7 @@ class Served:
         began = time.perf_counter_ns()
         self.scheduler.submit(request)
         if not done.wait(_WAIT_S) or request.error is not None:
-            raise RuntimeError(f"no answer: {request.error or 'the scheduler stands still'}")
+            raise RuntimeError(f"no answer: {request.error or 'the scheduler makes no progress'}")
         return time.perf_counter_ns() - began
 
     def ask_all(self, tape: Tape, question: tuple[int, ...], n: int) -> dict[PriorityClass, list[int]]:

@@ -168,8 +168,8 @@ def _compared(
     preemptions = int(columns["swaps"].sum() + columns["recomputes"].sum())
     figure = partial(Figure, setting=setting)
     for name, at in AT.items():
-        seconds, told = (quantiles(ns / 1e9, at)[0] for ns in (ours, predicted))
-        yield figure(f"TTFT {name}", seconds, "s", against="predicted", reference=told)
+        seconds, expected = (quantiles(ns / 1e9, at)[0] for ns in (ours, predicted))
+        yield figure(f"TTFT {name}", seconds, "s", against="predicted", reference=expected)
     error, least = _median_error(predicted, ours), _median_error(again.ttft_ns[answered], ours)
     goal = Goal(0.2, of="ours")
     yield figure("median error", error, "share", against="second run", reference=least, goal=goal)

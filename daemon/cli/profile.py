@@ -106,9 +106,9 @@ def model_of(samples: Samples, engine: Engine, chunk: int, device: str, source: 
         return model
     off: list[float] = []
     for left_out in dict.fromkeys(spans for spans, _ in samples.batches):
-        told = with_rows(model, [batch for batch in samples.batches if batch[0] != left_out])
+        refitted = with_rows(model, [batch for batch in samples.batches if batch[0] != left_out])
         found = [seconds for spans, seconds in samples.batches if spans == left_out]
-        off += [abs(told.batch_ns(left_out) / 1e9 / seconds - 1) for seconds in found]
+        off += [abs(refitted.batch_ns(left_out) / 1e9 / seconds - 1) for seconds in found]
     return replace(model, errors=model.errors | {"batch": error_of(off)})
 
 
@@ -168,9 +168,7 @@ def by_size(samples: Iterable[Sample]) -> dict[int, list[float]]:
 def table(model: CostModel, samples: Samples) -> str:
     """Table of measured and predicted times, and the errors."""
     lines = [f"{'':<24}{'measured, ms':>14}{'predicted, ms':>15}"]
-    lines += [
-        f"{name:<24}{1e3 * found:>14.3f}{told / 1e6:>15.3f}" for name, found, told in _rows(model, samples)
-    ]
+    lines += [f"{name:<24}{1e3 * took:>14.3f}{ns / 1e6:>15.3f}" for name, took, ns in _rows(model, samples)]
     lines.append("error on samples left out of the fit: median, worst")
     lines += [f"{name:<24}{e.median:>14.1%}{e.worst:>15.1%}" for name, e in model.errors.items()]
     return "\n".join(lines)

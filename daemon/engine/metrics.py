@@ -114,12 +114,12 @@ class EngineObserver(Observer):
 
 
 def history(request: Request) -> str:
-    """One log line about an ended request: how long it waited and why, whom it preempted, what it reused."""
+    """One log line about an ended request: how long it waited and why, who preempted it, what it reused."""
     waits = ", ".join(f"{reason} {ns / 1e6:.1f} ms" for reason, ns in request.waits.items()) or "not at all"
-    victims = ", ".join(map(str, request.preempted_by)) or "nobody"
+    preempted_by = ", ".join(map(str, request.preempted_by)) or "none"
     return (
         f"request {request.id} ({request.cls.name.lower()}, {request.session or 'no session'}) "
-        f"{request.state.value}: waited {waits}; made room for {victims}; "
+        f"{request.state.value}: waited {waits}; preempted by {preempted_by}; "
         f"{len(request.prompt)} + {len(request.output)} tokens, reused {request.cached_tokens}, "
         f"recomputed {request.recomputed_tokens}, swapped {request.swapped_tokens}, "
         f"invalidated {request.total_tokens_invalidated}, drafts {request.accepted}/{request.drafted}"
