@@ -66,11 +66,11 @@ Row = Any  # one element of a structured array
 @kernel
 def _low_watermark(slots: Slots, fallback: int) -> int:
     """Smallest offset an open bar depends on, at most `fallback`."""
-    safe = fallback
+    lowest = fallback
     for slot in range(slots.shape[0]):
         if slots[slot].index != NEVER:
-            safe = min(safe, slots[slot].bar.first_offset)
-    return safe
+            lowest = min(lowest, slots[slot].bar.first_offset)
+    return lowest
 
 
 @kernel

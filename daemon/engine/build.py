@@ -75,8 +75,11 @@ def costs_of(config: Config) -> OnlineCosts:
     except ValueError as error:
         raise SettingError("scheduler.profile", str(error)) from error
     if profile.block_size != size:
-        message = f"{name} was measured with blocks of {profile.block_size} tokens, pool.block_size is {size}"
-        raise SettingError("scheduler.profile", message)
+        raise SettingError(
+            "scheduler.profile",
+            f"{name} was measured with blocks of {profile.block_size} tokens, but pool.block_size is {size}: "
+            f"set it to {profile.block_size}, or measure with `foretick profile`",
+        )
     return OnlineCosts(profile)
 
 

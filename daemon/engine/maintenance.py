@@ -125,5 +125,5 @@ class Maintenance:
             try:
                 pool.check_integrity()
             except AssertionError as error:
-                log.error("the KV pool's block metadata is inconsistent: %s", error)
+                log.error("the KV pool's block metadata is inconsistent (a defect, report it): %s", error)
                 self._store.inc("foretick_integrity_failures_total")
