@@ -1,1 +1,1 @@
-"""The top package: processes, configuration, command line, sockets."""
+"""The daemon: processes, configuration, command line, sockets."""

@@ -1,7 +1,7 @@
 """Prompts without a session over HTTP: the query socket's requests as JSON, from this machine only.
 
 Clients are not authenticated. A request must therefore come from a loopback address, name this machine as its
-host, and declare its body as JSON. A web page open in a local browser can do none of this.
+host, and declare its body as JSON. A web page open in a local browser cannot send such a request.
 """
 
 from __future__ import annotations

@@ -161,7 +161,7 @@ class AskReply(msgspec.Struct, frozen=True, tag="ask_reply"):
 
 
 class SessionInfo(msgspec.Struct, frozen=True):
-    """One session: its symbol, its newest version and the size of its tape."""
+    """One session: its symbol, its newest version, and the tokens and bars in its window."""
 
     name: str
     symbol: str
