@@ -56,7 +56,8 @@ class Tasks:
         return list(self._running)
 
     def expect_end(self, name: str) -> asyncio.Task[None] | None:
-        """The task, which may end from now on; None if it has ended."""
+        """The task, which may end from now on and is not restarted; None if it has ended."""
+        self.ended.pop(name, None)
         return self._running.pop(name, None)
 
     async def stop(self, *names: str) -> None:

@@ -88,7 +88,9 @@ class KafkaSource:
                     timeout_ms=self._poll_ms, max_records=self._max_records
                 )
             except ConsumerStoppedError:
-                return
+                if self._stop.is_set():
+                    return
+                raise
             except KafkaError as error:
                 await self._reopen(error)
                 continue

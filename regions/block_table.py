@@ -49,8 +49,11 @@ class BlockTable:
 
     @property
     def blocks(self) -> int:
-        """How many blocks that is."""
-        return sum(run.blocks for run in self._runs)
+        """How many blocks that is; asked for every row of every plan."""
+        total = 0
+        for start, stop in self._runs:
+            total += stop - start
+        return total
 
     def blocks_needed(self, n: int) -> int:
         """Blocks to take before ``n`` more tokens fit."""

@@ -72,7 +72,10 @@ class Fork:
         """Blocks of its private tokens, shared ones and those taken ahead included; 0 while swapped."""
         if self.swapped:
             return 0
-        return self._table.blocks + sum(run.blocks for part in self._shared_blocks for run in part.blocks)
+        total = self._table.blocks
+        for part in self._shared_blocks:
+            total += sum(stop - start for start, stop in part.blocks)
+        return total
 
     def blocks_needed(self, n: int) -> int:
         """Blocks to take before ``n`` more private tokens fit."""

@@ -104,11 +104,9 @@ class _Allocator:
 
     def _allocate(self, entry: Entry, *, first: bool) -> Entry | None:
         """The entry with its blocks, or, of the first, a piece of it."""
-        if entry.work.allocate(entry.n):
+        if entry.work.allocate(entry.n) or self._preempt_for(entry):
             return entry
-        if entry.work.lost or self._preempt_for(entry):
-            return None if entry.work.lost else entry
-        if not first:
+        if entry.work.lost or not first:
             return None
         # With prompts before it that wait for input it takes what is free, and waits for them.
         behind = self.queues.any_blocks_before(entry.work)
@@ -118,6 +116,8 @@ class _Allocator:
         """Take the blocks from victims: those the plan left out, then the planned, each from the tail."""
         holders = [other for other in self.queues.victims(entry.work) if other.blocks]
         for victim in sorted(holders, key=lambda other: other in self.keys):
+            if entry.work.lost:  # only reading its stored KV shows that, and only once there was room for it
+                return False
             self.preempt(victim, entry.work)
             self.out.preempted.add(victim)
             if entry.work.allocate(entry.n):
@@ -128,11 +128,11 @@ class _Allocator:
         """For the first of the order: a smaller piece, then others' pinned versions, then the end."""
         smaller = self._smaller(entry)
         for other in self._pinning(entry.work):
-            if smaller is not None:
+            if smaller is not None or entry.work.lost:
                 return smaller
             self._release_version(other)
             smaller = self._smaller(entry)
-        if smaller is None:
+        if smaller is None and not entry.work.lost:
             self.out.failures.append((entry, self._no_memory(entry)))
         return smaller
 

@@ -298,9 +298,15 @@ class Rebuilder:
         scheduler.on_lost(self._wanted)
 
     def idle(self) -> float | None:
-        """In how many seconds a rebuild that failed is tried again; None without any."""
+        """In how many seconds a rebuild that failed may be tried again; None without any.
+
+        Each is told once when its time has come: the next step tries it if work still waits.
+        """
         now = self._clock()
-        return min((max(0, at - now) * 1e-9 for at in self._retry.values()), default=None)
+        due = [tape for tape, at in self._retry.items() if at <= now]
+        for tape in due:
+            del self._retry[tape]
+        return 0.0 if due else min(((at - now) * 1e-9 for at in self._retry.values()), default=None)
 
     def _wanted(self, tape: Tape) -> None:
         """Work waits for ``tape``."""
@@ -309,7 +315,8 @@ class Rebuilder:
         self._retry.pop(tape, None)
         fresh, window = tape.fresh_window(), tape.window
         if not window:  # all of it was evicted since
-            tape.rebuild(fresh)
+            if not self._scheduler.run_between(partial(tape.rebuild, fresh)):
+                fresh.release()
             return
         log.warning("%s: its stored KV is lost; %d tokens are prefilled again", tape.name, len(window))
         self._running.add(tape)
@@ -329,12 +336,13 @@ class Rebuilder:
     def _prefilled(self, tape: Tape, fresh: Fork, request: Request) -> None:
         """Nothing was appended meanwhile: appends wait for a lost tape."""
         self._running.discard(tape)
+        self._retry[tape] = self._clock() + RETRY_NS
         try:
             if request.state is State.FINISHED:
                 tape.rebuild(fresh)
+                del self._retry[tape]
                 return
         finally:
             fresh.release()
-        self._retry[tape] = self._clock() + RETRY_NS
         if request.error is not None:
             log.error("%s could not be rebuilt: %s", tape.name, request.error.message)

@@ -139,12 +139,8 @@ class _Planner:
         grouping: Grouping | None,
         after_question: bool,
     ) -> None:
-        self.queues, self.limits, self.grouping, self.after_question = (
-            queues,
-            limits,
-            grouping,
-            after_question,
-        )
+        self.queues, self.limits, self.grouping = queues, limits, grouping
+        self.after_question = after_question
         self.block_size = memory.block_size
         self.chunk = adaptive_chunk(queues.decodes, queues.prefills, limits)
         self.tokens, self.rows = limits.max_batch_tokens, limits.max_batch_requests
@@ -194,7 +190,7 @@ class _Planner:
 
     def _request(self, request: Request, position: Position) -> Entry | None:
         waiting = position.state is State.QUEUED
-        if waiting and request.lost:
+        if request.lost:
             self._restore(request, request.spec.tape)
             return None
         if waiting and not self._has_cells(request):

@@ -23,6 +23,7 @@ from daemon.config.layers import ENVIRONMENT_PREFIX, Layered
 from daemon.config.schema import Config
 from feeds.durations import Duration, parse_duration
 from feeds.timestamps import Instant, parse_instant
+from scheduler.policies import NAMES
 
 __all__ = ["RESERVED_VARIABLES", "Config", "ConfigError", "Problem", "load_config"]
 
@@ -30,16 +31,7 @@ __all__ = ["RESERVED_VARIABLES", "Config", "ConfigError", "Problem", "load_confi
 RESERVED_VARIABLES = frozenset({"FORETICK_CACHE", "FORETICK_DATA", "FORETICK_KAFKA"})
 
 SCHEDULER_TYPE = "SCHEDULER_TYPE"
-POLICIES = {
-    "DEFAULT_VLLM": "vllm",
-    "FCFS": "fcfs",
-    "MCPS": "mcps",
-    "LCAS": "lcas",
-    "LCAS_FAIR": "lcas-fair",
-    "LPM": "lpm",
-    "KLPM": "klpm",
-    "KLPM_ADAPTIVE": "klpm-adaptive",
-}
+POLICIES = {"DEFAULT_VLLM" if name == "vllm" else name.upper().replace("-", "_"): name for name in NAMES}
 """`DEFAULT_VLLM`, `FCFS`, `MCPS` and `LCAS` are *Stream2LLM*'s names; the others follow their style."""
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")

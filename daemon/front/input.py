@@ -55,6 +55,7 @@ class FeedInput:
         """Connect, and read into ``ring``."""
         if self.source is None:
             return
+        await self.stop_reading()
         await self.source.start()
         self._ingest = Ingest(
             self.source,
@@ -68,6 +69,12 @@ class FeedInput:
         )
         self._tasks.start(INGEST, partial(self._read, self._ingest), returns=True)
         self.connected = True
+
+    @property
+    def reading(self) -> bool:
+        """Whether the source is connected and read, or has ended."""
+        ended = self.source is None or self.exhausted.is_set()
+        return self.connected and (ended or INGEST in self._tasks.names())
 
     def start_committing(self) -> None:
         """Commit every second from now on."""

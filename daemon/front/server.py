@@ -138,7 +138,7 @@ class Front:
     def not_ready(self) -> list[str]:
         """What is missing; empty when the daemon is ready."""
         reasons = [] if self.engine.ready.is_set() else ["the engine is not up"]
-        if not self.input.connected:
+        if not self.input.reading:
             reasons.append("the source is not connected")
         return reasons + [f"{name} ended: {why}" for name, why in self.tasks.ended.items()]
 
@@ -183,19 +183,25 @@ class Front:
             self.fail(RuntimeError(f"{message} before it was ready"))
             return
         log.error("%s; starting it again", message)
-        self.tasks.start(RESTART, self._restart, returns=True)
+        self.tasks.start(RESTART, partial(self._restart, self.tasks.expect_end(RESTART)), returns=True)
 
     def _refuse_all(self, message: str) -> None:
         """Fail all client requests that wait for the engine."""
         self.sessions.engine_gone(message)
         self.prompts.engine_gone(message)
 
-    async def _restart(self) -> None:
+    async def _restart(self, earlier: asyncio.Task[None] | None) -> None:
         """Start a new engine over a new ring, and read the source again from the committed offsets.
 
         While the new engine loads, answers of the old one are still acknowledged. The source, which commits
-        their offsets, is therefore closed as late as possible.
+        their offsets, is therefore closed as late as possible. An ``earlier`` restart whose engine died
+        before the source was open again must end first: two restarts never open the same source.
         """
+        if earlier is not None:
+            try:
+                await asyncio.wait([earlier])
+            finally:
+                earlier.cancel()
         self.store.inc("foretick_engine_restarts_total")
         await self.input.stop_reading()
         await self.engine.restart()

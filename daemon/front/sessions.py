@@ -142,7 +142,12 @@ class Sessions:
         self._asks[number] = future
         self._send(msgspec.structs.replace(request, id=number))
         try:
-            return msgspec.structs.replace(await future, id=request.id)
+            reply = msgspec.structs.replace(await future, id=request.id)
+            if reply.as_of:
+                return reply
+            # an engine that has appended nothing since its restart does not know the times, but this process does
+            state = self.states[request.session]
+            return msgspec.structs.replace(reply, as_of=state.as_of, staleness_ns=state.staleness_ns())
         finally:
             if self._asks.pop(number, None) is not None:  # timed out, or the client is gone
                 self._send(protocol.CancelAsk(number))

@@ -296,9 +296,12 @@ class FakeTape:
         self.blocks, fresh.private, self.lost = fresh.private, [], False
 
     def acquire(self, n: int) -> bool:
-        self._find()
         blocks = None if self.lost else self.memory.take(self.blocks_needed(n))
         if blocks is None:
+            return False
+        if self.unreadable:  # as the real tape, which takes blocks before it reads into them
+            self.memory.drop(blocks)
+            self._find()
             return False
         self.blocks += blocks
         return True

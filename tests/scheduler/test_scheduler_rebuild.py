@@ -110,8 +110,8 @@ def test_a_request_on_a_lost_session_closes_the_door_to_nobody() -> None:
 
 
 def test_what_is_found_to_be_lost_when_it_is_needed_preempts_nobody() -> None:
-    """The append is the first of the order, and the pool is full of a running answer."""
-    h, tape, _ = with_window(blocks=12)
+    """The append is the first of the order, and there is room for its window beside a running answer."""
+    h, tape, _ = with_window(blocks=24)
     tape.lose(found=False)
     answer = h.ask(range(8), max_tokens=12, cls=POOL)
     h.scheduler.step()
@@ -122,6 +122,35 @@ def test_what_is_found_to_be_lost_when_it_is_needed_preempts_nobody() -> None:
     assert question.state is State.QUEUED
     assert not answer.preempted_by
     assert not h.log.drops
+
+
+def test_a_loss_that_shows_once_there_is_room_fails_nothing_and_preempts_nobody_else() -> None:
+    """Stored KV is read into blocks, so in a full pool the last answer makes room before the loss shows."""
+    h, tape, _ = with_window(blocks=12)
+    tape.lose(found=False)
+    answers = [h.ask(range(6), max_tokens=6, cls=POOL) for _ in range(2)]
+    for _ in range(4):
+        h.scheduler.step()
+    assert h.memory.free_blocks == 6
+    tape.staleness_ns = 1  # due at once: before the answers
+    h.feed(tape, [90, 91, 92, 93, 94])
+    h.scheduler.step()
+    assert tape.lost
+    assert [bool(answer.preempted_by) for answer in answers] == [False, True]
+    h.run()
+    assert not h.log.drops
+    assert all(answer.state is State.FINISHED for answer in answers)
+    assert tape.tokens[-1] == 94
+
+
+def test_an_append_to_a_lost_session_runs_when_its_whole_window_was_evicted() -> None:
+    """Nothing is left to prefill: no further input is needed to wake the scheduler."""
+    h, tape, _ = with_window()
+    tape.lose(found=False)
+    tape.records, tape.times = [], []
+    h.feed(tape, [90])
+    h.run()
+    assert (tape.lost, tape.tokens) == (False, [90])
 
 
 def test_a_rebuild_gives_way_to_a_standing_question_and_goes_on() -> None:
@@ -154,9 +183,9 @@ def test_a_rebuild_that_failed_is_tried_again_a_second_later() -> None:
     assert 0.9 < (rebuilder.idle() or 0) <= RETRY_NS * 1e-9
     clock.now += RETRY_NS
     assert rebuilder.idle() == 0
+    assert rebuilder.idle() is None, "told once: the worker must not spin where no work waits any more"
     h.run()
     h.check(waiting)
-    assert rebuilder.idle() is None
 
 
 def test_a_session_whose_window_was_evicted_needs_no_prefill() -> None:

@@ -59,9 +59,17 @@ class Committed(QueueSource):
         super().__init__()
         self.open = False
         self.refusals = 0
-        """From now on commits fail."""
+        """Number of commits that fail from now on."""
+        self.reachable = asyncio.Event()
+        """Until it is set, starting waits for the broker."""
+        self.reachable.set()
+        self.starting = self.starting_at_once = 0
 
     async def start(self) -> None:
+        self.starting += 1
+        self.starting_at_once = max(self.starting_at_once, self.starting)
+        await self.reachable.wait()
+        self.starting -= 1
         await super().start()
         self.open = True
         self.put(RECORDS[self.committed.get((TOPIC, 0), 0) :])
@@ -133,6 +141,26 @@ async def test_a_commit_that_fails_when_the_engine_died_is_tried_again_before_th
     assert source.committed == {(TOPIC, 0): 3}
     await until(lambda: front.input.tracker.outstanding() == 2)
     assert front.input.tracker.ranges("aaa", 1, 2) == [(TOPIC, 0, 3, 4)]
+
+
+async def test_a_second_death_while_the_source_is_opened_again_opens_it_once_more_and_never_twice_at_once(up):
+    front, engines, source, _ = up
+    source.reachable.clear()
+    engines.die("killed")
+    await until(lambda: engines.started == 2)
+    engines.up()
+    await until(lambda: source.starting == 1)
+    assert front.not_ready() == ["the source is not connected"]
+    engines.die("killed again")
+    await asyncio.sleep(0.05)
+    assert engines.started == 2, "the third engine waits for the first restart"
+    source.reachable.set()
+    await until(lambda: engines.started == 3)
+    engines.up()
+    await until(lambda: source.starts == 3)
+    await until(lambda: front.not_ready() == [])
+    assert source.starting_at_once == 1
+    await until(lambda: front.input.tracker.outstanding() == len(RECORDS))
 
 
 async def test_what_the_dead_engine_answered_in_part_is_read_again(up):
