@@ -145,7 +145,7 @@ class Sessions:
             reply = msgspec.structs.replace(await future, id=request.id)
             if reply.as_of:
                 return reply
-            # an engine that has appended nothing since its restart does not know the times, but this process does
+            # an engine without input since its restart does not know the times, but this process does
             state = self.states[request.session]
             return msgspec.structs.replace(reply, as_of=state.as_of, staleness_ns=state.staleness_ns())
         finally:
