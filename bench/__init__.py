@@ -1,1 +1,1 @@
-"""Benchmarks: every figure beside a reference measured in the same run."""
+"""Benchmarks: every figure next to a reference measured in the same run."""

@@ -1,4 +1,4 @@
-"""`python -m bench`: the commands without the daemon's dependencies, for a machine that has only torch."""
+"""`python -m bench`: the commands without the daemon's dependencies, for machines that only have torch."""
 
 from bench.cli import bench
 

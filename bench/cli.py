@@ -1,4 +1,4 @@
-"""`foretick bench`: measure, and render what was measured. Heavy modules are imported by what needs them."""
+"""`foretick bench`: measure, and render the measurements. Commands import heavy modules on use."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from bench.suites import SUITES
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _MODELS = {"embedded": ("embedded",), "80m": ("80m",), "both": ("embedded", "80m")}
 _OPTIONS = (
+    click.Option(["--quick"], is_flag=True, help="Small sizes, to check that it runs."),
     click.Option(
-        ["--quick"], is_flag=True, help="Small sizes: to see that it works, not for figures."
+        ["--json", "json_file"], type=_FILE, help="Save each part to this file; its other parts stay."
     ),
     click.Option(
-        ["--json", "json_file"], type=_FILE, help="Save each part to this file; other parts in it stay."
-    ),
-    click.Option(
-        ["--threads"], type=click.IntRange(1), default=2, show_default=True, help="Of torch, on a CPU."
+        ["--threads"], type=click.IntRange(1), default=2, show_default=True, help="Torch's threads on a CPU."
     ),
 )  # fmt: skip
 
 
 @click.group()
 def bench() -> None:
-    """Benchmarks: every figure beside a reference measured in the same run."""
+    """Benchmarks: every figure next to a reference measured in the same run."""
 
 
 def _add(suite: str, about: str, *own: click.Option) -> None:
     parts = click.Choice(list(SUITES[suite]))
-    part = click.Option(["--part", "parts"], type=parts, multiple=True, help="Only these; default: all.")
+    part = click.Option(
+        ["--part", "parts"], type=parts, multiple=True, help="Only these parts; default: all."
+    )
     command = partial(_run, suite)
     bench.add_command(click.Command(suite, callback=command, params=[*own, part, *_OPTIONS], help=about))
 
@@ -76,9 +76,11 @@ _add(
 _add(
     "gpu",
     "Questions, reading, swap and attention on a GPU, against its own bandwidth and matrix rate.",
-    click.Option(["--device"], default="cuda", show_default=True, help="Where to measure."),
+    click.Option(["--device"], default="cuda", show_default=True, help="Device to measure on."),
     click.Option(
-        ["--profiles"], type=click.Path(file_okay=False, path_type=Path), help="Save the cost curves in."
+        ["--profiles"],
+        type=click.Path(file_okay=False, path_type=Path),
+        help="Directory to save the cost curves in.",
     ),
 )
 
@@ -88,7 +90,7 @@ _add(
     "json_files", type=click.Path(exists=True, dir_okay=False, path_type=Path), nargs=-1, required=True
 )
 @click.option("--goals", is_flag=True, help="The table of goals and verdicts, misses first.")
-@click.option("--into", type=_FILE, help="Page to write, or to put the goals in.")
+@click.option("--into", type=_FILE, help="Page to write, or to insert the goals into.")
 def render(json_files: tuple[Path, ...], goals: bool, into: Path | None) -> None:
     """Print the tables of saved suites, or write them to a page."""
     from bench.render import goals as goals_table

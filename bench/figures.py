@@ -1,4 +1,4 @@
-"""A figure and what it stands in: every suite yields these, and nothing else is saved or rendered."""
+"""Figures and their containers: every suite yields these; nothing else is saved or rendered."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 Setting = dict[str, str | int | float]
-"""What a figure was measured under, by the name of the column that says so."""
+"""What a figure was measured under, by column name."""
 
 Verdict = Literal["missed", "undecided", "met"]
 AT = {"P50": 0.5, "P95": 0.95, "P99": 0.99}
-"""Of TTFT, by the names they have in tables."""
+"""Quantiles of TTFT, by their names in tables."""
 
 
 class Goal(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -26,7 +26,7 @@ class Goal(msgspec.Struct, frozen=True, omit_defaults=True):
     of: Literal["ratio", "ours"] = "ratio"
 
     def judge(self, low: float, high: float) -> Verdict:
-        """Of a value known to lie from ``low`` to ``high``."""
+        """Judge a value known to lie from ``low`` to ``high``."""
         if self.side == "at least":
             low, high = -high, -low
         limit = -self.limit if self.side == "at least" else self.limit
@@ -34,11 +34,11 @@ class Goal(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Figure(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Our value of ``name`` in ``unit``, beside the ``reference`` that ``against`` names.
+    """Our value of ``name`` in ``unit``, next to the ``reference`` that ``against`` names.
 
-    ``table``: the heading it stands under. ``n``: samples summarised; ``low`` and ``high``: the slowest and
-    the fastest run or, of a mean over seeds, two standard errors to either side; ``samples``: the runs or
-    seeds one by one where they are few.
+    ``table``: the heading it appears under. ``n``: samples summarised; ``low`` and ``high``: the slowest and
+    the fastest run or, for a mean over seeds, two standard errors to either side; ``samples``: the single
+    runs or seeds if they are few.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Figure(msgspec.Struct, frozen=True, omit_defaults=True):
     against: str = ""
     reference: float | tuple[float, float] | None = None
     paired: float | None = None
-    """Median ratio over pairs taken one right after the other, where they were."""
+    """Median ratio of pairs taken one right after the other, if they were."""
     goal: Goal | None = None
     n: int = 1
     low: float | None = None
@@ -58,7 +58,7 @@ class Figure(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def ratio(self) -> float | None:
-        """Ours over the reference; None where that is a range, or nothing."""
+        """Ours over the reference; None if that is a range or missing."""
         if self.paired is not None:
             return self.paired
         return (
@@ -67,15 +67,15 @@ class Figure(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def judged(self) -> float:
-        """What the goal speaks of. Raises ValueError without a goal, or when there is no such ratio."""
+        """The value that the goal limits. Raises ValueError without a goal, or without the ratio it needs."""
         value = self.ours if self.goal and self.goal.of == "ours" else self.ratio
         if self.goal is None or value is None:
-            raise ValueError(f"{self.name} has no goal, or not the ratio its goal speaks of")
+            raise ValueError(f"{self.name} has no goal, or lacks the ratio that its goal limits")
         return value
 
     @property
     def verdict(self) -> Verdict:
-        """Undecided where the goal lies between ``low`` and ``high``. Raises ValueError without a goal."""
+        """Undecided if the goal lies between ``low`` and ``high``. Raises ValueError without a goal."""
         value, ours = self.judged, self.goal is not None and self.goal.of == "ours"
         low, high = (self.low, self.high) if ours else (None, None)
         assert self.goal is not None  # else `judged` raised
@@ -108,19 +108,19 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Suite(msgspec.Struct, frozen=True):
-    """Parts of one suite, each from the newest run that had it."""
+    """The parts of one suite, each from the newest run that included it."""
 
     suite: str
     parts: list[Part] = []
 
     def with_part(self, part: Part, order: Sequence[str]) -> Suite:
-        """With ``part`` in the place of an older one, in this order."""
+        """The suite with ``part`` in place of an older one, in this order."""
         parts = [each for each in self.parts if each.name != part.name] + [part]
         return Suite(self.suite, sorted(parts, key=lambda each: order.index(each.name)))
 
 
 def quantiles(samples: Sequence[float] | NDArray[np.float64], *at: float) -> list[float]:
-    """Nearest rank: values that occurred. Raises ValueError when there are none."""
+    """Nearest rank: values that occurred. Raises ValueError without samples."""
     if not len(samples):
         raise ValueError("a quantile needs at least one sample")
     return [float(q) for q in np.quantile(np.asarray(samples, np.float64), at, method="inverted_cdf")]
@@ -138,9 +138,9 @@ def latency(
     paired: bool = True,
     goals: Mapping[float, Goal] | None = None,
 ) -> Iterator[Figure]:
-    """A figure in ms for each quantile ``at``. Medians are compared by pairs where ``paired``.
+    """A figure in ms for each quantile ``at``. Medians are compared by pairs if ``paired``.
 
-    Raises ValueError when there are no samples, or pairs are not as many on both sides.
+    Raises ValueError without samples, or if the two sides of pairs differ in length.
     """
     ours = quantiles([ns / 1e6 for ns in ours_ns], *at)
     other = quantiles([ns / 1e6 for ns in reference_ns], *at) if len(reference_ns) else [None] * len(at)
@@ -163,10 +163,10 @@ def latency(
 def rate(
     name: str, things: float, seconds: Sequence[float], unit: str, table: str = "", **more: object
 ) -> Figure:
-    """Things a second over repeated runs: the median run, the slowest and the fastest.
+    """Items per second over repeated runs: the median, the slowest and the fastest run.
 
-    One run is not enough: where two processes share few cores the same code runs several times faster or
-    slower, as they happen to be placed. Raises ValueError when there are none.
+    One run is not enough: where two processes share few cores, the same code runs several times faster or
+    slower, depending on their placement. Raises ValueError without runs.
     """
     if not seconds:
         raise ValueError("a rate needs at least one run")
@@ -179,9 +179,9 @@ def rate(
 
 
 def median_ratio(ours: Sequence[float], reference: Sequence[float]) -> float:
-    """Median over pairs taken one right after the other: noise that lasts hits both of a pair.
+    """Median ratio of pairs taken one right after the other: lasting noise hits both of a pair.
 
-    Raises ValueError unless the two are as long as each other.
+    Raises ValueError if the two differ in length.
     """
     return float(np.median([a / b for a, b in zip(ours, reference, strict=True)]))
 
@@ -192,9 +192,9 @@ def slope_per_1k(tokens: Sequence[int], values: Sequence[float]) -> float:
 
 
 def over_better(ours: Sequence[float], others: Sequence[Sequence[float]]) -> tuple[float, float, float]:
-    """What ours is of the one of ``others`` that is best on all seeds together; equal indices, equal seeds.
+    """Ours over the one of ``others`` that is best on all seeds together; equal indices are equal seeds.
 
-    Geometric mean, and two standard errors below and above it (itself where there is one seed).
+    Geometric mean, and two standard errors below and above it (itself for one seed).
     """
     ratios = (np.log(np.divide(ours, other)) for other in others)
     logs = max(ratios, key=lambda each: float(each.mean()))

@@ -1,4 +1,4 @@
-"""The figures that need a GPU. Weights are random; with small sizes the same code runs on a CPU."""
+"""Figures that need a GPU. Weights are random; with small sizes the same code runs on a CPU."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ _ASKING, _CURVES = "Questions", "Recompute and swap"
 
 @dataclass(frozen=True)
 class GpuPlan:
-    """What one run measures. Tokens everywhere; ``repeats``: of a question, ``answer``: tokens decoded.
+    """What one run measures. Sizes in tokens; ``repeats``: of a question, ``answer``: tokens decoded.
 
-    ``eager_repeats``: of a question while passes are not captured, for comparison: it takes longest.
+    ``eager_repeats``: of a question without captured passes, for comparison; these take longest.
     """
 
     name: str
@@ -83,7 +83,7 @@ class GpuPlan:
 
     @property
     def pool_tokens(self) -> int:
-        """KV that is alive at once, at most."""
+        """Most KV in use at a time."""
         tape = self.context + self.update + self.standing * (self.question + 16) + self.answer
         return max(tape, max(self.curve)) + 1024
 
@@ -96,7 +96,7 @@ QUICK = GpuPlan(
 
 
 def random_model(shape: dict[str, Any], device: str) -> LoadedModel:
-    """A Llama of ``shape`` with random weights, made where they are used: bf16 on a GPU, fp32 elsewhere."""
+    """A Llama of ``shape`` with random weights, made on its device: bf16 on a GPU, fp32 elsewhere."""
     dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
     torch.manual_seed(1)
     with torch.device(device):
@@ -107,7 +107,7 @@ def random_model(shape: dict[str, Any], device: str) -> LoadedModel:
 
 
 class Bench:
-    """One engine, its tape filled up to the plan's context."""
+    """One engine with its tape filled up to the plan's context."""
 
     def __init__(self, plan: GpuPlan, device: str) -> None:
         self.plan = plan
@@ -123,13 +123,13 @@ class Bench:
         return torch.randint(3, high, (n,), generator=self._random).tolist()
 
     def ingest(self) -> Iterator[tuple[int, int, float]]:
-        """Fill the tape by updates: (tokens, context before, seconds) of each."""
+        """Fill the tape by updates; returns (tokens, context before, seconds) of each."""
         while (before := self.tape.live_tokens) < self.plan.context:
             record = self.tokens(min(self.plan.update, self.plan.context - before))
             yield len(record), before, seconds(partial(read, self.engine, self.tape, [record]))
 
     def ask(self, questions: int) -> tuple[int, list[int]]:
-        """ns of a pass over ``questions`` questions and one answer token; then of each further token."""
+        """ns of a pass over ``questions`` questions, an answer token each; then of each further token."""
         prompts = [self.tokens(self.plan.question) for _ in range(questions)]
         times = [time.perf_counter_ns()]
         forks = [self.tape.fork() for _ in prompts]
@@ -169,7 +169,7 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
         yield from questions(bench, "eager", plan.eager_repeats, floors)
     bench.tape.release()
     run.say("recompute and swap ...")
-    # all sizes, however long they take
+    # all sizes, without a time limit
     ladder = ladder_for(max(plan.curve), plan.chunk, quick=False)
     ladder = replace(ladder, prefills=tuple(plan.curve), repeats=2, patience_s=inf)
     samples = measure_costs(bench.engine, ladder)
@@ -184,12 +184,12 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
         if context + rows <= bench.engine.pool.total_blocks * _BLOCK:
             rate, goal = bandwidth(bench.engine, rows, context), Goal(0.75, "at least")
             figure = partial(Figure, table="Attention alone", setting={"rows": rows, "context": context})
-            beside = partial(figure, "KV read", rate, "GB/s", against="a copy", reference=floors.copy / 1e9)
-            yield beside(goal=goal if context == 16384 else None)
+            kv_read = partial(figure, "KV read", rate, "GB/s", against="a copy", reference=floors.copy / 1e9)
+            yield kv_read(goal=goal if context == 16384 else None)
 
 
 def ingested(updates: Sequence[tuple[int, int, float]], floors: Floors) -> Figure:
-    """Tokens a second of all updates (tokens, context before, seconds), beside the matrix floor's."""
+    """Tokens a second over all updates (tokens, context before, seconds), next to the matrix floor's."""
     tokens = sum(rows for rows, _, _ in updates)
     rate = tokens / sum(took for *_, took in updates)
     best = 1e3 * tokens / sum(floors.unsampled_ms(rows, before) for rows, before, _ in updates)
@@ -198,7 +198,7 @@ def ingested(updates: Sequence[tuple[int, int, float]], floors: Floors) -> Figur
 
 
 def questions(bench: Bench, how: str, repeats: int, floors: Floors) -> Iterator[Figure]:
-    """Single questions and the tokens behind them; then all standing questions in one pass."""
+    """Single questions and the tokens after them; then all standing questions in one pass."""
     plan = bench.plan
     for asked in (1, 1, 1, plan.standing, plan.standing):  # compile, capture
         bench.ask(asked)
@@ -235,7 +235,7 @@ def curves(samples: Samples, profile: CostModel) -> Iterator[Figure]:
 def bandwidth(engine: Engine, rows: int, context: int) -> float:
     """GB/s of KV read for ``rows`` of one reader of ``context`` tokens, median.
 
-    All layers' pools are read in turn, so that no cache of the device holds what is read next.
+    All layers' pools are read in turn, so that no device cache holds what is read next.
     """
     model, pool = engine.model, engine.pool
     heads = int(model.model.config.num_attention_heads)
@@ -254,7 +254,7 @@ def bandwidth(engine: Engine, rows: int, context: int) -> float:
 
 
 def _seconds(engine: Engine, calls: list[LayerCall]) -> float:
-    """All calls one behind the other; on a GPU replayed from a graph, by its own clock."""
+    """Run all calls back to back; on a GPU they are replayed from a graph and timed by its own clock."""
 
     def run() -> torch.Tensor:
         for call in calls:

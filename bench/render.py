@@ -22,7 +22,7 @@ def page(suite: Suite) -> str:
 
 
 def goals(suites: Iterable[Suite]) -> str:
-    """A row for each goal, the worst of its figures in it; misses first."""
+    """One row per goal with the worst of its figures; misses first."""
     rows = []
     for suite in suites:
         for part in suite.parts:
@@ -36,7 +36,7 @@ def goals(suites: Iterable[Suite]) -> str:
 
 
 def put_into(page: Path, text: str) -> None:
-    """Replace what stands between the page's two markers. Raises ValueError unless each occurs once."""
+    """Replace the text between the page's two markers. Raises ValueError unless each occurs once."""
     old = page.read_text(encoding="utf-8")
     before, begin, rest = old.partition(BEGIN)
     _, end, after = rest.partition(END)
@@ -76,7 +76,7 @@ def _part(part: Part) -> str:
 
 
 def _table(figures: Sequence[Figure]) -> str:
-    """A row for each setting; what all of them share stands above."""
+    """A row for each setting; what all settings share goes above the table."""
     settings = [{key: _shown(value) for key, value in f.setting.items()} for f in figures]
     keys = list(dict.fromkeys(key for setting in settings for key in setting))
     common = [key for key in keys if len({setting.get(key) for setting in settings}) == 1]
@@ -96,7 +96,7 @@ def _table(figures: Sequence[Figure]) -> str:
 
 
 def _listed(figures: Sequence[Figure]) -> str:
-    """Figures of one setting: a row for each."""
+    """Figures of one setting, one row each."""
     columns: dict[str, Callable[[Figure], str]] = {
         "": _named, "ours": _spread, "against": lambda figure: figure.against, "reference": _reference,
         "ratio": _ratio, "goal": _judged,
@@ -106,7 +106,7 @@ def _listed(figures: Sequence[Figure]) -> str:
 
 
 def _columns(figures: Sequence[Figure]) -> Iterator[tuple[str, dict[int, str]]]:
-    """Of each name: ours, then each reference with the ratio to it, and the verdict; cells by figure's id."""
+    """For each name: ours, each reference with its ratio, and the verdict; cells by figure id."""
     for same in _grouped(figures, lambda figure: (figure.name, figure.unit)):
         columns = [(_named(same[0]), _spread, same)]
         for some in _grouped([figure for figure in same if figure.against], lambda figure: figure.against):
@@ -117,7 +117,7 @@ def _columns(figures: Sequence[Figure]) -> Iterator[tuple[str, dict[int, str]]]:
 
 
 def _goal_row(figures: Sequence[Figure], alike: Sequence[Figure]) -> tuple[str, ...]:
-    """The worst of ``figures``, told apart from those that are ``alike``."""
+    """The worst of ``figures``, labelled by what tells them apart."""
     worst = max(figures, key=lambda f: f.judged if f.goal and f.goal.side == "at most" else -f.judged)
     assert worst.goal is not None  # only such are given
     of_ours = worst.goal.of == "ours"
@@ -171,7 +171,7 @@ def _shown(value: str | float) -> str:
 
 
 def _grouped(items: Sequence[T], key: Callable[[T], object]) -> list[list[T]]:
-    """Items of the same key, wherever they stand; in the order of the first of each."""
+    """Items grouped by key, in the order of each key's first item."""
     groups: dict[object, list[T]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)

@@ -1,4 +1,4 @@
-"""Runs the parts of a suite one after the other and keeps each with its own command, commit and time."""
+"""Runs the parts of a suite one after the other and saves each with its own command, commit and time."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class SuiteRun:
-    """How the parts are to be measured. ``quick``: in small sizes, to see that it works.
+    """How to measure the parts. ``quick``: small sizes, which check that it runs.
 
-    ``say`` tells what is under way; ``models``: those of the stream suite's questions; ``device`` and
-    ``profiles`` (a directory for the cost profile): of the GPU suite.
+    ``say`` reports progress; ``models``: of the stream suite's questions; ``device`` and ``profiles`` (a
+    directory for the cost profile): of the GPU suite.
     """
 
     threads: int = 2
@@ -44,7 +44,7 @@ class SuiteRun:
 
 
 class MeasurementFailed(RuntimeError):
-    """What was measured is not what it should have been, or could not be measured: there are no figures."""
+    """A measurement is invalid or could not be made: there are no figures."""
 
 
 Measure = Callable[[SuiteRun], Iterator[Figure]]
@@ -55,7 +55,8 @@ def run(
 ) -> Suite:
     """Measure ``parts`` (all when empty) of a suite.
 
-    Each goes into ``json_file`` as soon as it is there, the other parts in it stay. Raises MeasurementFailed.
+    Each is saved to ``json_file`` as soon as it is done; the other parts in it stay. Raises
+    MeasurementFailed.
     """
     found = Suite(name)
     for each in [part for part in SUITES[name] if not parts or part in parts]:
@@ -69,7 +70,7 @@ def run(
 
 
 def measure(suite: str, name: str, command: str, run: SuiteRun) -> Part:
-    """One part; what its function says of itself is what its page says."""
+    """Measure one part; its function's docstring becomes the text of its page."""
     started, load = datetime.now(UTC), os.getloadavg()[0]
     where, title = SUITES[suite][name]
     module, _, function = where.partition(":")
@@ -93,14 +94,14 @@ def measure(suite: str, name: str, command: str, run: SuiteRun) -> Part:
 def timed(
     work: Callable[..., T], *arguments: object, clock: Callable[[], int] = time.perf_counter_ns
 ) -> tuple[T, int]:
-    """What ``work`` gives for ``arguments``, and the ns it took."""
+    """The result of ``work`` for ``arguments``, and the ns it took."""
     began = clock()
     result = work(*arguments)
     return result, clock() - began
 
 
 def spread(work: Callable[[T], R], cases: Sequence[T], processes: int) -> list[R]:
-    """``work`` on each of ``cases``, which depend on nothing but themselves; 0 runs all in this process."""
+    """Run ``work`` on each of the independent ``cases``; with 0 processes, all in this one."""
     if not processes:
         return [work(case) for case in cases]
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
@@ -108,12 +109,12 @@ def spread(work: Callable[[T], R], cases: Sequence[T], processes: int) -> list[R
 
 
 def read(json_file: Path) -> Suite:
-    """A saved suite. Raises msgspec.DecodeError for another file."""
+    """Read a saved suite. Raises msgspec.DecodeError for another file."""
     return msgspec.json.decode(json_file.read_bytes(), type=Suite)
 
 
 def save(json_file: Path, suite: Suite) -> None:
-    """A figure a line: files stay short, and a new run shows as the lines it changed."""
+    """Write a suite with one figure per line: files stay short, and a new run shows as changed lines."""
     lines = []
     for part in suite.parts:
         head = msgspec.json.encode(msgspec.structs.replace(part, figures=[])).decode()
@@ -123,13 +124,13 @@ def save(json_file: Path, suite: Suite) -> None:
 
 
 def machine() -> Machine:
-    """What figures are taken on."""
+    """The machine that runs the benchmark."""
     packages = {name: found for name in _PACKAGES if (found := _version(name))}
     return Machine(_processor(), len(os.sched_getaffinity(0)), platform.python_version(), packages)
 
 
 def commit() -> str:
-    """The checkout's commit, "-dirty" where anything but docs/ was changed; else the package's version."""
+    """The checkout's commit, with "-dirty" if anything but docs/ was changed; else the package's version."""
     try:
         changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)docs")
         return _git("describe", "--always") + ("-dirty" if changed else "")

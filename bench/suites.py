@@ -1,4 +1,4 @@
-"""The parts of each suite in the order they run: torch's threads disturb neither the first nor the last."""
+"""The parts of each suite in running order: torch's threads disturb neither the first nor the last."""
 
 from __future__ import annotations
 
@@ -28,4 +28,4 @@ SUITES: dict[str, dict[str, tuple[str, str]]] = {
     },
     "gpu": {"model": ("bench.gpu:measure", "Llama-3.1-8B's shape on one GPU")},
 }
-"""Of each part the function that measures it, which is imported when it runs, and its title."""
+"""By suite and part: the function that measures it, imported when it runs, and its title."""

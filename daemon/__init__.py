@@ -1,1 +1,1 @@
-"""The composition root: processes, configuration, command line, sockets."""
+"""The daemon: processes, configuration, command line, sockets."""

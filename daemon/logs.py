@@ -1,4 +1,4 @@
-"""Log lines on standard error: text for people, or one JSON object a line."""
+"""Log lines on standard error: text, or one JSON object per line."""
 
 from __future__ import annotations
 

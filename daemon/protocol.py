@@ -1,7 +1,7 @@
-"""What crosses between front and engine: commands one way, events the other, msgspec structs in msgpack.
+"""Messages between front and engine: commands one way, events the other, msgspec structs in msgpack.
 
-A client's request is the command itself, and the engine fills the reply or the published answer; the front
-adds what only it knows. In `inproc` mode the same structs are handed over without encoding.
+A client's request is itself the command. The engine fills the reply or the published answer; the front adds
+what only it knows. In `inproc` mode the same structs are passed without encoding.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from feeds.messages import Answer
 
 
 class CancelAsk(msgspec.Struct, frozen=True, tag="cancel"):
-    """Nobody waits for this ask any more."""
+    """Cancel an ask."""
 
     id: int
 
 
 class OpenPrompt(msgspec.Struct, frozen=True, tag="open_prompt"):
-    """A prompt without a session begins. ``Complete``: its text is all of it, so generate.
+    """Open a prompt without a session. ``Complete``: the text is complete, so generate.
 
-    The engine replies with a `PromptReply` to this and to every later input, and in the end, always, with a
+    The engine answers this and every later input with a `PromptReply`, and every prompt, at its end, with a
     `FinishReply` or `PromptFailed`.
     """
 
@@ -34,7 +34,7 @@ PromptCommand = OpenPrompt | messages.Append | messages.Update | messages.Finish
 
 
 class EndInput(msgspec.Struct, frozen=True, tag="end_input"):
-    """The source has nothing more: take what the ring holds, however long, and close the open bars."""
+    """The source has ended: take what the ring holds, without time limit, and close the open bars."""
 
 
 class StopEngine(msgspec.Struct, frozen=True, tag="stop"):
@@ -57,7 +57,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class Inputs(msgspec.Struct, frozen=True):
-    """Which records an update stands for, by the feed's own running numbers.
+    """The records behind an update, by the feed's own running numbers.
 
     Every record of the session numbered below ``low_watermark`` is in a closed bar or was dropped.
     """
@@ -68,7 +68,7 @@ class Inputs(msgspec.Struct, frozen=True):
 
 
 class Committed(msgspec.Struct, frozen=True, tag="committed"):
-    """A new data version and the ``bars`` it added. Times (ns) are those of its newest record."""
+    """A new data version and the ``bars`` it added. Times (ns) are its newest record's."""
 
     session: str
     version: int
@@ -89,7 +89,7 @@ class Answered(msgspec.Struct, frozen=True, tag="answered"):
 
 
 class AnswerFailed(msgspec.Struct, frozen=True, tag="answer_failed"):
-    """One standing question that got no answer at one version."""
+    """One standing question failed at one version."""
 
     session: str
     question: str
@@ -100,7 +100,7 @@ class AnswerFailed(msgspec.Struct, frozen=True, tag="answer_failed"):
 
 
 class AskFailed(msgspec.Struct, frozen=True, tag="ask_failed"):
-    """Why an `Ask` has no answer."""
+    """Why an `Ask` failed."""
 
     id: int
     code: str
@@ -108,7 +108,7 @@ class AskFailed(msgspec.Struct, frozen=True, tag="ask_failed"):
 
 
 class PromptFailed(msgspec.Struct, frozen=True, tag="prompt_failed"):
-    """Why a prompt has no answer and takes no more input."""
+    """Why a prompt failed; it takes no more input."""
 
     prompt: str
     code: str
@@ -119,18 +119,18 @@ PromptEvent = messages.PromptReply | messages.FinishReply | PromptFailed
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
-    """The worker's progress, every second: alive means idle, or progress since the last one."""
+    """The worker's state, every second: alive means idle, or progress since the last heartbeat."""
 
     progress: int
     idle: bool
 
 
 class InputDone(msgspec.Struct, frozen=True, tag="input_done"):
-    """After `EndInput`: everything the source gave is answered."""
+    """After `EndInput`: everything the source sent is answered."""
 
 
 class ThreadEnded(msgspec.Struct, frozen=True, tag="thread_ended"):
-    """A thread that the engine cannot do without ended unasked."""
+    """An essential engine thread ended unexpectedly."""
 
     name: str
     why: str
@@ -143,7 +143,7 @@ class Stopped(msgspec.Struct, frozen=True, tag="stopped"):
 
 
 class Fatal(msgspec.Struct, frozen=True, tag="fatal"):
-    """The engine cannot run; ``key`` names the setting at fault if there is one."""
+    """The engine cannot run; ``key`` names the setting at fault, if any."""
 
     key: str
     message: str
@@ -166,7 +166,7 @@ EngineEvent = (
 
 
 def failure_of(command: Command, code: str, message: str) -> AskFailed | PromptFailed | None:
-    """What tells the client of ``command`` that it failed; None where no client waits."""
+    """The event that tells the client of ``command`` that it failed; None where no client waits."""
     if isinstance(command, messages.Ask):
         return AskFailed(command.id, code, message)
     return PromptFailed(command.prompt, code, message) if isinstance(command, PromptCommand) else None

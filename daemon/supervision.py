@@ -1,4 +1,4 @@
-"""No long-lived task or thread ends unnoticed: each has a name, and one that ends unasked is told of."""
+"""Supervises long-lived tasks and threads: each has a name, and an unexpected end is reported."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ Work = Callable[[], Coroutine[Any, Any, None]]
 
 RESTART_AFTER_S = 0.1
 MAX_RESTARTS = 5
-"""Of all tasks within a minute; one more and the task counts as failed."""
+"""Restarts of all tasks within a minute; one more and the task counts as failed."""
 
 
 class TaskEnded(RuntimeError):
-    """A task or thread that the daemon cannot do without ended unasked; the message names it."""
+    """An essential task or thread ended unexpectedly; the message names it."""
 
     def __init__(self, name: str, why: str) -> None:
         super().__init__(f"{name} ended: {why}")
 
 
 def reason_of(error: BaseException | None) -> str:
-    """Why something ended, for a person."""
+    """Why something ended, for people."""
     return "it returned" if error is None else f"{type(error).__name__}: {error}".removesuffix(": ")
 
 
 class Tasks:
     """The long-lived tasks of an event loop, by name.
 
-    ``on_end(name, why, restarted)`` is called for each that ends unasked.
+    ``on_end(name, why, restarted)`` is called for each that ends unexpectedly.
     """
 
     def __init__(self, on_end: Callable[[str, str, bool], None] = lambda name, why, restarted: None) -> None:
@@ -43,39 +43,39 @@ class Tasks:
         self._running: dict[str, asyncio.Task[None]] = {}
         self._restarts: deque[float] = deque(maxlen=MAX_RESTARTS)
         self.ended: dict[str, str] = {}
-        """Tasks and threads that ended unasked and do not run again, and why."""
+        """Tasks and threads that ended unexpectedly and were not restarted, and why."""
 
     def start(self, name: str, work: Work, *, restarts: bool = False, returns: bool = False) -> None:
-        """Run ``work()``. ``restarts``: again when it ends unasked. ``returns``: it may end by returning."""
+        """Run ``work()``. ``restarts``: again after an unexpected end. ``returns``: it may return."""
         self.ended.pop(name, None)
         task = self._running[name] = asyncio.create_task(work(), name=name)
         task.add_done_callback(partial(self._done, name, work, restarts, returns))
 
     def names(self) -> list[str]:
-        """Of those that run."""
+        """Names of the running tasks."""
         return list(self._running)
 
     def expect_end(self, name: str) -> asyncio.Task[None] | None:
-        """The task, which from now on may end; None if it has ended. It is not started again."""
+        """The task, which may end from now on and is not restarted; None if it has ended."""
         self.ended.pop(name, None)
         return self._running.pop(name, None)
 
     async def stop(self, *names: str) -> None:
-        """Cancel the tasks of these names, without names all, and wait for their end."""
+        """Cancel the named tasks (all without names) and wait for their end."""
         tasks = [task for name in names or self.names() if (task := self.expect_end(name)) is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def note_end(self, name: str, why: str) -> None:
-        """Something that does not run here, as a thread of the engine, ended unasked."""
+        """Note the unexpected end of something that runs elsewhere, such as an engine thread."""
         log.error("%s ended: %s", name, why)
         self.ended[name] = why
         self._on_end(name, why, False)
 
     def _done(self, name: str, work: Work, restarts: bool, returns: bool, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
-        if self._running.get(name) is not task:  # it was asked to end
+        if self._running.get(name) is not task:  # it was told to end
             return
         del self._running[name]
         if returns and error is None and not task.cancelled():
@@ -103,7 +103,7 @@ class Tasks:
 
 
 class Threads:
-    """The long-lived threads of a process, by name. ``on_end(name, why)``: one ended unasked."""
+    """The long-lived threads of a process, by name. ``on_end(name, why)``: a thread ended unexpectedly."""
 
     def __init__(self, on_end: Callable[[str, str], None]) -> None:
         self._on_end = on_end
@@ -113,13 +113,13 @@ class Threads:
     def make(
         self, target: Callable[[], None], name: str, daemon: bool = True, *, returns: bool = False
     ) -> threading.Thread:
-        """A thread to be started. ``returns``: it may end by returning."""
+        """Make a thread, not started. ``returns``: it may end by returning."""
         thread = threading.Thread(target=self._run, args=(target, name, returns), name=name, daemon=daemon)
         self.all[name] = thread
         return thread
 
     def expect_end(self) -> None:
-        """From now on each of them may end."""
+        """All threads may end from now on."""
         self._stopping = True
 
     def _run(self, target: Callable[[], None], name: str, returns: bool) -> None:

@@ -1,1 +1,1 @@
-"""Grafana dashboards as code: expressions come from the metric catalogue, the JSON is committed with them."""
+"""Grafana dashboards as code: expressions follow from the metric catalogue; the JSON is committed."""

@@ -19,9 +19,12 @@ def dashboards() -> None:
 
 
 @dashboards.command()
-@click.option("--check", is_flag=True, help="Write nothing; fail when a committed file is out of date.")
+@click.option("--check", is_flag=True, help="Write nothing; fail if a committed file is out of date.")
 @click.option(
-    "--directory", type=click.Path(path_type=Path), default=FOLDER, help="Default: the committed files."
+    "--directory",
+    type=click.Path(path_type=Path),
+    default=FOLDER,
+    help="Directory of the JSON files; default: the committed ones.",
 )
 def build(check: bool, directory: Path) -> None:
     """Render the dashboards into their committed JSON files (for developers)."""
@@ -35,14 +38,16 @@ def build(check: bool, directory: Path) -> None:
 
 
 @dashboards.command()
-@click.option("--url", required=True, envvar="GRAFANA_URL", help="Such as http://127.0.0.1:3000.")
-@click.option("--token", required=True, envvar="GRAFANA_TOKEN", help="A service account's token.")
-@click.option("--folder", default="", help="Uid of the Grafana folder; the default is the general one.")
-@click.option("--timeout", default=10.0, show_default=True, help="Seconds a request may take.")
+@click.option(
+    "--url", required=True, envvar="GRAFANA_URL", help="Grafana's address, such as http://127.0.0.1:3000."
+)
+@click.option("--token", required=True, envvar="GRAFANA_TOKEN", help="Token of a Grafana service account.")
+@click.option("--folder", default="", help="Uid of the Grafana folder; default: the general folder.")
+@click.option("--timeout", default=10.0, show_default=True, help="Time limit of a request, in seconds.")
 def push(url: str, token: str, folder: str, timeout: float) -> None:
-    """Send the committed dashboards to a Grafana, replacing what has the same uid."""
+    """Push the committed dashboards to a Grafana; replaces dashboards with the same uid."""
     grafana = _connect(url, token, timeout)
-    # The client has no close of its own; its session does.
+    # GrafanaApi has no close of its own; its session does.
     with contextlib.closing(grafana.client.s):
         for name in NAMES:
             dashboard = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))

@@ -1,6 +1,6 @@
-"""PromQL over the metric catalogue: a name, label or fixed value that it does not list cannot be written.
+"""PromQL over the metric catalogue: an unlisted name, label or fixed value raises an error.
 
-Rates use Grafana's `$__rate_interval`; a `session` label is always narrowed to the dashboard's `$session`.
+Rates use Grafana's `$__rate_interval`; a `session` label is always limited to the dashboard's `$session`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ STAGE = "foretick_stage_seconds"
 
 
 def per_second(name: str, *by: str, **match: str) -> str:
-    """A counter's increase a second, summed over everything but the labels `by`."""
+    """A counter's increase per second, summed over all labels but `by`."""
     metric = _metric(name, "counter", by)
     return f"sum{_by(by)} (rate({name}{_selector(metric, match)}[$__rate_interval]))"
 
@@ -23,13 +23,13 @@ def increase(name: str, *by: str, **match: str) -> str:
 
 
 def gauge(name: str, *by: str, over: str = "max", **match: str) -> str:
-    """A gauge, brought together by `over` (max, sum, avg) over everything but the labels `by`."""
+    """A gauge, aggregated by `over` (max, sum, avg) over all labels but `by`."""
     metric = _metric(name, "gauge", by)
     return f"{over}{_by(by)} ({name}{_selector(metric, match)})"
 
 
 def labelled(name: str, by: str, info: str, label: str) -> str:
-    """A gauge summed over all but `by`, with a `label` of the info metric of the same daemon."""
+    """A gauge summed over all but `by`, joined with a `label` of the same daemon's info metric."""
     _metric(name, "gauge", (by,))
     _metric(info, "gauge", (label,))
     return f"sum by ({by}, {label}) ({name} * on (instance) group_left ({label}) {info})"
@@ -41,7 +41,7 @@ def quantile(name: str, q: float, *by: str, **match: str) -> str:
 
 
 def buckets(name: str, *by: str, **match: str) -> str:
-    """A histogram's observations a second by bucket."""
+    """A histogram's observations per second, by bucket."""
     metric = _metric(name, "histogram", tuple(label for label in by if label != "le"))
     return f"sum{_by(by)} (rate({name}_bucket{_selector(metric, match)}[$__rate_interval]))"
 

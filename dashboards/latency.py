@@ -38,7 +38,7 @@ from dashboards.expressions import (
 UID = "foretick-latency"
 _SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 _HALF, _THIRD, _SIXTH = 12, 8, 4
-# From the ring's entry on: what happens to a tick before it is in the ring is not measured.
+# Measured from ring entry; the time before it is unknown.
 _WHOLE = "end_to_end"
 _STEPS = "ring_wait|bars|tokenise|queue_flash|forward|publish"
 
@@ -47,7 +47,7 @@ Target = tuple[str, str]
 
 
 def build() -> str:
-    """The dashboard as Grafana's JSON, the same bytes every time, ending in one newline."""
+    """The dashboard as Grafana's JSON: always the same bytes, ending in one newline."""
     dashboard = (
         Dashboard("Foretick: latency")
         .uid(UID)
@@ -124,10 +124,10 @@ def _tick_to_answer() -> list[Any]:
 def _questions() -> list[Any]:
     return [
         _series("Standing questions: wait and forward pass", "s", _THIRD, _quantiles("queue_flash|forward")),
-        _series("Asked questions: wait", "s", _THIRD, _quantiles("queue_session")),
-        _series("Asked questions: request to reply", "s", _THIRD, _quantiles("ask")),
+        _series("Asks: wait", "s", _THIRD, _quantiles("queue_session")),
+        _series("Asks: request to reply", "s", _THIRD, _quantiles("ask")),
         _rates("Answers a second", "foretick_answers_total", "session"),
-        _rates("Asked a second, by outcome", "foretick_asks_total", "outcome"),
+        _rates("Asks a second, by outcome", "foretick_asks_total", "outcome"),
         _rates("Questions without an answer, a second", "foretick_answers_failed_total", "reason"),
     ]
 
@@ -151,9 +151,9 @@ def _carried_state() -> list[Any]:
     ]
     divergence = "KL(fresh || carried) of the next token, nats"
     return [
-        _series("Answers the same from a fresh state, in this range", "percentunit", _THIRD, same),
+        _series("Share of answers equal from a fresh state, in this range", "percentunit", _THIRD, same),
         _gauges(divergence, "short", "foretick_divergence_kl_nats", "session"),
-        _series("Windows refreshed, in this range", "short", _THIRD, refreshed),
+        _series("Refreshed windows, in this range", "short", _THIRD, refreshed),
     ]
 
 
@@ -169,8 +169,8 @@ def _losses() -> list[Any]:
     ]
     return [
         _series("Lost before they were read, and pauses, a second", "short", _THIRD, lost),
-        _rates("Late, a second", "foretick_records_late_total", "session"),
-        _series("Refused, a second", "short", _THIRD, refused),
+        _rates("Late records a second", "foretick_records_late_total", "session"),
+        _series("Refused records a second", "short", _THIRD, refused),
     ]
 
 
@@ -198,9 +198,9 @@ def _scheduler() -> list[Any]:
         _series("Waiting, by class and policy", "short", _THIRD, [(waiting, "{{class}} ({{policy}})")]),
         _series("End of input to first token", "s", _THIRD, ttft),
         _series("Preemptions a second", "short", _THIRD, preempted),
-        _rates("Tokens of KV given up, a second", "foretick_lost_tokens_total", "kind"),
-        _series("Guessed tokens that were right", "percentunit", _THIRD, [(f"{right} / {drafts}", "right")]),
-        _series("Tokens reused, of all that answers were given from", "percentunit", _THIRD, shares),
+        _rates("Tokens of lost KV, a second", "foretick_lost_tokens_total", "kind"),
+        _series("Share of draft tokens accepted", "percentunit", _THIRD, [(f"{right} / {drafts}", "right")]),
+        _series("Share of tokens reused", "percentunit", _THIRD, shares),
         _rates("Prefix cache, tokens a second", "foretick_prefix_tokens_total", "event"),
     ]
 
@@ -214,17 +214,17 @@ def _queues_and_memory() -> list[Any]:
         _series("KV pool in use", "percentunit", _THIRD, [(f"{used} / {total}", "used")]),
         _rates("Tokens a second, by class", "foretick_batch_tokens_total", "class"),
         _gauges("Tape by session, tokens", "short", "foretick_session_tokens", "session"),
-        _rates("Passes that found no memory, a second", "foretick_oom_total", "outcome"),
+        _rates("Passes out of memory, a second", "foretick_oom_total", "outcome"),
     ]
 
 
 def _rates(title: str, counter: str, by: str) -> Any:
-    """A counter's increase a second, a line for each value of the label ``by``."""
+    """A counter's increase per second, one line per value of the label ``by``."""
     return _series(title, "short", _THIRD, [(per_second(counter, by), f"{{{{{by}}}}}")])
 
 
 def _gauges(title: str, unit: str, name: str, by: str, over: str = "max") -> Any:
-    """A gauge, a line for each value of the label ``by``."""
+    """A gauge, one line per value of the label ``by``."""
     return _series(title, unit, _THIRD, [(gauge(name, by, over=over), f"{{{{{by}}}}}")])
 
 

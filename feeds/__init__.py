@@ -1,1 +1,1 @@
-"""Where records come from and where answers go: wire messages, codecs, Kafka, ZeroMQ and replayed files."""
+"""Sources of records and sinks for answers: wire messages, codecs, Kafka, ZeroMQ and replayed files."""

@@ -1,4 +1,4 @@
-"""The state of a connection, logged once per change, the pauses between retries, and waiting until a stop."""
+"""Connection states logged once per change, pauses between retries, and waits that a stop interrupts."""
 
 import asyncio
 import logging
@@ -8,19 +8,19 @@ from typing import Any
 from feeds.source import ConnectionState
 
 Sleep = Callable[[float], Awaitable[None]]
-"""Takes seconds; tests pass one that does not wait."""
+"""Sleep for this many seconds; tests pass one that does not wait."""
 
 FIRST_S = 0.1
 CAP_S = 5.0
 
 
 def delay_s(attempt: int) -> float:
-    """Exponential wait before retry number ``attempt`` (0 is the first), capped at 5 s."""
+    """Exponential wait before retry number ``attempt`` (0 is the first), at most 5 s."""
     return float(min(CAP_S, FIRST_S * 2.0 ** min(attempt, 16)))
 
 
 async def until(stop: asyncio.Event, doing: Awaitable[Any]) -> bool:
-    """Await ``doing`` unless ``stop`` is set first, which cancels it; True when it finished."""
+    """Await ``doing`` unless ``stop`` is set first, which cancels it; returns whether it finished."""
     task, stopping = asyncio.ensure_future(doing), asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait((task, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -35,7 +35,7 @@ async def until(stop: asyncio.Event, doing: Awaitable[Any]) -> bool:
 
 
 class Connection:
-    """A connection's state and its count of retries; every change is logged once."""
+    """A connection's state and its number of retries; every change is logged once."""
 
     def __init__(self, name: str, peer: str, log: logging.Logger, sleep: Sleep = asyncio.sleep) -> None:
         self.state = ConnectionState.STOPPED
@@ -57,7 +57,7 @@ class Connection:
 
     def down(self, why: object) -> None:
         """The peer does not answer; retries go on."""
-        message = "%s does not answer, retrying every %g s at most: %s"
+        message = "%s does not answer, retrying at least every %g s: %s"
         self._move(ConnectionState.DOWN, logging.WARNING, message, self._peer, CAP_S, why)
 
     def stopped(self) -> None:

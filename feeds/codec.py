@@ -1,6 +1,6 @@
 """Bytes to checked records and messages to bytes, in JSON and msgpack.
 
-All market data passes ``decode_record``. It returns records with plausible prices and times, and refuses
+All market data passes ``decode_record``: it returns records with plausible prices and times, and refuses
 others with a ``Reason`` and a message for people.
 """
 
@@ -29,7 +29,7 @@ _PATH = re.compile(r"`\$\.(\w+)")
 
 
 class MalformedRecord(ValueError):
-    """A payload that is no usable record: ``message`` says what is wrong."""
+    """A payload that is not a usable record; ``message`` says what is wrong."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(f"{reason}: {message}")
@@ -42,7 +42,7 @@ class _Decoder(Protocol):
 
 
 def _to_fixed9(kind: type, value: Any) -> Any:
-    """Msgspec's hook for ``Fixed9`` members: decimal text or an integer of nano units, nothing else."""
+    """Msgspec's hook for ``Fixed9`` members: accepts decimal text or an integer of nano units."""
     if kind is not Fixed9:
         raise NotImplementedError(f"no wire form for {kind}")
     if type(value) is str:
@@ -75,14 +75,14 @@ _ENCODERS: dict[str, msgspec.json.Encoder | msgspec.msgpack.Encoder] = {
 def decode_record(payload: bytes, encoding: str = "json", max_bytes: int = MAX_BYTES) -> AnyRecord:
     """Decode and check one record.
 
-    A payload above ``max_bytes`` is refused without being decoded. A receive time before the event time is no
-    error: the clocks of two machines differ.
+    A payload above ``max_bytes`` is refused without decoding. A receive time before the event time is
+    accepted: the clocks of two machines differ.
 
     Raises:
-        MalformedRecord: the payload is no usable record.
+        MalformedRecord: the payload is not a usable record.
     """
     if len(payload) > max_bytes:
-        raise MalformedRecord("oversize", f"{len(payload)} bytes is more than the limit of {max_bytes}")
+        raise MalformedRecord("oversize", f"{len(payload)} bytes are more than the limit of {max_bytes}")
     record = cast(AnyRecord, _decode(_RECORDS, payload, encoding))
     check_record(record)
     return record
@@ -92,7 +92,7 @@ def decode_message(payload: bytes, encoding: str = "json") -> AnyMessage:
     """Decode any message of ``feeds.messages`` (answers too), without the plausibility checks of records.
 
     Raises:
-        MalformedRecord: the payload is no such message.
+        MalformedRecord: the payload is not such a message.
     """
     return cast(AnyMessage, _decode(_MESSAGES, payload, encoding))
 
@@ -117,7 +117,7 @@ def make_headers(message: AnyMessage, encoding: str, source: str, seq: int) -> d
 
 
 def header_encoding(headers: Mapping[str, bytes], default: str = "json") -> str:
-    """The encoding that a message's headers name, or ``default`` where they name none."""
+    """The encoding named in a message's headers, or ``default``."""
     raw = headers.get("encoding")
     return default if raw is None else raw.decode("ascii", "replace")
 
@@ -145,7 +145,7 @@ def _reason(text: str) -> Reason:
 
 
 def check_record(record: AnyRecord) -> None:
-    """The plausibility checks of ``decode_record``, for records made otherwise. Raises MalformedRecord."""
+    """The plausibility checks of ``decode_record``, for records from elsewhere. Raises MalformedRecord."""
     if not (YEAR_1990 <= record.ts_event < YEAR_2100 and YEAR_1990 <= record.ts_recv < YEAR_2100):
         _refuse_times(record)
     if not (_is_name(record.symbol) and _is_name(record.venue)):
@@ -189,9 +189,9 @@ def _check_size(name: str, value: Fixed9) -> None:
         raise MalformedRecord("size", f"{name} must not be negative, got {value}")
 
 
-@lru_cache(maxsize=8192)  # the same few names come with every record
+@lru_cache(maxsize=8192)  # cached: every record carries one of a few names
 def _is_name(name: str) -> bool:
-    # The colon is kept out because keys are VENUE:SYMBOL.
+    # No colon: keys are VENUE:SYMBOL.
     return 0 < len(name) <= MAX_NAME and name.isprintable() and " " not in name and ":" not in name
 
 
@@ -205,5 +205,5 @@ def _refuse_times(record: AnyRecord) -> None:
                     "timestamp_unit", f"{name} {value} looks like {unit}; nanoseconds are expected"
                 )
         raise MalformedRecord(
-            "timestamp_unit", f"{name} {value} is no nanosecond time of the years 1990 to 2099"
+            "timestamp_unit", f"{name} {value} is not a nanosecond time in the years 1990 to 2099"
         )

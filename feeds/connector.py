@@ -15,12 +15,12 @@ SOCKET = r"^(tcp|ipc)://.+$"
 
 
 def about(description: str, **limits: Any) -> Meta:
-    """What the reference says of a key, and the limits that msgspec checks (``ge``, ``pattern`` ...)."""
+    """A key's description for the reference, and the limits that msgspec checks (``ge``, ``pattern`` ...)."""
     return Meta(description=description, **limits)
 
 
 class SettingError(Exception):
-    """A setting that only shows to be wrong when it is used; ``key`` names it, within a connector's table."""
+    """A setting that proves wrong in use; ``key`` names it, within the connector's table."""
 
     def __init__(self, key: str, message: str) -> None:
         super().__init__(f"{key}: {message}")
@@ -30,7 +30,7 @@ class SettingError(Exception):
 
 @dataclass(frozen=True)
 class Finding:
-    """What `foretick check` found out about one key."""
+    """A result of `foretick check` for one key."""
 
     key: str
     message: str
@@ -39,7 +39,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Route:
-    """A sink and the topics it uses; an empty topic means that this sink does not carry that message."""
+    """A sink and its topics; the sink does not carry messages whose topic is empty."""
 
     sink: Sink
     answers: str
@@ -47,21 +47,21 @@ class Route:
     dead_letters: str = ""
 
     def topic(self, message: AnyMessage) -> str:
-        """Where the message goes."""
+        """The message's topic."""
         if isinstance(message, DataUpdated):
             return self.updates
         return self.dead_letters if isinstance(message, DeadLetter) else self.answers
 
 
 class Connector(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Settings of a connector; every field has a description, for the configuration's reference."""
+    """Settings of a connector; every field has a description, for the configuration reference."""
 
     def bound(self) -> Mapping[str, str]:
         """Endpoints that this connector binds, by key."""
         return {}
 
     def check(self) -> Iterator[Finding]:
-        """Look at what the settings refer to: files, brokers, topics."""
+        """Check what the settings refer to: files, brokers, topics."""
         yield from ()
 
 
@@ -69,7 +69,7 @@ class SourceConnector(Connector, frozen=True):
     """Settings that open a source."""
 
     def open(self, name: str, stop_timeout_s: float) -> Source:
-        """The source, not started; it closes within ``stop_timeout_s``. Raises SettingError."""
+        """The source, not started; it stops within ``stop_timeout_s``. Raises SettingError."""
         raise NotImplementedError
 
 
@@ -77,5 +77,5 @@ class SinkConnector(Connector, frozen=True):
     """Settings that open a sink."""
 
     def open(self, name: str, stop_timeout_s: float) -> Route:
-        """The sink and its topics, not started; it closes within ``stop_timeout_s``. Raises SettingError."""
+        """The sink and its topics, not started; it stops within ``stop_timeout_s``. Raises SettingError."""
         raise NotImplementedError

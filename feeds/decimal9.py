@@ -1,6 +1,6 @@
-"""Exact conversion between decimal text and integers counting 1e-9 units (nano units).
+"""Exact conversion between decimal text and integers of 1e-9 units (nano units).
 
-Prices and sizes never pass through binary floating point: text is split at its decimal point and read as an
+Prices and sizes never pass through binary floating point: text is split at its decimal point and parsed as an
 integer.
 """
 
@@ -15,7 +15,7 @@ _MAX_TEXT = 64
 
 
 class Fixed9(int):
-    """A number of nano units (1e-9). An ``int`` whose type tells the codec to write it as decimal text."""
+    """A number of nano units (1e-9). An ``int`` that the codec writes as decimal text."""
 
     __slots__ = ()
 
@@ -26,7 +26,7 @@ class Fixed9(int):
         return f"Fixed9('{format_fixed9(self)}')"
 
 
-@lru_cache(maxsize=16384)  # feeds repeat prices and sizes, so most parses are one lookup
+@lru_cache(maxsize=16384)  # cached: feeds repeat prices and sizes
 def parse_fixed9(text: str) -> Fixed9:
     """Read plain decimal text exactly: an optional sign, digits, an optional point and digits.
 
@@ -53,7 +53,7 @@ def round_fixed9(text: str) -> Fixed9:
     """Read decimal text of any length, rounding half to even at the ninth fractional digit, without floats.
 
     Raises:
-        ValueError: as ``parse_fixed9``, but for the number of digits.
+        ValueError: as ``parse_fixed9``, except for the number of digits.
     """
     head, point, fraction = text.partition(".")
     kept, rest = parse_fixed9(f"{head}{point}{fraction[:DIGITS]}"), fraction[DIGITS:]
@@ -61,7 +61,7 @@ def round_fixed9(text: str) -> Fixed9:
         return kept
     if not (rest.isdecimal() and rest.isascii()) or len(text) > _MAX_TEXT:
         raise ValueError(f"{text[:_MAX_TEXT]!r} is not a plain decimal number")
-    half = "5".ljust(len(rest), "0")  # same length, so text compares as numbers do
+    half = "5".ljust(len(rest), "0")  # equal lengths: text compares like numbers
     up = rest > half or (rest == half and kept % 2 == 1)
     if not up:
         return kept
@@ -69,7 +69,7 @@ def round_fixed9(text: str) -> Fixed9:
 
 
 def check_fixed9(value: int) -> Fixed9:
-    """Take ``value`` as nano units. Raises ValueError when its magnitude is above 9.2e9 whole units."""
+    """Check ``value`` as nano units. Raises ValueError when its magnitude is above 9.2e9 whole units."""
     if not -LIMIT <= value <= LIMIT:
         raise ValueError(f"{value} nano units is beyond 9.2e9 whole units")
     return Fixed9(value)

@@ -1,4 +1,4 @@
-"""One way to decode what others sent: whatever is wrong with it becomes `Undecodable`."""
+"""Decodes external input: any failure becomes `Undecodable`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Undecodable(ValueError):
-    """Input that cannot be read. ``readable``: it is well-formed, but its members are wrong."""
+    """Input that cannot be decoded. ``readable``: it is well-formed, but its members are wrong."""
 
     def __init__(self, message: str, *, readable: bool) -> None:
         super().__init__(message)
@@ -22,8 +22,8 @@ class Undecodable(ValueError):
 def decoded(decode: Callable[[P], T], payload: P) -> T:
     """``decode(payload)``. Raises Undecodable for anything that the decoder raises.
 
-    Decoders raise more than they document: UnicodeDecodeError for a string that is no UTF-8, RecursionError
-    for deep nesting, TypeError for a key that cannot be hashed, OverflowError for integers that are too long.
+    Decoders raise more than they document: UnicodeDecodeError for a string that is not UTF-8, RecursionError
+    for deep nesting, TypeError for an unhashable key, OverflowError for an integer that is too long.
     """
     try:
         return decode(payload)

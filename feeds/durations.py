@@ -1,4 +1,4 @@
-"""Durations as people write them in a file, kept as integer nanoseconds."""
+"""Durations in the spelling of the configuration, as integer nanoseconds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_NS = 2**63 - 1
 
 
 class Duration(int):
-    """A length of time in nanoseconds; 0 means "off" wherever a setting can be switched off."""
+    """A length of time in nanoseconds; 0 means "off" where a setting can be switched off."""
 
     @property
     def seconds(self) -> float:
@@ -35,7 +35,7 @@ class Duration(int):
 
 
 def parse_duration(text: object) -> Duration:
-    """Read "250ms", "1s", "1.5s", "1m", "2h", "" for off; anything else is a ValueError with a message."""
+    """Parse "250ms", "1s", "1.5s", "1m", "2h", "" for off. Raises ValueError that says what is wrong."""
     if text == "":
         return Duration(0)
     match = _DURATION.fullmatch(text) if isinstance(text, str) else None

@@ -1,6 +1,7 @@
-"""File formats as declared data: a small TOML says where a file keeps its times, prices and sizes.
+"""File formats as declared data: a short TOML says where a file keeps its times, prices and sizes.
 
-A new format is a new TOML file, not new code. Shipped ones are in ``feeds/formats``; docs describe every key.
+A new format is a new TOML file, not new code. The built-in ones are in ``feeds/formats``; docs describe every
+key.
 """
 
 from pathlib import Path
@@ -34,11 +35,11 @@ _TEXT_FIELDS: dict[Kind, tuple[str, ...]] = {
 
 
 class FormatError(ValueError):
-    """A format declaration that cannot be used; the message names the file and the key."""
+    """An unusable format declaration; the message names the file and the key."""
 
 
 class Match(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The lines that a record declaration covers: those whose ``field`` ends (or begins) like this."""
+    """The lines a record declaration covers: those whose ``field`` ends (or begins) like this."""
 
     field: Ref
     suffix: str = ""
@@ -46,7 +47,7 @@ class Match(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TimeFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where event time is and how it is written; format ``receive`` uses the receive time."""
+    """Location and notation of the event time; format ``receive`` uses the receive time."""
 
     format: str
     field: Ref = ""
@@ -56,9 +57,9 @@ class TimeFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class RecordFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One kind of record in a file.
 
-    ``stamp`` says which end of its interval a bar's time names. ``rounded`` names the fields whose digits
-    beyond the ninth are rounded (half to even) because the file's writer left binary noise there; in all
-    others such digits make a line malformed.
+    ``stamp`` says which end of its interval a bar's time names. ``rounded`` names fields with binary noise
+    from the file's writer: digits beyond the ninth are rounded (half to even). In all other fields such
+    digits make a line malformed.
     """
 
     kind: Kind
@@ -75,10 +76,10 @@ class RecordFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 class FileFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A whole file: its container and the records found in it. Gzip is recognised.
+    """A whole file: its container and the records in it. Gzip is detected.
 
-    Containers: ``csv``; ``jsonl``, a JSON document a line; ``jsonl-capture``, the same after the receive time
-    in ns and a blank.
+    Containers: ``csv``; ``jsonl``, one JSON document per line; ``jsonl-capture``, the same after the receive
+    time in ns and a blank.
     """
 
     description: str
@@ -89,10 +90,10 @@ class FileFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 def load_format(name_or_path: str | Path) -> FileFormat:
-    """The format of that name among the shipped ones, or the one declared in that file.
+    """The built-in format of that name, or the one declared in that file.
 
     Raises:
-        FormatError: no such format, or a declaration that cannot be used.
+        FormatError: no such format, or an unusable declaration.
     """
     path = FORMATS / f"{name_or_path}.toml"
     if not path.is_file():
@@ -112,7 +113,7 @@ def load_format(name_or_path: str | Path) -> FileFormat:
 
 
 def names() -> list[str]:
-    """Names of the shipped formats."""
+    """Names of the built-in formats."""
     return sorted(path.stem for path in FORMATS.glob("*.toml"))
 
 

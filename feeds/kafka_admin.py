@@ -1,4 +1,4 @@
-"""Topics of a broker: which are missing."""
+"""Finds which topics a broker lacks."""
 
 import asyncio
 from collections.abc import Iterable
@@ -8,11 +8,11 @@ from aiokafka.errors import KafkaError
 
 
 class BrokerError(RuntimeError):
-    """The broker does not answer, or does not do what was asked; the text is written for a person."""
+    """The broker does not answer or refuses; the text is written for people."""
 
 
 async def missing_topics(bootstrap: str, topics: Iterable[str], *, timeout_s: float = 5.0) -> list[str]:
-    """The names among ``topics`` that the broker does not have, in order. Raises BrokerError."""
+    """The names in ``topics`` that the broker lacks, in order. Raises BrokerError."""
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     try:
         async with asyncio.timeout(timeout_s):

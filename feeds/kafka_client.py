@@ -1,4 +1,4 @@
-"""Opening and closing aiokafka clients: retry until the broker is there, stop in bounded time."""
+"""Opens and closes aiokafka clients: retries until the broker is up, stops in bounded time."""
 
 import asyncio
 import logging
@@ -12,11 +12,11 @@ from feeds.backoff import Connection, until
 log = logging.getLogger(__name__)
 
 PROBE_S = 2.0
-"""A silent connection is looked at this often: an idle topic and a dead broker look alike."""
+"""Interval for checking a silent connection: an idle topic and a dead broker look alike."""
 
 
 def quiet_client_log() -> None:
-    """Silence aiokafka's own log, which repeats at every attempt; ``Connection`` logs changes of state."""
+    """Silence aiokafka's own log, which repeats itself at every attempt; ``Connection`` logs changes."""
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
 
 
@@ -42,16 +42,16 @@ async def open_client(
 
 
 async def close_client(client: Any, timeout_s: float) -> None:
-    """Stop an aiokafka client in about ``timeout_s``, whatever state it or its broker is in. Never raises."""
+    """Stop an aiokafka client in about ``timeout_s``, whatever its state or its broker's. Never raises."""
     if not await _quietly(client.stop(), timeout_s):
         await _tear_down(client, timeout_s)
 
 
 async def _tear_down(client: Any, timeout_s: float) -> None:
-    """Close the parts of a client whose own ``stop`` gave up half way.
+    """Close the parts of a client whose own ``stop`` did not finish.
 
     aiokafka 0.14 leaves the rest open when one step hangs (leaving a group without a broker) or is cancelled
-    (a fetch under way), and offers no public way to close it; hence the private names.
+    (a fetch under way). It has no public way to close them; hence the private names.
     """
     coordinator = getattr(client, "_coordinator", None)
     for name in ("_stop_heartbeat_task", "_stop_commit_offsets_refresh_task"):
@@ -75,7 +75,7 @@ async def _quietly(doing: Awaitable[Any], timeout_s: float) -> bool:
     try:
         await asyncio.wait((task,), timeout=timeout_s)
     finally:
-        task.cancel()  # nothing happens to a task that is done
+        task.cancel()  # no effect on a finished task
     await asyncio.gather(task, return_exceptions=True)
     if task.cancelled() or task.exception() is not None:
         log.debug("closing a Kafka client: %s", "given up" if task.cancelled() else repr(task.exception()))

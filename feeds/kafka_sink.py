@@ -1,6 +1,6 @@
 """Kafka as an acknowledged sink: an idempotent producer that waits for every in-sync replica.
 
-While the broker is away, publishes wait. No acknowledged message is lost, and the others are sent again
+While the broker is down, publishes wait. Acknowledged messages are never lost; others are sent again
 (at-least-once: give messages deterministic keys).
 """
 
@@ -38,7 +38,7 @@ class _ProducerGone(Exception):
 
 
 class _Generation:
-    """One producer, and a future that is done when the producer is replaced: its publishers stop waiting."""
+    """One producer, and a future that completes when it is replaced, so that its publishers stop waiting."""
 
     def __init__(self, producer: AIOKafkaProducer) -> None:
         self.producer = producer
@@ -54,7 +54,8 @@ class KafkaSink:
     """Publishes with an idempotent producer and waits for every in-sync replica.
 
     A message larger than ``max_bytes`` (ours) or the topic's limit (the broker's) raises PublishRefused.
-    Messages above 16 KiB travel in a batch of their own, so that a refusal by the broker hits no neighbour.
+    Messages above 16 KiB travel in a batch of their own, so that the broker refuses no other message with
+    them.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class KafkaSink:
         return self.connection.retries
 
     async def start(self) -> None:
-        """Connect; waits for the broker as long as it takes, or until ``stop``."""
+        """Connect; waits for the broker as long as needed, or until ``stop``."""
         self._stop.clear()
         self.connection.connecting()
         await self._replace(None)
@@ -96,7 +97,7 @@ class KafkaSink:
     async def publish(
         self, topic: str, key: bytes | None, payload: bytes, headers: Mapping[str, bytes]
     ) -> None:
-        """Return once all in-sync replicas have the message, however long the broker is away.
+        """Return once all in-sync replicas have the message, however long the broker is down.
 
         Raises:
             PublishRefused: too large, not allowed, no such topic, or refused three times for an unknown
@@ -120,9 +121,7 @@ class KafkaSink:
             except KafkaError as error:
                 fatal += 1
                 if fatal == _FATAL_ATTEMPTS or isinstance(error, _HOPELESS):
-                    raise PublishRefused(
-                        f"{self.name}: {topic} does not take the message: {error!r}"
-                    ) from error
+                    raise PublishRefused(f"{self.name}: {topic} refuses the message: {error!r}") from error
                 await self.connection.wait_before_retry(repr(error))
                 await self._replace(generation)
 
@@ -157,13 +156,13 @@ class KafkaSink:
         try:
             await self._or_gone(generation, sent)
         except MessageSizeTooLargeError as error:
-            # The broker never saw this batch's sequence number, so the producer's next one would be out of
+            # The broker never saw this batch's sequence number, so the producer's next would be out of
             # order.
             await self._replace(generation)
             raise PublishRefused(f"{self.name}: {topic} refuses {len(payload)} bytes as too large") from error
 
     async def _or_gone(self, generation: _Generation, waiting: "asyncio.Future[Any]") -> Any:
-        """The result of ``waiting``, reporting the connection as down until it comes."""
+        """The result of ``waiting``; reports the connection as down until it arrives."""
         while True:
             done, _ = await asyncio.wait(
                 (waiting, generation.gone), timeout=PROBE_S, return_when=asyncio.FIRST_COMPLETED
@@ -186,7 +185,7 @@ class KafkaSink:
             raise PublishRefused(f"{self.name}: topic {topic} does not exist") from error
 
     async def _replace(self, old: _Generation | None) -> None:
-        """Replace ``old`` with a fresh producer, unless another publisher already did."""
+        """Replace ``old`` with a new producer, unless another publisher already did."""
         async with self._replacing:
             if self._generation is not old or self._stop.is_set():
                 return

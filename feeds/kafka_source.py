@@ -1,7 +1,7 @@
 """Kafka as a pausing source: a member of a consumer group that commits only the offsets it is given.
 
-It overrides aiokafka's defaults that favour throughput over truth: no automatic commits, only committed
-records are read, partitions stick to their owner. It waits for a broker that is away.
+It overrides aiokafka's defaults that trade correctness for throughput: no automatic commits, only committed
+records are read, partitions stay with their owner. It waits for a broker that is down.
 """
 
 import asyncio
@@ -25,10 +25,9 @@ _NO_HEADERS: Mapping[str, bytes] = {}
 
 
 class KafkaSource:
-    """Records of some topics as a member of a consumer group (*pausing*: the broker keeps what we do not
-    fetch).
+    """Records of topics as a member of a consumer group (*pausing*: the broker keeps what we do not fetch).
 
-    ``options`` go to aiokafka as they are. ``group`` None reads every partition and commits nothing.
+    ``options`` are passed to aiokafka unchanged. ``group`` None reads every partition and commits nothing.
     """
 
     kind: Kind = "pausing"
@@ -74,7 +73,7 @@ class KafkaSource:
         self._quiet_since = 0.0
 
     async def start(self) -> None:
-        """Join the group; waits for the broker as long as it takes, or until ``stop``."""
+        """Join the group; waits for the broker as long as needed, or until ``stop``."""
         self._stop.clear()
         self.connection.connecting()
         await self._open()
@@ -115,18 +114,19 @@ class KafkaSource:
             self._consumer.resume(*self._consumer.paused())
 
     async def commit(self, offsets: Mapping[Partition, int]) -> None:
-        """Store the next offset of each partition; those assigned elsewhere by now are left to their
-        new owner.
+        """Store the next offset of each partition; those now assigned elsewhere are left to their new owner.
 
         Raises:
             CommitFailed: no group, the broker does not answer in time, or the group is rebalancing.
         """
         consumer = self._consumer
         if consumer is None or self._group is None:
-            raise CommitFailed(f"{self.name}: not a started member of a group, nowhere to commit")
+            raise CommitFailed(f"{self.name}: cannot commit: not a started member of a consumer group")
         owned = consumer.assignment()
         if not owned:
-            raise CommitFailed(f"{self.name}: no partition is assigned while the group rebalances")
+            raise CommitFailed(
+                f"{self.name}: cannot commit: no partition is assigned while the group rebalances"
+            )
         ours = {TopicPartition(*p): offset for p, offset in offsets.items() if TopicPartition(*p) in owned}
         if not ours:
             return
@@ -151,11 +151,11 @@ class KafkaSource:
 
     def _pause_assigned(self, consumer: AIOKafkaConsumer) -> None:
         if self._paused:
-            with contextlib.suppress(IllegalStateError):  # revoked in between: nothing left to pause
+            with contextlib.suppress(IllegalStateError):  # revoked meanwhile: nothing to pause
                 consumer.pause(*(consumer.assignment() - consumer.paused()))
 
     async def _reopen(self, error: KafkaError) -> None:
-        """Start over from the committed offsets after an error that the client does not recover from."""
+        """Restart from the committed offsets after an error that the client cannot recover from."""
         await self.connection.wait_before_retry(repr(error))
         if self._consumer is not None:
             await close_client(self._consumer, self._stop_timeout_s)

@@ -15,14 +15,14 @@ from feeds.decimal9 import Fixed9
 Unit = Literal["base", "quote", "contracts", "shares", "lots"]
 Side = Literal["buy", "sell", "unknown"]
 Clock = Literal["exchange", "receive"]
-"""Whose clock stamped ``ts_event``: ``receive`` if the venue sends no time and the receive time is used."""
+"""Whose clock stamped ``ts_event``: ``receive`` if the venue sends no time."""
 
 Flag = Literal["stale", "gap", "warm_up", "skewed_clock", "untrained"]
 ZERO = Fixed9(0)
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """Members of every market data record. ``seq`` is the source's own sequence number (0: it has none)."""
+    """Members of every market data record. ``seq`` is the source's own sequence number (0: none)."""
 
     venue: str
     symbol: str
@@ -38,7 +38,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
 
     @property
     def skewed(self) -> bool:
-        """True when the record was received before it happened: one of the two clocks is wrong."""
+        """True when the receive time is before the event time: one of the two clocks is wrong."""
         return self.ts_recv < self.ts_event
 
 
@@ -78,7 +78,7 @@ AnyRecord = Trade | Quote | Bar
 
 
 class InputRange(msgspec.Struct, frozen=True, gc=False):
-    """The records of one partition that a data version was built from, both offsets inclusive."""
+    """The records of one partition behind a data version, both offsets inclusive."""
 
     topic: str
     partition: int
@@ -87,7 +87,7 @@ class InputRange(msgspec.Struct, frozen=True, gc=False):
 
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Where the time of one answer went, in nanoseconds."""
+    """Where the time of one answer was spent, in nanoseconds."""
 
     ring_wait_ns: int = 0
     bars_ns: int = 0
@@ -103,8 +103,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
     ``as_of`` is the event time of the newest record in the data version. ``staleness_ns`` is the time since
     this daemon received that record (monotonic clock). ``logit_gap`` is the best logit minus the second best
     over the choices (or the vocabulary); ``probability`` is set where the gap was calibrated. ``choice`` is
-    None for free text. Preemption dropped ``recomputed_tokens`` on the way and moved ``swapped_tokens`` to
-    the host and back.
+    None for free text. Preemption dropped ``recomputed_tokens`` and moved ``swapped_tokens`` to the host and
+    back.
     """
 
     session: str
@@ -132,7 +132,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
 
 
 class DataUpdated(msgspec.Struct, frozen=True, kw_only=True, tag="data_updated"):
-    """A session reached ``data_version``, ``bars`` bars after the one before."""
+    """A session reached ``data_version``, which has ``bars`` more bars than the one before."""
 
     session: str
     data_version: int

@@ -1,9 +1,9 @@
 """librdkafka's in-process mock cluster, as an embedded substitute for a Kafka broker.
 
-This is not Apache Kafka. It lives in this process's memory, keeps 5 MiB a partition, forgets everything at
-exit and fakes what it does not do (transactions, topic creation over the wire, groups of several members). It
-exists for the demo and for fault injection in tests. confluent-kafka ships the library; only its mock cluster
-is used, through ctypes.
+This is not Apache Kafka. It lives in this process's memory, keeps 5 MiB per partition, forgets everything at
+exit and fakes transactions, topic creation over the wire and groups of several members. It serves the demo
+and fault injection in tests. confluent-kafka ships the library; only its mock cluster is used, through
+ctypes.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ NOTICE = "embedded broker: librdkafka's mock cluster, in this process's memory; 
 
 _PRODUCER = 0
 _REBALANCE_DELAY_MS = 300
-"""The mock cluster forms a group only after a delay. One member a group: it refuses a second one's sync."""
+"""The mock cluster forms a group only after a delay, and refuses a second member's sync."""
 
 
 class MockUnavailable(RuntimeError):
@@ -25,7 +25,7 @@ class MockUnavailable(RuntimeError):
 
 
 class MockBroker:
-    """A mock cluster of one broker on a free loopback port, for as long as the context lasts.
+    """A mock cluster of one broker on a free loopback port, for the duration of the context.
 
     Raises:
         MockUnavailable: confluent-kafka (the ``demo`` extra) is missing.
@@ -52,7 +52,7 @@ class MockBroker:
         library = _load()
         reason = ctypes.create_string_buffer(512)
         settings = library.rd_kafka_conf_new()
-        # The handle only carries the cluster and has no broker of its own; keep it from warning about that.
+        # The handle only carries the cluster: silence its warning that it has no brokers.
         library.rd_kafka_conf_set(settings, b"log_level", b"0", reason, len(reason))
         handle = library.rd_kafka_new(_PRODUCER, settings, reason, len(reason))
         if not handle:
@@ -74,15 +74,15 @@ class MockBroker:
             library.rd_kafka_destroy(handle)
 
     def create_topic(self, name: str, partitions: int = 1) -> None:
-        """Create a topic (each partition kept once)."""
+        """Create a topic (one replica per partition)."""
         self._call("rd_kafka_mock_topic_create", name.encode(), partitions, 1)
 
     def set_down(self) -> None:
-        """Cut the broker off: its connections drop and new ones are refused."""
+        """Take the broker down: connections drop and new ones are refused."""
         self._call("rd_kafka_mock_broker_set_down", 1)
 
     def set_up(self) -> None:
-        """Bring the broker back, with its data."""
+        """Bring the broker back up, with its data."""
         self._call("rd_kafka_mock_broker_set_up", 1)
 
     def _call(self, function: str, *arguments: Any) -> None:
@@ -111,11 +111,11 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 
 
 def _load() -> ctypes.CDLL:
-    """The librdkafka that confluent-kafka's wheel brings along, with argument types declared."""
+    """The librdkafka bundled with confluent-kafka's wheel, with argument types declared."""
     spec = importlib.util.find_spec("confluent_kafka")
     if spec is None or spec.origin is None:
         raise MockUnavailable("the embedded broker needs confluent-kafka: pip install 'foretick[demo]'")
-    importlib.import_module("confluent_kafka")  # loads the libraries that librdkafka itself needs
+    importlib.import_module("confluent_kafka")  # loads librdkafka's own dependencies
     libraries = Path(spec.origin).parent.parent / "confluent_kafka.libs"
     found = sorted(libraries.glob("librdkafka*"))
     if not found:

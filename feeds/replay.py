@@ -1,4 +1,4 @@
-"""Files of market data as records: what a format declares, read exactly and in file order."""
+"""Market data files as records: parsed exactly as the format declares, in file order."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from feeds.rows import Get, rows
 from feeds.timestamps import ParseTime, time_parser
 
 OnMalformed = Callable[[int, MalformedRecord], None]
-"""Told of every line that is no usable record: line number (from 1; 0: the file itself), what is wrong."""
+"""Called for every unusable line: line number (from 1; 0: the file itself), what is wrong."""
 
 
 def read_records(
@@ -26,9 +26,9 @@ def read_records(
 ) -> Iterator[AnyRecord]:
     """Records in file order, those with ``from_ns`` <= event time < ``until_ns``.
 
-    ``seq`` numbers all records of the file from 1, also those left out, so it names the same record however
-    much of the file is read. Where a file has no receive times, ``ts_recv`` is ``ts_event``. Malformed lines
-    yield nothing.
+    ``seq`` numbers all records of the file from 1, including those left out, so it names the same record
+    however much of the file is read. Without receive times in the file, ``ts_recv`` is ``ts_event``.
+    Malformed lines yield nothing.
 
     Raises:
         OSError: the file cannot be opened.
@@ -55,10 +55,10 @@ def read_records(
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """One record declaration with its time parser made once."""
+    """One record declaration, with its time parser built once."""
 
     form: RecordFormat
-    parse_time: ParseTime | None  # None: the receive time is all there is
+    parse_time: ParseTime | None  # None: the file has only receive times
 
     @classmethod
     def compile(cls, form: RecordFormat) -> "_Reader":
@@ -140,4 +140,4 @@ def _fixed(get: Get, name: str, ref: Ref, rounded: bool) -> Fixed9:
 
 
 def _ignore(line: int, error: MalformedRecord) -> None:
-    """Malformed lines are nobody's business when nobody asked."""
+    """Ignore malformed lines."""

@@ -1,4 +1,4 @@
-"""A recorded file as a source: its records take the path of live ones, at the pace of their event times."""
+"""A recorded file as a source: records take the same path as live ones, paced by their event times."""
 
 import asyncio
 import time
@@ -17,8 +17,7 @@ NAP_S = 0.2
 
 
 class ReplaySource:
-    """Plays a file at ``speed`` times its event time; 0 is as fast as records are read (*pausing*: the
-    file waits).
+    """Plays a file at ``speed`` times real time; 0 does not wait (*pausing*: the file waits).
 
     Every record is encoded again, so that it passes the same decoding and checks as a live one. The topic is
     the file's name, the partition 0, the offset the record's number in the file (from 0).
@@ -56,7 +55,7 @@ class ReplaySource:
         self._sleep = sleep
         self._running = asyncio.Event()
         self._running.set()
-        self._origin: tuple[float, int] | None = None  # (monotonic s, event ns) that belong together
+        self._origin: tuple[float, int] | None = None  # (monotonic s, event ns) of the same moment
 
     async def start(self) -> None:
         """Check that the file can be read. Raises OSError."""
@@ -64,14 +63,14 @@ class ReplaySource:
             self.state = ConnectionState.UP
 
     async def batches(self) -> AsyncGenerator[list[Incoming], None]:
-        """Records as they fall due, up to ``max_records`` at a time, to the end of the file or ``stop``."""
+        """Records as they fall due, up to ``max_records`` at a time, until the file ends or ``stop``."""
         batch: list[Incoming] = []
         for record in self._records():
             due_in = self._due_in_s(record.ts_event)
             if batch and (due_in > 0 or len(batch) == self._max_records):
                 yield batch
                 batch = []
-                await self._sleep(0)  # reading is synchronous: let the others run
+                await self._sleep(0)  # reading is synchronous: yield to the event loop
             if not await self._reach(record.ts_event):
                 return
             batch.append(self._incoming(record))
@@ -79,15 +78,15 @@ class ReplaySource:
             yield batch
 
     def pause(self) -> None:
-        """Stop playing. What falls due meanwhile is played at once on ``resume``, as live data would be."""
+        """Pause. What falls due meanwhile is played at once on ``resume``, like live data."""
         self._running.clear()
 
     def resume(self) -> None:
-        """Play on."""
+        """Continue."""
         self._running.set()
 
     async def commit(self, offsets: Mapping[Partition, int]) -> None:
-        """Nothing to store: a replay always begins where it is told to."""
+        """Nothing to store: a replay always begins at its configured start."""
 
     async def stop(self) -> None:
         """End ``batches`` within ``NAP_S``."""
@@ -102,7 +101,7 @@ class ReplaySource:
         self.malformed += 1
 
     def _due_in_s(self, event_ns: int) -> float:
-        """Seconds until a record of that event time is due; 0 or less: now."""
+        """Seconds until a record of that event time is due; 0 or less means now."""
         if not self._speed:
             return 0.0
         now = self._monotonic_s()

@@ -14,20 +14,20 @@ from feeds.codec import MalformedRecord
 from feeds.file_format import FileFormat, Ref
 
 Get = Callable[[Ref], str | None]
-"""A row's value at a reference as text, exactly as the file has it; None where there is none."""
+"""A row's value at a reference as text, exactly as in the file; None if absent."""
 
 Row = tuple[int, int, Get]
-"""Line number (from 1), receive time (ns; 0 where the container has none), values."""
+"""Line number (from 1), receive time (ns; 0 if the container has none), values."""
 
 Refuse = Callable[[int, MalformedRecord], None]
-"""Told of a line that is no row: its number and what is wrong."""
+"""Called for every line that is not a row: its number and what is wrong."""
 
-# JSON numbers stay the text they were: float_hook sees the literal, so no price passes through a float.
+# JSON numbers keep their text: float_hook sees the literal, so no price passes through a float.
 _json = msgspec.json.Decoder(float_hook=str)
 
 
 def rows(path: Path, form: FileFormat, refuse: Refuse) -> Iterator[Row]:
-    """Every readable row in file order. Lines that are none are reported and skipped; the file goes on.
+    """Every readable row in file order. Unreadable lines are reported and skipped.
 
     Raises:
         OSError: the file cannot be opened.
@@ -38,7 +38,7 @@ def rows(path: Path, form: FileFormat, refuse: Refuse) -> Iterator[Row]:
                 _csv_rows(file, form, refuse) if form.container == "csv" else _json_rows(file, form, refuse)
             )
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            refuse(0, MalformedRecord("type", f"the gzip stream breaks off: {error}"))
+            refuse(0, MalformedRecord("type", f"the gzip stream is truncated or corrupt: {error}"))
 
 
 def _open_text(path: Path) -> TextIO:
@@ -46,7 +46,7 @@ def _open_text(path: Path) -> TextIO:
         packed = start.read(2) == b"\x1f\x8b"
 
     binary = gzip.open(path) if packed else path.open("rb")  # noqa: SIM115
-    # Undecodable bytes become replacement characters: one bad line must not end the file.
+    # Replace undecodable bytes: one bad line must not end the file.
     return io.TextIOWrapper(binary, encoding="utf-8-sig", errors="replace", newline="")
 
 

@@ -1,4 +1,4 @@
-"""The protocols of sources and sinks, whatever the transport."""
+"""The protocols of sources and sinks, for every transport."""
 
 from collections.abc import AsyncGenerator, Mapping
 from enum import StrEnum
@@ -7,14 +7,14 @@ from typing import Literal, Protocol, runtime_checkable
 import msgspec
 
 Kind = Literal["pausing", "dropping"]
-"""``pausing``: the upstream keeps data while we pause. ``dropping``: what we do not read is lost."""
+"""``pausing``: the upstream keeps data while we pause. ``dropping``: unread data is lost."""
 
 Partition = tuple[str, int]
 """A topic and a partition number."""
 
 
 class ConnectionState(StrEnum):
-    """Where a connection stands."""
+    """State of a connection."""
 
     STOPPED = "stopped"
     CONNECTING = "connecting"
@@ -39,7 +39,7 @@ class CommitFailed(RuntimeError):
 
 
 class PublishRefused(RuntimeError):
-    """The message can never be delivered as it is (too large, not allowed); resending would not help."""
+    """The message can never be delivered as it is (too large, not allowed); retrying is pointless."""
 
 
 class SinkStopped(RuntimeError):
@@ -59,7 +59,7 @@ class Source(Protocol):
         ...
 
     async def start(self) -> None:
-        """Connect; returns once messages can arrive, retrying for as long as it takes."""
+        """Connect; returns once messages can arrive, retrying as long as needed."""
         ...
 
     def batches(self) -> AsyncGenerator[list[Incoming], None]:
@@ -90,7 +90,7 @@ class Sink(Protocol):
     name: str
 
     async def start(self) -> None:
-        """Connect, retrying for as long as it takes."""
+        """Connect, retrying as long as needed."""
         ...
 
     async def publish(
@@ -100,5 +100,5 @@ class Sink(Protocol):
         ...
 
     async def stop(self) -> None:
-        """Disconnect in bounded time; publishes still waiting raise SinkStopped."""
+        """Disconnect in bounded time; waiting publishes raise SinkStopped."""
         ...

@@ -19,7 +19,7 @@ _DRIFTS = (0.35, -0.30, 0.0)
 
 @dataclass(frozen=True)
 class Instrument:
-    """A made-up market: ``tick`` in units of 1e-9."""
+    """A synthetic market: ``tick`` in units of 1e-9."""
 
     venue: str
     symbol: str

@@ -1,4 +1,4 @@
-"""Reading the time stamps of files into integer nanoseconds since the Unix epoch, without floating point."""
+"""Parses timestamps in files to integer nanoseconds since the Unix epoch, without floating point."""
 
 import re
 from collections.abc import Callable
@@ -25,7 +25,7 @@ class Instant(int):
 
 
 def parse_zone(name: str) -> tzinfo:
-    """``UTC``, a fixed offset such as ``UTC-05:00`` (no daylight saving) or an IANA name, else ValueError."""
+    """``UTC``, an offset such as ``UTC-05:00`` (no daylight saving) or an IANA name. Raises ValueError."""
     if name == "UTC":
         return UTC
     fixed = _FIXED.fullmatch(name)
@@ -36,7 +36,7 @@ def parse_zone(name: str) -> tzinfo:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError) as error:
         raise ValueError(
-            f"{name!r} is neither UTC, UTC-05:00 and the like, nor an IANA zone known here"
+            f"{name!r} is not a known zone: use UTC, an offset such as UTC-05:00, or an IANA name"
         ) from error
 
 
@@ -44,8 +44,8 @@ def time_parser(pattern: str, zone: str = "UTC") -> ParseTime:
     """A parser for one declared format.
 
     ``pattern`` is ``epoch-s|ms|us|ns`` (decimal text allowed: exact to the nanosecond), ``iso`` (ISO 8601) or
-    a strptime pattern. Wall times are taken in ``zone`` unless they carry an offset; the hour that autumn
-    repeats is read as its first occurrence.
+    a strptime pattern. Wall times are in ``zone`` unless they carry an offset; the hour repeated in autumn is
+    read as its first occurrence.
 
     Raises:
         ValueError: no such zone or pattern.
@@ -66,7 +66,7 @@ def _epoch_ns(text: str, unit: int) -> int:
         return int(text) * unit
     whole, _, fraction = text.partition(".")
     if not (whole.isdecimal() and whole.isascii()):
-        raise ValueError(f"{text!r} is no time since the epoch")
+        raise ValueError(f"{text!r} is not a time since the epoch")
     exact = int(parse_fixed9(f"0.{fraction}")) * unit
     if exact % 10**9:
         raise ValueError(f"{text!r} is finer than a nanosecond")
@@ -81,7 +81,7 @@ def _wall_ns(moment: datetime, zone: tzinfo) -> int:
 
 
 def parse_instant(value: object) -> Instant:
-    """Read an ISO 8601 time with a zone (text or a TOML datetime); ValueError when there is no zone."""
+    """Parse an ISO 8601 time with a zone (text or a TOML datetime); ValueError without a zone."""
     example = "expected a time with a zone such as 2024-08-08T23:54:15Z"
     if isinstance(value, str):
         try:

@@ -1,8 +1,8 @@
-"""ZeroMQ publish/subscribe as a dropping source and a sink without acknowledgement.
+"""ZeroMQ publish/subscribe as a dropping source and an unacknowledged sink.
 
 A message is three frames: topic, header (msgpack of ``Header``) and payload. A publisher at its high-water
-mark drops silently, so it numbers the messages of each topic (not of all topics together: a subscriber to
-some topics would see gaps that are none) and the subscriber counts what is missing.
+mark drops silently, so it numbers messages and the subscriber counts the gaps. Numbers are per topic:
+otherwise a subscriber to some topics would see false gaps.
 """
 
 import asyncio
@@ -34,9 +34,9 @@ class Header(msgspec.Struct, frozen=True, gc=False):
 
 
 class GapCounter:
-    """Counts what is missing from the numbered streams of several publishers.
+    """Counts missing messages in the numbered streams of several publishers.
 
-    The first message of a publisher, or of its new epoch, only sets the mark: what was sent before it was not
+    The first message of a publisher, or of its new epoch, sets the starting point: earlier messages were not
     for us.
     """
 
@@ -51,7 +51,7 @@ class GapCounter:
         if epoch != header.epoch:
             last = header.seq - 1
         elif header.seq <= last:
-            return 0  # a repetition: nothing is missing, and the mark stays
+            return 0  # repeated: nothing is missing, the highest number stays
         self._last[stream] = (header.epoch, header.seq)
         missing = header.seq - last - 1
         self.lost += missing
@@ -59,11 +59,11 @@ class GapCounter:
 
 
 class ZmqSource:
-    """Subscribes to topic prefixes (*dropping*: what is not taken in time is lost, and counted in ``lost``).
+    """Subscribes to topic prefixes (*dropping*: messages not read in time are lost, and counted in ``lost``).
 
     ``partition`` is always 0 and ``offset`` this source's own running number over all topics, since
-    publishers' numbers collide; the publisher's ``seq`` is among the headers. Two frames (topic, payload) are
-    taken too, without loss counting; other shapes are dropped and counted in ``malformed``.
+    publishers' numbers collide; the publisher's ``seq`` is in the headers. Messages of two frames (topic,
+    payload) are accepted too, without loss counting; other shapes are dropped and counted in ``malformed``.
     """
 
     kind: Kind = "dropping"
@@ -102,7 +102,7 @@ class ZmqSource:
         return self._gaps.lost
 
     async def start(self) -> None:
-        """Bind or connect and subscribe. A connecting subscriber needs no publisher yet."""
+        """Bind or connect, and subscribe. A connecting subscriber does not wait for a publisher."""
         socket = (self._context or zmq.asyncio.Context.instance()).socket(zmq.SUB)
         socket.setsockopt(zmq.RCVHWM, self._rcvhwm)
         for topic in self._topics:
@@ -111,7 +111,7 @@ class ZmqSource:
         self._socket = socket
 
     async def batches(self) -> AsyncGenerator[list[Incoming], None]:
-        """Whatever is there, up to ``max_records`` messages at a time, until ``stop``."""
+        """Messages that have arrived, up to ``max_records`` at a time, until ``stop``."""
         self._idle.clear()
         try:
             while (socket := self._socket) is not None:
@@ -130,18 +130,18 @@ class ZmqSource:
         """Nothing to store: there is no log behind a publisher."""
 
     async def stop(self) -> None:
-        """Close the socket once ``batches`` has let go of it (at most one poll interval)."""
+        """Close the socket once ``batches`` has released it (at most one poll interval)."""
         socket, self._socket = self._socket, None
         if socket is None:
             return
-        # A reader of batches() that walked away in the middle is not polling either: closing is safe after
+        # A reader that abandoned batches() halfway is not polling either: closing is safe after
         # the wait.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), 2 * POLL_MS / 1000)
         socket.close(linger=0)
 
     def _drain(self, socket: zmq.asyncio.Socket) -> list[Incoming]:
-        """Read what has arrived, without a future per message."""
+        """Read what has arrived, without one future per message."""
         plain: zmq.Socket[bytes] = zmq.Socket.shadow(socket.underlying)
         batch: list[Incoming] = []
         now = self._clock_ns()
@@ -202,7 +202,7 @@ class ZmqSink:
         self._socket: zmq.asyncio.Socket | None = None
 
     async def start(self) -> None:
-        """Bind or connect; ``endpoint`` then names the real port where ``*`` was asked for."""
+        """Bind or connect; ``endpoint`` then has the real port in place of ``*``."""
         socket = (self._context or zmq.asyncio.Context.instance()).socket(zmq.PUB)
         socket.setsockopt(zmq.SNDHWM, self._sndhwm)
         self.endpoint = _attach(socket, self.endpoint, self._bind)
@@ -221,7 +221,7 @@ class ZmqSink:
             raise SinkStopped(f"{self.name}: not running, message to {topic} not sent")
         if len(payload) > self._max_bytes:
             raise PublishRefused(
-                f"{self.name}: {len(payload)} bytes is more than the limit of {self._max_bytes}"
+                f"{self.name}: {len(payload)} bytes are more than the limit of {self._max_bytes}"
             )
         seq = self._sequence[topic] = self._sequence.get(topic, 0) + 1
         header = Header(
@@ -234,14 +234,14 @@ class ZmqSink:
         await self._socket.send_multipart((topic.encode(), msgspec.msgpack.encode(header), payload))
 
     async def stop(self) -> None:
-        """Close; libzmq goes on sending what is queued for ``LINGER_MS`` at most."""
+        """Close; libzmq continues to send queued messages for at most ``LINGER_MS``."""
         socket, self._socket = self._socket, None
         if socket is not None:
             socket.close(linger=LINGER_MS)
 
 
 def _attach(socket: zmq.asyncio.Socket, endpoint: str, bind: bool) -> str:
-    """Bind or connect; returns the endpoint in use. Raises zmq.ZMQError, the socket closed."""
+    """Bind or connect; returns the endpoint in use. Raises zmq.ZMQError, after closing the socket."""
     try:
         if not bind:
             socket.connect(endpoint)

@@ -1,8 +1,8 @@
-"""The machine-code half of `ingest.bars`: state arrays and the loop over records.
+"""The numba half of `ingest.bars`: state arrays and the loop over records.
 
-A session's open bars lie in a ring of K slots, a bar's slot being its interval number modulo K. Open bars end
-after the watermark and start at or before the newest event, so with K = lateness // interval + 2 two of them
-never meet.
+A session's open bars are in a ring of K slots; a bar's slot is its interval number modulo K. Open bars end
+after the watermark and start at or before the newest event, so with K = lateness // interval + 2 no two of
+them share a slot.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ BAR = np.dtype(
         ("low_watermark", "i8"),
     ]
 )
-# A bar still open, with what is needed to close it.
+# An open bar, with what closing it needs.
 OPEN = np.dtype([("bar", BAR), ("index", "i8"), ("ts_first_event", "i8")])
 SESSION = np.dtype(
     [
@@ -52,7 +52,7 @@ SESSION = np.dtype(
         ("empty_run", "i4"),  # empty bars emitted since the last real one
         ("late", "u8"),
         ("ignored", "u8"),
-        ("last", BAR),  # the bar closed last
+        ("last", BAR),  # the last closed bar
     ]
 )
 NEVER = np.iinfo(np.int64).min
@@ -66,16 +66,16 @@ Row = Any  # one element of a structured array
 @kernel
 def _low_watermark(slots: Slots, fallback: int) -> int:
     """Smallest offset an open bar depends on, at most `fallback`."""
-    safe = fallback
+    lowest = fallback
     for slot in range(slots.shape[0]):
         if slots[slot].index != NEVER:
-            safe = min(safe, slots[slot].bar.first_offset)
-    return safe
+            lowest = min(lowest, slots[slot].bar.first_offset)
+    return lowest
 
 
 @kernel
 def _emit(session: Row, bar: Row, out: Bars, at: int) -> None:
-    """`out[at]` := `bar`, remembered as the session's last."""
+    """Write `bar` to `out[at]` and keep it as the session's last."""
     out[at] = bar
     session["last"] = bar
     session["closed_any"] = 1
@@ -98,7 +98,7 @@ def _emit_empty(session: Row, index: int, low_watermark: int, out: Bars, at: int
 
 @kernel
 def mark_gap(session: Row, slots: Slots) -> None:
-    """Records were lost: flag the open bars, the empty ones up to the next record, and that record's."""
+    """Records were lost: flag the open bars, the empty ones up to the next record, and that record's bar."""
     session["gap"] = 1
     for slot in range(slots.shape[0]):
         slots[slot].bar.flags |= np.uint32(GAP)
@@ -153,7 +153,7 @@ def _start(slot: Row, session: Row, record: Row, index: int, interval: int) -> N
 
 @kernel
 def _add(slot: Row, record: Row, price: int, volume: int, now: int) -> None:
-    """One tick into an open bar: open and close go by (event time, arrival)."""
+    """Add one tick to an open bar: open and close go by (event time, arrival)."""
     event: Any = np.int64(record["ts_event"])
     bar = slot["bar"]
     if bar["n_ticks"] == 0:
@@ -178,7 +178,7 @@ def _add(slot: Row, record: Row, price: int, volume: int, now: int) -> None:
 
 @kernel
 def _pass_through(session: Row, record: Row, now: int, out: Bars, at: int) -> int:
-    """A ready-made bar: emitted as it is when it opens after the one before it, late otherwise."""
+    """Pass a ready-made bar through if it opens after the one before it; else it is late."""
     opened = np.int64(record["ts_event"])
     if session["closed_any"] and opened <= session["last"]["ts_open"]:
         session["late"] += np.uint64(1)
@@ -211,7 +211,7 @@ def _tick(
     session: Row, slots: Slots, record: Row, interval: int, lateness: int, max_fill: int,
     now: int, out: Bars, at: int,
 ) -> int:  # fmt: skip
-    """A trade or quote: advance the watermark, close what it passed, then add the tick or count it late."""
+    """Take a trade or quote: advance the watermark, close bars below it, add the tick or count it late."""
     event: Any = np.int64(record["ts_event"])
     if event > session["newest_event"]:
         session["newest_event"] = event
@@ -228,7 +228,7 @@ def _tick(
         slot["bar"]["flags"] |= np.uint32(GAP)
         session["gap"] = 0
     if record["kind"] == QUOTE:
-        # The mid, rounded down; written so that the sum cannot overflow.
+        # the mid, rounded down; in this form the sum cannot overflow
         mid = (record["a"] & record["b"]) + ((record["a"] ^ record["b"]) >> 1)
         _add(slot, record, mid, 0, now)
     else:

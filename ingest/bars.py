@@ -1,16 +1,17 @@
 """Bars from trades, quotes or ready-made bars, in event time.
 
-A bar covers [open, open + interval) of exchange time, aligned to the epoch. The watermark of a session is its
-newest event time less the lateness; a bar closes when the watermark reaches its end, so with lateness several
-are open at once. A tick of a closed bar is late: counted, dropped. Within a bar, open and close go by (event
-time, arrival): among equal times the first arrival opens and the last one closes, whatever order the times
-came in. Quotes make bars of the mid (rounded down to 1e-9) without volume. Volumes saturate. Empty intervals
-are skipped or filled flat at the last close. A ready-made bar passes through when it opens after the one
-before; its own times and interval stay. A session's first record says which kind makes its bars; records of
-other kinds are ignored and counted.
+A bar covers [open, open + interval) of exchange time, aligned to the epoch. A session's watermark is its
+newest event time less the lateness. A bar closes when the watermark reaches its end, so with lateness several
+bars are open at once. A tick for a closed bar is late: counted and dropped.
 
-One session is one symbol, so its records come from one partition; offsets are compared under that assumption.
-The event clock is taken on trust: one tick stamped far in the future makes those behind it late.
+Within a bar, open and close go by (event time, arrival): among equal times the first arrival opens and the
+last one closes, in whatever order the times came. Quotes make bars of the mid (rounded down to 1e-9) without
+volume. Volumes saturate. Empty intervals are skipped, or filled flat at the last close. A ready-made bar
+passes through if it opens after the one before; its own times and interval stay. A session's first record
+decides which kind makes its bars; other kinds are ignored and counted.
+
+One session is one symbol, so its records come from one partition; offsets are compared on that assumption.
+Event times are trusted: one tick stamped far in the future makes the following ones late.
 """
 
 from __future__ import annotations
@@ -44,23 +45,25 @@ class BarPolicy:
 
     def __post_init__(self) -> None:
         if self.interval_ns <= 0 or self.lateness_ns < 0 or self.max_fill < 0:
-            raise ValueError("a bar's interval is above 0 ns, lateness and max_fill are not below 0")
+            raise ValueError(
+                "a bar's interval must be above 0 ns; lateness and max_fill must not be negative"
+            )
         if self.open_bars > _MAX_OPEN:
             raise ValueError(f"the lateness spans more than {_MAX_OPEN} intervals")
 
     @property
     def open_bars(self) -> int:
-        """The most bars a session has open at once."""
+        """Most bars a session has open at once."""
         return self.lateness_ns // self.interval_ns + 2
 
     @property
     def fill(self) -> int:
-        """Empty bars after a real one at most."""
+        """Most empty bars after a real one."""
         return self.max_fill if self.empty == "fill" else 0
 
 
 class BarBuilder:
-    """Open bars of `n_sessions` sessions. One thread calls it."""
+    """Open bars of `n_sessions` sessions. Not thread-safe."""
 
     def __init__(self, n_sessions: int, policy: BarPolicy) -> None:
         self.policy = policy
@@ -68,16 +71,15 @@ class BarBuilder:
         self._sessions["newest_event"] = self._sessions["next_index"] = NEVER
         self._slots = np.zeros((n_sessions, policy.open_bars), OPEN)
         self._slots["index"] = NEVER
-        # The most bars one record can close: all open ones, and a run of empty ones after each.
+        # Most bars one record can close: all open ones, and a run of empty ones after each.
         self._room = policy.open_bars + (policy.open_bars + 1) * policy.fill + 1
         self._out = np.zeros(max(1024, 2 * self._room), BAR)
 
     def update(self, records: Records, now_ns: int) -> Bars:
-        """Take RECORD [n] in arrival order; returns the bars this closed, BAR [m]; a session's are in order.
+        """Take RECORD [n] in arrival order; returns the bars this closed, BAR [m], in order within a session.
 
-        `now_ns` is the monotonic clock; bars carry how long their newest tick waited in the ring. Splitting
-        records into other batches gives the same bars. Records of a session number outside the builder are
-        skipped.
+        `now_ns` is the monotonic clock; bars record how long their newest tick waited in the ring. The bars
+        do not depend on how records are batched. Records of unknown session numbers are skipped.
         """
         policy, closed, start = self.policy, [], 0
         while True:
@@ -100,14 +102,14 @@ class BarBuilder:
     def close_idle(self, now_ns: int, limit_ns: int) -> Bars:
         """Close the open bars, BAR [m], of sessions whose newest record entered the ring `limit_ns` ago.
 
-        `now_ns` is the monotonic clock. Ticks that come for those bars afterwards are late.
+        `now_ns` is the monotonic clock. Later ticks for those bars are late.
         """
         has_open = (self._slots["index"] != NEVER).any(axis=1)
         idle = has_open & (now_ns - self._sessions["last_ring"] >= limit_ns)
         return self._close(np.flatnonzero(idle).tolist())
 
     def flush(self) -> Bars:
-        """Close every open bar, BAR [m]: the input has ended."""
+        """Close every open bar, BAR [m], at the end of the input."""
         return self._close(range(len(self._sessions)))
 
     def mark_gap(self, sessions: Iterable[int]) -> None:
@@ -120,12 +122,12 @@ class BarBuilder:
 
     @property
     def late(self) -> list[int]:
-        """Late records dropped, by session, since the start."""
+        """Late records dropped since the start, by session."""
         return list(self._sessions["late"].tolist())
 
     @property
     def ignored(self) -> list[int]:
-        """Records of a kind that does not make bars, by session, since the start."""
+        """Records of an ignored kind since the start, by session."""
         return list(self._sessions["ignored"].tolist())
 
     def _close(self, sessions: Iterable[int]) -> Bars:

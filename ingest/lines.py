@@ -1,9 +1,9 @@
-"""The text of the tape: one line a bar, `time,open,high,low,close,volume` and a newline.
+"""The text of the tape: one line per bar, `time,open,high,low,close,volume` and a newline.
 
-The time is the bar's opening in UTC, `HHMM` for intervals of a minute or more and `HHMMSS` below. Numbers are
-plain decimals with the session's fixed count of decimals, rounded half to even from 1e-9 by integer
-arithmetic. The line `143000,101.25,101.50,101.25,101.38,12.500` is a one-second bar with two decimals for
-prices and three for volume.
+The time is the bar's opening in UTC: `HHMM` for intervals of a minute or more, else `HHMMSS`. Numbers are
+plain decimals with the session's number of decimals, rounded half to even from 1e-9 in integer arithmetic.
+`143000,101.25,101.50,101.25,101.38,12.500` is a one-second bar with two decimals for prices and three for
+volume.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MINUTE_NS = 60 * _SECOND
 
 @dataclass(frozen=True, slots=True)
 class LineSpec:
-    """Decimals a session writes, 0 to 9 each."""
+    """A session's decimals, 0 to 9 each."""
 
     price_decimals: int = 2
     volume_decimals: int = 3
@@ -25,7 +25,7 @@ class LineSpec:
     def __post_init__(self) -> None:
         for name in ("price_decimals", "volume_decimals"):
             if not 0 <= getattr(self, name) <= 9:
-                raise ValueError(f"{name} lies between 0 and 9, not {getattr(self, name)}")
+                raise ValueError(f"{name} must be from 0 to 9, not {getattr(self, name)}")
 
 
 def decimal(nano: int, decimals: int) -> str:

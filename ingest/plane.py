@@ -1,8 +1,8 @@
-"""The data plane: drains the ring, builds bars, makes tokens and hands whole records to the sessions.
+"""The data plane: drains the ring, builds bars, makes tokens and passes whole records to the sessions.
 
-The engine's ingest thread runs it. It never blocks a producer: while `ready` says that the engine has enough
-work, it leaves the records in the ring, which pauses the source or drops records. Overwritten records have no
-known session, so a loss flags the next bars of *every* session.
+It runs on the engine's ingest thread and never blocks a producer. While `ready` says that the engine has
+enough work, records stay in the ring, which pauses the source or drops records. The session of an overwritten
+record is unknown, so a loss flags the next bars of *every* session.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from metrics.kernel import kernel
 from metrics.store import HistogramHandle, MetricStore
 
 _STAGE = "foretick_stage_seconds"
-_DRAIN = 4096  # records a step; bounds how long one step can keep the interpreter
+_DRAIN = 4096  # records per step; bounds how long one step holds the GIL
 
 
 @dataclass(frozen=True, slots=True)
 class SessionSpec:
-    """A session as ingest sees it; its number is its index in the plane's list."""
+    """A session for ingest; its number is its index in the plane's list."""
 
     name: str
     line: LineSpec = field(default_factory=LineSpec)
@@ -40,10 +40,10 @@ class SessionSpec:
 class TapeRecord:
     """One whole record of a tape (a bar's line) with its provenance.
 
-    `ts_last_event` is exchange time and `ts_ring` monotonic clock of the newest tick in it, both ns. Every
-    offset of the session below `low_watermark` is in this record, an earlier one, or was dropped. `flags` are
-    those of `ingest.bars`. `ring_wait_ns` is the newest tick's; `bars_ns` and `tokenise_ns` are those of the
-    batch it came in.
+    `ts_last_event` is the exchange time and `ts_ring` the monotonic time of its newest tick, both ns. Every
+    offset of the session below `low_watermark` is in this record or an earlier one, or was dropped. `flags`
+    are those of `ingest.bars`. `ring_wait_ns` is the newest tick's; `bars_ns` and `tokenise_ns` are those of
+    its batch.
     """
 
     tokens: tuple[int, ...]
@@ -63,7 +63,7 @@ Submit = Callable[[int, list[TapeRecord]], None]
 
 @kernel
 def record_waits(words: Words, base: int, records: Records, now: int) -> None:
-    """Count every record's time in the ring."""
+    """Observe every record's time in the ring."""
     for i in range(records.shape[0]):
         waited: Any = now - np.int64(records[i]["ts_ring"])
         record(words, base, waited)
@@ -72,11 +72,11 @@ def record_waits(words: Words, base: int, records: Records, now: int) -> None:
 class DataPlane:
     """Ring in, tape records out through `submit(session number, records)`.
 
-    `source` is the label of the ring's metrics, `clock` the monotonic clock in ns. `idle_close_ns` (0: never)
-    closes bars of sessions silent for so long. Metrics written here, and by nobody else: the stages
+    `source` labels the ring's metrics, `clock` is the monotonic clock in ns. `idle_close_ns` (0: never)
+    closes the bars of sessions silent for so long. The plane is the only writer of these metrics: the stages
     ring_wait, bars and tokenise, `foretick_bars_total`, `foretick_records_late_total`,
     `foretick_records_ignored_total`, `foretick_ring_dropped_total` and `foretick_ring_fill_ratio`. An
-    exception of `submit` leaves through `step`, `flush` or `run`.
+    exception of `submit` propagates from `step`, `flush` or `run`.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class DataPlane:
         self._builder, self._tokeniser, self._submit = builder, tokeniser, submit
         self._clock, self._ready, self._idle_close_ns = clock, ready, idle_close_ns
         self._buffer = np.zeros(_DRAIN, RECORD)
-        # an earlier reader has counted what the ring lost before
+        # earlier readers have counted the losses until now
         self._dropped = metrics.growth("foretick_ring_dropped_total", ring.lost, source=source)
         self._fill = metrics.gauge("foretick_ring_fill_ratio", source=source)
         names = [spec.name for spec in self._specs]
@@ -109,7 +109,7 @@ class DataPlane:
         self._tokenise = metrics.histogram(_STAGE, stage="tokenise")
 
     def step(self) -> int:
-        """Drain the ring once; returns how many records. 0 while `ready` says no."""
+        """Drain the ring once; returns the number of records. 0 while `ready` says no."""
         if not self._ready():
             return 0
         drained = self._drain()
@@ -118,7 +118,7 @@ class DataPlane:
         return drained
 
     def run(self, stop: threading.Event) -> None:
-        """Step until `stop` is set; sleeps on the ring while there is nothing to do."""
+        """Step until `stop` is set; waits on the ring when it is empty."""
         while not stop.is_set():
             if self.step():
                 continue
@@ -128,13 +128,13 @@ class DataPlane:
                 stop.wait(0.001)
 
     def flush(self) -> None:
-        """Close and deliver every open bar: the input has ended. Call it from the thread that steps."""
+        """Close and deliver every open bar at the end of the input. Call it on the thread that steps."""
         self._deliver(self._builder.flush(), 0)
 
     def _drain(self) -> int:
         self._fill.set(self._ring.fill)
         n = self._ring.pop(self._buffer)
-        if self._dropped.update(self._ring.lost):  # all of it before the records just drained
+        if self._dropped.update(self._ring.lost):  # the loss lies before the records just drained
             self._builder.mark_gap(range(len(self._specs)))
         if n == 0:
             return 0
@@ -166,7 +166,7 @@ class DataPlane:
 
 
 def _tape_record(tokens: list[int], bar: tuple[int, ...], bars_ns: int, tokenise_ns: int) -> TapeRecord:
-    """From one element of a BAR array as a tuple."""
+    """A tape record from one element of a BAR array as a tuple."""
     _, flags, *_, event, ring, ring_wait, first, last, low_watermark = bar
     return TapeRecord(
         tuple(tokens), event, ring, first, last, low_watermark, flags, ring_wait, bars_ns, tokenise_ns

@@ -18,15 +18,15 @@ import numpy.typing as npt
 
 TRADE, QUOTE, BAR = 1, 2, 3
 SIDE_UNKNOWN, SIDE_BUY, SIDE_SELL = 0, 1, 2
-FLAG_SKEWED = 1  # received before its exchange time, by this machine's clock
-FLAG_GAP = 2  # the feed's numbering says that records right before this one are missing
+FLAG_SKEWED = 1  # received before its exchange time by this machine's clock
+FLAG_GAP = 2  # by the feed's numbering, records right before this one are missing
 
 RECORD = np.dtype(
     [
-        ("seq", "u8"),  # the source's sequence number, 0 where it has none
-        ("ts_event", "u8"),  # exchange time; of a bar: its opening
-        ("ts_recv", "u8"),  # wall clock when this process received it
-        ("ts_ring", "u8"),  # monotonic clock at ring entry; the ring writes it
+        ("seq", "u8"),  # the source's sequence number, 0 if none
+        ("ts_event", "u8"),  # exchange time; for a bar, its opening
+        ("ts_recv", "u8"),  # wall clock on receipt by this process
+        ("ts_ring", "u8"),  # monotonic clock at ring entry, written by the ring
         ("kind", "u1"),
         ("flags", "u1"),
         ("pad", "u2"),
@@ -49,9 +49,9 @@ Records = npt.NDArray[np.void]
 
 
 class RecordWriter:
-    """Packs records one after the other into a reused buffer, one to two microseconds each.
+    """Packs records into a reused buffer, one to two microseconds each.
 
-    The views `records` gives are valid until `clear`; the ring copies what it accepts.
+    The views from `records` are valid until `clear`; the ring copies what it accepts.
     """
 
     def __init__(self, capacity: int) -> None:

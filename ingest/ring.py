@@ -1,8 +1,8 @@
-"""The ring ticks cross from the front to the engine: shared memory, one writer, one reader, no locks.
+"""The ring carries ticks from the front to the engine: shared memory, one writer, one reader, no locks.
 
-Two modes. `pause`: a full ring accepts fewer records and the source pauses (Kafka). `overwrite`: the writer
-never waits, the oldest records are overwritten and the reader counts exactly how many it lost (ZeroMQ); a
-sequence lock per slot prevents torn records. An eventfd wakes a sleeping reader; it is written only if the
+Two modes. `pause`: a full ring accepts no more records, and the source pauses (Kafka). `overwrite`: the
+writer never waits; it overwrites the oldest records and the reader counts exactly how many it lost (ZeroMQ).
+A sequence lock per slot prevents torn records. An eventfd wakes a sleeping reader; it is written only if the
 reader has announced that it sleeps. The ring stores the reader's position and its loss count, so a restarted
 engine continues where the last one stopped.
 """
@@ -35,11 +35,11 @@ from metrics.shm import SharedBlock
 Words = npt.NDArray[np.uint64]
 Mode = Literal["pause", "overwrite"]
 
-# Control words, each alone on 128 bytes (two cache lines: adjacent lines are prefetched together).
+# Control words, 128 bytes apart (two cache lines: adjacent lines are prefetched together).
 HEAD, TAIL, WRITER_TAIL, LOST, SLEEPING, CAPACITY, MODE = range(0, 112, 16)
 CONTROL_WORDS = 128
 _MODES: tuple[Mode, ...] = ("pause", "overwrite")
-_SPINS = 2000  # about 50 us: shorter than a futex wake-up and the scheduler's latency after it
+_SPINS = 2000  # about 50 us: less than a futex wake-up with its scheduling latency
 _ONE = np.uint64(1)
 _TWO = np.uint64(2)
 _FULL_SLACK = np.uint64(8)
@@ -128,14 +128,14 @@ def pop_overwrite(control: Words, sequence: Words, flat: Words, out: Words) -> i
 
 @kernel
 def reader_sleeps(control: Words) -> bool:
-    """Whether the reader announced that it sleeps; ordered after the push before it."""
+    """Whether the reader announced that it sleeps; ordered after the preceding push."""
     fence_total()
     return bool(load_relaxed(control, SLEEPING) != 0)
 
 
 @kernel
 def announce_sleep(control: Words, sleeping: int) -> bool:
-    """Announce that the reader sleeps (1) or woke (0); returns whether records wait, ordered after it."""
+    """Announce that the reader sleeps (1) or woke (0); then returns whether records wait."""
     store_relaxed(control, SLEEPING, np.uint64(sleeping))
     fence_total()
     return bool(load_acquire(control, HEAD) != load_relaxed(control, TAIL))
@@ -143,7 +143,7 @@ def announce_sleep(control: Words, sleeping: int) -> bool:
 
 @kernel
 def spin_for_records(control: Words, spins: int) -> bool:
-    """Spin briefly until there are records; whether there are any."""
+    """Spin briefly until there are records; returns whether there are any."""
     for _ in range(spins):
         if load_acquire(control, HEAD) != load_relaxed(control, TAIL):
             return True
@@ -178,11 +178,11 @@ class Ring:
     ) -> Ring:
         """A new ring of `capacity` records of 128 bytes: a power of two from 8. Raises ValueError, OSError.
 
-        `wake_fd` is an eventfd both ends hold (the engine inherits it); without one a sleeping reader looks
+        Both ends hold the eventfd `wake_fd` (the engine inherits it). Without one a sleeping reader polls
         every millisecond.
         """
         if capacity < 8 or capacity & (capacity - 1):
-            raise ValueError(f"a ring's capacity is a power of two from 8, not {capacity}")
+            raise ValueError(f"a ring's capacity must be a power of two and at least 8, not {capacity}")
         block = SharedBlock.create(8 * (CONTROL_WORDS + capacity * (1 + WORDS)))
         control = np.frombuffer(block.buffer, np.uint64, CONTROL_WORDS)
         control[CAPACITY], control[MODE] = capacity, _MODES.index(mode)
@@ -190,16 +190,16 @@ class Ring:
 
     @classmethod
     def attach(cls, name: str, *, wake_fd: int = -1, clock: Callable[[], int] = time.monotonic_ns) -> Ring:
-        """The other end of the ring `name`. Raises FileNotFoundError."""
+        """Attach the other end of the ring `name`. Raises FileNotFoundError."""
         return cls(SharedBlock.attach(name), wake_fd, clock)
 
     @property
     def name(self) -> str:
-        """What `attach` takes."""
+        """The name to `attach` by."""
         return self._block.name
 
     def push(self, records: Records) -> int:
-        """Writer: copy in RECORD [n], stamping `ts_ring`; returns how many were accepted (overwrite: all)."""
+        """Writer: copy in RECORD [n] and stamp `ts_ring`; returns how many were accepted (overwrite: all)."""
         source = np.ascontiguousarray(records).view(np.uint64).reshape(-1, WORDS)
         now = self._clock()
         if self.mode == "pause":
@@ -211,9 +211,9 @@ class Ring:
         return int(accepted)
 
     def pop(self, out: Records) -> int:
-        """Reader: copy out up to len(out) of the oldest records into contiguous RECORD [n]; returns how many.
+        """Reader: copy the oldest records, up to len(out), into contiguous RECORD [n]; returns how many.
 
-        Records lost to overwriting lie before the first record returned, never between two of them.
+        Records lost to overwriting lie before the first returned record, never between two.
         """
         target = out.view(np.uint64).reshape(-1, WORDS)
         if self.mode == "pause":
@@ -236,7 +236,7 @@ class Ring:
         return min(1.0, (int(self.control[HEAD]) - int(self.control[TAIL])) / self.capacity)
 
     def wait(self, timeout_s: float) -> bool:
-        """Reader: wait for records (True) or the time limit (False). Spins briefly, then sleeps."""
+        """Reader: wait for records; False at the time limit. Spins briefly, then sleeps."""
         if spin_for_records(self.control, _SPINS):
             return True
         try:

@@ -1,9 +1,9 @@
-"""Bars to token ids without calling the tokenizer, where the tokenizer allows it.
+"""Bars to token ids by table look-up, where the tokenizer allows it.
 
-Tokenizers that split numbers into groups of three digits (Llama 3) or single digits (Qwen) make the ids of a
-line a matter of table look-ups: digit groups and three separators. The tables are built from the tokenizer
-and tried against it on random lines, single and joined, at start; on any difference (GPT-2's unlimited digit
-runs, a merge across a separator) every line goes through the tokenizer instead. Slower, never wrong.
+For tokenizers that split numbers into groups of three digits (Llama 3) or single digits (Qwen), table
+look-ups of digit groups and three separators give the ids of a line. At start the tables are built from the
+tokenizer and compared with it on random lines, single and joined. On any difference (GPT-2's unlimited digit
+runs, a merge across a separator) every line goes through the tokenizer instead: slower, never wrong.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _JOINED = 16
 
 
 class DigitTables(NamedTuple):
-    """Token ids of digit groups: row i of `digits[w-1]` is the count of ids and the ids of i in w digits."""
+    """Token ids of digit groups. Row i of `digits[w-1]`: number of ids, then the ids, of i in w digits."""
 
-    group: int  # digits in a full group: 3 or 1
+    group: int  # digits of a full group: 3 or 1
     one: Ids
     two: Ids
     three: Ids
@@ -139,10 +139,7 @@ def _fill_tokens(
 
 
 class Tokeniser:
-    """Token ids of bar lines. `encode` gives the ids of a text, no special tokens added.
-
-    `fast` says whether the tables passed their test against `encode`.
-    """
+    """Token ids of bar lines. `encode` returns the ids of a text without special tokens."""
 
     def __init__(self, encode: Encode) -> None:
         self._encode = encode
@@ -155,7 +152,7 @@ class Tokeniser:
 
     @property
     def fast(self) -> bool:
-        """Whether lines are made by table look-up."""
+        """Whether lines are encoded by table look-up: the tables agreed with `encode`."""
         return self._tables is not None
 
     def lines(self, bars: Bars, spec: LineSpec) -> list[list[int]]:
@@ -175,7 +172,7 @@ def look_up(tables: DigitTables, bars: Bars, spec: LineSpec) -> list[list[int]]:
 
 
 def build_tables(encode: Encode, group: int) -> DigitTables | None:
-    """Tables for digit groups of 3 or 1, or None where a separator or group has no ids of its own."""
+    """Tables for digit groups of 3 or 1; None if a separator or group has no ids of its own."""
     one, two, three = (_digit_table(encode, width) for width in (1, 2, 3))
     if one is None or two is None or three is None:
         return None
@@ -189,7 +186,7 @@ def build_tables(encode: Encode, group: int) -> DigitTables | None:
 
 
 def agrees(tables: DigitTables, encode: Encode, seed: int = 0) -> bool:
-    """Whether the tables give what `encode` gives, on random lines one by one and joined."""
+    """Whether the tables agree with `encode` on random lines, one by one and joined."""
     source = random.Random(seed)
     for _ in range(_SELF_TEST_LINES // _JOINED):
         bars = np.zeros(_JOINED, BAR)
@@ -210,7 +207,7 @@ def agrees(tables: DigitTables, encode: Encode, seed: int = 0) -> bool:
 
 
 def _digit_table(encode: Encode, width: int) -> Ids | None:
-    """Row i: count and ids of i in `width` digits; None when one needs more ids than digits."""
+    """Row i: number of ids, then ids, of i in `width` digits; None when one needs more ids than digits."""
     table = np.zeros((10**width, 1 + width), np.int32)
     for i in range(10**width):
         ids = list(encode(f"{i:0{width}d}"))

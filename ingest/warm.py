@@ -1,4 +1,4 @@
-"""Compile or load every kernel before the first tick needs it."""
+"""Compiles or loads every kernel before the first tick needs it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from metrics.store import MetricStore
 def warm_up() -> None:
     """Run one bar through a whole plane of each ring mode.
 
-    The first time on a machine this compiles (ten seconds or so); afterwards it loads the cache.
-    Raises OSError when there is no shared memory for two small rings.
+    The first run on a machine compiles (about ten seconds); later runs load the cache. Raises OSError when
+    there is no shared memory for two small rings.
     """
     modes: tuple[Mode, ...] = ("pause", "overwrite")
     for mode in modes:

@@ -1,1 +1,1 @@
-"""What the daemon measures: the catalogue of metrics, the store that keeps them, and their exposition."""
+"""The daemon's metrics: the catalogue, the store of values, and the exposition."""

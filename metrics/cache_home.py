@@ -1,4 +1,4 @@
-"""The cache directory, for what can be made again: compiled kernels, the embedded model."""
+"""The cache directory, for what can be rebuilt: compiled kernels, the embedded model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def cache_home() -> Path:
-    """`$FORETICK_CACHE`, or `foretick` in the user's cache, or in the temporary directory without a home."""
+    """`$FORETICK_CACHE`, or `foretick` in the user's cache directory (without a home: the temporary one)."""
     if configured := os.environ.get("FORETICK_CACHE"):
         return Path(configured)
     if base := os.environ.get("XDG_CACHE_HOME"):

@@ -1,7 +1,7 @@
-"""Every metric Foretick exports: name, kind, help and labels.
+"""Every metric that Foretick exports: name, kind, help and labels.
 
-The store's layout, the exposition and the dashboards are generated from this list. Names start with
-`foretick_`; times are recorded in nanoseconds and leave the process in seconds, as Prometheus asks.
+The store's layout, the exposition and the dashboards follow from this list. Names start with `foretick_`.
+Times are recorded in nanoseconds and exported in seconds, as Prometheus recommends.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Literal, get_args
 
 Kind = Literal["counter", "gauge", "histogram"]
 
-# The stages between a tick and its answer, in order; the last two span several of them.
+# The stages from a tick to its answer, in order; the last two span several of them.
 STAGES: tuple[str, ...] = (
     "ring_wait",  # ring entry -> drained by the engine
     "bars",  # drained batch -> its closed bars
@@ -30,7 +30,7 @@ CLASSES: tuple[str, ...] = ("flash", "session", "pool", "stream")
 # The classes that generate; STREAM only prefills.
 ANSWERING: tuple[str, ...] = CLASSES[:3]
 BLOCK_STATES: tuple[str, ...] = ("free", "used")
-# Counts every value that a list with this entry does not name.
+# Counts the values that a label's list does not name.
 OTHER = "other"
 # Why a record was refused.
 Reason = Literal[
@@ -72,9 +72,9 @@ OUTCOMES: tuple[str, ...] = (
     "engine",
     "shutting_down",
 )
-# A batch without device memory is retried at half its size; failed: that did not fit either.
+# A batch without device memory is retried at half its size; failed: half did not fit either.
 OOM_OUTCOMES: tuple[str, ...] = ("retried", "failed")
-# Why a request was not in a batch: the budget that ran out, or the class ranked before it.
+# Why a request was left out of a batch: an exhausted budget, or a class that goes first.
 WAIT_REASONS: tuple[str, ...] = (
     "step",
     "tokens",
@@ -95,7 +95,7 @@ DRAFTS: tuple[str, ...] = ("accepted", "rejected")
 LOSSES: tuple[str, ...] = ("recomputed", "swapped", "invalidated")
 # Between the device pool and the host tier.
 DIRECTIONS: tuple[str, ...] = ("out", "in")
-# Where a session was restored from; rebuilt: prefilled again from its own tokens.
+# Where a session was restored from; rebuilt: prefilled again from its tokens.
 RESTORES: tuple[str, ...] = ("host", "disk", "rebuilt")
 # The daemon's long-lived tasks and threads, by the first word of their names.
 TASKS: tuple[str, ...] = (
@@ -111,15 +111,15 @@ TASKS: tuple[str, ...] = (
     "device-worker",
     OTHER,
 )
-# What followed when one of them ended unasked.
+# What happened after one of them ended unexpectedly.
 ENDINGS: tuple[str, ...] = ("restarted", "failed")
-# Labels whose values a deployment decides; the store is told them when it is created.
+# Labels whose values depend on the deployment; the store gets them when it is created.
 OPEN_LABELS: tuple[str, ...] = ("session", "source", "sink", "policy", "eviction")
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One family. `values` holds the fixed values of labels; labels without are among `OPEN_LABELS`."""
+    """One family. `values` holds the values of fixed labels; the other labels are in `OPEN_LABELS`."""
 
     name: str
     kind: Kind
@@ -129,7 +129,7 @@ class Metric:
 
     @property
     def in_seconds(self) -> bool:
-        """It is kept in nanoseconds and read in seconds."""
+        """Whether it is stored in nanoseconds and exported in seconds."""
         return self.name.removesuffix("_total").endswith("_seconds")
 
 
@@ -148,31 +148,31 @@ def _histogram(name: str, text: str, **values: tuple[str, ...]) -> Metric:
 METRICS: tuple[Metric, ...] = (
     _histogram(
         "foretick_stage_seconds",
-        "Time in each stage from tick to answer. Worry when end_to_end is longer than you can wait.",
+        "Time in each stage from tick to answer. Worry when end_to_end exceeds the delay you can accept.",
         stage=STAGES,
     ),
     _counter(
         "foretick_records_total",
-        "Messages read from the source. Worry when it stands still while the market is open.",
+        "Messages read from the source. Worry when it stops growing while the market is open.",
         "source",
     ),
     _counter(
         "foretick_records_malformed_total",
-        "Records refused, by reason; all are in the dead-letter topic. Worry when it grows.",
+        "Malformed records refused, by reason; each goes to the dead-letter topic. Worry when it grows.",
         reason=REASONS,
     ),
     _counter(
         "foretick_records_unknown_symbol_total",
-        "Records of symbols that no session reads. High is normal when a topic carries other symbols.",
+        "Records of symbols that no session reads. Normal when a topic carries other symbols.",
     ),
     _counter(
         "foretick_records_late_total",
-        "Records that came after their bar had closed, and were dropped. Raise bars.lateness when it grows.",
+        "Records dropped because their bar had closed. Raise bars.lateness when it grows.",
         "session",
     ),
     _counter(
         "foretick_records_ignored_total",
-        "Records of another kind than the session's bars. Worry when it grows: a topic mixes kinds.",
+        "Records of another kind than the session's bars, ignored. Worry when it grows: a topic mixes kinds.",
         "session",
     ),
     _counter(
@@ -182,17 +182,17 @@ METRICS: tuple[Metric, ...] = (
     ),
     _counter(
         "foretick_records_repeated_total",
-        "Records read before and skipped. Normal after a reconnect.",
+        "Records skipped because they were read before. Normal after a reconnect.",
         "source",
     ),
     _counter(
         "foretick_records_lost_upstream_total",
-        "Records missing from a feed's numbering. Any increase is data loss before this daemon.",
+        "Records missing from a feed's numbering. Worry at any increase: data was lost before this daemon.",
         "source",
     ),
     _counter(
         "foretick_ring_dropped_total",
-        "Records overwritten before they were read. Any increase is data loss: the engine is too slow.",
+        "Records overwritten before they were read. Worry at any increase: data is lost, the engine is slow.",
         "source",
     ),
     _counter(
@@ -203,7 +203,7 @@ METRICS: tuple[Metric, ...] = (
     _counter("foretick_bars_total", "Bars closed.", "session"),
     _counter(
         "foretick_versions_total",
-        "Data versions committed. Worry when it falls far behind the bars.",
+        "Data versions committed. Worry when it falls far behind foretick_bars_total.",
         "session",
     ),
     _counter(
@@ -219,22 +219,22 @@ METRICS: tuple[Metric, ...] = (
     ),
     _counter(
         "foretick_flash_coalesced_total",
-        "Bars answered only together with a later version. High means overload.",
+        "Bars answered only together with a later version. Worry when it grows steadily: overload.",
         "session",
     ),
     _counter("foretick_asks_total", "Ad-hoc questions, by outcome.", outcome=OUTCOMES),
     _counter(
         "foretick_publish_retries_total",
-        "Publications tried again. Worry when it grows: the broker is away or slow.",
+        "Retries of publishing. Worry when it grows: the broker is down or slow.",
         "sink",
     ),
     _counter(
         "foretick_engine_restarts_total",
-        "Engine processes that the front started again. Any increase deserves a look at the log.",
+        "Restarts of the engine process. Worry at any increase: see the log.",
     ),
     _counter(
         "foretick_tasks_ended_total",
-        "Tasks and threads that ended unasked. Any increase is a defect: the log names it.",
+        "Tasks and threads that ended unexpectedly. Worry at any increase: it is a defect, see the log.",
         task=TASKS,
         outcome=ENDINGS,
     ),
@@ -243,7 +243,7 @@ METRICS: tuple[Metric, ...] = (
     _counter("foretick_batch_tokens_total", "Tokens computed by the model, by class.", **{"class": CLASSES}),
     _counter(
         "foretick_wait_seconds_total",
-        "Time that requests waited, by reason, added at their end. Its rate is the mean number waiting.",
+        "Time that requests waited, by reason, added when they end. Its rate is the mean number waiting.",
         **{"class": CLASSES, "reason": WAIT_REASONS},
     ),
     _histogram(
@@ -253,18 +253,18 @@ METRICS: tuple[Metric, ...] = (
     ),
     _counter(
         "foretick_preemptions_total",
-        "Requests preempted for work of by_class, their KV dropped (recompute) or moved to the host (swap). "
+        "Requests preempted for work of by_class; KV was dropped (recompute) or moved to the host (swap). "
         "Worry when it grows steadily: the pool is too small.",
         **{"kind": PREEMPTIONS, "class": CLASSES, "by_class": CLASSES},
     ),
     _counter(
         "foretick_draft_tokens_total",
-        "Draft tokens verified. Few accepted ones mean that speculation does not pay.",
+        "Draft tokens verified, by outcome. If few are accepted, turn speculation off.",
         outcome=DRAFTS,
     ),
     _counter(
         "foretick_reused_tokens_total",
-        "Tokens read from existing KV: a session's window, the prefix cache, a prompt that begins alike.",
+        "Tokens read from existing KV: a session's window, the prefix cache, a prompt with the same prefix.",
         **{"class": CLASSES},
     ),
     _counter(
@@ -281,51 +281,55 @@ METRICS: tuple[Metric, ...] = (
     _counter("foretick_spills_total", "Sessions moved out of the pool, to the host tier or to disk."),
     _counter(
         "foretick_restores_total",
-        "Sessions brought back to the pool. Many rebuilt ones: files or host blocks were missing.",
+        "Sessions restored to the pool. Worry when many are rebuilt: files or host blocks were missing.",
         outcome=RESTORES,
     ),
     _counter(
         "foretick_snapshot_failures_total",
-        "Session files not written or not read. Any increase deserves a look at the log and the disk.",
+        "Session files that could not be written or read. Worry at any increase: see the log and the disk.",
     ),
     _counter(
         "foretick_integrity_failures_total",
-        "Audits that found a wrong reference count in the pool. Must be 0: report it.",
+        "Audits that found a wrong reference count in the pool. Worry above 0: it is a defect, report it.",
     ),
     _counter(
         "foretick_oom_total",
-        "Forward passes for which the device had no memory. Worry about failed: requests were lost.",
+        "Forward passes that ran out of device memory. Worry when failed grows: requests were lost.",
         outcome=OOM_OUTCOMES,
     ),
-    _counter("foretick_refreshes_total", "Windows of exact sessions prefilled again and adopted.", "session"),
+    _counter(
+        "foretick_refreshes_total",
+        "Refreshed windows of exact sessions that replaced the old ones.",
+        "session",
+    ),
     _counter(
         "foretick_refresh_restarts_total",
-        "Refreshes begun again after the whole window was evicted. Worry when refreshes stand still.",
+        "Refreshes restarted after the whole window was evicted. Worry when foretick_refreshes_total stops.",
     ),
     _counter(
         "foretick_divergence_samples_total",
-        "Standing questions asked of both the carried and a fresh state.",
+        "Standing questions answered from both the carried and a fresh state.",
         "session",
     ),
     _counter(
         "foretick_divergence_agreements_total",
-        "Sampled questions answered with the same first token by both states.",
+        "Standing questions answered with the same first token from both states.",
         "session",
     ),
     _gauge(
         "foretick_divergence_kl_nats",
-        "KL of the next token, fresh from carried state: mean of the last sample. Void without samples.",
+        "KL of the next token, fresh from carried state: mean of the last sample. Void before the first.",
         "session",
     ),
     _gauge(
         "foretick_staleness_seconds",
-        "Age, since receipt, of the latest version's newest record. Worry when it far exceeds a bar.",
+        "Time since receipt of the latest version's newest record. Worry when it far exceeds a bar's length.",
         "session",
     ),
     _gauge("foretick_data_version", "Latest data version.", "session"),
     _gauge(
         "foretick_pool_blocks",
-        "KV blocks of the pool, by state. Worry when none are free and preemptions grow.",
+        "KV blocks of the pool, by state. Worry when none is free and preemptions grow.",
         state=BLOCK_STATES,
     ),
     _gauge("foretick_host_blocks", "KV blocks of the host tier, by state.", state=BLOCK_STATES),
@@ -335,7 +339,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     _gauge(
         "foretick_ring_fill_ratio",
-        "Share of the ring in use, 0 to 1. Worry near 1: the source is about to pause or lose records.",
+        "Share of the ring in use, 0 to 1. Worry near 1: the source will pause or lose records.",
         "source",
     ),
     _gauge(

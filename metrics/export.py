@@ -1,9 +1,8 @@
 """Exposition: a prometheus_client collector over a store.
 
-Histograms leave with four bounds an octave from 4 us to 69 s, edges of the store's own buckets, so counts are
-exact and a quantile that Prometheus interpolates is within about a tenth on smooth latencies (a bound is at
-most a quarter above the one before, whatever the data). Equality counts upwards: a latency equal to a bound
-is in the next bucket.
+Exported histograms have four bounds per octave from 4 us to 69 s, on edges of the store's own buckets: counts
+are exact, and a quantile interpolated by Prometheus is within about a tenth on smooth latencies (a bound is
+at most a quarter above the one before). A latency equal to a bound counts in the next bucket.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from metrics.catalogue import METRICS, Metric
 from metrics.store import MetricStore
 
 _STEP = histogram.SUBBUCKETS // 4
-# Buckets whose lower edge is a bound: 2^12 ns to 2^36 ns.
+# buckets whose lower edge is a bound: 2^12 ns to 2^36 ns
 BOUND_BUCKETS = np.arange(histogram.first_bucket(12), histogram.first_bucket(36) + 1, _STEP)
 BOUNDS_SECONDS: tuple[float, ...] = tuple(histogram.lower_edge(int(b)) / 1e9 for b in BOUND_BUCKETS)
 
@@ -33,7 +32,7 @@ class StoreCollector(Collector):
         self._store = store
 
     def collect(self) -> Iterator[Family]:
-        """One family a catalogue entry, in catalogue order."""
+        """One family per catalogue entry, in catalogue order."""
         for metric in METRICS:
             yield self._family(metric)
 

@@ -1,7 +1,7 @@
-"""Log-linear latency histogram: 16 buckets an octave, so a quantile is within 1/32 of the truth (HDR style).
+"""Log-linear latency histogram: 16 buckets per octave, so a quantile is within 1/32 of the truth (HDR style).
 
 A histogram is `WORDS` consecutive uint64 words: the sum in nanoseconds, then the bucket counts. Below 512 ns
-buckets are linear (32 ns wide); values of 2^40 ns (about 1100 s) and more land in the last bucket.
+buckets are linear (32 ns wide); values of 2^40 ns (about 1100 s) and more are in the last bucket.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def bucket_of(ns: int) -> int:
 
 @kernel
 def record(words: Words, base: int, ns: int) -> None:
-    """Count one latency in the histogram that starts at `words[base]`. One writer a histogram."""
+    """Count one latency in the histogram that starts at `words[base]`. One writer per histogram."""
     words[base] += np.uint64(min(max(ns, 0), LIMIT_NS))
     words[base + 1 + bucket_of(ns)] += np.uint64(1)
 
@@ -56,7 +56,7 @@ def lower_edge(bucket: int) -> int:
 def quantile(counts: Words, q: float) -> float:
     """The q-quantile in ns (middle of the bucket holding the ceil(q n)-th smallest value); NaN when empty."""
     if not 0.0 <= q <= 1.0:
-        raise ValueError(f"a quantile lies between 0 and 1, not {q}")
+        raise ValueError(f"a quantile must be between 0 and 1, not {q}")
     cumulative = np.cumsum(counts)
     total = int(cumulative[-1])
     if total == 0:

@@ -1,8 +1,8 @@
-"""How functions become machine code: cached on disk, and without the interpreter lock.
+"""Compiles functions to machine code that is cached on disk and releases the GIL.
 
-numba notices a change in the file of a kernel, not in a kernel it calls from another file. So the cache
-directory is named after the content of all files that define kernels: an upgrade never runs stale code, and
-sources may be read-only.
+numba notices a change in a kernel's own file, but not in kernels it calls from other files. The cache
+directory is therefore named after the content of all files that define kernels: an upgrade never runs stale
+code, and sources may be read-only.
 """
 
 from __future__ import annotations

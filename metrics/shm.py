@@ -1,10 +1,10 @@
-"""POSIX shared memory that outlives neither its users nor a crash.
+"""POSIX shared memory that does not outlive its users, even after a crash.
 
-`multiprocessing.shared_memory` in Python 3.11 registers a block with the resource tracker on *attach* too and
-unlinks it when that process ends; and it cannot be closed while numpy views exist. A block here is a file
-below /dev/shm that is mapped once: views keep the mapping alive and dropping the last one unmaps it. Every
-user holds a shared `flock` for as long as it lives; a block nobody locks was left behind by a crash and is
-swept away by the next `create`.
+`multiprocessing.shared_memory` in Python 3.11 also registers a block with the resource tracker on *attach*,
+and unlinks it when that process ends; and it cannot be closed while numpy views exist. A block here is a file
+below /dev/shm that is mapped once: views keep the mapping alive, and dropping the last one unmaps it. Every
+user holds a shared `flock` for its lifetime. A block without a lock was left behind by a crash; the next
+`create` unlinks it.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ class SharedBlock:
 
     @classmethod
     def attach(cls, name: str) -> SharedBlock:
-        """The block another process created. Raises FileNotFoundError when there is none of that name."""
+        """Attach a block that another process created. Raises FileNotFoundError when there is none."""
         descriptor = os.open(ROOT / name, os.O_RDWR | os.O_CLOEXEC)
         fcntl.flock(descriptor, fcntl.LOCK_SH)
         return cls(name, descriptor)
 
     def close(self) -> None:
-        """Drop this process's lock; the memory stays mapped until the last view of it is gone. Idempotent."""
+        """Drop this process's lock; the memory stays mapped until its last view is gone. Idempotent."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
     def unlink(self) -> None:
-        """Remove the name; processes that have the block keep it. Idempotent."""
+        """Remove the name; processes that have the block mapped keep it. Idempotent."""
         (ROOT / self.name).unlink(missing_ok=True)
 
 
@@ -72,7 +72,7 @@ def sweep() -> int:
     for path in ROOT.glob(f"{PREFIX}*"):
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except OSError:  # another user's, or gone meanwhile
+        except OSError:  # another user's, or already gone
             continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

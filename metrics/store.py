@@ -1,7 +1,7 @@
-"""The metric values: one block of 8-byte words, shared between the front and the engine process.
+"""The metric values: one block of 8-byte words, shared by the front and the engine process.
 
-The layout is a pure function of the catalogue and the label values, so two processes that read the same
-configuration agree on it; a fingerprint in the first word refuses other layouts. There are no locks: each
+The layout is a pure function of the catalogue and the label values, so two processes with the same
+configuration agree on it; a fingerprint in the first word detects other layouts. There are no locks: each
 series has **one writer thread** and any number of readers, and aligned 8-byte stores are atomic.
 """
 
@@ -37,7 +37,7 @@ class CounterHandle:
         self._words, self._index = words, index
 
     def inc(self, n: int = 1) -> None:
-        """Add `n` (0 or more); nanoseconds, where the unit is seconds."""
+        """Add `n` (0 or more); in nanoseconds if the unit is seconds."""
         self._words[self._index] += n
 
 
@@ -50,7 +50,7 @@ class GrowthHandle:
         self._counter, self._seen = counter, seen
 
     def update(self, total: int) -> int:
-        """Add what the total grew by since the last call; returns it."""
+        """Add the total's growth since the last call; returns it."""
         grown, self._seen = total - self._seen, total
         self._counter.inc(grown)
         return grown
@@ -90,9 +90,7 @@ class MetricStore:
         self._block = block
         buffer = memoryview(bytearray(8 * words)) if block is None else block.buffer
         if buffer.nbytes != 8 * words or (not fresh and buffer.cast("Q")[0] != fingerprint):
-            raise ValueError(
-                "the shared metric store was created for other label values or another catalogue"
-            )
+            raise ValueError("the shared metric store has other label values or another catalogue")
         self._integers, self._floats = buffer.cast("Q"), buffer.cast("d")
         self._array = np.frombuffer(buffer, np.uint64)
         self._integers[0] = fingerprint
@@ -104,17 +102,17 @@ class MetricStore:
 
     @classmethod
     def create(cls, labels: Labels) -> MetricStore:
-        """A store in shared memory, all zero. `labels` maps those of `OPEN_LABELS` to their values.
+        """A store in shared memory, all zero. `labels` maps names of `OPEN_LABELS` to their values.
 
-        A label left out has no values (its metrics have no series). Raises ValueError for a label that is
-        fixed or unknown, or a repeated value; OSError when shared memory is full.
+        A label left out has no values (its metrics have no series). Raises ValueError for a fixed or unknown
+        label or a repeated value; OSError when shared memory is full.
         """
         block = SharedBlock.create(8 * layout(labels)[1])
         return cls(labels, block, fresh=True)
 
     @classmethod
     def attach(cls, name: str, labels: Labels) -> MetricStore:
-        """The store `name`, created elsewhere with equal `labels`. Raises FileNotFoundError, ValueError."""
+        """Attach another's store `name` with equal `labels`. Raises FileNotFoundError, ValueError."""
         block = SharedBlock.attach(name)
         try:
             return cls(labels, block, fresh=False)
@@ -124,15 +122,15 @@ class MetricStore:
 
     @property
     def name(self) -> str:
-        """What `attach` takes; empty for a local store."""
+        """The name to `attach` by; empty for a local store."""
         return "" if self._block is None else self._block.name
 
     def counter(self, name: str, **labels: str) -> CounterHandle:
-        """A handle for hot paths. The label `class` may be given as `cls`. Raises UnknownSeriesError."""
+        """A handle for hot paths. The label `class` may be passed as `cls`. Raises UnknownSeriesError."""
         return CounterHandle(self._integers, self._find("counter", name, labels))
 
     def growth(self, name: str, seen: int = 0, /, **labels: str) -> GrowthHandle:
-        """A counter of what a total grows by from ``seen`` on. Raises UnknownSeriesError."""
+        """A counter that follows a total from its value ``seen``. Raises UnknownSeriesError."""
         return GrowthHandle(self.counter(name, **labels), seen)
 
     def gauge(self, name: str, **labels: str) -> GaugeHandle:
@@ -144,7 +142,7 @@ class MetricStore:
         return HistogramHandle(self._array, self._find("histogram", name, labels))
 
     def inc(self, name: str, n: int = 1, **labels: str) -> None:
-        """Add `n` to a counter, nanoseconds to one of seconds. Raises UnknownSeriesError."""
+        """Add `n` to a counter, in nanoseconds if its unit is seconds. Raises UnknownSeriesError."""
         self.counter(name, **labels).inc(n)
 
     def set(self, name: str, value: float, **labels: str) -> None:
@@ -164,7 +162,7 @@ class MetricStore:
         return total / 1e9 if metric.in_seconds else total
 
     def count(self, name: str, **labels: str) -> int:
-        """How many latencies a histogram holds. Raises UnknownSeriesError."""
+        """Number of latencies in a histogram. Raises UnknownSeriesError."""
         return int(self.buckets(name, **labels).sum())
 
     def total_seconds(self, name: str, **labels: str) -> float:
@@ -187,7 +185,7 @@ class MetricStore:
                 yield dict(zip(metric.labels, values, strict=True))
 
     def close(self) -> None:
-        """Detach this process; its handles stay usable. Idempotent."""
+        """Detach this process; its handles stay valid. Idempotent."""
         if self._block is not None:
             self._block.close()
 
@@ -212,7 +210,7 @@ class MetricStore:
 
 
 def _known(metric: Metric, label: str, value: str) -> str:
-    """`value`, or `other` if the fixed values have that and not this, so that a new reason fails nothing."""
+    """`value`, or `other` if the fixed values include `other` but not `value`: a new reason must not fail."""
     values = metric.values.get(label, ())
     return OTHER if OTHER in values and value not in values else value
 

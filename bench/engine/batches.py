@@ -1,4 +1,4 @@
-"""What can be answered in one pass: several sessions, standing questions on one tape, sharers of a prefix."""
+"""What one pass can answer: several sessions, standing questions on one tape, sharers of a prefix."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Ask = Callable[[], list[Reply]]
 
 
 class Stopwatch:
-    """An attention backend that adds up the time spent in another, ns."""
+    """An attention backend that adds up the time spent in another one, ns."""
 
     def __init__(self, attention: Attention) -> None:
         self._attention = attention
@@ -39,13 +39,13 @@ class Stopwatch:
         return output
 
     def lap(self, ask: Ask, _: Any) -> tuple[list[Reply], int]:
-        """What ``ask`` gives, and the ns of attention in it."""
+        """The result of ``ask``, and the ns of attention in it."""
         self.ns = 0
         return ask(), self.ns
 
 
 class Readers(NamedTuple):
-    """What ``rows`` rows read: ``shared`` tokens, and each reader's ``own``; its new rows count by half."""
+    """What ``rows`` rows read: ``shared`` tokens, and each reader's ``own``; half of its new rows count."""
 
     name: str
     readers: int
@@ -55,7 +55,7 @@ class Readers(NamedTuple):
 
 
 class Medians(NamedTuple):
-    """Of ``n`` rounds, ms: one pass, another way, and the other over the one, median over pairs."""
+    """Over ``n`` rounds, ms: one pass, another way, and the median ratio of pairs (other over one pass)."""
 
     n: int
     one_pass: float
@@ -64,13 +64,13 @@ class Medians(NamedTuple):
 
     @classmethod
     def of(cls, one_pass: list[int], other: list[int]) -> Medians:
-        """Of samples in ns."""
+        """From samples in ns."""
         ours, theirs = (quantiles(ns, 0.5)[0] / 1e6 for ns in (one_pass, other))
         return cls(len(one_pass), ours, theirs, median_ratio(other, one_pass))
 
 
 class Compared(NamedTuple):
-    """One pass against one each in turn, the attention in both, and against kept caches one by one."""
+    """One pass against one pass per reader, the attention in both, and kept caches one by one."""
 
     of: Readers
     passes: Medians
@@ -79,20 +79,20 @@ class Compared(NamedTuple):
 
 
 def figures(found: Compared, floors: Floors, goals: Mapping[str, Goal]) -> Iterator[Figure]:
-    """Ours beside the other ways and the floor, and what bounds it. ``goals``: by what is judged."""
+    """Ours, the other ways and the floor, and what limits it. ``goals``: limits that judge the ratios."""
     of, passes, attention, kept = found
     figure = partial(Figure, setting={"": of.name, "rows": of.rows, "context": of.shared + round(of.own)})
 
-    def beside(name: str, against: str, each: Medians, goal: Goal | None = None) -> Figure:
+    def versus(name: str, against: str, each: Medians, goal: Goal | None = None) -> Figure:
         of_pairs = partial(figure, name, each.one_pass, "ms", against=against, reference=each.other)
         return of_pairs(paired=1 / each.gain, goal=goal, n=each.n)
 
-    yield beside("one pass", "in turn", passes)
+    yield versus("one pass", "in turn", passes)
     if kept is not None:
-        yield beside("one pass", "kept caches one by one", kept, goals.get("one pass over kept caches"))
+        yield versus("one pass", "kept caches one by one", kept, goals.get("one pass over kept caches"))
     floor = floors.of_pass(of.rows, of.shared, of.own, of.readers)
     yield figure("one pass", passes.one_pass, "ms", against="floor", reference=floor)
-    yield beside("attention in one pass", "in turn", attention)
+    yield versus("attention in one pass", "in turn", attention)
     yield figure("gain of one pass", passes.gain, goal=goals.get("gain of one pass"))
     yield figure("gain of a pass at the floor", passes.other / floor)
     yield figure("gain in attention", attention.gain, goal=goals.get("gain in attention"))
@@ -105,7 +105,7 @@ def figures(found: Compared, floors: Floors, goals: Mapping[str, Goal]) -> Itera
 def compare(
     of: Readers, stopwatch: Stopwatch, together: Ask, one_by_one: Ask, repeats: int, kept: Ask | None = None
 ) -> Compared:
-    """Ask in all ways in turn, ``repeats`` times after once unmeasured. Raises Disagreement."""
+    """Ask in all ways in turn, ``repeats`` times after one unmeasured round. Raises Disagreement."""
     ways = [partial(stopwatch.lap, ask) for ask in (together, one_by_one, kept) if ask is not None]
     passes: list[list[int]] = [[] for _ in ways]
     attention: list[list[int]] = [[] for _ in ways]
@@ -123,12 +123,12 @@ def compare(
 
 Judged = tuple[Compared, Mapping[str, Goal]]
 _READ_BARS = 55
-"""Bars of one pass while a context is read that is not itself measured."""
+"""Bars per pass while reading a context whose reading is not measured."""
 
 
 @dataclass(frozen=True)
 class BatchesPlan:
-    """How many readers and how long their contexts; ``repeats``: rounds of all ways in turn."""
+    """Number of readers and length of their contexts; ``repeats``: rounds of all ways in turn."""
 
     sessions: int = 8
     session_bars: int = 155
@@ -142,7 +142,7 @@ class BatchesPlan:
 
 QUICK = BatchesPlan(3, 12, (2, 4), 30, 3, 2, 12, repeats=2)
 _GAINS = {6: 2.5, 25: 5.0}
-"""Goals for so many standing questions."""
+"""Goals for this many standing questions."""
 
 
 def sessions(run: SuiteRun) -> Iterator[Figure]:
@@ -190,7 +190,7 @@ def prefix(run: SuiteRun) -> Iterator[Figure]:
 
 
 def standing_texts(n: int) -> list[str]:
-    """``n`` different questions of about the same length: the paper's six, then one for each further span."""
+    """``n`` different questions of about the same length: the paper's six, then one per further span."""
     further = (
         f"Is the close of the newest bar above the average close of the last {span} bars shown here?"
         for span in range(2, 2 + max(0, n - len(PAPER_SIX)))
@@ -199,9 +199,9 @@ def standing_texts(n: int) -> list[str]:
 
 
 class _Bench:
-    """One engine with a stopwatch, and so many tapes of so many bars each behind one prefix.
+    """One engine with a stopwatch, and ``n`` tapes of equal length behind one prefix.
 
-    Looks at the machine's own rates, from which the floors follow, before anything is measured and after.
+    Measures the machine's own rates, which give the floors, before and after everything else.
     """
 
     def __init__(
@@ -233,7 +233,7 @@ class _Bench:
         return make_scenario(self.prompt, Size(n, 0, 0), seed).first
 
     def _readers(self, name: str, tapes: Sequence[Tape], rows: int, own: float) -> Readers:
-        """What readers of ``tapes`` see: a tape read by one alone is its own, one read by all is shared."""
+        """What readers of ``tapes`` see: a tape with one reader is its own, a tape of all is shared."""
         tape, alone = tapes[0].live_tokens, len(self.tapes) > 1
         shared, own = (self._frozen, own + tape) if alone else (self._frozen + tape, own)
         return Readers(name, len(tapes), rows, shared, own)
@@ -256,7 +256,7 @@ class _Bench:
         )
 
     def decode(self, name: str, tapes: Sequence[Tape], questions: Sequence[Sequence[int]]) -> Compared:
-        """The pass after the question's: one row a reader. The row is dropped again, which is O(1)."""
+        """The pass after the question's: one row per reader. The row is dropped again, which is O(1)."""
         n = len(tapes)
         forks = [tape.fork() for tape in tapes]
         tokens = [[reply.token] for reply in append(self.engine, forks, questions)]
@@ -275,7 +275,7 @@ class _Bench:
         return found
 
     def figures(self, *found: Judged) -> Iterator[Figure]:
-        """Of all that was measured, by the same floors; then the rates these follow from."""
+        """All figures, by the same floors; then the rates behind them."""
         self._limits.look()
         floors = self._limits.floors(self._loaded)
         for compared, goals in found:

@@ -1,4 +1,4 @@
-"""What answers the scenario's questions: our regions, and two ways of the unmodified transformers model."""
+"""The contenders that answer the scenario's questions: our regions, and two uses of the unmodified model."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from regions.tape import Retention, Tape
 
 _BLOCK = 16
 _READER_BLOCKS = 8
-"""A question of some 40 tokens, its answer, and a block that begins in the middle."""
+"""A question of about 40 tokens, its answer, and a block that begins in the middle."""
 EIGHTY_SHAPE: dict[str, Any] = {"hidden": 768, "layers": 12, "heads": 12, "kv_heads": 4, "vocabulary": 4096}
 """About 80 million parameters."""
 _loaded: dict[str, tuple[LoadedModel, Any]] = {}
 
 
 class Reply(NamedTuple):
-    """The greedy answer token, its logit, and how far that is above the second best."""
+    """The greedy answer token, its logit, and its lead over the second best."""
 
     token: int
     logit: float
@@ -37,7 +37,7 @@ class Reply(NamedTuple):
 
 
 def load(shape: dict[str, Any], threads: int) -> tuple[LoadedModel, Any]:
-    """One model twice: over regions, and as transformers runs it. ``shape``: of `embedded_directory`."""
+    """Load one model twice: over regions, and as transformers runs it. ``shape``: of `embedded_directory`."""
     torch.set_num_threads(threads)
     path = embedded_directory(**shape)
     if str(path) not in _loaded:
@@ -49,12 +49,12 @@ def load(shape: dict[str, Any], threads: int) -> tuple[LoadedModel, Any]:
 
 
 def model_of(run: SuiteRun) -> tuple[LoadedModel, Any]:
-    """The engine suite's model: the larger one, or the embedded one where sizes are small."""
+    """The engine suite's model: the larger one; in small sizes, the embedded one."""
     return load({} if run.quick else EIGHTY_SHAPE, run.threads)
 
 
 def embedded(run: SuiteRun) -> LoadedModel:
-    """The embedded model, loaded where the scheduler's worker will run it: on the engine's thread."""
+    """The embedded model, loaded on the engine's thread, where the scheduler's worker will run it."""
     return in_own_thread(lambda: load({}, run.threads))[0]
 
 
@@ -66,7 +66,7 @@ def engine_for(
     frame_limit: int | None = None,
     attention: Attention | None = None,
 ) -> Engine:
-    """An engine whose pool holds ``tokens`` and that many questions at a time, with room to spare."""
+    """An engine whose pool holds ``tokens`` tokens and this many questions at a time, with room to spare."""
     blocks = -(-tokens * 9 // (8 * _BLOCK)) + readers * _READER_BLOCKS + 64
     return Engine(
         loaded,
@@ -78,7 +78,7 @@ def engine_for(
 
 
 def ask_together(engine: Engine, tapes: Sequence[Tape], questions: Sequence[Sequence[int]]) -> list[Reply]:
-    """One pass of one fork a question; taking and dropping the forks is part of it."""
+    """One pass with a fork per question; includes creating and dropping the forks."""
     forks = [tape.fork() for tape in tapes]
     try:
         return append(engine, forks, questions)
@@ -97,7 +97,7 @@ def append(engine: Engine, forks: Sequence[Fork], tokens: Sequence[Sequence[int]
     return [
         Reply(choice.token, choice.top1, choice.top1 - choice.top2)
         for choice in engine.execute(chunks)
-        if choice is not None  # every one was to be sampled
+        if choice is not None  # every fork is sampled
     ]
 
 
@@ -120,7 +120,7 @@ class Regions:
         self.tape = engine.open_tape("bench", frozen, retention)
 
     def ingest(self, records: Sequence[Sequence[int]]) -> None:
-        """One STREAM pass and a commit, as the scheduler does it."""
+        """One STREAM pass and a commit, as in the scheduler."""
         read(self.engine, self.tape, records)
 
     def ask(self, question: Sequence[int]) -> Reply:
@@ -130,7 +130,7 @@ class Regions:
 
 
 class KeptCache:
-    """The unmodified model with a `DynamicCache` that is kept and cropped back after each question."""
+    """The unmodified model with a kept `DynamicCache`, cropped back after each question."""
 
     def __init__(self, model: Any, frozen: Sequence[int]) -> None:
         self._model = model
@@ -140,7 +140,7 @@ class KeptCache:
 
     @classmethod
     def copied(cls, model: Any, pool: KVPool, tape: Tape) -> KeptCache:
-        """One that has what ``tape`` holds, without computing it: before an eviction their KV is the same."""
+        """A cache with the KV of ``tape``, not computed again: before an eviction both are the same."""
         places = [torch.arange(extent.slot, extent.slot + extent.length) for extent in tape.extents]
         slots = torch.cat(places)
         kept = cls(model, ())
@@ -167,14 +167,14 @@ class KeptCache:
 
 
 class Dense:
-    """The unmodified model over everything read so far, for each question again."""
+    """The unmodified model over everything read so far, recomputed for each question."""
 
     def __init__(self, model: Any, frozen: Sequence[int]) -> None:
         self._model = model
         self._tokens = list(frozen)
 
     def ingest(self, records: Sequence[Sequence[int]]) -> None:
-        """Remember the tokens; they are computed when a question comes."""
+        """Remember the tokens; a question computes them."""
         self._tokens.extend(chain.from_iterable(records))
 
     @torch.inference_mode()

@@ -1,4 +1,4 @@
-"""What a pass cannot be quicker than on this machine: its arithmetic, or the reading of what it needs."""
+"""Lower bounds of a pass on this machine: its arithmetic, or reading the data it needs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _FLOAT = 4
 
 
 class PassCosts(NamedTuple):
-    """What a pass over a dense decoder must at least read and compute."""
+    """The least a pass over a dense decoder must read and compute."""
 
     weight_bytes: int
-    """Every weight but the input embedding, of which a pass reads a row a token."""
+    """All weights but the input embedding, of which a pass reads one row per token."""
     linear_bytes: int
-    """Weights that every row is multiplied by: the output layer's left out."""
+    """Weights that multiply every row: all but the output layer's."""
     linear_flops: int
     """Of one token, by these weights."""
     kv_bytes: int
@@ -32,9 +32,9 @@ class PassCosts(NamedTuple):
     attention_flops: int
     """Of one query token meeting one key, all layers."""
     unread_flops: int
-    """Of `linear_flops`: the last layer's but keys and values, of no use for a token that chooses none."""
+    """Part of `linear_flops`: the last layer's but keys and values; only sampled tokens need it."""
     unread_attention_flops: int
-    """Of `attention_flops`: the last layer's."""
+    """Part of `attention_flops`: the last layer's."""
 
     @classmethod
     def of(cls, loaded: LoadedModel) -> PassCosts:
@@ -70,7 +70,7 @@ class Floor(NamedTuple):
 
     @property
     def ms(self) -> float:
-        """Whichever is larger."""
+        """The larger of the two."""
         return max(self.arithmetic_ms, self.reading_ms)
 
 
@@ -82,12 +82,12 @@ class Floors(NamedTuple):
     copy: float
 
     def attention(self, rows: int, shared: float, own: float = 0.0, readers: int = 1) -> Floor:
-        """``rows`` rows of ``readers`` over ``shared`` tokens, read once, and ``own`` of each reader."""
+        """``rows`` rows of ``readers`` over ``shared`` tokens, read once, and each reader's ``own``."""
         operations = self.costs.attention_flops * rows * (shared + own)
         return self._floor(operations, self.costs.kv_bytes * (shared + readers * own))
 
     def linear(self, rows: int) -> Floor:
-        """All but attention and the head: each row times every weight, the weights read once."""
+        """All but attention and the head: each row times every weight; the weights are read once."""
         return self._floor(self.costs.linear_flops * rows, self.costs.linear_bytes)
 
     def of_pass(self, rows: int, shared: float, own: float = 0.0, readers: int = 1) -> float:
@@ -95,7 +95,7 @@ class Floors(NamedTuple):
         return self.attention(rows, shared, own, readers).ms + self.linear(rows).ms
 
     def memory_ms(self, context: int) -> float:
-        """To read all weights and the KV of ``context`` tokens once."""
+        """Time to read all weights and the KV of ``context`` tokens once."""
         return self._floor(0, self.costs.weight_bytes + context * self.costs.kv_bytes).reading_ms
 
     def unsampled_ms(self, rows: int, context: int) -> float:
@@ -110,7 +110,7 @@ class Floors(NamedTuple):
 
 
 def causal(rows: int) -> float:
-    """Tokens a row sees of its own pass, on average, itself included."""
+    """Tokens of its own pass that a row sees on average, itself included."""
     return (rows + 1) / 2
 
 
@@ -138,7 +138,7 @@ class LimitsProbe:
 
     @torch.inference_mode()
     def look(self) -> None:
-        """Measure again: before and after what they are floors of, so that a change of speed shows."""
+        """Measure again: before and after the measurements, so that a change of speed shows."""
         for _ in range(_LOOKS):
             self._gemm_s.append(seconds(self._multiply))
             self._copy_s.append(seconds(self._copy))
@@ -153,7 +153,7 @@ class LimitsProbe:
         )
 
     def floors(self, loaded: LoadedModel, of: Callable[[list[float]], float] = median) -> Floors:
-        """At the medians of all looks, or what else ``of`` makes of them."""
+        """The floors at the medians of all looks, or at another statistic ``of`` them."""
         gemm, copy = (1e9 * of(figure.samples) for figure in self.figures())
         return Floors(PassCosts.of(loaded), gemm, copy)
 
@@ -165,7 +165,7 @@ class LimitsProbe:
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """What ``work`` takes, the device's queue drained before and after."""
+    """Seconds that ``work`` takes; the device's queue is drained before and after."""
 
     def drained() -> None:
         work()

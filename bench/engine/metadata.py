@@ -1,4 +1,4 @@
-"""What a question costs before any arithmetic: fork, alias, release, keep. Nothing here touches KV."""
+"""The cost of a question before any arithmetic: fork, alias, release, keep. Nothing here touches KV."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class MetadataWorld:
         own.release()
 
     def own_prompt(self) -> Fork:
-        """All of the prompt in blocks of its own."""
+        """A whole prompt in its own blocks."""
         return _write(Fork(self.pool, frame_limit=self.tokens + 4096), self.tokens)
 
     def question(self) -> Fork:
@@ -72,9 +72,9 @@ class MetadataWorld:
         return _write(self.tape.fork(), _QUESTION)
 
     def cached(self) -> Context:
-        """The cached prompt, held once."""
+        """The cached prompt, with one reference."""
         context = self.cache.match(self.prompt)
-        assert context is not None  # it was saved
+        assert context is not None  # saved before
         return context
 
 
@@ -105,11 +105,11 @@ _CALLS: dict[str, tuple[Callable[[MetadataWorld], Any], Work]] = {
     "keep all but the last token of a prompt of its own": (MetadataWorld.own_prompt, _keep),
     "release a prompt of its own": (MetadataWorld.own_prompt, _release),
 }
-"""By name: what is made before, and what is timed on it. Whatever either leaves is released afterwards."""
+"""By name: the setup, and the timed operation on its result. What either leaves is released afterwards."""
 
 
 def _write(target: Target, tokens: int) -> Target:
-    """As if a pass had computed ``tokens`` tokens; the target."""
+    """Mark ``tokens`` tokens as if a pass had computed them; returns the target."""
     if not target.acquire(tokens):
         raise RuntimeError("the pool is too small for the contexts")
     target.wrote(target.place(tokens), range(tokens))

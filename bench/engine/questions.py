@@ -1,4 +1,4 @@
-"""Question and ingest latency on the paper's scenario, ours beside two references, on the same tokens."""
+"""Question and ingest latency on the paper's scenario, ours next to two references, on the same tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engine.model.prompt import PromptFormat
 from regions.tape import Retention
 
 TIE = 1e-3
-"""A logit gap within which two fp32 computations may order the best two tokens either way."""
+"""Logit gap below which two fp32 computations may order the best two tokens either way."""
 
 
 class Disagreement(MeasurementFailed):
@@ -30,16 +30,16 @@ Goals = Mapping[str, float]
 
 @dataclass(frozen=True)
 class QuestionsPlan:
-    """One model and how much of the scenario it runs. ``shape``: arguments of `embedded_directory`."""
+    """One model and its share of the scenario. ``shape``: arguments of `embedded_directory`."""
 
     name: str
     shape: dict[str, Any]
     goals: Goals
     size: Size = PAPER
     repeats: int = 10
-    """Questions at each context, the median of which stands in the table by context."""
+    """Questions at each context; the table by context has their median."""
     dense_rounds: tuple[int, ...] = (0, 7, 14)
-    """Rounds (from 0) at which the dense reference runs, once each."""
+    """Rounds (from 0) with the dense reference, which runs once in each."""
 
 
 _GOALS = {"question": 1.0, "reading": 1.0, "slope": 1.0}
@@ -73,7 +73,7 @@ def engine(run: SuiteRun) -> Iterator[Figure]:
 
 
 def race(plan: QuestionsPlan, threads: int, limits: LimitsProbe | None = None) -> Iterator[Figure]:
-    """The scenario with one model, beside floors where there are ``limits``. Raises Disagreement."""
+    """The scenario with one model, next to floors where there are ``limits``. Raises Disagreement."""
     loaded, plain = load(plan.shape, threads)
     scenario = make_scenario(PromptFormat.of(loaded.tokenizer), plan.size)
     frozen = scenario.frozen
@@ -93,7 +93,7 @@ def race(plan: QuestionsPlan, threads: int, limits: LimitsProbe | None = None) -
 
 @dataclass(frozen=True)
 class ContextPoint:
-    """One context: medians of a question, and the update of ``update`` tokens read right before; ms."""
+    """One context: medians of a question, and of the preceding update of ``update`` tokens; ms."""
 
     context: int
     ours: float
@@ -117,7 +117,7 @@ class Race:
         self._agreed = self._compared = 0
         self._difference = 0.0
         self._read(scenario.first)
-        for ask in (ours.ask, kept.ask):  # the first call of each pays for set-up that no later one does
+        for ask in (ours.ask, kept.ask):  # the first call of each includes one-time set-up
             ask(scenario.question)
 
     def round(self, update: Records, repeats: int, *, with_dense: bool) -> None:
@@ -144,7 +144,7 @@ class Race:
         )
 
     def figures(self, model: str, goals: Goals, floors: Floors | None = None) -> Iterator[Figure]:
-        """Summaries of all rounds, then each context's question and update, beside all references."""
+        """Summaries of all rounds, then each context's question and update, next to all references."""
         points, rows = self._points, len(self._scenario.question)
         about: Setting = {"model": model, "question tokens": rows}
         figure = partial(Figure, table=model, setting=about)
@@ -175,7 +175,7 @@ class Race:
                 yield figure("floor", floors.of_pass(p.update, before, causal(p.update)))
 
     def _growth(self, figure: Callable[..., Figure], goals: Goals, floors: Floors | None) -> Iterator[Figure]:
-        """With the context, through the medians: a few stalled samples would decide it else."""
+        """Growth with the context, from the medians: a few stalled samples would distort a fit of all."""
         contexts, name = [p.context for p in self._points], "growth for 1,000 tokens"
         ours = slope_per_1k(contexts, [p.ours for p in self._points])
         kept = slope_per_1k(contexts, [p.kept for p in self._points])
@@ -188,7 +188,7 @@ class Race:
             yield figure(name, of, "ms", against="reading", reference=floor.reading_ms)
 
     def _read(self, records: Records) -> list[int]:
-        """Everybody reads; the times of the two that compute."""
+        """All contenders read; returns the times of the two that compute."""
         self._context += sum(map(len, records))
         self._dense.ingest(records)
         read = in_turn([self._ours.ingest, self._kept.ingest], records, len(self._points))
@@ -205,17 +205,17 @@ def _goal(goals: Goals, name: str) -> Goal | None:
 
 
 def agree(ours: Reply, other: Reply, context: int) -> bool:
-    """Whether both give the same answer token; False is a tie. Raises Disagreement otherwise."""
+    """Whether both give the same answer token; False for a tie. Raises Disagreement otherwise."""
     if ours.token == other.token:
         return True
     if max(ours.gap, other.gap) > TIE:
         raise Disagreement(f"at {context} tokens we answer {ours}, the reference {other}")
-    return False  # neither a disagreement nor an agreement to count
+    return False  # a tie: neither agreement nor disagreement
 
 
 def in_turn(
     works: Sequence[Callable[[Any], Any]], argument: Sequence[Any], turn: int
 ) -> list[tuple[Any, int]]:
-    """All of ``works`` one after the other, in the order given or, on odd turns, reversed; as given again."""
+    """Run all ``works`` in order or, on odd turns, reversed; returns results in the given order."""
     results = {i: timed(works[i], argument) for i in range(len(works))[:: -1 if turn % 2 else 1]}
     return [results[i] for i in range(len(works))]

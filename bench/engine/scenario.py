@@ -1,7 +1,7 @@
 """The paper's scenario as tokens: 100 bars, then 15 times 55 bars and a question (*Attention Once* 4.1).
 
-The bars are the demo's synthetic trades through the real bar builder, the real line schema and the real
-tokeniser. Prices without decimals keep a bar near the paper's 16 tokens.
+The bars are the demo's synthetic trades through the real bar builder, line schema and tokeniser. Prices
+without decimals keep a bar near the paper's 16 tokens.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _INSTRUMENT = Instrument("BENCH", "INDEX", 214_050, _SECOND, _SECOND, 12)
 _LINE = LineSpec(price_decimals=0, volume_decimals=0)
 
 Records = list[list[int]]
-"""Token ids, one list a bar."""
+"""Token ids, one list per bar."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """How many bars there are at first, then how often how many are added before a question."""
+    """Number of bars at first, number of updates, and bars per update before each question."""
 
     first: int = 100
     rounds: int = 15
@@ -37,7 +37,7 @@ class Size:
 
     @property
     def total(self) -> int:
-        """Bars in the end."""
+        """Total number of bars."""
         return self.first + self.rounds * self.bars
 
 
@@ -46,7 +46,7 @@ PAPER = Size()
 
 @dataclass(frozen=True)
 class Scenario:
-    """What every contender reads: frozen prefix, first bars, one update a round, and the question."""
+    """What every contender reads: frozen prefix, first bars, one update per round, and the question."""
 
     frozen: tuple[int, ...]
     first: Records

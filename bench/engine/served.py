@@ -1,4 +1,4 @@
-"""An engine behind the daemon's scheduler and worker; what refreshing an `exact` session costs there."""
+"""An engine behind the daemon's scheduler and worker; the cost of refreshing an `exact` session there."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _WAIT_S = 120.0
 
 
 class PassLog(Observer):
-    """Keeps how long each pass took that had none of the ``asked`` classes, ns, and all tokens by class."""
+    """Logs the duration (ns) of each pass without the ``asked`` classes, and counts all tokens by class."""
 
     def __init__(self, asked: tuple[PriorityClass, ...]) -> None:
         self.asked, self.ns = asked, list[int]()
@@ -57,7 +57,7 @@ class Served:
         began = time.perf_counter_ns()
         self.scheduler.submit(request)
         if not done.wait(_WAIT_S) or request.error is not None:
-            raise RuntimeError(f"no answer: {request.error or 'the scheduler stands still'}")
+            raise RuntimeError(f"no answer: {request.error or 'the scheduler makes no progress'}")
         return time.perf_counter_ns() - began
 
     def ask_all(self, tape: Tape, question: tuple[int, ...], n: int) -> dict[PriorityClass, list[int]]:
@@ -65,7 +65,7 @@ class Served:
         pause = random.Random(5)
         times: dict[PriorityClass, list[int]] = {cls: [] for cls in self.passes.asked}
         for _, cls in product(range(n + 1), self.passes.asked):
-            time.sleep(pause.uniform(0.0, 0.1))  # so that a question comes at any moment of a pass
+            time.sleep(pause.uniform(0.0, 0.1))  # so that questions arrive at any moment of a pass
             asked = partial(RequestSpec, cls, "asked", question, 1, tape=tape)
             times[cls].append(self.wait_for(asked))
         return {cls: taken[1:] for cls, taken in times.items()}

@@ -1,4 +1,4 @@
-"""A tape at its retention limit: 256 bars stay, 55 go in and out between questions."""
+"""A tape at its retention limit: 256 bars stay, 55 enter and leave between questions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
     window = sum(map(len, scenario.first))
     largest = max(len(bar) for part in (scenario.first, *scenario.updates) for bar in part)
     retention = Retention(plan.records * largest, plan.records)
-    # two windows, and the eviction's block or two; readers come and go one at a time
+    # two windows, and a block or two of the eviction; one reader at a time
     engine = engine_for(loaded, 3 * retention.tokens, frame_limit=plan.frame_limit)
     grown, sliding = (Regions(engine, scenario.frozen, retention) for _ in range(2))
     for regions in (grown, sliding):

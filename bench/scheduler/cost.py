@@ -1,7 +1,7 @@
-"""What a step of the scheduler costs without the forward pass, with many live requests, for every policy.
+"""The cost of a scheduler step without the forward pass, with many live requests, for every policy.
 
 The scheduler runs over the simulated device, whose block metadata is the daemon's. A new request replaces
-each that ends, and every other one is a stream whose prompt comes in pieces. Time is that of the thread.
+each one that ends; every other request is a stream whose prompt arrives in pieces. Times are thread times.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from scheduler.types import Limits, PriorityClass
 _timed = partial(timed, clock=time.thread_time_ns)
 _BLOCK = 16
 _BASE = range(256)
-"""What all prompts begin with, so that policies by prefix have something to order by."""
+"""Common prefix of all prompts, so that policies by prefix have something to order by."""
 
 
 @dataclass(frozen=True)
 class CostPlan:
-    """``live`` requests at a time; ``pool``: its size as a part of what they want together.
+    """``live`` requests at a time; ``pool``: its size relative to what they need together.
 
-    ``naive``: every so many steps all live requests are sorted, as the reference.
+    ``naive``: at every such number of steps all live requests are sorted, as the reference.
     """
 
     live: Sequence[int] = (500, 10_000)
@@ -54,7 +54,7 @@ class CostPlan:
 
 
 class _FreeCosts:
-    """A device on which nothing takes time; recomputing is dear enough that swapping is chosen at times."""
+    """A device on which nothing takes time; recomputing is dear enough that swapping is sometimes chosen."""
 
     def recompute_ns(self, tokens: int) -> int:
         return tokens
@@ -73,7 +73,7 @@ class _FreeCosts:
 
 
 class _TimedExecutor:
-    """Counts the thread time that another executor takes, ns."""
+    """Adds up the thread time of another executor, ns."""
 
     def __init__(self, executor: Executor) -> None:
         self.ns = 0
@@ -86,7 +86,7 @@ class _TimedExecutor:
 
 
 class CostWorld:
-    """A scheduler with so many live requests, step by step."""
+    """A scheduler with a constant number of live requests, step by step."""
 
     def __init__(self, sizes: CostPlan, live: int, pool: float, policy: str) -> None:
         self.sizes, self.policy = sizes, policy
@@ -121,7 +121,7 @@ class CostWorld:
             self._submit()
 
     def feed(self) -> None:
-        """The next pieces of two streams, as other threads would bring them."""
+        """Send the next pieces of two streams, as other threads would."""
         for _ in range(min(2, len(self.streams))):
             request, left = self.streams.popleft()
             if request.id not in self.live:
@@ -133,17 +133,17 @@ class CostWorld:
                 self.scheduler.finish(request.id)
 
     def planned(self) -> int:
-        """Thread time (ns) of phase 1 alone. It changes nothing, so it may be asked for."""
+        """Thread time (ns) of phase 1 alone, which changes nothing."""
         scheduler, pool = self.scheduler, self.device.pool
         return _timed(plan, scheduler.queues, pool, self.limits, scheduler._grouping)[1]
 
     def stepped(self) -> int:
-        """Thread time (ns) of a step less the executor's."""
+        """Thread time (ns) of a step without the executor's."""
         before = self.executor.ns
         return _timed(self.scheduler.step)[1] - (self.executor.ns - before)
 
     def sorted_all(self) -> int:
-        """Thread time (ns) of ordering all live requests from nothing, as the paper's code does each step."""
+        """Thread time (ns) of ordering all live requests from scratch, as the paper's code does."""
         live, ordering = list(self.live.values()), Ordering(self.policy)
 
         def by_prefix() -> None:

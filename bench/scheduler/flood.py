@@ -1,7 +1,7 @@
 """Standing questions and asks while a tape and prompts flood the real engine behind the real scheduler.
 
-Each question comes at a random moment of a pass. It may wait for the pass under way, and its own pass may
-hold other work besides.
+Each question arrives at a random moment of a pass. It may wait for the current pass, and its own pass may
+hold other work.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ASKED = (PriorityClass.FLASH, PriorityClass.SESSION)
 class FloodSizes:
     """``records`` in either window; ``questions`` of either class in each condition.
 
-    ``backlog``: bars that always wait; ``prompts`` of ``prompt_tokens`` under way, each with an answer of
+    ``backlog``: bars that always wait; ``prompts`` of ``prompt_tokens`` in progress, each with an answer of
     ``answer`` tokens.
     """
 
@@ -46,7 +46,7 @@ class FloodSizes:
 
 
 class FloodWorld(Served):
-    """Two sessions; the flood is let in with `flood`."""
+    """Two sessions; `flood` starts the flood."""
 
     def __init__(self, sizes: FloodSizes, loaded: LoadedModel) -> None:
         scenario = make_scenario(PromptFormat.of(loaded.tokenizer), Size(sizes.records, 0, 0))
@@ -70,19 +70,19 @@ class FloodWorld(Served):
         self.scheduler.append(self.flooded, self._records(self.sizes.backlog))
 
     def stop(self) -> None:
-        """End what is under way and give everything back."""
+        """End the current work and release everything."""
         self.flowing = False
         self.worker.stop(1.0)
         self.asked.release()
         self.flooded.release()
 
     def on_commit(self, tape: Tape, version: int, records: Records) -> None:
-        """What was read is replaced, so that as much waits as before."""
+        """Replace what was read, so that the backlog stays constant."""
         if self.flowing:
             self.scheduler.append(self.flooded, self._records(len(records)))
 
     def on_drop(self, tape: Tape, records: Records, failure: Failure) -> None:
-        """The engine is stopping, or the run is not what it should be, which the asks will show."""
+        """The engine is stopping, or the run is invalid, which the asks will show."""
 
     def _prompt(self) -> None:
         vocabulary = self.engine.model.model.config.vocab_size
@@ -142,6 +142,6 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
 
 
 def bounded(p99_ns: float, idle_p99_ns: float, batch_ns: float, setting: Setting) -> Figure:
-    """The P99 in the flood beside 1.5 times the idle one plus one batch."""
+    """The P99 in the flood next to 1.5 times the idle one plus one batch."""
     bound = (1.5 * idle_p99_ns + batch_ns) / 1e6
     return Figure("in the flood P99", p99_ns / 1e6, "ms", "", setting, "bound", bound, goal=Goal(1.0))

@@ -1,7 +1,8 @@
-"""What ordering a long waiting queue by cached prefixes costs: kept current, or asking the cache each step.
+"""The cost of ordering a long queue by cached prefixes: incrementally, or by asking the cache each step.
 
-Prompts are (base)(user)(document), as in *k-LPM* definition 4. Each step admits the first of the order, as if
-a pass computed them at once, and saves their prompts; the budget of the cache is short, so some are evicted.
+Prompts are (base)(user)(document), as in *k-LPM* definition 4. Each step admits the first requests of the
+order, as if a pass computed them at once, and saves their prompts. The cache has little room, so some are
+evicted.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _BLOCK = 16
 class OrderPlan:
     """``prompt``: tokens of base, user and document; ``budget``: tokens of the cache.
 
-    Each user asks ``repeats`` times; ``admitted`` requests go at each of ``steps`` steps.
+    Each user asks ``repeats`` times; ``admitted`` requests are taken at each of ``steps`` steps.
     """
 
     waiting: Sequence[int] = (100, 1_000, 10_000)
@@ -51,7 +52,7 @@ class _Spec(NamedTuple):
 
 
 class _Waiting(NamedTuple):
-    """What the queue sees of a `Request`."""
+    """The part of a `Request` that the queue sees."""
 
     id: int
     prompt: TokenArray
@@ -69,7 +70,7 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
 
 
 class _TimedWatch(PrefixWatch):
-    """Counts the time in which the trie's changes are followed, in ns."""
+    """Adds up the time spent following the trie's changes, in ns."""
 
     ns = 0
 
@@ -91,7 +92,7 @@ class _World:
 
     def __init__(self, plan: OrderPlan, waiting: int) -> None:
         self.plan = plan
-        # a pass's prompts need the pool as well as the cache
+        # a pass's prompts are in the pool in addition to the cache
         tokens = plan.budget + (plan.admitted + 1) * sum(plan.prompt)
         self.pool = KVPool([LayerShape(1, 1, 1)], 2 * tokens // _BLOCK, block_size=_BLOCK)
         self.cache = RadixCache(self.pool, plan.budget)
@@ -103,18 +104,18 @@ class _World:
             self.queue.add(cast("Request", request))
 
     def order(self) -> list[int]:
-        """Numbers of those to be admitted."""
+        """Numbers of the requests to admit."""
         return [request.id for request in islice(self.queue, self.plan.admitted)]
 
     def ask(self) -> list[int]:
-        """The same by asking the cache for everybody's match; it changes nothing."""
+        """The same, by asking the cache for every request's match; changes nothing."""
         numbers = np.array(list(self.requests))
         matches = np.array([self.cache.match_length(r.prompt[:-1]) for r in self.requests.values()])
         chosen = islice(rank(self.plan.k, numbers, matches, step=self.taken), self.plan.admitted)
         return [int(numbers[i]) for i in chosen]
 
     def take(self, chosen: Sequence[int]) -> list[TokenArray]:
-        """They are admitted; their prompts."""
+        """Admit requests; returns their prompts."""
         self.taken += len(chosen)
         requests = [self.requests.pop(number) for number in chosen]
         for request in requests:
@@ -122,7 +123,7 @@ class _World:
         return [request.prompt for request in requests]
 
     def save(self, prompts: Sequence[TokenArray]) -> int:
-        """As if passes had computed them; ns that the watch took."""
+        """Save prompts as if passes had computed them; returns the ns that the watch took."""
         before = self.watch.ns
         for prompt in prompts:
             context = self.cache.match(prompt[:-1])
@@ -139,9 +140,9 @@ class _World:
 
 
 def figures(plan: OrderPlan, waiting: int) -> Iterator[Figure]:
-    """Microseconds of a step with so many requests waiting.
+    """Microseconds per step with so many requests waiting.
 
-    In the first two steps the base prompt is cached and everybody's match changes: they stand apart.
+    The first two steps have their own row: the base prompt is cached and every request's match changes.
     """
     world = _World(plan, waiting)
     kept: list[float] = []

@@ -1,4 +1,4 @@
-"""What *Stream2LLM* reports (section 6), to stand beside ours."""
+"""Results of *Stream2LLM* (section 6), for comparison with ours."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PRESSED_BASE = {"crawler": (0.64, 8.97), "anns": (0.72, 6.56)}
 """Table 3: P50 and P99 of vLLM-NS, seconds."""
 
 SWAPPED = {"crawler": (0.17, 0.21), "anns": (0.0, 0.02)}
-"""Table 4: part of the victims that the choice by cost swaps, from the least to the most of the policies."""
+"""Table 4: share of the victims that the choice by cost swaps; lowest and highest of the policies."""
 
 _STREAMING = ("vLLM-S", "fcfs", "lcas", "mcps")
 SPEED_UPS: dict[tuple[str, float, str, str], float | Range] = {
@@ -57,7 +57,7 @@ SORTING_P99_US = {500: 165.0}
 
 
 def order(workload: str, qps: float) -> dict[str, float]:
-    """P95 speed-ups of the streaming policies over one of them, where the paper tells their order."""
+    """P95 speed-ups of the streaming policies over one of them, where the paper gives their order."""
     if over := OVER_STREAMING.get((workload, qps)):
         return {"vLLM-S": 1.0, **over}
     found = {name: v for (w, q, name, at), v in SPEED_UPS.items() if (w, q, at) == (workload, qps, "P95")}

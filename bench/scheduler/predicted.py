@@ -1,8 +1,8 @@
-"""The scheduler on a real engine beside its simulation: one scaled crawler trace, a profile just measured.
+"""The scheduler on a real engine next to its simulation: one scaled crawler trace, a profile just measured.
 
-Tokens are divided by a constant; rate and times between chunks follow from what the engine computes a
-second, so that the load and the number of prompts under way are those of *Stream2LLM*'s crawler at 4
-requests a second. The pool is short, as in its section 6.4, or the policies would hardly differ.
+Tokens are divided by a constant. Rate and times between chunks follow from the engine's tokens per second, so
+that the load and the number of prompts in progress match *Stream2LLM*'s crawler at 4 requests a second. The
+pool is short, as in its section 6.4; otherwise the policies would hardly differ.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from scheduler.types import Limits
 _BLOCK = 16
 _AGREEMENT = "Agreement"
 _LIVE = 40
-"""Prompts under way: 9.9 s of retrieval at 4 requests a second."""
+"""Prompts in progress: 9.9 s of retrieval at 4 requests a second."""
 
 
 @dataclass(frozen=True)
 class PredictedSizes:
-    """``seconds`` of arrivals, or so many ``requests``. ``scale``: tokens of the paper's for one here.
+    """``seconds`` of arrivals, or so many ``requests``. ``scale``: the paper's tokens per token here.
 
-    ``load``: of what the engine computes of one prompt alone. ``rehearsal``: part of the requests of a run
-    before, of another trace, by which the profile is corrected, as a daemon corrects it while it runs.
+    ``load``: relative to the engine's rate on one prompt alone. ``rehearsal``: share of the requests in an
+    earlier run of another trace, which corrects the profile as a running daemon does.
 
-    ``pressure``: what the prompts under way hold on the average, over the pool. ``apart``: predicted P99 that
-    differ by at least this part are expected to be in the same order when measured.
+    ``pressure``: mean demand of the prompts in progress over the pool. ``apart``: predicted P99 that differ
+    by at least this share are expected in the same order when measured.
     """
 
     seconds: float = 25.0
@@ -67,7 +67,7 @@ QUICK = PredictedSizes(
 
 
 def profile(loaded: LoadedModel, batch_tokens: int, longest: int, *, quick: bool) -> CostModel:
-    """The cost model of this engine, measured here and now, for prompts up to ``longest`` tokens."""
+    """The cost model of this engine, measured now, for prompts up to ``longest`` tokens."""
     ladder = ladder_for(longest, batch_tokens, quick=quick)
 
     def measured() -> CostModel:
@@ -80,7 +80,7 @@ def profile(loaded: LoadedModel, batch_tokens: int, longest: int, *, quick: bool
 
 
 def rate(costs: CostModel, tokens: float) -> float:
-    """Prompts of so many tokens that the engine can compute a second."""
+    """Prompts of so many tokens that the engine computes per second."""
     return 1e9 / costs.recompute_ns(round(tokens))
 
 
@@ -98,7 +98,7 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
     mean = shape.tokens.mean
     qps = sizes.load * rate(costs, mean)
     load = Load(qps, sizes.requests or max(8, round(qps * sizes.seconds)), delay=4.0 / qps, seed=1)
-    # Half of a prompt is there on the average while it comes in; the pool holds the longest in any case.
+    # On average half of an arriving prompt is present; the pool always holds the longest.
     pool = max(round(_LIVE * mean / 2 / sizes.pressure), 2 * longest)
     setting: Setting = {
         "prompts' mean tokens": round(mean), "paper's tokens for one": sizes.scale, "requests": load.requests,
@@ -118,7 +118,7 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
 
 
 def agreement(found: Sequence[Figure], apart: float) -> Iterator[Figure]:
-    """How many pairs, whose predicted P99 differ by ``apart``, have that order when measured."""
+    """How many pairs whose predicted P99 differ by ``apart`` have that order when measured."""
     p99 = [(f.ours, f.reference) for f in found if f.name == "TTFT P99" and isinstance(f.reference, float)]
     pairs = [(a, b) for a, b in combinations(p99, 2) if abs(a[1] - b[1]) > apart * min(a[1], b[1])]
     agreeing = sum((a[1] < b[1]) == (a[0] < b[0]) for a, b in pairs)
@@ -152,9 +152,9 @@ def _compared(
     costs: CostModel,
     setting: Setting,
 ) -> Iterator[Figure]:
-    """One scheduler; ``loads``: of the run before, and of the one that is predicted.
+    """One scheduler; ``loads``: of the rehearsal, and of the predicted run.
 
-    Requests that fail measured or predicted are counted, and left out of everything else.
+    Requests that fail, measured or predicted, are counted and left out of everything else.
     """
     before, load = (
         [*(whole(crawler(each, shape)) if scheduler == "vLLM-NS" else crawler(each, shape))] for each in loads
@@ -168,8 +168,8 @@ def _compared(
     preemptions = int(columns["swaps"].sum() + columns["recomputes"].sum())
     figure = partial(Figure, setting=setting)
     for name, at in AT.items():
-        seconds, told = (quantiles(ns / 1e9, at)[0] for ns in (ours, predicted))
-        yield figure(f"TTFT {name}", seconds, "s", against="predicted", reference=told)
+        seconds, expected = (quantiles(ns / 1e9, at)[0] for ns in (ours, predicted))
+        yield figure(f"TTFT {name}", seconds, "s", against="predicted", reference=expected)
     error, least = _median_error(predicted, ours), _median_error(again.ttft_ns[answered], ours)
     goal = Goal(0.2, of="ours")
     yield figure("median error", error, "share", against="second run", reference=least, goal=goal)

@@ -1,8 +1,8 @@
-"""k-LPM beside FCFS and LPM over request rates: simulated, and on a real engine with a tiny model.
+"""k-LPM next to FCFS and LPM over request rates: simulated, and on a real engine with a tiny model.
 
-Two loads. `sessions` is that of *k-LPM* section 5.1: four prompts share a user's history, in random order.
-In `regulars` some users ask again and again and most ask once: under LPM those who ask once can be
-overtaken without end, which is what the paper's bound on k-LPM rules out.
+Two loads. `sessions` is that of *k-LPM* section 5.1: four prompts share a user's history, in random order. In
+`regulars` some users ask repeatedly and most ask once: under LPM those who ask once can starve, which the
+paper's bound on k-LPM rules out.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ POLICIES = ("fcfs", "lpm", "klpm", "klpm-adaptive")
 _BLOCK = 16
 _PER_USER = 4
 _STEADY = 1.1
-"""Above so many times the least pace so far a run on the engine does not count."""
+"""A run on the engine does not count if its pace exceeds the least pace so far by this factor."""
 _REGULARS = 60
-"""Users who ask again and again: more than the cache holds at a time."""
+"""Users who ask repeatedly: more than the cache holds at a time."""
 _OFTEN = 0.6
-"""Part of the questions that are theirs."""
+"""Share of the questions that are theirs."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Tokens of the base prompt, of a user's history, and of a document; the latter two by (least, most)."""
+    """Tokens of the base prompt, of a user's history, and of a document; the latter two as (least, most)."""
 
     base: int
     history: tuple[int, int]
@@ -55,7 +55,7 @@ class Shape:
 
     @property
     def mean(self) -> float:
-        """Tokens of a prompt."""
+        """Mean tokens of a prompt."""
         return self.base + (sum(self.history) + sum(self.document)) / 2
 
 
@@ -65,10 +65,10 @@ TINY = Shape(16, (256, 448), (32, 64))
 
 @dataclass(frozen=True)
 class PrefixSizes:
-    """Rates as parts of what the device computes without reuse; ``pool`` in prompts.
+    """Rates as shares of what the device computes without reuse; ``pool`` in prompts.
 
-    ``real_...``: of the part on the engine, where a run whose pace shows that something else had the machine
-    is made again, up to ``tries`` in all. ``processes``: of the simulated part; 0 runs it in this one.
+    ``real_...``: of the part on the engine, where a run disturbed by other processes, by its pace, is
+    repeated, with up to ``tries`` in all. ``processes``: of the simulated part; 0 runs it in this one.
     """
 
     rates: Sequence[float] = (0.8, 1.0, 1.2, 1.5)
@@ -122,7 +122,7 @@ QUICK = PrefixSizes(
 
 
 class PrefixRow(NamedTuple):
-    """One run; TTFT in seconds. ``reused``: part of the prompts' tokens that were in the prefix cache."""
+    """One run; TTFT in seconds. ``reused``: share of the prompts' tokens found in the prefix cache."""
 
     case: PrefixCase
     p50_s: float
@@ -182,13 +182,13 @@ def _rate(row: PrefixRow) -> tuple[str, float, float, int]:
 def _real(
     cases: Sequence[PrefixCase], tries: int, loaded: LoadedModel, costs: CostModel, say: Callable[[str], None]
 ) -> list[PrefixRow]:
-    """Runs on the engine. What is compared runs side by side: the machine's speed changes within minutes."""
+    """Runs on the engine. Runs that are compared alternate: the machine's speed changes within minutes."""
     rows: list[PrefixRow] = []
     least = inf
-    requests = attrgetter("load", "part", "seed")  # all but the policy decides a run's requests
+    requests = attrgetter("load", "part", "seed")  # everything but the policy determines a run's requests
     for (load, part, seed), same in groupby(sorted(cases, key=requests), requests):
         policies = list(same)
-        first = seed % len(policies)  # by turns: whatever the first finds, each finds it
+        first = seed % len(policies)  # alternating, so that the same conditions hold for each
         for case in policies[first:] + policies[:first]:
             say(f"engine, {load} at {part:g}, {case.policy}, seed {seed} ...")
             found = steady(lambda: replay(inputs(case), case.setup, loaded, costs), least, tries)  # noqa: B023
@@ -198,7 +198,7 @@ def _real(
 
 
 def steady(run: Callable[[], Replayed], least: float, tries: int) -> Replayed:
-    """A run on a machine that was as quick as in the others, by the pace of its passes, not by its TTFT."""
+    """A run on an undisturbed machine, judged by the pace of its passes, not by its TTFT."""
     found = run()
     for _ in range(tries - 1):
         if found.pace <= _STEADY * least:
@@ -208,13 +208,13 @@ def steady(run: Callable[[], Replayed], least: float, tries: int) -> Replayed:
 
 
 def inputs(case: PrefixCase) -> Iterator[Input]:
-    """The prompts of a run; the same for every policy."""
+    """The prompts of a run, equal for every policy."""
     rng, library = Random(case.seed), Library()
     base = library.document(case.shape.base)
-    if case.load == "sessions":  # each user so many times, shuffled
+    if case.load == "sessions":  # each user equally often, shuffled
         order = [number // _PER_USER for number in range(case.requests)]
         rng.shuffle(order)
-    else:  # one of the regulars, or somebody new
+    else:  # one of the regulars, or a new user
         users = range(_REGULARS, _REGULARS + case.requests)
         order = [rng.randrange(_REGULARS) if rng.random() < _OFTEN else user for user in users]
     histories = {user: library.document(rng.randint(*case.shape.history)) for user in sorted(set(order))}

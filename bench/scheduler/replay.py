@@ -1,4 +1,4 @@
-"""A workload in real time: scheduler, worker and readers of the daemon, fed at the inputs' times."""
+"""A workload in real time: the daemon's scheduler, worker and readers, fed at the inputs' times."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from scheduler.types import PriorityClass
 from scheduler.worker import Worker
 
 _SPECIAL = 3
-"""Ids of tokens that are no text."""
+"""Token ids without a text."""
 _DRAIN_S = 120.0
 
 
@@ -34,9 +34,8 @@ _DRAIN_S = 120.0
 class Replayed:
     """``ttft_ns`` by request, [requests] in order of opening, `NEVER` for those that failed.
 
-    ``preempted``: preemptions of all of them.
-    ``reused``: part of the prompts' tokens that came from the prefix cache.
-    ``pace``: what the scheduler's steps took, over what the costs say of their passes.
+    ``preempted``: preemptions of all of them. ``reused``: share of the prompts' tokens that came from the
+    prefix cache. ``pace``: duration of the scheduler's steps over what the costs predict for their passes.
     """
 
     ttft_ns: NDArray[np.int64]
@@ -46,7 +45,7 @@ class Replayed:
 
 
 class _Timed(Scheduler):
-    """Knows how long its steps took that did something."""
+    """Records the duration of its steps that did something."""
 
     busy_ns = 0
 
@@ -59,7 +58,7 @@ class _Timed(Scheduler):
 
 
 class _Counting:
-    """An executor that adds up what the costs say of its passes."""
+    """An executor that adds up the predicted costs of its passes."""
 
     def __init__(self, executor: Engine, costs: CostModel) -> None:
         self.told_ns = 0
@@ -103,8 +102,8 @@ def replay(inputs: Iterable[Input], setup: Setup, loaded: LoadedModel, costs: Co
 
 
 def _run(scheduler: Scheduler, engine: Engine, inputs: Iterable[Input]) -> list[Request]:
-    """Feed ``inputs`` at their times and wait for all requests; they in order of opening."""
-    # ids of the model's vocabulary: what differs may agree by chance, what agrees agrees
+    """Feed ``inputs`` at their times and wait for all requests; returns them in order of opening."""
+    # modulo the model's vocabulary: equal ids stay equal, different ones may become equal by chance
     vocabulary = int(engine.model.model.config.vocab_size) - _SPECIAL
     requests: dict[int, Request] = {}
     ended = threading.Semaphore(0)
@@ -132,7 +131,7 @@ def _run(scheduler: Scheduler, engine: Engine, inputs: Iterable[Input]) -> list[
         deadline = time.monotonic() + _DRAIN_S
         for left in range(len(requests), 0, -1):
             if not ended.acquire(timeout=max(0.0, deadline - time.monotonic())):
-                raise RuntimeError(f"{left} requests are still under way")
+                raise RuntimeError(f"{left} requests are still in progress")
     finally:
         worker.stop(0.0)
     return [requests[number] for number in sorted(requests)]

@@ -1,7 +1,7 @@
-"""The workloads of *Stream2LLM* in simulated time: all policies by request rate, then under memory pressure.
+"""*Stream2LLM*'s workloads in simulated time: all policies by request rate, then under memory pressure.
 
-`vLLM-NS` gets each prompt when it is complete, the others piece by piece. Runs are independent of one another
-and of the machine, so they are spread over processes.
+`vLLM-NS` gets each prompt when it is complete, the others get it piece by piece. Runs are independent of one
+another and of the machine, so they are spread over processes.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ SCHEDULERS: dict[str, str] = {
     "vLLM-S": "vllm",
     **{policy: policy for policy in ("fcfs", "lcas", "lcas-fair", "mcps") if policy in NAMES},
 }
-"""What stands in the tables, and the policy it runs under."""
+"""Row names, and the policy each runs under."""
 PUBLISHED = {"lcas-fair": "lcas"}
-"""The paper's policy that a changed one stands beside."""
+"""The paper's policy next to a changed one."""
 _JUDGED = ("fcfs", "lcas", "lcas-fair")
-"""Those that must never be slower than vLLM-NS."""
+"""Policies that must never be slower than vLLM-NS."""
 _TITLES = {"crawler": "Crawler (append mode)", "anns": "ANNS (update mode)"}
 _MANY = 10_000
 """Invalidated tokens of a request that count as many (section 6.5)."""
@@ -40,7 +40,7 @@ _MANY = 10_000
 
 @dataclass(frozen=True)
 class Workload:
-    """One of the paper's: its rates, requests of a run, its memory pressure, and a run for each seed."""
+    """One of the paper's workloads: its rates, requests per run, its memory pressure, and a run per seed."""
 
     name: str
     qps: Sequence[float]
@@ -56,7 +56,7 @@ ANNS = Workload("anns", (0.25, 0.5, 1.0, 2.0), 500, 2.0, 30.0, tuple(range(8)))
 
 @dataclass(frozen=True)
 class SimulatedSizes:
-    """``processes``: 0 runs all in this one."""
+    """``processes``: 0 runs everything in this one."""
 
     workloads: Sequence[Workload] = (CRAWLER, ANNS)
     profiles: Sequence[str] = ("h200-saturation", "h200-paper")
@@ -95,8 +95,8 @@ class SimulatedCase:
 class SimulatedRow:
     """All seeds of one case; ``ttft_s``: P50, P95 and P99 of all their requests together.
 
-    ``p99_s``: of each seed's. ``busy``: part of the time in passes. ``swaps``, ``recomputes``: preemptions
-    of a run. ``many``: part of the requests of which more than 10,000 tokens were invalidated.
+    ``p99_s``: of each seed's. ``busy``: share of the time in passes. ``swaps``, ``recomputes``: preemptions
+    per run. ``many``: share of the requests with more than 10,000 invalidated tokens.
     """
 
     case: SimulatedCase
@@ -158,7 +158,7 @@ def by_rate(rows: Sequence[SimulatedRow], table: str, pool_tokens: int) -> Itera
 
 
 def orders(rates: Sequence[SimulatedRow]) -> Iterator[Figure]:
-    """At each rate: how far the policies are apart at P95, and how many pairs are in the paper's order."""
+    """For each rate: the spread of policies at P95, and how many pairs are in the paper's order."""
     for (workload, profile, qps), rows in groupby(rates, _rate):
         p95 = {row.case.scheduler: row.ttft_s[1] for row in rows if row.case.scheduler != "vLLM-NS"}
         published = {PUBLISHED.get(name, name): value for name, value in p95.items()} | p95

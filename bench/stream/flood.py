@@ -1,4 +1,4 @@
-"""A source that always has more: what a Kafka consumer behind its topic looks like, without the broker."""
+"""A source that always has more records, like a Kafka consumer with a backlog, but without a broker."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _LOT = 1_000_000
 _START_S = 1_723_075_200
 
 Records = Sequence[tuple[str, bytes]]
-"""(key, encoded record), so that encoding costs nothing while something is measured."""
+"""(key, encoded record); encoded in advance, so that it costs nothing during a measurement."""
 
 
 def instruments(n: int, trades_per_second: int) -> list[Instrument]:
-    """``n`` made-up markets."""
+    """``n`` synthetic markets."""
     return [
         Instrument("BENCH", f"S{i:02d}", 200_000 + 1_000 * i, _TICK, _LOT, trades_per_second)
         for i in range(n)
@@ -39,7 +39,7 @@ def payloads(markets: list[Instrument], total: int, seed: int = 7) -> list[tuple
 
 
 class FloodSource:
-    """Hands out ``first`` at once, then, from `open` on, ``records`` as fast as they are taken."""
+    """Yields ``first`` at once; after `open` it yields ``records`` as fast as they are taken."""
 
     name = "flood"
     kind: Kind = "pausing"
@@ -54,19 +54,19 @@ class FloodSource:
         self.given = 0
 
     def open(self) -> None:
-        """Let the flood in."""
+        """Start the flood."""
         self._open.set()
 
     @property
     def dry(self) -> bool:
-        """The flood has been handed out: what is measured now is none."""
+        """Whether the flood has ended: later measurements are without it."""
         return self.given >= len(self._records)
 
     async def start(self) -> None:
         """Nothing to connect to."""
 
     async def batches(self) -> AsyncGenerator[list[Incoming], None]:
-        """Batches until there is nothing left."""
+        """Batches until no records are left."""
         yield _incoming(self._first, 0)
         await self._open.wait()
         while not self.dry:
@@ -75,14 +75,14 @@ class FloodSource:
             offset = len(self._first) + self.given
             self.given += len(taken)
             yield _incoming(taken, offset)
-            await asyncio.sleep(0)  # a consumer's fetch lets the others run too
+            await asyncio.sleep(0)  # yield to the event loop, as a consumer's fetch does
 
     def pause(self) -> None:
-        """Hold back until `resume`."""
+        """Pause until `resume`."""
         self._running.clear()
 
     def resume(self) -> None:
-        """Go on."""
+        """Continue."""
         self._running.set()
 
     async def commit(self, offsets: Mapping[Partition, int]) -> None:

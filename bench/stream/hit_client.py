@@ -1,4 +1,4 @@
-"""The client of the flash-hit measurement, a process of its own: asks, and times every round trip."""
+"""The client of the flash-hit measurement, in its own process: asks, and times every round trip."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Flash hits through the query socket, with the engine idle and with the engine flooded.
 
-Three conditions: nothing to do; the *other* sessions flooded, the asked one still; the asked session flooded
-itself. In the last one an answer is seldom of the newest version, since the next update is committed before
-the last one is answered, so there the latest answer (request ``answers``) is what a cache can give.
+Three conditions: no load; the *other* sessions flooded and the asked one idle; the asked session flooded. In
+the last one the next update is committed before the last one is answered, so an answer is seldom of the
+newest version; there the cache serves the latest answer (request ``answers``).
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from feeds.durations import Duration
 
 _MARKETS = 3
 _FIRST = 400
-"""Records of the still session."""
+"""Records of the idle session."""
 _PRELOAD_S = 60.0
 """Longest wait for the first answers."""
 _FILL_S = 1.0
-"""How long a flood runs before it is measured: the ring is full by then."""
+"""Duration of a flood before measuring: the ring is full by then."""
 
 
 @dataclass(frozen=True)
 class HitsPlan:
-    """``threads``: of the engine, one front each. ``batch``: records the source hands over at a time."""
+    """``threads``: of the engine, one front per number. ``batch``: records the source yields at a time."""
 
     threads: tuple[int, ...] = (1, 2)
     seconds: float = 6.0
@@ -70,7 +70,7 @@ def figures(plan: HitsPlan) -> Iterator[Figure]:
 
 
 def config(threads: int) -> schema.Config:
-    """The daemon as the demo configures it, answers to a ZeroMQ socket without readers."""
+    """The demo's configuration, with answers to a ZeroMQ socket without readers."""
     return schema.Config(
         model=schema.ModelConfig(threads=threads),
         sessions=tuple(
@@ -83,7 +83,7 @@ def config(threads: int) -> schema.Config:
         http=schema.HttpConfig(port=0),
         process=schema.ProcessConfig(
             drain=Duration(1_000_000_000)
-        ),  # what still floods in need not be answered
+        ),  # the remaining flood need not be answered
     )
 
 
@@ -108,12 +108,12 @@ async def _measure(plan: HitsPlan, threads: int, source: FloodSource) -> list[Fi
 
 
 async def _rest(front: Front) -> None:
-    """Wait until the first records are answered and the engine has nothing left to do."""
+    """Wait until the first records are answered and the engine is idle."""
     deadline = time.monotonic() + _PRELOAD_S
     batches = -1.0
     while batches != front.store.value("foretick_batches_total") or not batches:
         if time.monotonic() > deadline:
-            raise RuntimeError(f"the engine did not come to rest within {_PRELOAD_S:.0f} s")
+            raise RuntimeError(f"the engine was not idle within {_PRELOAD_S:.0f} s")
         batches = front.store.value("foretick_batches_total")
         await asyncio.sleep(0.5)
 
@@ -137,7 +137,7 @@ async def _condition(
     seen = await asyncio.to_thread(_client, front.query.endpoint, echo, session, plan.seconds)
     wall, forward, versions, given = (b - a for a, b in zip(before, progress(), strict=True))
     setting: Setting = {"records at a time": plan.batch, "condition": condition, "engine threads": threads}
-    goals = {0.99: Goal(1.0, of="ours")} if threads == 1 else {}  # a core for the front
+    goals = {0.99: Goal(1.0, of="ours")} if threads == 1 else {}  # one core for the front
     found: list[Figure] = []
     if seen.hits:
         found += latency("hit", seen.hits, setting, "", "bare echo", seen.echoes, paired=False, goals=goals)
@@ -162,7 +162,7 @@ def _client(*arguments: object) -> HitSamples:
 
 @contextlib.asynccontextmanager
 async def _echo() -> AsyncIterator[str]:
-    """A socket of this loop that sends back what it gets; its endpoint."""
+    """A socket of this loop that echoes its input; returns its endpoint."""
     context = zmq.asyncio.Context()
     socket = context.socket(zmq.ROUTER)
     socket.linger = 0

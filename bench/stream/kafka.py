@@ -1,7 +1,7 @@
-"""Records a second from Kafka to bars, and what each stage does alone on the same records.
+"""Records per second from Kafka to bars, and from each stage alone on the same records.
 
-The broker is the embedded one, in this process on threads of its own; a real one would leave more of the
-machine to us. It keeps 5 MiB a partition, hence one partition a market.
+The broker is the embedded one, on threads of this process; a real one would leave us more of the machine. It
+keeps 5 MiB per partition, hence one partition per market.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ STAGES = (
     "ingest: decode, account, pack, push",
     "data plane: ring, bars, tokens",
 )
-"""The whole way, then each stage alone."""
+"""The whole path, then each stage alone."""
 _WHOLE, _SOURCE, _, _INGEST, _PLANE = STAGES
 _COMPUTED = "source and ingest one after the other, computed"
 """They share one thread."""
@@ -51,7 +51,7 @@ _DEADLINE_S = 120.0
 
 @dataclass(frozen=True)
 class KafkaPlan:
-    """How many trades, of how many markets, and how often."""
+    """Number of trades and markets, and of runs."""
 
     records: int = 200_000
     markets: int = 16
@@ -63,7 +63,7 @@ _EXPECTED = {_WHOLE: 50_000.0, _SOURCE: 300_000.0, _PLANE: 1_000_000.0}
 
 
 class Miscounted(MeasurementFailed):
-    """Records or bars are missing, or there are too many: the times mean nothing."""
+    """Records or bars are missing, or there are too many: the times are meaningless."""
 
 
 def measure(run: SuiteRun) -> Iterator[Figure]:
@@ -78,7 +78,7 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
 
 
 def figures(plan: KafkaPlan) -> Iterator[Figure]:
-    """Records a second from Kafka to bars, then of each stage alone, in the order of the way."""
+    """Records per second from Kafka to bars, then of each stage alone, in order."""
     ingest.warm_up()
     markets = instruments(plan.markets, 4)
     records = payloads(markets, plan.records)
@@ -117,7 +117,7 @@ def figures(plan: KafkaPlan) -> Iterator[Figure]:
 
 
 def make_ingest(source: Source, ring: Ring, symbols: Sequence[str]) -> Ingest:
-    """The front's ingest, one session a symbol; a malformed record ends the measurement."""
+    """The front's ingest, one session per symbol; a malformed record ends the measurement."""
 
     def refuse(letter: DeadLetter) -> None:
         raise RuntimeError(f"a synthetic record was refused: {letter.error}")
@@ -135,7 +135,7 @@ def make_ingest(source: Source, ring: Ring, symbols: Sequence[str]) -> Ingest:
 
 
 async def _stages(records: Records, symbols: list[str]) -> tuple[float, float, tuple[int, int]]:
-    """Ingest from memory into a ring that holds it all, then the data plane over that ring, with counts."""
+    """Ingest from memory into a ring that holds everything, then the data plane over it, with counts."""
     source = FloodSource((), records, BATCH)
     source.open()
     with new_ring(1 << (len(records) - 1).bit_length()) as ring:

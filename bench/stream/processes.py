@@ -1,4 +1,4 @@
-"""Child processes: ready before anything is measured, and gone afterwards; the reading end of the ring."""
+"""Child processes that are ready before measuring and gone afterwards; the reading end of the ring."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _READ_BATCH = 4096
 
 @contextlib.contextmanager
 def child(work: Callable[..., None], *arguments: object) -> Iterator[Connection]:
-    """Run ``work(*arguments, pipe)``, a module's function, in a fresh interpreter; wait for its "ready".
+    """Run ``work(*arguments, pipe)``, a module's function, in a new interpreter; wait for its "ready".
 
-    Raises RuntimeError when it does not get ready; EOFError comes from the pipe when it dies later.
+    Raises RuntimeError when it is not ready in time; the pipe raises EOFError when it dies later.
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
@@ -40,7 +40,7 @@ def child(work: Callable[..., None], *arguments: object) -> Iterator[Connection]
     theirs.close()
     try:
         if not ours.poll(_READY_S) or ours.recv() != "ready":
-            raise RuntimeError(f"{work.__name__} did not get ready within {_READY_S:.0f} s")
+            raise RuntimeError(f"{work.__name__} was not ready within {_READY_S:.0f} s")
         yield ours
         process.join(_END_S)
     finally:
@@ -62,13 +62,13 @@ def new_ring(capacity: int) -> Iterator[Ring]:
 
 
 def encode(text: str) -> list[int]:
-    """A stand-in tokenizer with three-digit number groups: the tables then do what they do for Llama 3."""
+    """A stand-in tokenizer with three-digit number groups, for which the tables work as for Llama 3."""
     pieces = _PIECE.findall(text)
     return [int(p) + 1000 * len(p) if p.isdigit() else ord(p) for p in pieces]
 
 
 class Counted:
-    """A data plane over one ring that counts the bars and tokens it hands over."""
+    """A data plane over one ring that counts its bars and tokens."""
 
     def __init__(self, ring: Ring, sessions: list[str]) -> None:
         self.bars = self.tokens = 0
@@ -87,7 +87,7 @@ class Counted:
         self.tokens += sum(len(record.tokens) for record in records)
 
     def drain(self, total: int) -> int:
-        """Step until ``total`` records are through; the monotonic ns at which the last one was."""
+        """Step until ``total`` records are drained; the monotonic ns of the last one."""
         done = 0
         while done < total:
             taken = self.plane.step()

@@ -1,4 +1,4 @@
-"""The ring between two processes, against `multiprocessing.Queue` and against copying the same bytes."""
+"""The ring between two processes, compared with `multiprocessing.Queue` and with copying the same bytes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
 
 
 def figures(plan: RingPlan) -> Iterator[Figure]:
-    """Records a second through each way, taken in turn several times."""
+    """Records per second each way, taken in turn several times."""
     ingest.warm_up()
     records, batched = (max(1, n // BATCH) * BATCH for n in (plan.records, plan.batched))
     ways: list[tuple[str, int, Callable[[], float]]] = [
@@ -101,7 +101,7 @@ def _through_queue(total: int, batch: int) -> float:
 
 
 def _copied(total: int) -> float:
-    # as words: numpy copies records of named fields field by field, far below memory's speed
+    # as words: numpy copies structured records field by field, far below memory speed
     ring, source, out = (np.zeros((n, WORDS), np.uint64) for n in (_RING, BATCH, BATCH))
     began = time.perf_counter()
     for i in range(total // BATCH):

@@ -1,1 +1,1 @@
-"""What clients speak to: the query socket, HTTP, and a client."""
+"""The daemon's interfaces to clients: the query socket, HTTP, and a Python client."""

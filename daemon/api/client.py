@@ -1,4 +1,4 @@
-"""A blocking client of the query socket, for the command line and for scripts."""
+"""A blocking client of the query socket, for the command line and scripts."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ R = TypeVar("R", AskReply, SessionsReply, AnswersReply, StatsReply, PromptReply,
 
 
 class QueryClient:
-    """One connection; one request at a time. Use from one thread, and close it (or use `with`)."""
+    """One connection, one request at a time. Use it from one thread, and close it (or use `with`)."""
 
     def __init__(self, endpoint: str, timeout_s: float = 30.0) -> None:
-        """`timeout_s` bounds every request, the connecting included."""
+        """`timeout_s` bounds every request, including the connection."""
         self._endpoint = endpoint
         self._timeout_s = timeout_s
         self._id = 0
         self._context = zmq.Context()
-        # DEALER, not REQ: after a timeout the socket stays usable, and a late reply is known by its id.
+        # DEALER, not REQ: the socket stays usable after a timeout, and the id identifies a late reply.
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.IPV6, int("[" in endpoint))
@@ -56,7 +56,7 @@ class QueryClient:
         except zmq.ZMQError as error:
             self.close()
             raise QueryError(
-                "bad_request", f"{endpoint} is no address to connect to: {error.strerror}"
+                "bad_request", f"{endpoint} is not an address to connect to: {error.strerror}"
             ) from None
 
     def ask(
@@ -86,7 +86,7 @@ class QueryClient:
         return self._request(Open(self._next(), text, max_tokens, choices, temperature), PromptReply)
 
     def append(self, prompt: str, text: str) -> PromptReply:
-        """Add to an unfinished prompt; QueryError on refusal or timeout."""
+        """Append to an unfinished prompt; QueryError on refusal or timeout."""
         return self._request(Append(self._next(), prompt, text), PromptReply)
 
     def update(self, prompt: str, text: str) -> PromptReply:
@@ -94,21 +94,21 @@ class QueryClient:
         return self._request(Update(self._next(), prompt, text), PromptReply)
 
     def finish(self, prompt: str) -> FinishReply:
-        """The answer to a prompt that is all there; QueryError on refusal or timeout."""
+        """Finish a prompt and return its answer; QueryError on refusal or timeout."""
         return self._request(Finish(self._next(), prompt), FinishReply)
 
     def complete(
         self, text: str, max_tokens: int = 64, choices: tuple[str, ...] = (), temperature: float = 0.0
     ) -> FinishReply:
-        """The answer to a prompt all at once; QueryError on refusal or timeout."""
+        """Answer a complete prompt; QueryError on refusal or timeout."""
         return self._request(Complete(self._next(), text, max_tokens, choices, temperature), FinishReply)
 
     def close_prompt(self, prompt: str) -> ClosedReply:
-        """Give a prompt up; QueryError on refusal or timeout."""
+        """Close a prompt without an answer; QueryError on refusal or timeout."""
         return self._request(Close(self._next(), prompt), ClosedReply)
 
     def close(self) -> None:
-        """Close the connection; what was not sent yet is dropped."""
+        """Close the connection; unsent requests are dropped."""
         self._socket.close()
         self._context.term()
 
@@ -141,4 +141,6 @@ class QueryClient:
         try:
             return decode_reply(self._socket.recv())
         except Undecodable as error:
-            raise QueryError("engine", f"{self._endpoint} sent no reply of this protocol: {error}") from None
+            raise QueryError(
+                "engine", f"{self._endpoint} sent a reply that is not of this protocol: {error}"
+            ) from None

@@ -1,4 +1,4 @@
-"""What is served over HTTP: Starlette and uvicorn inside the daemon's own event loop."""
+"""The HTTP server: Starlette and uvicorn inside the daemon's own event loop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BACKLOG = 128
 
 
 class _EmbeddedServer(uvicorn.Server):
-    """A server that leaves the process's signals to the daemon, which stops it itself."""
+    """A uvicorn server that does not handle signals: the daemon stops it."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -31,7 +31,7 @@ class _EmbeddedServer(uvicorn.Server):
 
 
 class HttpServer:
-    """`/metrics`, `/healthz` (the event loop turns) and `/readyz` (503 with reasons while not ready)."""
+    """`/metrics`, `/healthz` (the event loop runs) and `/readyz` (503 with reasons while not ready)."""
 
     def __init__(
         self,
@@ -41,9 +41,9 @@ class HttpServer:
         port: int = 0,
         more: Sequence[Route] = (),
     ) -> None:
-        """`metrics()` renders the exposition text; `not_ready()` lists what is missing, empty when ready.
+        """`metrics()` renders the exposition text; `not_ready()` lists what is missing (empty: ready).
 
-        ``more``: further routes.
+        ``more``: additional routes.
         """
         self._metrics = metrics
         self._not_ready = not_ready
@@ -56,8 +56,8 @@ class HttpServer:
         self.port = 0
 
     async def start(self, tasks: Tasks) -> None:
-        """Bind, and serve as one of ``tasks``; sets `port`. OSError: the address cannot be bound."""
-        # Bound here, not by uvicorn, which would exit the process when it cannot.
+        """Bind, serve as one of ``tasks``, and set `port`. Raises OSError when the bind fails."""
+        # Bind here: uvicorn would exit the process on failure.
         self._listener = _bind(self._host, self._asked_port)
         self.port = self._listener.getsockname()[1]
         config = uvicorn.Config(
@@ -86,7 +86,7 @@ class HttpServer:
         if task is not None:
             server.should_exit = True
             await task
-        elif server.started:  # it did not come to closing them
+        elif server.started:  # uvicorn did not get as far as closing them
             for each in server.servers:
                 each.close()
         self._listener.close()

@@ -1,7 +1,7 @@
 """Prompts without a session over HTTP: the query socket's requests as JSON, from this machine only.
 
-Clients are not authenticated. So a request must come from a loopback address and name this machine as its
-host, and its body must be called JSON: a web page that is open in a browser here can then send none of them.
+Clients are not authenticated. A request must therefore come from a loopback address, name this machine as its
+host, and declare its body as JSON. A web page open in a local browser cannot send such a request.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _FORBIDDEN, _NO_JSON = 403, 415
 
 
 def prompt_routes(answer: AnswerQuery, max_bytes: int = 1 << 18) -> list[Route]:
-    """For a Starlette application. ``answer`` replies to each request, which may have ``max_bytes`` bytes."""
+    """Routes for a Starlette application. ``answer`` replies to a request of at most ``max_bytes`` bytes."""
 
     def route(
         path: str,
@@ -49,9 +49,9 @@ def prompt_routes(answer: AnswerQuery, max_bytes: int = 1 << 18) -> list[Route]:
         async def endpoint(request: Request) -> Response:
             since = time.monotonic_ns()
             if not _is_local(request):
-                return _error(_FORBIDDEN, "forbidden", "prompts are taken from this machine only")
+                return _error(_FORBIDDEN, "forbidden", "prompts are accepted from this machine only")
             if has_body and request.headers.get("content-type", "").partition(";")[0] != "application/json":
-                return _error(_NO_JSON, "bad_request", "the body must be of type application/json")
+                return _error(_NO_JSON, "bad_request", "the content type must be application/json")
             try:
                 members = await _members(request, max_bytes) if has_body else {}
                 asked: messages.PromptRequest = decoded(
@@ -81,7 +81,7 @@ def prompt_routes(answer: AnswerQuery, max_bytes: int = 1 << 18) -> list[Route]:
 
 
 async def _members(request: Request, max_bytes: int) -> dict[str, Any]:
-    """Of the body, a JSON object. Raises QueryError."""
+    """Members of the body's JSON object. Raises QueryError."""
     body = bytearray()
     async for piece in request.stream():
         body += piece
@@ -90,7 +90,7 @@ async def _members(request: Request, max_bytes: int) -> dict[str, Any]:
     try:
         members = decoded(msgspec.json.decode, bytes(body))
     except Undecodable as error:
-        raise messages.QueryError("bad_request", f"the body is no JSON: {error}") from None
+        raise messages.QueryError("bad_request", f"the body is not JSON: {error}") from None
     if not isinstance(members, dict) or members.keys() & {"id", "type", *request.path_params}:
         raise messages.QueryError(
             "bad_request", "the body must be a JSON object of the request's own members"
@@ -103,7 +103,7 @@ def _client(request: Request) -> str:
 
 
 def _is_local(request: Request) -> bool:
-    """From this machine, and meant for it: a name that somebody's page resolves to loopback is not."""
+    """Whether the request comes from this machine and names it. DNS names that resolve to loopback do not."""
     return request.client is not None and all(
         _is_loopback(name) for name in (request.client.host, (request.url.hostname or "").strip("[]"))
     )

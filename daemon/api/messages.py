@@ -1,8 +1,8 @@
 """The query socket's messages, version 1: msgpack maps with a `type`, in both directions.
 
 A request is one message `[payload]` (DEALER) or `[empty, payload]` (REQ); the reply has the same shape and
-the request's `id`. Requests with a key that is not listed here are refused, so that a misspelt option is
-never silently ignored; clients should ignore keys they do not know in replies, which is how replies may grow.
+the request's `id`. A request with an unlisted key is refused, so that a misspelt option is never silently
+ignored. Clients should ignore unknown keys in replies: replies may gain keys.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Ask(msgspec.Struct, frozen=True, tag="ask", forbid_unknown_fields=True):
 
 
 class ListSessions(msgspec.Struct, frozen=True, tag="sessions", forbid_unknown_fields=True):
-    """List the sessions and the standing questions each is asked."""
+    """List the sessions and their standing questions."""
 
     id: Id
 
@@ -62,8 +62,8 @@ class ListSessions(msgspec.Struct, frozen=True, tag="sessions", forbid_unknown_f
 class Answers(msgspec.Struct, frozen=True, tag="answers", forbid_unknown_fields=True):
     """The latest answers of a session's standing questions.
 
-    `question` is a question's name or its text; empty means all of them. With `min_version` the reply waits,
-    at most `timeout_s` seconds, until every answer asked for is of that data version or newer.
+    `question` is a question's name or text; empty means all. With `min_version` the reply waits at most
+    `timeout_s` seconds until every requested answer is of that data version or newer.
     """
 
     id: Id
@@ -80,10 +80,10 @@ class Stats(msgspec.Struct, frozen=True, tag="stats", forbid_unknown_fields=True
 
 
 class Open(msgspec.Struct, frozen=True, tag="open", forbid_unknown_fields=True):
-    """Open a prompt without a session, to be continued by `append` and `update` and answered on `finish`.
+    """Open a prompt without a session; `append` and `update` extend it, `finish` answers it.
 
-    `text` is computed as it comes in. At temperature 0 the answer is the likeliest text or choice; above, it
-    is drawn, the same for the same prompt.
+    `text` is prefilled as it arrives. At temperature 0 the answer is the most likely text or choice; above 0
+    it is sampled, and the same prompt gives the same sample.
     """
 
     id: Id
@@ -94,7 +94,7 @@ class Open(msgspec.Struct, frozen=True, tag="open", forbid_unknown_fields=True):
 
 
 class Append(msgspec.Struct, frozen=True, tag="append", forbid_unknown_fields=True):
-    """Add `text` behind an open prompt. It is encoded on its own, so cut where words or lines end."""
+    """Append `text` to an open prompt. Each piece is encoded separately, so cut between words or lines."""
 
     id: Id
     prompt: PromptId
@@ -102,7 +102,7 @@ class Append(msgspec.Struct, frozen=True, tag="append", forbid_unknown_fields=Tr
 
 
 class Update(msgspec.Struct, frozen=True, tag="update", forbid_unknown_fields=True):
-    """Replace an open prompt by `text`; what is computed of their common beginning stays."""
+    """Replace the text of an open prompt; the KV of the common prefix is kept."""
 
     id: Id
     prompt: PromptId
@@ -110,21 +110,21 @@ class Update(msgspec.Struct, frozen=True, tag="update", forbid_unknown_fields=Tr
 
 
 class Finish(msgspec.Struct, frozen=True, tag="finish", forbid_unknown_fields=True):
-    """The prompt is all there; the reply is its answer."""
+    """Mark the prompt complete; the reply is its answer."""
 
     id: Id
     prompt: PromptId
 
 
 class Close(msgspec.Struct, frozen=True, tag="close", forbid_unknown_fields=True):
-    """Give a prompt up, finished or not."""
+    """Close a prompt, finished or not."""
 
     id: Id
     prompt: PromptId
 
 
 class Complete(msgspec.Struct, frozen=True, tag="complete", forbid_unknown_fields=True):
-    """A prompt all at once: `open` and `finish` in one; the reply is its answer."""
+    """A complete prompt: `open` and `finish` in one; the reply is its answer."""
 
     id: Id
     text: Annotated[str, Meta(min_length=1)]
@@ -140,10 +140,10 @@ Request = Ask | ListSessions | Answers | Stats | PromptRequest
 class AskReply(msgspec.Struct, frozen=True, tag="ask_reply"):
     """The answer, read from exactly `data_version`.
 
-    `logit_gap` is the top logit minus the second one at the first answer token, over the choices if there are
-    any. `cached`: a standing question's answer that was ready before it was asked. `latency_ns` runs from the
-    request's arrival to its reply, on the daemon's clock. `as_of` is the event time (ns since 1970) of the
-    newest record in the version, `staleness_ns` the time since this daemon received it.
+    `logit_gap` is the top logit minus the second at the first answer token (over the choices, if any).
+    `cached`: a standing question's answer, ready before the request. `latency_ns` runs from the request's
+    arrival to its reply, on the daemon's clock. `as_of` is the event time (ns since 1970) of the newest
+    record in the version, `staleness_ns` the time since this daemon received it.
     """
 
     id: Id
@@ -161,7 +161,7 @@ class AskReply(msgspec.Struct, frozen=True, tag="ask_reply"):
 
 
 class SessionInfo(msgspec.Struct, frozen=True):
-    """One session: what it reads, how far it is, and how much of its tape is live."""
+    """One session: its symbol, its newest version, and the tokens and bars in its window."""
 
     name: str
     symbol: str
@@ -181,7 +181,7 @@ class SessionsReply(msgspec.Struct, frozen=True, tag="sessions_reply"):
 
 
 class AnswersReply(msgspec.Struct, frozen=True, tag="answers_reply"):
-    """The answers, as they were published; a question that has no answer yet is not in the list."""
+    """The latest published answers; a question without an answer yet is missing from the list."""
 
     id: Id
     session: str
@@ -189,7 +189,7 @@ class AnswersReply(msgspec.Struct, frozen=True, tag="answers_reply"):
 
 
 class Quantiles(msgspec.Struct, frozen=True):
-    """One stage's latency: how often it was measured, and p50, p90, p99 in seconds."""
+    """Latency of one stage: number of samples, and p50, p90, p99 in seconds."""
 
     count: int
     p50_s: float
@@ -198,7 +198,7 @@ class Quantiles(msgspec.Struct, frozen=True):
 
 
 class StatsReply(msgspec.Struct, frozen=True, tag="stats_reply"):
-    """`values`: counters and gauges by series, like foretick_bars_total{session="a"}."""
+    """`values`: counters and gauges by series, for example foretick_bars_total{session="a"}."""
 
     id: Id
     values: dict[str, float]
@@ -206,7 +206,7 @@ class StatsReply(msgspec.Struct, frozen=True, tag="stats_reply"):
 
 
 class PromptReply(msgspec.Struct, frozen=True, tag="prompt_reply"):
-    """An open prompt's id, which continues it, and its length in tokens so far."""
+    """An open prompt's id, to continue it, and its length so far in tokens."""
 
     id: Id
     prompt: PromptId
@@ -214,19 +214,19 @@ class PromptReply(msgspec.Struct, frozen=True, tag="prompt_reply"):
 
 
 class ClosedReply(msgspec.Struct, frozen=True, tag="closed_reply"):
-    """The prompt is given up."""
+    """The prompt is closed."""
 
     id: Id
     prompt: PromptId
 
 
 class FinishReply(msgspec.Struct, frozen=True, tag="finish_reply"):
-    """The answer to a prompt, and what its KV went through.
+    """The answer to a prompt, and what happened to its KV.
 
-    `logit_gap` as in an answer. `reused_tokens` were not computed for it: they were in the prefix cache, or
-    another prompt began alike. Preemption dropped `recomputed_tokens` and moved `swapped_tokens` to the host
-    and back; updates made `invalidated_tokens` useless. `ttft_ns` runs from the finish to the first token,
-    `latency_ns` from the request's arrival to its reply; `waits` is the time (ns) spent waiting, by reason.
+    `logit_gap` as in `AskReply`. `reused_tokens` came from the prefix cache or from another prompt with the
+    same prefix. Preemption dropped `recomputed_tokens` and moved `swapped_tokens` to the host and back;
+    updates invalidated `invalidated_tokens`. `ttft_ns` runs from the finish to the first token, `latency_ns`
+    from the request's arrival to its reply; `waits` is the time (ns) spent waiting, by reason.
     """
 
     id: Id
@@ -247,7 +247,7 @@ class FinishReply(msgspec.Struct, frozen=True, tag="finish_reply"):
 
 
 class ErrorReply(msgspec.Struct, frozen=True, tag="error"):
-    """Why there is no answer; `id` is None when the request could not be read far enough to tell."""
+    """Why a request failed; `id` is None when the request was too malformed to read it."""
 
     id: int | None
     code: Code
@@ -267,7 +267,7 @@ Reply = (
 
 
 class QueryError(Exception):
-    """A request that gets an ErrorReply; raised by backends, and by the client that received one."""
+    """A request that failed: raised by backends, sent as an ErrorReply, and raised again by the client."""
 
     def __init__(self, code: Code, message: str) -> None:
         super().__init__(f"{message} ({code})")
@@ -281,7 +281,7 @@ _replies = msgspec.msgpack.Decoder(Reply)
 
 
 def code_of(failure: str) -> Code:
-    """What a client is told for the code of an engine's failure."""
+    """The error code sent to clients for an engine failure."""
     return _CODES.get(failure, "engine")
 
 
@@ -298,7 +298,7 @@ def decode_reply(payload: bytes) -> Reply:
 
 
 def request_id(payload: bytes) -> int | None:
-    """The id of a request that is otherwise unreadable; None when even that cannot be read."""
+    """The id of an otherwise unreadable request; None if that is unreadable too."""
     try:
         found = decoded(msgspec.msgpack.decode, payload)
     except Undecodable:

@@ -18,8 +18,8 @@ from feeds.decoding import Undecodable
 log = logging.getLogger(__name__)
 
 NAME = "query socket"
-# A frame so much longer than the limit closes the connection (libzmq refuses it before it is read into
-# memory); in between, the sender gets an error that says why.
+# libzmq closes the connection when a frame exceeds the limit by this much, without reading it into
+# memory. Shorter ones get an error that says why.
 _HARD_LIMIT_FACTOR = 4
 _CLOSE_LINGER_MS = 500
 
@@ -39,7 +39,7 @@ class QueryServer:
         max_request_bytes: int = 1 << 18,
         observe: Callable[[Request, str, int], None] = lambda request, outcome, latency_ns: None,
     ) -> None:
-        """`observe(request, outcome, latency_ns)`: each readable request; outcome is ok or an error code."""
+        """`observe(request, outcome, latency_ns)`, per readable request; outcome is ok or an error code."""
         self._answer = answer
         self._asked_endpoint = endpoint
         self._max_in_flight = max_in_flight
@@ -53,9 +53,9 @@ class QueryServer:
         self.endpoint = ""
 
     async def start(self, tasks: Tasks) -> None:
-        """Bind, and serve as one of ``tasks``; sets `endpoint`, with the real port for 0 or *.
+        """Bind, and serve as one of ``tasks``; sets `endpoint`, with the real port in place of 0 or *.
 
-        Raises OSError for an address that cannot be bound.
+        Raises OSError when the address cannot be bound.
         """
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -74,7 +74,7 @@ class QueryServer:
         tasks.start(NAME, partial(self._receive, self._socket), restarts=True)
 
     async def stop(self, drain_s: float = 0.0) -> None:
-        """Refuse what comes, give what is running `drain_s` to finish, refuse the rest, and close."""
+        """Refuse new requests, give running ones `drain_s` seconds to finish, refuse the rest, and close."""
         if self._socket is None:
             return
         self._stopping = True
@@ -96,7 +96,7 @@ class QueryServer:
         while True:
             arrived: list[bytes] = await socket.recv_multipart()
             since = time.monotonic_ns()
-            # Peer identity, then REQ's empty delimiter if there is one; the reply goes back the same way.
+            # Peer identity, then REQ's empty delimiter if any; the reply repeats both.
             route, payload = arrived[:-1], arrived[-1]
             request = self._admit(payload, len(arrived), since)
             if isinstance(request, ErrorReply):
@@ -107,7 +107,7 @@ class QueryServer:
             task.add_done_callback(self._in_flight.discard)
 
     def _admit(self, payload: bytes, frames: int, since: int) -> Request | ErrorReply:
-        """The request, or the reply that refuses it without work."""
+        """The request, or the reply that refuses it."""
         if len(payload) > self._max_request_bytes:
             limit = self._max_request_bytes
             return ErrorReply(None, "too_long", f"a request has at most {limit} bytes, not {len(payload)}")
@@ -135,7 +135,7 @@ class QueryServer:
         try:
             reply = await self._answer(request, route[0].hex(), since)
         except asyncio.CancelledError:
-            # Only `stop` cancels a request; its client is told instead of left waiting.
+            # Only `stop` cancels a request; its client gets an error.
             reply = ErrorReply(request.id, "shutting_down", "the daemon stopped before the answer was ready")
         outcome = reply.code if isinstance(reply, ErrorReply) else "ok"
         self._observe(request, outcome, time.monotonic_ns() - since)

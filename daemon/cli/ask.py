@@ -14,8 +14,10 @@ from daemon.cli.options import EXIT_FAILED
 @click.command("ask")
 @click.argument("session")
 @click.argument("question")
-@click.option("--endpoint", default="tcp://127.0.0.1:7801", show_default=True, help="the query socket")
-@click.option("--choice", "choices", multiple=True, help="an allowed answer; give it twice or more")
+@click.option(
+    "--endpoint", default="tcp://127.0.0.1:7801", show_default=True, help="the daemon's query socket"
+)
+@click.option("--choice", "choices", multiple=True, help="an allowed answer; give the option at least twice")
 @click.option("--max-tokens", type=click.IntRange(min=1), default=16, show_default=True)
 @click.option("--timeout", type=float, default=30.0, show_default=True, help="seconds")
 def command(

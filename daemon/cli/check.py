@@ -1,4 +1,4 @@
-"""`foretick check`: what can be known to be wrong before the daemon runs, by key."""
+"""`foretick check`: find configuration errors before the daemon runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from flash.registry import Registry
 @config_option
 @set_option
 def command(config_path: Path, settings: tuple[str, ...]) -> None:
-    """Check file, model, tokenizer, topics and sockets; the exit status is 2 if anything is wrong."""
+    """Check file, model, tokenizer, topics and sockets; exit with status 2 if anything is wrong."""
     problems = 0
     for found in check_all(read_config(config_path, settings)):
         click.echo(f"{'ok   ' if found.ok else 'WRONG'} {found.key}: {found.message}")

@@ -1,7 +1,6 @@
 """`foretick demo`: the whole pipeline on embedded defaults, in about a minute.
 
-The daemon is the real one, in two processes. Only the broker is a substitute: librdkafka's mock cluster, in
-this process.
+The daemon is the real one, in two processes. The broker is librdkafka's mock cluster, in this process.
 """
 
 from __future__ import annotations
@@ -51,14 +50,14 @@ TRADES, ANSWERS, DEAD = "md.trades.v1", "answers.v1", "dlq.v1"
 HISTORY_S = 60
 QUESTION = "Did the price rise or fall over the last ten bars?"
 _SLOT_NS = 50_000_000
-"""Trades of the same slot of event time are sent together."""
+"""Trades in the same slot of event time are sent together."""
 _LATE = 5
-"""Seconds by which the tape is behind the wall clock: a slow start then makes no records of the future."""
+"""Seconds by which the tape lags the wall clock: a slow start then makes no records of the future."""
 
 
 @dataclass
 class Seen:
-    """What the consumer read from the answers topic."""
+    """What the consumer has read from the answers topic."""
 
     answers: dict[tuple[str, str], Answer] = field(default_factory=dict)
     count: int = 0
@@ -66,9 +65,11 @@ class Seen:
 
 
 @click.command("demo")
-@click.option("--forever", is_flag=True, help="run until Ctrl-C; a second Ctrl-C forces")
-@click.option("--seconds", type=click.IntRange(min=5), default=40, show_default=True, help="live seconds")
-@click.option("--seed", type=int, default=7, show_default=True, help="of the synthetic tape")
+@click.option("--forever", is_flag=True, help="run until Ctrl-C; a second Ctrl-C ends at once")
+@click.option(
+    "--seconds", type=click.IntRange(min=5), default=40, show_default=True, help="seconds of live tape"
+)
+@click.option("--seed", type=int, default=7, show_default=True, help="random seed of the synthetic tape")
 def command(forever: bool, seconds: int, seed: int) -> None:
     """Run the whole pipeline on embedded defaults: no broker, no GPU, no download."""
     sys.exit(demo(None if forever else seconds, seed))
@@ -132,7 +133,7 @@ async def _demo(console: Console, config: Config, seconds: int | None, seed: int
 
 
 async def _produce(bootstrap: str, seed: int, stop: asyncio.Event) -> None:
-    """A minute of history at once, then one second of tape a second."""
+    """Produce a minute of history at once, then one second of tape a second."""
     sink = KafkaSink("demo-tape", bootstrap)
     await sink.start()
     tapes = [SyntheticTape(instrument, seed) for instrument in INSTRUMENTS]
@@ -170,7 +171,7 @@ async def _consume(bootstrap: str, seen: Seen) -> None:
 
 
 async def _read_back(front: Front, seen: Seen) -> None:
-    """Give the consumer a moment to see what was acknowledged last."""
+    """Give the consumer a moment to read the last acknowledged answers."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(5):
             while seen.count < _acknowledged(front):
@@ -186,7 +187,7 @@ def _acknowledged(front: Front) -> int:
 async def _watch(
     console: Console, front: Front, seen: Seen, seconds: int | None, stop: asyncio.Event
 ) -> AskReply | None:
-    """Show the answers as they come; halfway, ask one question over the query socket."""
+    """Show the answers as they arrive; halfway, ask one question over the query socket."""
     began = time.monotonic()
     ask_at = (seconds or 30) / 2
     asking: asyncio.Task[AskReply] | None = None
@@ -278,12 +279,12 @@ def _close(console: Console, front: Front, seen: Seen, reply: AskReply | None) -
 
 @contextlib.asynccontextmanager
 async def _running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """A background coroutine for the time of a block; one that fails takes the block down with it."""
+    """Run a background coroutine for the duration of a block; its failure ends the block."""
     task = asyncio.ensure_future(work)
     try:
         yield
     finally:
-        task.cancel()  # nothing happens to a task that is done
+        task.cancel()  # no effect on a finished task
         (result,) = await asyncio.gather(task, return_exceptions=True)
     if isinstance(result, Exception):
         raise result

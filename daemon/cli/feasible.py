@@ -1,4 +1,4 @@
-"""`foretick feasible`: read a trace, ask for a schedule or a certificate, and write the answer."""
+"""`foretick feasible`: find a schedule for a trace that meets a TTFT bound, or certify that none exists."""
 
 from __future__ import annotations
 
@@ -15,14 +15,28 @@ from scheduler.theory.query_stream import read_trace
 
 @click.command("feasible")
 @click.argument("trace", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--ttft", type=float, required=True, help="the bound T, in the time one token takes")
-@click.option("--percentile", "p", type=float, required=True, help="p, what may be late: 0.05 is P95")
-@click.option("--c-attn", type=float, default=0.0, show_default=True, help="attention's share of a token")
-@click.option("--json", "as_json", is_flag=True, help="one JSON object")
+@click.option(
+    "--ttft", type=float, required=True, help="bound T on the TTFT, in units of one token's compute time"
+)
+@click.option(
+    "--percentile",
+    "p",
+    type=float,
+    required=True,
+    help="share p of the queries that may be late: 0.05 is P95",
+)
+@click.option(
+    "--c-attn",
+    type=float,
+    default=0.0,
+    show_default=True,
+    help="attention cost of a token, relative to the rest",
+)
+@click.option("--json", "as_json", is_flag=True, help="print one JSON object")
 def command(trace: Path, ttft: float, p: float, c_attn: float, as_json: bool) -> None:
-    """A schedule of TRACE whose (1 - p) percentile TTFT meets a bound, or that none meets it for all.
+    """Find a schedule of TRACE whose (1 - p) percentile TTFT meets a bound, or certify that none exists.
 
-    Exit status 0 with a schedule, 1 with the certificate only, 2 when there is no answer.
+    Exit status 0 with a schedule, 1 with a certificate only, 2 when there is no answer.
     """
     try:
         found = answer(trace, ttft, p, c_attn)
@@ -35,7 +49,7 @@ def command(trace: Path, ttft: float, p: float, c_attn: float, as_json: bool) ->
 class Feasibility(msgspec.Struct, frozen=True):
     """What the command prints. Queries are numbered from 0 in the trace's order; times are in tokens.
 
-    `order` and what follows it are null where only the certificate is known.
+    `order` and the fields after it are null when only the certificate is known.
     """
 
     queries: int
@@ -53,7 +67,7 @@ class Feasibility(msgspec.Struct, frozen=True):
         return msgspec.json.encode(self).decode()
 
     def table(self) -> str:
-        """The verdict, then a row per query in the order of processing."""
+        """The verdict, then one row per query in processing order."""
         if self.order is None or self.ttfts is None:
             return (
                 f"no schedule meets a TTFT of {self.ttft:g} for all {self.queries} queries; none was found "
@@ -74,8 +88,8 @@ class Feasibility(msgspec.Struct, frozen=True):
 def answer(trace: Path, ttft: float, p: float, c_attn: float) -> Feasibility:
     """Theorem 4's answer for a trace file.
 
-    Raises ValueError: TraceError for a line that cannot be used, TooWide when the search does not end, and
-    for numbers out of range.
+    Raises ValueError: TraceError for an unusable line, TooWide when the search does not end, or a number out
+    of range.
     """
     with trace.open("rb") as lines:
         stream = read_trace(lines)

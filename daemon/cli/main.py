@@ -1,4 +1,4 @@
-"""The command line. A command is a module of this package, imported when it is used."""
+"""The command line. Each command is a module of this package, imported on use."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ COMMANDS = {
 
 
 class Commands(click.Group):
-    """Our commands, and those of packages above the daemon's floor, found by their entry points."""
+    """Our commands, and those of packages above `daemon`, found through their entry points."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All names."""
         return sorted({*COMMANDS, *_plugins().names})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command, loaded when it is used."""
+        """Import and return the command."""
         if cmd_name in COMMANDS:
             command: click.Command = import_module(f"daemon.cli.{cmd_name}").command
             return command

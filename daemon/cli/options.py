@@ -1,4 +1,4 @@
-"""What several commands share: options, exit statuses, signals."""
+"""Shared by several commands: options, exit statuses, signals."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ EXIT_FORCED = 130
 config_option = click.option(
     "--config", "config_path", type=click.Path(path_type=Path), required=True, help="configuration file"
 )
-set_option = click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="override one key")
+set_option = click.option(
+    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="override one configuration key"
+)
 
 
 def read_config(path: Path | None, settings: tuple[str, ...]) -> Config:
-    """The configuration; otherwise prints what is wrong, by key, and ends with exit status 2."""
+    """Load the configuration; on error, print each problem by key and exit with status 2."""
     overrides: dict[str, object] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
@@ -40,7 +42,7 @@ def read_config(path: Path | None, settings: tuple[str, ...]) -> Config:
 
 
 def refuse(error: Exception) -> NoReturn:
-    """Print the error and end with exit status 2."""
+    """Print the error and exit with status 2."""
     click.echo(str(error), err=True)
     sys.exit(EXIT_CONFIG)
 

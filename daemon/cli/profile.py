@@ -1,6 +1,6 @@
-"""`foretick profile`: measure what prefilling and swapping take on this device, and write the cost profile.
+"""`foretick profile`: measure prefill and swap times on this device, and write the cost profile.
 
-`engine.profile.timing` measures; this module fits the curves, states the errors, writes file and table.
+`engine.profile.timing` measures. This module fits the curves, states the errors, and writes file and table.
 """
 
 from __future__ import annotations
@@ -25,22 +25,25 @@ from scheduler.costs import CostModel, save
 from scheduler.curves import Curve, Point, error_of, fit
 
 KNOTS = 8
-"""Most knots of a curve behind 0."""
+"""Most knots of a curve above 0."""
 FLAT = 1.5
-"""A pass of fewer floors than this tells too little about what its rows compute."""
+"""A pass shorter than this many floors says too little about the compute time of its rows."""
 ROUNDS = 4
-"""How often curve and reading are fitted in turn."""
+"""How often curve and context cost are fitted in turn."""
 
 
 @click.command("profile")
 @click.option(
-    "--config", "config_path", type=click.Path(path_type=Path), help="whose model and device to measure"
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path),
+    help="configuration with the model and device to measure",
 )
 @set_option
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="default: profiles/DEVICE.json")
-@click.option("--quick", is_flag=True, help="small sizes only, to see that it works")
+@click.option("--quick", is_flag=True, help="small sizes only: checks that it runs")
 def command(config_path: Path | None, settings: tuple[str, ...], out: Path | None, quick: bool) -> None:
-    """Measure recompute and swap on this device, and write the profile the cost model reads."""
+    """Measure recompute and swap on this device, and write the profile that the cost model reads."""
     try:
         click.echo(profile(read_config(config_path, settings), out, quick=quick))
     except SettingError as error:
@@ -48,7 +51,7 @@ def command(config_path: Path | None, settings: tuple[str, ...], out: Path | Non
 
 
 def ladder_for(limit: int, chunk: int, *, quick: bool) -> Ladder:
-    """Sizes up to ``limit`` tokens in passes of ``chunk``, and passes of several rows to try the model on."""
+    """Sizes up to ``limit`` tokens in passes of ``chunk``, and passes of several rows to test the model."""
     if quick:
         limit, chunk = min(limit, 256), min(chunk, 64)
     powers = [1 << i for i in range(limit.bit_length())]
@@ -70,12 +73,11 @@ def ladder_for(limit: int, chunk: int, *, quick: bool) -> Ladder:
 
 
 def model_of(samples: Samples, engine: Engine, chunk: int, device: str, source: str) -> CostModel:
-    """The cost model fitted to what was measured in passes of ``chunk`` tokens, with its errors.
+    """The cost model fitted to measurements in passes of ``chunk`` tokens, with its errors.
 
-    Passes first: their floor is that of one token, and what a pass takes in addition to its rows is the
-    intercept of the larger ones. What remains of passes and prefills is the rows' own: computing, and reading
-    the context, which passes of other shapes show. Curve and reading depend on each other, so they are fitted
-    in turn.
+    Passes come first: the floor is the time of one token, and the intercept of the larger passes is the fixed
+    cost. The rest of each pass and prefill is the rows' own: computing, and reading the context, which passes
+    of other shapes reveal. Curve and context cost depend on each other, so they are fitted in turn.
     """
     floor = median(seconds for n, seconds in samples.passes if n == 1)
     pass_s = _intercept(samples.passes, floor)
@@ -88,7 +90,7 @@ def model_of(samples: Samples, engine: Engine, chunk: int, device: str, source: 
         source=source,
         pass_tokens=chunk,
         pass_s=pass_s,
-        floor_s=max(floor, pass_s),  # on a CPU one token alone can be quicker than any other pass
+        floor_s=max(floor, pass_s),  # on a CPU a pass of one token can be faster than any other
         recompute=Curve((0.0, 1.0), (0.0, 0.0)),
         swap_out=swap_out,
         swap_in=swap_in,
@@ -104,16 +106,16 @@ def model_of(samples: Samples, engine: Engine, chunk: int, device: str, source: 
         return model
     off: list[float] = []
     for left_out in dict.fromkeys(spans for spans, _ in samples.batches):
-        told = with_rows(model, [batch for batch in samples.batches if batch[0] != left_out])
+        refitted = with_rows(model, [batch for batch in samples.batches if batch[0] != left_out])
         found = [seconds for spans, seconds in samples.batches if spans == left_out]
-        off += [abs(told.batch_ns(left_out) / 1e9 / seconds - 1) for seconds in found]
+        off += [abs(refitted.batch_ns(left_out) / 1e9 / seconds - 1) for seconds in found]
     return replace(model, errors=model.errors | {"batch": error_of(off)})
 
 
 def with_rows(model: CostModel, batches: Sequence[tuple[tuple[Span, ...], float]]) -> CostModel:
-    """The model with the `row_s` and `context_s` that tell most of ``batches``: spans and seconds.
+    """The model with the `row_s` and `context_s` that best fit ``batches``: spans and seconds.
 
-    Least squares of relative errors, neither below 0. Passes near the floor say nothing of what is above it.
+    Least squares of relative errors, both at least 0. Passes near the floor say nothing about costs above it.
     """
     telling = [(spans, seconds) for spans, seconds in batches if seconds > FLAT * model.floor_s]
     if not telling:
@@ -134,7 +136,7 @@ def with_rows(model: CostModel, batches: Sequence[tuple[tuple[Span, ...], float]
 
 
 def _telling(samples: Iterable[Sample], floor: float) -> list[Sample]:
-    """The sizes above all those that usually take about the floor; at least the largest."""
+    """The sizes above all those that take about the floor; at least the largest."""
     sizes = by_size(samples)
     flat = [n for n, seconds in sizes.items() if median(seconds) <= FLAT * floor]
     chosen = [n for n in sizes if n > max(flat, default=0)] or [max(sizes)]
@@ -142,10 +144,10 @@ def _telling(samples: Iterable[Sample], floor: float) -> list[Sample]:
 
 
 def _intercept(passes: Sequence[Sample], floor: float) -> float:
-    """Seconds at no tokens of the line that tells most of ``passes`` where it is above the floor.
+    """Seconds at no tokens of the line that best fits ``passes`` above the floor.
 
-    The small passes count as well, so that noise of the large ones does not tilt the line. Tried out: heights
-    at 0 up to `FLAT` floors, and through which of the sizes the line goes.
+    Small passes count too, so that noise of the large ones does not tilt the line. Candidates: intercepts up
+    to `FLAT` floors, through each of the sizes.
     """
     sizes = by_size(passes)
     n, seconds = np.array([(size, median(found)) for size, found in sizes.items()], float).T
@@ -164,12 +166,10 @@ def by_size(samples: Iterable[Sample]) -> dict[int, list[float]]:
 
 
 def table(model: CostModel, samples: Samples) -> str:
-    """Measured and predicted times, and the errors."""
+    """Table of measured and predicted times, and the errors."""
     lines = [f"{'':<24}{'measured, ms':>14}{'predicted, ms':>15}"]
-    lines += [
-        f"{name:<24}{1e3 * found:>14.3f}{told / 1e6:>15.3f}" for name, found, told in _rows(model, samples)
-    ]
-    lines.append("error of what was left out of the fit: median, worst")
+    lines += [f"{name:<24}{1e3 * took:>14.3f}{ns / 1e6:>15.3f}" for name, took, ns in _rows(model, samples)]
+    lines.append("error on samples left out of the fit: median, worst")
     lines += [f"{name:<24}{e.median:>14.1%}{e.worst:>15.1%}" for name, e in model.errors.items()]
     return "\n".join(lines)
 
@@ -189,22 +189,22 @@ def _rows(model: CostModel, samples: Samples) -> Iterator[tuple[str, float, int]
 
 
 def device_name(device: torch.device) -> str:
-    """What the device calls itself."""
+    """The device's own name."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
 
 
 def file_name(device: str) -> str:
-    """The device's name as a file's."""
+    """The device's name as a file name."""
     return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-") + ".json"
 
 
 def profile(config: Config, out: Path | None, *, quick: bool) -> str:
     """Measure the configured model on its device, write the profile, and return the table.
 
-    The file is ``out``, by default named after the device in ``profiles``. Raises SettingError naming the
-    key at fault, OSError when the file cannot be written.
+    The file is ``out``, by default named after the device in ``profiles``. Raises SettingError naming the key
+    at fault, and OSError when the file cannot be written.
     """
-    from daemon.engine.build import load  # what it needs is not installed everywhere the fit is wanted
+    from daemon.engine.build import load  # imported here: the fit must work where torch is not installed
 
     if config.model.threads:
         torch.set_num_threads(config.model.threads)

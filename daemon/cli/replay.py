@@ -1,4 +1,4 @@
-"""`foretick replay`: a recorded file onto Kafka, onto ZeroMQ, or through a daemon in this process."""
+"""`foretick replay`: play a recorded file to Kafka, to ZeroMQ, or through a daemon in this process."""
 
 from __future__ import annotations
 
@@ -36,24 +36,32 @@ from feeds.zeromq import ZmqSink
 log = logging.getLogger(__name__)
 
 JOIN_S = 0.5
-"""Time a PUB socket gives its subscribers to join before the first message."""
+"""Time for subscribers to join a PUB socket before the first message."""
 
 
 class ReplayError(Exception):
-    """The replay cannot run as asked."""
+    """The replay cannot run with these options."""
 
 
 @click.command("replay")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--format", "format_name", required=True, help="built-in format name, or a TOML file")
+@click.option("--format", "format_name", required=True, help="name of a built-in format, or a TOML file")
 @click.option("--to", "target", type=click.Choice(["kafka", "zmq", "inproc"]), required=True)
-@click.option("--speed", type=click.FloatRange(min=0), default=1.0, show_default=True, help="0: no waiting")
-@click.option("--from", "from_", metavar="TIME", help="first event time, with a zone")
-@click.option("--until", metavar="TIME", help="event time at which to end, with a zone")
-@click.option("--bootstrap", help="brokers, for kafka")
-@click.option("--topic", default="md.trades.v1", show_default=True, help="topic, for kafka and zmq")
-@click.option("--endpoint", help="socket to bind, for zmq")
-@click.option("--config", "config_path", type=click.Path(path_type=Path), help="daemon settings, for inproc")
+@click.option(
+    "--speed",
+    type=click.FloatRange(min=0),
+    default=1.0,
+    show_default=True,
+    help="seconds of event time per second; 0 does not wait",
+)
+@click.option("--from", "from_", metavar="TIME", help="first event time to play, with a zone")
+@click.option("--until", metavar="TIME", help="event time at which to stop, with a zone")
+@click.option("--bootstrap", help="brokers, host:port (kafka)")
+@click.option("--topic", default="md.trades.v1", show_default=True, help="topic to send to (kafka, zmq)")
+@click.option("--endpoint", help="endpoint to bind (zmq)")
+@click.option(
+    "--config", "config_path", type=click.Path(path_type=Path), help="configuration of the daemon (inproc)"
+)
 @set_option
 def command(file: Path, format_name: str, target: str, **options: Any) -> None:
     """Play a recorded file as if it were live."""
@@ -80,7 +88,7 @@ def replay(
     config: Config | None = None,
     make: Callable[..., Front] = make_front,
 ) -> int:
-    """Play ``file`` to the target; the exit status. Raises ReplayError. ``make``: the daemon for "inproc"."""
+    """Play ``file`` to the target; returns the exit status. Raises ReplayError. ``make``: for "inproc"."""
     try:
         form = load_format(format_name)
         times = [None if text is None else int(parse_instant(text)) for text in (from_, until)]
@@ -103,7 +111,7 @@ def replay(
 
 
 def _config_for(file: Path, form: FileFormat, config: Config) -> Config:
-    """One session for the file's first symbol, bars of the file's own length if it holds bars."""
+    """One session for the file's first symbol; bars of the file's own interval if it holds bars."""
     first = next(read_records(file, form), None)
     if first is None:
         raise ReplayError(f"{file} holds no record of this format")
@@ -122,7 +130,7 @@ def _config_for(file: Path, form: FileFormat, config: Config) -> Config:
 
 
 def _decimals(record: AnyRecord) -> int:
-    """Digits after the point of a record's price."""
+    """Number of decimals of a record's price."""
     price = (
         record.price
         if isinstance(record, Trade)
@@ -179,7 +187,7 @@ async def _through_daemon(source: ReplaySource, config: Config, make: Callable[.
 
 
 class AnswerPrinter:
-    """A sink that writes one line an answer."""
+    """A sink that prints one line per answer."""
 
     name = "print"
 
@@ -191,7 +199,7 @@ class AnswerPrinter:
         """Nothing to connect."""
 
     async def publish(self, topic: str, key: bytes | None, payload: bytes, headers: object) -> None:
-        """Write the answer."""
+        """Print the answer."""
         answer = _answers.decode(payload)
         self.count += 1
         flags = f" [{' '.join(answer.flags)}]" if answer.flags else ""

@@ -43,7 +43,7 @@ def serve(config: Config) -> int:
         log.warning("%s", warning)
     try:
         return uvloop.run(_serve(config))
-    except SettingError as error:  # before there was anything to stop
+    except SettingError as error:  # the signal came before start-up
         log.error("%s", error)
         return EXIT_CONFIG
 
@@ -54,7 +54,7 @@ async def _serve(config: Config) -> int:
         front = make_front(config)
         status = 0
         try:
-            # a signal during start-up ends it, whatever it waits for
+            # a signal during start-up cancels it
             if await until(stop, front.start()):
                 await front.run(stop)
         except SettingError as error:

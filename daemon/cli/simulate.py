@@ -1,4 +1,4 @@
-"""The options of `foretick simulate`. `scheduler.simulation.experiment` is imported when the command runs."""
+"""Options of `foretick simulate`. `scheduler.simulation.experiment` is imported when the command runs."""
 
 from __future__ import annotations
 
@@ -17,28 +17,48 @@ POOL_TOKENS = 1_600_000
 
 @click.command("simulate")
 @click.option("--workload", default="crawler", show_default=True, help="crawler, anns, sessions or oneshot")
-@click.option("--trace", type=click.Path(exists=True, dir_okay=False), help="a trace file instead")
-@click.option("--qps", default="4", show_default=True, help="requests a second; several: 0.5,1,2,4")
+@click.option(
+    "--trace", type=click.Path(exists=True, dir_okay=False), help="trace file to use instead of a workload"
+)
+@click.option(
+    "--qps", default="4", show_default=True, help="requests a second; separate several with commas: 0.5,1,2,4"
+)
 @click.option("--requests", type=click.IntRange(min=1), default=1000, show_default=True)
-@click.option("--delay", type=click.FloatRange(min=0), default=1.0, show_default=True, help="times the gaps")
-@click.option("--max-tokens", type=click.IntRange(min=1), default=1, show_default=True, help="of an answer")
+@click.option(
+    "--delay",
+    type=click.FloatRange(min=0),
+    default=1.0,
+    show_default=True,
+    help="factor on the gaps between chunks",
+)
+@click.option(
+    "--max-tokens", type=click.IntRange(min=1), default=1, show_default=True, help="tokens of each answer"
+)
 @click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--policy", default="fcfs", show_default=True, help="one or several, as vllm-ns,fcfs,klpm:4")
+@click.option(
+    "--policy", default="fcfs", show_default=True, help="one policy, or several: vllm-ns,fcfs,klpm:4"
+)
 @click.option("--eviction", type=click.Choice(EVICTIONS), default="cost", show_default=True)
-@click.option("--profile", default="h200-saturation", show_default=True, help="a name, or a file")
+@click.option(
+    "--profile", default="h200-saturation", show_default=True, help="cost profile: a name or a file"
+)
 @click.option("--pool-tokens", type=click.IntRange(min=1), default=POOL_TOKENS, show_default=True)
 @click.option("--host-tokens", type=click.IntRange(min=0), default=POOL_TOKENS, show_default=True)
 @click.option("--batch-tokens", type=click.IntRange(min=1), default=8192, show_default=True)
 @click.option("--batch-requests", type=click.IntRange(min=1), default=256, show_default=True)
-@click.option("--prefix-cache/--no-prefix-cache", default=None, help="default: for sessions only")
-@click.option("--grouping/--no-grouping", default=False, help="equal beginnings are computed once")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="write everything")
-@click.option("--plot", "plot_path", type=click.Path(path_type=Path), help="write a PNG")
-@click.option("--save-trace", "trace_path", type=click.Path(path_type=Path), help="write the workload")
+@click.option(
+    "--prefix-cache/--no-prefix-cache", default=None, help="use a prefix cache (default: for sessions only)"
+)
+@click.option("--grouping/--no-grouping", default=False, help="compute common prefixes once")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="write all results as JSON")
+@click.option("--plot", "plot_path", type=click.Path(path_type=Path), help="write a plot as PNG")
+@click.option(
+    "--save-trace", "trace_path", type=click.Path(path_type=Path), help="write the workload as a trace file"
+)
 def command(json_path: Path | None, plot_path: Path | None, trace_path: Path | None, **options: Any) -> None:
-    """The scheduler in simulated time: policies side by side, on synthetic workloads or a trace.
+    """Run the scheduler in simulated time: policies compared on a synthetic workload or a trace.
 
-    TTFT counts from the end of the retrieval; speedups are over vllm-ns, if it is among the policies.
+    TTFT counts from the end of the retrieval. Speedups are relative to vllm-ns, if it is among the policies.
     """
     from scheduler.simulation import experiment
 

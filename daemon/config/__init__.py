@@ -1,1 +1,1 @@
-"""The settings: their schema, how they are loaded and checked, and their reference page."""
+"""The configuration: schema, loading, checks, and the reference page."""

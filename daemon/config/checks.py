@@ -1,4 +1,4 @@
-"""Checks across keys: settings that are each valid and contradict each other."""
+"""Checks across keys: settings that are valid on their own but contradict each other."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _TCP = re.compile(r"tcp://(.*):[^:]*")
 
 
 def cross_check(config: Config) -> list[Problem]:
-    """Every contradiction between keys that are each valid."""
+    """Every contradiction between settings."""
     checks = (_sessions, _questions, _positions, _pool, _batches, _eviction, _bars, _source, _query)
     return [problem for check in checks for problem in check(config)]
 
 
 def exposure_warnings(config: Config) -> list[Problem]:
-    """One for each socket bound to more than this machine (the defaults bind loopback only)."""
+    """One warning for each socket reachable from other machines (the defaults bind loopback only)."""
     bound = {"http.host": config.http.host, "query.endpoint": _tcp_host(config.query.endpoint)}
     bound |= {key: _tcp_host(endpoint) for key, endpoint in bound_endpoints(config).items()}
     return [
         Problem(
             key,
-            f"{host} is not a loopback address: anyone who reaches this machine can use it unauthenticated",
+            f"{host} is not a loopback address: clients of other machines can use it unauthenticated",
         )
         for key, host in bound.items()
         if host and not _is_loopback(host)
@@ -34,7 +34,7 @@ def exposure_warnings(config: Config) -> list[Problem]:
 
 
 def connectors_of(config: Config) -> dict[str, Connector]:
-    """The connectors in use, by the dotted key of their table."""
+    """The connectors in use, by the dotted key of their tables."""
     found: dict[str, Connector] = {f"sink.{name}": sink for name, sink in config.sink.connectors.items()}
     if config.source.connector is not None:
         found[f"source.{config.source.kind}"] = config.source.connector
@@ -91,7 +91,7 @@ def _questions(config: Config) -> Iterator[Problem]:
         for at, _ in _repeated(list(question.choices)):
             yield Problem(f"{here}.choices", f"{question.choices[at]!r} appears twice: remove one")
         if len(question.choices) == 1:
-            yield Problem(f"{here}.choices", "one choice leaves nothing to decide: give two or more, or none")
+            yield Problem(f"{here}.choices", "a single choice decides nothing: give two or more, or none")
         if question.max_tokens > limit:
             yield Problem(
                 f"{here}.max_tokens", f"{question.max_tokens} is above scheduler.max_new_tokens {limit}"
@@ -99,7 +99,7 @@ def _questions(config: Config) -> Iterator[Problem]:
 
 
 def _positions(config: Config) -> Iterator[Problem]:
-    """Positions run over the frozen prefix, the tape, the question and its answer (see regions)."""
+    """Positions cover the frozen prefix, the tape, the question and its answer (see regions)."""
     question = config.scheduler.max_prompt_tokens + config.scheduler.max_new_tokens
     for index, session in enumerate(config.sessions):
         if session.retention_tokens + question >= config.pool.frame_limit:
@@ -113,11 +113,11 @@ def _positions(config: Config) -> Iterator[Problem]:
 
 def _pool(config: Config) -> Iterator[Problem]:
     tokens = config.pool.blocks * config.pool.block_size
-    # an exact session has two windows while a refresh is on
+    # an exact session has two windows during a refresh
     windows = {"carry": 1, "exact": 2}
     kept = sum(session.retention_tokens * windows[session.semantics] for session in config.sessions)
     limits = config.scheduler
-    # a version's readers keep what the next append evicts, so each session may hold one append more
+    # readers of a version keep what the next append evicts: allow one more append per session
     appends = sum(min(session.retention_tokens, limits.max_batch_tokens) for session in config.sessions)
     question = limits.max_prompt_tokens + limits.max_new_tokens
     needed = kept + appends + question

@@ -1,4 +1,4 @@
-"""What can be wrong with a configuration, by the name of the key."""
+"""Configuration errors, by key."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong: `key` is its dotted path ("" for the whole file), `message` says what."""
+    """One problem: `key` is its dotted path ("" for the whole file), `message` says what is wrong."""
 
     key: str
     message: str
@@ -18,7 +18,7 @@ class Problem:
 
 
 class ConfigError(Exception):
-    """The configuration cannot be used; `problems` has at least one. The CLI prints it and exits with 2."""
+    """The configuration is unusable; `problems` is not empty. The CLI prints them and exits with 2."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)

@@ -1,4 +1,4 @@
-"""Settings laid over the file's; walks the configuration's types, so a key that names nothing is an error."""
+"""Overrides of the file's values. They follow the configuration's types, so an unknown key is an error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ENVIRONMENT_PREFIX = "FORETICK_"
 
 
 class Layered:
-    """The raw values of the file with overrides on top, and where each override came from (by dotted key)."""
+    """The raw values of the file with overrides on top, and the origin of each override (by dotted key)."""
 
     def __init__(self, config: type[msgspec.Struct], file_values: Mapping[str, Any]) -> None:
         self.values: dict[str, Any] = copy.deepcopy(dict(file_values))
@@ -26,12 +26,12 @@ class Layered:
         self._type = _struct_info(config)
 
     def set_from_environment(self, variable: str, text: str) -> None:
-        """Lay `FORETICK_TABLE__KEY=text` on top; raises ConfigError naming the variable."""
+        """Apply `FORETICK_TABLE__KEY=text`; raises ConfigError naming the variable."""
         key = variable.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".")
         self.set(key, text, origin=f"environment variable {variable}")
 
     def set(self, key: str, value: object, origin: str) -> None:
-        """Lay `value` on the dotted `key`; text is read as the key's type asks. Raises ConfigError."""
+        """Set the dotted `key`; text is parsed as the key's type. Raises ConfigError."""
         parts = key.split(".")
         node: Any = self.values
         kind: inspect.Type = self._type
@@ -53,7 +53,7 @@ def _struct_info(config: type[msgspec.Struct]) -> inspect.Type:
 
 
 def bare(kind: inspect.Type) -> inspect.Type:
-    """The type without its description and without an optional None."""
+    """The type without its description and without `None`."""
     while isinstance(kind, inspect.Metadata):
         kind = kind.type
     if isinstance(kind, inspect.UnionType):
@@ -85,14 +85,14 @@ def _slot(node: Any, part: str, here: str, origin: str) -> Any:
 
 
 def _container(node: Any, key: str) -> Any:
-    """The value found below a key that has keys of its own: the file may have put something else there."""
+    """The table or list at this key. The file may hold something else there, which raises ConfigError."""
     if not isinstance(node, dict | list):
         raise ConfigError([Problem(key, f"expected a table or a list, got {node!r}")])
     return node
 
 
 def _read(kind: inspect.Type, text: str, key: str, origin: str) -> object:
-    """Text is itself where text is asked for; a list may be JSON or comma separated; all else is JSON."""
+    """Text stays text where the type is text; a list may be JSON or comma separated; all else is JSON."""
     kind = bare(kind)
     if isinstance(kind, inspect.StrType | inspect.LiteralType | inspect.CustomType):
         return text

@@ -1,9 +1,9 @@
-"""The daemon's settings: a TOML file, overridden by the environment, overridden by flags.
+"""Loads the settings: a TOML file, overridden by the environment, overridden by flags.
 
 `FORETICK_TABLE__KEY=value` in the environment and `{"table.key": value}` from flags name the same keys as the
-file; list elements go by their index (`FORETICK_SESSIONS__0__RETENTION_TOKENS`). `SCHEDULER_TYPE` names the
-scheduler's policy as *Stream2LLM* does; our own variable overrides it. Every problem is a `ConfigError` that
-names the key, and where its value came from unless that was the file.
+file; list elements are addressed by index (`FORETICK_SESSIONS__0__RETENTION_TOKENS`). `SCHEDULER_TYPE` names
+the scheduler's policy as *Stream2LLM* does; our own variable overrides it. Every problem is a `ConfigError`
+that names the key and, unless it came from the file, where its value came from.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from scheduler.policies import NAMES
 
 __all__ = ["RESERVED_VARIABLES", "Config", "ConfigError", "Problem", "load_config"]
 
-# Variables with our prefix that are no settings: the cache folder, and where tests find data and a broker.
+# Variables with our prefix that are not settings: the cache directory, and the tests' data and broker.
 RESERVED_VARIABLES = frozenset({"FORETICK_CACHE", "FORETICK_DATA", "FORETICK_KAFKA"})
 
 SCHEDULER_TYPE = "SCHEDULER_TYPE"
 POLICIES = {"DEFAULT_VLLM" if name == "vllm" else name.upper().replace("-", "_"): name for name in NAMES}
-"""`DEFAULT_VLLM`, `FCFS`, `MCPS` and `LCAS` are *Stream2LLM*'s names, the others are in its manner."""
+"""`DEFAULT_VLLM`, `FCFS`, `MCPS` and `LCAS` are *Stream2LLM*'s names; the others follow their style."""
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
 
@@ -44,9 +44,9 @@ def load_config(
 ) -> Config:
     """Read the file (None: only defaults), then the environment (None: this process's), then the overrides.
 
-    Override values may be text, read as the key's type asks, or already of that type.
-    Raises ConfigError: no such file, not TOML, an unknown key, a value of the wrong type or out of range, or
-    settings that contradict each other (then all contradictions at once).
+    Override values may be text, parsed as the key's type, or already of that type. Raises ConfigError: no
+    such file, not TOML, an unknown key, a value of the wrong type or out of range, or contradictory settings
+    (all contradictions at once).
     """
     layers = Layered(Config, _read_toml(Path(path)) if path is not None else {})
     variables = os.environ if environment is None else environment
@@ -66,7 +66,7 @@ def load_config(
 
 
 def _policy(name: str) -> str:
-    """Our name of a policy of `SCHEDULER_TYPE`."""
+    """Our name for a policy of `SCHEDULER_TYPE`."""
     if name not in POLICIES:
         message = f"{SCHEDULER_TYPE} is {name!r} in the environment; known are {', '.join(POLICIES)}"
         raise ConfigError([Problem("scheduler.policy", message)])

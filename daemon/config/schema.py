@@ -25,25 +25,23 @@ _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
 
 
 class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A table of the file: immutable, and a key it does not know is an error."""
+    """A table of the file: immutable; an unknown key is an error."""
 
 
 class ModelConfig(Table, frozen=True):
     """The language model."""
 
-    path: Annotated[
-        str, about('directory of a transformers model; "" is the embedded, untrained default')
-    ] = ""
+    path: Annotated[str, about('directory of a transformers model; "" is the embedded, untrained model')] = ""
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
-        about("weights and KV; auto is what the model's own file says"),
+        about("type of weights and KV; auto takes the type in the model's own file"),
     ] = "auto"
-    device: Annotated[Literal["auto", "cpu", "cuda"], about("auto takes the GPU when there is one")] = "auto"
+    device: Annotated[Literal["auto", "cpu", "cuda"], about("auto takes the GPU if there is one")] = "auto"
     system_prompt: Annotated[
         str, about('the frozen prefix of every session; "" is the built-in prompt of an analyst')
     ] = ""
     threads: Annotated[int, about("CPU threads of the engine; 0 leaves it to PyTorch", ge=0)] = 0
-    seed: Annotated[int, about("seed of the embedded default model's weights", ge=0)] = 0
+    seed: Annotated[int, about("seed of the embedded model's weights", ge=0)] = 0
 
 
 class PoolConfig(Table, frozen=True):
@@ -52,20 +50,20 @@ class PoolConfig(Table, frozen=True):
     blocks: Annotated[int, about("blocks in the pool; 0 sizes it from the sessions", ge=0)] = 0
     block_size: Annotated[int, about("tokens a block", ge=1, le=1024)] = 16
     frame_limit: Annotated[
-        int, about("every position stays below this; see position frame in the glossary", ge=128)
+        int, about("upper bound of positions; see position frame in the glossary", ge=128)
     ] = 8192
     host_blocks: Annotated[
-        int, about("blocks of the host tier, which takes KV when the pool is full; 0 is none", ge=0)
+        int, about("blocks of the host tier, which holds KV when the pool is full; 0 is no host tier", ge=0)
     ] = 0
     idle_spill: Annotated[
         Duration,
         about(
-            "idle timeout after which a session moves from the pool to disk, or to the host tier if no "
+            "idle timeout after which a session is offloaded to disk, or to the host tier if no "
             "file can be written; 0s is never"
         ),
     ] = OFF
     spill_dir: Annotated[
-        str, about('directory of the files of idle sessions; "" is `sessions` in the cache directory')
+        str, about('directory for the files of idle sessions; "" is `sessions` in the cache directory')
     ] = ""
 
 
@@ -75,38 +73,39 @@ class SchedulerConfig(Table, frozen=True):
     policy: Annotated[
         PolicyName,
         about(
-            "order of POOL requests (see scheduling); the variable SCHEDULER_TYPE sets it, too, by the "
-            "names of the paper"
+            "order of POOL requests (see scheduling); SCHEDULER_TYPE in the environment also sets it, by the "
+            "paper's names"
         ),
     ] = "fcfs"
     k: Annotated[
-        int, about("of klpm: every k-th request chosen is the oldest, the others match the cache best", ge=1)
+        int,
+        about("klpm only: every k-th request chosen is the oldest, the others match the cache best", ge=1),
     ] = 2
-    seed: Annotated[int, about("seed of klpm-adaptive", ge=0)] = 0
+    seed: Annotated[int, about("klpm-adaptive only: random seed", ge=0)] = 0
     eviction: Annotated[
         Eviction,
         about(
-            "what becomes of a preempted request's KV: recomputed later, swapped to the host tier, or "
-            "whichever the cost profile says is cheaper"
+            "what happens to a preempted request's KV: recomputed later, swapped to the host tier, or "
+            "whichever is cheaper by the cost profile"
         ),
     ] = "cost"
     profile: Annotated[
         str,
         about(
-            'cost profile of the device, a name or a file (`foretick profile`); "" begins with a '
-            "cautious guess. Measured passes correct either"
+            'cost profile of the device, a name or a file (`foretick profile`); "" starts from a '
+            "cautious guess. Measured passes correct both"
         ),
     ] = ""
-    grouping: Annotated[bool, about("compute a common beginning of waiting prompts once")] = True
+    grouping: Annotated[bool, about("compute a common prefix of waiting prompts once")] = True
     max_drafts: Annotated[
-        int, about("most draft tokens verified in one pass of a request; 0 turns speculation off", ge=0)
+        int, about("most draft tokens of a request verified in one pass; 0 turns speculation off", ge=0)
     ] = 4
     stream_timeout: Annotated[
-        Duration, about("idle timeout of an unfinished prompt, which is then given up; 0s is never")
+        Duration, about("idle timeout after which an unfinished prompt is closed; 0s is never")
     ] = Duration(60 * SECOND)
-    max_batch_tokens: Annotated[int, about("tokens of one forward pass", ge=1)] = 1024
+    max_batch_tokens: Annotated[int, about("most tokens in one forward pass", ge=1)] = 1024
     max_batch_requests: Annotated[
-        int, about("requests of one forward pass: questions and tapes together", ge=1)
+        int, about("most requests in one forward pass: questions and tapes together", ge=1)
     ] = 64
     chunk_min: Annotated[
         int,
@@ -131,7 +130,9 @@ class BarsConfig(Table, frozen=True):
     """How trades and quotes become bars, in event time."""
 
     interval: Annotated[Duration, about("length of a bar")] = SECOND
-    lateness: Annotated[Duration, about("how long a bar stays open for records out of order")] = OFF
+    lateness: Annotated[Duration, about("how long a bar stays open for records that arrive out of order")] = (
+        OFF
+    )
     empty: Annotated[
         Literal["skip", "fill"], about("an interval without records makes no bar (skip) or a flat one (fill)")
     ] = "skip"
@@ -144,10 +145,10 @@ class BarsConfig(Table, frozen=True):
 class SessionConfig(Table, frozen=True):
     """One symbol and the window of it that the model reads."""
 
-    name: Annotated[str, about("its name in answers and metrics", pattern=_NAME, max_length=64)]
-    symbol: Annotated[str, about("VENUE:SYMBOL of its records", pattern=r"^[^:\s]+:\S+$", max_length=128)]
-    price_decimals: Annotated[int, about("digits after the point of a price", ge=0, le=9)] = 2
-    volume_decimals: Annotated[int, about("digits after the point of a volume", ge=0, le=9)] = 3
+    name: Annotated[str, about("name in answers and metrics", pattern=_NAME, max_length=64)]
+    symbol: Annotated[str, about("its records' VENUE:SYMBOL", pattern=r"^[^:\s]+:\S+$", max_length=128)]
+    price_decimals: Annotated[int, about("decimals of a price", ge=0, le=9)] = 2
+    volume_decimals: Annotated[int, about("decimals of a volume", ge=0, le=9)] = 3
     retention_tokens: Annotated[
         int, about("longest window, in tokens; the oldest whole bars are evicted", ge=64)
     ] = 4096
@@ -163,27 +164,27 @@ class SessionConfig(Table, frozen=True):
         ),
     ] = "carry"
     refresh_every: Annotated[
-        int, about("of exact: refresh after so many evicted bars; 0 is only when idle", ge=0)
+        int, about("exact only: refresh after this many evicted bars; 0 refreshes only when idle", ge=0)
     ] = 64
     refresh_idle: Annotated[
         Duration,
-        about("of exact: refresh when a bar was evicted and no new one came for this long; 0s is off"),
+        about("exact only: refresh when a bar was evicted and no new one came for this long; 0s is off"),
     ] = Duration(10 * SECOND)
     divergence_every: Annotated[
         Duration,
         about(
-            "of carry: how often a fresh window is prefilled to measure the divergence; 0s is never. "
+            "carry only: how often a fresh window is prefilled to measure the divergence; 0s is never. "
             "exact measures it at every refresh"
         ),
     ] = Duration(3600 * SECOND)
     warm_up_records: Annotated[
-        int, about("answers carry the flag warm_up until the model has read so many bars", ge=0)
+        int, about("answers carry the flag warm_up until the model has read this many bars", ge=0)
     ] = 10
     stale_after: Annotated[Duration, about("answers older than this carry the flag stale; 0s is off")] = OFF
     max_staleness: Annotated[
         Duration,
         about(
-            "deadline for reading a closed bar; near it the tape goes before asks. The device must have "
+            "deadline for reading a closed bar; close to it the tape goes before asks. The device must have "
             "the capacity; 0s is no deadline"
         ),
     ] = OFF
@@ -192,7 +193,7 @@ class SessionConfig(Table, frozen=True):
 class QuestionConfig(Table, frozen=True):
     """A standing question, answered for every data version."""
 
-    name: Annotated[str, about("its name in answers", pattern=_NAME, max_length=64)]
+    name: Annotated[str, about("name in answers", pattern=_NAME, max_length=64)]
     text: Annotated[str, about("the question as the model reads it", min_length=1)]
     choices: Annotated[
         tuple[str, ...], about("allowed answers, which must differ in their first token; empty is free text")
@@ -210,10 +211,10 @@ def _with_tables(name: str, connectors: Mapping[str, type[Connector]]) -> Any:
 if TYPE_CHECKING:
     _Kind = str
 else:
-    _Kind = Annotated[Literal[(*SOURCES, "none")], about("which of the tables below is used")]
+    _Kind = Annotated[Literal[(*SOURCES, "none")], about("which of the tables below to use")]
 
 
-# the base's fields follow from the modules of feeds.connectors: a type checker cannot see them
+# the modules of feeds.connectors define the base's fields: a type checker cannot see them
 class SourceConfig(_with_tables("SourceTables", SOURCES)):  # type: ignore[misc]
     """Where records come from."""
 
@@ -224,13 +225,13 @@ class SourceConfig(_with_tables("SourceTables", SOURCES)):  # type: ignore[misc]
     max_ahead: Annotated[
         Duration,
         about(
-            "a record stamped further ahead of this machine's clock is refused, because every later "
+            "a record stamped further ahead of this machine's clock is refused; otherwise every later "
             "record would count as late"
         ),
     ] = Duration(3600 * SECOND)
-    max_message_bytes: Annotated[int, about("a longer message is refused without decoding it", ge=256)] = (
-        1 << 20
-    )
+    max_message_bytes: Annotated[
+        int, about("longest message; longer ones are refused without decoding", ge=256)
+    ] = 1 << 20
 
     @property
     def connector(self) -> SourceConnector | None:
@@ -251,21 +252,21 @@ class SinkConfig(_with_tables("SinkTables", SINKS)):  # type: ignore[misc]  # as
 class QueryConfig(Table, frozen=True):
     """The ZeroMQ query socket, and limits on its clients."""
 
-    endpoint: Annotated[str, about('address bound; "" turns the socket off', pattern=r"^$|" + SOCKET)] = (
+    endpoint: Annotated[str, about('address to bind; "" turns the socket off', pattern=r"^$|" + SOCKET)] = (
         "tcp://127.0.0.1:7801"
     )
-    max_wait: Annotated[Duration, about("longest time to a reply")] = Duration(30 * SECOND)
+    max_wait: Annotated[Duration, about("longest wait for a reply")] = Duration(30 * SECOND)
     max_prompts: Annotated[
-        int, about("most prompts open at a time, those over HTTP included; 0 takes none", ge=0)
+        int, about("most prompts open at a time, including those over HTTP; 0 refuses all", ge=0)
     ] = 256
-    max_prompts_each: Annotated[int, about("most prompts open at a time by one client", ge=1)] = 64
+    max_prompts_each: Annotated[int, about("most prompts open at a time per client", ge=1)] = 64
 
 
 class HttpConfig(Table, frozen=True):
     """Metrics, health and prompts over HTTP."""
 
-    host: Annotated[str, about("address bound", min_length=1)] = "127.0.0.1"
-    port: Annotated[int, about("port bound; 0 picks a free one", ge=0, le=65535)] = 7800
+    host: Annotated[str, about("address to bind", min_length=1)] = "127.0.0.1"
+    port: Annotated[int, about("port to bind; 0 picks a free one", ge=0, le=65535)] = 7800
 
 
 class ProcessConfig(Table, frozen=True):
@@ -275,14 +276,14 @@ class ProcessConfig(Table, frozen=True):
         Literal["two", "inproc"],
         about("two: the engine has its own process; inproc: it shares the front's (for tests)"),
     ] = "two"
-    drain: Annotated[Duration, about("longest time that stopping may take")] = Duration(10 * SECOND)
+    drain: Annotated[Duration, about("longest time to stop")] = Duration(10 * SECOND)
 
 
 class LogConfig(Table, frozen=True):
     """What is logged, to standard error."""
 
-    level: Annotated[Literal["debug", "info", "warning", "error"], about("least severity logged")] = "info"
-    json: Annotated[bool, about("JSON lines instead of text")] = False
+    level: Annotated[Literal["debug", "info", "warning", "error"], about("lowest severity to log")] = "info"
+    json: Annotated[bool, about("log JSON lines instead of text")] = False
 
 
 class Config(Table, frozen=True):

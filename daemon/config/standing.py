@@ -1,4 +1,4 @@
-"""The standing questions of every session, as the configuration declares them."""
+"""Each session's standing questions, as configured."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""What the engine tells of its sessions: data versions, standing questions' answers, replies to asks.
+"""What the engine reports about its sessions: data versions, standing answers, replies to asks.
 
-An answer is filled here, once. The front adds what only it knows: input offsets, ages, time of publication.
+The engine fills each answer once. The front adds only what it alone knows: input offsets, ages, publication
+time.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ from scheduler.types import PriorityClass
 log = logging.getLogger(__name__)
 
 Emit = Callable[[protocol.EngineEvent], None]
-CANCELLED = Failure("cancelled", "nobody waited for the answer any more")
+CANCELLED = Failure("cancelled", "the request was cancelled")
 
 
 class Generated(NamedTuple):
-    """What the model answered; ``logit_gap`` is that of the first token."""
+    """What the model answered; ``logit_gap`` is the first token's."""
 
     text: str
     choice: str | None
@@ -46,7 +47,7 @@ class Generated(NamedTuple):
 def generated(
     request: Request, choices: Sequence[str] | None, decode: Callable[[list[int]], str]
 ) -> Generated:
-    """Of a finished request."""
+    """The answer of a finished request."""
     choice = request.chosen(choices)
     return Generated(
         decode(list(request.answer)) if choice is None else choice, choice, request.samples[0].gap
@@ -54,14 +55,14 @@ def generated(
 
 
 class Versions:
-    """Tells the front of every new data version. Called on the scheduler's thread."""
+    """Reports every new data version to the front. Called on the scheduler's thread."""
 
     def __init__(self, store: MetricStore, emit: Emit, inputs: dict[str, Mapping[str, int]]) -> None:
-        """``inputs``: kept for the sessions' files; see `daemon.engine.maintenance.Tiers`."""
+        """``inputs`` are kept for the sessions' files; see `daemon.engine.maintenance.Tiers`."""
         self._store, self._emit, self._inputs = store, emit, inputs
 
     def on_commit(self, tape: Tape, version: int, records: Sequence[TapeItem[Appended]]) -> None:
-        """A tape has a new version."""
+        """Report a tape's new version."""
         record = newest(records)
         self._inputs[tape.name] = {"last": record.last_offset, "safe": record.low_watermark}
         self._store.inc("foretick_versions_total", session=tape.name)
@@ -81,11 +82,11 @@ class Versions:
         )
 
     def on_drop(self, tape: Tape, records: Sequence[TapeItem[Appended]], failure: Failure) -> None:
-        """Nothing to tell: the flash evaluator flags the gap."""
+        """No report: the flash evaluator flags the gap."""
 
 
 class StandingAnswers:
-    """Has every version evaluated, and makes events of the answers, on the scheduler's thread."""
+    """Has every version evaluated and emits the answers as events, on the scheduler's thread."""
 
     def __init__(
         self,
@@ -159,7 +160,7 @@ class StandingAnswers:
 
 
 class _Times(NamedTuple):
-    """Of the newest record in a version, ns: event time, and monotonic time of arrival."""
+    """Times of a version's newest record, ns: event time, and monotonic time of arrival."""
 
     as_of: int
     ts_ring: int
@@ -174,7 +175,7 @@ class EngineAsks:
         self._built, self._scheduler, self._emit, self._clock = built, scheduler, emit, clock
         self._open: dict[int, Request] = {}
         self._times: defaultdict[str, dict[int, _Times]] = defaultdict(dict)
-        """By session and version: of the newest version, and of those that open asks read."""
+        """By session and version: the newest version, and those that open asks read."""
         scheduler.subscribe(self)
 
     def ask(self, ask: Ask) -> None:
@@ -202,17 +203,17 @@ class EngineAsks:
                 choices=prepared.choice_tokens,
             )
         )
-        self._open[ask.id] = request  # before submitting: the worker may be quicker than we are
+        self._open[ask.id] = request  # before submitting: the worker may finish first
         self._scheduler.submit(request)
 
     def cancel(self, number: int) -> None:
-        """Nobody waits for it any more."""
+        """Cancel an ask."""
         request = self._open.pop(number, None)
         if request is not None:
             self._scheduler.cancel(request.id)
 
     def on_commit(self, tape: Tape, version: int, records: Sequence[TapeItem[Appended]]) -> None:
-        """Keep the times of the new version, and those of the older ones that open asks read."""
+        """Record the new version's times; keep those of older versions that open asks read."""
         record, times = newest(records), self._times[tape.name]
         read = {request.version for request in list(self._open.values()) if request.session == tape.name}
         for old in [each for each in times if each not in read]:
@@ -220,7 +221,7 @@ class EngineAsks:
         times[version] = _Times(record.ts_last_event, record.ts_ring)
 
     def on_drop(self, tape: Tape, records: Sequence[TapeItem[Appended]], failure: Failure) -> None:
-        """The newest version stays what it is."""
+        """The newest version does not change."""
 
     def _done(self, ask: Ask, request: Request) -> None:
         self._open.pop(ask.id, None)

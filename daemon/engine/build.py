@@ -1,4 +1,4 @@
-"""From configuration to a warmed engine: model, pool size, tapes."""
+"""Builds a warmed engine from the configuration: model, pool size, tapes."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class Built:
     costs: OnlineCosts
 
     def prepare(self, question: Question) -> Prepared:
-        """A question rendered and encoded for this model. Raises ValueError for an empty choice."""
+        """Render and encode a question for this model. Raises ValueError for an empty choice."""
         choices = tuple(map(self.prompt.choice, question.choices)) if question.choices else None
         return Prepared(tuple(self.prompt.question(question.text)), choices, self.prompt.stop_ids)
 
 
 def register(registry: Registry, asked: Asked) -> Standing:
-    """Let a declared question stand. Raises SettingError naming its key."""
+    """Register a declared standing question. Raises SettingError naming its key."""
     try:
         return registry.register(asked.session, asked.question)
     except BadQuestion as error:
@@ -66,7 +66,7 @@ def limits_of(config: Config) -> Limits:
 
 
 def costs_of(config: Config) -> OnlineCosts:
-    """What the device takes, to begin with. Raises SettingError for a profile that cannot be used."""
+    """The device's costs before any measured pass. Raises SettingError for an unusable profile."""
     name, size = config.scheduler.profile, config.pool.block_size
     if not name:
         return OnlineCosts(guess(size))
@@ -75,13 +75,16 @@ def costs_of(config: Config) -> OnlineCosts:
     except ValueError as error:
         raise SettingError("scheduler.profile", str(error)) from error
     if profile.block_size != size:
-        message = f"{name} was made for blocks of {profile.block_size} tokens, pool.block_size is {size}"
-        raise SettingError("scheduler.profile", message)
+        raise SettingError(
+            "scheduler.profile",
+            f"{name} was measured with blocks of {profile.block_size} tokens, but pool.block_size is {size}: "
+            f"set it to {profile.block_size}, or measure with `foretick profile`",
+        )
     return OnlineCosts(profile)
 
 
 def load(config: Config) -> tuple[LoadedModel, PromptFormat]:
-    """The model, proven by its canary. Raises SettingError naming the key at fault."""
+    """Load the model and run its canary. Raises SettingError naming the key at fault."""
     settings = config.model
     path = Path(settings.path) if settings.path else embedded_directory(seed=settings.seed)
     try:
@@ -91,14 +94,14 @@ def load(config: Config) -> tuple[LoadedModel, PromptFormat]:
     except (ModelError, ValueError) as error:
         raise SettingError("model.device" if "device" in str(error) else "model.path", str(error)) from error
     if loaded.untrained:
-        log.warning("the model is UNTRAINED: its answers are not advice, they only exercise the way")
+        log.warning("the model is UNTRAINED: its answers are not advice; they only exercise the pipeline")
     return loaded, prompt
 
 
 def build(config: Config, versions: Mapping[str, int]) -> Built:
-    """Load, size the pool and open every session's tape, to go on counting versions from ``versions``.
+    """Load the model, size the pool and open every session's tape; versions continue from ``versions``.
 
-    Computes apart: the device is another thread's. Raises SettingError naming the key at fault.
+    Runs in a thread of its own, because another one will use the device. Raises SettingError naming the key.
     """
     return in_own_thread(lambda: _build(config, versions))
 
@@ -110,7 +113,7 @@ def _build(config: Config, versions: Mapping[str, int]) -> Built:
     loaded, prompt = load(config)
     blocks = config.pool.blocks or pool_blocks(config, len(prompt.frozen))
     size = config.pool.block_size
-    # what the cell budget does not take; in any case the frozen prefix, which all sessions share
+    # the pool less the cell budget; at least the frozen prefix, which all sessions share
     cached = max(int(blocks * size * (1 - config.scheduler.cell_budget)), len(prompt.frozen))
     engine = Engine(
         loaded, blocks=blocks, block_size=size, frame_limit=config.pool.frame_limit, cache_tokens=cached
@@ -135,7 +138,7 @@ def _build(config: Config, versions: Mapping[str, int]) -> Built:
 
 
 def fresh_tokens(config: Config) -> int:
-    """The most tokens of freshly prefilled windows that are in the pool at a time."""
+    """The most tokens of freshly prefilled windows in the pool at a time."""
     exact = sum(s.retention_tokens for s in config.sessions if s.semantics == "exact")
     compared = (s.retention_tokens for s in config.sessions if s.semantics == "carry" and s.divergence_every)
     return exact + max(compared, default=0)
@@ -144,9 +147,9 @@ def fresh_tokens(config: Config) -> int:
 def pool_blocks(config: Config, frozen_tokens: int) -> int:
     """Blocks for every session at its retention, twice over.
 
-    A tape needs its window and one batch, an `exact` one also the window that replaces it, and for all
-    others together there is room for one that is only compared. Forks that read old versions keep what was
-    evicted meanwhile, and the cell budget promises its share of the pool to questions.
+    A tape needs its window and one batch. An `exact` tape also needs the window that replaces it; the others
+    share room for one window that is only compared. Forks that read old versions keep what was evicted
+    meanwhile, and the cell budget reserves its share of the pool for questions.
     """
     size = config.pool.block_size
     batch = config.scheduler.max_batch_tokens

@@ -1,7 +1,7 @@
 """The engine side of the daemon: starts its threads, carries out commands, drains.
 
 The same object runs in its own process (`daemon.engine.process`) or in the front's (`inproc` mode, tests): it
-takes commands, emits events, and does not know which. `daemon.engine.wiring` makes it.
+takes commands and emits events in either. `daemon.engine.wiring` builds it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ HEARTBEAT_S = 1.0
 class EngineHost:
     """Runs the engine over one ring. ``emit`` is called from several threads.
 
-    ``stop_background``, called between two batches, gives up the work that a stop does not wait for.
+    ``stop_background`` is called between two batches; it cancels the work that a stop does not wait for.
     """
 
     ready: protocol.Ready
@@ -50,7 +50,7 @@ class EngineHost:
     _running: list[threading.Thread] = field(default_factory=list)
 
     def start(self) -> None:
-        """Begin; emits `Ready` first."""
+        """Start; emits `Ready` first."""
         warm_up()
         self.emit(self.ready)
         self.worker.start()
@@ -62,7 +62,7 @@ class EngineHost:
             thread.start()
 
     def handle(self, command: protocol.Command) -> None:
-        """Carry out one command; answers come as events. A command that fails is an event, too."""
+        """Carry out one command; results and failures are emitted as events."""
         try:
             self._dispatch(command)
         except Exception as error:
@@ -73,7 +73,7 @@ class EngineHost:
             self.emit(failure)
 
     def stop(self, drain_s: float) -> None:
-        """Take what the ring holds and finish it within ``drain_s`` seconds; emits `Stopped` last."""
+        """Finish what the ring holds within ``drain_s`` seconds; emits `Stopped` last."""
         deadline = time.monotonic() + drain_s
         self.threads.expect_end()
         self._stopping.set()

@@ -1,4 +1,4 @@
-"""From the ring to the tapes: the data plane's thread, and how many of its bars still wait for the engine."""
+"""The data plane's thread: from the ring to the tapes, counting the bars that wait for the engine."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from scheduler.scheduler import Scheduler
 from scheduler.tapes import Records, TapeItem
 
 MAX_WAITING = 256
-"""Bars waiting for the engine above which the ring is left alone: it pauses or drops as its kind says."""
+"""Limit of bars waiting for the engine. Above it the ring is not read: it pauses or drops as configured."""
 
 
 class Appended(NamedTuple):
-    """A bar as the data plane made it, and the number of bars that its session got before."""
+    """A bar from the data plane, and the number of bars its session had before."""
 
     record: TapeRecord
     ordinal: int
 
 
 def newest(records: Sequence[TapeItem[Appended]]) -> TapeRecord:
-    """The last of a version's records."""
+    """The newest record of a version."""
     return records[-1].payload.record
 
 
 def has_gap(payload: Appended) -> bool:
-    """Data was lost before this record."""
+    """Whether data was lost before this record."""
     return bool(payload.record.flags & GAP)
 
 
@@ -52,7 +52,7 @@ def inputs_of(payloads: Sequence[Appended]) -> Inputs:
 
 
 class EngineInput:
-    """Appends what the ring brings; `run` is the data plane's thread."""
+    """Appends the ring's records to the tapes; `run` is the data plane's thread."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class EngineInput:
         self._stop = threading.Event()
         self._ended = threading.Event()
         self._leave_ring = threading.Event()
-        """Set by `end` and by `stop`: the data plane's endless loop returns."""
+        """Set by `end` and by `stop`: ends the data plane's loop."""
         bars = config.bars
         self._plane = DataPlane(
             ring,
@@ -88,9 +88,10 @@ class EngineInput:
         scheduler.subscribe(self)
 
     def run(self, idle: Callable[[], bool], on_end: Callable[[], None]) -> None:
-        """Until `stop`, then what the ring still holds.
+        """Run until `stop`, then take what the ring still holds.
 
-        After `end`, ``on_end`` is called when all input is answered: none waits and the worker is ``idle()``.
+        After `end`, ``on_end`` is called when all input is answered: no bar waits and the worker is
+        ``idle()``.
         """
         self._plane.run(self._leave_ring)
         if self._ended.is_set() and self._finish(idle):
@@ -99,17 +100,17 @@ class EngineInput:
             pass
 
     def end(self) -> None:
-        """The source has nothing more."""
+        """The source has ended."""
         self._ended.set()
         self._leave_ring.set()
 
     def stop(self) -> None:
-        """Take what the ring holds, and return."""
+        """Take what the ring holds, then return from `run`."""
         self._stop.set()
         self._leave_ring.set()
 
     def on_commit(self, tape: Tape, version: int, records: Records) -> None:
-        """They wait no longer."""
+        """These bars no longer wait."""
         self._count(-len(records))
 
     def on_drop(self, tape: Tape, records: Records, failure: Failure) -> None:
@@ -130,13 +131,13 @@ class EngineInput:
         )
 
     def _finish(self, idle: Callable[[], bool]) -> bool:
-        """All that is left, at the engine's pace, and the open bars; False when `stop` ended it early."""
+        """Take the rest, at the engine's pace, and close the open bars; False if `stop` came first."""
         while self._ring.fill and not self._stop.is_set():
             if not self._plane.step():
                 self._stop.wait(0.001)
         if not self._stop.is_set():
             self._plane.flush()
-        # in this order: what no longer waits is committed, and what a commit started ends before idleness
+        # In this order: bars that no longer wait are committed, and the worker is idle only after their work.
         while not (self._waiting == 0 and idle()):
             if self._stop.wait(0.005):
                 return False

@@ -24,13 +24,13 @@ from regions.tape import Tape, compact_one
 log = logging.getLogger(__name__)
 
 AUDIT_NS = 60 * 10**9
-"""The pool's block metadata is checked at most so often."""
+"""Least time between two audits of the pool's block metadata."""
 _NS = 1e-9
 
 
 @dataclass(frozen=True)
 class Tiers:
-    """Where KV goes that the pool has no room for; both None: nowhere.
+    """Where KV goes when the pool is full; both None: nowhere.
 
     ``inputs``: the input offsets of each session's newest version, for the files.
     """
@@ -74,7 +74,7 @@ def tiers_of(
 
 
 def identity_of(engine: Engine, frozen: Sequence[int]) -> Identity:
-    """What the KV of sessions behind ``frozen`` depends on."""
+    """Identity of the model and settings that the KV behind ``frozen`` depends on."""
     model = engine.model
     return Identity.of(
         engine.pool, model=f"{model.name}@{model.revision}", tokenizer=_digest(model.tokenizer), frozen=frozen
@@ -88,10 +88,10 @@ def _digest(tokenizer: Any) -> str:
 
 
 class Maintenance:
-    """The worker's idle hook: each call does one piece and says when it wants the next one.
+    """The worker's idle hook: each call does one piece of work and says when it wants the next call.
 
-    Finished copies are noticed, then one idle session is offloaded or one fragmented window compacted. When
-    neither is left, the pool's block metadata is checked. ``clock`` gives ns.
+    A call notes finished copies, then offloads one idle session or compacts one fragmented window. If there
+    is neither, it audits the pool's block metadata. ``clock`` gives ns.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Maintenance:
         self._next_audit = clock()
 
     def __call__(self) -> float | None:
-        """Do a piece; seconds until the next is due, None: not before there was work."""
+        """Do one piece; returns seconds until the next is due, None: not before new work arrives."""
         host, residency = self._tiers.host, self._tiers.residency
         if host is not None:
             host.poll()
@@ -125,5 +125,5 @@ class Maintenance:
             try:
                 pool.check_integrity()
             except AssertionError as error:
-                log.error("the KV pool's block metadata is inconsistent: %s", error)
+                log.error("the KV pool's block metadata is inconsistent (a defect, report it): %s", error)
                 self._store.inc("foretick_integrity_failures_total")

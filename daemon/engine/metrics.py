@@ -1,4 +1,4 @@
-"""The engine's metrics: requests and batches as the scheduler tells of them, memory with each heartbeat."""
+"""The engine's metrics: requests and batches as the scheduler reports them, memory with each heartbeat."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class EngineObserver(Observer):
         self._drafts = {each: store.counter("foretick_draft_tokens_total", outcome=each) for each in DRAFTS}
 
     def queue_wait(self, cls: PriorityClass, ns: int) -> None:
-        """From queued to the first batch."""
+        """Time from queued to the first batch."""
         self._store.observe("foretick_stage_seconds", ns, stage=f"queue_{self._names[cls]}")
 
     def batch(self, tokens: Mapping[PriorityClass, int], rows: int, forward_ns: int) -> None:
-        """A forward pass ended; the pool is counted here, once a pass."""
+        """Count a forward pass, and the pool's blocks after it."""
         self._store.inc("foretick_batches_total")
         for cls, count in tokens.items():
             self._store.inc("foretick_batch_tokens_total", count, **{"class": self._names[cls]})
@@ -56,16 +56,16 @@ class EngineObserver(Observer):
         self._store.set("foretick_pool_blocks", used, state="used")
 
     def preempted(self, request: Request, how: Event, by: Work) -> None:
-        """A request left the pool for other work."""
+        """A request was preempted."""
         self._preemptions[_KINDS[how], self._names[request.cls], self._names[by.cls]].inc()
 
     def speculated(self, drafted: int, accepted: int) -> None:
-        """Guessed tokens were verified."""
+        """Draft tokens were verified."""
         self._drafts["accepted"].inc(accepted)
         self._drafts["rejected"].inc(drafted - accepted)
 
     def ended(self, request: Request) -> None:
-        """A request's whole history; one that came after the end has none, and may end on another thread."""
+        """Count a request's whole history. One refused after the end has none; its thread may be another."""
         cls = self._names[request.cls]
         for reason, ns in request.waits.items():
             self._waits[cls, reason if reason in WAIT_REASONS else OTHER].inc(ns)
@@ -83,23 +83,23 @@ class EngineObserver(Observer):
             log.debug("%s", history(request))
 
     def out_of_memory(self, *, retried: bool) -> None:
-        """A forward pass found no memory."""
+        """A forward pass ran out of memory."""
         self._store.inc("foretick_oom_total", outcome="retried" if retried else "failed")
 
     def evicted(self, session: str, tokens: int) -> None:
-        """A tape's oldest records left."""
+        """A tape's oldest records were evicted."""
         self._store.inc("foretick_evicted_tokens_total", tokens, session=session)
 
     def refreshed(self, session: str) -> None:
-        """An exact session goes on from a fresh window."""
+        """An exact session switched to a fresh window."""
         self._store.inc("foretick_refreshes_total", session=session)
 
     def refresh_restarted(self) -> None:
-        """A window was evicted before it was prefilled again."""
+        """A window was evicted before its refresh finished."""
         self._store.inc("foretick_refresh_restarts_total")
 
     def compared(self, session: str, found: Sequence[Divergence]) -> None:
-        """Standing questions were answered from the carried and from a fresh state."""
+        """Standing questions were answered from both the carried and a fresh state."""
         self._store.inc("foretick_divergence_samples_total", len(found), session=session)
         agreeing = sum(divergence.agrees for divergence in found)
         self._store.inc("foretick_divergence_agreements_total", agreeing, session=session)
@@ -107,19 +107,19 @@ class EngineObserver(Observer):
         self._store.set("foretick_divergence_kl_nats", mean, session=session)
 
     def depth(self, waiting: Mapping[PriorityClass, int], live: Mapping[PriorityClass, int]) -> None:
-        """Work by class after a step."""
+        """Requests by class after a step."""
         for cls, name in self._names.items():
             self._store.set("foretick_waiting_requests", waiting[cls], **{"class": name})
             self._store.set("foretick_live_requests", live[cls], **{"class": name})
 
 
 def history(request: Request) -> str:
-    """One line on an ended request: why and how long it waited, whom it made room for, what it reused."""
+    """One log line about an ended request: how long it waited and why, who preempted it, what it reused."""
     waits = ", ".join(f"{reason} {ns / 1e6:.1f} ms" for reason, ns in request.waits.items()) or "not at all"
-    victims = ", ".join(map(str, request.preempted_by)) or "nobody"
+    preempted_by = ", ".join(map(str, request.preempted_by)) or "none"
     return (
         f"request {request.id} ({request.cls.name.lower()}, {request.session or 'no session'}) "
-        f"{request.state.value}: waited {waits}; made room for {victims}; "
+        f"{request.state.value}: waited {waits}; preempted by {preempted_by}; "
         f"{len(request.prompt)} + {len(request.output)} tokens, reused {request.cached_tokens}, "
         f"recomputed {request.recomputed_tokens}, swapped {request.swapped_tokens}, "
         f"invalidated {request.total_tokens_invalidated}, drafts {request.accepted}/{request.drafted}"
@@ -127,7 +127,7 @@ def history(request: Request) -> str:
 
 
 class MemoryMetrics:
-    """Writes the metrics of pool, prefix cache and tiers, of which it is the only writer.
+    """Writes the metrics of pool, prefix cache and tiers, as their only writer.
 
     Called with every heartbeat, on its thread. It reads counters of the worker's thread: each is a whole
     number, at most one pass old.

@@ -1,7 +1,7 @@
-"""The engine in a process of its own: attaches the ring and the metrics, serves commands over ZeroMQ ipc.
+"""The engine in its own process: attaches the ring and the metrics, serves commands over ZeroMQ ipc.
 
-Started by the front as ``python -m daemon.engine.process`` with a pickled `EngineSpec` on standard input,
-which then stays open: its end means that the front is gone.
+The front starts it as ``python -m daemon.engine.process`` with a pickled `EngineSpec` on standard input,
+which then stays open: end of file means that the front is gone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ EXIT_FATAL = 3
 
 
 class EventSocket:
-    """Sends events from any thread: a socket may change threads when calls are serialised."""
+    """Sends events from any thread: ZeroMQ lets a socket change threads if calls are serialised."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
         self._lock = threading.Lock()
@@ -47,14 +47,14 @@ class EventSocket:
             self._socket.send(protocol.encode(event))
 
     def close(self) -> None:
-        """Close when what was queued is sent."""
+        """Close once everything queued is sent."""
         with self._lock:
             self._socket.close()
 
 
 def main() -> int:
-    """Run until the front says stop or disappears; the exit status."""
-    # A Ctrl-C or a service manager's signal reaches the whole group; the front decides what happens.
+    """Run until the front says stop or disappears; returns the exit status."""
+    # Signals from Ctrl-C or a service manager reach the whole group; the front decides what happens.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     spec: EngineSpec = pickle.load(sys.stdin.buffer)
@@ -91,13 +91,13 @@ def _serve(spec: EngineSpec, commands: zmq.Socket[bytes], events: EventSocket) -
 
 
 def _wait_for_end(descriptor: int) -> None:
-    # not through the buffered reader: its lock would abort the interpreter's own end
+    # os.read, not the buffered reader, whose lock would abort the interpreter at exit
     while os.read(descriptor, 1):
         pass
 
 
 def _exit(name: str, why: str) -> None:
-    """Without standard input nothing would tell this process that the front is gone."""
+    """Exit: without standard input this process could not notice that the front is gone."""
     log.error("%s ended (%s): the front is gone; ending", name, why)
     os._exit(1)
 

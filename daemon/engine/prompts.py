@@ -1,9 +1,9 @@
-"""Prompts without a session on the engine's side: text to tokens, requests of class POOL, answers to events.
+"""The engine's side of prompts without a session: text to tokens, requests of class POOL, answers to events.
 
-A prompt is read as plain text: the tokenizer's begin-of-text token, if it has one, and then what the client
-wrote, with no chat template and no system prompt around it. Special tokens that the text spells out are read
-as such, so a client may bring a template of its own. Each appended piece is encoded on its own; the pieces'
-tokens are joined, which need not be the tokens of the joined text.
+A prompt is plain text: the tokenizer's begin-of-text token, if it has one, then the client's text, without
+chat template or system prompt. Special tokens spelled out in the text are recognised, so a client may bring
+its own template. Each appended piece is encoded separately; the concatenated tokens may differ from the
+tokens of the whole text.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from scheduler.scheduler import Scheduler
 from scheduler.types import PriorityClass
 
 NAME = "prompt"
-"""What such a request is called in messages, where others name their session."""
+"""Name of such a request in messages, in place of a session's."""
 
 
 @dataclass
 class LivePrompt:
-    """A prompt the scheduler works on. ``tokens``: its length, as of the newest input."""
+    """A prompt in the scheduler. ``tokens``: its length as of the newest input."""
 
     request: Request
     tokens: int
@@ -38,7 +38,7 @@ class LivePrompt:
 class EnginePrompts:
     """All live prompts. Commands come from one thread; answers go out on the scheduler's.
 
-    ``open_prompt`` makes the reader of a prompt. No prompt and answer may take more than ``most_tokens``
+    ``open_prompt`` makes a prompt's reader. Prompt and answer together may take at most ``most_tokens``
     positions. Clients are not authenticated, so all share one salt and thus the prefix cache.
     """
 
@@ -60,7 +60,7 @@ class EnginePrompts:
         self._live: dict[str, LivePrompt] = {}
 
     def handle(self, command: protocol.PromptCommand) -> None:
-        """Carry out one command. What is meant for a prompt that has ended is ignored: its end was told."""
+        """Carry out one command. Commands for an ended prompt are ignored: the front knows of its end."""
         if isinstance(command, protocol.OpenPrompt):
             self._open(command)
             return
@@ -118,16 +118,16 @@ class EnginePrompts:
         self._emit(PromptReply(command.id, command.prompt, length))
 
     def _fits(self, prompt: str, tokens: int, request: Request) -> bool:
-        """Whether there are positions for it and its answer; if not, that is told."""
+        """Whether prompt and answer fit into the positions; reports the failure if not."""
         needed = tokens + request.spec.max_tokens
         if needed <= self._most_tokens:
             return True
-        message = f"prompt and answer take up to {needed} positions, there are {self._most_tokens}"
+        message = f"prompt and answer take up to {needed} positions, but the limit is {self._most_tokens}"
         self._emit(protocol.PromptFailed(prompt, "too_long", message))
         return False
 
     def _choices(self, choices: tuple[str, ...]) -> tuple[int, ...] | None:
-        """First token of each choice as it is written, for it goes on right behind the prompt."""
+        """First token of each choice as written, since it directly follows the prompt."""
         if not choices:
             return None
         if not all(choices):
@@ -138,14 +138,14 @@ class EnginePrompts:
 
     def _done(self, command: protocol.OpenPrompt, request: Request) -> None:
         if self._live.pop(command.prompt, None) is None:
-            return  # its end was told when it was refused
+            return  # its end was reported when it was refused
         if request.state is not State.FINISHED:
             failure = request.error or CANCELLED
             self._emit(protocol.PromptFailed(command.prompt, failure.code, failure.message))
             return
         found = generated(request, command.request.choices, self._format.decode)
         first = request.first(Event.KV_ON_GPU)
-        assert first is not None  # it has an answer
+        assert first is not None  # already answered
         self._emit(
             FinishReply(
                 id=command.request.id,

@@ -1,4 +1,4 @@
-"""What the engine process is started with. Apart from the engine, so that the front never imports torch."""
+"""What the engine process is started with. A separate module, so that the front never imports torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from daemon.config.schema import Config
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """What the engine process is told at its start."""
+    """The engine process's start-up arguments."""
 
     config: Config
     ring: str

@@ -1,4 +1,4 @@
-"""Who is constructed with what in the engine."""
+"""Constructs the engine's parts and connects them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def wire_engine(
     source: str,
     executor: Executor | None = None,
 ) -> EngineHost:
-    """The engine over one ring. Raises SettingError for a standing question that cannot stand.
+    """The engine over one ring. Raises SettingError for an unusable standing question.
 
     ``executor`` replaces the engine's (tests).
     """
@@ -52,7 +52,7 @@ def wire_engine(
         register(registry, asked)
     observer = EngineObserver(store, engine.pool)
     scheduler = scheduler_of(config, built, observer, executor)
-    # Listeners hear of a commit in this order: what a version is, then what is asked of it.
+    # Order of listeners on a commit: first those that record the version, then those that query it.
     entering = EngineInput(config, ring, source, prompt.encode, built.tapes, scheduler, store)
     scheduler.subscribe(Versions(store, emit, built.tiers.inputs))
     asks = EngineAsks(built, scheduler, emit)
@@ -86,7 +86,7 @@ def wire_engine(
 def scheduler_of(
     config: Config, built: Built, observer: Observer, executor: Executor | None = None
 ) -> Scheduler:
-    """The scheduler of a daemon: its policy, and what it knows of prefix cache, host tier and device."""
+    """The daemon's scheduler: its policy, prefix cache, host tier and cost model."""
     settings, engine, clock = config.scheduler, built.engine, time.monotonic_ns
     ordering = Ordering(settings.policy, settings.k)
     return Scheduler(
@@ -106,7 +106,7 @@ def scheduler_of(
 def refresher_of(
     config: Config, built: Built, scheduler: Scheduler, registry: Registry, observer: Observer
 ) -> Refresher:
-    """What keeps exact sessions fresh and compares the states of all."""
+    """Keeps exact sessions fresh, and compares carried with fresh states of all sessions."""
 
     def policy(s: SessionConfig) -> RefreshPolicy:
         return RefreshPolicy(s.semantics == "exact", s.refresh_every, s.refresh_idle, s.divergence_every)
@@ -127,5 +127,5 @@ def refresher_of(
 
 
 def _soonest(*hooks: Callable[[], float | None]) -> float | None:
-    """Call every idle hook; the seconds until the first of them is due again."""
+    """Call every idle hook; returns the seconds until the first is due again."""
     return min((wait for hook in hooks if (wait := hook()) is not None), default=None)

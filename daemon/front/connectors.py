@@ -25,7 +25,7 @@ def make_routes(config: Config) -> list[Route]:
 
 
 def _opened(config: Config, table: str, name: str, open_: Callable[[str, float], T]) -> T:
-    # what closing a broker's client may add to the drain, at most twice
+    # closing a broker's client may add this to the drain, at most twice
     stop_timeout_s = max(0.5, config.process.drain / 4e9)
     try:
         return open_(name, stop_timeout_s)

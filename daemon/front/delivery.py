@@ -1,7 +1,7 @@
-"""Messages to their sinks: a queue for every session and sink, so that no sink waits for another.
+"""Delivers messages to sinks: one queue per session and sink, so that no sink waits for another.
 
-Dead letters have queues of their own. What is in one queue goes out in order. A broker that is away holds up
-neither other sessions nor the ZeroMQ subscribers of the same one.
+Dead letters have their own queues. Each queue is delivered in order. A broker that is down delays neither
+other sessions nor the same session's ZeroMQ subscribers.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from feeds.source import PublishRefused, Sink, SinkStopped
 log = logging.getLogger(__name__)
 
 BACKLOG = 4096
-"""Messages waiting for their sinks above which a source that can wait is paused."""
+"""Limit of messages waiting for their sinks; above it a source that can wait is paused."""
 
 
 class Outcome(IntEnum):
-    """How a message fared; of several sinks the worst counts."""
+    """What happened to a message; with several sinks, the worst outcome counts."""
 
     DELIVERED = 0
-    """Every sink has it."""
+    """Every sink acknowledged it."""
     REFUSED = 1
-    """A sink will never take it, or it gave way to newer ones."""
+    """A sink refused it for good, or dropped it for newer messages."""
     STOPPED = 2
-    """A sink was stopped before it had it."""
+    """A sink stopped before acknowledging it."""
 
 
 Done = Callable[[Outcome], None]
@@ -46,15 +46,15 @@ class _Outgoing:
     headers: Mapping[str, bytes]
     done: Done
     open: int
-    """Sinks that still have to take it."""
+    """Sinks that have not finished with it."""
     outcome: Outcome = Outcome.DELIVERED
 
 
 class Delivery:
-    """Delivers over ``routes`` what is put into the ``queues``.
+    """Delivers the messages put into ``queues`` over ``routes``.
 
-    ``lossless``: nothing is ever dropped, since the source can wait: ``gate(False)`` asks it to above
-    ``backlog`` messages. Otherwise a queue that holds ``backlog`` messages for a sink drops its oldest.
+    ``lossless``: the source can wait, so nothing is dropped; above ``backlog`` messages ``gate(False)``
+    pauses it. Otherwise a queue that holds ``backlog`` messages for a sink drops its oldest.
     """
 
     def __init__(
@@ -69,11 +69,11 @@ class Delivery:
         self._tasks = Tasks()
         self._names: list[str] = []
         self.waiting = 0
-        """Messages that not every sink has acknowledged or refused."""
+        """Messages that some sink has neither acknowledged nor refused."""
         self.gate: Callable[[bool], None] = lambda _open: None
 
     def start(self, tasks: Tasks) -> None:
-        """Begin delivering, in one of ``tasks`` for each session and sink."""
+        """Start delivering, in one of ``tasks`` per session and sink."""
         self._tasks = tasks
         for (session, index), queue in self._queues.items():
             sink = self._routes[index].sink
@@ -82,7 +82,7 @@ class Delivery:
             tasks.start(name, partial(self._deliver_all, sink, queue))
 
     async def stop(self, drain_s: float) -> int:
-        """Deliver what waits, at most ``drain_s`` seconds; returns how many messages are left."""
+        """Deliver waiting messages for at most ``drain_s`` seconds; returns how many are left."""
         for queue in self._queues.values():
             queue.put_nowait(None)
         running = [task for name in self._names if (task := self._tasks.expect_end(name)) is not None]
@@ -94,7 +94,7 @@ class Delivery:
         return self.waiting
 
     def put(self, name: str, message: AnyMessage, key: str, headers: Mapping[str, bytes], done: Done) -> None:
-        """Into the queue ``name``; ``done`` is called once, when no sink has anything more to do with it."""
+        """Append to the queue ``name``; ``done`` is called once, when every sink has finished with it."""
         takers = [(i, topic) for i, route in enumerate(self._routes) if (topic := route.topic(message))]
         self.waiting += 1
         outgoing = _Outgoing(encode(message), key.encode(), headers, done, max(1, len(takers)))
@@ -110,10 +110,10 @@ class Delivery:
 
     def _drop_oldest(self, sink: Sink, queue: asyncio.Queue[tuple[str, _Outgoing] | None]) -> None:
         oldest = queue.get_nowait()
-        if oldest is None:  # stopping: the mark stays
+        if oldest is None:  # stopping: the end marker stays
             queue.put_nowait(None)
             return
-        log.warning("%s is behind by %d messages: the oldest gives way", sink.name, self._backlog)
+        log.warning("%s is behind by %d messages: dropping the oldest", sink.name, self._backlog)
         self._finish(oldest[1], Outcome.REFUSED)
 
     async def _deliver_all(self, sink: Sink, queue: asyncio.Queue[tuple[str, _Outgoing] | None]) -> None:
@@ -122,7 +122,7 @@ class Delivery:
             batch = [await queue.get()]
             while not queue.empty():
                 batch.append(queue.get_nowait())
-            ended = batch[-1] is None  # the mark is the last thing put
+            ended = batch[-1] is None  # the end marker is put last
             await asyncio.gather(*(self._deliver(sink, *item) for item in batch if item))
 
     async def _deliver(self, sink: Sink, topic: str, outgoing: _Outgoing) -> None:
@@ -132,7 +132,7 @@ class Delivery:
             outcome = Outcome.DELIVERED
         except SinkStopped:
             outcome = Outcome.STOPPED
-        # it can never be delivered, so its records count as done with
+        # it can never be delivered, so its records count as acknowledged
         except PublishRefused as error:
             log.error("%s refused a message for good: %s", sink.name, error)
         except Exception:

@@ -34,18 +34,18 @@ ENGINE = (sys.executable, "-m", "daemon.engine.process")
 
 
 class EngineClient(Protocol):
-    """An engine to talk to. Events arrive on the event loop."""
+    """A connection to an engine. Events arrive on the event loop."""
 
     async def start(self, on_event: OnEvent, on_gone: OnGone) -> None:
-        """Start the engine; `Ready` or `Fatal` follows as an event. ``on_gone``: it ended unasked."""
+        """Start the engine; `Ready` or `Fatal` follows as an event. ``on_gone``: it ended unexpectedly."""
         ...
 
     def send(self, command: protocol.Command) -> None:
-        """Hand over one command."""
+        """Send one command."""
         ...
 
     async def close(self, timeout_s: float) -> None:
-        """After `Stopped`, or to end the engine whatever it does."""
+        """Close after `Stopped`, or end the engine by force."""
         ...
 
 
@@ -94,12 +94,12 @@ class ProcessEngine:
         self._tasks.start(PROCESS, partial(self._watch, self._process, on_gone), returns=True)
 
     def send(self, command: protocol.Command) -> None:
-        """Hand over one command."""
-        # the high-water mark is off, so sending completes at once
+        """Send one command."""
+        # there is no high-water mark, so sending never blocks
         self._commands.send(protocol.encode(command), zmq.NOBLOCK)
 
     async def close(self, timeout_s: float) -> None:
-        """Wait for the child's end, then end it."""
+        """Wait for the child to end; kill it after the time limit."""
         self._closing = True
         if self._process is not None:
             try:
@@ -133,7 +133,7 @@ class ProcessEngine:
 class InprocEngine:
     """The engine in this process, for tests and embedding: the same host, the same structs.
 
-    ``make_host``, called in a thread, builds one that emits to what it is given.
+    ``make_host``, called in a thread, builds a host that emits to the given function.
     """
 
     def __init__(self, make_host: Callable[[OnEvent], EngineHost]) -> None:
@@ -146,7 +146,7 @@ class InprocEngine:
         loop = asyncio.get_running_loop()
 
         def emit(event: protocol.EngineEvent) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop closed: nobody listens any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed: drop the event
                 loop.call_soon_threadsafe(on_event, event)
 
         def start() -> EngineHost:
@@ -160,16 +160,16 @@ class InprocEngine:
             on_event(protocol.Fatal(error.key, error.message))
 
     def send(self, command: protocol.Command) -> None:
-        """Hand over one command."""
+        """Carry out one command."""
         if self._host is None:
             return
-        if isinstance(command, protocol.StopEngine):  # it blocks until drained
+        if isinstance(command, protocol.StopEngine):  # blocks until drained
             self._stopping = asyncio.create_task(asyncio.to_thread(self._host.handle, command))
         else:
             self._host.handle(command)
 
     async def close(self, timeout_s: float) -> None:
-        """Wait for the host's end."""
+        """Wait for the host to end."""
         if self._stopping is not None:
             await asyncio.wait_for(self._stopping, timeout_s)
         elif self._host is not None:

@@ -1,4 +1,4 @@
-"""The front's engine: started over a ring of its own, watched, drained, and started again when it ends."""
+"""Runs the front's engine: starts it over its own ring, watches, drains and restarts it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from ingest.ring import Mode, Ring
 log = logging.getLogger(__name__)
 
 Connect = Callable[[Ring, int], EngineClient]
-"""An engine for a ring, to be woken through a file descriptor."""
+"""An engine for a ring, woken through a file descriptor."""
 
 SILENT_S = 30.0
-"""Without an event for so long the engine counts as hanging (its heartbeat comes every second)."""
+"""After so long without an event the engine counts as hung (its heartbeat comes every second)."""
 RESTART_AFTER_S = (0.5, 2.0, 10.0)
 CLOSE_S = 5.0
 
 
 class EngineManager:
-    """One engine at a time. ``on_event`` and ``on_gone`` are set by the front before `start`."""
+    """One engine at a time. The front sets ``on_event`` and ``on_gone`` before `start`."""
 
     def __init__(
         self,
@@ -48,14 +48,14 @@ class EngineManager:
         self.on_gone: OnGone = lambda message: None
 
     async def start(self) -> None:
-        """A new engine over a new ring. `Ready` or `Fatal` follows as an event."""
+        """Start an engine over a new ring. `Ready` or `Fatal` follows as an event."""
         self.ring = Ring.create(self._capacity, self._overflow, wake_fd=self._wake_fd)
         self._client = self._connect(self.ring, self._wake_fd)
         self._heard = time.monotonic()
         await self._client.start(self._hear, self.on_gone)
 
     async def restart(self) -> None:
-        """After its end: another one, once a pause is over that grows with every restart."""
+        """Start another engine after one ended, after a pause that grows with every restart."""
         if self._client is not None:
             await self._client.close(0.1)
         self._close_ring()
@@ -66,14 +66,14 @@ class EngineManager:
         await self.ready.wait()
 
     def send(self, command: protocol.Command) -> bool:
-        """Hand over one command; False while no engine is up."""
+        """Send one command; False while no engine is up."""
         if self._client is None or not self.ready.is_set():
             return False
         self._client.send(command)
         return True
 
     async def stop(self, drain_s: float) -> bool:
-        """Let it finish what is queued; False if that took too long, or the engine was not there to do it."""
+        """Let the engine finish what is queued; False if it took too long or was not up."""
         clean = True
         if self._client is not None:
             if self.send(protocol.StopEngine(drain_s)):
@@ -90,19 +90,19 @@ class EngineManager:
         return clean
 
     def gone(self) -> bool:
-        """It ended and nothing more will be heard of it. Whether it had been ready."""
+        """Note that the engine is gone; returns whether it had been ready."""
         was_ready = self.ready.is_set()
         self.ready.clear()
         self._stopped.set()
         return was_ready
 
     def is_alive(self) -> bool:
-        """It is heard from, and its worker is idle or made progress since the last call."""
+        """Whether events arrive, and the worker is idle or made progress since the last call."""
         moved, self._seen_progress = self._progress != self._seen_progress, self._progress
         return (moved or self._idle) and not self._is_silent()
 
     async def watch(self) -> None:
-        """Until cancelled. Raises RuntimeError when the engine has been silent for too long."""
+        """Run until cancelled. Raises RuntimeError when the engine has been silent for too long."""
         while True:
             await asyncio.sleep(1.0)
             if self.ready.is_set() and self._is_silent():

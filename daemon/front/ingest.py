@@ -1,7 +1,7 @@
 """From a source's messages to ring records: decode, find the session, number, push.
 
-Every message has one outcome: into the ring, or counted and, if it is malformed, to the dead letters. A
-full ring pauses a source that can wait; a source that cannot is never paused, because its ring overwrites.
+Every message ends in the ring, or is counted and, if malformed, sent to the dead letters. A full ring pauses
+a source that can wait. Other sources are never paused: their ring overwrites.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 0.005
 SLICE = 128
-"""Records decoded, packed and pushed before others on the event loop get their turn: about a millisecond."""
+"""Records to decode, pack and push before yielding to the event loop: about a millisecond."""
 LETTER_BYTES = 1 << 18
-"""What a dead letter keeps of its payload: in base64 it still fits into what a broker takes."""
+"""Bytes of a payload that a dead letter keeps: its base64 still fits a broker's message limit."""
 _SIDES = {"unknown": SIDE_UNKNOWN, "buy": SIDE_BUY, "sell": SIDE_SELL}
 
 
@@ -58,7 +58,7 @@ class Ingest:
         self._skewed = store.counter("foretick_clock_skew_records_total", source=source.name)
         self._writer = RecordWriter(SLICE)
         self._numbers = count(1)
-        # from what an earlier one has counted
+        # continue from an earlier count
         self._lost = store.growth("foretick_records_lost_upstream_total", source.lost, source=source.name)
         self._shapeless = store.growth(
             "foretick_records_malformed_total", getattr(source, "malformed", 0), reason="other"
@@ -83,14 +83,14 @@ class Ingest:
                 await self._paused(self._gate.wait())
 
     def gate(self, is_open: bool) -> None:
-        """While it is closed, a source that can wait waits."""
+        """Open or close the gate; a source that can wait is paused while it is closed."""
         if is_open:
             self._gate.set()
         else:
             self._gate.clear()
 
     def _pack(self, message: Incoming) -> None:
-        """Pack one message if it is usable, else account for it."""
+        """Pack one message if it is usable, else count it."""
         stream = (message.topic, message.partition)
         if self._source.kind == "pausing" and self._tracker.repeats(stream, message.offset):
             self._store.inc("foretick_records_repeated_total", source=self._source.name)
@@ -128,10 +128,10 @@ class Ingest:
             )
 
     def _note_loss(self) -> None:
-        """Count what is missing upstream; nobody knows whose it was, so every session's next record tells."""
+        """Count records missing upstream. Their sessions are unknown: flag every session's next record."""
         if self._lost.update(self._source.lost):
             self._gaps.update(index for index, _ in self._sessions.values())
-        # what a source could not even make a message of
+        # input that the source could not turn into a message
         self._shapeless.update(getattr(self._source, "malformed", 0))
 
     def _refuse(self, message: Incoming, error: MalformedRecord) -> None:
@@ -170,9 +170,9 @@ class Ingest:
 
 
 def _check_width(record: AnyRecord) -> None:
-    """Integers of JSON have no bounds, those of the ring have 64 bits."""
+    """Check that integers fit the ring's 64 bits; those of JSON are unbounded."""
     if not 0 <= record.seq < 1 << 64:
-        raise MalformedRecord("type", f"seq must have 64 bits and no sign, got {record.seq}")
+        raise MalformedRecord("type", f"seq must be an unsigned 64-bit integer, got {record.seq}")
     if isinstance(record, Bar) and record.interval_ns >= 1 << 62:
         raise MalformedRecord("type", f"interval_ns is longer than 146 years: {record.interval_ns}")
 

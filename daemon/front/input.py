@@ -1,4 +1,4 @@
-"""The source of a daemon: read into the engine's ring, and told which offsets need not be read again."""
+"""The daemon's source: read into the engine's ring; offsets are committed to it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ log = logging.getLogger(__name__)
 
 COMMIT_EVERY_S = 1.0
 CLOSE_COMMIT_S, REOPEN_COMMIT_S = 1.0, 10.0
-"""How long a commit that fails is tried again before the source is closed."""
+"""How long a failing commit is retried before the source is closed."""
 RETRY_S = 0.1
 INGEST, COMMIT = "ingest", "commit loop"
 
 
 class FeedInput:
-    """At most one source. Without one there is nothing to connect, to read or to commit."""
+    """At most one source. Without one there is nothing to connect, read or commit."""
 
     def __init__(
         self,
@@ -42,14 +42,14 @@ class FeedInput:
         self.source, self.tracker = source, tracker
         self.connected = source is None
         self.exhausted = asyncio.Event()
-        """The source came to its end (a replayed file)."""
+        """The source has ended (a replayed file)."""
         self._settings = config.source
         self._sessions = {s.symbol: (i, s.name) for i, s in enumerate(config.sessions)}
         self._store, self._dead_letter, self._tasks = store, dead_letter, tasks
         self._commit_every_s = commit_every_s
         self._ingest: Ingest | None = None
         self._committing = asyncio.Lock()
-        """The source is not closed during a commit."""
+        """Held during a commit, so that the source is not closed meanwhile."""
 
     async def start(self, ring: Ring) -> None:
         """Connect, and read into ``ring``."""
@@ -72,7 +72,7 @@ class FeedInput:
 
     @property
     def reading(self) -> bool:
-        """The source is connected and read, or came to its end."""
+        """Whether the source is connected and read, or has ended."""
         ended = self.source is None or self.exhausted.is_set()
         return self.connected and (ended or INGEST in self._tasks.names())
 
@@ -81,18 +81,18 @@ class FeedInput:
         self._tasks.start(COMMIT, self._commit_for_ever)
 
     def gate(self, is_open: bool) -> None:
-        """While it is closed, a source that can wait waits."""
+        """Open or close the gate; a source that can wait is paused while it is closed."""
         if self._ingest is not None:
             self._ingest.gate(is_open)
 
     async def stop_reading(self) -> None:
-        """Nothing more goes into the ring."""
+        """Stop reading; nothing more goes into the ring."""
         await self._tasks.stop(INGEST)
 
     async def commit(self) -> bool:
-        """Store the offsets that acknowledged answers cover.
+        """Commit the offsets that acknowledged answers cover.
 
-        False when that failed; the next call makes up for it.
+        Returns False on failure; the next call includes these offsets.
         """
         if self.source is None or not self.connected:
             return True
@@ -103,19 +103,19 @@ class FeedInput:
                     await self.source.commit(offsets)
             except CommitFailed as error:
                 self.tracker.not_committed(offsets)
-                log.warning("offsets were not committed, trying again: %s", error)
+                log.warning("cannot commit offsets, retrying: %s", error)
                 return False
             return True
 
     async def close(self) -> None:
-        """Commit for the last time and disconnect."""
+        """Commit once more and disconnect."""
         await self._commit_before_closing(CLOSE_COMMIT_S)
         await self._tasks.stop(COMMIT)
         if self.source is not None and self.connected:
             await self.source.stop()
 
     async def reopen(self, ring: Ring, forget: Callable[[], None]) -> None:
-        """Read again from what is committed. ``forget`` is called once nothing more can be acknowledged."""
+        """Read again from the committed offsets; calls ``forget`` once nothing more can be acknowledged."""
         await self._commit_before_closing(REOPEN_COMMIT_S)
         if self.source is not None:
             await self.source.stop()
@@ -124,7 +124,7 @@ class FeedInput:
         await self.start(ring)
 
     async def _commit_before_closing(self, within_s: float) -> None:
-        """Again while it fails: what is not stored by then is read, and answered, a second time."""
+        """Commit, retrying on failure: what is not committed is read and answered a second time."""
         deadline = time.monotonic() + within_s
         while not await self.commit():
             if time.monotonic() > deadline:

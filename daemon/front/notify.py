@@ -1,4 +1,4 @@
-"""Tells systemd how the daemon is (sd_notify): READY, STATUS, STOPPING, and WATCHDOG while work goes on."""
+"""Reports the daemon's state to systemd (sd_notify): READY, STATUS, STOPPING and WATCHDOG."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 
 class Notifier:
-    """Sends the service manager's datagrams; without NOTIFY_SOCKET in the environment it does nothing."""
+    """Sends the service manager's datagrams; does nothing without NOTIFY_SOCKET in the environment."""
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         """Reads NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID; `None` is this process's environment."""
@@ -36,15 +36,15 @@ class Notifier:
         return self._send("STOPPING=1", status)
 
     def alive(self) -> bool:
-        """The watchdog's sign of life; see `keep_watchdog`."""
+        """Send the watchdog's keep-alive; see `keep_watchdog`."""
         return self._send("WATCHDOG=1", "")
 
     async def keep_watchdog(self, progress: Callable[[], bool]) -> None:
-        """Until cancelled: a sign of life at half the watchdog's interval, whenever `progress()` says yes.
+        """Until cancelled: send a keep-alive at half the watchdog's interval whenever `progress()` is true.
 
-        `progress()` is asked once a beat and says whether the worker completed a step since it was last
-        asked, or is idle. A worker that hangs thus lets the service manager restart the daemon, although the
-        event loop still turns. Returns at once when no watchdog is set.
+        `progress()` says whether the worker completed a step since the last call, or is idle. Thus the
+        service manager restarts the daemon when a worker hangs, even if the event loop still runs. Returns at
+        once when no watchdog is set.
         """
         if self.watchdog_s is None:
             return
@@ -60,10 +60,10 @@ class Notifier:
             self._socket = None
 
     def _send(self, state: str, status: str) -> bool:
-        """Whether the datagram went out: a service manager that is gone never stops the daemon."""
+        """Send; returns whether it went out. A missing service manager never stops the daemon."""
         if self._socket is None:
             return False
-        # A newline would begin another assignment.
+        # a newline would start another assignment
         lines = [state, "STATUS=" + " ".join(status.splitlines()) if status else ""]
         try:
             self._socket.sendto("\n".join(filter(None, lines)).encode(), self._address)
@@ -73,7 +73,7 @@ class Notifier:
 
 
 def _watchdog_seconds(environment: Mapping[str, str]) -> float | None:
-    """The interval meant for this process, in seconds; None when there is none."""
+    """The watchdog interval for this process in seconds; None when there is none."""
     interval = environment.get("WATCHDOG_USEC", "")
     pid = environment.get("WATCHDOG_PID", "")
     if not interval.isdecimal() or int(interval) == 0 or (pid and pid != str(os.getpid())):

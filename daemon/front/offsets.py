@@ -1,7 +1,7 @@
-"""Which input offsets may be committed: those below every record that no acknowledged answer covers yet.
+"""Which input offsets may be committed: those below every record not yet covered by an acknowledged answer.
 
-The front numbers each record it passes on. Answers come back with the running number below which everything
-of their session is in closed bars or dropped; once they are acknowledged, what is below is done. Records of
+The front numbers each record it passes on. Each answer carries its session's low watermark: records numbered
+below it are in closed bars or dropped. Once the answer is acknowledged, those records are done. Records of
 one stream (a topic's partition) may belong to several sessions, so a stream's position is the least offset
 any session still waits for.
 """
@@ -39,15 +39,15 @@ class OffsetTracker:
         self._next[stream] = offset + 1
 
     def repeats(self, stream: Stream, offset: int) -> bool:
-        """This offset was seen already: the source went back, as after a reconnect or a rebalance."""
+        """Whether this offset was seen before: the source went back, as after a reconnect or a rebalance."""
         return offset < self._next.get(stream, 0)
 
     def skipped(self, stream: Stream, offset: int) -> None:
-        """A record ended here (malformed, unknown symbol): nothing will answer for it."""
+        """Note a record that ended here (malformed, unknown symbol): no answer will cover it."""
         self._next[stream] = offset + 1
 
     def ranges(self, session: str, first: int, last: int) -> list[OffsetRange]:
-        """The offsets, by stream, of the session's outstanding records ``first`` to ``last``."""
+        """Offsets, by stream, of the session's outstanding records ``first`` to ``last``."""
         found: dict[Stream, OffsetRange] = {}
         for number, stream, offset in self._outstanding.get(session, ()):
             if number > last:
@@ -58,7 +58,7 @@ class OffsetTracker:
         return list(found.values())
 
     def acknowledge(self, session: str, low_watermark: int) -> None:
-        """Every record of ``session`` numbered below ``low_watermark`` is in acknowledged answers."""
+        """Mark ``session``'s records numbered below ``low_watermark`` as covered by acknowledged answers."""
         outstanding = self._outstanding.get(session)
         while outstanding and outstanding[0][0] < low_watermark:
             outstanding.popleft()
@@ -79,16 +79,16 @@ class OffsetTracker:
         return moved
 
     def not_committed(self, offsets: Mapping[Stream, int]) -> None:
-        """Committing ``offsets`` failed: the next `to_commit` gives them again."""
+        """Note that committing ``offsets`` failed: the next `to_commit` returns them again."""
         for stream in offsets:
             self._committed.pop(stream, None)
 
     def outstanding(self) -> int:
-        """Records no acknowledged answer covers yet."""
+        """Number of records that no acknowledged answer covers yet."""
         return sum(len(records) for records in self._outstanding.values())
 
     def clear(self) -> None:
-        """Forget everything: the source will be read again from what was committed."""
+        """Forget everything: the source will be read again from the committed offsets."""
         self._outstanding.clear()
         self._next.clear()
         self._committed.clear()

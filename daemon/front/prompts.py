@@ -1,7 +1,7 @@
-"""Prompts without a session, as the front keeps them: who may open how many, and who waits for what.
+"""The front's side of prompts without a session: limits per client, and the requests that wait for them.
 
-A prompt's id is drawn at random. Only the client that opened it knows it, and may continue it over any
-connection. Why a prompt ended is remembered for a while, for requests that come late.
+A prompt's id is random. Only the client that opened the prompt knows it, and may use it over any connection.
+The reason for a prompt's end is remembered for a while, for late requests.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from daemon import protocol
 from daemon.api import messages
 
 MAX_INPUTS = 16
-"""Inputs of one prompt that the engine has not taken yet, above which the next is refused."""
+"""Limit of one prompt's inputs that the engine has not taken yet; beyond it inputs are refused."""
 REMEMBERED = 1024
-"""Ended prompts whose end is remembered."""
+"""Ended prompts to remember."""
 
 _ANSWERED: tuple[messages.Code, str] = ("finished", "the prompt is finished")
 
 
 @dataclass(eq=False)
 class PromptState:
-    """One that has not ended."""
+    """A prompt that has not ended."""
 
     id: str
     client: str
     inputs: deque[asyncio.Future[messages.PromptReply]] = field(default_factory=deque)
-    """Who waits for the engine to take an input, in the order the inputs were sent."""
+    """Requests waiting for the engine to take an input, in sending order."""
     answer: asyncio.Future[messages.FinishReply] | None = None
-    """Who waits for the answer; None while the prompt is unfinished."""
+    """The request waiting for the answer; None while the prompt is unfinished."""
 
 
 class Prompts:
-    """All clients' prompts, at most ``most`` at a time and ``most_each`` by one client. On the event loop."""
+    """All clients' prompts, at most ``most`` at a time and ``most_each`` per client. On the event loop."""
 
     def __init__(self, most: int, most_each: int, send: Callable[[protocol.Command], None]) -> None:
         self._most, self._most_each, self._send = most, most_each, send
@@ -48,16 +48,16 @@ class Prompts:
         self._ended: OrderedDict[str, tuple[messages.Code, str]] = OrderedDict()
 
     def __len__(self) -> int:
-        """How many are open."""
+        """Number of open prompts."""
         return len(self._open)
 
-    # Told by the front.
+    # Called by the front.
 
     def heard(self, event: protocol.PromptEvent) -> None:
         """The engine took an input, answered or failed."""
         prompt = self._open.get(event.prompt)
         if prompt is None:
-            return  # given up meanwhile
+            return  # closed meanwhile
         if isinstance(event, messages.PromptReply):
             if prompt.inputs:
                 _resolve(prompt.inputs.popleft(), event)
@@ -69,36 +69,36 @@ class Prompts:
             self._end(prompt, messages.code_of(event.code), event.message)
 
     def engine_gone(self, message: str) -> None:
-        """None of them will be answered any more."""
+        """Fail all prompts: the engine is gone."""
         for prompt in list(self._open.values()):
             self._end(prompt, "engine", message)
 
-    # Asked by clients; each raises QueryError.
+    # Called for clients; each raises QueryError.
 
     async def open(self, request: messages.Open, client: str) -> messages.PromptReply:
-        """Begin a prompt."""
+        """Open a prompt."""
         prompt = self._admit(client)
         try:
             return await self._input(prompt, protocol.OpenPrompt(prompt.id, request))
-        except asyncio.CancelledError:  # its client never learns the id
+        except asyncio.CancelledError:  # the client never learns the id
             self._give_up(prompt)
             raise
 
     async def append(self, request: messages.Append | messages.Update) -> messages.PromptReply:
-        """Add to an unfinished prompt, or replace it."""
+        """Append to an unfinished prompt, or replace its text."""
         return await self._input(self._unfinished(request.prompt), request)
 
     async def finish(self, request: messages.Finish) -> messages.FinishReply:
-        """Generate, and wait for the answer."""
+        """Finish a prompt and wait for the answer."""
         return await self._answer(request.id, self._unfinished(request.prompt), request)
 
     async def complete(self, request: messages.Complete, client: str) -> messages.FinishReply:
-        """A prompt all at once, and its answer."""
+        """Send a complete prompt and wait for the answer."""
         prompt = self._admit(client)
         return await self._answer(request.id, prompt, protocol.OpenPrompt(prompt.id, request))
 
     async def close(self, request: messages.Close) -> messages.ClosedReply:
-        """Give a prompt up. One that has ended is closed already."""
+        """Close a prompt. Closing an ended prompt succeeds."""
         prompt = self._open.get(request.prompt)
         if prompt is not None:
             self._give_up(prompt)
@@ -108,7 +108,7 @@ class Prompts:
 
     def _admit(self, client: str) -> PromptState:
         if not self._most:
-            raise messages.QueryError("bad_request", "this daemon takes no prompts: query.max_prompts is 0")
+            raise messages.QueryError("bad_request", "this daemon accepts no prompts: query.max_prompts is 0")
         if len(self._open) >= self._most:
             raise messages.QueryError("busy", f"{self._most} prompts are already open")
         if self._by_client[client] >= self._most_each:
@@ -154,7 +154,7 @@ class Prompts:
             self._send(messages.Close(0, prompt.id))
 
     def _end(self, prompt: PromptState, code: messages.Code, message: str) -> None:
-        """Remember only why it ended, and tell the requests that wait."""
+        """Keep only the reason for a prompt's end, and fail the waiting requests."""
         del self._open[prompt.id]
         self._by_client[prompt.client] -= 1
         if not self._by_client[prompt.client]:

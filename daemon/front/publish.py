@@ -1,7 +1,7 @@
-"""From the engine's answers to acknowledged messages, in order within a session.
+"""Publishes the engine's answers, in order within a session.
 
-Sessions know an answer as soon as it is there. The offset tracker hears of it when every sink has it: offsets
-are committed after the answers that depend on them (at-least-once).
+Sessions get an answer at once. The offset tracker gets it when every sink has acknowledged it, so offsets are
+committed after the answers that depend on them (at-least-once).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class _Version:
-    """``open``: answers of one version that no sink has acknowledged yet, those still to come included."""
+    """``open``: answers of one version not acknowledged yet, including those still to come."""
 
     open: int
     low_watermark: int
@@ -37,7 +37,7 @@ class _Version:
 
 @dataclass
 class _Published:
-    """One session's answers. ``inputs``: the input ranges of one version, which all its questions share."""
+    """One session's answers. ``inputs``: the input ranges of one version, shared by all its questions."""
 
     symbol: str
     questions: int
@@ -47,7 +47,7 @@ class _Published:
 
 
 class Publisher:
-    """Publishes what the engine says. ``lossless``: the source can wait, so nothing is ever dropped."""
+    """Publishes the engine's events. ``lossless``: the source can wait, so nothing is ever dropped."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Publisher:
         self._sent = 0
 
     def committed(self, event: protocol.Committed) -> None:
-        """A new data version; without standing questions it is acknowledged with its own event."""
+        """A new data version; without standing questions its own event acknowledges it."""
         published = self._published[event.session]
         done: Done = _nothing
         if not published.questions:
@@ -100,7 +100,7 @@ class Publisher:
         self._put(answer.session, answer, answer.symbol, _answer_id(answer), done)
 
     def failed(self, event: protocol.AnswerFailed) -> None:
-        """A question without an answer: its records count as done with, unless the engine was stopped."""
+        """A question without an answer: its records count as acknowledged, unless the engine was stopped."""
         log.warning("%s/%s version %d: %s", event.session, event.question, event.version, event.message)
         reason = event.code if event.code in FAILURES else "other"
         self._store.inc("foretick_answers_failed_total", reason=reason)
@@ -115,12 +115,12 @@ class Publisher:
         self._put("", letter, f"{letter.topic}:{letter.partition}", headers, _nothing)
 
     def forget(self) -> None:
-        """The engine is gone: what was not acknowledged will be read again."""
+        """Forget the engine's versions: what was not acknowledged will be read again."""
         for published in self._published.values():
             published.versions.clear()
 
     def _complete(self, event: protocol.Answered) -> Answer:
-        """With what only the front knows: the inputs' offsets and the answer's age."""
+        """Add what only the front knows: the inputs' offsets and the answer's age."""
         answer, published = event.answer, self._published[event.answer.session]
         if published.inputs[0] != answer.data_version:
             found = self._tracker.ranges(answer.session, event.inputs.first, event.inputs.last)
@@ -137,7 +137,7 @@ class Publisher:
         )
 
     def _expect(self, session: str, version: int, inputs: protocol.Inputs) -> None:
-        """All of the session's questions are answered at this version, or fail."""
+        """Expect an answer or a failure for each of the session's questions at this version."""
         published = self._published[session]
         published.versions.setdefault(version, _Version(published.questions, inputs.low_watermark))
 
@@ -149,7 +149,7 @@ class Publisher:
             if state is None or outcome is Outcome.STOPPED:
                 return
             state.open -= 1
-            # in order: a version's offsets stand for those of all before it, whichever is acknowledged first
+            # In order: a version's offsets cover those of all earlier ones, whichever is acknowledged first.
             while versions and not (oldest := next(iter(versions.items())))[1].open:
                 del versions[oldest[0]]
                 self._tracker.acknowledge(session, oldest[1].low_watermark)
@@ -167,6 +167,6 @@ def _nothing(_outcome: Outcome) -> None:
 
 
 def _answer_id(answer: Answer) -> dict[str, bytes]:
-    """What a consumer drops repeats by: the question and the newest input it was answered from."""
+    """The id by which consumers drop repeats: the question and the newest input behind the answer."""
     inputs = ",".join(f"{i.topic}/{i.partition}/{i.last_offset}" for i in answer.inputs)
     return {"answer_id": f"{answer.session}:{answer.question_hash}:{inputs or answer.data_version}".encode()}

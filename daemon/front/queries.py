@@ -1,4 +1,4 @@
-"""From a client's request to its reply, whatever carried it: who answers, how long, with what error."""
+"""Replies to client requests of any transport: dispatch, time limit, errors."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ log = logging.getLogger(__name__)
 
 
 class Queries:
-    """Answers every request. One may take ``max_wait_s`` seconds."""
+    """Answers every request within ``max_wait_s`` seconds."""
 
     def __init__(self, sessions: Sessions, prompts: Prompts, max_wait_s: float) -> None:
         self._sessions, self._prompts, self._max_wait_s = sessions, prompts, max_wait_s
 
     async def answer(self, request: messages.Request, client: str, since: int) -> messages.Reply:
-        """The reply. ``client``: who counts as one; ``since``: the request's arrival, monotonic ns."""
+        """The reply. ``client``: identity for limits; ``since``: the request's arrival, monotonic ns."""
         try:
             async with asyncio.timeout(self._max_wait_s):
                 reply = await self._answer(request, client)
@@ -32,7 +32,7 @@ class Queries:
             return messages.ErrorReply(request.id, "timeout", f"no answer within {self._max_wait_s:g} s")
         except Exception:
             log.exception("request %s failed", request)
-            return messages.ErrorReply(request.id, "engine", "the daemon failed to answer; its log says why")
+            return messages.ErrorReply(request.id, "engine", "the daemon failed to answer; see its log")
         if isinstance(reply, messages.AskReply | messages.FinishReply):
             return msgspec.structs.replace(reply, latency_ns=time.monotonic_ns() - since)
         return reply

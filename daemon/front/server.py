@@ -1,7 +1,7 @@
-"""The life of a daemon: start up, serve, drain. `daemon.front.wiring` says what it consists of.
+"""The life of a daemon: start up, serve, drain. `daemon.front.wiring` constructs its parts.
 
-Start: sinks, engine, sockets, source; ready when model and feeds are up. Stop: no more input, the engine
-drains, answers are published and acknowledged, offsets committed, everything closed, within the stated time.
+Start: sinks, engine, sockets, source; ready when model and feeds are up. Stop: input ends, the engine drains,
+answers are published and acknowledged, offsets committed, and everything closed, within the configured time.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ RESTART, ENGINE_WATCH, WATCHDOG = "engine restart", "engine watch", "watchdog"
 
 @dataclass(eq=False)
 class Front:
-    """One daemon. ``failed`` ends with the exception that makes going on impossible."""
+    """One daemon. ``failed`` holds the first fatal exception."""
 
     config: Config
     store: MetricStore
@@ -64,7 +64,7 @@ class Front:
         self.engine.on_event, self.engine.on_gone = self._on_event, self._on_engine_gone
 
     async def start(self) -> None:
-        """Come up; returns when ready. Raises SettingError, OSError (an address that cannot be bound)."""
+        """Start; returns when ready. Raises SettingError, or OSError for an address that cannot be bound."""
         await self.http.start(self.tasks)
         if self.query is not None:
             await self.query.start(self.tasks)
@@ -73,7 +73,7 @@ class Front:
         self.publisher.delivery.start(self.tasks)
         self.notifier.status("starting: loading the model")
         await self.engine.start()
-        # the front's own kernels (it writes the ring) compile while the engine process loads the model
+        # compile the front's kernels (it writes the ring) while the engine process loads the model
         await self._or_failure(asyncio.to_thread(warm_up))
         await self._or_failure(self.engine.ready.wait())
         self.notifier.status("starting: connecting the source")
@@ -87,11 +87,11 @@ class Front:
         log.info("ready: %d sessions, http port %d", len(self.config.sessions), self.http.port)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serve until ``stop``. Raises what made going on impossible."""
+        """Serve until ``stop``. Raises the first fatal exception."""
         await self._or_failure(stop.wait())
 
     async def finish(self) -> None:
-        """Serve until the source ends and all it gave is answered. Raises what made going on impossible."""
+        """Serve until the source ends and all of it is answered. Raises the first fatal exception."""
         await self._or_failure(self.input.exhausted.wait())
         self.engine.send(protocol.EndInput())
         await self._or_failure(self._input_done.wait())
@@ -121,7 +121,7 @@ class Front:
         return clean and not left
 
     def send(self, command: protocol.Command) -> None:
-        """To the engine; what a client waits for is refused while there is none."""
+        """Send to the engine; refuse a client's request while the engine is down."""
         if not self.engine.send(command):
             failure = protocol.failure_of(command, "engine", "the engine is not up")
             if failure is not None:
@@ -136,14 +136,14 @@ class Front:
         return exposition(self.store)
 
     def not_ready(self) -> list[str]:
-        """What is missing, empty when the daemon is ready."""
+        """What is missing; empty when the daemon is ready."""
         reasons = [] if self.engine.ready.is_set() else ["the engine is not up"]
         if not self.input.reading:
             reasons.append("the source is not connected")
         return reasons + [f"{name} ended: {why}" for name, why in self.tasks.ended.items()]
 
     def fail(self, error: BaseException) -> None:
-        """Going on is impossible; the first reason counts."""
+        """Record a fatal exception; the first one counts."""
         if not self.failed.done():
             self.failed.set_exception(error)
 
@@ -186,16 +186,16 @@ class Front:
         self.tasks.start(RESTART, partial(self._restart, self.tasks.expect_end(RESTART)), returns=True)
 
     def _refuse_all(self, message: str) -> None:
-        """No client that waits for the engine will be answered."""
+        """Fail all client requests that wait for the engine."""
         self.sessions.engine_gone(message)
         self.prompts.engine_gone(message)
 
     async def _restart(self, earlier: asyncio.Task[None] | None) -> None:
-        """A new engine over a new ring; the source is read again from what was committed.
+        """Start a new engine over a new ring, and read the source again from the committed offsets.
 
-        While the new one loads, answers of the old one are still acknowledged. So the source, through which
-        offsets are committed, is closed as late as can be. An ``earlier`` restart whose engine died before
-        the source was open again ends first: two never open the same source.
+        While the new engine loads, answers of the old one are still acknowledged. The source, which commits
+        their offsets, is therefore closed as late as possible. An ``earlier`` restart whose engine died
+        before the source was open again must end first: two restarts never open the same source.
         """
         if earlier is not None:
             try:
@@ -209,7 +209,7 @@ class Front:
         await self.input.reopen(self.engine.ring, self.publisher.forget)
 
     async def _or_failure(self, work: Coroutine[Any, Any, Any]) -> None:
-        """``work`` to its end, unless the daemon fails before."""
+        """Run ``work`` to its end, unless the daemon fails first."""
         task = asyncio.ensure_future(work)
         await asyncio.wait([task, self.failed], return_when=asyncio.FIRST_COMPLETED)
         if not task.done():

@@ -1,6 +1,6 @@
-"""What the front knows of every session: its newest version, its newest answers, and who waits for them.
+"""The front's view of every session: its newest version, its newest answers, and the asks that wait.
 
-It answers the query socket. A standing question asked of its current version is answered from here, without
+It serves the query socket. A standing question asked at its current version is answered from here, without
 the engine (*Attention Once* equation 11).
 """
 
@@ -27,9 +27,10 @@ from metrics.store import MetricStore
 
 @dataclass
 class SessionState:
-    """Where a session is. ``received``: monotonic ns at which its newest record came in.
+    """State of a session. ``received``: monotonic ns at which its newest record came in.
 
-    ``answers``: the newest of each question, by its hash. ``news`` is set, and replaced, with every answer.
+    ``answers``: the newest answer of each question, by its hash. ``news`` is set, and replaced, with every
+    answer.
     """
 
     symbol: str
@@ -43,11 +44,11 @@ class SessionState:
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def staleness_ns(self) -> int:
-        """Age of the newest record in the newest version, since this daemon received it."""
+        """Age of the newest version's newest record, since this daemon received it."""
         return time.monotonic_ns() - self.received if self.received else 0
 
     def answers_of(self, questions: Sequence[Question], min_version: int = 0) -> list[Answer]:
-        """Their newest answers, where there are any of this version or a newer one."""
+        """The questions' newest answers of this version or a newer one."""
         found = (self.answers.get(question.hash) for question in questions)
         return [answer for answer in found if answer is not None and answer.data_version >= min_version]
 
@@ -64,7 +65,7 @@ class Sessions:
         self._asks: dict[int, asyncio.Future[messages.AskReply]] = {}
         self._numbers = count(1)
 
-    # Told by the front.
+    # Called by the front.
 
     def committed(self, event: protocol.Committed) -> None:
         """A session has a new version."""
@@ -92,23 +93,23 @@ class Sessions:
             future.set_exception(messages.QueryError(messages.code_of(event.code), event.message))
 
     def engine_gone(self, message: str) -> None:
-        """No ask in flight will be answered any more."""
+        """Fail every ask in flight: the engine is gone."""
         for future in self._asks.values():
             if not future.done():
                 future.set_exception(messages.QueryError("engine", message))
         self._asks.clear()
 
     def observe(self, request: messages.Request, outcome: str, latency_ns: int) -> None:
-        """A request was answered or refused."""
+        """Count a request that was answered or refused."""
         if isinstance(request, messages.Ask):
             self._store.observe("foretick_stage_seconds", latency_ns, stage="ask")
             if outcome != "ok":
                 self._store.inc("foretick_asks_total", outcome=outcome)
 
-    # Asked by clients.
+    # Called for clients.
 
     async def ask(self, request: messages.Ask) -> messages.AskReply:
-        """From the cache if it is a standing question of the current version, else from the engine."""
+        """Answer from the cache for a standing question at the current version, else from the engine."""
         state = self._state(request.session)
         try:
             question = Question("ask", request.question, request.choices or None, request.max_tokens)
@@ -135,7 +136,7 @@ class Sessions:
         return reply
 
     async def ask_engine(self, request: messages.Ask) -> messages.AskReply:
-        """From the engine, whatever is cached."""
+        """Answer from the engine, ignoring the cache."""
         number = next(self._numbers)
         future: asyncio.Future[messages.AskReply] = asyncio.get_running_loop().create_future()
         self._asks[number] = future
@@ -144,11 +145,11 @@ class Sessions:
             reply = msgspec.structs.replace(await future, id=request.id)
             if reply.as_of:
                 return reply
-            # of an engine that has appended nothing since it started again, only this process knows the times
+            # an engine without input since its restart does not know the times, but this process does
             state = self.states[request.session]
             return msgspec.structs.replace(reply, as_of=state.as_of, staleness_ns=state.staleness_ns())
         finally:
-            if self._asks.pop(number, None) is not None:  # it timed out or its client is gone
+            if self._asks.pop(number, None) is not None:  # timed out, or the client is gone
                 self._send(protocol.CancelAsk(number))
 
     async def sessions(self, request: messages.ListSessions) -> messages.SessionsReply:

@@ -1,4 +1,4 @@
-"""Who is constructed with what in the front."""
+"""Constructs the front's parts and connects them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from daemon.engine.host import EngineHost
 
 WrapEngine = Callable[[Executor], Executor]
-"""An executor around the one it is given."""
+"""Wraps an executor."""
 
 
 def make_front(
@@ -51,8 +51,8 @@ def make_front(
 ) -> Front:
     """A daemon of this configuration, on the running event loop; not started.
 
-    ``source`` and ``routes`` replace the configured ones (demo, replay), ``connect``, ``executor`` and
-    ``engine_command`` the engine or a part of it (tests).
+    ``source`` and ``routes`` replace the configured ones (demo, replay); ``connect``, ``executor`` and
+    ``engine_command`` replace the engine or a part of it (tests).
     """
     source = source or make_source(config)
     routes = make_routes(config) if routes is None else list(routes)
@@ -126,7 +126,7 @@ def labels_of(config: Config, source: Source | None, routes: Sequence[Route]) ->
 def _task_ended(
     store: MetricStore, failed: asyncio.Future[None], name: str, why: str, restarted: bool
 ) -> None:
-    """Count it, and let the daemon end unless it was restarted."""
+    """Count an ended task, and end the daemon unless the task was restarted."""
     task, outcome = name.partition(" ")[0], "restarted" if restarted else "failed"
     store.inc("foretick_tasks_ended_total", task=task, outcome=outcome)
     if not restarted and not failed.done():
@@ -142,7 +142,7 @@ def _make_host(
     wrap: WrapEngine | None,
     emit: OnEvent,
 ) -> EngineHost:
-    # here, because a front whose engine is another process does without torch
+    # imported here: with the engine in another process, the front does not load torch
     from daemon.engine.build import build
     from daemon.engine.wiring import wire_engine
 

@@ -1,6 +1,7 @@
-"""The connectors by name. A module of this package is one: it offers a `SOURCE`, a `SINK`, or both.
+"""The connectors by name: each module of this package offers a `SOURCE`, a `SINK`, or both.
 
-A new feed is a module here; its settings appear in the configuration as `[source.NAME]` and `[sink.NAME]`.
+A new module here is a new feed; its settings appear in the configuration as `[source.NAME]` and
+`[sink.NAME]`.
 """
 
 from collections.abc import Mapping

@@ -14,11 +14,11 @@ class KafkaSourceConnector(SourceConnector, frozen=True):
     bootstrap: Annotated[str, about("brokers, host:port, comma separated", min_length=1)]
     topics: Annotated[tuple[str, ...], about("topics read", min_length=1)] = ("md.trades.v1",)
     group: Annotated[str, about("consumer group", min_length=1)] = "foretick"
-    client_id: Annotated[str, about("name shown by the broker", min_length=1)] = "foretick"
-    max_records: Annotated[int, about("most records fetched at a time", ge=1)] = 2000
+    client_id: Annotated[str, about("client name that the broker shows", min_length=1)] = "foretick"
+    max_records: Annotated[int, about("most records to fetch at a time", ge=1)] = 2000
 
     def open(self, name: str, stop_timeout_s: float) -> Source:
-        """A consumer that commits what it is told to."""
+        """A consumer that commits only on request."""
         from feeds.kafka import KafkaSource
 
         return KafkaSource(
@@ -40,11 +40,11 @@ class KafkaSinkConnector(SinkConnector, frozen=True):
     """Publishes answers to Kafka with an idempotent producer."""
 
     bootstrap: Annotated[str, about("brokers, host:port, comma separated", min_length=1)]
-    topic: Annotated[str, about("topic of the answers", min_length=1)] = "answers.v1"
-    dlq: Annotated[str, about("topic of records that could not be read", min_length=1)] = "dlq.v1"
+    topic: Annotated[str, about("topic for answers", min_length=1)] = "answers.v1"
+    dlq: Annotated[str, about("topic for records that could not be read", min_length=1)] = "dlq.v1"
 
     def open(self, name: str, stop_timeout_s: float) -> Route:
-        """An idempotent producer. No updates: on Kafka the answers tell that the data moved."""
+        """An idempotent producer. It sends no updates: on Kafka the answers show that the data changed."""
         from feeds.kafka import KafkaSink
 
         sink = KafkaSink(name, self.bootstrap, stop_timeout_s=stop_timeout_s)

@@ -14,15 +14,15 @@ class ReplayConnector(SourceConnector, frozen=True, rename={"from_": "from"}):
     """Plays a file as if it were live."""
 
     file: Annotated[str, about("the recorded file", min_length=1)]
-    format: Annotated[str, about("name of a built-in format, or a format's TOML file", min_length=1)]
+    format: Annotated[str, about("name of a built-in format, or the TOML file of another", min_length=1)]
     speed: Annotated[
-        float, about("seconds of event time per second; 1 is real time, 0 is no waiting", ge=0)
+        float, about("seconds of event time per second; 1 is real time, 0 does not wait", ge=0)
     ] = 1.0
-    from_: Annotated[Instant | None, about("first event time played, with a zone")] = None
-    until: Annotated[Instant | None, about("event time at which playing ends, with a zone")] = None
+    from_: Annotated[Instant | None, about("first event time to play, with a zone")] = None
+    until: Annotated[Instant | None, about("event time at which to stop, with a zone")] = None
 
     def open(self, name: str, stop_timeout_s: float) -> Source:
-        """The file, played; closing needs no time."""
+        """A source that plays the file; it stops at once."""
         from feeds.replay_source import ReplaySource
 
         return ReplaySource(
@@ -35,7 +35,7 @@ class ReplayConnector(SourceConnector, frozen=True, rename={"from_": "from"}):
         )
 
     def check(self) -> Iterator[Finding]:
-        """The file is there and the format is known."""
+        """The file exists and the format is known."""
         exists = Path(self.file).is_file()
         yield Finding("file", self.file if exists else "no such file", ok=exists)
         try:

@@ -12,17 +12,17 @@ class ZmqSourceConnector(SourceConnector, frozen=True):
 
     endpoint: Annotated[str, about("tcp://host:port or ipc://path", pattern=SOCKET)]
     bind: Annotated[bool, about("bind the endpoint instead of connecting to it")] = False
-    topics: Annotated[tuple[str, ...], about('topic prefixes subscribed; "" is everything', min_length=1)] = (
-        "",
-    )
-    hwm: Annotated[int, about("messages ZeroMQ itself may queue", ge=1)] = 100_000
+    topics: Annotated[
+        tuple[str, ...], about('topic prefixes to subscribe to; "" is everything', min_length=1)
+    ] = ("",)
+    hwm: Annotated[int, about("most messages that ZeroMQ itself queues", ge=1)] = 100_000
 
     def bound(self) -> Mapping[str, str]:
-        """The endpoint, unless it is only connected to."""
+        """The endpoint, if this source binds it."""
         return {"endpoint": self.endpoint} if self.bind else {}
 
     def open(self, name: str, stop_timeout_s: float) -> Source:
-        """A subscriber; closing needs no time."""
+        """A subscriber; it stops at once."""
         from feeds.zeromq import ZmqSource
 
         return ZmqSource(name, self.endpoint, self.topics, bind=self.bind, rcvhwm=self.hwm)
@@ -35,11 +35,11 @@ class ZmqSinkConnector(SinkConnector, frozen=True):
     bind: Annotated[bool, about("bind the endpoint instead of connecting to it")] = True
 
     def bound(self) -> Mapping[str, str]:
-        """The endpoint, unless it is only connected to."""
+        """The endpoint, if this sink binds it."""
         return {"endpoint": self.endpoint} if self.bind else {}
 
     def open(self, name: str, stop_timeout_s: float) -> Route:
-        """A publisher with a topic for each kind of message; closing needs no time."""
+        """A publisher with a topic for each kind of message; it stops at once."""
         from feeds.zeromq import ZmqSink
 
         sink = ZmqSink(name, self.endpoint, bind=self.bind)

@@ -1,4 +1,4 @@
-"""`foretick bench engine` in its smallest size: every part is measured, saved and shown."""
+"""`foretick bench engine` in its smallest size: every part is measured, saved and rendered."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _named(figures: list[Figure], name: str) -> list[Figure]:
 
 
 def test_another_answer_in_one_pass_fails_the_run() -> None:
-    """Readers in one pass must answer as they do alone, and as the kept caches do, unless it is a tie."""
+    """Readers in one pass must answer as they do alone and as the kept caches do, except for ties."""
     watch = Stopwatch(ReferenceAttention())
 
     def answers(*tokens: int, gap: float = 1.0) -> Callable[[], list[Reply]]:
@@ -98,7 +98,7 @@ def test_another_answer_in_one_pass_fails_the_run() -> None:
 
 
 def test_standing_questions_are_all_different() -> None:
-    """Twenty-five of them, the paper's six first; equal ones would share more than questions do."""
+    """Twenty-five questions, the paper's six first; equal ones would share more than real questions do."""
     texts = standing_texts(25)
     assert len(set(texts)) == 25
     assert standing_texts(6) == texts[:6]

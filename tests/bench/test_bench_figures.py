@@ -1,4 +1,4 @@
-"""The summaries say what they claim about samples whose figures are known."""
+"""Summaries of samples with known figures."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def test_slope_of_a_line_is_its_slope() -> None:
     assert slope_per_1k(contexts, [3 + 0.002 * c for c in contexts]) == pytest.approx(2.0)
 
 
-def test_noise_that_hits_both_of_a_pair_leaves_the_ratio() -> None:
-    """Half of the pairs ran ten times slower, ours always at half the reference's time."""
+def test_noise_on_both_of_a_pair_does_not_change_the_ratio() -> None:
+    """Half of the pairs ran ten times slower; ours always took half the reference's time."""
     ours, reference = [1, 10, 1, 10], [2, 20, 2, 20]
     assert median_ratio(ours, reference) == 0.5
     p50, p99 = latency("ask", ours, {}, against="other", reference_ns=reference)
@@ -66,7 +66,7 @@ def test_a_goal_inside_the_interval_is_undecided(goal: Goal, low: float, high: f
 
 
 def test_a_goal_speaks_of_the_ratio_or_of_ours() -> None:
-    """An interval is one of ours, and does not judge a ratio."""
+    """An interval limits our value and does not judge a ratio."""
     of_ratio = Figure("pass", 60.0, against="floor", reference=100.0, goal=Goal(0.65), low=1.0, high=99.0)
     assert (of_ratio.judged, of_ratio.verdict) == (0.6, "met")
     of_ours = Figure("pass", 60.0, goal=Goal(65.0, of="ours"), low=50.0, high=70.0)

@@ -1,4 +1,4 @@
-"""The GPU benchmark's code runs anywhere in its smallest size; its figures are only a GPU's."""
+"""The GPU benchmark's code runs anywhere in its smallest size; its figures need a GPU."""
 
 from __future__ import annotations
 

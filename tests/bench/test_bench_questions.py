@@ -1,4 +1,4 @@
-"""The question benchmark measures contenders that give the same answers, and notices when they do not."""
+"""The question benchmark compares contenders that give the same answers, and fails when they do not."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_run_has_every_point_and_every_answer_agrees() -> None:
 def test_contenders_answer_alike_and_asking_changes_nothing(
     directory: Path, loaded: LoadedModel, scenario: Scenario
 ) -> None:
-    """Asked twice at every context, each contender repeats itself and equals the dense forward."""
+    """Asked twice at every context, each contender repeats its answer and equals the dense forward pass."""
     plain = AutoModelForCausalLM.from_pretrained(directory, attn_implementation="sdpa").eval()
     engine, frozen = engine_for(loaded, scenario.tokens), scenario.frozen
     ours = Regions(engine, frozen, Retention(scenario.tokens - len(frozen)))
@@ -78,7 +78,7 @@ def test_contenders_answer_alike_and_asking_changes_nothing(
 
 
 class Fixed:
-    """Answers the same whatever it is asked."""
+    """Always gives the same answer."""
 
     def __init__(self, reply: Reply) -> None:
         self._reply = reply
@@ -91,7 +91,7 @@ class Fixed:
 
 
 def test_a_different_answer_fails_the_run_unless_it_is_a_tie(scenario: Scenario) -> None:
-    """Another token with a clear gap raises; within fp32's noise it is counted as not agreed."""
+    """Another token with a clear gap raises; a gap within fp32 noise counts as no agreement."""
     ours, clear, tied = Fixed(Reply(5, 1.0, 2e-4)), Fixed(Reply(6, 1.0, 0.5)), Fixed(Reply(6, 1.0, 1e-4))
     with pytest.raises(Disagreement, match="token=6"):
         Race(scenario, ours, clear, ours).round(scenario.updates[0], 1, with_dense=False)
@@ -115,7 +115,7 @@ def test_the_scenario_is_the_papers(loaded: LoadedModel) -> None:
 
 
 def test_the_larger_model_has_about_eighty_million_parameters() -> None:
-    """The shape the issue names, counted without building its weights."""
+    """Parameters counted without building the weights."""
     import torch
 
     with torch.device("meta"):

@@ -1,4 +1,4 @@
-"""Throughput measurements carry every record, count the same bars as the stages alone, and notice loss."""
+"""Throughput measurements carry every record, count the same bars as the stages alone, and detect loss."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ingest.tokens import Tokeniser
 
 
 def test_kafka_to_bars_counts_every_bar() -> None:
-    """Two markets of four trades a second: as many bars as seconds and markets, on both ways."""
+    """Two markets of four trades a second: one bar per second and market, in both measurements."""
     found = list(kafka.figures(kafka.KafkaPlan(records=800, markets=2, repeats=1)))
     assert [f.setting["stage"] for f in found[:-1]] == list(kafka.STAGES)
     assert {(f.setting["trades"], f.setting["bars"]) for f in found} == {(800, 200)}
@@ -24,7 +24,7 @@ def test_kafka_to_bars_counts_every_bar() -> None:
 
 
 def test_the_ring_and_the_queue_carry_everything() -> None:
-    """Both sides are checked by what arrived; every way reports as many runs as asked for."""
+    """What arrived is checked on both sides; every way reports the requested number of runs."""
     found = list(ring.figures(ring.RingPlan(records=70_000, batched=2000, queued=20, repeats=2)))
     assert [f.n for f in found] == [2] * 6
     assert [f.against for f in found[::2]] == [f.name for f in found[1::2]]
@@ -43,12 +43,12 @@ def test_a_child_that_does_not_get_ready_is_an_error() -> None:
 
 
 def test_the_stand_in_tokenizer_takes_the_fast_path() -> None:
-    """Otherwise the plane would be measured on its slow way."""
+    """Otherwise the data plane would be measured on its slow path."""
     assert Tokeniser(processes.encode).fast
 
 
 async def test_the_flood_waits_until_it_is_let_in() -> None:
-    """The first part comes at once, the rest only once opened, in order and complete."""
+    """The first part arrives at once, the rest only after opening, in order and complete."""
     records = payloads(instruments(1, 4), 20)
     source = FloodSource(records[:4], records[4:], batch=3)
     batches = source.batches()
@@ -67,7 +67,7 @@ async def test_the_flood_waits_until_it_is_let_in() -> None:
 
 
 def test_hits_come_from_the_cache_of_a_real_front() -> None:
-    """Front, engine and client are three processes; with a still session every ask is a hit."""
+    """Front, engine and client are three processes; every ask of an idle session is a hit."""
     found = list(hits.figures(hits.HitsPlan(threads=(1,), seconds=0.4, records=20_000, batch=500)))
 
     def values(name: str) -> dict[str | int | float, Figure]:

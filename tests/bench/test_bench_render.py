@@ -27,7 +27,7 @@ def suite(*figures: Figure) -> Suite:
 
 
 def test_a_table_has_a_row_for_each_setting_and_a_column_for_each_reference() -> None:
-    """What all rows share stands above; what did not occur is an empty cell."""
+    """Common settings go above the table; missing figures are empty cells."""
     found = page(
         suite(
             Figure("ask P50", 8.0, "ms", "", {"model": "m", "context": 1000}, "kept", 16.0),
@@ -40,7 +40,7 @@ def test_a_table_has_a_row_for_each_setting_and_a_column_for_each_reference() ->
     assert "| 2,000 | 9 | 10 | 0.80 |  |  |  |" in found
 
 
-def test_figures_of_one_setting_stand_one_below_the_other() -> None:
+def test_figures_of_one_setting_are_rows() -> None:
     found = page(
         suite(
             Figure("ring", 6e6, "records/s", against="queue", reference=2e6, low=4e6, high=8e6),
@@ -53,7 +53,7 @@ def test_figures_of_one_setting_stand_one_below_the_other() -> None:
     assert "| swapped | 20% | paper | 17% to 21% |" in found
 
 
-def test_each_part_tells_its_own_command_commit_time_and_machine() -> None:
+def test_each_part_names_its_command_commit_time_and_machine() -> None:
     found = page(suite())
     assert "`foretick bench stream`, commit abc1234, 2026-01-01 00:00+00:00, 9 s. a processor" in found
     assert "2 cores, 2 threads, load 0.5 to 1.0; Python 3.11, torch 2." in found
@@ -79,7 +79,7 @@ def test_goals_are_listed_misses_first_with_the_worst_figure() -> None:
 
 
 def test_a_page_keeps_everything_outside_its_markers(tmp_path: Path) -> None:
-    """Twice into the same page gives the same page."""
+    """Writing twice into the same page gives the same page."""
     target = tmp_path / "page.md"
     target.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
     for _ in range(2):
@@ -122,7 +122,7 @@ def test_the_command_saves_what_it_prints_and_keeps_other_parts(tmp_path: Path) 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_committed_page_is_the_committed_measurement(name: str) -> None:
-    """docs/measurements/*.md are written from the JSON beside them, nothing typed by hand."""
+    """docs/measurements/*.md are rendered from the JSON in the same directory."""
     found = read(DOCS / "measurements" / f"{name}.json")
     assert page(found) == (DOCS / "measurements" / f"{name}.md").read_text()
 

@@ -1,4 +1,4 @@
-"""`foretick bench scheduler` in its smallest size: parts are measured, saved, shown, and compared soundly."""
+"""`foretick bench scheduler` in its smallest size: parts are measured, saved, rendered and compared."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _named(figures: list[Figure], name: str) -> list[Figure]:
 
 
 def test_the_replay_is_timed_from_the_last_input() -> None:
-    """Pieces reach the engine at their times; a prompt no pool can hold is not an answer."""
+    """Pieces reach the engine at their times; a prompt too large for the pool is not an answer."""
     loaded = load_model(embedded_directory(), dtype="float32", device="cpu")
     costs = profile(loaded, 32, 64, quick=True)
     pieces = [
@@ -65,24 +65,24 @@ def test_the_replay_is_timed_from_the_last_input() -> None:
 
 @pytest.mark.parametrize("policy", NAMES)
 def test_a_measured_step_keeps_as_many_alive(policy: str) -> None:
-    """Each that ends makes room for a new one, streams are finished, and phase 1 is asked without effect."""
+    """Each request that ends is replaced, streams are finished, and timing phase 1 has no effect."""
     sizes = CostPlan(prompt=64, answer=3)
-    world, unasked = (CostWorld(sizes, 30, 2.5, policy) for _ in range(2))
+    world, untimed = (CostWorld(sizes, 30, 2.5, policy) for _ in range(2))
     first = set(world.live)
     for _ in range(60):
-        for each in (world, unasked):
+        for each in (world, untimed):
             each.feed()
         assert world.planned() >= 0
         assert world.sorted_all() >= 0
         world.stepped()
-        unasked.stepped()
+        untimed.stepped()
         assert len(world.live) == 30
-    assert world.device.tokens == unasked.device.tokens > 0
+    assert world.device.tokens == untimed.device.tokens > 0
     assert first.isdisjoint(world.live)
 
 
 def test_the_loads_of_prefixes_are_what_they_are_called() -> None:
-    """Four prompts of each user in the one, regulars and strangers in the other; equal for all policies."""
+    """Four prompts per user in one load, regulars and one-time users in the other; equal for all policies."""
     cases = {
         name: PrefixCase(name, PAPER, 1.0, 5.0, "fcfs", 3, 400, 30, 4) for name in ("sessions", "regulars")
     }
@@ -105,8 +105,8 @@ def test_a_scaled_workload_has_shorter_prompts_and_the_same_pieces() -> None:
     assert small.gap_ms is CRAWLER.gap_ms
 
 
-def test_speed_ups_are_over_the_same_rate_and_stand_beside_the_papers() -> None:
-    """The changed lcas stands beside the published one."""
+def test_speed_ups_are_at_the_same_rate_and_next_to_the_papers() -> None:
+    """The changed lcas appears next to the published one."""
     p99 = {"vLLM-NS": 8.0, "vLLM-S": 10.0, "fcfs": 2.0, "lcas-fair": 16.0, "mcps": 80.0}
     rates = [_row(name, "cost", 1.0, p99[name]) for name in p99]
     found = list(simulated.by_rate(rates, "by rate", 1000))
@@ -121,7 +121,7 @@ def test_speed_ups_are_over_the_same_rate_and_stand_beside_the_papers() -> None:
 
 
 def test_the_order_of_policies_is_judged_at_every_rate() -> None:
-    """Crawler at 4: the paper has fcfs, lcas, vLLM-S, mcps. Here lcas leads; equals are no order."""
+    """Crawler at 4: the paper has fcfs, lcas, vLLM-S, mcps. Here lcas leads; equal values have no order."""
     p95 = {"vLLM-NS": 12.0, "vLLM-S": 9.0, "fcfs": 8.0, "lcas": 7.0, "mcps": 9.0}
     rows = [_row(name, "cost", 1.0, 1.0, p95[name]) for name in p95]
     spread, pairs = simulated.orders(rows)
@@ -131,7 +131,7 @@ def test_the_order_of_policies_is_judged_at_every_rate() -> None:
     assert spread.reference is None, "the paper has no such rate"
 
 
-def test_under_pressure_preemptions_and_swapped_shares_stand_beside_the_papers() -> None:
+def test_under_pressure_preemptions_and_swapped_shares_are_next_to_the_papers() -> None:
     """Cost is judged against the better pure eviction on all seeds."""
     rows = [_row("vLLM-NS", "cost", 10.0, 8.0)]
     for name, eviction in product(("fcfs", "mcps"), paper.EVICTIONS):
@@ -170,15 +170,15 @@ def test_k_lpm_is_compared_with_the_policy_that_is_better_on_all_seeds() -> None
 
 
 def test_pairs_agree_when_what_lies_well_apart_is_in_the_predicted_order() -> None:
-    """Of three pairs two lie apart by a quarter; one of these came out the other way."""
+    """Of three pairs two lie apart by a quarter; one of these has the opposite order."""
     p99 = [(1.0, 1.0), (3.0, 1.1), (2.0, 2.0)]  # measured, predicted
-    rows = [Figure("TTFT P99", ours, "s", against="predicted", reference=told) for ours, told in p99]
+    rows = [Figure("TTFT P99", ours, "s", against="predicted", reference=expected) for ours, expected in p99]
     (found,) = predicted.agreement(rows, 0.25)
     assert (found.ours, found.reference, found.verdict) == (1, 2, "missed")
 
 
 def test_a_run_is_made_again_only_while_the_machine_was_slower_than_before() -> None:
-    """By pace, whatever its TTFT."""
+    """Judged by pace, whatever the TTFT."""
     paces = iter((1.4, 1.3, 1.1, 1.0))
 
     def run() -> Replayed:

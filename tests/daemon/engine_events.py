@@ -1,4 +1,4 @@
-"""What an engine tells the front, for tests that play the engine."""
+"""Engine events, for tests that stand in for the engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Windows prefilled again in a daemon: room in the pool, and answers that go on meanwhile."""
+"""Refreshed windows in a daemon: room in the pool, and answers that continue meanwhile."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_pool_has_room_for_the_fresh_windows() -> None:
 
 
 async def test_the_daemon_refreshes_compares_and_keeps_event_time() -> None:
-    """Records in, answers out: windows are adopted while answers go on, and old bars leave by their time."""
+    """Records in, answers out: windows are replaced while answers continue; old bars are evicted by time."""
     source, sink, tape = QueueSource(), MemorySink(), Trades("V:AAA")
     config = inproc_config(
         sessions=sessions(

@@ -1,4 +1,4 @@
-"""Tasks and threads that end unasked are told of by name, and started again where that is allowed."""
+"""Tasks and threads that end unexpectedly are reported by name, and restarted where allowed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def ended() -> Ended:
 
 @pytest.fixture
 def tasks(ended: Ended) -> Tasks:
-    return Tasks(lambda *told: ended.append(told))
+    return Tasks(lambda *end: ended.append(end))
 
 
 async def sleeping() -> None:
@@ -42,7 +42,7 @@ def task_of(name: str) -> asyncio.Task[object]:
 @pytest.mark.parametrize(
     ("work", "why"), [(returning, "it returned"), (raising, "ValueError: no such thing")]
 )
-async def test_a_task_that_ends_unasked_is_told_of_with_the_reason(tasks, ended, work, why):
+async def test_an_unexpected_end_of_a_task_is_reported_with_the_reason(tasks, ended, work, why):
     tasks.start("query socket", work)
     await until(lambda: ended)
     assert ended == [("query socket", why, False)]
@@ -50,14 +50,14 @@ async def test_a_task_that_ends_unasked_is_told_of_with_the_reason(tasks, ended,
     assert tasks.names() == []
 
 
-async def test_a_task_cancelled_by_somebody_else_is_told_of(tasks, ended):
+async def test_a_task_cancelled_from_elsewhere_is_reported(tasks, ended):
     tasks.start("ingest", sleeping)
     task_of("ingest").cancel()
     await until(lambda: ended)
     assert ended == [("ingest", "it was cancelled", False)]
 
 
-async def test_a_task_that_may_return_is_told_of_only_when_it_raises(tasks, ended):
+async def test_a_task_that_may_return_is_reported_only_when_it_raises(tasks, ended):
     tasks.start("ingest", returning, returns=True)
     await until(lambda: not tasks.names())
     assert ended == []
@@ -66,7 +66,7 @@ async def test_a_task_that_may_return_is_told_of_only_when_it_raises(tasks, ende
     assert tasks.ended == {"ingest": "ValueError: no such thing"}
 
 
-async def test_a_task_that_was_asked_to_end_is_not_told_of(tasks, ended):
+async def test_an_expected_end_of_a_task_is_not_reported(tasks, ended):
     tasks.start("one", sleeping)
     tasks.start("two", sleeping)
     await tasks.stop("one", "never started")
@@ -94,9 +94,9 @@ async def test_a_task_that_fails_again_and_again_is_given_up(tasks, ended):
     assert tasks.names() == []
 
 
-def test_a_thread_that_ends_unasked_is_told_of() -> None:
+def test_an_unexpected_end_of_a_thread_is_reported() -> None:
     ended: list[tuple[str, str]] = []
-    threads = Threads(lambda *told: ended.append(told))
+    threads = Threads(lambda *end: ended.append(end))
 
     def failing() -> None:
         raise SystemExit(3)
@@ -108,9 +108,9 @@ def test_a_thread_that_ends_unasked_is_told_of() -> None:
     assert ended == [("one", "SystemExit: 3"), ("two", "it returned")]
 
 
-def test_a_thread_that_may_return_or_was_asked_to_end_is_not_told_of() -> None:
+def test_an_expected_end_of_a_thread_is_not_reported() -> None:
     ended: list[tuple[str, str]] = []
-    threads, go_on = Threads(lambda *told: ended.append(told)), threading.Event()
+    threads, go_on = Threads(lambda *end: ended.append(end)), threading.Event()
     returning = threads.make(lambda: None, "one", returns=True)
     asked = threads.make(lambda: go_on.wait() and None, "two")
     for thread in (returning, asked):

@@ -19,7 +19,7 @@ COMMITTED = json.loads((cli.FOLDER / "latency.json").read_text())
 
 
 class FakeGrafana(ThreadingHTTPServer):
-    """Takes dashboards as Grafana's HTTP API does: POST /api/dashboards/db with a bearer token."""
+    """Accepts dashboards like Grafana's HTTP API: POST /api/dashboards/db with a bearer token."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)

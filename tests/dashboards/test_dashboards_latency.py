@@ -1,4 +1,4 @@
-"""The Latency dashboard: committed as built, catalogue names only, a sane grid, series in real Prometheus."""
+"""The Latency dashboard: committed as built, catalogue names only, valid grid, series in real Prometheus."""
 
 from __future__ import annotations
 
@@ -167,13 +167,13 @@ async def test_every_panel_finds_series_in_a_real_prometheus(dashboard, start_pr
             record(store, round_)
             await asyncio.to_thread(prometheus.wait_for_scrapes, round_ + 2)
         assert await asyncio.to_thread(check_panels, prometheus.url, dashboard) == []
-        # The check has teeth: a panel without series and one that is not PromQL are found out.
+        # The check detects a panel without series and one that is not PromQL.
         broken = {"panels": [{"title": "t", "targets": [{"expr": "foretick_nothing"}]}]}
         assert await asyncio.to_thread(check_panels, prometheus.url, broken) == ["t: foretick_nothing"]
         broken["panels"][0]["targets"][0]["expr"] = "rate(foretick"
         with pytest.raises(RuntimeError, match="refuses"):
             await asyncio.to_thread(check_panels, prometheus.url, broken)
-        # And what it shows is what was recorded: 1 to 4 ms, within the exposition's bounds.
+        # It shows the recorded values: 1 to 4 ms, within the exposition's bounds.
         p99 = await asyncio.to_thread(
             prometheus.query, 'histogram_quantile(0.99, foretick_stage_seconds_bucket{stage="forward"})'
         )

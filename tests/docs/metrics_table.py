@@ -17,12 +17,12 @@ def table() -> str:
 
 
 def committed() -> str:
-    """What the page holds between its marks."""
+    """The table in the page."""
     return PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
 
 
 def write() -> None:
-    """Put the table between the page's marks."""
+    """Write the table into the page."""
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     PAGE.write_text(before + BEGIN + table() + END + rest.partition(END)[2], encoding="utf-8")
 
@@ -34,7 +34,7 @@ def _row(metric: Metric) -> str:
 
 def _label(metric: Metric, label: str) -> str:
     values = metric.values.get(label)
-    # the stages have a table of their own
+    # stages have their own table
     if not values or label == "stage":
         return f"`{label}`"
     return f"`{label}`: {', '.join(values)}"

@@ -1,4 +1,4 @@
-"""The documentation is true: examples decode, tables are complete, links, paths, commands and tests exist."""
+"""The documentation is true: examples decode, tables are complete; links, paths, commands and tests exist."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ TEST_NAME = re.compile(r"`(?:(tests/[\w/]+\.py)::)?(test_\w+)`")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block; ``kind`` is what its mark says it is an example of."""
+    """A fenced block; ``kind`` is the struct that its mark names."""
 
     page: str
     kind: str
@@ -70,7 +70,7 @@ def examples(*kinds: str) -> list[Any]:
 
 
 def test_every_json_and_toml_block_says_what_it_is_an_example_of() -> None:
-    """So that no example escapes its decoder; and there are some."""
+    """No example escapes its decoder, and there are some."""
     assert [b for b in blocks() if b.language in ("json", "toml") and not b.kind] == []
     assert {b.kind for b in blocks() if b.kind} == {
         "config", "format", "header", "message", "record", "reply", "request",
@@ -79,7 +79,7 @@ def test_every_json_and_toml_block_says_what_it_is_an_example_of() -> None:
 
 @pytest.mark.parametrize("block", examples("record", "message"))
 def test_messages_decode_and_encode_to_the_same(block: Block) -> None:
-    """With the decoders of the daemon; records pass its checks as well."""
+    """Decoded by the daemon's decoders; records also pass its checks."""
     payload = block.text.encode()
     decoded = decode_record(payload) if block.kind == "record" else decode_message(payload)
     assert decode_message(encode(decoded)) == decoded
@@ -153,7 +153,7 @@ def tables() -> list[Any]:
 
 @pytest.mark.parametrize(("name", "rows"), tables())
 def test_tables_list_exactly_the_members(name: str, rows: str) -> None:
-    """Each struct's own members; those every record has stand in a table of their own."""
+    """Each struct's own members; the common members of records have their own table."""
     struct = Header if name == "Header" else getattr(messages, name, None) or getattr(query_messages, name)
     common = {f.name for f in msgspec.structs.fields(Record)} if name in ("Trade", "Quote", "Bar") else set()
     members = {f.name for f in msgspec.structs.fields(struct)} - common
@@ -233,7 +233,7 @@ def test_repository_paths_in_the_text_exist(name: str) -> None:
 
 
 def named_tests(text: str) -> list[tuple[str, str]]:
-    """(file or "", function) of every test that a text names."""
+    """(file or "", function) of every test named in a text."""
     return TEST_NAME.findall(text)
 
 
@@ -264,7 +264,7 @@ def commands(language: str = "sh") -> Iterator[tuple[str, list[str]]]:
 
 
 def test_foretick_commands_and_their_options_exist() -> None:
-    """Walked through click, as the shell would."""
+    """Resolved through click, like the shell would."""
     shown = [(name, words) for name, words in commands() if words[0] == "foretick"]
     assert {words[1] for _, words in shown} >= {"run", "check", "demo", "replay", "ask", "dashboards"}
     for name, words in shown:

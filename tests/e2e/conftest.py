@@ -1,4 +1,4 @@
-"""What end-to-end tests share: compiled kernels, the embedded model, and one running daemon."""
+"""Shared by end-to-end tests: compiled kernels, the embedded model, and one running daemon."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STOP_S = 30.0
 
 @pytest.fixture(scope="session", autouse=True)
 def model_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The embedded model is built once, kernels are those of the other tests; processes inherit both."""
+    """The embedded model is built once and kernels are those of the other tests; processes inherit both."""
     cache = tmp_path_factory.mktemp("models")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NUMBA_CACHE_DIR", os.environ.get("NUMBA_CACHE_DIR") or str(cache_home() / "numba"))
@@ -32,7 +32,7 @@ def model_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def starting_daemon(
     request: pytest.FixtureRequest, model_cache: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Replaying | None]:
-    """While other tests run, if one of them is going to need it."""
+    """Start the daemon while other tests run, if any test needs it."""
     if not is_needed("replaying", request):
         yield None
         return
@@ -59,6 +59,6 @@ endpoint = "{endpoint}"
 
 @pytest.fixture(scope="package")
 def replaying(starting_daemon: Replaying) -> Replaying:
-    """In two processes, as `foretick run` starts it, for tests that only ask it something."""
+    """In two processes, as `foretick run` starts it, for tests that only query it."""
     asyncio.run(starting_daemon.daemon.ready())
     return starting_daemon

@@ -1,4 +1,4 @@
-"""An engine process without a model: it is ready at once, sends heartbeats and stops when it is told to."""
+"""An engine process without a model: ready at once, sends heartbeats, and stops on command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A daemon in this process, real engine and no broker: trades for it, and what it answers."""
+"""A daemon in this process with a real engine and no broker: its trades and its answers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Tape:
 
 
 class Recorder:
-    """Runs an engine's passes, each at least ``pass_s`` long, and remembers what they held."""
+    """Runs an engine's passes, each at least ``pass_s`` long, and records their forks."""
 
     def __init__(self, pass_s: float = 0.0) -> None:
         self.passes: list[list[tuple[int, int]]] = []
@@ -74,7 +74,7 @@ async def running(
         await asyncio.wait_for(front.start(), 60)
         yield front
     finally:
-        if not front.stopping:  # the test has not done it
+        if not front.stopping:  # the test did not release it
             await front.stop()
 
 

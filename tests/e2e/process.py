@@ -1,4 +1,4 @@
-"""A `foretick` command as a subprocess, and what surrounds it: a service manager, readers and writers."""
+"""A `foretick` command as a subprocess, and its surroundings: a service manager, producers and consumers."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def command(*arguments: str, timeout_s: float = 90.0) -> subprocess.CompletedPro
 
 
 def invoke(*arguments: str) -> Result:
-    """As `command`, in this process and without its start-up."""
+    """Like `command`, but in this process, without its start-up time."""
     with logging_put_back():
         return CliRunner().invoke(main, arguments)
 
 
 @contextlib.contextmanager
 def logging_put_back() -> Iterator[None]:
-    """Commands set up logging for their process, which a test's is not."""
+    """Restore logging: commands set it up for their whole process."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     try:
@@ -72,7 +72,7 @@ class Manager:
         self._socket.setblocking(False)
 
     def saw(self, state: str) -> int:
-        """How often a state like READY=1 was told so far."""
+        """How often a state such as READY=1 was sent so far."""
         while True:
             try:
                 self.messages.append(self._socket.recv(4096).decode())
@@ -85,7 +85,7 @@ class Manager:
 
 
 class Daemon:
-    """`foretick run` on a configuration; ended by its process id when the block is left."""
+    """`foretick run` on a configuration; the end of the block ends it by its process id."""
 
     def __init__(self, folder: Path, config: str, environment: Mapping[str, str] | None = None) -> None:
         (self.http_port,) = free_ports(1)
@@ -129,16 +129,16 @@ class Daemon:
         self._running.send_signal(number)
 
     def wait(self, timeout_s: float) -> int:
-        """The exit status."""
+        """Wait for the exit status."""
         return self._running.wait(timeout_s)
 
     def terminate(self, timeout_s: float) -> int:
-        """SIGTERM, and the exit status."""
+        """Send SIGTERM; returns the exit status."""
         self.signal(signal.SIGTERM)
         return self.wait(timeout_s)
 
     def engine(self) -> int | None:
-        """Process id of the engine, while there is one."""
+        """Process id of the engine, while it runs."""
         pid = self._running.pid
         for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
             if b"daemon.engine.process" in Path(f"/proc/{child}/cmdline").read_bytes():
@@ -146,7 +146,7 @@ class Daemon:
         return None
 
     def get(self, path: str) -> tuple[int, str]:
-        """Status and body of an HTTP request; (0, "") while nobody listens."""
+        """Status and body of an HTTP request; (0, "") while the port is closed."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}{path}", timeout=5) as response:
                 return response.status, response.read().decode()
@@ -157,7 +157,7 @@ class Daemon:
             return 0, ""
 
     async def ready(self, timeout_s: float = START_S) -> None:
-        """Until /readyz says so; fails at once if the process ended."""
+        """Wait until /readyz says so; fails at once if the process ended."""
 
         def look() -> bool:
             if self._running.poll() is not None:
@@ -167,7 +167,7 @@ class Daemon:
         await until_slowly(look, timeout_s, "readiness")
 
     def metric(self, name: str, **labels: str) -> float:
-        """One series of /metrics; sums those that have the labels."""
+        """One series of /metrics; the sum of all series with these labels."""
         found = [
             float(value)
             for series, value in re.findall(r"^(\S+) (\S+)$", self.get("/metrics")[1], re.MULTILINE)
@@ -177,23 +177,23 @@ class Daemon:
         return sum(found)
 
     def reasons(self) -> list[str]:
-        """What /readyz says is missing."""
+        """What is missing, by /readyz."""
         return list(json.loads(self.get("/readyz")[1])["reasons"])
 
 
 @dataclass(frozen=True)
 class Replaying:
-    """A daemon that replays a sample's few seconds; it goes on answering when they are over."""
+    """A daemon that replays a sample's few seconds and continues to answer afterwards."""
 
     daemon: Daemon
     sample: Sample
     session: str
     endpoint: str
-    """Of its query socket."""
+    """Endpoint of its query socket."""
 
 
 async def until_slowly(condition: Callable[[], object], timeout_s: float = START_S, what: str = "") -> None:
-    """As `until`, for conditions that block or cost something: a look every 100 ms, in a thread."""
+    """Like `until`, for blocking or costly conditions: checked every 100 ms, in a thread."""
     deadline = time.monotonic() + timeout_s
     while not await asyncio.to_thread(condition):
         if time.monotonic() > deadline:
@@ -202,13 +202,13 @@ async def until_slowly(condition: Callable[[], object], timeout_s: float = START
 
 
 class Topics:
-    """The other side of the broker: writes records, and reads a topic from its beginning."""
+    """The broker's clients: produce records, and read a topic from its beginning."""
 
     def __init__(self, bootstrap: str, trades: str, answers: str) -> None:
         self._bootstrap = bootstrap
         self._trades = trades
         self._sink = KafkaSink("test-trades", bootstrap)
-        # a broker that has nothing new holds a fetch for so long, and the mock also when something comes
+        # the longest that a broker holds an empty fetch; the mock holds it even when records arrive
         at_once = {"fetch_max_wait_ms": 20}
         self._source = KafkaSource("test-answers", bootstrap, [answers], None, options=at_once)
         self._reading: asyncio.Task[None] | None = None
@@ -226,7 +226,7 @@ class Topics:
         await asyncio.gather(self._sink.stop(), self._source.stop())
 
     async def produce(self, records: Iterable[tuple[str, bytes]]) -> None:
-        """(key, payload) each; returns when all are acknowledged."""
+        """Produce (key, payload) each; returns when all are acknowledged."""
         sent = [self._sink.publish(self._trades, key.encode(), payload, {}) for key, payload in records]
         await asyncio.wait_for(asyncio.gather(*sent), 60)
 
@@ -234,7 +234,7 @@ class Topics:
         return [m for m in self.messages if isinstance(m, Answer) and m.session == session]
 
     async def answered(self, session: str, version: int, questions: int = 6, timeout_s: float = 30) -> None:
-        """Until so many answers of a version were read back."""
+        """Wait until this many answers of a version have been read back."""
 
         def there() -> bool:
             return sum(a.data_version == version for a in self.answers(session)) >= questions
@@ -257,7 +257,7 @@ async def committed(bootstrap: str, group: str, topic: str, partitions: int) -> 
 
 
 def gone(pid: int) -> bool:
-    """The process is no more (or only waits to be reaped)."""
+    """Whether the process has ended (or only waits to be reaped)."""
     try:
         return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
     except FileNotFoundError:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Sample:
-    """A small file of one shape, and how its real counterpart is called."""
+    """A small file of one shape, and the name of its real counterpart."""
 
     form: str
     content: str
@@ -18,7 +18,7 @@ class Sample:
     bars: int
     real: str
     until: str
-    """Where playing the real file ends, so that a slow machine is through in seconds."""
+    """Where to stop playing the real file, so that a slow machine finishes in seconds."""
     real_bars: int
     """Bars up to there."""
 

@@ -1,4 +1,4 @@
-"""What the daemon's tests share: sources and sinks in memory, messages, and waiting for a condition."""
+"""Shared by the daemon's tests: sources and sinks in memory, messages, and waiting for a condition."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ START = 1_723_161_255 * SECOND
 
 
 async def until(condition: Callable[[], T], timeout_s: float = 20.0, what: str = "") -> T:
-    """The first truthy value of ``condition``, looked at every 5 ms; TimeoutError names what was awaited."""
+    """The first truthy value of ``condition``, checked every 5 ms; TimeoutError names the condition."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
         if time.monotonic() > deadline:
@@ -42,7 +42,7 @@ async def until(condition: Callable[[], T], timeout_s: float = 20.0, what: str =
 
 
 def trade(symbol: str, ts_event: int, price: str = "100.00", size: str = "1", **more: object) -> bytes:
-    """A trade as it stands on the wire, JSON."""
+    """A trade in its wire form, JSON."""
     venue, _, name = symbol.partition(":")
     fields = {
         "type": "trade",
@@ -61,7 +61,7 @@ def incoming(payload: bytes, offset: int, partition: int = 0, topic: str = TOPIC
 
 
 class QueueSource:
-    """A source that yields what a test puts in, and remembers what is asked of it."""
+    """A source that yields what a test puts in, and records its calls."""
 
     def __init__(self, kind: Kind = "pausing", name: str = "test") -> None:
         self.name, self.kind = name, kind
@@ -107,7 +107,7 @@ class QueueSource:
 
 
 class MemorySink:
-    """A sink that keeps what it gets, holds acknowledgements back, or refuses."""
+    """A sink that keeps its messages, delays acknowledgements, or refuses."""
 
     def __init__(self, name: str = "test") -> None:
         self.name = name
@@ -116,7 +116,7 @@ class MemorySink:
         self.acknowledging.set()
         self.refuses: Callable[[bytes], bool] = lambda payload: False
         self.holds: Callable[[bytes], bool] = lambda payload: True
-        """Which messages wait for ``acknowledging``."""
+        """Selects the messages that wait for ``acknowledging``."""
         self._stopped = asyncio.Event()
 
     async def start(self) -> None:
@@ -153,7 +153,7 @@ class MemorySink:
 
 
 def sessions(*symbols: str, **settings: object) -> tuple[SessionConfig, ...]:
-    """A session for each VENUE:SYMBOL, named like the symbol in small letters."""
+    """A session for each VENUE:SYMBOL, named like the symbol in lower case."""
     return tuple(
         SessionConfig(name=symbol.partition(":")[2].lower(), symbol=symbol, **settings)  # type: ignore[arg-type]  # a Session's
         for symbol in symbols

@@ -1,4 +1,4 @@
-"""The commands, as typed: replay in three directions, check, ask, demo."""
+"""The commands as typed: replay in three directions, check, ask, demo."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def real_file(sample: Sample) -> Path:
 
 @dataclass(frozen=True)
 class Replayed:
-    """What `foretick replay --to inproc --speed 0` ended with."""
+    """The result of `foretick replay --to inproc --speed 0`."""
 
     status: int
     output: str
@@ -189,7 +189,7 @@ def test_a_truncated_file_is_played_to_where_it_breaks_off(tmp_path: Path) -> No
 
 
 def test_a_file_that_cannot_be_read_any_more_ends_the_replay_with_a_message(tmp_path: Path) -> None:
-    """Address 0 of this process's memory is one."""
+    """Address 0 of this process's memory cannot be read."""
     config = tmp_path / "config.toml"
     session = '[[sessions]]\nname = "a"\nsymbol = "V:A"\n'
     config.write_text(f'{session}[process]\nmode = "inproc"\n[http]\nport = 0\n[query]\nendpoint = ""\n')
@@ -199,7 +199,7 @@ def test_a_file_that_cannot_be_read_any_more_ends_the_replay_with_a_message(tmp_
 
 
 def test_check_passes_what_would_run_and_names_what_would_not(tmp_path: Path) -> None:
-    """All three examples: against a broker and ports that are there, then against none."""
+    """All three examples: with a broker and free ports, then without."""
     with MockBroker() as broker, socket.create_server(("127.0.0.1", 0)) as taken:
         for topic in ("md.trades.v1", "answers.v1", "dlq.v1"):
             broker.create_topic(topic)
@@ -250,7 +250,7 @@ def test_check_names_a_missing_model_file_broker_and_format(tmp_path: Path) -> N
 
 
 def test_check_names_an_architecture_that_cannot_be_served(tmp_path: Path) -> None:
-    """BLOOM's positions are ALiBi: there is nothing to turn when a frame moves on."""
+    """BLOOM's positions are ALiBi: position frames cannot re-rotate them."""
     bloom = BloomConfig(vocab_size=2048, hidden_size=32, n_layer=2, n_head=2)
     BloomForCausalLM(bloom).save_pretrained(tmp_path)
     build_tokenizer().save_pretrained(tmp_path)

@@ -1,4 +1,4 @@
-"""Random messages to everything that listens: each is answered or counted, and the daemon goes on."""
+"""Random messages to every socket and feed: each is answered or counted, and the daemon keeps running."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ VALID = [
 ]
 GENERATING = {"ask", "open", "complete"}
 WEIGHTS = [1 if message["type"] in GENERATING else 6 for message in VALID]
-"""Most of them without the model, which is slower than the rest."""
+"""Most of them avoid the model, which is slower than the rest."""
 PATHS = [
     "/v1/prompts",
     "/v1/complete",
@@ -81,7 +81,7 @@ def mutated(rng: random.Random, valid: dict[str, Any]) -> dict[str, Any]:
 
 
 def damaged(rng: random.Random, payload: bytes) -> bytes:
-    """Bytes changed, cut off, put in, or nested deeply."""
+    """Bytes changed, cut off, inserted, or nested deeply."""
     found = bytearray(payload)
     for _ in range(rng.randrange(1, 4)):
         if found:
@@ -118,7 +118,7 @@ def record(rng: random.Random) -> bytes:
 
 
 async def queries(front: Front, rng: random.Random) -> Counter[str]:
-    """Send them, each when fewer than a hundred are unanswered; the replies by kind."""
+    """Send them, with fewer than a hundred unanswered at a time; returns the replies by kind."""
     assert front.query is not None
     context = zmq.asyncio.Context()
     socket = context.socket(zmq.DEALER)
@@ -139,7 +139,7 @@ async def queries(front: Front, rng: random.Random) -> Counter[str]:
 
 
 def bodies(port: int, rng: random.Random) -> Counter[int]:
-    """Their statuses; every refusal says its code."""
+    """Statuses of the requests; every refusal names its code."""
     statuses: Counter[int] = Counter()
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     for _ in range(BODIES):
@@ -152,7 +152,7 @@ def bodies(port: int, rng: random.Random) -> Counter[int]:
     return statuses
 
 
-async def test_every_random_message_is_answered_or_counted_and_the_daemon_goes_on(
+async def test_every_random_message_is_answered_or_counted_and_the_daemon_keeps_running(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Mutated messages, random bytes, deep nesting, wrong types, invalid UTF-8, huge integers."""
@@ -179,7 +179,7 @@ async def test_every_random_message_is_answered_or_counted_and_the_daemon_goes_o
         assert "engine" not in replies
         assert {200, 201, 400} <= set(statuses)
         assert not {500, 503} & set(statuses)
-        # every record has one outcome: into the ring, or counted for what is wrong with it
+        # every record has one outcome: into the ring, or counted by the reason of its refusal
         await until(lambda: count("records", source="test") == RECORDS)
         malformed = sum(count("records_malformed", reason=reason) for reason in REASONS)
         unknown = count("records_unknown_symbol")

@@ -74,21 +74,21 @@ async def test_every_version_answers_all_questions_in_one_pass_and_says_what_it_
                     prompts[version].append(number)
         assert set(prompts) == set(range(1, 13))
         assert all(len(numbers) == 6 and len(set(numbers)) == 1 for numbers in prompts.values())
-        # what was read: four trades a bar, no trade twice, none left out
+        # input: four trades per bar, each trade exactly once
         ranges = {a.data_version: [(i.first_offset, i.last_offset) for i in a.inputs] for a in found}
         assert ranges == {v: [(4 * v - 4, 4 * v - 1)] for v in range(1, 13)}
         assert {i.topic for a in found for i in a.inputs} == {TOPIC}
         assert {a.data_version: a.as_of for a in found} == {
             v: START + (v - 1) * SECOND + 3000 for v in range(1, 13)
         }
-        # every answer owns up to what it is
+        # every answer carries its flags
         assert {a.data_version for a in found if "warm_up" in a.flags} == set(range(1, 6))
         assert all(a.untrained and "untrained" in a.flags and "gap" not in a.flags for a in found)
         for question in PAPER_SIX[:5]:
             assert {a.choice for a in found if a.question == question.name} <= set(question.choices or ())
         assert {a.choice for a in exact} == {None}
         assert all(a.logit_gap >= 0 and a.computed_tokens > 0 < a.latency.forward_ns for a in found)
-        # the past is reused, and grows
+        # the tape's KV is reused, and grows
         assert all(a.reused_tokens > b.reused_tokens for a, b in zip(found[6:], found, strict=False))
         assert [m.data_version for m in sink.messages(UPDATES) if isinstance(m, DataUpdated)] == list(
             range(1, 13)
@@ -137,7 +137,7 @@ def _newest(front: Front) -> int:
 
 
 async def test_an_ad_hoc_answer_has_the_times_of_the_version_that_it_read():
-    """While it is computed, newer versions come."""
+    """Newer versions arrive while it is computed."""
     source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
     async with running(inproc_config(standing="none"), source, sink, Recorder(pass_s=0.005)) as front:
         for n in range(3):
@@ -169,7 +169,7 @@ async def test_a_flood_is_coalesced_counted_and_answered_for_to_the_last_record(
             evaluated = Counter(a.data_version for a in answers(sink, session))
             assert set(evaluated.values()) == {6}
             assert count(front, "flash_coalesced", session=session) == 199 - len(evaluated) > 0
-            # Skipped versions hand their inputs on: the answers' ranges have no hole and no overlap.
+            # Skipped versions pass their inputs on: the answers' ranges have no hole and no overlap.
             trend = [a for a in answers(sink, session) if a.question == "trend"]
             read = [(i.first_offset, i.last_offset) for a in trend for i in a.inputs]
             mine = [m.offset for b in batches[:-1] for m in b if f'"{session.upper()}"'.encode() in m.payload]
@@ -199,7 +199,7 @@ async def test_what_a_dropping_ring_loses_is_counted_and_flagged():
         for n in range(7, 10):
             source.put(tape.second(n))
             await until(lambda n=n: answers(sink)[-1].as_of >= START + (n - 1) * SECOND)
-        assert "gap" not in answers(sink)[-1].flags, "one loss is told once"
+        assert "gap" not in answers(sink)[-1].flags, "one loss is reported once"
         assert source.pauses == 0
 
 
@@ -212,7 +212,7 @@ async def test_late_and_out_of_order_ticks():
         def tick(at_s: float) -> Incoming:
             return tape.message(trade("V:AAA", START + int(at_s * SECOND)))
 
-        # 0.9 comes after 1.1: in time for its bar; 0.5 comes when that bar is closed: late
+        # 0.9 arrives after 1.1, in time for its bar; 0.5 arrives when that bar is closed: late
         source.put([tick(0.1), tick(1.1), tick(0.9), tick(2.2), tick(0.5), tick(3.3)])
         await until(lambda: len([a for a in answers(sink) if a.question == "trend"]) >= 1)
         await until(lambda: count(front, "bars", session="aaa") == 2)
@@ -316,7 +316,7 @@ async def test_a_source_that_fails_ends_the_daemon_with_its_error():
 
 
 def test_an_answer_under_way_does_not_notice_that_the_tape_moves_on():
-    """Scheduler and engine alone, so that every step is ours: the question with and without new bars."""
+    """Scheduler and engine alone, so that the test controls every step: a question with and without bars."""
     question = "What comes next on this tape?"
     still = _answer_while(question, new_bars=0)
     moving = _answer_while(question, new_bars=24)
@@ -364,7 +364,7 @@ def _answer_while(question: str, new_bars: int) -> list[int]:
     assert (request.state, request.version) == (State.FINISHED, version)
     if new_bars:
         assert tape.version > version + 10
-        assert tape.evicted_tokens > evicted + 300, "nothing of what the answer reads is on the tape any more"
+        assert tape.evicted_tokens > evicted + 300, "the tape has evicted everything that the answer reads"
     return request.output
 
 
@@ -375,8 +375,8 @@ def _answer_while(question: str, new_bars: int) -> list[int]:
         (QuestionConfig(name="even", text="Or which?"), "questions[1].name"),
     ],
 )
-async def test_a_question_that_cannot_stand_is_a_setting_s_fault(question, key):
-    """Choices that begin with the same token, a name that is taken."""
+async def test_an_unusable_standing_question_is_a_setting_error(question, key):
+    """Choices with the same first token; a name that is taken."""
     config = inproc_config(questions=(QuestionConfig(name="even", text="Which one?"), question))
     front = make_front(config, source=QueueSource(), routes=[])
     try:

@@ -1,4 +1,4 @@
-"""`foretick run` as its operator sees it: a process, its broker, its signals, its exit status."""
+"""`foretick run` as an operator sees it: a process, its broker, its signals, its exit status."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.kafka_server import create_topics, free_ports
 SYMBOLS = {"aaa": "V:AAA", "bbb": "V:BBB"}
 DRAIN_S = 3.0
 MARGIN_S = 8.0
-"""Closing connections to a broker, and a busy machine."""
+"""Time to close connections to a broker, on a busy machine."""
 NAMES = {question.name for question in PAPER_SIX}
 WATCHDOG_S = 2.0
 
@@ -72,13 +72,13 @@ def second(n: int, trades: int = 3) -> list[tuple[str, bytes]]:
 
 
 async def play(topics: Topics, seconds: range, version: int) -> int:
-    """Second by second, each when the one before is answered; returns the version reached.
+    """Second by second, each once the one before is answered; returns the version reached.
 
-    ``version``: the sessions' version when the bar that is open now closes.
+    ``version``: the sessions' version when the currently open bar closes.
     """
     for n in seconds:
         await topics.produce(second(n))
-        if n > 0:  # it closes the bar before
+        if n > 0:  # this closes the bar before
             await asyncio.gather(*(topics.answered(name, version) for name in SYMBOLS))
             version += 1
     return version - 1
@@ -111,7 +111,7 @@ def manager(tmp_path: Path) -> Iterator[Manager]:
 
 
 async def test_a_daemon_s_life_on_the_embedded_broker(tmp_path: Path, manager: Manager) -> None:
-    """The broker comes later, ticks are answered once each, the engine is killed, a second Ctrl-C forces."""
+    """The broker starts late, ticks are answered once, the engine is killed, a second Ctrl-C ends at once."""
     with MockBroker() as broker:
         for topic in ("md.trades.v1", "answers.v1", "dlq.v1"):
             broker.create_topic(topic)
@@ -143,7 +143,7 @@ async def test_a_daemon_s_life_on_the_embedded_broker(tmp_path: Path, manager: M
                 assert daemon.metric("foretick_answers_total") == 2 * 7 * 6
                 assert daemon.terminate(DRAIN_S + MARGIN_S) == 0
                 assert manager.saw("STOPPING=1") == 1
-                # the trades of seconds 0 to 6 are answered; the open bar's and what follows it wait
+                # the trades of seconds 0 to 6 are answered; those of the open bar and later ones wait
                 stored = await committed(broker.bootstrap, "foretick", "md.trades.v1", 1)
                 assert stored == {0: 7 * 6}
                 first_life = {name: topics.answers(name) for name in SYMBOLS}
@@ -164,7 +164,7 @@ async def test_a_daemon_s_life_on_the_embedded_broker(tmp_path: Path, manager: M
 
 
 async def _bad_messages(daemon: Daemon, topics: Topics, broker: MockBroker) -> None:
-    """What cannot be used is counted and read back from the dead letters; nothing else changes."""
+    """Malformed messages are counted and read back from the dead letters; nothing else changes."""
     bad = [("V:AAA", b"{"), ("V:AAA", trade("V:AAA", START, "-1")), ("V:ZZZ", trade("V:ZZZ", START))]
     await topics.produce(bad)
     await until_slowly(lambda: daemon.metric("foretick_dead_letters_total") == 2)
@@ -184,7 +184,7 @@ async def _bad_messages(daemon: Daemon, topics: Topics, broker: MockBroker) -> N
 
 
 async def _second_life(daemon: Daemon, topics: Topics, before: dict[str, list[Answer]]) -> None:
-    """A restart goes on after the last answered tick: nothing twice, nothing left out."""
+    """After a restart the daemon continues after the last answered tick: none twice, none missing."""
     topics.messages.clear()
     # second 7 was read and not answered: it is read again, and second 8 closes it as version 1
     reached = await play(topics, range(8, 11), 1)
@@ -198,7 +198,7 @@ async def _second_life(daemon: Daemon, topics: Topics, before: dict[str, list[An
 
 
 async def _engine_killed(daemon: Daemon, topics: Topics) -> None:
-    """The front starts another, reads again what was not answered, and versions go on where they were."""
+    """The front starts another engine and reads unanswered records again; version numbers continue."""
     engine = daemon.engine()
     assert engine is not None
     os.kill(engine, signal.SIGKILL)
@@ -221,7 +221,7 @@ async def _engine_killed(daemon: Daemon, topics: Topics) -> None:
 async def test_a_daemon_s_life_on_apache_kafka(
     tmp_path: Path, manager: Manager, real_kafka: RealKafka
 ) -> None:
-    """Once each over two partitions; the broker goes and comes back; SIGTERM; a restart goes on."""
+    """Once each over two partitions; the broker goes down and comes back; SIGTERM; a restart continues."""
     suffix = f".{uuid.uuid4().hex[:8]}"
     trades, answers = f"md.trades.v1{suffix}", f"answers.v1{suffix}"
     bootstrap = real_kafka.bootstrap
@@ -297,7 +297,7 @@ def wrong_model(errors: str) -> list[str]:
 
 
 def test_an_architecture_that_cannot_be_served_is_named(tmp_path: Path) -> None:
-    """GPT-2 has learnt positions, which cannot live in position frames."""
+    """GPT-2 has learnt positions, which position frames cannot re-rotate."""
     gpt2 = GPT2Config(vocab_size=2048, n_positions=256, n_embd=32, n_layer=2, n_head=2)
     GPT2LMHeadModel(gpt2).save_pretrained(tmp_path / "gpt2")
     build_tokenizer().save_pretrained(tmp_path / "gpt2")
@@ -307,7 +307,7 @@ def test_an_architecture_that_cannot_be_served_is_named(tmp_path: Path) -> None:
 
 
 def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
-    """With the engine in the front's process; in one of its own it says so as it names an architecture."""
+    """With the engine in the front's process; the test of architectures covers the other mode."""
     config = config_of_model(tmp_path, tmp_path / "missing")
     done = invoke("run", "--config", config, "--set", "process.mode=inproc")
     assert done.exit_code == 2, done.stderr

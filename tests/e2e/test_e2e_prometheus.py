@@ -26,7 +26,7 @@ async def test_every_panel_shows_a_daemon_at_work(replaying: Replaying, start_pr
     await asyncio.to_thread(prometheus.wait_for_scrapes, 4)
     assert await asyncio.to_thread(check_panels, prometheus.url, dashboard) == []
     assert len(expressions(dashboard)) > 20
-    # and what Prometheus has is what the daemon says
+    # Prometheus has the daemon's values
     answered = daemon.metric("foretick_answers_total")
 
     def scraped() -> bool:

@@ -41,7 +41,7 @@ def same(streamed: FinishReply, whole: FinishReply) -> bool:
 
 
 def appended(client: QueryClient, **how: Any) -> FinishReply:
-    """TEXT line by line; each line's tokens are the line's own, wherever it stands."""
+    """TEXT line by line; each line's tokens do not depend on its position."""
     lengths = [opened := client.open_prompt(LINES[0], **how)]
     lengths += [client.append(opened.prompt, line) for line in LINES[1:]]
     tokens = [reply.prompt_tokens for reply in lengths]
@@ -50,7 +50,7 @@ def appended(client: QueryClient, **how: Any) -> FinishReply:
 
 
 def updated(client: QueryClient, **how: Any) -> FinishReply:
-    """TEXT after two others, of which it shares a half and a third."""
+    """TEXT after two others, which share a half and a third of it."""
     opened = client.open_prompt("".join(LINES[:9]) + "something else\n" * 4, **how)
     client.update(opened.prompt, "".join(LINES[:6]) + "again another\n" * 4)
     client.update(opened.prompt, TEXT)
@@ -65,7 +65,7 @@ HOW: list[dict[str, Any]] = [
 
 
 def test_a_streamed_prompt_is_answered_like_the_same_prompt_at_once(replaying: Replaying) -> None:
-    """In an engine process of its own, with the answers computed before anything of them is cached."""
+    """In an engine process of its own; the answers are computed before any of the prompt is cached."""
     endpoint = replaying.endpoint
     with QueryClient(endpoint) as client:
         first = appended(client, **HOW[0])
@@ -78,7 +78,7 @@ def test_a_streamed_prompt_is_answered_like_the_same_prompt_at_once(replaying: R
             assert same(appended(client, **how), whole)
             assert same(updated(client, **how), whole)
         assert same(first, client.complete(TEXT, **HOW[0]))
-        assert client.complete(TEXT, **HOW[2]).text != first.text, "it is drawn"
+        assert client.complete(TEXT, **HOW[2]).text != first.text, "it is sampled"
         other = client.complete(TEXT + "And then?", **HOW[0])
         assert (other.text, other.prompt_tokens) != (first.text, first.prompt_tokens)
     with QueryClient(endpoint) as opener, QueryClient(endpoint) as finisher:
@@ -138,7 +138,7 @@ async def test_many_prompts_in_a_small_pool_are_answered_like_one_alone(eviction
         assert [same(*pair) for pair in zip(got, alone, strict=True)] == [True] * len(texts)
         swapped, again = (sum(getattr(g, f"{how}_tokens") for g in got) for how in ("swapped", "recomputed"))
         assert swapped + again > 0
-        if eviction == "swap":  # where the host has no room it is recompute
+        if eviction == "swap":  # without room on the host it is recomputed
             assert swapped > 0
         if eviction == "recompute":
             assert not swapped
@@ -226,7 +226,7 @@ async def test_refusals_and_a_client_that_vanishes() -> None:
 
         prompt = await asyncio.to_thread(vanish)
         assert len(front.prompts) == 1
-        await until(lambda: not len(front.prompts), what="the prompt to be given up")
+        await until(lambda: not len(front.prompts), what="the prompt to be closed")
         assert await asyncio.to_thread(late, prompt) == "abandoned"
 
 

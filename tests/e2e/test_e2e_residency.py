@@ -1,4 +1,4 @@
-"""Idle sessions through the whole daemon: they leave for the disk, and answers go on as if they had not."""
+"""Idle sessions through the whole daemon: they are offloaded to disk, and answers continue unchanged."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def names(directory: Path) -> list[str]:
     return [file.name for file in directory.iterdir()]
 
 
-async def test_an_idle_session_leaves_for_the_disk_and_comes_back_with_the_next_bar(tmp_path: Path) -> None:
-    """Nothing is computed again: the answers behind it reuse the whole tape; a clean stop loses nothing."""
+async def test_an_idle_session_is_offloaded_to_disk_and_restored_with_the_next_bar(tmp_path: Path) -> None:
+    """Nothing is computed again: the answers reuse the whole tape; a clean stop loses nothing."""
     source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
     pool = PoolConfig(idle_spill=Duration(100_000_000), spill_dir=str(tmp_path))
     async with running(inproc_config(pool=pool), source, sink) as front:

@@ -43,7 +43,7 @@ THREADS = ["data-plane", "device-worker", "heartbeat"]
 
 @contextlib.asynccontextmanager
 async def running(mode: str) -> AsyncIterator[Front]:
-    """In mode "two" the engine process is one that has no model and does nothing."""
+    """In mode "two" the engine process has no model and does nothing."""
     environment = {"NOTIFY_SOCKET": "@foretick-nobody", "WATCHDOG_USEC": "1000000"}
     front = make_front(
         inproc_config(process=ProcessConfig(mode=mode, drain=Duration(SECOND))),
@@ -64,13 +64,13 @@ def kill_task(name: str) -> None:
 
 
 def kill_thread(thread: threading.Thread) -> None:
-    """Raise SystemExit in it, as soon as it runs Python again."""
+    """Raise SystemExit in the thread, as soon as it runs Python again."""
     assert thread.ident is not None
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
 
 
 async def not_ready(front: Front) -> list[str]:
-    """What /readyz says; without HTTP what it would say."""
+    """What /readyz reports; without HTTP, what it would report."""
 
     def get() -> list[str]:
         with contextlib.suppress(urllib.error.HTTPError):

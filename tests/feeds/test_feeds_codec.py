@@ -1,4 +1,4 @@
-"""The gate for records: what passes, what is refused and why."""
+"""Checks on records: which pass, which are refused, and why."""
 
 import json
 
@@ -161,9 +161,9 @@ def test_any_bytes_give_a_record_or_a_reason(payload: bytes, encoding: str) -> N
         ({"ts_event": T // 10**6}, "timestamp_unit", "ts_event 1723161255342 looks like milliseconds"),
         ({"ts_event": T // 10**3}, "timestamp_unit", "looks like microseconds"),
         ({"ts_recv": T // 10**9}, "timestamp_unit", "ts_recv 1723161255 looks like seconds"),
-        ({"ts_event": 0}, "timestamp_unit", "no nanosecond time"),
-        ({"ts_event": -5}, "timestamp_unit", "no nanosecond time"),
-        ({"ts_event": T * 1000}, "timestamp_unit", "no nanosecond time"),
+        ({"ts_event": 0}, "timestamp_unit", "not a nanosecond time"),
+        ({"ts_event": -5}, "timestamp_unit", "not a nanosecond time"),
+        ({"ts_event": T * 1000}, "timestamp_unit", "not a nanosecond time"),
         ({"ts_event": "now"}, "type", "int"),
         ({"ts_event": 1.5}, "type", "int"),
         ({"symbol": ""}, "symbol", "1 to 64"),
@@ -232,7 +232,7 @@ def test_payloads_that_are_no_record(payload: bytes, encoding: str, reason: str)
 
 
 def test_ten_megabytes_are_refused_by_size_and_a_megabyte_is_not() -> None:
-    with pytest.raises(MalformedRecord, match="10000000 bytes is more than the limit of 1048576") as caught:
+    with pytest.raises(MalformedRecord, match="10000000 bytes are more than the limit of 1048576") as caught:
         decode_record(b"x" * 10_000_000)
     assert caught.value.reason == "oversize"
     payload = json.dumps(TRADE).encode()

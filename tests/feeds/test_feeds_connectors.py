@@ -1,4 +1,4 @@
-"""Connectors by name, and the settings of theirs that only using them can refuse."""
+"""Connectors by name, and settings whose errors only show in use."""
 
 import pytest
 

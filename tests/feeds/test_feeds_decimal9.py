@@ -1,4 +1,4 @@
-"""Exact decimal text; Python's decimal module is the oracle."""
+"""Exact decimal text against Python's decimal module."""
 
 from decimal import ROUND_HALF_EVEN, Decimal
 

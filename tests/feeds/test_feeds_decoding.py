@@ -1,4 +1,4 @@
-"""Whatever a decoder raises is one documented error."""
+"""Everything a decoder raises becomes one documented error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Declared formats: the shipped ones load, and a wrong declaration names its key."""
+"""Declared formats: the built-in ones load, and a wrong declaration names its key."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Kafka source and sink on librdkafka's mock cluster, where faults can be made at will."""
+"""Kafka source and sink on librdkafka's mock cluster, which can inject faults."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,10 @@ from tests.feeds.waiting import eventually
 from tests.kafka_server import free_ports
 
 T = "md.trades.v1"
-QUICK = {"session_timeout_ms": 1000, "heartbeat_interval_ms": 200}  # the mock lets a member leave that slowly
+QUICK = {
+    "session_timeout_ms": 1000,
+    "heartbeat_interval_ms": 200,
+}  # the mock takes this long to let a member leave
 
 
 @pytest.fixture(autouse=True)
@@ -123,7 +126,7 @@ async def test_broker_not_there_at_start(caplog: pytest.LogCaptureFixture) -> No
     await eventually(lambda: min(source.connection.retries, sink.retries) >= 3)
     assert (source.connection.state, sink.connection.state) == (ConnectionState.DOWN, ConnectionState.DOWN)
     warnings = [r for r in caplog.records if r.levelno == logging.WARNING and r.name.startswith("feeds")]
-    assert len(warnings) == 2  # once each, not once an attempt
+    assert len(warnings) == 2  # once each, not once per attempt
     began = time.monotonic()
     await source.stop()
     await sink.stop()
@@ -160,7 +163,9 @@ async def test_broker_gone_and_back_loses_nothing_acknowledged(broker: MockBroke
     await sink.stop()
 
 
-async def test_stop_is_bounded_while_the_broker_is_away_and_publishers_are_told(broker: MockBroker) -> None:
+async def test_stop_is_bounded_while_the_broker_is_down_and_publishers_get_an_error(
+    broker: MockBroker,
+) -> None:
     sink = KafkaSink("out", broker.bootstrap, stop_timeout_s=0.5)
     source = KafkaSource("in", broker.bootstrap, [T], "g", stop_timeout_s=0.5)
     await sink.start()
@@ -179,7 +184,7 @@ async def test_stop_is_bounded_while_the_broker_is_away_and_publishers_are_told(
         await sink.publish(T, None, b"later", {})
 
 
-async def test_refusals_are_final_and_the_sink_goes_on(broker: MockBroker) -> None:
+async def test_refusals_are_final_and_the_sink_keeps_working(broker: MockBroker) -> None:
     sink = KafkaSink("out", broker.bootstrap, options={"request_timeout_ms": 1000})
     await sink.start()
     with pytest.raises(PublishRefused, match="2000000 bytes"):

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.kafka
 
 @pytest.fixture
 async def topic(real_kafka: RealKafka) -> str:
-    """A topic of two partitions that no other run has."""
+    """A topic of two partitions that no other run uses."""
     quiet_client_log()
     name = f"md.trades.{uuid.uuid4().hex[:8]}"
     await create_topics(real_kafka.bootstrap, {name: 2})
@@ -109,15 +109,15 @@ async def test_two_members_share_the_partitions(real_kafka: RealKafka, topic: st
 
     reading = [asyncio.ensure_future(read(index)) for index in range(2)]
     sent = 0
-    while not (got[0] and got[1]):  # the first to join has everything until the second is in
+    while not (got[0] and got[1]):  # the first member has all partitions until the second joins
         assert sent < 100_000
         await publish(sink, topic, sent, sent + 100)
         sent += 100
-    settled = sent
-    await publish(sink, topic, settled, settled + 100)
+    start = sent
+    await publish(sink, topic, start, start + 100)
 
     def latest(index: int) -> list[Incoming]:
-        return [m for m in got[index] if int(m.headers["seq"]) >= settled]
+        return [m for m in got[index] if int(m.headers["seq"]) >= start]
 
     await eventually(lambda: len(latest(0)) + len(latest(1)) == 100)
     assert len({m.partition for m in latest(0)}) == len({m.partition for m in latest(1)}) == 1
@@ -131,14 +131,14 @@ async def test_two_members_share_the_partitions(real_kafka: RealKafka, topic: st
     await sink.stop()
 
 
-async def test_the_broker_refuses_what_is_too_large_and_the_sink_goes_on(
+async def test_the_broker_refuses_large_messages_and_the_sink_keeps_working(
     real_kafka: RealKafka, topic: str
 ) -> None:
     sink = KafkaSink("out", real_kafka.bootstrap, max_bytes=8 << 20, options={"request_timeout_ms": 3000})
     await sink.start()
     with pytest.raises(
         PublishRefused, match="4000000 bytes as too large"
-    ):  # ours would do, the broker's is 1 MiB
+    ):  # our limit allows it, the broker's is 1 MiB
         await asyncio.wait_for(sink.publish(topic, b"k", b"x" * 4_000_000, {}), 30)
     with pytest.raises(PublishRefused, match=r"InvalidTopic|does not exist"):
         await asyncio.wait_for(sink.publish("no/such topic", b"k", b"x", {}), 30)

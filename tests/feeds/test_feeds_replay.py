@@ -1,4 +1,4 @@
-"""Files to records: small files of each shape always, the real ones where FORETICK_DATA says they are."""
+"""Files to records: small files of each shape always, real ones if FORETICK_DATA names their directory."""
 
 import gzip
 import os
@@ -65,7 +65,7 @@ def test_a_capture_gives_trades_and_quotes_in_file_order(capture: Path) -> None:
     assert first.skewed
     assert [each.seq for each in records] == [1, 2, 3, 4]
     assert isinstance(last, Trade)
-    assert str(last.price) == "61837.649999999"  # a JSON number, never a float on the way
+    assert str(last.price) == "61837.649999999"  # a JSON number, never converted to a float
     assert bad == [
         *((6, "timestamp_unit"), (7, "json"), (8, "missing_field")),
         *((9, "price"), (10, "price"), (11, "timestamp_unit")),

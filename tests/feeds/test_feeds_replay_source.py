@@ -1,4 +1,4 @@
-"""A file as a source: order, pace, pause and stop, on a clock that the test owns."""
+"""A file as a source: order, pace, pause and stop, on a clock that the test controls."""
 
 import asyncio
 from pathlib import Path
@@ -16,7 +16,7 @@ FIRST = 1_577_916_000_000_000_000
 
 
 class Clock:
-    """Seconds that pass only while somebody sleeps."""
+    """A clock that advances only while someone sleeps on it."""
 
     def __init__(self) -> None:
         self.now = 100.0

@@ -1,4 +1,4 @@
-"""Time stamps in files to nanoseconds; datetime.timestamp of well-known instants is the oracle."""
+"""Timestamps in files to nanoseconds, against datetime.timestamp of well-known instants."""
 
 from datetime import UTC, datetime
 

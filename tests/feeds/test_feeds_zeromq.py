@@ -1,4 +1,4 @@
-"""Publish/subscribe over real loopback sockets, and the arithmetic of what went missing."""
+"""Publish/subscribe over real loopback sockets, and the counting of missing messages."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -60,7 +60,7 @@ async def collect(source: ZmqSource, count: int) -> list[Incoming]:
 
 
 async def joined(source: ZmqSource, sink: ZmqSink, topic: str = "md.hello") -> None:
-    """Publish until the subscription took effect (a slow joiner misses what came before)."""
+    """Publish until the subscription takes effect (a slow joiner misses earlier messages)."""
     batches = source.batches()
     first = asyncio.ensure_future(anext(batches))
     async with asyncio.timeout(10):
@@ -112,7 +112,7 @@ async def test_messages_arrive_in_order_with_their_headers(
     await sink.stop()
 
 
-async def test_a_subscriber_that_cannot_keep_up_knows_what_it_lost(context: zmq.asyncio.Context) -> None:
+async def test_a_subscriber_that_cannot_keep_up_counts_its_losses(context: zmq.asyncio.Context) -> None:
     sink = ZmqSink("out", "inproc://flood", sndhwm=10, context=context)
     await sink.start()
     source = ZmqSource("in", "inproc://flood", [""], rcvhwm=10, context=context)

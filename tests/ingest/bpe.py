@@ -1,4 +1,4 @@
-"""Byte-level BPE tokenizers trained here, in the three ways models split numbers."""
+"""Byte-level BPE tokenizers trained here, with the three ways of splitting numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bars in plain Python: dictionaries, sorting and no cleverness. The oracle of the numba builder."""
+"""Bars in plain Python with dictionaries and sorting: the oracle of the numba builder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Tick:
 
 @dataclass
 class ReferenceSession:
-    """Ticks fed one by one; `closed` has (open time, o, h, l, c, v, ticks, flags, safe offset) a bar."""
+    """Ticks one by one; `closed` has (open time, o, h, l, c, v, ticks, flags, low watermark) per bar."""
 
     policy: BarPolicy
     closed: list[tuple[int, ...]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""The other process of the ring tests: producers whose every record can be checked on its own."""
+"""The other process of the ring tests: producers whose every record can be checked alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ingest.ring import CONTROL_WORDS, Ring, Words, pop_overwrite, pop_pause, pu
 # Not `metrics.kernel`: a cached kernel would not notice a change of the ring's code, which it contains.
 kernel = njit(nogil=True)
 
-GO = CONTROL_WORDS - 1  # a control word nobody else uses: the tests' starting gun
+GO = CONTROL_WORDS - 1  # an unused control word: the tests' start signal
 
 
 @kernel
@@ -46,7 +46,7 @@ def torn(out: Words, n: int) -> int:
 
 @kernel
 def out_of_order(out: Words, n: int, last: int) -> int:
-    """How many records do not come after `last`, or not right behind the one before in the same pop."""
+    """Number of records that do not follow `last`, or not directly follow the one before in the same pop."""
     bad = 0
     for r in range(n):
         if np.int64(out[r, 0]) <= last or (r > 0 and np.int64(out[r, 0]) != last + 1):
@@ -129,7 +129,7 @@ def await_go(control: Words) -> None:
 
 
 def producer(name: str, mode: str, total: int, batch: int, pace: int) -> None:
-    """Compile on a throw-away ring, say so, and write when told."""
+    """Compile on a temporary ring, signal readiness, and write on command."""
     small = Ring.create(8, "pause" if mode == "pause" else "overwrite")
     ring = Ring.attach(name)
     for target, n in ((small, 4), (ring, total)):

@@ -1,4 +1,4 @@
-"""The data plane in one process: records in, tape records out, and what it tells when things go wrong."""
+"""The data plane in one process: records in, tape records out, and errors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def packed(*items: tuple[int, int, int, int]) -> Records:
 
 
 class Harness:
-    """A plane of three sessions on a ring, whose clock and engine the test moves by hand."""
+    """A plane of three sessions on a ring; the test controls its clock and engine."""
 
     def __init__(self, mode: Mode, policy: BarPolicy, idle_close_ns: int = 0, capacity: int = 16) -> None:
         self.now = 1000
@@ -178,7 +178,7 @@ def test_late_and_out_of_order_ticks(make: Make) -> None:
     moments = (1.5, 2.1, 1.2, 3.0, 1.9, 2.9, 5.0)
     harness.ring.push(packed(*(trade(0, moment, i + 1) for i, moment in enumerate(moments))))
     harness.plane.step()
-    # 1.2 comes behind 2.1 and opens its bar; 1.9 comes when 3.0 has moved the watermark past its end.
+    # 1.2 comes after 2.1 and opens its bar; 1.9 comes when 3.0 has moved the watermark beyond its end.
     assert harness.texts(0) == [
         "000001,3.00,3.00,1.00,1.00,2\n",
         "000002,2.00,6.00,2.00,6.00,2\n",

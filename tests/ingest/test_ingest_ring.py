@@ -1,4 +1,4 @@
-"""The ring: ten million records between two processes in both modes, and the corners of either."""
+"""The ring: ten million records between two processes in both modes, and corner cases."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_two_processes_pause_nothing_lost_nothing_torn(make: type[Ring]) -> None
 def test_two_processes_overwrite_read_and_lost_are_what_was_written(make: type[Ring]) -> None:
     small = make.create(8, "overwrite")
     two.consume_overwrite(small.control, small.sequence, small.flat, 0, BATCH)  # compile first
-    # Small: the writer laps the reader many times, in the middle of its copies too.
+    # Small: the writer laps the reader many times, also during its copies.
     ring = make.create(256, "overwrite")
     process = start_producer(ring, "overwrite", 300)
     ring.control[two.GO] = 2
@@ -139,7 +139,7 @@ def test_full_ring_in_pause_mode_accepts_what_fits(make: type[Ring]) -> None:
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 40)), max_size=40))
 @settings(max_examples=150, deadline=None)
 def test_overwrite_bookkeeping_against_a_plain_model(steps: list[tuple[bool, int]]) -> None:
-    """Whatever the pushes and pops: order kept, loss exact, only the oldest go, loss before what is read."""
+    """For any pushes and pops: order kept, loss exact, the oldest overwritten, loss before what is read."""
     ring = Ring.create(16, "overwrite")
     try:
         written, last, read = 0, -1, 0
@@ -165,7 +165,7 @@ def test_overwrite_bookkeeping_against_a_plain_model(steps: list[tuple[bool, int
 
 
 @pytest.mark.parametrize("mode", ["pause", "overwrite"])
-def test_a_restarted_reader_goes_on_where_the_last_one_stopped(make: type[Ring], mode: Mode) -> None:
+def test_a_restarted_reader_continues_where_the_last_one_stopped(make: type[Ring], mode: Mode) -> None:
     writer = make.create(8, mode)
     first = make.attach(writer.name)
     writer.push(numbered(0, 6))

@@ -45,7 +45,7 @@ def test_ids_equal_the_tokenizers(style: str, vocabulary: int, fast: bool, decim
         bars = random_bars(200, 7, interval)
         lines = tokeniser.lines(bars, spec)
         assert lines == oracle(encode, bars, spec)
-        if fast:  # lines stand on their own, so a tape of them is the text's own tokens
+        if fast:  # lines tokenize independently, so their concatenation has the text's own tokens
             assert list(chain.from_iterable(lines)) == encode("".join(bar_line(bar, spec) for bar in bars))
 
 
@@ -82,7 +82,7 @@ def test_no_bars_no_lines() -> None:
 
 
 def joins_newline_and_digit(text: str) -> list[int]:
-    """Single characters, but a newline swallows the digit behind it: only joined lines show it."""
+    """Single characters, but a newline merges with the next digit: only joined lines show it."""
     ids: list[int] = []
     for character in text:
         if ids and ids[-1] == ord("\n") and character == "0":
@@ -111,5 +111,5 @@ def test_a_tokenizer_that_differs_anywhere_gets_no_tables(encode: object) -> Non
 
 
 def test_plain_characters_are_the_simplest_tokenizer_with_tables() -> None:
-    """The refusals above are the differences, not the fakes."""
+    """The refusals above come from the differences, not from the fakes."""
     assert Tokeniser(lambda text: list(map(ord, text))).fast

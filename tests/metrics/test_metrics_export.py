@@ -1,4 +1,4 @@
-"""The exposition: parsed by prometheus_client's own parser, quantiles as Prometheus reads them."""
+"""The exposition, parsed by prometheus_client's own parser; quantiles as Prometheus computes them."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def test_catalogue_is_well_formed() -> None:
 
 
 def test_series_do_not_touch_each_other() -> None:
-    """Every series gets a value of its own; all are still there at the end."""
+    """Every series gets its own value; all are still there at the end."""
     store = MetricStore.local(LABELS)
     expected: dict[tuple[str, tuple[str, ...]], int] = {}
     for metric in METRICS:

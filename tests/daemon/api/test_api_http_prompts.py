@@ -1,4 +1,4 @@
-"""Prompts over HTTP: what is asked of the backend, what every refusal looks like, who is let in."""
+"""Prompts over HTTP: calls of the backend, every refusal, and which clients are admitted."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ JSON = {"content-type": "application/json"}
 
 
 class Prompts:
-    """Remembers what it is asked; a text that is a code is refused with it, "slow" never ends."""
+    """Records its calls. A text that is an error code is refused with it; "slow" never ends."""
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
@@ -134,11 +134,11 @@ async def test_every_refusal_has_a_status(server, code):
 @pytest.mark.parametrize(
     ("body", "part"),
     [
-        (b"", "no JSON"),
-        (b"{", "no JSON"),
+        (b"", "is not JSON"),
+        (b"{", "is not JSON"),
         (b"[1]", "a JSON object"),
         (b'{"text": "\xff\xfe"}', "utf-8"),
-        (b'{"text": "\\ud800"}', "no JSON"),
+        (b'{"text": "\\ud800"}', "is not JSON"),
         ({"text": 5}, "Expected `str`"),
         ({}, "missing required field `text`"),
         ({"text": "x", "txet": "y"}, "unknown field `txet`"),
@@ -153,7 +153,7 @@ async def test_a_body_that_cannot_be_read_is_refused_with_the_reason(server, pro
     assert part in refused["message"]
 
 
-async def test_what_is_too_long_or_too_slow_or_broken_is_told(server, caplog):
+async def test_requests_that_are_too_long_too_slow_or_broken_get_an_error(server, caplog):
     assert (await call(server, "/v1/prompts", {"text": "x" * 300}))[0] == 413
     assert await call(server, "/v1/prompts", {"text": "slow"}) == (
         504,

@@ -1,4 +1,4 @@
-"""The query socket: what goes over the wire, refusals, concurrency, and stopping."""
+"""The query socket: wire format, refusals, concurrency, and stopping."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ PUBLISHED = Answer(
 
 
 class Backend:
-    """Answers "slow" when released, "broken" with an exception, everything else at once."""
+    """Answers "slow" when released, fails on "broken", answers everything else at once."""
 
     def __init__(self) -> None:
         self.release = asyncio.Event()
@@ -110,7 +110,7 @@ class Backend:
 
 
 class Prompts:
-    """Takes every prompt, and remembers what was asked by whom."""
+    """Accepts every prompt, and records the requests with their clients."""
 
     def __init__(self) -> None:
         self.asked: list[object] = []
@@ -142,7 +142,7 @@ class Prompts:
 
 
 class Wire:
-    """A DEALER that speaks raw bytes."""
+    """A DEALER that sends and receives raw bytes."""
 
     def __init__(self, endpoint: str) -> None:
         self._context = zmq.asyncio.Context()
@@ -203,7 +203,7 @@ async def wire(server) -> AsyncIterator[Wire]:
 
 
 async def with_client(server: QueryServer, use: Callable[[QueryClient], Any], timeout_s: float = 5.0) -> Any:
-    """`use` the blocking client in a thread while this loop serves it."""
+    """Run `use` on the blocking client in a thread while this loop serves it."""
 
     def run() -> Any:
         with QueryClient(server.endpoint, timeout_s) as client:
@@ -406,7 +406,7 @@ async def test_stopping_refuses_new_requests_and_lets_running_ones_finish(server
     await asyncio.wait_for(stopping, 2)
 
 
-async def test_what_does_not_finish_in_time_is_told_so(server, wire, backend):
+async def test_requests_that_do_not_finish_in_time_get_an_error(server, wire, backend):
     await wire.send(encode(Ask(1, "a", "slow")))
     await backend.arrived.wait()
     await server.stop(drain_s=0.01)
@@ -430,20 +430,20 @@ async def test_the_client_survives_its_own_timeout_and_ignores_the_late_reply(se
         with pytest.raises(QueryError, match=r"within 0\.2 s"):
             client.ask("a", "slow")
         loop.call_soon_threadsafe(backend.release.set)
-        time.sleep(0.2)  # the late reply is there before the next request
+        time.sleep(0.2)  # the late reply arrives before the next request
         return client.ask("a", "fast")
 
     assert (await with_client(server, use, timeout_s=0.2)).id == 2
 
 
-def test_nobody_there_is_a_timeout():
+def test_no_server_is_a_timeout():
     with QueryClient("tcp://127.0.0.1:1", 0.1) as client, pytest.raises(QueryError) as refused:
         client.stats()
     assert refused.value.code == "timeout"
 
 
 def test_an_address_that_is_none_is_refused():
-    with pytest.raises(QueryError, match="no address"):
+    with pytest.raises(QueryError, match="is not an address to connect to"):
         QueryClient("nowhere")
 
 

@@ -1,4 +1,4 @@
-"""`foretick profile`: the fit of a device that is known, and the whole way on the embedded model."""
+"""`foretick profile`: the fit of a known device, and the whole command on the embedded model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NO_ENGINE = SimpleNamespace(model=SimpleNamespace(name="made up"), pool=SimpleNa
 
 
 def device(pass_s: float, floor_s: float, row_s: float = 0.0, context_s: float = 0.0) -> CostModel:
-    """Attention grows with the context; a pass costs something of its own and never less than its floor."""
+    """Attention grows with the context; a pass has a fixed cost and a floor."""
     sizes = [0.0, *(2.0**i for i in range(3, 15))]
     return CostModel(
         device="known",
@@ -43,7 +43,7 @@ def device(pass_s: float, floor_s: float, row_s: float = 0.0, context_s: float =
 
 
 def samples_of(known: CostModel, ladder: Ladder) -> Samples:
-    """What measuring the device would give, without noise. Prefills: the sum of their passes."""
+    """Noise-free measurements of the device. Prefills are the sums of their passes."""
 
     def prefill(n: int) -> int:
         return sum(known.batch_ns([(c, min(CHUNK, n - c))]) for c in range(0, n, CHUNK))
@@ -61,11 +61,11 @@ def samples_of(known: CostModel, ladder: Ladder) -> Samples:
 @pytest.mark.parametrize(
     ("pass_s", "floor_s", "row_s", "context_s", "worst"),
     [
-        # nothing but tokens; what a row takes hangs on the one pass of single tokens when it is left out
+        # tokens only; when the one pass of single tokens is left out, nothing determines a row's cost
         (0.0, 1e-5, 0.0, 0.0, 2.2),
-        # a CPU: launching the pass costs as much as a few dozen tokens
+        # a CPU: starting a pass costs as much as a few dozen tokens
         (0.004, 0.0042, 0.0, 0.0, 0.15),
-        (0.0, 0.012, 0.0, 0.0, 0.15),  # a GPU: a hundred tokens are as quick as one
+        (0.0, 0.012, 0.0, 0.0, 0.15),  # a GPU: a hundred tokens are as fast as one
         (0.002, 0.012, 0.0, 0.0, 0.15),
         (0.004, 0.0042, 0.002, 0.0, 0.15),
         (0.004, 0.0042, 0.001, 3e-6, 0.15),

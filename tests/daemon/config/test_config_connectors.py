@@ -1,4 +1,4 @@
-"""A connector is one module: its tables, its checks and its page of the reference follow."""
+"""A connector is one module: its tables, checks and reference page follow from it."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The configuration: layers, refusals by key name, contradictions, and the rendered reference."""
+"""The configuration: layers, refusals by key, contradictions, and the rendered reference."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def write(tmp_path: Path, text: str) -> Path:
 
 
 def problems(tmp_path: Path, text: str, environment=None, overrides=None) -> dict[str, str]:
-    """The messages of a refused configuration by key; fails when it is accepted."""
+    """Messages of a refused configuration, by key; fails when it is accepted."""
     with pytest.raises(ConfigError) as refused:
         load_config(write(tmp_path, text), environment or {}, overrides)
     return {problem.key: problem.message for problem in refused.value.problems}

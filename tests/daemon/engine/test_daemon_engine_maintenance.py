@@ -1,4 +1,4 @@
-"""Idle sessions, tiers and audits, as the daemon wires them."""
+"""Idle sessions, tiers and audits, wired as in the daemon."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def append(engine: Engine, tape: Tape, record: list[int]) -> None:
 def keeper(
     engine: Engine, tapes: list[Tape], tiers: Tiers, store: MetricStore, clock: Clock
 ) -> Callable[[], float | None]:
-    """One idle call, then the metrics, as a heartbeat would write them."""
+    """One idle call, then the metrics as with a heartbeat."""
     keeping, report = (
         Maintenance(engine.pool, tapes, tiers, store, clock),
         MemoryMetrics(engine, tiers, store),
@@ -78,8 +78,8 @@ def clock() -> Clock:
     return Clock()
 
 
-def test_idle_sessions_leave_one_a_call_and_come_back(tmp_path: Path, clock: Clock) -> None:
-    """To the directory; one left to the host before, for want of blocks. The metrics say what happened."""
+def test_idle_sessions_are_offloaded_one_per_call_and_restored(tmp_path: Path, clock: Clock) -> None:
+    """One to the host when the pool needs blocks, one to disk after the idle timeout; metrics count both."""
     engine, store = small_engine(), MetricStore.local(LABELS)
     settings = PoolConfig(host_blocks=6, idle_spill=Duration(10**9), spill_dir=str(tmp_path / "s"))
     tiers = tiers_of(Config(pool=settings), engine, clock)
@@ -105,7 +105,7 @@ def test_idle_sessions_leave_one_a_call_and_come_back(tmp_path: Path, clock: Clo
     assert value(store, "spills_total") == 2
     assert value(store, "prefix_cache_tokens") == len(FROZEN)
     assert value(store, "prefix_tokens_total", event="saved") == len(FROZEN)
-    assert value(store, "prefix_tokens_total", event="reused") == len(FROZEN)  # by the second session
+    assert value(store, "prefix_tokens_total", event="reused") == len(FROZEN)  # of the second session
     assert [ask(engine, tape) for tape in tapes] == before
     assert keep() == 1.0
     assert value(store, "host_blocks", state="used") == 0
@@ -141,7 +141,7 @@ def test_a_lost_file_and_the_rebuilt_session_are_counted(tmp_path: Path, clock: 
 
 
 def ask(engine: Engine, tape: Tape) -> list[float]:
-    """Logits behind a question, rounded: the same before and after."""
+    """Logits after a question, rounded: the same before and after."""
     fork = tape.fork()
     assert fork.acquire(3)
     logits = engine.logits([Chunk(fork, [5, 6, 7])])[-1, :8]
@@ -176,7 +176,7 @@ def test_impossible_tiers_are_named(tmp_path: Path) -> None:
         tiers_of(Config(pool=PoolConfig(host_blocks=3)), engine, make_host=no_memory)
 
 
-def test_a_fragmented_window_is_compacted_and_fragmentation_told(clock: Clock) -> None:
+def test_a_fragmented_window_is_compacted_and_fragmentation_reported(clock: Clock) -> None:
     engine, store = small_engine(), MetricStore.local(LABELS)
     tape = tape_of(engine, Tiers(), "a")
     append(engine, tape, list(range(20, 28)))
@@ -196,10 +196,10 @@ def test_a_fragmented_window_is_compacted_and_fragmentation_told(clock: Clock) -
     tape.release()
 
 
-def test_books_that_do_not_agree_are_told_and_harm_nobody(
+def test_inconsistent_block_metadata_is_reported_and_harmless(
     clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Counted and logged, at most once a minute; the worker goes on."""
+    """Counted and logged at most once a minute; the worker continues."""
     engine, store = small_engine(), MetricStore.local(LABELS)
     keep = keeper(engine, [], Tiers(), store, clock)
     lost = engine.pool.take(1)

@@ -1,4 +1,4 @@
-"""What the scheduler tells, as metrics: against the histories that the very same requests carry."""
+"""Metrics from the scheduler's calls, against the histories of the same requests."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ LIMITS = [
 
 
 class Witness(EngineObserver):
-    """The observer, and what it was told."""
+    """The observer, and the calls it received."""
 
     def __init__(self, store: MetricStore) -> None:
         super().__init__(store, KVPool([LayerShape(1, 2, 2)], 4))
@@ -64,7 +64,7 @@ class Witness(EngineObserver):
 
 
 def play(seed: int) -> tuple[MetricStore, Witness]:
-    """A load of every class on a pool that is too small, with prompts that change."""
+    """A load of every class on a pool that is too small, with changing prompts."""
     random, memory, clock, limits = Random(seed), FakeMemory(14, 4), FakeClock(), LIMITS[seed]
     store = MetricStore.local({"session": ["T"]})
     witness = Witness(store)
@@ -98,7 +98,9 @@ def play(seed: int) -> tuple[MetricStore, Witness]:
             open_prompts.append(request)
 
     for turn in range(220):
-        busy = turn > 120  # a calm first, in which prompts get far enough to lose something by a change
+        busy = (
+            turn > 120
+        )  # calm at first, so that prompts progress far enough for a change to invalidate tokens
         act = random.random()
         if act < (0.6 if busy else 0.3):
             submit()
@@ -119,11 +121,11 @@ def play(seed: int) -> tuple[MetricStore, Witness]:
 
 @pytest.mark.parametrize("seed", range(len(LIMITS)))
 def test_the_metrics_are_the_sums_of_what_the_requests_carry(seed: int) -> None:
-    store, told = play(seed)
+    store, witness = play(seed)
     waits: Counter[tuple[str, str]] = Counter()
     reused: Counter[str] = Counter()
     answered: Counter[str] = Counter()
-    for request in told.requests:
+    for request in witness.requests:
         cls = request.cls.name.lower()
         waits.update({(cls, reason): ns for reason, ns in request.waits.items()})
         if request.state is State.FINISHED:
@@ -140,29 +142,29 @@ def test_the_metrics_are_the_sums_of_what_the_requests_carry(seed: int) -> None:
         for cls in CLASSES:
             for by in CLASSES:
                 found = store.value("foretick_preemptions_total", kind=kind, cls=cls, by_class=by)
-                assert found == told.victims[kind, cls, by]
+                assert found == witness.victims[kind, cls, by]
     for kind, field in (
         ("recomputed", "recomputed_tokens"),
         ("swapped", "swapped_tokens"),
         ("invalidated", "total_tokens_invalidated"),
     ):
-        lost = sum(getattr(request, field) for request in told.requests)
+        lost = sum(getattr(request, field) for request in witness.requests)
         assert store.value("foretick_lost_tokens_total", kind=kind) == lost
-    for outcome, tokens in told.drafts.items():
+    for outcome, tokens in witness.drafts.items():
         assert store.value("foretick_draft_tokens_total", outcome=outcome) == tokens
 
 
-def test_the_loads_give_nearly_every_reason_and_the_catalogue_knows_them() -> None:
-    """One that it does not know would count as `other`."""
+def test_the_loads_give_nearly_every_reason_and_the_catalogue_lists_them() -> None:
+    """A reason missing from the catalogue would count as `other`."""
     seen: set[str] = set()
     lost: Counter[str] = Counter()
     victims: set[str] = set()
     for seed in range(len(LIMITS)):
-        store, told = play(seed)
-        seen |= {reason for request in told.requests for reason in request.waits}
+        store, witness = play(seed)
+        seen |= {reason for request in witness.requests for reason in request.waits}
         assert not any(store.value("foretick_wait_seconds_total", cls=c, reason=OTHER) for c in CLASSES)
         lost.update({k: int(store.value("foretick_lost_tokens_total", kind=k)) for k in LOSSES})
-        victims |= {kind for kind, _, _ in told.victims}
+        victims |= {kind for kind, _, _ in witness.victims}
     assert all(lost[kind] for kind in LOSSES)
     assert victims == set(PREEMPTIONS)
     assert seen >= {
@@ -250,7 +252,7 @@ def test_a_preemption_names_both_classes() -> None:
     assert store.value("foretick_preemptions_total", **(series | {"kind": "recompute"})) == 0
 
 
-def test_a_reason_nobody_knows_counts_as_other() -> None:
+def test_an_unknown_reason_counts_as_other() -> None:
     store, memory = MetricStore.local({}), FakeMemory(16, 4)
     observer = EngineObserver(store, KVPool([LayerShape(1, 2, 2)], 4))
     request = Request(RequestSpec(POOL, "", [1], 1, lambda _: None, tape=FakeTape(memory, "")))
@@ -272,6 +274,6 @@ def test_the_debug_log_has_a_line_on_each_request(caplog: pytest.LogCaptureFixtu
     caplog.set_level(logging.DEBUG, "daemon.engine.metrics")
     observer.ended(request)
     assert caplog.messages == [
-        "request 9 (session, btc) finished: waited cells 2.0 ms, behind flash 0.5 ms; made room for 11; "
+        "request 9 (session, btc) finished: waited cells 2.0 ms, behind flash 0.5 ms; preempted by 11; "
         "2 + 0 tokens, reused 40, recomputed 2, swapped 0, invalidated 0, drafts 0/0"
     ]

@@ -1,4 +1,4 @@
-"""Text to requests on the engine's side: what the model is given, and what never reaches the scheduler."""
+"""Text to requests on the engine's side: what the model gets, and what never reaches the scheduler."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ POSITIONS = 100
 
 
 class Rig:
-    """Prompts over a scheduler that only writes down what it is told."""
+    """Prompts over a scheduler that only records its calls."""
 
     def __init__(self) -> None:
         self.events: list[protocol.EngineEvent] = []
@@ -75,8 +75,8 @@ def test_a_prompt_is_its_text_behind_the_begin_of_text_once(rig):
         ("extend", 70, []),
     ]
     lengths = [len(request.prompt), len(request.prompt) + len(FORMAT.encode(" three"))]
-    anew = 1 + len(FORMAT.encode("Anew"))
-    assert rig.events == [PromptReply(1, "p", n) for n in [*lengths, anew, anew]]
+    replaced = 1 + len(FORMAT.encode("Anew"))
+    assert rig.events == [PromptReply(1, "p", n) for n in [*lengths, replaced, replaced]]
 
 
 def test_the_first_piece_of_an_empty_prompt_begins_the_text(rig):
@@ -131,13 +131,13 @@ def test_more_than_the_positions_is_refused_before_it_is_computed(rig):
     assert taken + 8 == POSITIONS
     assert rig.calls[-1] == ("cancel", 70)
     assert rig.events[-1].code == "too_long"
-    told = list(rig.events)
-    rig.requests[0].spec.on_done(rig.requests[0])  # cancelled: told already
+    before = list(rig.events)
+    rig.requests[0].spec.on_done(rig.requests[0])  # cancelled: already reported
     rig.input("z")
-    assert (rig.events, rig.calls[-1]) == (told, ("cancel", 70))
+    assert (rig.events, rig.calls[-1]) == (before, ("cancel", 70))
 
 
-def test_the_end_of_a_prompt_is_told_once_and_with_its_history(rig):
+def test_the_end_of_a_prompt_is_reported_once_with_its_history(rig):
     rig.open("Up?", choices=("YES", "NO"))
     (request,) = rig.requests
     rig.prompts.handle(Finish(1, "p"))

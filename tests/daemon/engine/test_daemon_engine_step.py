@@ -1,4 +1,4 @@
-"""Readers driven pass by pass through the executor: what they give is what the unmodified model gives."""
+"""Readers driven pass by pass through the executor give what the unmodified model gives."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def model() -> LoadedModel:
 
 @cache
 def dense_best(text: tuple[int, ...]) -> tuple[int, float, float]:
-    """The unmodified model's next token, its lead over the second, and how far rounding may move that."""
+    """The unmodified model's next token, its lead over the second, and the bound on rounding error."""
     logits = dense_logits(model(), list(text))[-1]
     best = logits.topk(2)
     bound = tolerance.of_gap(model(), tolerance.largest(logits))
@@ -48,7 +48,7 @@ def dense_best(text: tuple[int, ...]) -> tuple[int, float, float]:
 
 
 def is_dense(row: SampledToken | None, text: Sequence[int]) -> bool:
-    """The row is the dense model's; two logits nearer than rounding may change places."""
+    """Whether the row is the dense model's; logits closer than rounding may swap."""
     assert row is not None
     token, lead, bound = dense_best(tuple(text))
     return abs(row.gap - lead) <= bound and (row.token == token or lead <= bound)
@@ -121,7 +121,7 @@ class Driven:
             assert is_dense(row, self.kv)
 
     def draft(self, executor: Engine, n: int) -> None:
-        """One known token and three guesses, of which `n % 4` are right; then what the scheduler does."""
+        """One known token and three drafts, of which `n % 4` are right; then the scheduler's steps."""
         if len(self.kv) != len(self.prompt) or not self.kv:
             return
         right: list[int] = []
@@ -147,7 +147,7 @@ class Driven:
 def test_any_history_of_two_prompts_gives_the_dense_models_rows(
     operations: list[tuple[str, int, int]],
 ) -> None:
-    """Changed, followed, matched, saved, swapped, dropped, drafted and cut, in a pool for one and a half."""
+    """Changed, followed, matched, saved, swapped, dropped, drafted and cut, in a pool for 1.5 prompts."""
     engine, executor = engine_of(22)
     host = HostTier(engine.pool, 9)
     tier = host
@@ -196,7 +196,7 @@ def test_any_history_of_two_prompts_gives_the_dense_models_rows(
         other.kv = []
         mine.update([*mine.prompt, 4])
         mine.run(executor, 100)
-        assert mine.kv == mine.prompt, "alone it has room"
+        assert mine.kv == mine.prompt, "a prompt alone has room"
     for mine in both:
         mine.reader.release()
     assert engine.pool.free_blocks == engine.pool.total_blocks
@@ -204,18 +204,18 @@ def test_any_history_of_two_prompts_gives_the_dense_models_rows(
 
 
 def test_a_followed_prompt_computes_only_its_own_end() -> None:
-    """Three prompts, 30 tokens in common: the leader's pass, then a token each, and each row is its own."""
+    """Three prompts with 30 common tokens: one full pass, then a token each; every row is its own."""
     engine, executor = engine_of(40)
     start = SOURCE[:30]
-    leader, *others = (Driven(engine) for _ in range(3))
-    leader.update([*start, 3])
-    leader.run(executor, 30)
+    first, *others = (Driven(engine) for _ in range(3))
+    first.update([*start, 3])
+    first.run(executor, 30)
     for mine, last in zip(others, (7, 9), strict=True):
         mine.update([*start, last])
-        mine.reader.read_from(leader.reader, 30)
+        mine.reader.read_from(first.reader, 30)
         mine.kv = list(start)
         assert (mine.reader.cached_tokens, mine.reader.blocks) == (30, 0)
-    leader.reader.release()
+    first.reader.release()
     for mine in others:
         mine.run(executor, 1)
         mine.reader.release()
@@ -224,18 +224,18 @@ def test_a_followed_prompt_computes_only_its_own_end() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_answers_with_drafts_are_those_without(temperature: float) -> None:
-    """A saved prompt and a tape's fork in one batch; drafts are right up to another place each time."""
+    """A saved prompt and a tape's fork in one batch; the number of right drafts differs each time."""
     plain, drafted = (answers(temperature, drafts) for drafts in (0, 4))
     assert drafted[0] == plain[0]
     assert plain[1] == 24
-    assert drafted[1] < 16, "drafts that prove right save passes"
+    assert drafted[1] < 16, "accepted drafts save passes"
 
 
 EXPECTED: dict[float, list[list[int]]] = {}
 
 
 def answers(temperature: float, drafts: int) -> tuple[list[list[int]], int]:
-    """Two answers of 24 tokens, and the passes they took. The first call, without drafts, is remembered."""
+    """Two answers of 24 tokens, and their passes. The first call, without drafts, is remembered."""
     engine, executor = engine_of(60)
     tape = engine.open_tape("t", SOURCE[:9], Retention(40))
     tape.make_room(12, 1)
@@ -277,7 +277,7 @@ def answers(temperature: float, drafts: int) -> tuple[list[list[int]], int]:
 
 
 def test_the_loop_drafts_by_itself_and_every_answer_stays_the_same() -> None:
-    """Through the scheduler: a small model repeats itself, so look-ups prove right, and wrong as well."""
+    """Through the scheduler: a small model repeats itself, so drafts are accepted, and rejected too."""
     plain = [served(0, temperature) for temperature in (0.0, 0.7)]
     drafted = [served(5, temperature) for temperature in (0.0, 0.7)]
     for before, after in zip(plain, drafted, strict=True):
@@ -296,7 +296,7 @@ def zip_rows(a: list[Request], b: list[Request]) -> Iterator[tuple[SampledToken,
 
 
 def served(drafts: int, temperature: float) -> list[Request]:
-    """Prompts that repeat themselves, with answers long enough to do so, too."""
+    """Prompts that repeat themselves, with answers long enough to do so too."""
     engine, executor = engine_of(120)
     ticks = count()
     limits = Limits(
@@ -326,8 +326,8 @@ def served(drafts: int, temperature: float) -> list[Request]:
     return requests
 
 
-def test_a_question_of_a_session_leaves_for_the_host_and_goes_on() -> None:
-    """A plain fork through the same tier; the past stays where it is."""
+def test_a_question_of_a_session_is_swapped_to_the_host_and_resumes() -> None:
+    """A plain fork through the same tier; the tape's KV stays in the pool."""
     engine, executor = engine_of(30)
     tape = engine.open_tape("t", SOURCE[:9], Retention(40))
     host = HostTier(engine.pool, 8)
@@ -355,8 +355,8 @@ def test_a_question_of_a_session_leaves_for_the_host_and_goes_on() -> None:
     assert host.pool.free_blocks == 8
 
 
-def test_nothing_leaves_for_the_host_that_would_free_nothing() -> None:
-    """All that it reads is the cache's, too: swapping moves nothing, so the victim is to be dropped."""
+def test_nothing_is_swapped_if_that_frees_no_block() -> None:
+    """The cache shares all that it reads: swapping moves nothing, so the victim is to be dropped."""
     engine, executor = engine_of(30)
     tier = HostTier(engine.pool, 8)
     prompt = Driven(engine)

@@ -1,4 +1,4 @@
-"""The scheduler's prompts over the real engine: whatever happens to one, its answer is the dense model's."""
+"""The scheduler's prompts over the real engine: in every case the answer is the dense model's."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def model() -> LoadedModel:
 
 @cache
 def dense_answer(prompt: tuple[int, ...]) -> tuple[list[int], bool]:
-    """Greedy tokens of the unmodified model, and whether two logits ever came too close to tell apart."""
+    """Greedy tokens of the unmodified model, and whether two logits were ever too close to tell apart."""
     text, close = list(prompt), False
     for _ in range(ANSWER):
         logits = dense_logits(model(), text)[-1]
@@ -92,10 +92,10 @@ class World:
         for _ in range(2000):
             if not self.scheduler.step():
                 return
-        raise AssertionError("the scheduler does not come to rest")
+        raise AssertionError("the scheduler does not become idle")
 
     def check(self) -> None:
-        """Every answer is the dense one, and nothing is left in the pool but what is cached."""
+        """Every answer is the dense one, and only cached blocks are left in the pool."""
         for request in self.done:
             if not request.prompt:
                 assert request.error is not None
@@ -107,7 +107,7 @@ class World:
         pool = self.engine.pool
         pool.check_integrity()
         self.engine.cache.check_integrity()
-        assert pool.free_blocks == pool.total_blocks, "what is cached can be reclaimed, nothing else is held"
+        assert pool.free_blocks == pool.total_blocks, "every used block is cached and can be reclaimed"
         assert self.host.pool.free_blocks == self.host.pool.total_blocks
 
 
@@ -176,7 +176,7 @@ def test_streamed_prompts_are_answered_as_the_dense_model_answers_them(
 
 
 def test_an_unfinished_prompt_that_is_cached_as_a_whole_waits_for_its_end() -> None:
-    """Alone in its batch it has nothing to compute, and it is admitted all the same."""
+    """Alone in its batch it has nothing to compute, and it is still admitted."""
     limits = Limits(max_batch_tokens=64, chunk_min=32, chunk_max=64, cell_budget_fraction=1.0)
     world = World(24, limits)
     world.open(list(range(3, 20)), complete=True)
@@ -206,7 +206,7 @@ def test_a_victim_comes_back_from_the_host_without_computing_anything_again() ->
     world.check()
 
 
-def test_a_host_without_room_leaves_recompute() -> None:
+def test_a_full_host_tier_means_recompute() -> None:
     world = World(12, SWAPPING, host_blocks=3)
     partial = world.open(list(range(3, 35)))
     world.rest()

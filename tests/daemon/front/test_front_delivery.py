@@ -1,4 +1,4 @@
-"""Sinks do not wait for each other, and what cannot wait for ever gives way oldest first."""
+"""Sinks do not wait for each other; messages that cannot wait are dropped, oldest first."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ async def test_a_message_no_sink_carries_is_settled_at_once():
 
 
 @pytest.mark.parametrize("lossless", [True, False])
-async def test_only_what_cannot_be_read_again_gives_way(lossless: bool):
-    """Behind a dead sink a feed that cannot wait keeps a bounded number of messages, the newest ones."""
+async def test_only_messages_that_cannot_be_read_again_are_dropped(lossless: bool):
+    """With a dead sink, a feed that cannot wait keeps a bounded number of messages, the newest."""
     sink = MemorySink()
     sink.acknowledging.clear()
     outcomes: list[Outcome] = []

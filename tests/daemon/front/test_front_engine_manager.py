@@ -1,4 +1,4 @@
-"""What the systemd watchdog asks of the engine."""
+"""The engine's liveness as the systemd watchdog checks it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ingest.ring import Ring
 
 
 class Silent:
-    """An engine that says what the test lets it say."""
+    """An engine that emits only what the test sends."""
 
     emit: OnEvent
 
@@ -32,7 +32,7 @@ async def test_an_engine_is_alive_while_its_worker_makes_progress_or_is_idle():
     engine = EngineManager(connect, 64, "pause")
     await engine.start()
     client.emit(protocol.Heartbeat(0, False))
-    assert engine.is_alive(), "the first look has nothing to compare with"
+    assert engine.is_alive(), "the first call has nothing to compare with"
     assert not engine.is_alive()
     client.emit(protocol.Heartbeat(1, False))
     assert engine.is_alive()

@@ -1,4 +1,4 @@
-"""The way in: every message has one outcome, its neighbours are unharmed, a full ring waits or overwrites."""
+"""Every message has one outcome, its neighbours are unharmed, and a full ring waits or overwrites."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STREAM = (TOPIC, 0)
 SYMBOLS = ("V:AAA", "V:AAA", "V:BBB")
 LIMITS = {"max_bytes": 1 << 20, "max_ahead_ns": 3600 * SECOND}
 KAFKA_LIMIT = 1 << 20
-"""What a broker takes by default, and so the most that a dead letter may be."""
+"""A broker's default message limit, and so the limit of a dead letter."""
 
 
 @dataclass
@@ -151,7 +151,7 @@ BAD = {
         None,
     ),
 }
-"""Payload, and the reason it is counted under (None: whichever)."""
+"""Payload, and the reason it is counted under (None: any)."""
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -168,8 +168,8 @@ async def test_a_message_that_cannot_be_used_is_counted_put_aside_and_harms_no_n
     assert letter.error
     assert payload.startswith(letter.payload)
     assert len(letter.payload) == len(payload) or len(letter.payload) > 1000
-    assert len(encode(letter)) < KAFKA_LIMIT, "a dead letter that no broker takes tells nobody anything"
-    # Its offset is done with: once the neighbours are answered, the position is past all three.
+    assert len(encode(letter)) < KAFKA_LIMIT, "a dead letter must fit a broker's message limit"
+    # Its offset is done: once the neighbours are answered, the position is after all three.
     r.tracker.acknowledge("aaa", 3)
     assert r.tracker.to_commit() == {STREAM: 3}
 
@@ -181,7 +181,7 @@ async def test_the_wrong_encoding_is_refused_by_name(rig):
     assert [letter.reason for letter in r.letters] == ["encoding"]
 
 
-async def test_an_unknown_symbol_is_counted_and_done_with_but_is_nobody_s_fault(rig):
+async def test_an_unknown_symbol_is_counted_and_acknowledged_but_not_malformed(rig):
     r = rig()
     await r.run([incoming(good(1), 0), incoming(good(1, "V:ZZZ"), 1)])
     assert r.count("foretick_records_unknown_symbol_total") == 1
@@ -209,7 +209,7 @@ async def test_what_a_pausing_source_gives_twice_is_read_once(rig):
     assert r.count("foretick_records_repeated_total", source="test") == 2
 
 
-async def test_a_full_ring_pauses_the_source_and_goes_on_where_it_stood(rig):
+async def test_a_full_ring_pauses_the_source_which_resumes_where_it_stopped(rig):
     r = rig(capacity=8)
     r.source.put([incoming(good(n), n) for n in range(20)], [incoming(good(20), 20)])
     r.source.end()
@@ -249,7 +249,7 @@ async def test_loss_upstream_flags_the_next_record_of_every_session_once(rig):
     await until(lambda: r.ring.fill)
     assert r.popped()["flags"].tolist() == [0]
     r.source.lost = 3
-    # Nothing usable in the batch that tells of it: the flag waits.
+    # The batch that reports the loss has no usable record: the flag waits.
     r.source.put([incoming(b"{", 1)], [incoming(good(n, s), n) for n, s in enumerate(SYMBOLS, 2)])
     r.source.end()
     await asyncio.wait_for(running, 20)
@@ -287,7 +287,7 @@ async def test_a_closed_gate_holds_a_source_up_that_can_wait_and_no_other(rig, k
 
 
 async def test_a_record_that_never_reached_the_ring_is_not_committed(rig):
-    """Stopped while the ring was full: what waits is read again."""
+    """Stopped while the ring was full: the waiting records are read again."""
     r = rig(capacity=8)
     r.source.put([incoming(good(n), n) for n in range(12)])
     running = asyncio.create_task(r.ingest.run())

@@ -14,7 +14,7 @@ from daemon.front.notify import Notifier
 
 
 class FakeManager:
-    """What systemd's side receives."""
+    """systemd's end of the socket."""
 
     def __init__(self, name: str) -> None:
         self.name = name

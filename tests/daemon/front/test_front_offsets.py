@@ -1,4 +1,4 @@
-"""The offset tracker against a plain model: what may be committed, whatever arrives and is answered when."""
+"""The offset tracker against a plain model, for any order of arrivals and answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STREAMS: list[Stream] = [("t", 0), ("t", 1), ("u", 0)]
 
 @dataclass
 class Model:
-    """Everything that ever arrived, in a list, and which of it is acknowledged."""
+    """A list of everything that arrived, and which of it is acknowledged."""
 
     records: list[tuple[int, str, Stream, int]] = field(default_factory=list)
     """Number, session, stream, offset."""
@@ -66,7 +66,7 @@ def play(operations: list[tuple], tracker: OffsetTracker, model: Model) -> None:
             expected = {s: o for s, o in model.positions().items() if model.stored.get(s) != o}
             assert moved == expected
             for _, _, stream, offset in model.waiting():
-                assert moved.get(stream, 0) <= offset, "past a record that nothing answers for yet"
+                assert moved.get(stream, 0) <= offset, "above a record without an answer"
             if one:
                 model.stored.update(moved)
             else:

@@ -1,4 +1,4 @@
-"""The front's prompts: bounds, the order of inputs, who hears what when a prompt ends."""
+"""The front's prompts: limits, the order of inputs, and who is informed when a prompt ends."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ DONE: dict[str, Any] = {
 
 
 class Rig:
-    """Prompts and what they send; `taking`: an engine that takes inputs at once, a token a letter."""
+    """Prompts and the commands they send; `taking`: an engine that takes inputs at once, a token a letter."""
 
     def __init__(self, most: int = 4, most_each: int = 3) -> None:
         self.sent: list[protocol.Command] = []
         self.ids: list[str] = []
-        """Of the prompts, in the order they were opened."""
+        """The prompts' ids, in order of opening."""
         self.taking = True
         self.prompts = Prompts(most, most_each, self._send)
 
@@ -73,7 +73,7 @@ class Rig:
         return refused.value.code
 
     async def later(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Begun, and as far as it comes alone."""
+        """A started task, run until it waits."""
         task = asyncio.create_task(work)
         await asyncio.sleep(0)
         return task
@@ -117,7 +117,7 @@ async def test_ids_cannot_be_guessed_from_one_another(rig):
     assert all(sum(a != b for a, b in zip(one, two, strict=True)) > 4 for one, two in [ids[:2], ids[1:]])
 
 
-async def test_inputs_are_taken_in_their_order_and_one_that_nobody_waits_for_keeps_its_place(rig):
+async def test_inputs_are_taken_in_order_including_those_without_a_waiting_client(rig):
     prompt = await rig.open()
     rig.taking = False
     first, second, third = [await rig.later(rig.prompts.append(Append(n, prompt, "x"))) for n in range(3)]
@@ -155,7 +155,7 @@ async def test_bounds_hold_in_all_and_for_one_client_and_count_what_is_open(rig)
 
 
 @pytest.mark.parametrize(
-    ("code", "told"),
+    ("code", "expected"),
     [
         ("abandoned", "abandoned"),
         ("too_long", "too_long"),
@@ -165,12 +165,12 @@ async def test_bounds_hold_in_all_and_for_one_client_and_count_what_is_open(rig)
         ("no_memory", "engine"),
     ],
 )
-async def test_why_it_failed_is_told_now_and_later(rig, code, told):
+async def test_the_reason_of_a_failure_is_reported_now_and_later(rig, code, expected):
     prompt = await rig.open()
     finishing = await rig.later(rig.prompts.finish(Finish(1, prompt)))
     rig.failed(code)
-    assert await rig.refusal(finishing) == told
-    assert await rig.refusal(rig.prompts.append(Append(2, prompt, "x"))) == told
+    assert await rig.refusal(finishing) == expected
+    assert await rig.refusal(rig.prompts.append(Append(2, prompt, "x"))) == expected
     assert await rig.prompts.close(Close(3, prompt)) == ClosedReply(3, prompt)
 
 
@@ -192,11 +192,11 @@ async def test_closing_ends_a_finish_that_waits(rig):
     finishing = await rig.later(rig.prompts.finish(Finish(1, prompt)))
     await rig.prompts.close(Close(2, prompt))
     assert await rig.refusal(finishing) == "unknown_prompt"
-    rig.done()  # too late: nobody hears it
+    rig.done()  # too late: no request waits for it
     assert rig.sent[-1] == Close(0, prompt)
 
 
-async def test_who_waits_no_longer_gives_up_the_prompt_whose_answer_or_id_nobody_can_get(rig):
+async def test_a_cancelled_wait_closes_a_prompt_whose_answer_or_id_is_lost(rig):
     prompt = await rig.open()
     finishing = await rig.later(rig.prompts.finish(Finish(1, prompt)))
     rig.taking = False

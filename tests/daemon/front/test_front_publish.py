@@ -1,4 +1,4 @@
-"""The way out: order, acknowledgement before commit, refusals, stops, and what an answer says."""
+"""Publishing: order, acknowledgement before commit, refusals, stops, and the contents of an answer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NAMES = [question.name for question in PAPER_SIX]
 
 
 class Rig:
-    """A publisher with everything around it that is not the engine."""
+    """A publisher with everything around it except the engine."""
 
     def __init__(self, *routes: Route, config: Config | None = None, lossless: bool = True) -> None:
         self.config = config or inproc_config(["V:AAA", "V:BBB"])
@@ -187,7 +187,7 @@ async def test_offsets_move_only_when_the_last_answer_of_a_version_is_acknowledg
 
 
 async def test_a_version_acknowledged_before_an_older_one_waits_for_it(rig):
-    """Its offsets stand for the older one's records too."""
+    """Its offsets also cover the older one's records."""
     sink = MemorySink()
     r = rig(Route(sink, "answers.v1"))
     sink.acknowledging.clear()
@@ -222,8 +222,8 @@ async def test_every_code_of_the_engine_is_counted(rig, code):
     assert r.count("foretick_answers_failed_total", reason=reason) == 1
 
 
-async def test_questions_cut_off_by_the_end_leave_their_records_uncommitted(rig):
-    """The engine stopped before it could answer: the records are for the next run."""
+async def test_records_of_questions_interrupted_by_a_stop_stay_uncommitted(rig):
+    """The engine stopped before it could answer: the next run reads the records again."""
     r = rig()
     r.arrive("aaa", 0, 1)
     for name in NAMES:
@@ -241,7 +241,7 @@ async def test_a_refused_answer_is_counted_and_holds_nothing_up(rig):
     r.answer("aaa", 1, 2)
     await until(lambda: r.tracker.outstanding() == 1)
     assert r.count("foretick_answers_failed_total", reason="publish") == 1
-    assert r.count("foretick_answers_total", session="aaa") == 5, "refused is not answered"
+    assert r.count("foretick_answers_total", session="aaa") == 5, "a refused question is not answered"
     assert len(sink.sent) == 5
 
 
@@ -262,7 +262,7 @@ async def test_a_sink_that_breaks_in_its_own_way_does_not_end_the_queue(rig):
     assert await r.publisher.delivery.stop(1.0) == 0
 
 
-async def test_a_sink_stopped_before_the_acknowledgement_leaves_the_inputs_uncommitted(rig):
+async def test_inputs_stay_uncommitted_when_a_sink_stops_before_the_acknowledgement(rig):
     sink = MemorySink()
     r = rig(Route(sink, "answers.v1"))
     sink.acknowledging.clear()

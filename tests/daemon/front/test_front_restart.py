@@ -1,4 +1,4 @@
-"""The front around an engine that dies: what was acknowledged is not read again."""
+"""The front around an engine that dies: acknowledged records are not read again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RECORDS = [incoming(trade("V:AAA", START + n), n) for n in range(5)]
 
 
 class Engines:
-    """Engines that do nothing of their own: the test says when one is up, what it says, and when it dies."""
+    """Engines without behaviour: the test decides when one is up, what it sends, and when it dies."""
 
     def __init__(self) -> None:
         self.started = 0
@@ -53,15 +53,15 @@ class Engines:
 
 
 class Committed(QueueSource):
-    """A source that gives everything from the committed offset on, each time it is started."""
+    """A source that yields everything from the committed offset on at each start."""
 
     def __init__(self) -> None:
         super().__init__()
         self.open = False
         self.refusals = 0
-        """Commits that fail from now on."""
+        """Number of commits that fail from now on."""
         self.reachable = asyncio.Event()
-        """While it is not set, starting waits for the broker."""
+        """Until it is set, starting waits for the broker."""
         self.reachable.set()
         self.starting = self.starting_at_once = 0
 
@@ -87,7 +87,7 @@ class Committed(QueueSource):
 
 @pytest.fixture
 async def up() -> AsyncIterator[tuple[Front, Engines, Committed, MemorySink]]:
-    """A front that read all records and whose engine has answered nothing; it commits when it must, only."""
+    """A front that read all records and whose engine answered nothing; it commits only when it must."""
     engines, source, sink = Engines(), Committed(), MemorySink()
     front = make_front(
         inproc_config(standing="paper_six"),
@@ -103,12 +103,12 @@ async def up() -> AsyncIterator[tuple[Front, Engines, Committed, MemorySink]]:
     await asyncio.wait_for(starting, 60)
     await until(lambda: front.input.tracker.outstanding() == len(RECORDS))
     yield front, engines, source, sink
-    if not front.stopping:  # the test has not come so far
+    if not front.stopping:  # the test has not reached this point
         await front.stop()
 
 
 async def test_what_was_answered_when_the_engine_died_is_not_read_again(up):
-    """Its acknowledgements come after the death."""
+    """Its acknowledgements arrive after the death."""
     front, engines, source, sink = up
     sink.acknowledging.clear()
     engines.answer(1, 4)
@@ -180,7 +180,7 @@ async def test_what_the_dead_engine_answered_in_part_is_read_again(up):
 
 
 async def test_a_commit_under_way_ends_before_the_source_is_closed(up):
-    """Whoever closes the source has nothing left to commit, because somebody else is about it."""
+    """The one who closes the source has nothing left to commit: a commit is in progress."""
     front, engines, source, _ = up
     engines.answer(1, 4)
     await until(lambda: front.input.tracker.outstanding() == 2)

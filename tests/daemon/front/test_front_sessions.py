@@ -1,4 +1,4 @@
-"""Sessions: what is answered from the cache, what is asked of the engine, and who waits how long."""
+"""Sessions: answers from the cache, asks to the engine, and time limits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CACHED_ASK = partial(Ask, session="aaa", question=TREND.text, choices=TREND.choi
 
 
 class Rig:
-    """Sessions and what they send to the engine."""
+    """Sessions and the commands they send to the engine."""
 
     def __init__(self) -> None:
         config = inproc_config(["V:AAA", "V:BBB"])
@@ -61,7 +61,7 @@ def rig() -> Rig:
 
 
 def reply_to(ask: Ask, text: str, choice: str | None) -> AskReply:
-    """As the engine sends it: with the times of the version that it read."""
+    """As the engine sends it: with the times of the version it read."""
     return AskReply(ask.id, ask.session, 4, text, choice, 0.25, False, True, ("untrained",), START + 1, 77)
 
 
@@ -167,7 +167,7 @@ async def test_what_the_engine_refuses_is_an_error_with_its_message(rig, code, e
     assert raised.value.code == expected
 
 
-async def test_an_ask_nobody_waits_for_any_more_is_cancelled_and_its_answer_ignored(rig):
+async def test_an_abandoned_ask_is_cancelled_and_its_answer_ignored(rig):
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.02):
             await rig.sessions.ask(CACHED_ASK(id=1))
@@ -177,7 +177,7 @@ async def test_an_ask_nobody_waits_for_any_more_is_cancelled_and_its_answer_igno
     rig.sessions.asked(reply_to(command, "late", None))
 
 
-async def test_when_the_engine_goes_every_ask_in_flight_hears_of_it(rig):
+async def test_when_the_engine_ends_every_ask_in_flight_fails(rig):
     asking = [asyncio.create_task(rig.sessions.ask(CACHED_ASK(id=n, session="bbb"))) for n in range(3)]
     await until(lambda: len(rig.sent) == 3)
     rig.sessions.engine_gone("the engine process ended with status -9")
@@ -185,7 +185,7 @@ async def test_when_the_engine_goes_every_ask_in_flight_hears_of_it(rig):
         with pytest.raises(QueryError, match="status -9") as raised:
             await task
         assert raised.value.code == "engine"
-    assert len(rig.sent) == 3, "nobody is there to cancel anything"
+    assert len(rig.sent) == 3, "there is no engine to send a cancellation to"
 
 
 async def test_an_unknown_session_is_refused_with_those_there_are(rig):
@@ -241,7 +241,7 @@ async def test_waiting_for_a_version_is_given_up_in_time_and_says_where_the_sess
     with pytest.raises(QueryError, match="at version 2; version 9 was not answered") as raised:
         await rig.sessions.answers(Answers(1, "aaa", min_version=9, timeout_s=0.02))
     assert raised.value.code == "timeout"
-    rig.answered(9)  # and nobody is left to be told
+    rig.answered(9)  # no waiting request is left
 
 
 async def test_sessions_say_where_they_are(rig):
