@@ -110,7 +110,7 @@ def test_a_saved_profile_loads_equal(tmp_path: Path) -> None:
         ('"block_size": 16', '"block_size": 0', "block_size must be at least 1"),
         ('"device": "d",', "", "device"),
         ('"pass_s"', '"overhead"', "overhead"),
-        ("0.7", "0.05", r"never falls.*\$\.recompute"),
+        ("0.7", "0.05", r"never fall.*\$\.recompute"),
         ("{", "{{", "malformed"),
     ],
 )

@@ -197,8 +197,8 @@ def test_a_commit_callback_gets_its_questions_into_the_next_batch() -> None:
     ("prompt", "new", "words"),
     [
         (11, 1, "the prompt has 11 tokens, the limit is 10"),
-        (5, 9, "9 new tokens were asked for, the limit is 8"),
-        (10, 8, "need 18 cells; requests may claim 16 of the pool's 32"),
+        (5, 9, "asks for 9 new tokens, the limit is 8"),
+        (10, 8, "need 18 cells; requests may use 16 of the pool's 32"),
     ],
 )
 def test_what_can_never_fit_is_refused_with_the_numbers(prompt: int, new: int, words: str) -> None:

@@ -222,7 +222,7 @@ def test_equal_heads_are_not_enough_to_share() -> None:
 @pytest.mark.parametrize("arguments", [{"complete": False}, {"complete": False, "prompt": [1]}])
 def test_only_a_prompt_of_its_own_can_come_in_pieces(arguments: dict[str, object]) -> None:
     given = {"prompt": [1], **arguments}
-    with pytest.raises(ValueError, match="pieces"):
+    with pytest.raises(ValueError, match="unfinished prompt"):
         Request(
             RequestSpec(
                 PriorityClass.SESSION,
