@@ -281,7 +281,7 @@ def test_only_prompts_can_be_cached() -> None:
     own = prompt(pool, [1, 2, 3])
     with pytest.raises(ValueError, match="are not those in KV"):
         cache.save([1, 2, 4], own)
-    with pytest.raises(ValueError, match="4 tokens cannot be cached: 3 are in KV"):
+    with pytest.raises(ValueError, match="4 tokens cannot be cached: only 3 are in KV"):
         cache.save([1, 2, 3, 4], own)
     assert cache.save([], own) == 0
     assert cache.match([]) is None
