@@ -267,7 +267,7 @@ class Tape:
     def offload(self, stored: Stored) -> None:
         """Release the window's blocks: ``stored`` has its KV now. Raises RuntimeError unless `movable`."""
         if not self.movable:
-            raise RuntimeError(f"session {self.name} cannot be offloaded while it is appended to or evicted")
+            raise RuntimeError(f"session {self.name} cannot be offloaded: empty, changing or not in the pool")
         self._committed.blocks[-1].release()
         self._table.offload(stored)
 

@@ -252,7 +252,7 @@ class Scheduler:
             return self._forward(smaller)
         except OutOfMemory as error:
             self._observer.out_of_memory(retried=False)
-            message = f"the device ran out of memory even for the smallest batch: {error}"
+            message = f"the device ran out of memory, even for half of the batch: {error}"
             self._live.lose(smaller, Failure("no_memory", message))
             return None
 

@@ -1,4 +1,4 @@
-"""Traces are read as they were written; what cannot be used is named by its line."""
+"""Traces round-trip; an invalid line is reported by its number."""
 
 from __future__ import annotations
 

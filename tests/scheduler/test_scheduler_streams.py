@@ -31,7 +31,7 @@ def opened(h: Harness, prompt: Sequence[int] = (), max_tokens: int = 3, salt: st
 
 
 def answered(request: Request) -> bool:
-    """It ended with exactly the answer to its final prompt."""
+    """Whether it ended with exactly the answer to its final prompt."""
     return request.samples == one_by_one((), request.prompt, request.spec.max_tokens)
 
 
@@ -132,7 +132,7 @@ def test_a_prompt_that_grows_too_long_ends_with_the_numbers() -> None:
 
 
 class SlowClock:
-    """A clock that stands still unless told."""
+    """A clock that only the test advances."""
 
     def __init__(self) -> None:
         self.now = 0
