@@ -1,1 +1,1 @@
-"""The transformer forward over regions: unmodified transformers models, our attention."""
+"""The transformer forward pass over regions: unmodified transformers models with our attention."""

@@ -1,4 +1,4 @@
-"""The device: lists of integers on their way to it, its memory running out, and the thread that computes."""
+"""Device helpers: copying lists of integers, detecting that memory ran out, and threads that compute."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ MESSAGES = (
     "CUDA driver error: out of memory",
     "Triton Error [CUDA]: out of memory",
 )
-"""How the CPU allocator, cuBLAS, the driver and Triton say it; they raise plain RuntimeErrors."""
+"""Messages of the CPU allocator, cuBLAS, the driver and Triton, which raise plain RuntimeErrors."""
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether ``error`` says that memory ran out, on the device or the host."""
+    """Whether ``error`` reports that memory ran out, on the device or the host."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(message in str(error) for message in MESSAGES)
 
 
 def guarded(device: torch.device, run: Callable[[], Result]) -> Result:
-    """What ``run`` returns. When memory runs out, frees the device's cache and raises OutOfMemory."""
+    """Call ``run``. When memory runs out, free the device's cache and raise OutOfMemory."""
     try:
         return run()
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise
         message = str(error).partition("\n")[0] or "out of memory"
-    # Outside the handler: as long as the error lives its traceback holds the pass's frames and their tensors.
+    # Outside the handler: while the error lives, its traceback keeps the pass's frames and their tensors.
     if device.type == "cuda":
         torch.cuda.empty_cache()
     raise OutOfMemory(message)
 
 
 def to_device(device: torch.device, *lists: Sequence[int]) -> tuple[torch.Tensor, ...]:
-    """Each list as an int64 tensor [len(list)] on ``device``; together they are one block of memory there.
+    """Each list as an int64 tensor [len(list)] on ``device``; together they share one block of memory.
 
-    For a GPU the host side is pinned, so that the copy is queued and not waited for.
+    For a GPU the host side is pinned, so the copy is queued and does not block.
     """
     pin = device.type == "cuda"
     packed = torch.tensor(list(chain.from_iterable(lists)), dtype=torch.int64, pin_memory=pin)
@@ -55,11 +55,11 @@ def to_device(device: torch.device, *lists: Sequence[int]) -> tuple[torch.Tensor
 
 
 def in_own_thread(work: Callable[[], Result]) -> Result:
-    """Run ``work`` in a thread of its own, which has ended when this returns or raises what it raised.
+    """Run ``work`` in a new thread, which has ended when this returns or raises what ``work`` raised.
 
-    OpenMP keeps a team for every living thread that ever computed. Once the teams together have more threads
-    than there are cores, all of them sleep between operations, and a forward pass takes 1.7 times as long.
-    So load or measure a model in a thread of its own when another one is to compute with it afterwards.
+    OpenMP keeps a team for every living thread that ever computed. Once the teams have more threads than
+    there are cores, all threads sleep between operations, and a forward pass takes 1.7 times as long. So load
+    or measure a model in a thread of its own when another thread will compute with it.
     """
     with ThreadPoolExecutor(1, "measure") as thread:
         return thread.submit(work).result()

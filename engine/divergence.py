@@ -1,8 +1,8 @@
-"""How far a tape's carried state is from a fresh prefill of its window, seen from its questions.
+"""The difference between a tape's carried state and a fresh prefill of its window, measured by its questions.
 
-A surviving record keeps what it absorbed from records that were evicted since, so a tape that slides answers
-like one that has read more than its window. Whether that matters depends on the model and the question;
-this measures it on both.
+A surviving record keeps what it absorbed from records evicted since, so a sliding tape answers as if it had
+read more than its window. Whether that matters depends on the model and the question, so it is measured on
+both.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from regions.frozen import Context
 from regions.tape import Tape
 
 Probe = tuple[Sequence[int], tuple[int, ...] | None]
-"""A question's tokens, and the token ids its answer is one of, if it is restricted."""
+"""A question's tokens, and the token ids its answer is restricted to, if any."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Divergence:
     """One question answered from both states."""
 
     agrees: bool
-    """The first token of the answer is the same, out of the choices if there are any."""
+    """Both states give the same first token, out of the choices if there are any."""
     kl_nats: float
     """KL(fresh || carried) of the next-token distribution over the whole vocabulary."""
 
@@ -36,7 +36,7 @@ class Divergence:
 def divergences(
     fresh: torch.Tensor, carried: torch.Tensor, choices: Sequence[tuple[int, ...] | None]
 ) -> list[Divergence]:
-    """Compare next-token logits row by row, both [rows, vocabulary]. ``choices[row]``: as in `Probe`."""
+    """Compare next-token logits by row, both [rows, vocabulary]. ``choices[row]``: as in `Probe`."""
     log_fresh, log_carried = (logits.double().log_softmax(-1) for logits in (fresh, carried))
     kl = (log_fresh.exp() * (log_fresh - log_carried)).sum(-1).clamp(min=0.0).tolist()
     return [
@@ -46,11 +46,11 @@ def divergences(
 
 
 def probe(engine: Engine, tape: Tape, fresh: Fork, probes: Sequence[Probe]) -> list[Divergence]:
-    """Ask the tape's current version and ``fresh`` all questions, each state in the same passes.
+    """Ask all questions of the tape's current version and of ``fresh``, each state in the same passes.
 
-    ``fresh`` is a `Tape.fresh_window` with the window prefilled into it; what was evicted since it was begun
-    is left out. Nothing is changed. Empty, when the two do not hold the same records (an append is under way)
-    or the pool has no room for the questions. Raises NotResident and OutOfMemory.
+    ``fresh`` is a `Tape.fresh_window` with the window prefilled into it; records evicted since then are left
+    out. Nothing is changed. Empty when the two do not have the same records (an append is under way) or the
+    pool has no room for the questions. Raises NotResident and OutOfMemory.
     """
     context = window_of(tape, fresh)
     readers = [tape.fork() for _ in probes]
@@ -65,7 +65,7 @@ def probe(engine: Engine, tape: Tape, fresh: Fork, probes: Sequence[Probe]) -> l
         begun = [Chunk(reader, tokens[:-1], sample=False) for reader, tokens in asked if len(tokens) > 1]
         if begun:
             engine.execute(begun)
-        # the last tokens in a pass of their own: every row of it comes back with the whole vocabulary
+        # the last tokens run in a separate pass, whose rows all return logits of the whole vocabulary
         logits = engine.logits([Chunk(reader, tokens[-1:]) for reader, tokens in asked])
         carried, recomputed = logits[: len(probes)], logits[len(probes) :]
         return divergences(recomputed, carried, [choices for _, choices in probes])
@@ -75,9 +75,10 @@ def probe(engine: Engine, tape: Tape, fresh: Fork, probes: Sequence[Probe]) -> l
 
 
 def window_of(tape: Tape, fresh: Fork) -> Context | None:
-    """What readers of ``tape`` would see of ``fresh``; without references: valid until ``fresh`` changes.
+    """The context that readers of ``tape`` would have in ``fresh``; without references of its own.
 
-    The frozen prefix is anchored where the window begins now. None when the window is another one.
+    Valid until ``fresh`` changes. The frozen prefix is anchored where the window begins now. None when
+    ``fresh`` has another window.
     """
     passed = tape.evicted_tokens - fresh.begins_at
     if not tape.live_tokens or fresh.length - passed != tape.live_tokens:

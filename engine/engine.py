@@ -1,4 +1,4 @@
-"""The engine: one pool, one model, forward passes over mixed batches of tapes and forks."""
+"""The engine: one pool, one model, and forward passes over mixed batches of tapes, forks and prompts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from regions.radix import RadixCache
 from regions.tape import Retention, Tape
 
 FREEZE_CHUNK = 1024
-"""Tokens of one pass while a frozen prefix is prefilled."""
+"""Tokens per pass when a frozen prefix is prefilled."""
 
 Read = TypeVar("Read")
 
@@ -36,9 +36,9 @@ Read = TypeVar("Read")
 class Engine:
     """Runs a loaded model over regions of one pool. Not thread-safe: one worker thread owns it.
 
-    ``attention``: by default Triton kernels on a GPU, the CPU backend elsewhere. ``cache_tokens``: the most
-    tokens the prefix cache keeps, by default the pool's size. ``capture``: how small passes are
-    captured, by default as CUDA graphs on a GPU. ``eager``: never capture.
+    ``attention``: by default Triton kernels on a GPU, the CPU backend elsewhere. ``cache_tokens``: most
+    tokens of the prefix cache, by default the pool's size. ``capture``: how to capture small passes, by
+    default as CUDA graphs on a GPU. ``eager``: never capture.
     """
 
     def __init__(
@@ -65,10 +65,10 @@ class Engine:
             self.graphs = runner_for(model, self.pool, self.attention, capture)
 
     def open_tape(self, name: str, frozen: Sequence[int], retention: Retention) -> Tape:
-        """A new session. Its frozen prefix is prefilled once and shared with sessions of the same tokens.
+        """Open a session. Its frozen prefix is prefilled once for all sessions with the same tokens.
 
-        Raises ValueError when prefix and retention leave no room below the frame limit, ModelError when
-        the pool cannot hold the prefix, OutOfMemory when there is no memory for its pass.
+        Raises ValueError when prefix and retention leave no room below the frame limit, ModelError when the
+        pool is too small for the prefix, and OutOfMemory when the prefill runs out of memory.
         """
         context = self._freeze(frozen)
         try:
@@ -78,23 +78,24 @@ class Engine:
             raise
 
     def open_prompt(self, tokens: Sequence[int] = (), salt: str = "") -> Fork:
-        """A stateless prompt behind the longest cached prefix of ``tokens``: `Fork.cached_tokens` of them.
+        """A stateless prompt after the longest cached prefix of ``tokens`` (`Fork.cached_tokens` of them).
 
-        At least one token remains to be computed. ``salt``: whose prefixes, from the authenticated identity.
+        At least one token remains to be computed. ``salt``: from the authenticated identity; prefixes are
+        shared under equal salts only.
         """
         return self._prompt_behind(self.cache.match(tokens[:-1], salt) if len(tokens) > 1 else None)
 
     def open_stream(self, salt: str = "") -> StreamingPrompt:
-        """A stateless prompt that may still change."""
+        """Open a stateless prompt that may change."""
         return StreamingPrompt(self.pool, self.cache, frame_limit=self.frame_limit, salt=salt)
 
     def execute(self, batch: Sequence[Chunk]) -> list[SampledToken | None]:
         """One forward pass over a mixed batch; afterwards every target's tokens are in KV.
 
-        See `Executor.execute`. Chunks of the same session should be adjacent: shared extents are then read as
-        one. Of ``d`` drafts ``len(token.accepted)`` were right; the caller drops the others:
-        ``fork.keep(fork.length - d + len(token.accepted))``. Whatever is raised, no target has changed: what
-        the pass wrote lies behind the targets' ends and is written again.
+        See `Executor.execute`. Chunks of one session should be adjacent, so that shared extents are read
+        once. Of ``d`` drafts ``len(token.accepted)`` were right; the caller drops the others by
+        ``fork.keep(fork.length - d + len(token.accepted))``. After an exception no target has changed: what
+        the pass wrote lies after the targets' ends and will be overwritten.
         """
         keep: list[int] = []
         choices: list[tuple[int, ...] | None] = []
@@ -117,19 +118,19 @@ class Engine:
         ]
 
     def logits(self, batch: Sequence[Chunk], rows: Sequence[int] | None = None) -> torch.Tensor:
-        """As `execute`: the logits of ``rows`` (ascending, by default all), fp32 [rows, vocabulary]."""
+        """As `execute`; returns the logits of ``rows`` (rising, by default all), fp32 [rows, vocabulary]."""
         if rows is None:
             rows = range(sum(len(chunk.tokens) for chunk in batch))
-        # a captured graph gives its logits at the same address each time
+        # a captured graph returns its logits at the same address each time
         return self._run(batch, rows, torch.clone)
 
     def _run(self, batch: Sequence[Chunk], keep: Sequence[int], read: Callable[[torch.Tensor], Read]) -> Read:
-        """One pass; returns ``read`` of the logits of rows ``keep`` [keep, vocabulary]."""
+        """Run one pass; returns ``read`` applied to the logits of rows ``keep`` [keep, vocabulary]."""
         packed: list[Packed] = []
         for chunk in batch:
             start, n = packed[-1].stop if packed else 0, len(chunk.tokens)
             packed.append(Packed(start, start + n, chunk.target.place(n)))
-        # the tokens count as written only after `read`: an error on a device may show up as late as that
+        # tokens count as written only after `read`: an error of the device may surface only then
         result = guarded(self.model.device, lambda: read(self._logits(batch, packed, keep)))
         for chunk, part in zip(batch, packed, strict=True):
             chunk.target.wrote(part.placement, chunk.tokens)
@@ -143,7 +144,7 @@ class Engine:
             return self.graphs.logits(metadata, tokens, keep or [metadata.rows - 1])
         last = LastLayer(keep, metadata) if self.model.trims and 2 * len(keep) <= metadata.rows else None
         if last is None:
-            keep = keep or [metadata.rows - 1]  # the model wants at least one row
+            keep = keep or [metadata.rows - 1]  # the model needs at least one row
         ranges = [slot for part in packed for slot in part.placement.slots]
         run = slice(ranges[0][0], sum(ranges[0])) if len(ranges) == 1 else None
         scattered = [] if run else [slot for first, count in ranges for slot in range(first, first + count)]
@@ -154,14 +155,14 @@ class Engine:
         return self.model.forward(context, ids, rows)
 
     def _prompt_behind(self, context: Context | None) -> Fork:
-        """A prompt behind ``context``, taking over the caller's reference."""
+        """A prompt after ``context``; takes over the caller's reference."""
         fork = Fork(self.pool, frame_limit=self.frame_limit, context=context)
         if context:
             context.release()
         return fork
 
     def _freeze(self, tokens: Sequence[int]) -> Context:
-        """All of ``tokens`` as a context of the caller; only what is not cached is computed."""
+        """A context of all ``tokens``, owned by the caller; only tokens that are not cached are computed."""
         context = self.cache.match(tokens)
         if context and context.tokens == len(tokens):
             return context
@@ -169,7 +170,7 @@ class Engine:
         try:
             if not prompt.acquire(len(tokens) - prompt.cached_tokens):
                 raise ModelError(
-                    f"a pool of {self.pool.total_blocks} blocks cannot hold {len(tokens)} frozen tokens"
+                    f"a pool of {self.pool.total_blocks} blocks is too small for {len(tokens)} frozen tokens"
                 )
             for start in range(prompt.cached_tokens, len(tokens), FREEZE_CHUNK):
                 self.execute([Chunk(prompt, tokens[start : start + FREEZE_CHUNK], sample=False)])
@@ -180,10 +181,10 @@ class Engine:
 
 
 def default_attention(device: torch.device) -> Attention:
-    """The backend for ``device``."""
+    """The default backend for ``device``."""
     if device.type == "cpu":
         return CpuAttention()
-    # only here: compiling kernels needs a GPU, and importing Triton takes a while
+    # imported here: compiling kernels needs a GPU, and importing Triton is slow
     from engine.attention.triton import TritonAttention
 
     return TritonAttention()

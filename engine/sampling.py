@@ -1,7 +1,7 @@
-"""Choosing tokens on the device: only four numbers a row travel to the host.
+"""Token sampling on the device: only four numbers per row are copied to the host.
 
-Confidence is the logit gap of *Attention Once* equation 10, always that of the raw logits. Drawing at a
-temperature is Gumbel-max: the argmax of the logits plus noise, so a restricted draw is a restricted argmax.
+Confidence is the logit gap of *Attention Once* equation 10, always of the raw logits. Sampling at a
+temperature is Gumbel-max, the argmax of the logits plus noise, so restricted sampling is a restricted argmax.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from engine.seeding import GOLDEN, MULTIPLIERS, SHIFTS, Sampling, signed
 from engine.step import SampledToken
 
 BLOCK = 128
-"""Logits whose maximum is taken together, see `_top2`."""
+"""Logits per block maximum, see `_top2`."""
 INFINITY = float("inf")
 NOT_FINITE = "the model's logits are not finite"
 
@@ -29,14 +29,14 @@ def choose(
     choices: Sequence[tuple[int, ...] | None],
     sampling: Sequence[Sampling | None] = (),
 ) -> list[SampledToken]:
-    """A token for each row of ``logits`` [rows, vocabulary], out of ``choices[row]`` if given.
+    """Choose a token for each row of ``logits`` [rows, vocabulary], out of ``choices[row]`` if given.
 
-    Without ``sampling[row]`` it is the argmax; among equals the lowest id or the first of the choices. A
-    single choice has no second best: its gap is zero. A row fails alone when any of its logits is not finite.
+    Without ``sampling[row]`` it is the argmax; ties go to the lowest id or the first of the choices. A single
+    choice has no second best: its gap is 0. A row with a logit that is not finite fails alone.
     """
     allowed = _padded(choices, logits.device)
     best = _top2(logits)
-    # NaN wins every maximum and minimum, an infinity is one of the two: the spread tells of all three
+    # NaN wins every maximum and minimum, and an infinity is one of them: the spread shows all three cases
     spread = best.first - logits.amin(-1)
     token, top1, top2 = _restricted(best, logits, allowed)
     drawn = [(row, how) for row, how in enumerate(sampling) if how is not None]
@@ -45,7 +45,7 @@ def choose(
             logits.device, [row for row, _ in drawn], [signed(how.key) for _, how in drawn]
         )
         scale = torch.tensor([how.temperature for _, how in drawn], device=logits.device)
-        # scaled noise, not divided logits: nothing overflows at a low temperature
+        # scale the noise instead of dividing the logits: nothing overflows at a low temperature
         noisy = logits[rows] + scale[:, None] * gumbel(keys, logits.shape[1])
         best = _restricted(_top2(noisy), noisy, None if allowed is None else allowed[rows])
         token = token.index_copy(0, rows, best.token)
@@ -60,12 +60,12 @@ def choose(
 
 
 def accept(drafts: Sequence[int], choices: Sequence[SampledToken]) -> SampledToken:
-    """The choice behind the accepted drafts, with the choices that confirmed them.
+    """The choice after the accepted drafts, with the choices that confirmed them.
 
-    ``choices[i]`` is the model's own next token given the first i drafts: there is one more of them. A
-    draft is accepted when it equals that token and all before it were: the answer is, token for token, that
-    without drafts, at any temperature, because a token's noise depends on its index alone. A choice with an
-    error confirms nothing.
+    ``choices[i]`` is the model's next token after the first i drafts, so there is one more of them than
+    drafts. A draft is accepted when it and all before it equal the model's tokens. The answer thus has the
+    same tokens as without drafts, at any temperature, because a token's noise depends only on its index. A
+    choice with an error confirms nothing.
     """
     count = 0
     for draft, choice in zip(drafts, choices, strict=False):
@@ -76,23 +76,23 @@ def accept(drafts: Sequence[int], choices: Sequence[SampledToken]) -> SampledTok
 
 
 def gumbel(keys: torch.Tensor, width: int) -> torch.Tensor:
-    """Standard Gumbel noise, fp32 [rows, width]: row r is the splitmix64 stream that begins at ``keys[r]``.
+    """Standard Gumbel noise, fp32 [rows, width]; row r is the splitmix64 stream that begins at ``keys[r]``.
 
-    Integers until the end, so every device draws the same bits.
+    It is computed in integers up to the last step, so every device draws the same bits.
     """
     counter = torch.arange(1, width + 1, device=keys.device) * signed(GOLDEN)
     bits = keys[:, None] + counter
     for shift, multiplier in zip(SHIFTS, (*MULTIPLIERS, 1), strict=True):
-        # the shift keeps the sign; the mask makes it a logical one
+        # the shift is arithmetic; the mask makes it logical
         bits ^= bits >> shift & (1 << (64 - shift)) - 1
         bits *= signed(multiplier)
     uniform = ((bits >> 32 & 0xFFFFFFFF).float() + 0.5) * 2.0**-32
-    # log1p of the small side: the noise that wins comes from numbers near 0, where fp32 is finest
+    # log1p of the small side: the largest noise comes from numbers near 0, where fp32 is finest
     return -torch.log(-torch.log1p(-uniform.clamp_(max=1 - 2.0**-24)))
 
 
 class _Best(NamedTuple):
-    """The highest value of each row, its (first) index, and the second highest."""
+    """Each row's highest value, its first index, and the second highest value."""
 
     token: torch.Tensor
     first: torch.Tensor
@@ -100,7 +100,7 @@ class _Best(NamedTuple):
 
 
 def _restricted(best: _Best, values: torch.Tensor, allowed: torch.Tensor | None) -> _Best:
-    """``best`` of ``values``, chosen again among the allowed ids of those rows that have any."""
+    """``best`` of ``values``, chosen again among the allowed ids for restricted rows."""
     if allowed is None:
         return best
     padding = allowed < 0
@@ -114,10 +114,10 @@ def _restricted(best: _Best, values: torch.Tensor, allowed: torch.Tensor | None)
 
 
 def _top2(values: torch.Tensor) -> _Best:
-    """The two best of each row, reading the values once.
+    """The two best values of each row, in one pass over the values.
 
-    Maxima of blocks are vectorised everywhere, argmax and topk are not: on a CPU, 25 rows of 128,256
-    logits take a quarter of topk's time.
+    Block maxima are vectorised everywhere, argmax and topk are not: on a CPU, 25 rows of 128,256 logits take
+    a quarter of topk's time.
     """
     rows, width = values.shape
     block = math.gcd(width, BLOCK)
@@ -133,7 +133,7 @@ def _top2(values: torch.Tensor) -> _Best:
 
 
 def _padded(choices: Sequence[tuple[int, ...] | None], device: torch.device) -> torch.Tensor | None:
-    """Choice ids, int64 [rows, most choices], filled up with -1; None when no row is restricted."""
+    """Choice ids, int64 [rows, most choices], padded with -1; None when no row is restricted."""
     widest = max((len(allowed) for allowed in choices if allowed is not None), default=0)
     if not widest:
         return None

@@ -1,7 +1,7 @@
-"""Where the randomness of an answer comes from: its prompt, and how far the answer has come.
+"""The seed of an answer: derived only from its prompt and the index of the token.
 
-Nothing else goes in, so an answer at any temperature is the same whatever was batched around it, however its
-prompt was cut into chunks, and whether it was preempted on the way. No torch here: the scheduler uses it too.
+So an answer at any temperature is the same however it was batched, its prompt was cut into chunks, or it was
+preempted. No torch here: the scheduler uses it, too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SHIFTS = (30, 27, 31)
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Draw token ``index`` of an answer at ``temperature`` above 0; ``seed``: 32 bits, one answer's.
+    """How to draw token ``index`` of an answer at ``temperature`` above 0; ``seed``: 32 bits per answer.
 
     Raises ValueError for a temperature that is not a number above 0.
     """
@@ -31,15 +31,15 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not (self.temperature > 0 and math.isfinite(self.temperature)):
-            raise ValueError(f"a sampling temperature lies above 0, not at {self.temperature}")
+            raise ValueError(f"a sampling temperature must be a number above 0, not {self.temperature}")
 
     def later(self, tokens: int) -> Sampling:
-        """The same answer, ``tokens`` tokens on."""
+        """The sampling of the same answer ``tokens`` tokens later."""
         return replace(self, index=self.index + tokens)
 
     @property
     def key(self) -> int:
-        """64 bits that differ for every (seed, index) below 2**32: where the row's noise begins."""
+        """The start of the row's noise: 64 bits, different for every (seed, index) below 2**32."""
         return mix(((self.seed << 32) | self.index) & MASK)
 
 
@@ -57,7 +57,7 @@ def fnv1a(data: bytes) -> int:
 
 
 def mix(value: int) -> int:
-    """splitmix64's finaliser: a permutation of the 64-bit numbers in which every bit depends on every bit."""
+    """splitmix64's finaliser, a permutation of 64-bit numbers; every bit depends on every bit."""
     first, second = MULTIPLIERS
     value = (value ^ value >> SHIFTS[0]) * first & MASK
     value = (value ^ value >> SHIFTS[1]) * second & MASK
@@ -65,5 +65,5 @@ def mix(value: int) -> int:
 
 
 def signed(value: int) -> int:
-    """The same 64 bits as a signed number, as a tensor holds them."""
+    """The same 64 bits as a signed number, for a tensor."""
     return value - (1 << 64) if value >> 63 else value

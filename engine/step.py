@@ -1,7 +1,7 @@
-"""One forward pass as plain data: what goes in, what comes out, and who runs it.
+"""One forward pass as plain data: its input, its output, and the executor that runs it.
 
-The scheduler plans `Chunk`s, the engine executes them, and both name the same types. No torch here: the
-simulator and the scheduler's tests execute chunks without a model.
+The scheduler plans `Chunk`s and the engine executes them. No torch here: the simulator and the scheduler's
+tests execute chunks without a model.
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ from regions.extents import Placement
 
 
 class Target(Protocol):
-    """What a pass appends tokens to: a tape, a fork of one, or a prompt."""
+    """Gets tokens appended by a pass: a tape, a fork of one, or a prompt."""
 
     @property
     def context_tokens(self) -> int:
-        """Tokens in KV that its next token sees, a tape's frozen prefix left out."""
+        """Tokens in KV that its next token sees, without a tape's frozen prefix."""
 
     def place(self, n: int) -> Placement:
-        """Where its next `n` tokens go and what they see. Their blocks have been acquired."""
+        """The placement of its next `n` tokens, whose blocks have been acquired."""
 
     def wrote(self, placement: Placement, tokens: Sequence[int]) -> None:
-        """The `tokens` of `placement` are in KV."""
+        """Record that the `tokens` of `placement` are in KV."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """Tokens to append to one target in one forward pass. A target occurs at most once in a batch.
 
-    Raises ValueError when it samples and has no token before its drafts.
+    Raises ValueError when it samples without a token before its drafts.
     """
 
     target: Target
     tokens: Sequence[int]
     sample: bool = True
-    """Choose the token that follows the last of `tokens`."""
+    """Sample the token after the last of `tokens`."""
     choices: tuple[int, ...] | None = None
-    """Token ids the choice is restricted to; None means the whole vocabulary."""
+    """Token ids to choose from; None: the whole vocabulary."""
     sampling: Sampling | None = None
-    """How the token is drawn, that behind the first draft if there are any; None takes the best."""
+    """How to draw the token (with drafts, the one at the first draft); None takes the best."""
     drafts: int = 0
-    """The last so many of `tokens` are guesses, to be verified in the same pass."""
+    """How many of the last `tokens` are drafts, to be verified in the same pass."""
 
     def __post_init__(self) -> None:
         if self.sample and not 0 <= self.drafts < len(self.tokens):
@@ -52,24 +52,24 @@ class Chunk:
 
     @property
     def sampled_rows(self) -> int:
-        """How many of its last rows choose a token."""
+        """How many of its last rows sample a token."""
         return self.drafts + 1 if self.sample else 0
 
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """A chosen token and the two highest logits of the set it was chosen from."""
+    """A sampled token, and the two highest logits of the set it was chosen from."""
 
     token: int
-    """Out of the chunk's choices, or of the vocabulary where it has none: the best, or the drawn one."""
+    """The best or the drawn one of the chunk's choices, or of the vocabulary without choices."""
     top1: float
-    """Largest logit of that set, whichever token was drawn."""
+    """Highest logit of the set, whichever token was drawn."""
     top2: float
-    """Second largest logit of that set."""
+    """Second highest logit of the set."""
     error: str | None = None
-    """Why the logits cannot be used (NaN); the other fields then mean nothing."""
+    """Why the logits are invalid (NaN); the other fields are then meaningless."""
     accepted: tuple[SampledToken, ...] = ()
-    """The tokens that confirmed drafts before this one, oldest first."""
+    """The tokens before this one that confirmed drafts, oldest first."""
 
     @property
     def gap(self) -> float:
@@ -78,16 +78,16 @@ class SampledToken:
 
 
 class OutOfMemory(RuntimeError):
-    """A forward pass found no memory. Nothing of it counts, and it may be tried again with less."""
+    """A forward pass ran out of memory. It had no effect and may be retried with less."""
 
 
 class Executor(Protocol):
-    """The device, one forward pass at a time."""
+    """Runs forward passes, one at a time."""
 
     def execute(self, batch: Sequence[Chunk]) -> list[SampledToken | None]:
         """Run one forward pass; results in batch order, None where `sample` is False.
 
-        On return the tokens are in KV and every target has advanced, over wrong drafts too: the caller drops
-        those (`Reader.keep`). An exception means that nothing of the batch may be relied upon. `OutOfMemory`
-        also means that every target is as it was before.
+        On return the tokens are in KV and every target has advanced, also over wrong drafts, which the caller
+        drops (`Reader.keep`). After an exception no result of the batch is valid; after `OutOfMemory` every
+        target is also unchanged.
         """

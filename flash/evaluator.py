@@ -1,9 +1,10 @@
-"""Ahead-of-time evaluation: every data version's standing questions, on forks of exactly that version.
+"""Ahead-of-time evaluation: answers the standing questions for every data version, on forks of that version.
 
-A commit forks the tape once per question and submits them together, so they run in one batch (*Attention
-Once* section 3.9.3, with forks in place of strip and restore). Overload skips versions, never questions:
-a newer version replaces one whose evaluation waits; while one runs, the newest version waits. What was
-skipped is counted, and its records are reported with the next answers: every input is accounted for.
+On each commit the tape is forked once per question, and all questions are submitted together, so they run in
+one batch (*Attention Once* section 3.9.3, with forks instead of strip and restore). Overload skips versions,
+never questions: a new version replaces one whose evaluation has not started; while one runs, the newest
+version waits. Skipped versions are counted and their records are reported with the next answers, so every
+input is accounted for.
 
 All state belongs to the thread that steps the scheduler.
 """
@@ -25,14 +26,14 @@ from scheduler.tapes import Records
 from scheduler.types import PriorityClass
 
 P = TypeVar("P")
-"""What a record's owner wants back."""
+"""Payload of a record."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluated(Generic[P]):
-    """One standing question at one data version. ``request`` is finished or has its error.
+    """The result of one standing question at one data version; ``request`` is finished or has its error.
 
-    ``payloads`` are those of all records since the last evaluation, oldest first; skipped versions' too.
+    ``payloads``: those of all records since the last evaluation, oldest first, skipped versions included.
     """
 
     standing: Standing
@@ -40,21 +41,21 @@ class Evaluated(Generic[P]):
     request: Request
     payloads: tuple[P, ...]
     gap: bool
-    """Data was lost at some point since the last version that was answered."""
+    """Data was lost since the last answered version."""
 
     @property
     def coalesced(self) -> int:
-        """Updates that got no evaluation of their own since the last evaluation."""
+        """Updates since the last evaluation that were skipped."""
         return len(self.payloads) - 1
 
     @property
     def queue_ns(self) -> int:
-        """From the commit to the first batch."""
+        """Time from the commit to the first batch."""
         return self._scheduled_at - self.request.events[0][1]
 
     @property
     def forward_ns(self) -> int:
-        """From the first batch to the last; with several tokens also the waits between batches."""
+        """Time from the first batch to the last; several tokens also wait between batches."""
         return self.request.events[-1][1] - self._scheduled_at
 
     @property
@@ -66,7 +67,7 @@ class Evaluated(Generic[P]):
 
 @dataclass(eq=False, slots=True)
 class _Evaluation:
-    """All standing questions of a session at one version."""
+    """The evaluation of all standing questions of a session at one version."""
 
     version: int
     forks: list[tuple[Standing, Fork]]
@@ -81,7 +82,7 @@ class _Evaluation:
         return any(request.first(Event.SCHEDULED) is not None for request in self.requests)
 
     def absorb(self, older: _Evaluation) -> None:
-        """Take over what an evaluation that will not happen had to answer for."""
+        """Take over the payloads and the gap of a skipped evaluation."""
         self.payloads = older.payloads + self.payloads
         self.gap |= older.gap
 
@@ -91,16 +92,16 @@ class _Session:
     current: _Evaluation | None = None
     """Submitted, not finished."""
     pending: _Evaluation | None = None
-    """Newest version, waiting for `current` to finish."""
+    """The newest version, which waits for `current`."""
     gap: bool = False
-    """Data was lost and no evaluation says so yet."""
+    """Data was lost, and no evaluation has reported it yet."""
 
 
 class FlashEvaluator(Generic[P]):
-    """Listens to a scheduler's commits and submits the registry's questions.
+    """Submits the registry's questions on each commit of a scheduler.
 
-    `has_gap` says whether a record's payload tells of data lost before it. `on_done` is called on the
-    stepping thread, once per question and version that was not skipped.
+    `has_gap` says whether data was lost before the record of a payload. `on_done` is called on the stepping
+    thread, once per question and evaluated version.
     """
 
     def __init__(
@@ -116,11 +117,11 @@ class FlashEvaluator(Generic[P]):
         self._has_gap = has_gap
         self._sessions: defaultdict[str, _Session] = defaultdict(_Session)
         self.coalesced: defaultdict[str, int] = defaultdict(int)
-        """Per session, updates so far that got no evaluation of their own."""
+        """Skipped updates so far, by session."""
         scheduler.subscribe(self)
 
     def on_commit(self, tape: Tape, version: int, records: Records) -> None:
-        """Evaluate the new version, at once or as soon as the running evaluation is done."""
+        """Evaluate the new version now, or after the running evaluation."""
         session, standing = self._sessions[tape.name], self._registry.standing(tape.name)
         payloads = tuple(record.payload for record in records)
         session.gap |= any(map(self._has_gap, payloads))
@@ -140,11 +141,11 @@ class FlashEvaluator(Generic[P]):
         self._submit(session, new)
 
     def on_drop(self, tape: Tape, records: Records, failure: Failure) -> None:
-        """Remember that the tape has a gap; the next version's answers say so."""
+        """Note the gap in the tape; the next version's answers report it."""
         self._sessions[tape.name].gap = True
 
     def _skip(self, name: str, old: _Evaluation, new: _Evaluation) -> None:
-        """Replace an evaluation that has not started."""
+        """Cancel an evaluation that has not started, and hand its payloads to the new one."""
         self.coalesced[name] += 1
         new.absorb(old)
         if old.requests:
@@ -180,7 +181,7 @@ class FlashEvaluator(Generic[P]):
         try:
             self._report(evaluation, item, request)
         finally:
-            # Whatever the receiver does, the session's next evaluation must not be lost.
+            # A receiver that raises must not stop the session's next evaluation.
             if not evaluation.open and session.current is evaluation:
                 self._next(session, evaluation)
 

@@ -1,4 +1,4 @@
-"""What is asked: a `Question` as its owner wrote it, and `Prepared`, the same as tokens for one model."""
+"""Questions: `Question` as its owner wrote it, `Prepared` as tokens for one model."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from hashlib import blake2b
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question to be answered for every data version.
+    """A standing question, answered for every data version.
 
-    With `choices` the answer is the likeliest of them and takes one token; without, greedy text of at most
-    `max_tokens` tokens. Raises ValueError for an empty name or text, repeated or single choices, or
-    `max_tokens` below 1.
+    With `choices` the answer is the likeliest one and takes one token; without them it is greedy text of at
+    most `max_tokens` tokens. Raises ValueError for an empty name or text, for repeated or single choices, and
+    for `max_tokens` below 1.
     """
 
     name: str
@@ -29,16 +29,18 @@ class Question:
             raise ValueError(f"question {self.name!r}: max_tokens must be at least 1, not {self.max_tokens}")
         if self.choices is not None:
             if len(self.choices) < 2:
-                raise ValueError(f"question {self.name!r}: needs at least two choices or none at all")
+                raise ValueError(f"question {self.name!r}: needs at least two choices, or none")
             if len(set(self.choices)) < len(self.choices):
-                raise ValueError(f"question {self.name!r}: the choices {list(self.choices)} repeat")
+                raise ValueError(
+                    f"question {self.name!r}: the choices {list(self.choices)} repeat; each must be different"
+                )
 
     @property
     def hash(self) -> str:
-        """Identity of the question whatever it is called: h of *Attention Once* equation 11, 32 hex digits.
+        """Identity of the question under any name: h of *Attention Once* equation 11, 32 hex digits.
 
-        Over Unicode normal form, runs of white space and outer white space do not matter; choices and their
-        order do. Every part is preceded by its length, so parts cannot run into each other.
+        Ignores differences in Unicode form and white space, but not in the choices or their order. Each part
+        is preceded by its length, so that no two lists of parts hash the same bytes.
         """
         digest = blake2b(digest_size=16)
         for part in (self.text, *(self.choices or ())):
@@ -52,14 +54,14 @@ class Prepared:
     """A question rendered and encoded for one model."""
 
     prompt_tokens: tuple[int, ...]
-    """Everything after the tape, up to where the answer begins."""
+    """The tokens between the tape and the answer."""
     choice_tokens: tuple[int, ...] | None
     """First token of each choice, in the question's order."""
     stop_ids: frozenset[int]
 
 
 Prepare = Callable[[Question], Prepared]
-"""Renders and encodes; the engine's side supplies it."""
+"""Renders and encodes a question; implemented by the engine."""
 
 PAPER_SIX = (
     Question(

@@ -10,7 +10,7 @@ from flash.questions import Prepare, Prepared, Question
 
 
 class BadQuestion(ValueError):
-    """A question that cannot stand; the message names it and says why. ``member``: what is at fault."""
+    """A question that cannot be registered; the message says why. ``member``: the invalid member."""
 
     def __init__(self, message: str, member: Literal["name", "choices"] = "choices") -> None:
         super().__init__(message)
@@ -19,7 +19,7 @@ class BadQuestion(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A question that stands on a session."""
+    """A question registered for a session."""
 
     session: str
     question: Question
@@ -35,10 +35,10 @@ class Registry:
         self._standing: dict[str, tuple[Standing, ...]] = {}
 
     def register(self, session: str, question: Question) -> Standing:
-        """Let a question stand from the session's next data version on. Registering it again changes nothing.
+        """Register a question from the session's next data version on. Idempotent.
 
-        Raises BadQuestion when choices cannot be told apart by their first token or when another question of
-        the session has the name, or `prepare` raises ValueError.
+        Raises BadQuestion when two choices begin with the same token, when another question of the session
+        has the name, and when `prepare` raises ValueError.
         """
         try:
             prepared = self._prepare(question)
@@ -58,12 +58,12 @@ class Registry:
         return new
 
     def standing(self, session: str) -> tuple[Standing, ...]:
-        """The session's questions now."""
+        """The session's questions."""
         return self._standing.get(session, ())
 
 
 def check_choices(question: Question, prepared: Prepared) -> None:
-    """Raise BadQuestion unless the first token of an answer tells which choice it is."""
+    """Raise BadQuestion unless the first token of an answer identifies the choice."""
     choices, tokens = question.choices or (), prepared.choice_tokens or ()
     if len(tokens) != len(choices):
         raise BadQuestion(
@@ -74,5 +74,5 @@ def check_choices(question: Question, prepared: Prepared) -> None:
         alike = [choice for choice, token in zip(choices, tokens, strict=True) if token in repeated]
         raise BadQuestion(
             f"question {question.name!r}: the choices {alike} begin with the same token, "
-            "so they cannot be told apart"
+            "so answers cannot tell them apart; reword them"
         )

@@ -1,7 +1,7 @@
 """Reference-counted blocks, allocated in runs that are as contiguous as the pool allows.
 
-Attention reads each contiguous run of slots (an extent) with one call, so contiguity is speed. Tapes grow for
-hours and continue right behind their last block; forks live for milliseconds and fill the smallest hole.
+Attention reads each contiguous run of slots (an extent) with one call, so long runs are fast. Tapes grow for
+hours and continue after their last block; forks live for milliseconds and fill the smallest hole.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ class Run(NamedTuple):
 
     @property
     def blocks(self) -> int:
-        """How many blocks the run has."""
+        """Number of blocks."""
         return self.stop - self.start
 
 
 class OwnReferences:
     """One owner's references to each block, and how many blocks have no other owner.
 
-    A cache can free exactly those. The allocator reports every change of the counts, so that asking costs
-    nothing. The owner calls `add` after it shared blocks and `remove` before it releases them; `sole` and
-    `idle` are wrong in between.
+    A cache can free exactly those blocks. The allocator reports every change of the counts, so reading them
+    is free. The owner calls `add` after it shared blocks and `remove` before it releases them; in between,
+    `sole` and `idle` are wrong.
     """
 
     def __init__(self, references: Counts) -> None:
@@ -44,27 +44,27 @@ class OwnReferences:
         self._references = references
 
     def add(self, runs: Iterable[Run]) -> None:
-        """The owner has one more reference to each block of ``runs``."""
+        """Count one more reference of the owner to each block of ``runs``."""
         for start, stop in runs:
             self.own[start:stop] += 1
             self.sole += self._sole_of(start, stop)
 
     def remove(self, runs: Iterable[Run]) -> None:
-        """The owner is about to release one reference to each block of ``runs``."""
+        """Count one reference less of the owner to each block of ``runs``, before it is released."""
         for start, stop in runs:
             self.sole -= self._sole_of(start, stop)
             self.own[start:stop] -= 1
 
     def before_share(self, start: int, stop: int) -> None:
-        """The allocator is about to count one more reference to each block from ``start`` to ``stop``."""
+        """Called before the allocator adds a reference to each block from ``start`` to ``stop``."""
         self.sole -= self._sole_of(start, stop)
 
     def after_release(self, start: int, stop: int) -> None:
-        """The allocator counts one reference less to each block from ``start`` to ``stop``."""
+        """Called after the allocator removed a reference to each block from ``start`` to ``stop``."""
         self.sole += self._sole_of(start, stop)
 
     def idle(self) -> npt.NDArray[np.bool_]:
-        """Per block, bool [blocks]: it has no references but the owner's."""
+        """Whether the owner has all references to each block, bool [blocks]."""
         idle: npt.NDArray[np.bool_] = self.own == self._references
         return idle
 
@@ -79,11 +79,11 @@ class OwnReferences:
 
 
 class BlockAllocator:
-    """Hands out runs of blocks and counts the references to each block."""
+    """Allocates runs of blocks and counts the references to each block."""
 
     def __init__(self, n_blocks: int) -> None:
         if n_blocks < 1:
-            raise ValueError(f"a pool needs at least one block, got {n_blocks}")
+            raise ValueError(f"a pool needs at least one block, not {n_blocks}")
         self.total_blocks = n_blocks
         self.free_blocks = n_blocks
         self._references = np.zeros(n_blocks, np.int32)
@@ -91,15 +91,15 @@ class BlockAllocator:
         self._owners: list[OwnReferences] = []
 
     def own_references(self) -> OwnReferences:
-        """A count of one owner's references, kept current by the allocator."""
+        """A new count of one owner's references, which the allocator keeps current."""
         self._owners.append(OwnReferences(self._references))
         return self._owners[-1]
 
     def take(self, blocks: int, *, behind: int | None = None, grows: bool = False) -> list[Run] | None:
-        """``blocks`` blocks with one reference each, or None (and nothing changed) if too few are free.
+        """Take ``blocks`` blocks with one reference each; None, with nothing changed, if too few are free.
 
-        ``behind``: the block index to continue at if it is free. ``grows``: the owner will ask for more,
-        so a fresh run is opened where there is room behind it.
+        ``behind``: continue at this block if it is free. ``grows``: the owner will need more blocks, so open
+        a new run where there is room to grow.
         """
         if blocks > self.free_blocks:
             return None
@@ -119,14 +119,14 @@ class BlockAllocator:
         return taken
 
     def share(self, runs: list[Run]) -> None:
-        """One more reference to every block of ``runs``."""
+        """Add a reference to every block of ``runs``."""
         for start, stop in runs:
             for owner in self._owners:
                 owner.before_share(start, stop)
             self._references[start:stop] += 1
 
     def release(self, runs: list[Run]) -> None:
-        """One reference less to every block of ``runs``; blocks without references become free."""
+        """Remove a reference to every block of ``runs``; blocks without references become free."""
         for start, stop in runs:
             references = self._references[start:stop]
             references -= 1
@@ -143,7 +143,7 @@ class BlockAllocator:
 
     @property
     def references(self) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-        """References to each block; not to be written."""
+        """References to each block; read-only."""
         return self._references
 
     @property
@@ -153,7 +153,7 @@ class BlockAllocator:
 
     @property
     def fragmentation(self) -> float:
-        """Share of the free blocks outside the longest free run, 0 to 1; an estimate from another thread."""
+        """Share of the free blocks outside the longest free run, 0 to 1; approximate on other threads."""
         free = self.free_blocks
         return max(0.0, 1.0 - self.largest_free_run / free) if free else 0.0
 
@@ -168,7 +168,7 @@ class BlockAllocator:
         assert bool(((self._references == 0) == free).all()), "a block is free and referenced, or neither"
 
     def _open(self, blocks: int) -> Run:
-        """A run in the largest hole: in its middle, so that the run before it can still grow."""
+        """A run in the middle of the largest hole, so that the run before the hole can still grow."""
         index = max(range(len(self._free)), key=lambda i: self._free[i].blocks)
         hole = self._free[index]
         spare = hole.blocks - blocks
@@ -176,7 +176,7 @@ class BlockAllocator:
         return self._cut(index, start, min(blocks, hole.blocks))
 
     def _fit(self, blocks: int) -> Run:
-        """The end of the smallest hole with room for all, else the whole of the largest."""
+        """The end of the smallest hole that fits, else the whole of the largest."""
         fitting = [i for i, hole in enumerate(self._free) if hole.blocks >= blocks]
         if fitting:
             index = min(fitting, key=lambda i: self._free[i].blocks)

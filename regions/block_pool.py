@@ -1,6 +1,6 @@
 """Metadata of the paged pool: allocator, owners of references, and caches that free blocks on demand.
 
-No tensors: the scheduler's simulator and tests run on it; `regions.pool` adds the keys and values.
+It has no tensors, so the scheduler's simulator and tests run on it; `regions.pool` adds the keys and values.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from regions.allocator import BlockAllocator, Run
 
 
 class Owner(Protocol):
-    """Has one reference to each of some blocks."""
+    """Has a reference to each of its blocks."""
 
     def referenced_blocks(self) -> list[Run]:
-        """The blocks it has a reference to."""
+        """Its blocks."""
 
 
 class Reclaimer(Protocol):
@@ -26,7 +26,7 @@ class Reclaimer(Protocol):
 
     @property
     def reclaimable(self) -> int:
-        """Blocks that `reclaim` could free at least."""
+        """A lower bound on the blocks that `reclaim` can free."""
 
     def reclaim(self, blocks: int) -> None:
         """Free ``blocks`` blocks, or as many as possible."""
@@ -43,16 +43,16 @@ class BlockPool:
 
     @property
     def reclaimers(self) -> list[Reclaimer]:
-        """In the order in which they are asked for blocks."""
+        """The reclaimers, in the order in which they are called."""
         return [reclaimer for weak in self._reclaimers if (reclaimer := weak()) is not None]
 
     def add_reclaimer(self, reclaimer: Reclaimer) -> None:
-        """Ask ``reclaimer`` after the others. Only a weak reference is kept."""
+        """Add a reclaimer, to be called after the others. Only a weak reference is kept."""
         self._reclaimers.append(ref(reclaimer))
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that can be taken: unreferenced ones, and those that reclaimers would free."""
+        """Blocks that can be taken: free ones, and those that reclaimers can free."""
         return self.blocks.free_blocks + sum(reclaimer.reclaimable for reclaimer in self.reclaimers)
 
     @property
@@ -61,7 +61,7 @@ class BlockPool:
         return self.blocks.total_blocks
 
     def take(self, blocks: int, *, behind: int | None = None, grows: bool = False) -> list[Run] | None:
-        """As `BlockAllocator.take`, after asking the reclaimers for what is missing."""
+        """As `BlockAllocator.take`; reclaimers free the missing blocks first."""
         for reclaimer in self.reclaimers:
             if blocks <= self.blocks.free_blocks:
                 break
@@ -69,7 +69,7 @@ class BlockPool:
         return self.blocks.take(blocks, behind=behind, grows=grows)
 
     def move(self, source: Sequence[Run], target: Sequence[Run]) -> None:
-        """Copy the KV of the blocks ``source`` to as many blocks ``target``. Without tensors, nothing."""
+        """Copy the KV of the blocks ``source`` to as many blocks ``target``; does nothing without tensors."""
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless allocator, free list and owners agree on every block."""

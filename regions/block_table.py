@@ -1,4 +1,4 @@
-"""The KV of one growing token sequence: blocks taken ahead, filled at the tail, given back at the head."""
+"""The KV of one token sequence: blocks are taken ahead, filled at the tail and released at the head."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from regions.offload.store import Store, Stored
 
 
 class BlockTable:
-    """A first-in, first-out sequence of tokens over blocks of the pool, or in ``stored`` while offloaded.
+    """A first-in, first-out sequence of tokens in blocks of the pool, or in ``stored`` while offloaded.
 
-    ``grows``: expect many more tokens and look for room to grow in.
+    ``grows``: expect many more tokens, and look for room to grow.
     """
 
     def __init__(self, pool: BlockPool, *, grows: bool) -> None:
@@ -21,8 +21,8 @@ class BlockTable:
         self._pool = pool
         self._grows = grows
         self._runs: list[Run] = []
-        self._extents: list[Extent] = []  # over the live slots; while offloaded over those they were in
-        self._head = 0  # slots before the oldest live one, counted from the first run's start
+        self._extents: list[Extent] = []  # of the live slots; while offloaded, of their former slots
+        self._head = 0  # slots before the oldest live one, from the first run's start
         self._tail = 0  # slots before the next one to write
         pool.owners.add(self)
 
@@ -33,36 +33,36 @@ class BlockTable:
 
     @property
     def extents(self) -> tuple[Extent, ...]:
-        """Over the live slots, oldest token first. Raises RuntimeError while offloaded."""
+        """Extents of the live slots, oldest token first. Raises RuntimeError while offloaded."""
         if self.stored is not None:
             raise RuntimeError("KV that is swapped out has no extents in the pool")
         return tuple(self._extents)
 
     @property
     def stretches(self) -> tuple[Stretch, ...]:
-        """The extents without their slots, in the pool or not."""
+        """The extents without their slots; also while offloaded."""
         return tuple(Stretch(e.length, e.coord, e.origin) for e in self._extents)
 
     def referenced_blocks(self) -> list[Run]:
-        """The blocks it has a reference to, those taken ahead included."""
+        """Its blocks, including those taken ahead."""
         return self._runs
 
     @property
     def blocks(self) -> int:
-        """How many blocks that is; asked for every row of every plan."""
+        """Number of its blocks; asked for every row of every plan."""
         total = 0
         for start, stop in self._runs:
             total += stop - start
         return total
 
     def blocks_needed(self, n: int) -> int:
-        """Blocks to take before ``n`` more tokens fit."""
+        """Blocks to acquire before ``n`` more tokens fit."""
         return max(0, -(-(self._tail + n) // self._pool.block_size) - self.blocks)
 
     def acquire(self, n: int) -> bool:
-        """Take the blocks for ``n`` more tokens, swapping in what was swapped out.
+        """Take the blocks for ``n`` more tokens, and swap in what was swapped out.
 
-        False, and nothing changed, when too few are free.
+        False, with nothing changed, when too few blocks are free.
         """
         if self.stored is not None:
             return self.swap_in(n)
@@ -79,19 +79,19 @@ class BlockTable:
         return True
 
     def next(self, n: int) -> tuple[SlotRange, ...]:
-        """The ranges of the next ``n`` slots; their blocks must have been acquired."""
+        """The slots of the next ``n`` tokens; their blocks must have been acquired."""
         ready = self.blocks * self._pool.block_size - self._tail
         if n > ready:
             raise RuntimeError(f"{n} tokens were not acquired: {ready} slots are ready")
         return self._ranges(self._tail, n)
 
     def wrote(self, placement: Placement, n: int) -> None:
-        """The ``n`` tokens of ``placement`` are in KV."""
+        """Record that the ``n`` tokens of ``placement`` are in KV."""
         extend(self._extents, placement.slots, placement.coord, placement.origin)
         self._tail += n
 
     def drop_oldest(self, n: int) -> None:
-        """The oldest ``n`` tokens go: give back the blocks with nothing else in them."""
+        """Drop the oldest ``n`` tokens and release the blocks that become empty."""
         drop_oldest(self._extents, n)
         self._head += n
         size = self._pool.block_size
@@ -102,7 +102,7 @@ class BlockTable:
         self._pool.blocks.release(freed)
 
     def keep(self, n: int) -> None:
-        """Only the oldest ``n`` tokens stay; give back the blocks behind them, also where it is stored."""
+        """Keep only the oldest ``n`` tokens and release the blocks after them, also where stored."""
         keep_oldest(self._extents, n)
         self._tail = self._head + n
         self._runs, freed = split(self._runs, -(-self._tail // self._pool.block_size) if n else 0)
@@ -117,14 +117,14 @@ class BlockTable:
 
     @property
     def tail_is_shared(self) -> bool:
-        """Others refer to the block of the newest token as well."""
+        """The block of the newest token has other references."""
         if not self.length or not self._runs:
             return False
         last = self._ranges(self._tail - 1, 1)[0][0] // self._pool.block_size
         return int(self._pool.blocks.references[last]) > 1
 
     def swap_out(self, store: Store) -> bool:
-        """Move the live tokens to ``store``; False, and nothing changed, when that has no room."""
+        """Move the live tokens to ``store``; False, with nothing changed, when it is full."""
         if self.stored is not None:
             return True
         if not self.length:
@@ -136,14 +136,14 @@ class BlockTable:
         return stored is not None
 
     def offload(self, stored: Stored) -> None:
-        """``stored`` has the live tokens from here on: give every block back."""
+        """Release every block: ``stored`` has the live tokens now."""
         self._map([])
         self.stored = stored
 
     def swap_in(self, n: int = 0) -> bool:
-        """Fetch the live tokens as they were stored; take blocks for ``n`` more as well.
+        """Bring the live tokens back, and take blocks for ``n`` more.
 
-        False, and nothing changed, when too few blocks are free. Raises StoredLost, and nothing changed.
+        False, with nothing changed, when too few blocks are free. Raises StoredLost, with nothing changed.
         """
         if self.stored is None:
             return True
@@ -161,7 +161,7 @@ class BlockTable:
         return True
 
     def compact(self) -> bool:
-        """Copy the live slots to one run, when they lie in several and one that long is free."""
+        """Copy the live slots to one run, if they are in several and one that long is free."""
         runs, blocks = self.live_runs(), self.live_blocks
         if len(runs) < 2 or self._pool.blocks.largest_free_run < blocks:
             return False
@@ -172,34 +172,34 @@ class BlockTable:
         return True
 
     def expect(self, stretches: Iterable[Stretch], stored: Stored) -> None:
-        """``stored`` has the tokens of ``stretches``. Raises RuntimeError unless the table is new."""
+        """Begin offloaded: ``stored`` has the tokens of ``stretches``. Raises RuntimeError unless new."""
         if self._runs or self._tail:
-            raise RuntimeError("a block table in use cannot expect tokens to be fetched")
+            raise RuntimeError("only a new block table can begin with stored tokens")
         self._extents = [Extent(0, *stretch) for stretch in stretches]
         self._tail = sum(extent.length for extent in self._extents)
         self.stored = stored
 
     @property
     def live_blocks(self) -> int:
-        """How many blocks the live slots take, wherever they are."""
+        """Blocks that the live slots take, in the pool or where stored."""
         size = self._pool.block_size
         return -(-self._tail // size) - self._head // size if self.length else 0
 
     def live_ranges(self) -> tuple[SlotRange, ...]:
-        """The live slots, oldest first."""
+        """Ranges of the live slots, oldest first."""
         return self._ranges(self._head, self.length)
 
     def live_runs(self) -> list[Run]:
-        """The blocks with a live token."""
+        """The blocks with live tokens."""
         size = self._pool.block_size
         return [Run(slot // size, -(-(slot + count) // size)) for slot, count in self.live_ranges()]
 
     def release(self) -> None:
-        """Give everything back, here and where it is stored."""
+        """Release everything, in the pool and where stored."""
         self.keep(0)
 
     def _map(self, runs: list[Run]) -> None:
-        """Lay the live tokens over ``runs``, in order, and give back the blocks before; [] for none."""
+        """Map the live tokens to ``runs``, in order, and release the former blocks; [] unmaps them."""
         self._pool.blocks.release(self._runs)
         length, size = self.length, self._pool.block_size
         self._head %= size
@@ -222,7 +222,7 @@ class BlockTable:
 
 
 def split(runs: Sequence[Run], blocks: int) -> tuple[list[Run], list[Run]]:
-    """The first ``blocks`` blocks of ``runs`` (all, when there are fewer), and those behind them."""
+    """The first ``blocks`` blocks of ``runs`` (or all, if fewer), and the rest."""
     first: list[Run] = []
     rest: list[Run] = []
     for start, stop in runs:

@@ -1,7 +1,7 @@
-"""The ephemeral region: a question and its answer behind an immutable context (snapshot isolation).
+"""The ephemeral region: a question and its answer after an immutable context (snapshot isolation).
 
-A fork's context stays as it was, so the tape may append, evict and be forked again meanwhile. It replaces the
-in-place strip/extend/clear/restore of *Attention Once* section 3.9.3: nothing has to be restored, and many
+A fork's context never changes, so the tape may append, evict and be forked again meanwhile. Forks replace the
+in-place strip/extend/clear/restore of *Attention Once* section 3.9.3: nothing needs to be restored, and many
 forks run in one pass.
 """
 
@@ -18,9 +18,9 @@ from regions.offload.store import Store
 
 
 class Fork:
-    """Private tokens behind a shared, immutable context, which it retains; a stateless prompt without one.
+    """Private tokens after a shared, immutable context, which it retains; a stateless prompt has no context.
 
-    ``grows``: expect many more tokens (a window that is prefilled again) and look for room to grow in.
+    ``grows``: expect many more tokens (a window that is prefilled again), and look for room to grow.
     """
 
     def __init__(
@@ -32,14 +32,14 @@ class Fork:
         self._origin = self._context.origin
         self._frame_limit = frame_limit
         self._table = BlockTable(pool, grows=grows)
-        # oldest private tokens that others refer to as well; the table has the rest
+        # the oldest private tokens, shared with others; the table has the rest
         self._shared: list[Extent] = []
         self._shared_blocks: list[SharedBlocks] = []
         self._released = False
 
     @property
     def version(self) -> int:
-        """The data version it reads; 0 without a tape."""
+        """Data version it reads; 0 without a tape."""
         return self._context.version
 
     @property
@@ -54,22 +54,22 @@ class Fork:
 
     @property
     def context_tokens(self) -> int:
-        """What the next token sees."""
+        """Tokens that the next token sees."""
         return self.cached_tokens + len(self.tokens)
 
     @property
     def begins_at(self) -> int:
-        """Stream coordinate of its first own token."""
+        """Stream coordinate of its first private token."""
         return self._context.coord
 
     @property
     def exclusive_tokens(self) -> int:
-        """Private tokens in blocks of its own: those that swapping out would move."""
+        """Private tokens in blocks that only it refers to: those that a swap moves."""
         return self._table.length
 
     @property
     def blocks(self) -> int:
-        """Blocks of its private tokens, shared ones and those taken ahead included; 0 while swapped."""
+        """Blocks of its private tokens, with shared blocks and those taken ahead; 0 while swapped."""
         if self.swapped:
             return 0
         total = self._table.blocks
@@ -78,7 +78,7 @@ class Fork:
         return total
 
     def blocks_needed(self, n: int) -> int:
-        """Blocks to take before ``n`` more private tokens fit."""
+        """Blocks to acquire before ``n`` more private tokens fit."""
         return self._table.blocks_needed(n)
 
     def acquire(self, n: int) -> bool:
@@ -86,38 +86,38 @@ class Fork:
         return self._table.acquire(n)
 
     def place(self, n: int) -> Placement:
-        """Where the next ``n`` tokens go. Raises RuntimeError if their blocks were not acquired."""
+        """The placement of the next ``n`` tokens. Raises RuntimeError if their blocks were not acquired."""
         coord = self._context.coord + len(self.tokens)
         if coord + n - self._origin > self._frame_limit:
             self._origin = self._context.base
         return Placement(self.extents, self._table.next(n), coord, self._origin)
 
     def wrote(self, placement: Placement, tokens: Sequence[int]) -> None:
-        """The ``tokens`` of ``placement`` are in KV."""
+        """Record that the ``tokens`` of ``placement`` are in KV."""
         self._table.wrote(placement, len(tokens))
         self.tokens.extend(tokens)
 
     @property
     def swapped(self) -> bool:
-        """Its private tokens are not in the pool."""
+        """Its private tokens are outside the pool."""
         return self._table.stored is not None
 
     def swap_out(self, host: Store) -> bool:
-        """Preemption by swapping, see `BlockTable.swap_out`: the context and what is shared stay."""
+        """Preempt by swapping, see `BlockTable.swap_out`; the context and shared blocks stay."""
         return self._table.swap_out(host)
 
     def swap_in(self) -> bool:
-        """Bring the private tokens back; False, and nothing changed, when the pool has no room."""
+        """Bring the private tokens back; False, with nothing changed, when the pool is full."""
         return self._table.swap_in()
 
     @property
     def extents(self) -> tuple[Extent, ...]:
-        """What the next token sees, oldest first. Raises RuntimeError while swapped."""
+        """Extents that the next token sees, oldest first. Raises RuntimeError while swapped."""
         return (*self._context.extents, *self.private_extents)
 
     @property
     def private_extents(self) -> tuple[Extent, ...]:
-        """Where its own tokens lie, oldest first. Raises RuntimeError while swapped."""
+        """Extents of its private tokens, oldest first. Raises RuntimeError while swapped."""
         return (*self._shared, *self._table.extents)
 
     @property
@@ -126,10 +126,10 @@ class Fork:
         return [run for shared in self._shared_blocks for run in shared.blocks] + self._table.live_runs()
 
     def keep(self, n: int) -> None:
-        """Only the first ``n`` private tokens stay in KV: rejected drafts, a changed prompt.
+        """Keep only the first ``n`` private tokens in KV, after rejected drafts or a changed prompt.
 
-        A block that others read is never written again: the next token then goes to a fresh block. While
-        swapped the rest is freed on the host (*Stream2LLM* section 4.2). Raises ValueError when there are
+        Blocks that others read are never written again: the next token then goes to a new block. While
+        swapped, the rest is freed on the host (*Stream2LLM* section 4.2). Raises ValueError when there are
         fewer than ``n``.
         """
         if n > len(self.tokens):
@@ -147,11 +147,11 @@ class Fork:
         self._origin = newest[-1].origin if newest else self._context.origin
 
     def reset(self) -> None:
-        """Preemption by recompute: drop the private KV, keep the context."""
+        """Preempt by recomputation: drop the private KV, keep the context."""
         self.keep(0)
 
     def release(self) -> None:
-        """Drop everything, the context included. Idempotent."""
+        """Release everything, including the context. Idempotent."""
         if self._released:
             return
         self.reset()
@@ -160,9 +160,9 @@ class Fork:
         self._context = Context()
 
     def detach(self) -> tuple[BlockTable, int]:
-        """The block table of the private KV, the caller's from here on, and its origin; the rest is released.
+        """Hand the private KV's block table and its origin to the caller, and release the rest.
 
-        Raises RuntimeError when others refer to some of it, or when it is swapped.
+        Raises RuntimeError when others refer to some of the KV, or it is swapped out.
         """
         if self._shared or self.swapped:
             raise RuntimeError("KV that is swapped out or that others refer to cannot be detached")
@@ -173,7 +173,7 @@ class Fork:
         return table, origin
 
     def as_context(self) -> Context:
-        """All it sees as a context with references of its own. Raises ValueError for a fork of a tape."""
+        """All it sees as a context with its own references. Raises ValueError for a fork of a tape."""
         if self._context.version or self._context.base:
             raise ValueError("only a prompt, not a fork of a tape, can become a context")
         extents = self.extents
@@ -188,13 +188,13 @@ class Fork:
         )
 
     def _rebase(self, context: Context) -> None:
-        """Go on behind ``context``, taking over the caller's reference; all private KV goes."""
+        """Replace the context, taking over the caller's reference; drop all private KV."""
         Fork.keep(self, 0)
         self._context.release()
         self._context, self._origin = context, context.origin
 
     def _share_only(self, n: int) -> None:
-        """Of what others refer to as well, keep the first ``n`` tokens, which are all that is kept."""
+        """Keep only the first ``n`` of the shared private tokens, and nothing else."""
         before = self._shared_blocks
         keep_oldest(self._shared, n)
         runs = blocks_of(self._shared, self._pool.block_size)

@@ -1,11 +1,10 @@
-"""Extents and position frames: where a reader's context lies, and by how much its query is rotated.
+"""Extents and position frames: where a reader's context lies, and how its query is rotated.
 
-Keys are stored rotated at a *local position* and never rewritten. Every extent keeps the stream
-coordinate of its frame's position 0 (``origin``); a query that lives in a frame with origin ``q`` is
-rotated by ``q - origin`` positions before it meets the extent's keys, which makes the relative distance
-that of the stream coordinates. The frozen prefix is given coordinates that end right before the oldest
-live record, so the tape is always anchored behind the prefix and local positions stay bounded however
-long the stream runs.
+Keys are stored rotated at a *local position* and never rewritten. Every extent has the stream coordinate of
+its frame's position 0 (``origin``). A query in a frame with origin ``q`` is rotated by ``q - origin``
+positions before it attends to the extent's keys, so the relative distance is that of the stream coordinates.
+The frozen prefix gets coordinates that end right before the oldest live record. The tape is thus always
+anchored behind the prefix, and local positions stay bounded however long the stream runs.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from regions.allocator import Run
 
 
 class Extent(NamedTuple):
-    """``length`` slots in one position frame; ``coord`` is the stream coordinate of the first key."""
+    """``length`` slots in one position frame; ``coord``: stream coordinate of the first key."""
 
     slot: int
     length: int
@@ -35,20 +34,20 @@ class Stretch(NamedTuple):
 
     @property
     def max_position(self) -> int:
-        """The highest local position of its tokens."""
+        """Highest local position of its tokens."""
         return self.coord + self.length - self.origin - 1
 
 
 SlotRange = tuple[int, int]
-"""(first slot, how many slots)."""
+"""(first slot, number of slots)."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a target's next tokens go, and what they see.
+    """The slots of a target's next tokens, and the extents they see.
 
-    ``context``: extents every new token sees. ``slots``: the ranges that receive the new KV, in order.
-    ``coord``: stream coordinate of the first new token; its position is ``coord - origin``.
+    ``context``: extents that every new token sees. ``slots``: ranges for the new KV, in order. ``coord``:
+    stream coordinate of the first new token; its position is ``coord - origin``.
     """
 
     context: tuple[Extent, ...]
@@ -58,7 +57,7 @@ class Placement:
 
 
 def extend(extents: list[Extent], slots: Iterable[SlotRange], coord: int, origin: int) -> None:
-    """Append written ranges to ``extents``, merging where slots and frame continue."""
+    """Append written ranges to ``extents``; merge where slots and frame continue."""
     for slot, count in slots:
         last = extents[-1] if extents else None
         if last and last.slot + last.length == slot and last.origin == origin:
@@ -69,7 +68,7 @@ def extend(extents: list[Extent], slots: Iterable[SlotRange], coord: int, origin
 
 
 def drop_oldest(extents: list[Extent], tokens: int) -> None:
-    """Remove the first ``tokens`` tokens of ``extents``, which are at consecutive coordinates."""
+    """Remove the first ``tokens`` tokens of ``extents``, whose coordinates are consecutive."""
     if extents:
         extents[:] = between(extents, extents[0].coord + tokens, extents[-1].coord + extents[-1].length)
 
@@ -85,18 +84,18 @@ def between(extents: Iterable[Extent], start: int, stop: int) -> list[Extent]:
 
 
 def anchor(extents: Iterable[Extent], origin: int) -> tuple[Extent, ...]:
-    """The same extents (stored in a frame of origin 0) with their coordinates moved by ``origin``."""
+    """Move the coordinates of ``extents`` (stored with origin 0) by ``origin``."""
     return tuple(Extent(e.slot, e.length, e.coord + origin, e.origin + origin) for e in extents)
 
 
 def keep_oldest(extents: list[Extent], tokens: int) -> None:
-    """Keep only the first ``tokens`` tokens of ``extents``, which are at consecutive coordinates."""
+    """Keep only the first ``tokens`` tokens of ``extents``, whose coordinates are consecutive."""
     if extents:
         extents[:] = between(extents, extents[0].coord, extents[0].coord + tokens)
 
 
 def relay(extents: Iterable[Extent], ranges: Iterable[SlotRange]) -> list[Extent]:
-    """The same tokens, coordinates and frames over other slots, merged where slots and frame continue."""
+    """The same tokens, coordinates and frames in other slots; merged where slots and frame continue."""
     laid: list[Extent] = []
     targets = list(ranges)
     for extent in extents:

@@ -1,7 +1,7 @@
-"""The frozen region: an immutable prefix that many readers share, and the contexts made of it.
+"""The frozen region: an immutable prefix with many readers, and the contexts made of it.
 
-A reader of a data version, of a frozen prefix or of a cached prefix refers to the object, not to its blocks:
-taking and dropping a reader costs the same at any length of context.
+A reader of a data version, a frozen prefix or a cached prefix refers to one object instead of its blocks, so
+adding and removing a reader costs the same for any length.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from regions.extents import Extent, between, blocks_of, extend
 
 
 class SharedBlocks:
-    """One reference to each block of ``runs``, released with its last reader."""
+    """One reference to each block of ``runs``; the last reader releases it."""
 
     def __init__(self, pool: BlockPool, runs: Iterable[Run]) -> None:
         self.blocks = list(runs)
@@ -54,9 +54,8 @@ class Context:
     """What a reader sees before its own tokens: extents, and the blocks that keep them in the pool.
 
     ``coord``: stream coordinate of the reader's first own token; its local position is ``coord - origin``.
-    ``base``: stream coordinate at which the anchored frozen prefix begins (the origin of a fresh frame).
-    ``version``: the data version, 0 without a tape. A frozen or cached prefix begins at coordinate 0 and has
-    origin 0.
+    ``base``: stream coordinate of the first token of the anchored frozen prefix (the origin of a new frame).
+    ``version``: data version, 0 without a tape. A frozen or cached prefix has coordinate and origin 0.
     """
 
     extents: tuple[Extent, ...] = ()
@@ -68,7 +67,7 @@ class Context:
 
     @cached_property
     def tokens(self) -> int:
-        """How many tokens it has."""
+        """Number of tokens."""
         return sum(extent.length for extent in self.extents)
 
     def retain(self) -> Context:
@@ -84,10 +83,10 @@ class Context:
 
 
 def alias(pool: BlockPool, extents: Iterable[Extent], tokens: int) -> Context:
-    """The first ``tokens`` tokens of a prompt's ``extents`` as a context with a reference to their blocks.
+    """The first ``tokens`` tokens of a prompt's ``extents`` as a context with its own references.
 
-    The prompt must begin at coordinate 0 in the frame of origin 0: its keys are then where every other prompt
-    with the same tokens would have them.
+    The prompt must begin at coordinate 0 in the frame of origin 0, so that its keys equal those of every
+    other prompt with the same tokens.
     """
     kept: list[Extent] = []
     for extent in between(extents, 0, tokens):

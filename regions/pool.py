@@ -1,4 +1,4 @@
-"""The paged pool with its tensors: one K and one V per layer."""
+"""The paged pool with its tensors: keys and values of each layer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from regions.block_pool import BlockPool
 
 @dataclass(frozen=True)
 class LayerShape:
-    """What one attention layer keeps per token."""
+    """Sizes of one attention layer's KV per token."""
 
     kv_heads: int
     key_dim: int
@@ -25,7 +25,7 @@ class LayerShape:
 class KVPool(BlockPool):
     """KV of every layer, ``[kv_heads, slots, head_dim]``.
 
-    Head-major, so that an extent (a run of slots) is one strided view that attention reads in place.
+    Head-major, so that an extent (a run of slots) is one strided view, which attention reads in place.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class KVPool(BlockPool):
         slots = n_blocks * block_size
 
         def zeros(layer: LayerShape, dim: int) -> torch.Tensor:
-            # zeros, not empty: a NaN left in unwritten memory must never reach a masked product
+            # zeros, not empty: a NaN in unwritten memory must never enter a masked product
             return torch.zeros(layer.kv_heads, slots, dim, dtype=dtype, device=device, pin_memory=pin)
 
         self.keys = [zeros(layer, layer.key_dim) for layer in layers]
@@ -51,28 +51,28 @@ class KVPool(BlockPool):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of keys and values."""
+        """Dtype of keys and values."""
         return self.keys[0].dtype
 
     @property
     def device(self) -> torch.device:
-        """Where keys and values are."""
+        """Device of keys and values."""
         return self.keys[0].device
 
     @property
     def bytes(self) -> int:
-        """Memory of all layers, in bytes."""
+        """Memory of all layers, bytes."""
         return sum(t.numel() * t.element_size() for t in (*self.keys, *self.values))
 
     def move(self, source: Sequence[Run], target: Sequence[Run]) -> None:
-        """Copy the KV of the blocks ``source`` to ``target``: as many blocks, in order, none in both."""
+        """Copy the KV of the blocks ``source`` to as many blocks ``target``, in order, without overlap."""
         self.copy_from(self, source, target)
 
     def copy_from(self, other: KVPool, source: Sequence[Run], target: Sequence[Run]) -> None:
-        """Copy the blocks ``source`` of ``other`` (it may be this pool) to ``target`` here, in order.
+        """Copy the blocks ``source`` of ``other`` (or of this pool) to ``target`` here, in order.
 
-        Both are as many blocks and do not overlap. Copies between devices are queued on the current
-        stream and not waited for when the host side is pinned.
+        Both have as many blocks and must not overlap. Copies between devices are queued on the current stream
+        and do not block if the host side is pinned.
         """
         crossing = self.device != other.device
         for src, dst, count in _pieces(source, target):
@@ -82,16 +82,16 @@ class KVPool(BlockPool):
                 if not crossing:
                     mine[:, here].copy_(theirs[:, there])
                     continue
-                # one head at a time: only a contiguous copy between devices is not waited for
+                # one head at a time: only contiguous copies between devices do not block
                 for to, of in zip(mine, theirs, strict=True):
                     to[here].copy_(of[there], non_blocking=True)
 
 
 def _pieces(source: Sequence[Run], target: Sequence[Run]) -> Iterator[tuple[int, int, int]]:
-    """(source block, target block, count) of each stretch that is contiguous on both sides."""
+    """(source block, target block, count) of each stretch that is contiguous in both."""
     src, dst = (np.concatenate([np.arange(*run) for run in runs]) for runs in (source, target))
     if len(src) != len(dst):
-        raise ValueError("as many blocks must be copied to as from")
+        raise ValueError("source and target must have equally many blocks")
     breaks = np.flatnonzero((np.diff(src) != 1) | (np.diff(dst) != 1)) + 1
     for first, last in pairwise((0, *breaks.tolist(), len(src))):
         yield int(src[first]), int(dst[first]), last - first

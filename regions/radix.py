@@ -1,9 +1,9 @@
-"""Radix prefix cache: prompts that share a beginning read one copy of it (*Attention Once* section 3.10.2).
+"""Radix prefix cache: prompts with a common beginning read one copy of it (*Attention Once* section 3.10.2).
 
-A trie by tokens. An edge is a run of tokens and their slots; slots are addressed one by one, so an edge may
-be split anywhere and both halves then refer to the border block. A match returns the slots of its path as a
-`Context` with references of its own, which later splits and evictions do not change. Only prompts that begin
-at coordinate 0 are kept: one position frame, origin 0.
+The cache is a trie of tokens. An edge is a run of tokens and their slots. Slots are addressed one by one, so
+an edge can be split anywhere, and both halves then refer to the block at the split. A match returns the slots
+of its path as a `Context` with its own references, which later splits and evictions do not change. Only
+prompts that begin at coordinate 0 are cached: one position frame, origin 0.
 
 Nodes are ordered by last use, each before its ancestors, so walking that order finds the least recently used
 leaf. A block has other readers when it has more references than the cache's own, which are counted per block.
@@ -29,26 +29,27 @@ Tokens = Sequence[int] | TokenArray
 
 
 def token_array(tokens: Tokens) -> TokenArray:
-    """``tokens`` as int32 [tokens]; an array of that type is returned as it is, not copied."""
+    """``tokens`` as int32 [tokens]; an int32 array is not copied."""
     if hasattr(tokens, "__array__"):
         return np.asarray(tokens, np.int32)
     return np.fromiter(tokens, np.int32, len(tokens))
 
 
 def common_length(a: TokenArray, b: TokenArray) -> int:
-    """How many tokens ``a`` and ``b`` have in common from their start."""
+    """Length of the common prefix of ``a`` and ``b``, in tokens."""
     n = min(len(a), len(b))
     if not n:
         return 0
     differ = a[:n] != b[:n]
-    first = int(differ.argmax())  # 0, too, when none differs
+    first = int(differ.argmax())  # also 0 when none differs
     return first if differ[first] else n
 
 
 class Node:
-    """An edge of the trie and what lies below it; a root has no tokens.
+    """An edge of the trie and the subtree below it; a root has no tokens.
 
-    It does not know its parent: without reference cycles the pool's memory is freed with its last user.
+    A node does not refer to its parent: without reference cycles, the pool's memory is freed with its last
+    user.
     """
 
     __slots__ = ("blocks", "children", "extents", "salt", "tokens")
@@ -62,33 +63,33 @@ class Node:
 
     @property
     def start(self) -> int:
-        """Coordinate of its first token: how many tokens lie above it."""
+        """Coordinate of its first token, the number of tokens above it."""
         return self.extents[0].coord if self.extents else 0
 
     def has_any(self, marked: npt.NDArray[np.bool_]) -> bool:
-        """Whether it refers to one of the ``marked`` blocks, bool [blocks]."""
+        """Whether it refers to any of the ``marked`` blocks, bool [blocks]."""
         return any(bool(marked[start:stop].any()) for start, stop in self.blocks.blocks)
 
 
 class Watcher(Protocol):
-    """Is told how the trie changes; a parent may be a root."""
+    """Receives the changes of the trie; a parent may be a root."""
 
     def added(self, node: Node, parent: Node) -> None:
         """``node`` continues ``parent`` with tokens that were not cached."""
 
     def split(self, upper: Node, node: Node) -> None:
-        """``node`` has lost its first tokens to ``upper``, its parent from here on. The same is cached."""
+        """``node`` gave its first tokens to ``upper``, its new parent. The cached tokens do not change."""
 
     def dropped(self, node: Node, parent: Node) -> None:
         """``node``, a leaf below ``parent``, is no longer cached."""
 
 
 class RadixCache:
-    """Prefixes of prompts in KV, at most ``budget`` tokens of them, in one trie a salt.
+    """Prefixes of prompts in KV, at most ``budget`` tokens, with one trie per salt.
 
     The salt comes from the caller's authenticated identity, so that no client can find out what others asked.
-    It is a `Reclaimer` of ``pool``, which keeps only a weak reference to it. Not thread-safe: the engine's
-    worker thread owns it.
+    The cache is a `Reclaimer` of ``pool``, which keeps only a weak reference to it. Not thread-safe: the
+    engine's worker thread owns it.
     """
 
     def __init__(self, pool: BlockPool, budget: int) -> None:
@@ -98,15 +99,15 @@ class RadixCache:
         self.matched_tokens = self.saved_tokens = self.evicted_tokens = self.refused = 0
         self._pool = pool
         self._roots: dict[str, Node] = {}
-        # each node's parent; the least recently used node first, and so each before its ancestors
+        # each node's parent; ordered by last use, the oldest first, so each node comes before its ancestors
         self._parents: OrderedDict[Node, Node] = OrderedDict()
         self._own = pool.blocks.own_references()
         self.watchers: WeakSet[Watcher] = WeakSet()
-        """Are told of every change of the trie."""
+        """Receive every change of the trie."""
         pool.add_reclaimer(self)
 
     def match(self, tokens: Tokens, salt: str = "") -> Context | None:
-        """The longest cached prefix of ``tokens``, with references of its own; None without one."""
+        """The longest cached prefix of ``tokens``, with its own references; None without one."""
         path, matched = self.walk(token_array(tokens), salt)
         if not matched:
             return None
@@ -115,11 +116,11 @@ class RadixCache:
         return alias(self._pool, (extent for node in path for extent in node.extents), matched)
 
     def match_length(self, tokens: Tokens, salt: str = "") -> int:
-        """How many tokens `match` would find. Changes nothing."""
+        """Number of tokens that `match` would find. Changes nothing."""
         return self.walk(token_array(tokens), salt)[1]
 
     def walk(self, tokens: TokenArray, salt: str) -> tuple[list[Node], int]:
-        """The nodes along ``tokens`` and how many tokens match; the last node may match in part."""
+        """The nodes along ``tokens``, and the matching tokens; the last node may match in part."""
         path: list[Node] = []
         at = 0
         node = self._roots.get(salt)
@@ -134,11 +135,12 @@ class RadixCache:
         return path, at
 
     def save(self, tokens: Tokens, source: Fork | Context, salt: str = "") -> int:
-        """Keep the KV of ``tokens``, the oldest of what ``source`` sees; returns how many were added.
+        """Cache the KV of ``tokens``, the oldest that ``source`` sees; returns how many were added.
 
-        Those are the ones not cached yet. When they exceed the budget, prefixes without readers are evicted,
-        the least recently used leaf first; when that is not enough, nothing is added and ``refused`` counts
-        it. Raises ValueError when ``source`` reads a tape or does not have these tokens.
+        Only tokens that are not cached yet are added. When they exceed the budget, prefixes without readers
+        are evicted, the least recently used leaf first. If that does not suffice, nothing is added and
+        ``refused`` is incremented. Raises ValueError when ``source`` reads a tape or does not have these
+        tokens.
         """
         if not self.budget:
             self.refused += len(tokens) > 0
@@ -162,19 +164,19 @@ class RadixCache:
 
     @property
     def nodes(self) -> int:
-        """Edges of the trie."""
+        """Number of edges of the trie."""
         return len(self._parents)
 
     @property
     def reclaimable(self) -> int:
-        """Blocks without other readers: `reclaim` can free exactly these."""
+        """Blocks without other readers, exactly those that `reclaim` can free."""
         return self._own.sole
 
     def reclaim(self, blocks: int) -> None:
         """Free ``blocks`` blocks, or as many as possible.
 
-        Leaves without readers go first, the least recently used one before the others. Then leaves in use
-        below ancestors that are not: their reader computed the ancestors' tokens for itself.
+        Leaves without readers go first, the least recently used one before the others. Then follow leaves in
+        use below ancestors that are not in use: their readers computed the ancestors' tokens themselves.
         """
         target = self._pool.blocks.free_blocks + blocks
         idle = self._own.idle()
@@ -191,7 +193,7 @@ class RadixCache:
         self._evict(enough, unlocks)
 
     def clear(self) -> None:
-        """Forget everything. Readers keep their references."""
+        """Drop everything. Readers keep their references."""
         self._evict(lambda: False, lambda node: True)
 
     def check_integrity(self) -> None:
@@ -222,7 +224,7 @@ class RadixCache:
             self._parents.move_to_end(node)
 
     def _fits(self, delta: int, path: list[Node]) -> bool:
-        """Make room for ``delta`` more tokens below ``path``, whose nodes stay."""
+        """Make room for ``delta`` more tokens below ``path``, whose nodes must stay."""
         along = set(path)
         if sum(len(node.tokens) for node in along) + delta <= self.budget:
             idle = self._own.idle()
@@ -235,7 +237,7 @@ class RadixCache:
         return fits
 
     def _evict(self, enough: Callable[[], bool], goes: Callable[[Node], bool]) -> None:
-        """Drop leaves, least recently used first, until ``enough``; a parent comes after its last child."""
+        """Drop leaves, least recently used first, until ``enough``; a parent follows its last child."""
         for node in tuple(self._parents):
             if enough():
                 return
@@ -255,7 +257,7 @@ class RadixCache:
         return node
 
     def _split(self, node: Node, end: int) -> Node:
-        """The node that ends at coordinate ``end``: ``node`` itself, or a new parent of what is behind it."""
+        """The node that ends at coordinate ``end``: ``node``, or a new parent of its rest."""
         start = node.start
         if end == start + len(node.tokens):
             return node
@@ -296,7 +298,7 @@ class RadixCache:
 
 
 def _extents_of(source: Fork | Context, tokens: TokenArray) -> tuple[Extent, ...]:
-    """What ``source`` sees, of which ``tokens`` are the oldest.
+    """The extents of everything that ``source`` sees, of which ``tokens`` are the oldest.
 
     Raises ValueError when it reads a tape or does not have these tokens.
     """
@@ -307,11 +309,11 @@ def _extents_of(source: Fork | Context, tokens: TokenArray) -> tuple[Extent, ...
             raise ValueError("only a prompt that begins at coordinate 0, not a fork of a tape, can be cached")
         end += extent.length
     if end < len(tokens):
-        raise ValueError(f"{len(tokens)} tokens cannot be cached: {end} are in KV")
+        raise ValueError(f"{len(tokens)} tokens cannot be cached: only {end} are in KV")
     if isinstance(source, Fork):
         own = token_array(source.tokens)
         if not np.array_equal(
             tokens[source.cached_tokens :], own[: max(0, len(tokens) - source.cached_tokens)]
         ):
-            raise ValueError("the tokens to be cached are not those in KV")
+            raise ValueError("the tokens to cache differ from those in KV")
     return extents

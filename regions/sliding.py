@@ -1,4 +1,4 @@
-"""The sliding region as data: what a tape retains, its records, and the state it resumes from."""
+"""The sliding region as data: a tape's retention, its records, and the state to resume it from."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from regions.extents import Stretch
 
 @dataclass(frozen=True)
 class Retention:
-    """How much of the tape stays: at most ``tokens`` tokens and, unless 0, at most ``records`` records, none
-    of them older than ``span_ns`` of event time before the newest.
+    """How much of the tape stays; 0 is no limit for ``records`` and ``span_ns``.
+
+    ``span_ns``: most event time between a record and the newest one.
     """
 
     tokens: int

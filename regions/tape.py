@@ -1,8 +1,8 @@
 """A session's frozen and sliding regions (*Attention Once* sections 3.3 to 3.5).
 
-The sliding region grows and is evicted by whole records, so the context never begins in the middle of a
-bar. Every commit makes a new *data version*; forks read exactly one. Surviving records keep what they
-absorbed from evicted ones (`carry` semantics) until a window that was prefilled again is adopted (`exact`).
+The sliding region grows and is evicted by whole records, so the context never begins in the middle of a bar.
+Every commit makes a new *data version*; forks read exactly one. Surviving records keep what they absorbed
+from evicted ones (`carry` semantics) until the tape adopts a window that was prefilled again (`exact`).
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ class Keeper(Protocol):
     """Decides which tapes stay in the pool."""
 
     def use(self, tape: Tape, n: int) -> bool:
-        """``tape`` is about to be read or written: have it in the pool.
+        """Bring ``tape`` into the pool, with room for ``n`` more tokens, before it is read or written.
 
-        Brings it back with room for ``n`` more tokens; False when the pool cannot, or it is lost.
+        False when the pool has no room or the tape is lost.
         """
 
     def rebuilt(self, tape: Tape) -> None:
-        """``tape`` was lost, and is resident again."""
+        """Called when ``tape`` was lost and is resident again."""
 
 
 class Tape:
     """One session's frozen prefix and sliding window. It takes over the caller's reference to ``frozen``.
 
-    ``frame_limit`` bounds local positions: frozen + retained tokens + one batch must fit below it. Raises
+    ``frame_limit`` bounds local positions: frozen + retained tokens + one batch must stay below it. Raises
     ValueError when they cannot; the caller then keeps its reference.
     """
 
@@ -57,7 +57,7 @@ class Tape:
         self.keeper: Keeper | None = None
         self.version = 0
         self.staleness_ns = 0
-        """A record is to be committed within so long of being queued; 0 promises nothing."""
+        """A record must be committed within this time of being queued; 0 means no bound."""
         self.evicted_tokens = 0
         self.evicted_records = 0
         self.lost = False
@@ -66,14 +66,14 @@ class Tape:
         self._frozen = frozen
         self._retention = retention
         self._frame_limit = frame_limit
-        # while offloaded it keeps what is evicted: that version is brought back whole
+        # while offloaded, evicted tokens stay stored: the version comes back whole
         self._table = BlockTable(pool, grows=True)
         self._records: deque[LiveRecord] = deque()
-        self._pending: list[int] = []  # tokens in KV that belong to no record yet
-        self._written = 0  # tokens ever in KV, the pending ones included
-        self._origin = -self._frozen_tokens  # before the first eviction positions are exactly the dense ones
+        self._pending: list[int] = []  # tokens in KV that are not committed yet
+        self._written = 0  # tokens ever in KV, including pending ones
+        self._origin = -self._frozen_tokens  # positions equal the dense model's until the first eviction
         self._committed = self._context(())
-        self._growing = False  # blocks are taken for an append that is not committed
+        self._growing = False  # blocks are acquired for an uncommitted append
 
     @property
     def live_tokens(self) -> int:
@@ -82,7 +82,7 @@ class Tape:
 
     @property
     def context_tokens(self) -> int:
-        """What the next record sees, without the frozen prefix."""
+        """Tokens that the next record sees, without the frozen prefix."""
         return self.live_tokens
 
     @property
@@ -92,12 +92,12 @@ class Tape:
 
     @property
     def append_tokens(self) -> int:
-        """Most tokens of one append: what the retention keeps."""
+        """Most tokens of one append, as the retention allows."""
         return self._retention.tokens
 
     @property
     def append_records(self) -> int:
-        """Most records of one append; without a limit on records, as many as there are tokens."""
+        """Most records of one append; without a limit on records, the number of tokens."""
         return self._retention.records or self._retention.tokens
 
     @property
@@ -107,7 +107,7 @@ class Tape:
 
     @property
     def max_position(self) -> int:
-        """The highest local position in use; never above the frame limit."""
+        """Highest local position in use; never above the frame limit."""
         return max((s.max_position for s in self._table.stretches), default=self._frozen_tokens - 1)
 
     @property
@@ -117,21 +117,21 @@ class Tape:
 
     @property
     def extents(self) -> tuple[Extent, ...]:
-        """What the next record sees, oldest first. Raises RuntimeError while it is not resident."""
+        """Extents that the next record sees, oldest first. Raises RuntimeError while it is not resident."""
         if self.lost:
-            raise RuntimeError("a window that is lost has no extents in the pool")
+            raise RuntimeError("a lost window has no extents in the pool")
         return (*anchor(self._frozen.extents, self._base), *self._table.extents)
 
     def blocks_needed(self, n: int) -> int:
-        """Blocks to take before ``n`` more tokens fit."""
+        """Blocks to acquire before ``n`` more tokens fit."""
         return self._table.blocks_needed(n)
 
     def make_room(self, n_tokens: int, n_records: int, newest_ns: int = 0) -> int:
         """Evict whole records, oldest first, until the retention holds after the append.
 
-        ``newest_ns``: event time of the newest record to come. Returns the evicted tokens. Readers see the
-        eviction from the next commit on; until then the current version keeps its blocks. Raises ValueError
-        when the append alone exceeds the retention.
+        ``newest_ns``: newest event time of the append. Returns the evicted tokens. Readers see the eviction
+        from the next commit on; until then the current version keeps its blocks. Raises ValueError when the
+        append alone exceeds the retention.
         """
         limit = self._retention
         if n_tokens > limit.tokens:
@@ -150,35 +150,35 @@ class Tape:
         return evicted
 
     def acquire(self, n: int) -> bool:
-        """See `BlockTable.acquire`; False, too, when the tape is lost."""
+        """See `BlockTable.acquire`; also False when the tape is lost."""
         if not self._present(n):
             return False
-        growing, self._growing = self._growing, True  # so that making room never moves this very tape
+        growing, self._growing = self._growing, True  # so that reclaiming never offloads this tape
         acquired = self._table.acquire(n)
         self._growing = acquired or growing
         return acquired
 
     def place(self, n: int) -> Placement:
-        """Where the next ``n`` tokens go. Raises RuntimeError if their blocks were not acquired."""
+        """The placement of the next ``n`` tokens. Raises RuntimeError if their blocks were not acquired."""
         if self._written + n - self._origin > self._frame_limit:
             self.new_frame()
         return Placement(self.extents, self._table.next(n), self._written, self._origin)
 
     def new_frame(self, at: int | None = None) -> None:
-        """Begin a position frame: the next token's local position is ``at``, by default the anchored one."""
+        """Start a position frame; the next token's local position is ``at``, by default the anchored one."""
         self._origin = self._base if at is None else self._written - at
 
     def wrote(self, placement: Placement, tokens: Sequence[int]) -> None:
-        """The ``tokens`` of ``placement`` are in KV."""
+        """Record that the ``tokens`` of ``placement`` are in KV."""
         self._table.wrote(placement, len(tokens))
         self._pending.extend(tokens)
         self._written += len(tokens)
 
     def commit(self, record_lengths: Sequence[int], times: Sequence[int] = ()) -> int:
-        """The written tokens become visible as whole records; returns the new data version.
+        """Make the written tokens visible as whole records; returns the new data version.
 
-        ``times``: their event times, ns; needed when the retention has a span. Raises RuntimeError, and
-        changes nothing, when the lengths do not add up to what was written, or there are not as many times.
+        ``times``: their event times, ns; required when the retention has a span. Raises RuntimeError, with
+        nothing changed, when the lengths do not add up to the written tokens or times are missing.
         """
         times = times or [0] * len(record_lengths)
         if sum(record_lengths) != len(self._pending) or len(times) != len(record_lengths):
@@ -194,9 +194,9 @@ class Tape:
         return self.version
 
     def fork(self) -> Fork:
-        """A reader of exactly the current version: O(1) in the length of the context.
+        """A reader of the current version, O(1) in the length of its context.
 
-        Raises NotResident when its KV is lost, or stored elsewhere without room in the pool to bring it back.
+        Raises NotResident when the KV is lost, or stored and the pool has no room to bring it back.
         """
         self._need()
         return Fork(self._pool, frame_limit=self._frame_limit, context=self._committed)
@@ -204,7 +204,7 @@ class Tape:
     def fresh_window(self) -> Fork:
         """A reader of the frozen prefix alone, positioned where the window begins.
 
-        With `window` prefilled into it, it is as if nothing had ever been evicted.
+        After `window` is prefilled into it, it is as if nothing had ever been evicted.
         """
         context = Context(
             anchor(self._frozen.extents, self._base),
@@ -217,11 +217,11 @@ class Tape:
         return Fork(self._pool, frame_limit=self._frame_limit, context=context, grows=True)
 
     def adopt(self, fresh: Fork) -> None:
-        """Go on from a window that was prefilled again; takes ``fresh`` over.
+        """Replace the window by one that was prefilled again, and take ``fresh`` over.
 
-        Readers see it from the next commit on. Records evicted since it was begun are dropped from it.
-        Raises ValueError, and changes nothing, unless it has exactly the live tokens; NotResident when the
-        version that readers go on seeing cannot be brought back.
+        Readers see it from the next commit on. Records evicted since the prefill began are dropped from it.
+        Raises ValueError, with nothing changed, unless it has exactly the live tokens; NotResident when the
+        version that readers still see cannot be brought back.
         """
         self._check_fresh(fresh)
         self._need()
@@ -234,7 +234,7 @@ class Tape:
 
     @property
     def movable(self) -> bool:
-        """Its KV is in the pool, and exactly the current version: no append or eviction is under way."""
+        """Its KV is in the pool and is exactly the current version: no append or eviction is under way."""
         return (
             self.resident
             and not self._growing
@@ -244,38 +244,38 @@ class Tape:
 
     @property
     def read(self) -> bool:
-        """The current version has readers: its blocks would stay where they are."""
+        """The current version has readers, so offloading would not free its blocks."""
         return self.resident and self._committed.blocks[-1].readers > 1
 
     @property
     def live_ranges(self) -> tuple[SlotRange, ...]:
-        """Where the sliding region lies, oldest token first."""
+        """Slots of the sliding region, oldest token first."""
         return self._table.live_ranges()
 
     @property
     def runs(self) -> int:
-        """Runs of blocks the window lies in; 0 when it is not in the pool."""
+        """Number of runs of blocks of the window; 0 when it is outside the pool."""
         return len(self.live_ranges)
 
     def swap_out(self, host: Store) -> bool:
-        """Move the window to ``host``; False, and nothing changed, without room or unless `movable`."""
+        """Move the window to ``host``; False, with nothing changed, when that is full or not `movable`."""
         stored = host.put(self._table.live_runs()) if self.movable else None
         if stored is not None:
             self.offload(stored)
         return stored is not None
 
     def offload(self, stored: Stored) -> None:
-        """``stored`` has the window's KV from here on. Raises RuntimeError unless the tape is movable."""
+        """Release the window's blocks: ``stored`` has its KV now. Raises RuntimeError unless `movable`."""
         if not self.movable:
-            raise RuntimeError(f"session {self.name} cannot be offloaded now")
+            raise RuntimeError(f"session {self.name} cannot be offloaded: empty, changing or not in the pool")
         self._committed.blocks[-1].release()
         self._table.offload(stored)
 
     def swap_in(self, n: int = 0) -> bool:
         """Bring the window back, as the same version, with room for ``n`` more tokens.
 
-        False, and nothing changed, when the pool has no room or it is lost. Raises StoredLost when this finds
-        it lost.
+        False, with nothing changed, when the pool has no room or the tape is lost. Raises StoredLost when
+        this call finds it lost.
         """
         if self.resident:
             return True
@@ -295,12 +295,12 @@ class Tape:
         return True
 
     def rebuild(self, fresh: Fork) -> None:
-        """As `adopt`, after the tape was `lost`; readers see it at once.
+        """As `adopt`, for a tape that was `lost`; readers see it at once.
 
-        Raises ValueError, and changes nothing, unless it has exactly the live tokens and the tape was lost.
+        Raises ValueError, with nothing changed, unless it has exactly the live tokens and the tape was lost.
         """
         if not self.lost:
-            raise ValueError(f"session {self.name} has lost nothing")
+            raise ValueError(f"session {self.name} has lost nothing, so there is nothing to rebuild")
         self._check_fresh(fresh)
         self._replace(fresh)
         self._committed = self._context(self.extents)
@@ -308,7 +308,7 @@ class Tape:
             self.keeper.rebuilt(self)
 
     def compact(self) -> bool:
-        """Copy the window to one run of blocks, if it lies in several and one is free; tokens keep frames."""
+        """Copy the window to one run of blocks, if it is in several and one is free; frames do not change."""
         if not self.movable or not self._table.compact():
             return False
         self._publish()
@@ -327,9 +327,9 @@ class Tape:
         )
 
     def resume(self, state: TapeState, stored: Stored) -> None:
-        """Continue another tape, whose KV is in ``stored``.
+        """Continue from the state of another tape, whose KV is in ``stored``.
 
-        Raises ValueError, and nothing changed, when this tape is not new, when the positions exceed the frame
+        Raises ValueError, with nothing changed, when this tape is not new, when positions exceed the frame
         limit, or when records and stretches do not add up.
         """
         if self._written:
@@ -344,14 +344,14 @@ class Tape:
         self._committed = Context((), (), self._written, self._origin, self._base, self.version)
 
     def release(self) -> None:
-        """Drop the sliding region and the reference to the frozen one."""
+        """Release the sliding region and the reference to the frozen one."""
         if self.resident:
             self._committed.blocks[-1].release()
         self._table.release()
         self._frozen.release()
 
     def _check_fresh(self, fresh: Fork) -> None:
-        """Raise ValueError unless ``fresh`` has the live tokens, behind those evicted since it was begun."""
+        """Raise ValueError unless ``fresh`` has the live tokens, behind those evicted meanwhile."""
         evicted = self.evicted_tokens - fresh.begins_at
         if self._pending or evicted < 0 or fresh.tokens[evicted:] != self.window:
             raise ValueError(f"session {self.name}: what was prefilled again is not the live window")
@@ -363,17 +363,17 @@ class Tape:
         self._drop_evicted()
 
     def _drop_evicted(self) -> None:
-        """Give back the KV of what was evicted."""
+        """Release the KV of evicted tokens."""
         self._table.drop_oldest(self._table.length - self.live_tokens)
 
     def _share(self) -> SharedBlocks:
-        """One more reference to each block of the window."""
+        """A new reference to each block of the window."""
         return SharedBlocks(self._pool, self._table.live_runs())
 
     def _present(self, n: int) -> bool:
-        """Whether its KV is in the pool, brought back with room for ``n`` more tokens if need be."""
+        """Bring its KV into the pool, with room for ``n`` more tokens; False when that fails."""
         if self.lost and not self._records:
-            self.rebuild(self.fresh_window())  # all of it was evicted since: there is nothing to prefill
+            self.rebuild(self.fresh_window())  # everything was evicted: there is nothing to prefill
         return self.swap_in(n) if self.keeper is None else self.keeper.use(self, n)
 
     def _need(self) -> None:
@@ -386,7 +386,7 @@ class Tape:
             )
 
     def _publish(self) -> None:
-        """Keep references to what readers of this version see, until the next commit."""
+        """Make a context of the current window, with references to its blocks until the next commit."""
         before = self._committed.blocks[-1]
         self._committed = self._context(self.extents)
         before.release()
@@ -398,14 +398,14 @@ class Tape:
 
     @property
     def _base(self) -> int:
-        """Stream coordinate of the frozen prefix's first token; its last is right before the tape."""
+        """Stream coordinate of the frozen prefix's first token; its last token is right before the tape."""
         return self.evicted_tokens - self._frozen_tokens
 
 
 def compact_one(tapes: Iterable[Tape]) -> bool:
-    """Compact one window, of those that can move the one in the most runs; False when there is none.
+    """Compact one window, preferring the one in most runs; False when none could be compacted.
 
-    Attention reads each run with one call, and a tape that grows among others is spread over several.
+    Attention reads each run with one call, and a tape that grows among others is spread over several runs.
     """
     spread = sorted((tape for tape in tapes if tape.runs > 1), key=lambda tape: -tape.runs)
     return any(tape.compact() for tape in spread)

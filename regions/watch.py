@@ -1,9 +1,9 @@
-"""How much of each waiting prompt is cached, kept current while prompts are saved and evicted.
+"""Match lengths of waiting prompts, kept current while prompts are cached and evicted.
 
-A scheduler that prefers the longest cached prefix (*k-LPM*) asks it of all waiting prompts, in every step. A
-prompt's match ends at a `Stop`, somewhere along an edge. It becomes longer only when the trie continues there
-with the prompt's next token, and shorter only when that edge is dropped. So prompts are filed by stop and
-next token, and a change of the trie visits only the prompts it concerns.
+A scheduler that prefers the longest cached prefix (*k-LPM*) needs the match lengths of all waiting prompts in
+every step. A prompt's match ends at a `Stop`, somewhere along an edge. It grows only when the trie continues
+there with the prompt's next token, and shrinks only when that edge is dropped. So prompts are indexed by stop
+and next token, and a change of the trie visits only the prompts it affects.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from dataclasses import dataclass, field
 from regions.radix import Node, RadixCache, TokenArray, Tokens, common_length, token_array
 
 END = -1
-"""The next token of a prompt that is wholly cached."""
+"""The next token of a completely cached prompt."""
 
 Compare = Callable[[TokenArray, TokenArray], int]
 Edge = Node | str
-"""An edge; the salt stands for the root, which goes with its last child."""
+"""An edge; the salt stands for the root, which is dropped with its last child."""
 
 
 @dataclass(slots=True, eq=False)
 class Prompt:
-    """A watched prompt: the tokens a match may cover, and where the match ends."""
+    """A watched prompt: the tokens that a match may cover, and where it ends."""
 
     key: int
     tokens: TokenArray
     stop: Stop
     reported: int
-    """Length last told by `PrefixWatch.changes`."""
+    """The length last returned by `PrefixWatch.changes`."""
 
     @property
     def next(self) -> int:
@@ -40,19 +40,19 @@ class Prompt:
 
 @dataclass(slots=True, eq=False)
 class Stop:
-    """Where matches of ``length`` tokens end: on ``edge``, at its last token or before it."""
+    """The point where matches of ``length`` tokens end: on ``edge``, possibly before its last token."""
 
     edge: Edge
     length: int
     by_next: dict[int, dict[int, None]] = field(default_factory=dict)
-    """By next token, in order, the keys of the prompts that stop here (keys: no reference cycle)."""
+    """The keys of the prompts that stop here, in order, by next token (keys: no reference cycle)."""
 
 
 class PrefixWatch:
     """Exact match lengths of watched prompts in ``cache`` (`RadixCache.match_length`).
 
-    The last token of a prompt does not count, as in `StreamingPrompt.match`: it must be computed for its row.
-    Not thread-safe: it belongs to the thread that owns the cache. ``compare``: see `common_length`.
+    A prompt's last token does not count, as in `StreamingPrompt.match`: it must be computed for its row. Not
+    thread-safe: it belongs to the thread that owns the cache. ``compare``: see `common_length`.
     """
 
     def __init__(self, cache: RadixCache, *, compare: Compare = common_length) -> None:
@@ -63,9 +63,9 @@ class PrefixWatch:
         cache.watchers.add(self)
 
     def watch(self, key: int, tokens: Tokens, salt: str = "") -> int:
-        """Watch a prompt under ``key``, in place of an earlier one; returns its match length.
+        """Watch a prompt under ``key``, replacing an earlier one; returns its match length.
 
-        An array of int32 is not copied and must not change.
+        An int32 array is not copied and must not change.
         """
         self.forget(key)
         known = token_array(tokens)[:-1]
@@ -76,7 +76,7 @@ class PrefixWatch:
         return length
 
     def forget(self, key: int) -> None:
-        """Stop watching it, if it is watched."""
+        """Stop watching a prompt. Idempotent."""
         prompt = self._prompts.pop(key, None)
         if prompt is None:
             return
@@ -88,7 +88,7 @@ class PrefixWatch:
             self._tidy(stop)
 
     def changes(self) -> list[tuple[int, int]]:
-        """(key, match length) of all whose length changed since the last call, by key."""
+        """(key, match length) of each prompt whose length changed since the last call, by key."""
         changed = []
         for key in sorted(self._touched):
             prompt = self._prompts[key]
@@ -99,7 +99,7 @@ class PrefixWatch:
         return changed
 
     def added(self, node: Node, parent: Node) -> None:
-        """See `Watcher.added`: prompts that continue like ``node`` now stop on it."""
+        """See `Watcher.added`; prompts that continue with ``node``'s tokens now stop on it."""
         edge, end = _edge(parent), node.start
         stop = self._stops.get(edge, {}).get(end)
         if stop is None:
@@ -112,7 +112,7 @@ class PrefixWatch:
             self._move(prompt, self._stop(node, end + more))
 
     def split(self, upper: Node, node: Node) -> None:
-        """See `Watcher.split`: stops on the upper half move to its edge, at the same length."""
+        """See `Watcher.split`; stops on the upper half move to its edge, at the same length."""
         stops = self._stops.get(node, {})
         for length in [length for length in stops if length <= node.start]:
             stop = stops.pop(length)
@@ -122,7 +122,7 @@ class PrefixWatch:
             self._stops.pop(node, None)
 
     def dropped(self, node: Node, parent: Node) -> None:
-        """See `Watcher.dropped`: stops on it move to the end of its parent."""
+        """See `Watcher.dropped`; stops on it move to the end of its parent."""
         stops = self._stops.pop(node, {}).values()
         keys = [key for stop in stops for waiting in stop.by_next.values() for key in waiting]
         if keys:
@@ -131,7 +131,7 @@ class PrefixWatch:
                 self._move(self._prompts[key], above)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless every prompt is filed where its match ends, and nothing else is."""
+        """Raise AssertionError unless every prompt is indexed where its match ends, and nothing else is."""
         filed = 0
         for edge, stops in self._stops.items():
             assert stops, "an edge without stops is kept"
@@ -161,7 +161,7 @@ class PrefixWatch:
         return stops[length]
 
     def _tidy(self, stop: Stop) -> None:
-        """Forget a stop without prompts."""
+        """Remove a stop without prompts."""
         if not stop.by_next:
             del self._stops[stop.edge][stop.length]
             if not self._stops[stop.edge]:

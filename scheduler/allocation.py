@@ -1,9 +1,9 @@
-"""Phase 2: allocate the blocks a plan needs, preempting lower ranks where the pool is short.
+"""Phase 2: allocate the blocks that a plan needs, and preempt lower ranks where the pool is short.
 
-Victims of an entry rank below it: first those the plan left out, from the tail, then the planned, from the
-tail (*Stream2LLM* section 4.1). An entry that still finds no blocks is deferred. Only for the first of the
-order more is done, so that something always moves: it takes a smaller piece, then readers below it release
-the versions they pin, and at the very last it fails with the figures.
+The victims of an entry rank below it: first those the plan left out, then the planned, each from the tail
+(*Stream2LLM* section 4.1). An entry that still finds no blocks is deferred. The first entry of the order must
+make progress, so it has three more ways: it takes a smaller piece; then readers below it release the versions
+they pin; at last it fails, and the message gives the figures.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from scheduler.tapes import TapeAppend
 from scheduler.types import Costs, Eviction, Work
 
 Preempt = Callable[[Request, Work], None]
-"""Preempt a request (the first) for other work, and queue it again."""
+"""Preempt the first argument to make room for the second, and queue it again."""
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class Allocation:
     entries: list[Entry] = field(default_factory=list)
     """Entries that hold their blocks, in policy order."""
     failures: list[tuple[Entry, Failure]] = field(default_factory=list)
-    """Work that cannot be done at all; the scheduler ends it."""
+    """Work that can never run; the scheduler ends it."""
     evicted: list[tuple[str, int]] = field(default_factory=list)
     """(tape, tokens) evicted to make room."""
     preempted: set[Work] = field(default_factory=set)
@@ -38,23 +38,23 @@ class Allocation:
 
     @property
     def changed(self) -> bool:
-        """Whether anything moved: if not, what could run waits for memory that only input or time frees."""
+        """Whether phase 2 changed anything. If not, only new input or time can free memory."""
         return bool(self.entries or self.failures or self.evicted or self.preempted)
 
 
 def allocate(plan: Plan, queues: Queues, memory: BlockPool, preempt: Preempt) -> Allocation:
-    """Take blocks for the plan's entries in order.
+    """Allocate blocks for the plan's entries in order.
 
-    A request whose reader cannot be opened is failed with `open_failed`.
+    A request whose reader cannot be opened fails with `open_failed`.
     """
     return _Allocator(plan, queues, memory, preempt).run()
 
 
 def prefers_swap(victim: Request, eviction: Eviction, costs: Costs | None) -> bool:
-    """Whether to try the host tier first, which may still have no room (*Stream2LLM* section 4.3).
+    """Whether to try the host tier first (*Stream2LLM* section 4.3); the tier may still be full.
 
-    Both costs are the *victim's*. A prompt that is still changing saves only what an update usually leaves of
-    its KV. Without costs `cost` never swaps.
+    Both costs are the *victim's*. A prompt that may still change saves only the part of its KV that an update
+    usually keeps. Without costs, `cost` never swaps.
     """
     if eviction != "cost":
         return eviction == "swap"
@@ -68,7 +68,7 @@ class _Allocator:
     def __init__(self, plan: Plan, queues: Queues, memory: BlockPool, preempt: Preempt) -> None:
         self.plan, self.queues, self.memory, self.preempt = plan, queues, memory, preempt
         self.keys = {entry.work: queues.key(entry.work) for entry in plan.entries}
-        """Of the planned, as it was planned: being preempted changes it."""
+        """Scheduling keys as of the plan: preemption changes them."""
         self.taken: set[Work] = set()
         self.out = Allocation()
 
@@ -77,7 +77,7 @@ class _Allocator:
             work = entry.work
             if work in self.out.preempted or not self._open(entry):
                 continue
-            # the prefix cache may have had some of what was planned
+            # the prefix cache may have supplied some of the planned tokens
             entry = entry._replace(n=min(entry.n, work.remaining))
             if entry.source is not None:
                 allocated = entry if entry.source in self.taken else None
@@ -94,7 +94,7 @@ class _Allocator:
         try:
             evicted = entry.work.open(entry.n)
         except Exception as error:
-            if not entry.work.lost:  # what has just been found to be lost waits for the next plan
+            if not entry.work.lost:  # its KV was just found to be lost: it waits for the next plan
                 failure = Failure("open_failed", f"{type(error).__name__}: {error}")
                 self.out.failures.append((entry, failure))
             return False
@@ -103,17 +103,17 @@ class _Allocator:
         return True
 
     def _allocate(self, entry: Entry, *, first: bool) -> Entry | None:
-        """The entry with its blocks, or, of the first, a piece of it."""
+        """The entry with its blocks; the first entry may get a smaller piece."""
         if entry.work.allocate(entry.n) or self._preempt_for(entry):
             return entry
         if entry.work.lost or not first:
             return None
-        # With prompts before it that wait for input it takes what is free, and waits for them.
+        # While prompts ahead of it hold blocks and wait for input, it takes only what is free.
         behind = self.queues.any_blocks_before(entry.work)
         return self._smaller(entry) if behind else self._force(entry)
 
     def _preempt_for(self, entry: Entry) -> bool:
-        """Take the blocks from victims: those the plan left out, then the planned, each from the tail."""
+        """Preempt victims until it fits: those the plan left out, then the planned, each from the tail."""
         holders = [other for other in self.queues.victims(entry.work) if other.blocks]
         for victim in sorted(holders, key=lambda other: other in self.keys):
             if entry.work.lost:  # only reading its stored KV shows that, and only once there was room for it
@@ -125,7 +125,7 @@ class _Allocator:
         return False
 
     def _force(self, entry: Entry) -> Entry | None:
-        """For the first of the order: a smaller piece, then others' pinned versions, then the end."""
+        """For the first entry: take a smaller piece, release others' pinned versions, or fail."""
         smaller = self._smaller(entry)
         for other in self._pinning(entry.work):
             if smaller is not None or entry.work.lost:
@@ -137,24 +137,24 @@ class _Allocator:
         return smaller
 
     def _smaller(self, entry: Entry) -> Entry | None:
-        """As much of the entry as the free blocks hold."""
+        """The largest piece of the entry that fits the free blocks."""
         work, free, size = entry.work, self.memory.free_blocks, self.memory.block_size
         n = bisect_right(range(1, entry.n + 1), free, key=lambda k: work.blocks_needed(k, size))
         return entry._replace(n=n) if n and work.allocate(n) else None
 
     def _pinning(self, work: Request | TapeAppend) -> list[Request]:
-        """Requests below ``work`` with an open reader: those that lose nothing first, each from the tail."""
+        """Requests below ``work`` with an open reader: the restartable ones first, each from the tail."""
         key, key_of = self.keys[work], self.queues.key
         opened = (other for other in self.queues.requests.values() if other.reader is not None)
         below = sorted((other for other in opened if key_of(other) > key), key=key_of, reverse=True)
         return sorted(below, key=lambda other: not other.restartable)
 
     def _release_version(self, request: Request) -> None:
-        """Let go of the version it reads: read a fresher one later, or fail if bound to this one."""
+        """Release the version it reads. It reads a newer one later, or fails if it must read this one."""
         self.out.preempted.add(request)
         request.close()
         if not request.restartable:
-            message = "the pool was full and the data version this answer reads had to be given up"
+            message = "the pool was full, so the data version that this answer reads was released; ask again"
             self.out.failures.append((Entry(request, 0), Failure("no_memory", message)))
 
     def _no_memory(self, entry: Entry) -> Failure:

@@ -1,11 +1,11 @@
-"""Prefill that no client asked for: windows refreshed, compared, or rebuilt after their KV was lost.
+"""Background prefill: windows are refreshed, compared, or rebuilt after their KV was lost.
 
-`Refresher` prefills one window at a time, over all sessions, in what questions and appends leave of each
-batch, and catches up with what was appended meanwhile. Then, between two batches, the standing questions are
-asked of both states, and an `exact` tape adopts the fresh one. `Rebuilder` prefills the window of a session
-whose stored KV is lost as soon as work waits for it, as an ordinary request of class SESSION.
+`Refresher` prefills one window at a time, over all sessions, with the tokens that questions and appends leave
+free in each batch, and catches up with records appended meanwhile. Then, between two batches, the standing
+questions are asked of both states, and an `exact` tape adopts the fresh one. `Rebuilder` prefills the window
+of a session whose stored KV is lost as soon as work waits for it, as an ordinary request of class SESSION.
 
-All of it runs on the thread that steps the scheduler.
+Everything runs on the thread that steps the scheduler.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RETRY_NS = 10**9
-"""A rebuild that failed is tried again after so long."""
+"""Delay before a failed rebuild is tried again."""
 
 
 @dataclass(frozen=True, slots=True)
 class RefreshPolicy:
-    """When a session's window is prefilled again; 0 is never.
+    """When a session's window is prefilled again; 0 means never.
 
-    An ``exact`` session goes on from it, after ``every_records`` evicted records or ``idle_ns`` without
-    input. Any other is only compared with it, every ``compare_ns``.
+    An ``exact`` session adopts the fresh window, after ``every_records`` evicted records or ``idle_ns``
+    without input. Other sessions are only compared with it, every ``compare_ns``.
     """
 
     exact: bool
@@ -53,22 +53,22 @@ class RefreshPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Asks a session's standing questions of its carried and of a fresh state."""
+    """Asks a session's standing questions of its carried state and of a fresh one."""
 
     questions: Callable[[str], Sequence[Probe]]
     probe: Callable[[Tape, Fork, Sequence[Probe]], Sequence[Divergence]]
     batch_tokens: int
-    """Most tokens asked at a time."""
+    """Most tokens of one comparison."""
 
     def run(self, tape: Tape, fresh: Fork) -> Sequence[Divergence]:
-        """As many questions as fit in one batch; empty without memory for them."""
+        """Compare on as many questions as fit in one batch. Empty when memory runs out."""
         questions = self.questions(tape.name)
         both = accumulate(2 * len(tokens) for tokens, _ in questions)
         fitting = [it for it, total in zip(questions, both, strict=True) if total <= self.batch_tokens]
         try:
             return self.probe(tape, fresh, fitting) if fitting else []
         except OutOfMemory as error:
-            log.warning("%s: no memory to compare its states: %s", tape.name, error)
+            log.warning("%s: states were not compared, memory ran out: %s", tape.name, error)
             return []
 
 
@@ -79,11 +79,11 @@ class _Window:
     tape: Tape
     policy: RefreshPolicy
     committed: int
-    """When the newest version came."""
+    """When the newest version was committed."""
     begun: int
-    """When its window was last begun to be prefilled, whatever became of it."""
+    """When its last prefill began, however that ended."""
     begun_records: int = 0
-    """Records that had been evicted by then."""
+    """Records evicted by then."""
 
     @property
     def stale_records(self) -> int:
@@ -97,17 +97,17 @@ class _Prefill:
     window: _Window
     fresh: Fork
     tokens: int
-    """Of the window when it was begun."""
+    """Tokens of the window when the prefill began."""
     request: Request | None = None
     overtaken: bool = False
-    """It is to be begun again."""
+    """The prefill must restart."""
 
 
 class Refresher:
     """Refreshes `exact` sessions and compares the states of all.
 
-    ``catch_up_tokens`` are the most that are caught up with between two batches, by ``executor``. No position
-    passes ``frame_limit``. ``clock`` gives ns.
+    ``executor`` catches up with at most ``catch_up_tokens`` between two batches. Positions stay below
+    ``frame_limit``. ``clock`` gives ns.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Refresher:
         scheduler.subscribe(self)
 
     def on_commit(self, tape: Tape, version: int, records: Records) -> None:
-        """Begin what is due; begin again what the tape has run away from."""
+        """Begin the refreshes that are due; restart a prefill that the tape has overtaken."""
         window, running = self._windows.get(tape), self._running
         if window is None:
             return
@@ -148,9 +148,9 @@ class Refresher:
         """Nothing to do: the tape did not change."""
 
     def idle(self) -> float | None:
-        """The worker found nothing to do: refresh what got no data for a while.
+        """Refresh sessions that got no data for a while; the worker calls this when it is idle.
 
-        In how many seconds the next session may be due; None, when only an append can change that.
+        Returns the seconds until the next session may be due; None when only an append can change that.
         """
         later: list[int] = []
         for window in self._windows.values():
@@ -162,7 +162,7 @@ class Refresher:
         return min(later) * 1e-9 if later else None
 
     def forget(self, tape: Tape) -> None:
-        """Take no more care of ``tape``; before it is released."""
+        """Stop refreshing ``tape``; call it before the tape is released."""
         window = self._windows.pop(tape, None)
         if window is not None and window in self._queue:
             self._queue.remove(window)
@@ -170,7 +170,7 @@ class Refresher:
             self._cancel(self._running)
 
     def stop(self) -> None:
-        """Begin nothing more, and give up what is under way: stopping does not wait for it."""
+        """Begin no more refreshes and cancel the one under way: shutdown does not wait for it."""
         for tape in list(self._windows):
             self.forget(tape)
 
@@ -191,13 +191,13 @@ class Refresher:
         return window.committed + policy.idle_ns - self._clock()
 
     def _is_overtaken(self, running: _Prefill) -> bool:
-        """Nothing is left of the window that was begun, or positions would pass the frame limit."""
+        """All of its window was evicted, or its positions would pass the frame limit."""
         tape, begins = running.window.tape, running.fresh.begins_at
         end = running.fresh.cached_tokens + tape.evicted_tokens + tape.live_tokens - begins
         return tape.evicted_tokens - begins >= running.tokens or end > self._frame_limit
 
     def _is_wanted(self, running: _Prefill) -> bool:
-        """Neither was its tape forgotten, nor the refresher stopped."""
+        """Its tape is still refreshed, and the refresher has not been stopped."""
         return running.window.tape in self._windows
 
     # One window.
@@ -209,7 +209,7 @@ class Refresher:
         self._begin()
 
     def _begin(self) -> None:
-        """The next of the queue, if none is under way."""
+        """Begin the next refresh of the queue unless one is under way."""
         while self._queue and self._running is None:
             window = self._queue.popleft()
             window.begun, window.begun_records = self._clock(), window.tape.evicted_records
@@ -241,7 +241,7 @@ class Refresher:
         self._end(running)
 
     def _complete(self, running: _Prefill) -> None:
-        """Between two batches: catch up, begin again, or use what is there."""
+        """Between two batches: catch up, restart, or use the fresh window."""
         running.overtaken = running.overtaken or self._is_overtaken(running)
         if running.overtaken or not self._is_wanted(running):
             self._end(running)
@@ -266,7 +266,7 @@ class Refresher:
                 self._end(running)
 
     def _caught_up(self, fresh: Fork, missing: list[int]) -> bool:
-        """The last tokens at once: every batch may append more, and some would always be missing."""
+        """Compute the last tokens at once: each batch may append more, so some would always be missing."""
         if len(missing) > self._catch_up_tokens or not fresh.acquire(len(missing)):
             return False
         try:
@@ -298,9 +298,9 @@ class Rebuilder:
         scheduler.on_lost(self._wanted)
 
     def idle(self) -> float | None:
-        """In how many seconds a rebuild that failed may be tried again; None without any.
+        """Seconds until a failed rebuild may be tried again; None if there is none.
 
-        Each is told once when its time has come: the next step tries it if work still waits.
+        Each is returned once when it is due: the next step tries it if work still waits.
         """
         now = self._clock()
         due = [tape for tape, at in self._retry.items() if at <= now]
@@ -314,11 +314,11 @@ class Rebuilder:
             return
         self._retry.pop(tape, None)
         fresh, window = tape.fresh_window(), tape.window
-        if not window:  # all of it was evicted since
+        if not window:  # it was all evicted meanwhile
             if not self._scheduler.run_between(partial(tape.rebuild, fresh)):
                 fresh.release()
             return
-        log.warning("%s: its stored KV is lost; %d tokens are prefilled again", tape.name, len(window))
+        log.warning("%s: its stored KV is lost; prefilling %d tokens again", tape.name, len(window))
         self._running.add(tape)
         self._scheduler.submit(
             Request(
@@ -334,7 +334,7 @@ class Rebuilder:
         )
 
     def _prefilled(self, tape: Tape, fresh: Fork, request: Request) -> None:
-        """Nothing was appended meanwhile: appends wait for a lost tape."""
+        """Rebuild the tape. Nothing was appended meanwhile: appends wait for a lost tape."""
         self._running.discard(tape)
         self._retry[tape] = self._clock() + RETRY_NS
         try:

@@ -1,19 +1,18 @@
 """Which k `klpm-adaptive` uses: a bandit over the tail of the TTFT it observes (*k-LPM* section 4.2).
 
-**What an arm earns.** Completed requests are cut into epochs, each under one k. The paper's goal is the 99th
-percentile, but of an epoch's requests that is one or two, so an epoch is judged by the mean over its worst
-tenth: it moves with the tail, and no single request decides it. That time says more about the load than about
-k, and has no bound. So the reward is the share of the last few epochs, under whatever k, that were worse: it
-lies between 0 and 1, needs no scale, and load that rises or falls slowly shifts both sides of the comparison.
+**Reward.** Completed requests are grouped into epochs, each under one k. The paper minimises the 99th
+percentile, but in one epoch that is one or two requests. So an epoch is judged by the mean of its worst
+tenth, which follows the tail without depending on a single request. This time is unbounded and depends on the
+load more than on k. So the reward is the share of the last few epochs, whatever their k, that were worse: it
+lies between 0 and 1, needs no scale, and a slow change of the load affects both sides of the comparison.
 
-**Which arm is tried.** With k grow both what is reused and what the oldest waits for (k choices for each one
-before it), so TTFT is taken to have one minimum along the arms, and the best arm so far need be compared with
-its two neighbours only (Combes and Proutiere, *Unimodal Bandits*, 2014). That matters more here than
-elsewhere: an epoch under a bad k is itself part of the tail. The highest upper confidence bound of the three
-wins. Rewards fade with each epoch, so that traffic that changes is followed (discounted UCB, Garivier and
-Moulines, 2011). The price: from arms that are all alike (a large k is as good as none) the way to a distant
-best one is a random walk; and a k under which the queue grows leaves a backlog that those after it are judged
-by as well.
+**Choice.** A larger k reuses more and makes the oldest request wait longer (k choices for each one before
+it). So TTFT is assumed to have one minimum along the arms, and the best arm is compared with its two
+neighbours only (Combes and Proutiere, *Unimodal Bandits*, 2014); an epoch under a bad k is itself part of the
+tail, so fewer such trials matter here. The highest upper confidence bound of the three wins. Rewards are
+discounted each epoch, so the bandit follows changing traffic (discounted UCB, Garivier and Moulines, 2011).
+The price: among equal arms (all large k behave alike) the search is a random walk, and an epoch that lets the
+queue grow leaves a backlog that also lowers the reward of the next ones.
 """
 
 from __future__ import annotations
@@ -29,19 +28,19 @@ from statistics import mean
 
 ARMS: tuple[int | None, ...] = (1, 2, 3, 4, 6, 8, 16, None)
 SERVING: tuple[int | None, ...] = ARMS[1:]
-"""Without FCFS: an epoch in its order leaves a backlog, which made the P99 of overloaded runs 5 to 9 %
-longer, and where FCFS is best k = 2 is within 2 % of it (`foretick bench scheduler`, 8 seeds). It begins with
-k = 2, best over most rates in the paper's figure 2 and here (``docs/scheduling.md``)."""
+"""Without FCFS: one epoch of it leaves a backlog that raised the P99 of overloaded runs by 5 to 9 %, and
+where FCFS is best, k = 2 is within 2 % of it (`foretick bench scheduler`, 8 seeds). The bandit begins with k
+= 2, the best over most rates in the paper's figure 2 and here (``docs/scheduling.md``)."""
 
 DOUBT, WEIGHT = 0.25, 0.5
-"""The expected reward of an unknown arm, and how many epochs outweigh it. It is below that of an arm as
-good as usual (a half), and above that of one under which every epoch is worse than those before, as when a
-queue grows without end. Then the bandit tries an unknown arm."""
+"""The expected reward of an unknown arm, and how many epochs outweigh it. It is below that of an average arm
+(a half) and above that of an arm whose every epoch is worse than the ones before, as when a queue grows
+without end. Then the bandit tries an unknown arm."""
 
 RECENT = 16
 """Epochs that an epoch is compared with."""
 DISCOUNT = 0.95
-"""What a reward is worth an epoch later."""
+"""Factor on older rewards, per epoch."""
 EXPLORATION = 0.2
 """Width of the confidence bound."""
 
@@ -55,19 +54,19 @@ class Arm:
 
     @property
     def mean(self) -> float:
-        """Reward of an epoch, drawn towards `DOUBT` as long as little is known."""
+        """Mean reward, pulled towards `DOUBT` while the arm has few epochs."""
         return (self.reward + WEIGHT * DOUBT) / (self.plays + WEIGHT)
 
 
 class KBandit:
-    """Gives k, and learns from each completed request. State is bounded; equal inputs give equal choices.
+    """Chooses k and learns from each completed request. State is bounded; equal inputs give equal choices.
 
     Args:
         arms: values of k in increasing order, None (LPM) last.
-        rng: breaks ties, and nothing else.
-        epoch: completed requests that are judged together.
-        warm_up: completed requests after a change of k that are not judged: they waited under the one before.
-        first: index in ``arms`` of the one to begin with; without it the middle.
+        rng: only breaks ties.
+        epoch: completed requests per reward.
+        warm_up: completed requests to ignore after a change of k: they waited under the previous one.
+        first: index in ``arms`` of the initial arm, by default the middle one.
 
     Raises ValueError for arms that are not increasing, and for numbers out of range.
     """
@@ -103,7 +102,7 @@ class KBandit:
         return self._ks[self._at]
 
     def observe(self, ttft_ns: int) -> None:
-        """A request got its first token ``ttft_ns`` after it came."""
+        """Record the TTFT of a completed request."""
         if self._skip:
             self._skip -= 1
             return
@@ -118,7 +117,7 @@ class KBandit:
         for arm in self._arms:
             arm.plays *= DISCOUNT
             arm.reward *= DISCOUNT
-        if self._recent:  # the very first has nothing to be compared with
+        if self._recent:  # the first epoch has nothing to compare with
             worse = sum(1.0 if tail < other else 0.5 * (tail == other) for other in self._recent)
             self._arms[self._at].plays += 1
             self._arms[self._at].reward += worse / len(self._recent)

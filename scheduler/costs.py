@@ -1,7 +1,7 @@
-"""What the device takes for prefilling, for swapping and for a pass: read from a profile (*Stream2LLM* 4.3).
+"""Predicted times of prefilling, swapping and forward passes, from a profile (*Stream2LLM* section 4.3).
 
-A profile is measured once for a device and a model (`foretick profile`) and saved as JSON. The scheduler
-compares swapping with recomputing by it, and predicts how long a deadline can wait. The simulator takes its
+A profile is measured once for a device and a model (`foretick profile`) and saved as JSON. The scheduler uses
+it to compare swapping with recomputing and to predict how long a deadline can wait; the simulator takes its
 times from it.
 """
 
@@ -28,10 +28,10 @@ GAIN, CLIP = 0.1, 4.0
 class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The profile of one device with one model; times in seconds.
 
-    A pass takes ``pass_s``, ``row_s`` for each row but the first, and what its rows compute and read, and
-    never less than ``floor_s``: the weights are read once, however few the rows. A row of n tokens behind c
-    computes recompute(c + n) - recompute(c), the rate of a prefill, and reads ``context_s`` for each of the
-    c. Rows are assumed not to affect each other. Raises ValueError for values that make no sense.
+    A pass takes ``pass_s``, plus ``row_s`` for each row but the first, plus what its rows compute and read,
+    but at least ``floor_s``: every pass reads the weights once. A row of n tokens behind c tokens of context
+    computes for recompute(c + n) - recompute(c), the rate of a prefill, and reads for ``context_s`` times c.
+    Rows are assumed not to affect each other. Raises ValueError for values that make no sense.
     """
 
     device: str
@@ -39,36 +39,38 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     block_size: int
     """Tokens of one block of the swap curves."""
     source: str
-    """"measured: <command>", or where else it comes from."""
+    """"measured: <command>", or the source of the numbers."""
     pass_tokens: int
-    """Tokens of one pass while a long prompt is computed."""
+    """Tokens of one pass of a long prefill."""
     pass_s: float
-    """What every pass takes in addition to its rows."""
+    """Seconds of every pass, without its rows."""
     floor_s: float
-    """What a pass takes at the least: one token, no context."""
+    """Least seconds of a pass: one token, no context."""
     recompute: Curve
-    """Tokens of a prompt to the seconds it computes, passes' own cost left out."""
+    """Tokens of a prompt to seconds of computing, without the fixed cost of each pass."""
     swap_out: Curve
-    """Blocks to the seconds until they are on the host; no blocks take no time."""
+    """Blocks to seconds of copying them to the host; 0 blocks take 0 s."""
     swap_in: Curve
-    """Blocks to the seconds until they are back."""
+    """Blocks to seconds of copying them back."""
     row_s: float = 0.0
-    """What each row of a pass takes in addition to its tokens; the first's is in ``pass_s``."""
+    """Seconds of each row but the first, without its tokens."""
     context_s: float = 0.0
-    """What a row takes for each token in KV before it, whatever it computes."""
+    """Seconds that a row takes for each token of its context."""
     errors: dict[str, FitError] = {}
-    """Of points left out of the fit: by curve, and `batch` of passes of other shapes than a prefill's."""
+    """Errors at points left out of the fit: by curve, and as `batch` for passes of several rows."""
 
     def __post_init__(self) -> None:
         for name in ("block_size", "pass_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if min(self.row_s, self.context_s) < 0:
-            raise ValueError(f"row_s {self.row_s} or context_s {self.context_s} is negative")
+            raise ValueError(f"row_s {self.row_s} and context_s {self.context_s} must not be negative")
         if not 0 <= self.pass_s <= self.floor_s:
-            raise ValueError(f"floor_s {self.floor_s} is below pass_s {self.pass_s}, or that is negative")
+            raise ValueError(
+                f"pass_s {self.pass_s} must be at least 0, and floor_s {self.floor_s} at least that"
+            )
         if self.recompute.y[0] != 0:
-            raise ValueError("recompute of no tokens takes no time")
+            raise ValueError("recompute must be 0 s at 0 tokens")
 
     def recompute_ns(self, tokens: int) -> int:
         """Prefilling ``tokens`` from an empty context, in passes of ``pass_tokens``."""
@@ -77,7 +79,7 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         return round(max(self.recompute(tokens) + self.overhead_s(tokens), self.floor_s) * _NS)
 
     def overhead_s(self, tokens: int) -> float:
-        """Seconds of prefilling ``tokens`` besides computing: the passes' own, and reading the context."""
+        """Seconds of prefilling ``tokens`` without the computing: fixed cost of the passes, context reads."""
         passes = -(-tokens // self.pass_tokens)
         before = self.pass_tokens * passes * (passes - 1) // 2
         return passes * self.pass_s + before * self.context_s
@@ -91,7 +93,7 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         return round(self.swap_in(blocks) * _NS) if blocks > 0 else 0
 
     def swap_ns(self, blocks: int) -> int:
-        """Both ways: what preempting by swapping takes in all (section 4.3 weighs it against recompute)."""
+        """Both directions: the whole cost of preemption by swapping (section 4.3)."""
         return self.swap_out_ns(blocks) + self.swap_in_ns(blocks)
 
     def batch_ns(self, spans: Sequence[Span]) -> int:
@@ -104,7 +106,7 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         return round(max(seconds, self.floor_s) * _NS)
 
     def scaled(self, factor: float) -> CostModel:
-        """A device that takes ``factor`` times as long for what it computes; transfers stay."""
+        """The profile of a device that computes ``factor`` times slower; transfers do not change."""
         curve = self.recompute
         return msgspec.structs.replace(
             self,
@@ -123,7 +125,7 @@ def shipped() -> list[str]:
 
 
 def load(profile: str | Path) -> CostModel:
-    """A profile by the name of a shipped one, or by the path of a file.
+    """Load a shipped profile by name, or any profile by path.
 
     Raises ValueError naming the file, and the field at fault.
     """
@@ -140,16 +142,16 @@ def load(profile: str | Path) -> CostModel:
 
 
 def save(model: CostModel, path: Path) -> None:
-    """Write a profile, its folder too. Raises OSError."""
+    """Write a profile and create its directory. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.format(msgspec.json.encode(model)) + b"\n")
 
 
 def guess(block_size: int) -> CostModel:
-    """A default for an unknown device: slower than most, so that deadlines are met early, not late.
+    """A default for an unknown device, slower than most so that deadlines are met early rather than late.
 
-    10,000 tokens and 8,000 tokens' KV (500 blocks of 16) a second, 10 ms a pass. With `OnlineCosts` the
-    first passes correct it.
+    Per second 10,000 tokens of prefill and 8,000 tokens of KV copied (500 blocks of 16); 10 ms a pass.
+    `OnlineCosts` corrects it from the first passes on.
     """
     block = Curve((0.0, 1.0), (0.0, block_size / 8000))
     return CostModel(
@@ -167,12 +169,12 @@ def guess(block_size: int) -> CostModel:
 
 
 class OnlineCosts:
-    """A profile corrected by the passes that really ran: one factor on everything that is computed.
+    """A profile corrected online: one factor on all computing times.
 
-    The factor is the ratio of two running means, of the measured and of the predicted time of a pass, each
-    new pass with the weight `GAIN`, so long passes count for more. A pass counts for at most `CLIP` times
-    what was expected of it and at least for the `CLIP`-th part, so that one that waited for a compilation
-    moves the factor by a bounded step. Transfers are another resource and stay as measured.
+    The factor is a running mean of measured pass times over one of predicted times; each new pass has the
+    weight `GAIN`, so long passes count for more. A pass counts for between 1/`CLIP` and `CLIP` times its
+    predicted time, so a pass that waited for a compilation moves the factor by a bounded step. Transfers use
+    another resource and keep their measured times.
     """
 
     def __init__(self, base: CostModel) -> None:
@@ -185,7 +187,7 @@ class OnlineCosts:
         return self._measured / self._predicted if self._predicted else 1.0
 
     def observe(self, spans: Sequence[Span], took_ns: int) -> None:
-        """A pass over ``spans`` took ``took_ns``; a pass that took no time is ignored."""
+        """Record the time of a pass over ``spans``; 0 ns is ignored."""
         predicted = self.base.batch_ns(spans)
         if predicted <= 0 or took_ns <= 0:
             return
@@ -209,13 +211,13 @@ class OnlineCosts:
 
 
 class LearningExecutor:
-    """Runs another executor's passes and tells ``costs`` what they took; ``clock`` gives ns."""
+    """Wraps an executor and reports the time of each pass to ``costs``; ``clock`` gives ns."""
 
     def __init__(self, executor: Executor, costs: OnlineCosts, clock: Callable[[], int]) -> None:
         self._executor, self._costs, self._clock = executor, costs, clock
 
     def execute(self, batch: Sequence[Chunk]) -> list[SampledToken | None]:
-        """See `Executor`; a pass that raises is not observed."""
+        """See `Executor`; a pass that raises is not recorded."""
         spans = spans_of(batch)
         began = self._clock()
         rows = self._executor.execute(batch)
@@ -224,5 +226,5 @@ class LearningExecutor:
 
 
 def spans_of(batch: Sequence[Chunk]) -> list[Span]:
-    """The rows of a pass as the cost model sees them. Call it before the pass, which advances the targets."""
+    """The rows of a pass for the cost model. Call it before the pass, which advances the targets."""
     return [(chunk.target.context_tokens, len(chunk.tokens)) for chunk in batch]

@@ -1,7 +1,7 @@
 """Piecewise-linear curves: the form of the cost functions (*Stream2LLM* section 4.3), and their fit.
 
-A curve through few knots is evaluated in a fraction of a microsecond, is defined between and beyond the
-measured sizes, and unlike a polynomial never falls.
+A curve with few knots evaluates in a fraction of a microsecond, is defined between and beyond the measured
+sizes, and, unlike a polynomial, never falls.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ Floats = NDArray[np.float64]
 
 
 class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Seconds by size, linear between knots and behind the last by the slope before it.
+    """Seconds by size: linear between knots, with the last slope beyond them.
 
-    ``x``: sizes (tokens or blocks), ascending from 0; ``y``: seconds, not falling. Raises ValueError
-    otherwise, or with fewer than two knots.
+    ``x``: sizes (tokens or blocks), rising from 0; ``y``: seconds, never falling. Raises ValueError
+    otherwise, and for fewer than two knots.
     """
 
     x: tuple[float, ...]
@@ -30,16 +30,16 @@ class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y) or len(self.x) < 2:
-            raise ValueError(f"a curve has two knots or more, not {len(self.x)} of x and {len(self.y)} of y")
+            raise ValueError(f"a curve needs two knots or more, not {len(self.x)} x and {len(self.y)} y")
         if not all(map(isfinite, (*self.x, *self.y))):
-            raise ValueError("a curve's knots are finite numbers")
+            raise ValueError("a curve's knots must be finite numbers")
         if self.x[0] != 0 or any(a >= b for a, b in pairwise(self.x)):
-            raise ValueError("a curve's x ascends from 0")
+            raise ValueError("a curve's x must begin at 0 and rise")
         if self.y[0] < 0 or any(a > b for a, b in pairwise(self.y)):
-            raise ValueError("a curve's y is not negative and never falls")
+            raise ValueError("a curve's y must not be negative and must never fall")
 
     def __call__(self, size: float) -> float:
-        """Seconds at ``size``, which is not negative. O(log knots)."""
+        """Seconds at ``size``, at least 0. O(log knots)."""
         x, y = self.x, self.y
         right = bisect_right(x, size, 1, len(x) - 1)
         x0, y0 = x[right - 1], y[right - 1]
@@ -47,14 +47,14 @@ class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FitError(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How far predictions are off, as a part of the measured value: half of them no more than ``median``."""
+    """Errors of predictions relative to the measured values; half of them are at most ``median``."""
 
     median: float
     worst: float
 
 
 class Point(msgspec.Struct, frozen=True):
-    """What took ``seconds`` at ``size``, of ``measured`` seconds in all: errors are parts of those."""
+    """``seconds`` at ``size``; errors are relative to ``measured``, the whole time of the measurement."""
 
     size: float
     seconds: float
@@ -62,32 +62,32 @@ class Point(msgspec.Struct, frozen=True):
 
     @classmethod
     def whole(cls, size: float, seconds: float) -> Point:
-        """A point whose error is relative to all of ``seconds``."""
+        """A point whose error is relative to ``seconds``."""
         return cls(size, seconds, seconds)
 
 
 def error_of(off: Sequence[float]) -> FitError:
-    """Of relative errors, none negative. Raises ValueError without any."""
+    """Summary of relative errors, none negative. Raises ValueError when there are none."""
     if not off:
-        raise ValueError("an error is taken over at least one prediction")
+        raise ValueError("an error needs at least one prediction")
     return FitError(float(np.median(off)), float(max(off)))
 
 
 def fit(points: Sequence[Point], max_knots: int, *, through_zero: bool) -> tuple[Curve, FitError]:
-    """The piecewise-linear curve through ``points``, and its error at points that were left out.
+    """Fit a piecewise-linear curve to ``points``; returns it and its error at points left out.
 
-    Knots lie at measured sizes. For every number of them dynamic programming chooses those with the least
-    squared relative error, over the medians of each size, and least squares sets their heights. Each size but
-    the last is left out in turn; the fewest knots win whose mean error there, and at the last size, is within
-    a tenth of the best. So noise does not become knots.
+    Knots lie at measured sizes. For every number of knots, dynamic programming chooses those with the least
+    squared relative error over the medians of each size, and least squares sets their heights. Each size but
+    the last is left out in turn. The fewest knots win whose mean error there and at the last size is within a
+    tenth of the best, so noise does not become knots.
 
-    ``max_knots``: the most behind 0. ``through_zero``: size 0 takes no time, else that is fitted too. Raises
-    ValueError without points, or for a size or a measured time that is not positive.
+    ``max_knots``: the most knots after 0. ``through_zero``: size 0 takes 0 s; otherwise that height is
+    fitted. Raises ValueError without points, and for a size or a measured time that is not positive.
     """
     if not points or any(not (0 < p.size < inf and 0 < p.measured < inf) for p in points):
         raise ValueError("a fit needs points of positive size and time")
     if max_knots < 1:
-        raise ValueError("a fit needs a knot behind 0")
+        raise ValueError("a fit needs at least one knot after 0")
     curves = _fits(points, max_knots, through_zero)
     sizes = sorted({p.size for p in points})
     if len(sizes) == 1:
@@ -109,7 +109,7 @@ def _off(curve: Curve, point: Point) -> float:
 
 
 def _fits(points: Sequence[Point], most: int, through_zero: bool) -> list[Curve]:
-    """The best curve with one knot behind 0, with two, and so on to ``most``, as far as there are sizes."""
+    """The best curve with 1, 2, ... ``most`` knots after 0, as far as there are sizes."""
     x = np.array(sorted({p.size for p in points}))
     y, scale = (
         np.array([np.median([getattr(p, name) for p in points if p.size == size]) for size in x])
@@ -123,11 +123,11 @@ def _fits(points: Sequence[Point], most: int, through_zero: bool) -> list[Curve]
 
 
 def choose_knots(x: Floats, y: Floats, scale: Floats, most: int, through_zero: bool) -> list[list[int]]:
-    """For each number of knots up to ``most`` the indices of the best ones, ascending, the last size always.
+    """For each number of knots up to ``most``, the rising indices of the best ones, with the last size.
 
-    A choice costs the sum of `piece_error` over its pieces, from knot to knot, and of `first_error`. Where
-    the height at 0 is not known the first piece ends at the second size or later: points determine it.
-    O(sizes^2) for each number after a table of all pieces.
+    The cost of a choice is `first_error` plus the sum of `piece_error` over its pieces, from knot to knot.
+    When the height at 0 is unknown, the first piece ends at the second size or later, so that points
+    determine it. O(sizes^2) for each number, after a table of all pieces.
     """
     n = len(x)
     pieces = np.array([[piece_error(x, y, scale, start, end) for end in range(n)] for start in range(n)])
@@ -148,7 +148,7 @@ def choose_knots(x: Floats, y: Floats, scale: Floats, most: int, through_zero: b
 
 
 def piece_error(x: Floats, y: Floats, scale: Floats, start: int, end: int) -> float:
-    """Squared relative errors of the line through two points, between them; infinite if they are not two."""
+    """Squared relative errors between two points of the line through them; infinite if they coincide."""
     if end <= start:
         return inf
     inner = slice(start + 1, end)
@@ -157,7 +157,7 @@ def piece_error(x: Floats, y: Floats, scale: Floats, start: int, end: int) -> fl
 
 
 def first_error(x: Floats, y: Floats, scale: Floats, end: int, through_zero: bool) -> float:
-    """Of the piece up to point ``end``: from 0, or on the best line that neither falls nor begins below 0."""
+    """Error of the first piece, up to point ``end``: from 0, or the best rising line from 0 s or above."""
     if not through_zero and end == 0:
         return 0.0 if len(x) == 1 else inf
     inner = slice(0, end)
@@ -170,9 +170,9 @@ def first_error(x: Floats, y: Floats, scale: Floats, end: int, through_zero: boo
 
 
 def heights(points: Sequence[Point], knots: Sequence[float], through_zero: bool) -> tuple[float, ...]:
-    """Heights of ``knots``: non-negative rises from one to the next, by least squares of relative errors.
+    """Heights of ``knots`` with no negative rise, by least squares of relative errors.
 
-    A rise that would be negative is set to none and the others are solved again.
+    A rise that would be negative is set to 0 and the others are solved again.
     """
     size, seconds, measured = np.array([msgspec.structs.astuple(p) for p in points]).T
     hats = np.array([np.interp(size, knots, row) for row in np.eye(len(knots))]).T

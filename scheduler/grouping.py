@@ -1,8 +1,9 @@
 """Prefix-aware grouped prefill: equal beginnings of POOL prompts are computed once (*Attention Once* 3.7).
 
-FNV-1a over the next tokens finds candidates, equality of tokens decides. The first of a group in policy order
-is its source: it computes its chunk. After the pass the others read the source's KV, metadata only, and take
-no token of the budget. Groups are formed at every plan, so nobody ever waits for a source that is gone.
+FNV-1a over the next tokens finds candidates; comparing the tokens decides. The first request of a group in
+policy order is its source and computes its chunk. After the pass the others read the source's KV: only
+metadata changes, and they use no token of the budget. Every plan forms new groups, so no request waits
+for a source that has ended.
 """
 
 from __future__ import annotations
@@ -17,25 +18,25 @@ HEAD = 8
 """Tokens that are hashed."""
 
 Head = tuple[str, int, int]
-"""Salt, tokens in KV, and the next token: most requests share not even that."""
+"""Salt, tokens in KV, next token: most requests differ already in these."""
 
 
 @dataclass(slots=True)
 class _Note:
-    """What was found out about a request's prompt: kept from plan to plan, until the prompt changes."""
+    """Known facts about a request's prompt, kept between plans until the prompt changes."""
 
     prompt: Sequence[int]
     head: Head
     hashed: int | None = None
-    """Hash of the next tokens; most requests are never asked for it."""
+    """Hash of the next tokens, computed on demand."""
     like: Sequence[int] = ()
-    """A source's prompt that was compared."""
+    """The source's prompt it was last compared with."""
     equal: int = 0
-    """The tokens at its beginning that are known to be this one's."""
+    """Length of their known common prefix, in tokens."""
 
 
 class Grouping:
-    """The sources of one plan after another, by what comes next in their prompts."""
+    """Finds the sources of each plan by the next tokens of the prompts."""
 
     def __init__(self, hashed: Callable[[Sequence[int]], int] = prompt_seed) -> None:
         self._hash = hashed
@@ -43,15 +44,15 @@ class Grouping:
         self._sources: dict[Head, list[tuple[Request, int]]] = {}
 
     def begin(self) -> None:
-        """A new plan: nobody is a source yet."""
+        """Start a new plan, without sources."""
         self._sources.clear()
 
     def forget(self, request: Request) -> None:
-        """It ended."""
+        """Drop what is kept for a request that ended."""
         self._notes.pop(request.id, None)
 
     def source_of(self, request: Request) -> Request | None:
-        """Whose chunk the request can read: the same prompt up to its end, and a token more of its own."""
+        """The request whose chunk this one can read: equal up to its end, and this one is longer."""
         if not self._sources or not _groupable(request):
             return None
         for source, end in self._sources.get(self._note(request).head, ()):
@@ -63,15 +64,15 @@ class Grouping:
         return None
 
     def add_source(self, request: Request, n: int) -> None:
-        """The request computes its next ``n`` tokens in this plan, and others may read them."""
+        """Register a request as source: it computes its next ``n`` tokens in this plan."""
         if _groupable(request):
             head = self._note(request).head
             self._sources.setdefault(head, []).append((request, request.computed + n))
 
     def read(self, request: Request, source: Request) -> None:
-        """After the pass: read what the source has in KV, but for the request's own last prompt token."""
+        """After the pass, read the source's KV up to the request's last prompt token (exclusive)."""
         reader, other = request.prompt_reader, source.prompt_reader
-        # either may have changed or gone since the plan was made
+        # either may have changed or ended since the plan was made
         if reader is None or other is None or reader.swapped or other.swapped:
             return
         n = min(other.length, len(source.prompt), len(request.prompt) - 1)
@@ -94,7 +95,7 @@ class Grouping:
         return note.hashed
 
     def _alike(self, request: Request, source: Request, n: int) -> bool:
-        """Whether the first ``n`` tokens are the same; each token is compared once."""
+        """Whether the first ``n`` tokens are equal; each token is compared only once."""
         note = self._note(request)
         start = note.equal if note.like is source.prompt else 0
         if request.prompt[start:n] != source.prompt[start:n]:

@@ -1,4 +1,4 @@
-"""What other threads ask of the scheduler, kept until the next step; and prompts that stopped coming."""
+"""Calls from other threads, queued until the next step; and timeouts of unfinished prompts."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from scheduler.request import Event, Request
 from scheduler.tapes import Pending, Records
 
 Change = Literal["extend", "replace", "finish"]
-"""What may happen to a prompt that comes in pieces."""
+"""Changes of an unfinished prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class AppendRecords:
-    """Records for a tape."""
+    """Append records to a tape."""
 
     tape: Tape
     records: list[Pending]
@@ -27,7 +27,7 @@ class AppendRecords:
 
 @dataclass(frozen=True, slots=True)
 class ChangePrompt:
-    """A piece of an unfinished prompt, another prompt, or its end, at time ``at`` (ns)."""
+    """Extend, replace or finish an unfinished prompt; ``at`` is the time of the call, ns."""
 
     id: int
     change: Change
@@ -37,19 +37,19 @@ class ChangePrompt:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """A request is to end."""
+    """Cancel a request."""
 
     id: int
 
 
 Note = Request | AppendRecords | ChangePrompt | Cancel | Callable[[], None]
-"""A new request, with its id and the time it was queued; a change; code to run between two batches."""
+"""A new request, which has its id and queue time; a change; or a callback to run between two batches."""
 
 
 class Inbox:
     """A thread-safe queue of notes; it numbers requests and appends in order of arrival.
 
-    ``clock`` gives ns. Those that return a bool return False, and keep nothing, after `close`.
+    ``clock`` gives ns. After `close`, methods that return a bool return False and queue nothing.
     """
 
     def __init__(self, clock: Callable[[], int]) -> None:
@@ -65,7 +65,7 @@ class Inbox:
         return len(self._notes)
 
     def submit(self, request: Request) -> bool:
-        """Queue a request: it gets its id and its first event here."""
+        """Queue a request and give it its id and first event."""
         with self._changed:
             self._seq += 1
             request.id = self._seq
@@ -86,7 +86,7 @@ class Inbox:
             self._put(ChangePrompt(request_id, change, tokens, self._clock()))
 
     def cancel(self, request_id: int) -> None:
-        """Queue the end of a request."""
+        """Queue a cancellation."""
         with self._changed:
             self._put(Cancel(request_id))
 
@@ -96,26 +96,26 @@ class Inbox:
             return self._put(callback)
 
     def take(self) -> Sequence[Note]:
-        """Everything since the last call, in order."""
+        """Remove and return all notes, oldest first."""
         with self._changed:
             notes, self._notes = self._notes, deque()
         return notes
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Block until there is something (True), or `interrupt` or the time limit (False)."""
+        """Block until a note arrives (True), or until `interrupt` or the timeout (False)."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self._notes) or self._interrupted, timeout_s)
             self._interrupted = False
             return bool(self._notes)
 
     def interrupt(self) -> None:
-        """Wake a thread that blocks in `wait`, now or at its next call."""
+        """Wake the thread that blocks in `wait`, now or at its next call."""
         with self._changed:
             self._interrupted = True
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Take nothing from here on."""
+        """Refuse everything from now on."""
         with self._changed:
             self._closed = True
 
@@ -127,28 +127,28 @@ class Inbox:
 
 
 class PromptTimeouts:
-    """Unfinished prompts by their newest input, the oldest first. Every operation takes constant time."""
+    """Unfinished prompts by the time of their newest input. Every operation takes constant time."""
 
     def __init__(self, timeout_ns: int) -> None:
         self._timeout = timeout_ns
         self._last: OrderedDict[int, int] = OrderedDict()
 
     def touch(self, request: Request) -> None:
-        """Input came for it, at `last_chunk_ns`."""
+        """Restart the timeout of a prompt: it got input at `last_chunk_ns`."""
         self._last[request.id] = request.last_chunk_ns
         self._last.move_to_end(request.id)
 
     def forget(self, request: Request) -> None:
-        """Its prompt is finished, or it ended."""
+        """Drop a prompt that is finished or ended."""
         self._last.pop(request.id, None)
 
     def expired(self, now: int) -> list[int]:
-        """Numbers of those without input for the whole timeout."""
+        """Ids of the requests whose prompts timed out."""
         expired = takewhile(lambda item: self._timeout <= now - item[1], self._last.items())
         return [number for number, _ in expired] if self._timeout else []
 
     def next_due(self, now: int) -> float | None:
-        """Seconds until the next expires, 0 if it has; None without any."""
+        """Seconds until the next timeout, 0 if one has passed; None without prompts."""
         if not self._timeout or not self._last:
             return None
         return max(0, next(iter(self._last.values())) + self._timeout - now) * 1e-9

@@ -1,4 +1,4 @@
-"""Live work: how requests and records come in, change and end."""
+"""Live work: arrival, change and end of requests and records."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ STOPPING = Failure("stopping", "the engine is shutting down")
 
 
 class LiveWork:
-    """Keeps the queues, the wait ledger and the prompt timeouts in step with each other.
+    """Keeps the queues, the wait ledger and the prompt timeouts consistent.
 
-    ``forget`` are called with each request that ended.
+    Every callback in ``forget`` is called with each request that ended.
     """
 
     def __init__(
@@ -43,10 +43,10 @@ class LiveWork:
         self._memory, self._limits, self._clock = memory, limits, clock
         self._observer, self._forget = observer, (self.timeouts.forget, *forget)
 
-    # In.
+    # Arrival and change.
 
     def apply(self, note: Note) -> None:
-        """A note of another thread comes into force."""
+        """Carry out a note from another thread."""
         match note:
             case Request():
                 self._enter(note)
@@ -61,16 +61,16 @@ class LiveWork:
                 call(note)
 
     def expire(self, now: int) -> bool:
-        """End unfinished prompts without input for too long; whether there were any."""
+        """End unfinished prompts that timed out; returns whether there were any."""
         expired = self.timeouts.expired(now)
         for request_id in expired:
             seconds = self._limits.stream_timeout_ns / 1e9
-            message = f"the prompt was not finished, and nothing of it came for {seconds:g} s"
+            message = f"the prompt was not finished, and no input came for {seconds:g} s"
             self.end(self.queues.requests[request_id], State.FAILED, Failure("abandoned", message))
         return bool(expired)
 
     def update(self, request: Request, *, prompt: bool = False) -> None:
-        """Something about a live request changed; ``prompt``: its prompt."""
+        """Update the queues after a request changed; ``prompt``: its prompt changed."""
         self.waits.track(request)
         self.queues.update(request, prompt=prompt)
 
@@ -108,17 +108,17 @@ class LiveWork:
         fitting = [item for item in note.records if len(item.record.tokens) <= limit]
         too_long = [item.record for item in note.records if len(item.record.tokens) > limit]
         if too_long:
-            message = f"a record has {max(len(r.tokens) for r in too_long)} tokens, an append holds {limit}"
+            message = f"a record has {max(len(r.tokens) for r in too_long)} tokens, the limit is {limit}"
             self.dropped(tape, too_long, Failure("too_long", message))
         if fitting:
             append = self.queues.appends.setdefault(tape, TapeAppend(tape))
             append.queue.extend(fitting)
             self.queues.update(append)
 
-    # Out.
+    # End.
 
     def lose(self, entries: Sequence[Entry], failure: Failure) -> None:
-        """A batch failed: its requests end, its records get one more chance."""
+        """Handle a failed batch: its requests end, its records are tried once more."""
         for entry in entries:
             if isinstance(entry.work, TapeAppend) and not entry.work.failures:
                 entry.work.failures = 1
@@ -135,7 +135,7 @@ class LiveWork:
     def end(
         self, request: Request, state: State, failure: Failure | None = None, now: int | None = None
     ) -> None:
-        """End a request, at ``now`` (ns) or at this moment, and tell whoever asked for it."""
+        """End a request at ``now`` (ns, by default the current time) and call its `on_done`."""
         if self.queues.requests.pop(request.id, None) is not None:
             self.queues.remove(request)
             for forget in self._forget:
@@ -156,13 +156,13 @@ class LiveWork:
         return records
 
     def dropped(self, tape: Tape, records: Records, failure: Failure) -> None:
-        """Records will never be on their tape."""
-        log.error("%s: %d records dropped: %s", tape.name, len(records), failure.message)
+        """Report records that will never be on their tape."""
+        log.error("%s: dropped %d records: %s", tape.name, len(records), failure.message)
         for listener in self.listeners:
             call(partial(listener.on_drop, tape, records, failure))
 
     def close(self) -> None:
-        """End all of it with `stopping`."""
+        """End all live work with `stopping`."""
         for request in list(self.queues.requests.values()):
             self.end(request, State.FAILED, STOPPING)
         for append in list(self.queues.appends.values()):
@@ -170,7 +170,7 @@ class LiveWork:
 
 
 def call(callback: Callable[[], None]) -> None:
-    """Run somebody else's code; its errors are its own and must not disturb the batch."""
+    """Run a callback; an exception is logged and does not disturb the batch."""
     try:
         callback()
     except Exception:
@@ -178,7 +178,7 @@ def call(callback: Callable[[], None]) -> None:
 
 
 def _joined(prompt: Sequence[int], tokens: Sequence[int]) -> Sequence[int]:
-    """Both, one after the other; of the same kind, and by its own means, when they are of one kind."""
+    """Concatenate, with the type's own `+` when both have the same type."""
     if type(prompt) is type(tokens):
-        return cast(Any, prompt) + tokens  # type: ignore[no-any-return] # every sequence of tokens here can add
+        return cast(Any, prompt) + tokens  # type: ignore[no-any-return] # all token sequences here support +
     return [*prompt, *tokens]

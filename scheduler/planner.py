@@ -1,10 +1,10 @@
-"""Phase 1: which work, and how much of each, goes into the next batch. Pure: nothing is touched.
+"""Phase 1: choose the work of the next batch, and how much of each. Pure: nothing is changed.
 
-The walk goes down the policy's order once and ends where the budget does (*Stream2LLM* section 4.1). Its
-estimate of memory is what is free plus what the requests ranked *below* the current one hold, since phase 2
-may take that; so a low rank whose blocks are spoken for is left out and becomes the first victim.
+The planner walks the policy's order once and stops when the budget is spent (*Stream2LLM* section 4.1). It
+counts as available the free blocks and those held by requests ranked *below* the current one, which phase 2
+may preempt. A low-ranked request whose blocks are needed is left out and becomes the first victim.
 
-Work that needs a session's lost KV is passed over until the session is rebuilt, and holds up nobody.
+Work that needs a session's lost KV is skipped until the session is rebuilt, and delays no other work.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from scheduler.tapes import TapeAppend
 from scheduler.types import Limits, PriorityClass
 
 POOL_SHARE = 4
-"""In a batch with questions all prompts of POOL together get this part of the smallest chunk."""
+"""In a batch with questions, all POOL prompts share the smallest chunk divided by this."""
 
 
 class Entry(NamedTuple):
     """One row of a batch: `n` tokens of a request or `n` records of an append.
 
-    With a `source` it is no row: the request reads what the source computes in this batch (grouped prefill).
-    ``drafts``: to be verified behind the `n` tokens.
+    An entry with a `source` has no row: the request reads what the source computes in this batch (grouped
+    prefill). ``drafts`` are verified after the `n` tokens.
     """
 
     work: Request | TapeAppend
@@ -41,21 +41,21 @@ class Entry(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """Tokens it computes, drafts left out."""
+        """Tokens it computes, without drafts."""
         return self.work.tokens_of(self.n)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Entries in policy order, and what kept the others out."""
+    """Entries in policy order, and why other work waits."""
 
     entries: tuple[Entry, ...] = ()
     waits: tuple[tuple[PriorityClass, str], ...] = ()
-    """For each class that was turned away, the budget that ran out or the class that came first."""
+    """For each class with waiting work, the budget that ran out or the class that came first."""
     question: bool = False
-    """It has a row of a question: FLASH or SESSION."""
+    """The batch has a row of a question (FLASH or SESSION)."""
     lost: tuple[Tape, ...] = ()
-    """Tapes that work waits for until their lost KV is rebuilt."""
+    """Tapes with lost KV that work waits for."""
 
 
 def plan(
@@ -66,9 +66,10 @@ def plan(
     *,
     after_question: bool = False,
 ) -> Plan:
-    """Choose the next batch; ``after_question``: the one before had a question.
+    """Choose the next batch. ``after_question``: the previous batch had a question.
 
-    The first of the order always gets an entry: phase 2 can make room for it or end it. So no deadlock.
+    The first of the order always gets an entry, and phase 2 makes room for it or ends it, so there is no
+    deadlock.
     """
     return _Planner(queues, memory, limits, grouping, after_question).run()
 
@@ -76,24 +77,24 @@ def plan(
 def adaptive_chunk(decodes: int, prefills: int, limits: Limits) -> int:
     """Prefill tokens per request and batch: clamp(n_batch / N, chunk_min, chunk_max).
 
-    *Attention Once* section 3.7. n_batch leaves out the running answers' tokens; N requests could prefill.
+    *Attention Once* section 3.7. n_batch excludes the tokens of running answers; N is how many could prefill.
     """
     share = (limits.max_batch_tokens - decodes) // max(1, prefills)
     return min(max(share, limits.chunk_min), limits.chunk_max)
 
 
 def cell_budget(memory: BlockPool, limits: Limits) -> int:
-    """Tokens that admitted requests may claim together (*Attention Once* section 3.7)."""
+    """Tokens that all admitted requests may use together (*Attention Once* section 3.7)."""
     return int(memory.total_blocks * memory.block_size * limits.cell_budget_fraction)
 
 
 def reserve(memory: BlockPool, limits: Limits) -> int:
-    """Blocks above the high-water mark, which running answers can still grow into (section 3.7)."""
+    """Blocks above the high-water mark, reserved for the growth of running answers (section 3.7)."""
     return memory.total_blocks - int(memory.total_blocks * limits.high_water)
 
 
 def refusal(request: Request, limits: Limits, memory: BlockPool) -> Failure | None:
-    """Why the request, as it is by now, can never run; None if it can."""
+    """Why the request can never run in its current form; None if it can."""
     if request.prefill_only:
         return None
     prompt, new = len(request.prompt), request.spec.max_tokens
@@ -101,11 +102,11 @@ def refusal(request: Request, limits: Limits, memory: BlockPool) -> Failure | No
     if prompt > limits.max_prompt_tokens:
         message = f"the prompt has {prompt} tokens, the limit is {limits.max_prompt_tokens}"
     elif new > limits.max_new_tokens:
-        message = f"{new} new tokens were asked for, the limit is {limits.max_new_tokens}"
+        message = f"the request asks for {new} new tokens, the limit is {limits.max_new_tokens}"
     elif request.cells > budget:
         message = (
             f"prompt ({prompt} tokens) and answer (up to {new}) need {request.cells} cells; requests may "
-            f"claim {budget} of the pool's {memory.total_blocks * memory.block_size}"
+            f"use {budget} of the pool's {memory.total_blocks * memory.block_size}"
         )
     else:
         return None
@@ -113,10 +114,10 @@ def refusal(request: Request, limits: Limits, memory: BlockPool) -> Failure | No
 
 
 def first_half(entries: Sequence[Entry]) -> list[Entry]:
-    """The first of ``entries``, in order, that make up half of the tokens: for a device out of memory.
+    """The leading entries that make up half of the tokens, for a retry after the device ran out of memory.
 
-    A prompt is cut to the tokens left, an append to the whole records left. The first always keeps at least
-    one token or record, so that something moves.
+    A prompt is cut to the tokens left, an append to the whole records left. The first entry keeps at least
+    one token or record, so that the retry makes progress.
     """
     left = max(1, sum(entry.tokens for entry in entries) // 2)
     kept: list[Entry] = []
@@ -129,7 +130,7 @@ def first_half(entries: Sequence[Entry]) -> list[Entry]:
 
 
 class _Planner:
-    """What is left while the order is walked."""
+    """The budgets left during the walk."""
 
     def __init__(
         self,
@@ -145,16 +146,16 @@ class _Planner:
         self.chunk = adaptive_chunk(queues.decodes, queues.prefills, limits)
         self.tokens, self.rows = limits.max_batch_tokens, limits.max_batch_requests
         self.cells = cell_budget(memory, limits) - queues.cells
-        """Cells that the admitted leave, those admitted by this plan included; below zero in an overload."""
+        """Cells left by admitted requests, those of this plan included; negative in an overload."""
         self.free = memory.free_blocks
-        """Free blocks less those planned; below zero it counts blocks to be taken from lower ranks."""
+        """Free blocks less the planned ones; below zero, the blocks to be taken from lower ranks."""
         self.reserve = reserve(memory, limits)
-        """Blocks that prefill chunks leave alone (the high-water mark)."""
+        """Blocks that prefill chunks must leave free (the high-water mark)."""
         self.admitting = True
         self.has_request = False
-        """A request that is not in the background has a row in this batch."""
+        """A foreground request has a row in this batch."""
         self.pool_share: int | None = None
-        """Tokens left for prompts of POOL in a batch with a question; None without one."""
+        """Tokens left for POOL prompts in a batch with a question; None without one."""
         self.preemptable: PreemptableBlocks | None = None
         self.entries: list[Entry] = []
         self.waits: dict[PriorityClass, str] = {}
@@ -179,7 +180,7 @@ class _Planner:
         return Plan(tuple(self.entries), waits, self.pool_share is not None, lost)
 
     def _decode(self, request: Request) -> Entry | None:
-        """One token of an answer, as most rows of most batches; None without free memory for it."""
+        """One decode, the entry of most rows; None without free memory for it."""
         blocks = request.blocks_needed(1, self.block_size)
         if blocks > self.free:
             return None
@@ -204,7 +205,7 @@ class _Planner:
             n, blocks = self._tokens(request, position)
             if not n:
                 if waiting:
-                    # Nobody starts before an earlier one of its class: no one behind is admitted.
+                    # Admission keeps the order of a class: once one is turned away, no later one is admitted.
                     self.admitting = False
                 return None
             entry = Entry(request, n)
@@ -222,7 +223,7 @@ class _Planner:
         if not request.background:
             self.has_request = True
             if request.cls <= PriorityClass.SESSION and self.pool_share is None:
-                # the first batch with a question is its own, but for the tokens of running answers
+                # the first batch with a question is the question's, except for the tokens of running answers
                 self.pool_share = max(1, self.limits.chunk_min // POOL_SHARE) if self.after_question else 0
 
     def _spend(self, tokens: int, blocks: int) -> None:
@@ -231,7 +232,7 @@ class _Planner:
         self.free -= blocks
 
     def _note(self, work: Request | TapeAppend, reason: str) -> None:
-        """Remember the first reason for which a class had to wait."""
+        """Keep the first reason for which a class waits."""
         self.waits.setdefault(work.cls, reason)
 
     def _restore(self, work: Request | TapeAppend, tape: Tape | None) -> None:
@@ -240,13 +241,13 @@ class _Planner:
             self.lost[tape] = None
 
     def _has_cells(self, request: Request) -> bool:
-        """Whether the budget holds it, with the admitted that make no room for it."""
+        """Whether the cell budget admits it, next to the admitted requests that it cannot preempt."""
         if request.cells <= self.cells:
             return True
         return self.queues.victims_have(request, request.cells - self.cells)
 
     def _tokens(self, request: Request, position: Position) -> tuple[int, int]:
-        """Tokens that the budgets leave it in this batch, and the blocks they take."""
+        """Tokens that the budgets allow it in this batch, and the blocks they take."""
         n = self._wanted(request, position.left)
         if not n:
             behind_questions = request.cls is PriorityClass.POOL and self.pool_share == 0
@@ -267,9 +268,9 @@ class _Planner:
         if request.background:
             chunk = 0 if self.has_request else self.limits.chunk_min
         elif request.cls is PriorityClass.FLASH:
-            chunk = left  # it is short and its wait is the product
+            chunk = left  # a question is short, and its wait is what users see
         elif self.pool_share is not None and request.cls is PriorityClass.POOL:
-            # a question waits for the whole of its pass, so the prompts below it only keep moving
+            # a question waits for the whole pass, so lower-ranked prompts only get enough to make progress
             chunk = min(self.chunk, self.pool_share)
         else:
             chunk = self.chunk
@@ -290,10 +291,10 @@ class _Planner:
         return Entry(append, n)
 
     def _records(self, append: TapeAppend) -> tuple[int, int, int]:
-        """Whole records only; memory bounds them from the second on: eviction makes room for the first."""
+        """Whole records. Memory limits them from the second on: eviction makes room for the first."""
         n = tokens = blocks = 0
         most = min(self.tokens, append.tape.append_tokens)
-        # With questions the tape gets the smallest chunk (or one record): they wait for the whole pass.
+        # Questions wait for the whole pass, so next to them a tape gets the smallest chunk or one record.
         share = most if append.due or not self.has_request else min(most, self.limits.chunk_min)
         oldest = newest = append.queue[0].record.ts_event
         span = append.tape.append_span_ns
@@ -311,7 +312,7 @@ class _Planner:
         return n, tokens, blocks
 
     def _preemptable(self, work: Request | TapeAppend, needed: int) -> int:
-        """Blocks that phase 2 may take for `work` from others, or enough of them."""
+        """Blocks that phase 2 may preempt for `work`; at least `needed` if there are that many."""
         if self.preemptable is None:
             self.preemptable = PreemptableBlocks(self.queues)
         return self.preemptable(work, needed)

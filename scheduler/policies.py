@@ -1,14 +1,14 @@
-"""The order within a class: scheduling keys of one request, by policy.
+"""The order within a class: the scheduling key of a request, by policy.
 
-A policy gives a request a key; smaller goes first, and the last request in that order is the first victim.
-The key ends in the request's number, so no two are equal and equal inputs give equal decisions. Requests
-that generate come first under any policy: a decode costs one token and its reader occupies the most memory,
-so finishing it first is both fair and cheap, and it never lets a later request start before an earlier one.
+Smaller keys go first, and the last request of the order is the first victim. A key ends in the request's
+number, so no two keys are equal and equal inputs give equal decisions. Under every policy, requests that
+generate come first: a decode costs one token and its reader uses the most memory, so finishing it first is
+fair and cheap, and no later request starts before an earlier one because of it.
 
-The classes FLASH, SESSION and STREAM are always in order of submission (*Attention Once* section 3.6). POOL
-requests are ordered as configured: `vllm`, `fcfs`, `lcas` and `mcps` are those of *Stream2LLM* section 4.4,
-`lcas-fair` is `lcas` without its starvation, `lpm`, `klpm` and `klpm-adaptive` are those of the k-LPM paper.
-These last order what waits by the prefix cache (`PrefixQueue`), and the rest as `vllm` does.
+FLASH, SESSION and STREAM are ordered by submission (*Attention Once* section 3.6). POOL is ordered by the
+configured policy: `vllm`, `fcfs`, `lcas` and `mcps` are those of *Stream2LLM* section 4.4, `lcas-fair` is
+`lcas` without its starvation, and `lpm`, `klpm` and `klpm-adaptive` are those of the k-LPM paper. The last
+three order waiting requests by the prefix cache (`PrefixQueue`) and all others as `vllm` does.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ NAMES: tuple[str, ...] = get_args(PolicyName)
 
 
 def vllm(request: Request) -> Key:
-    """As vLLM does: running ones as they were admitted, then the preempted, the latest first, then FIFO.
+    """vLLM's order: running ones by admission, then preempted ones, the latest first, then FIFO.
 
-    Stream2LLM section 4.4.1: it knows nothing of chunks, and the victim is who was admitted last.
+    Stream2LLM section 4.4.1: it ignores chunks, and the victim is the latest admitted.
     """
     if request.state is State.RUNNING:
         return 0, request.admitted
@@ -36,7 +36,7 @@ def vllm(request: Request) -> Key:
 
 
 def fcfs(request: Request) -> Key:
-    """Finished prompts before those still coming in, each by arrival (section 4.4.2)."""
+    """Finished prompts before unfinished ones, each by arrival (section 4.4.2)."""
     return int(not request.complete), request.id
 
 
@@ -46,15 +46,15 @@ def mcps(request: Request) -> Key:
 
 
 def lcas(request: Request) -> Key:
-    """Finished prompts before partial ones, in both the most recent chunk first (section 4.4.4).
+    """Finished prompts before unfinished ones, each by the most recent chunk first (section 4.4.4).
 
-    A steady arrival of newer requests starves an older one, as the section says.
+    The section notes that a steady arrival of newer requests starves an older one.
     """
     return int(not request.complete), -request.last_chunk_ns, request.id
 
 
 def lcas_fair(request: Request) -> Key:
-    """As `lcas`, but of the finished prompts the oldest last chunk first, so that none of them starves."""
+    """As `lcas`, but finished prompts by the oldest last chunk first, so that none starves."""
     if request.complete:
         return 0, request.last_chunk_ns, request.id
     return lcas(request)
@@ -71,9 +71,9 @@ KEYS: dict[str, Policy] = {
 
 @dataclass(frozen=True, slots=True)
 class Ordering:
-    """A policy as configured. ``k`` is read by `klpm` alone.
+    """The configured policy; only `klpm` uses ``k``.
 
-    Raises ValueError for an unknown name, with all that are known, and for k below 1.
+    Raises ValueError for an unknown name and for k below 1.
     """
 
     name: str = "fcfs"
@@ -81,7 +81,7 @@ class Ordering:
 
     def __post_init__(self) -> None:
         if self.name not in NAMES:
-            raise ValueError(f"there is no policy {self.name!r}; known are {', '.join(NAMES)}")
+            raise ValueError(f"there is no policy {self.name!r}; choose one of {', '.join(NAMES)}")
         if self.k < 1:
             raise ValueError(f"k must be at least 1, not {self.k}")
 
@@ -92,5 +92,5 @@ class Ordering:
 
     @property
     def by_prefix(self) -> bool:
-        """Those that wait are ordered by what the prefix cache holds of them."""
+        """Waiting requests are ordered by their match in the prefix cache."""
         return self.name not in KEYS

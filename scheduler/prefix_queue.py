@@ -1,8 +1,8 @@
 """The waiting order of `lpm` and `klpm`: every k-th admission takes the oldest, the others the longest match.
 
-It is `theory.orders.rank` over numbers and match lengths (*k-LPM* algorithm 1), kept up to date: those that
-wait stand in two sorted lists, by age and by match, and between two steps only those move whose match
-changed. A step pays for these and for what it takes, however many wait.
+This is `theory.orders.rank` over request numbers and match lengths (*k-LPM* algorithm 1), kept up to date:
+waiting requests are in two sorted lists, by age and by match, and each step moves only those whose match
+changed. The cost of a step depends on these and on how many it admits, not on how many wait.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from scheduler.request import Request
 from scheduler.theory.orders import takes_oldest
 
 MOVES = 16
-"""When more than one in so many moves, sorting again is cheaper than moving them."""
+"""When more than one in so many moves, sorting again is cheaper."""
 
 
 class PrefixQueue:
     """Waiting requests in the order of algorithm 1.
 
-    ``index`` knows match lengths; ``k`` is asked at each walk: 1 is FCFS, None is LPM. Ties of the match go
-    to the oldest. A walk must end before anything else changes the queue or the cache.
+    ``index`` gives match lengths. ``k`` is called at each walk: 1 is FCFS, None is LPM. Ties of the match go
+    to the oldest. A walk must end before the queue or the cache changes.
     """
 
     def __init__(self, index: PrefixWatch, k: Callable[[], int | None]) -> None:
         self._index = index
         self._k = k
-        self._step = 0  # of algorithm 1: how many were admitted
+        self._step = 0  # of algorithm 1: requests admitted so far
         self._requests: SortedDict[int, Request] = SortedDict()
         self._matches: dict[int, int] = {}
         self._by_match: SortedList[tuple[int, int]] = SortedList()  # (-match length, number)
@@ -41,7 +41,7 @@ class PrefixQueue:
         return len(self._requests)
 
     def add(self, request: Request) -> None:
-        """It begins to wait; one that waits already has another prompt."""
+        """Add a request, or update one whose prompt changed."""
         self.discard(request)
         number = request.id
         match = self._index.watch(number, request.prompt, request.spec.salt)
@@ -50,12 +50,12 @@ class PrefixQueue:
         self._by_match.add((-match, number))
 
     def admitted(self, request: Request) -> None:
-        """It was admitted: the next one is another step's choice."""
+        """Remove an admitted request and advance algorithm 1 by one step."""
         self._step += 1
         self.discard(request)
 
     def discard(self, request: Request) -> None:
-        """It no longer waits. Nothing happens when it did not."""
+        """Remove a request. Idempotent."""
         number = request.id
         if self._requests.pop(number, None) is None:
             return
@@ -63,7 +63,7 @@ class PrefixQueue:
         self._by_match.remove((-self._matches.pop(number), number))
 
     def __iter__(self) -> Iterator[Request]:
-        """All that wait, the next to be admitted first, by the matches of this moment."""
+        """Waiting requests in order of admission, by their current matches."""
         self._apply(self._index.changes())
         return self._walk(self._k())
 
@@ -71,7 +71,7 @@ class PrefixQueue:
         oldest, longest = iter(self._requests), (number for _, number in self._by_match)
         taken: set[int] = set()
         for at in range(self._step, self._step + len(self)):
-            # Each source holds every request, so it still has whatever is not taken.
+            # Each list has every request, so one that is not taken remains in it.
             source = oldest if takes_oldest(at, k) else longest
             number = next(number for number in source if number not in taken)
             taken.add(number)
@@ -91,9 +91,9 @@ class PrefixQueue:
 def waiting_order(
     ordering: Ordering, index: PrefixWatch | None, rng: random.Random | None
 ) -> tuple[PrefixQueue | None, Callable[[int], None]]:
-    """The waiting order of POOL requests, None where their keys are the order; and a listener to TTFT in ns.
+    """The waiting order of POOL requests, None where their keys are the order; and a callback for TTFTs (ns).
 
-    Raises ValueError when the policy needs an index or a source of chance that is not given.
+    Raises ValueError when the policy needs an index or a random source that is not given.
     """
 
     def ignore(ttft_ns: int) -> None: ...
@@ -106,6 +106,6 @@ def waiting_order(
         k = ordering.k if ordering.name == "klpm" else None
         return PrefixQueue(index, lambda: k), ignore
     if rng is None:
-        raise ValueError(f"policy {ordering.name} needs a source of chance")
+        raise ValueError(f"policy {ordering.name} needs a random source")
     bandit = KBandit(SERVING, rng=rng, first=SERVING.index(2))
     return PrefixQueue(index, lambda: bandit.k), bandit.observe

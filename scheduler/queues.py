@@ -1,8 +1,8 @@
-"""The queues of all live work, kept in scheduling order change by change, so that a plan sorts nothing.
+"""The queues of all live work, kept in scheduling order on every change, so that planning sorts nothing.
 
-Work has a scheduling key: its priority, whether it generates, and its policy's key. Sorted queues hold
-running (admitted) requests, waiting requests, and tapes. A walk merges them lazily: a step costs what its
-batch costs, however many wait.
+The scheduling key of work is its priority, whether it generates, and its policy's key. Sorted queues hold
+running (admitted) requests, waiting requests, and tapes. A walk merges them lazily: its cost depends on the
+batch, not on how many wait.
 """
 
 from __future__ import annotations
@@ -26,62 +26,62 @@ from scheduler.types import PriorityClass, Work
 SchedulingKey = tuple[int, int, Key]
 
 DUE = 2
-"""Priority of tapes whose staleness bound is near: behind FLASH, before everybody else."""
+"""Priority of tapes near their staleness bound: after FLASH, before all else."""
 PRIORITIES = {
     PriorityClass.FLASH: 0,
     PriorityClass.SESSION: 3,
     PriorityClass.POOL: 5,
     PriorityClass.STREAM: 7,
 }
-"""Priority of each class; the next number is for what runs in the background."""
+"""Priority of each class; background work has the next number."""
 NEVER_ADMITTED: SchedulingKey = (PRIORITIES[PriorityClass.POOL], 1, (2,))
-"""Key of all in the waiting order: behind whoever was admitted or preempted."""
+"""Key of everything in the waiting order: after all that were ever admitted or preempted."""
 
 
 class Position(NamedTuple):
-    """Where a piece of work stands; equal positions need no move."""
+    """The state that decides the queues of work; equal positions need no move."""
 
     key: SchedulingKey
     state: State | None
     """None: a tape."""
     left: int
-    """Tokens to compute; of a tape at least 1."""
+    """Tokens to compute; for a tape at least 1."""
     decoding: bool
     prefilling: bool
     starved: bool
-    """All that came of its prompt is computed, and more is to come."""
+    """All input so far is computed, and the prompt is unfinished."""
     cells: int
 
     @property
     def standing(self) -> tuple[SchedulingKey, State | None, bool, bool]:
-        """What decides in which queues it stands and where; the rest may change without a move."""
+        """The part that decides its queues and its place in them; the rest may change without a move."""
         return self.key, self.state, self.left > 0, self.starved
 
 
 class Queues:
-    """The order of all live work. `update` must be called whenever work may have changed.
+    """The order of all live work. Call `update` whenever work may have changed.
 
-    ``order`` is that of POOL requests which were never admitted, where their keys alone do not decide it.
+    ``order`` is that of never-admitted POOL requests, when their keys alone do not decide it.
     """
 
     def __init__(self, policy: Policy = vllm, order: PrefixQueue | None = None) -> None:
         self.requests: dict[int, Request] = {}
         """Every live request, by number."""
         self.appends: dict[Tape, TapeAppend] = {}
-        """The records that wait, by tape."""
+        """Waiting records, by tape."""
         self.running: SortedDict[SchedulingKey, Request] = SortedDict()
-        """Admitted requests: they hold memory, also when they have nothing to do."""
+        """Admitted requests, which hold memory even when they have nothing to do."""
         self.decodes = self.prefills = 0
-        """Requests that could generate, and that could prefill."""
+        """How many requests could generate, and how many could prefill."""
         self.cells = 0
-        """Claimed by the admitted."""
+        """Cells of admitted requests."""
         self.live = dict.fromkeys(PriorityClass, 0)
         """Live work by class."""
         self.waiting = dict.fromkeys(PriorityClass, 0)
-        """Of it, by class, what could begin and is not admitted; tapes with records to take."""
+        """Of these, work that could run and is not admitted, and tapes with records."""
         self.starved: SortedDict[SchedulingKey, Request] = SortedDict()
-        """Of `running`: they wait for input."""
-        self._ready: SortedDict[SchedulingKey, Request] = SortedDict()  # of `running`: with something to do
+        """Those of `running` that wait for input."""
+        self._ready: SortedDict[SchedulingKey, Request] = SortedDict()  # those of `running` with work to do
         self._waiting: SortedDict[SchedulingKey, Request] = SortedDict()
         self._appends: SortedDict[SchedulingKey, TapeAppend] = SortedDict()
         self._positions: dict[Work, Position] = {}
@@ -89,15 +89,15 @@ class Queues:
         self.order = order
 
     def position(self, work: Work) -> Position:
-        """Where work stands. Raises KeyError for work that is not in the queues."""
+        """The position of work. Raises KeyError when it is not in the queues."""
         return self._positions[work]
 
     def key(self, work: Work) -> SchedulingKey:
-        """Where work stands in the order of everything."""
+        """The scheduling key of work."""
         return self._positions[work].key
 
     def update(self, work: Request | TapeAppend, *, prompt: bool = False) -> None:
-        """Put work where it belongs, new or changed; ``prompt``: its prompt is another one."""
+        """Insert or move work; ``prompt``: its prompt was replaced."""
         position, before = _position(work, self._policy), self._positions.get(work)
         self._positions[work] = position
         if before is None:
@@ -116,7 +116,7 @@ class Queues:
             self._insert(work, position)
 
     def remove(self, work: Request | TapeAppend) -> None:
-        """Forget work that has ended. Idempotent."""
+        """Remove ended work. Idempotent."""
         before = self._positions.pop(work, None)
         if before is not None:
             self.live[work.cls] -= 1
@@ -124,7 +124,7 @@ class Queues:
             self._remove(work, before, admitted=False)
 
     def walk(self, admitting: Callable[[], bool] = lambda: True) -> Iterator[Request | TapeAppend]:
-        """All that have something to do, in order. Once not ``admitting`` the waiting cost nothing."""
+        """Work with something to do, in order. Once ``admitting`` is false, waiting requests cost nothing."""
         runnable, admittable = self._runnable(), self._admittable()
         runs, waits = next(runnable, None), next(admittable, None)
         while waits is not None and admitting():
@@ -140,14 +140,14 @@ class Queues:
             yield work
 
     def sorted_appends(self) -> list[TapeAppend]:
-        """All tapes with records to take, in order."""
+        """Tapes with waiting records, in order."""
         return list(self._appends.values())
 
     def victims(self, work: Work) -> Iterator[Request]:
-        """Admitted requests that make room for ``work``, the first victim first.
+        """Admitted requests to preempt for ``work``, the first victim first.
 
-        Those behind it, the last first; then, unless it is an unfinished prompt itself, unfinished prompts
-        before it that wait for input: what has something to do does not wait for what has not.
+        First those ranked below it, from the tail. Then, unless ``work`` is itself an unfinished prompt,
+        unfinished prompts ranked above it that wait for input: runnable work does not wait for them.
         """
         key = self.key(work)
         for other in self.running.irange(minimum=key, inclusive=(False, True), reverse=True):
@@ -157,7 +157,7 @@ class Queues:
                 yield self.starved[other]
 
     def victims_have(self, work: Work, cells: int) -> bool:
-        """Whether the victims of ``work`` have so many cells together."""
+        """Whether the victims of ``work`` have at least ``cells`` cells together."""
         claimed = (self._positions[victim].cells for victim in self.victims(work))
         return any(found >= cells for found in accumulate(claimed))
 
@@ -167,7 +167,7 @@ class Queues:
         return any(self.running[key].blocks for key in keys)
 
     def _admittable(self) -> Iterator[tuple[SchedulingKey, Request]]:
-        """Requests that may be admitted, in order, with the key to merge them by."""
+        """Waiting requests in order of admission, with the key to merge them by."""
         for key in self._waiting.irange(maximum=NEVER_ADMITTED):
             yield key, self._waiting[key]
         if self.order is not None:
@@ -216,14 +216,14 @@ class Queues:
             yield self._waiting
 
     def _ordered(self, position: Position) -> bool:
-        """Whether the waiting order holds it: a POOL request that was never admitted."""
+        """Whether the waiting order has it: a POOL request that was never admitted."""
         key, never = position.key, NEVER_ADMITTED
         waits = position.state is State.QUEUED and position.left > 0
         return self.order is not None and waits and key[0] == never[0] and key[2] > never[2]
 
 
 class PreemptableBlocks:
-    """Blocks of the requests that `Queues.victims` names, for any work; made for one plan."""
+    """Sums the blocks of `Queues.victims`, for any work; made for one plan."""
 
     def __init__(self, queues: Queues) -> None:
         running = queues.running
@@ -232,7 +232,7 @@ class PreemptableBlocks:
         self._starved = _RunningSum(iter(queues.starved.items()), lt)
 
     def __call__(self, work: Work, needed: int) -> int:
-        """Blocks that phase 2 may take for ``work``; with ``needed`` of them or more, no fewer than these."""
+        """Blocks that phase 2 may preempt for ``work``; a result of at least ``needed`` is a lower bound."""
         key = self._key(work)
         behind = self._behind(key, needed)
         if behind >= needed or not work.complete:
@@ -241,7 +241,7 @@ class PreemptableBlocks:
 
 
 class _RunningSum:
-    """Blocks of requests in a row, counted from its beginning, and only as far as somebody asked."""
+    """Running sum of requests' blocks, computed only as far as it was needed."""
 
     def __init__(
         self,
@@ -249,11 +249,11 @@ class _RunningSum:
         ahead: Callable[[SchedulingKey, SchedulingKey], bool],
     ) -> None:
         self._row, self._ahead = row, ahead
-        self._keys: list[SchedulingKey] = []  # counted so far
-        self._sums = [0]  # blocks of the first so many of these
+        self._keys: list[SchedulingKey] = []  # summed so far
+        self._sums = [0]  # prefix sums over `_keys`
 
     def __call__(self, key: SchedulingKey, needed: int) -> int:
-        """Blocks of those ahead of ``key``; where these are ``needed`` or more, no fewer than ``needed``."""
+        """Blocks of the requests before ``key``; a result of at least ``needed`` is a lower bound."""
         keys, sums, ahead = self._keys, self._sums, self._ahead
         while sums[-1] < needed and (not keys or ahead(keys[-1], key)):
             item = next(self._row, None)

@@ -1,6 +1,6 @@
-"""A request: what was asked (`RequestSpec`), and how far it is (`Request`).
+"""A request: what was asked (`RequestSpec`), and its running state (`Request`).
 
-It ends exactly once, and carries its own history: events with times, sampled tokens, the version it read.
+A request ends exactly once and keeps its history: events with times, sampled tokens, the version it read.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from scheduler.types import PriorityClass
 
 
 class State(Enum):
-    """Where a request is; the last three are final."""
+    """The state of a request; the last three are final."""
 
     QUEUED = "queued"
     RUNNING = "running"
-    """Admitted: its cells count against the budget and it may hold blocks."""
+    """Admitted: its cells count against the budget, and it may hold blocks."""
     FINISHED = "finished"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -34,18 +34,18 @@ class Event(Enum):
 
     QUEUED = "QUEUED"
     SCHEDULED = "SCHEDULED"
-    """Got blocks and went into a batch: first time, and again after every preemption."""
+    """Got blocks and entered a batch: once at first, and again after each preemption."""
     KV_ON_GPU = "KV_ON_GPU"
-    """All of its finished prompt is in KV; the first token can be sampled."""
+    """The whole finished prompt is in KV; the first token can be sampled."""
     PREEMPTED_SWAP = "PREEMPTED_SWAP"
     PREEMPTED_RECOMPUTE = "PREEMPTED_RECOMPUTE"
     FINISHED = "FINISHED"
-    """Reached a final state, whichever."""
+    """Reached any final state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why work was not done: a code for programs and a message for people.
+    """Why work was not done: a code for programs, a message for people.
 
     Codes of this package: too_long, bad_prompt, engine, nan_logits, no_memory, open_failed, abandoned,
     stopping.
@@ -57,15 +57,15 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class RequestSpec:
-    """A prompt to be continued after one version of a session, or after nothing.
+    """A prompt to continue, after one version of a session or on its own.
 
-    Give one of three: ``tape``, to read the newest version when the request first gets blocks; ``reader``,
-    already forked at the version that must be read; ``open_prompt`` for a prompt of its own that may use the
+    Give exactly one of ``tape``, to read the version that is newest when the request first gets blocks;
+    ``reader``, a fork of the version to read; and ``open_prompt``, for a prompt of its own that may use the
     prefix cache under ``salt``. The request owns the reader and releases it at its end. ``on_done`` is called
     once, on the thread that steps the scheduler.
 
     With ``max_tokens`` 0 the request only prefills: it finishes when its prompt is in KV and leaves the
-    reader to the caller. It claims no cells, and no limit on prompts holds for it.
+    reader to the caller. It uses no cells, and the limits on prompts do not apply.
 
     Raises ValueError for fields that contradict one another.
     """
@@ -80,29 +80,29 @@ class RequestSpec:
     open_prompt: Callable[[], StreamingPrompt] | None = None
     stop_ids: frozenset[int] = frozenset()
     choices: tuple[int, ...] | None = None
-    """Token ids the answer is one of; such a request ends after one token."""
+    """Token ids to choose the answer from; such a request ends after one token."""
     temperature: float = 0.0
-    """0 takes the best token; above, tokens are drawn, the same ones for the same prompt (equation 20)."""
+    """0 takes the best token. Above 0 tokens are drawn, always the same ones for a prompt (equation 20)."""
     salt: str = ""
-    """Whose prefixes it may read: the authenticated identity."""
+    """Prefixes are shared under equal salts only; derive it from the authenticated identity."""
     complete: bool = True
-    """All of the prompt has come in. Otherwise (*Stream2LLM*; for an ``open_prompt`` only) all but its last
-    token is computed as time permits, and nothing is generated before `Scheduler.finish`."""
+    """The prompt is finished. Otherwise (*Stream2LLM*; needs an ``open_prompt``) all but its last token is
+    computed as time permits, and nothing is generated before `Scheduler.finish`."""
     background: bool = False
-    """Prefill in what other work leaves of a batch: behind all of its class, never together with a question,
-    in the smallest chunks."""
+    """Prefill with the tokens that other work leaves: last in its class, never in a batch with a question, in
+    the smallest chunks."""
 
     def __post_init__(self) -> None:
         if sum(source is not None for source in (self.tape, self.reader, self.open_prompt)) != 1:
-            raise ValueError("a request takes exactly one of tape, reader and open_prompt")
+            raise ValueError("a request needs exactly one of tape, reader and open_prompt")
         if (self.complete and not self.prompt) or self.max_tokens < 0:
-            raise ValueError("a request needs at least one prompt token and max_tokens of at least 0")
+            raise ValueError("a request needs at least one prompt token, and max_tokens of at least 0")
         if not self.complete and (self.open_prompt is None or not self.max_tokens):
-            raise ValueError("a prompt that comes in pieces needs an open_prompt and max_tokens above 0")
+            raise ValueError("an unfinished prompt needs an open_prompt and max_tokens above 0")
         if self.background and self.max_tokens:
-            raise ValueError("a request in the background only prefills: its max_tokens is 0")
+            raise ValueError("a background request only prefills: its max_tokens must be 0")
         if self.temperature:
-            Sampling(self.temperature, 0, 0)  # raises for one that is no temperature
+            Sampling(self.temperature, 0, 0)  # raises for an invalid temperature
 
 
 @dataclass(eq=False, slots=True)
@@ -114,19 +114,19 @@ class Request:
     session: str = field(init=False)
     background: bool = field(init=False)
     prefill_only: bool = field(init=False)
-    """It wants KV and no answer."""
+    """It produces KV but no answer."""
     prompt: Sequence[int] = field(init=False)
-    """As it is by now."""
+    """The prompt received so far."""
     complete: bool = field(init=False)
-    """All of the prompt has come in."""
+    """The prompt is finished."""
     reader: Fork | None = field(init=False)
     id: int = 0
-    """Sequence number, given at submit."""
+    """Sequence number, assigned by submit."""
     state: State = State.QUEUED
     last_chunk_ns: int = 0
-    """When the newest piece of the prompt came in."""
+    """Time of the newest piece of the prompt, ns."""
     version: int = 0
-    """Data version read; survives the reader."""
+    """Data version read; kept after the reader is released."""
     admitted: int = 0
     """Running number of its latest admission; 0 before the first."""
     preempted: int = 0
@@ -139,15 +139,15 @@ class Request:
     events: list[tuple[Event, int]] = field(default_factory=list)
     """(event, time in ns of the scheduler's clock)."""
     waits: dict[str, int] = field(default_factory=dict)
-    """Time (ns) it waited for a batch, by reason."""
+    """Time waited for a batch, ns, by reason."""
     preempted_by: list[int] = field(default_factory=list)
-    """Numbers of the work it made room for, one for each preemption."""
+    """Numbers of the work that it was preempted for, one for each preemption."""
     cached_tokens: int = 0
-    """Tokens it reused: of a session's context, of the prefix cache, of a shared prefill."""
+    """Tokens reused from a session's context, the prefix cache or a shared prefill."""
     total_tokens_invalidated: int = 0
     """Tokens whose KV was dropped because the prompt changed (*Stream2LLM* section 4.2)."""
     survival: float = 1.0
-    """Part of the KV that an update of the prompt keeps, a running average."""
+    """Running average of the part of the KV that an update of the prompt keeps."""
     recomputed_tokens: int = 0
     """Tokens whose KV was dropped by preemption."""
     swapped_tokens: int = 0
@@ -157,9 +157,9 @@ class Request:
     accepted: int = 0
     """Draft tokens that were right."""
     _sampling: Sampling | None = None
-    """How the first token is drawn."""
+    """How to draw the first token."""
     _prefix_stale: bool = True
-    """The prefix cache may hold more of the prompt than when it was last asked."""
+    """The prefix cache may have more of the prompt than at the last look-up."""
 
     def __post_init__(self) -> None:
         spec = self.spec
@@ -169,23 +169,25 @@ class Request:
 
     @property
     def computed(self) -> int:
-        """Own tokens in KV, in the pool or on the host."""
+        """Its tokens in KV, in the pool or on the host."""
         return 0 if self.reader is None else self.reader.length
 
     @property
     def private(self) -> int:
-        """Of these, the ones it computed: a prompt's reader counts what it aliased, too."""
+        """Those of `computed` that it computed itself, without aliased ones."""
         return self.computed - (self.reader.cached_tokens if self.reader and self.spec.open_prompt else 0)
 
     @property
     def blocks(self) -> int:
-        """Private blocks it holds in the pool."""
+        """Its private blocks in the pool."""
         return 0 if self.reader is None else self.reader.blocks
 
     @property
     def remaining(self) -> int:
-        """Known tokens (prompt and generated) to be computed; of an unfinished prompt all but the last one,
-        so that finishing it leaves something to compute."""
+        """Known tokens (prompt and generated) to compute.
+
+        An unfinished prompt keeps its last token back, so that finishing it leaves something to compute.
+        """
         known = len(self.prompt) + len(self.output) - (not self.complete)
         return max(0, known - self.computed)
 
@@ -196,17 +198,17 @@ class Request:
 
     @property
     def cells(self) -> int:
-        """Tokens of KV it may come to hold out of the questions' share: prompt + max_tokens."""
+        """Tokens of KV it may use out of the questions' share: prompt + max_tokens."""
         return 0 if self.prefill_only else len(self.prompt) + self.spec.max_tokens
 
     @property
     def restartable(self) -> bool:
-        """It can give up its reader: a prompt is read again; of a session nothing was generated yet."""
+        """It can release its reader: a prompt can be read again; a session's answer has not begun."""
         return self.spec.open_prompt is not None or (self.spec.tape is not None and not self.output)
 
     @property
     def prompt_reader(self) -> StreamingPrompt | None:
-        """Its reader, if that reads a prompt of its own."""
+        """Its reader if it has an ``open_prompt``."""
         return None if self.spec.open_prompt is None else cast("StreamingPrompt | None", self.reader)
 
     @property
@@ -217,7 +219,7 @@ class Request:
 
     @property
     def sampling(self) -> Sampling | None:
-        """How the next token is drawn; None takes the best. Preemption changes nothing about it."""
+        """How to draw the next token, None for the best one. Preemption does not change it."""
         if not self.spec.temperature or not self.complete:
             return None
         if self._sampling is None:
@@ -225,13 +227,13 @@ class Request:
         return self._sampling.later(len(self.output))
 
     def chosen(self, texts: Sequence[str] | None) -> str | None:
-        """Which of ``texts``, one for each of its choices, it answered; None for free text."""
+        """The chosen one of ``texts``, one text for each choice; None for free text."""
         if not texts or self.spec.choices is None:
             return None
         return texts[self.spec.choices.index(self.output[0])]
 
     def first(self, event: Event) -> int | None:
-        """Time (ns) of the first ``event``, None if it never happened."""
+        """Time of the first ``event``, ns; None if it never happened."""
         return next((at for what, at in self.events if what is event), None)
 
     # `Work`, in tokens.
@@ -243,7 +245,7 @@ class Request:
 
     @property
     def lost(self) -> bool:
-        """It waits for the session's lost KV."""
+        """It waits for the session's lost KV to be rebuilt."""
         return self.reader is None and self.spec.tape is not None and self.spec.tape.lost
 
     def tokens_of(self, n: int) -> int:
@@ -259,7 +261,7 @@ class Request:
         return -(-n // block_size) if self.reader is None else self.reader.blocks_needed(n)
 
     def open(self, n: int = 0) -> int:
-        """Open the reader, ask the prefix cache for what is not in KV. Raises whatever opening raises."""
+        """Open the reader and look the rest up in the prefix cache. Raises whatever opening raises."""
         if self.reader is None and self.spec.tape is not None:
             self.reader = self.spec.tape.fork()
         elif self.reader is None and self.spec.open_prompt is not None:
@@ -279,7 +281,7 @@ class Request:
         return self.reader.acquire(n)
 
     def defer(self) -> None:
-        """Pin nothing: what has no KV of its own yet may read a fresher version later."""
+        """Release the version if nothing was computed on it, so that a newer one is read later."""
         reader, waits = self.reader, self.state is State.QUEUED
         if waits and self.restartable and reader is not None and not reader.blocks and not reader.swapped:
             self.close()
@@ -294,7 +296,7 @@ class Request:
         return Chunk(self.reader, tokens, sample, self.spec.choices, self.sampling, len(drafts))
 
     def next_tokens(self, n: int) -> Sequence[int]:
-        """The ``n`` known tokens after those in KV."""
+        """The next ``n`` known tokens to compute."""
         start, prompt = self.computed, len(self.prompt)
         if start >= prompt:
             return self.output[start - prompt : start + n - prompt]
@@ -306,12 +308,12 @@ class Request:
     # Transitions.
 
     def admit(self, number: int, now: int) -> None:
-        """It goes into a batch, the ``number``-th admission of all."""
+        """Enter a batch, as the ``number``-th admission of all."""
         self.state, self.admitted = State.RUNNING, number
         self.events.append((Event.SCHEDULED, now))
 
     def replace(self, prompt: Sequence[int], now: int) -> None:
-        """Another prompt: KV of the common prefix stays (*Stream2LLM* section 4.2)."""
+        """Replace the prompt; KV of the common prefix stays (*Stream2LLM* section 4.2)."""
         self.prompt, self.last_chunk_ns = prompt, now
         reader = self.prompt_reader
         if reader is None:
@@ -326,7 +328,7 @@ class Request:
             reader.keep(len(prompt) - 1)
 
     def preempt(self, how: Event, number: int, now: int, by: int) -> None:
-        """Leave the pool, the ``number``-th preemption of all: swapped out already, or dropped here."""
+        """Leave the pool, as the ``number``-th preemption of all; KV not swapped out already is dropped."""
         assert self.reader is not None  # only admitted requests are preempted
         if how is Event.PREEMPTED_SWAP:
             self.swapped_tokens += self.private
@@ -339,13 +341,13 @@ class Request:
         self.events.append((how, now))
 
     def verify(self, drafted: int, accepted: int) -> None:
-        """Of the drafts in its last chunk so many were right: the others are dropped from KV."""
+        """Count the verified drafts of its last chunk and drop the rejected ones from KV."""
         assert self.reader is not None  # it was in the batch
         self.reader.keep(self.reader.length - drafted + accepted)
         self.drafted, self.accepted = self.drafted + drafted, self.accepted + accepted
 
     def accept(self, sampled: SampledToken) -> bool:
-        """Take one sampled token; True when the answer is complete."""
+        """Add a sampled token; True when the answer is complete."""
         self.samples.append(sampled)
         self.output.append(sampled.token)
         spec = self.spec
@@ -354,13 +356,13 @@ class Request:
         )
 
     def close(self) -> None:
-        """Give back the blocks and the context. Idempotent."""
+        """Release the blocks and the context. Idempotent."""
         if self.reader is not None:
             self.reader.release()
             self.reader = None
 
     def end(self, state: State, now: int, error: Failure | None = None) -> None:
-        """Reach a final state and give back all memory; what was only prefilled stays with the reader."""
+        """Reach a final state and release all memory; a prefill-only request leaves its KV to the reader."""
         if not (self.prefill_only and state is State.FINISHED):
             self.close()
         self.state, self.error = state, error

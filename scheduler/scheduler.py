@@ -1,8 +1,8 @@
 """The scheduler: one iteration is plan, allocate, execute, commit.
 
-Work comes in through an `Inbox` from any thread. All the rest belongs to the one thread that calls `step`:
-equal inputs (work, clock, executor) give equal decisions. The scheduler yields after every batch: whatever
-arrives meanwhile waits for one batch at most before it is ranked (*Attention Once* section 3.6).
+Any thread adds work through an `Inbox`. Everything else belongs to the one thread that calls `step`, and
+equal inputs (work, clock, executor) give equal decisions. The scheduler yields after every batch, so new work
+waits for at most one batch before it is ranked (*Attention Once* section 3.6).
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ FIFO = Ordering()
 
 @dataclass(frozen=True, slots=True)
 class Executed:
-    """What one forward pass ran, and what it sampled."""
+    """The entries of one forward pass and its results."""
 
     entries: Sequence[Entry]
-    """Those without a row of their own included: readers of a shared prefill."""
+    """Includes those without a row, which read a shared prefill."""
     rows: Sequence[Entry]
     sampled: Sequence[SampledToken | None]
-    """Of each row, None where nothing was to be sampled."""
+    """One result a row, None where nothing was sampled."""
     now: int
-    """When it ended, ns."""
+    """End of the pass, ns."""
 
 
 class Scheduler:
-    """Priority classes over one executor; see the module. `clock` gives ns and never runs backwards.
+    """Schedules priority classes on one executor; see the module. `clock` gives ns and must be monotonic.
 
-    ``ordering`` is that of POOL requests; one by prefix needs the ``index``, an adaptive one draws from
-    ``rng``. Without ``costs`` every session bound is due at once and `cost` never swaps; without a ``tier``
-    nothing does.
+    ``ordering`` applies to POOL requests; by prefix it needs the ``index``, an adaptive one draws from
+    ``rng``. Without ``costs`` every staleness bound is due at once and `cost` never swaps; without a ``tier``
+    nothing swaps.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Scheduler:
     # Any thread.
 
     def submit(self, request: Request) -> int:
-        """Queue a request and return its id. Refusals, too, arrive by `on_done`: code `too_long`.
+        """Queue a request and return its id. Refusals, such as `too_long`, also arrive by `on_done`.
 
         After `close` the request ends at once with `stopping`, on the caller's thread.
         """
@@ -101,67 +101,67 @@ class Scheduler:
         return request.id
 
     def append(self, tape: Tape, records: Records) -> None:
-        """Queue whole records for a tape. Raises ValueError for an empty one: then nothing is queued.
+        """Queue whole records for a tape. Raises ValueError for an empty record and then queues nothing.
 
-        Records that no batch can hold are reported to `on_drop` (`too_long`), and all of them after `close`.
+        Records too long for any batch are reported to `on_drop` (`too_long`), and after `close` all are.
         """
         if any(not record.tokens for record in records):
-            raise ValueError(f"{tape.name}: a record needs at least one token")
+            raise ValueError(f"{tape.name}: every record needs at least one token")
         if records and not self._inbox.append(tape, records):
             self._live.dropped(tape, list(records), STOPPING)
 
     def extend(self, request_id: int, tokens: Sequence[int]) -> None:
-        """More of an unfinished prompt (append mode, *Stream2LLM* section 4.2).
+        """Append to an unfinished prompt (append mode, *Stream2LLM* section 4.2).
 
-        Like `replace` and `finish` ignored for a request that has ended or whose prompt is finished.
+        Ignored, as are `replace` and `finish`, when the request has ended or its prompt is finished.
         """
         self._inbox.change_prompt(request_id, "extend", tokens)
 
     def replace(self, request_id: int, tokens: Sequence[int]) -> None:
-        """Another prompt in place of the unfinished one: KV of the common prefix stays (update mode)."""
+        """Replace an unfinished prompt; KV of the common prefix stays (update mode)."""
         self._inbox.change_prompt(request_id, "replace", tokens)
 
     def finish(self, request_id: int) -> None:
-        """The prompt is all there: generate. An empty one fails with `bad_prompt`."""
+        """Finish the prompt and generate. An empty prompt fails with `bad_prompt`."""
         self._inbox.change_prompt(request_id, "finish")
 
     def cancel(self, request_id: int) -> None:
-        """End a live request as CANCELLED before the next batch; unknown and ended ids are ignored."""
+        """End a live request as CANCELLED before the next batch; ignores unknown and ended ids."""
         self._inbox.cancel(request_id)
 
     def run_between(self, callback: Callable[[], None]) -> bool:
-        """Call `callback` on the stepping thread between two batches; False, and no call, after `close`."""
+        """Call `callback` on the stepping thread between two batches; after `close` return False instead."""
         return self._inbox.call(callback)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Block until something came in (True), or `interrupt` or the time limit (False)."""
+        """Block until work arrives (True), or until `interrupt` or the timeout (False)."""
         return self._inbox.wait(timeout_s)
 
     def interrupt(self) -> None:
-        """Wake a thread that blocks in `wait`, now or at its next call."""
+        """Wake the thread that blocks in `wait`, now or at its next call."""
         self._inbox.interrupt()
 
     # The stepping thread, or before it starts.
 
     def subscribe(self, listener: TapeListener) -> None:
-        """Tell `listener` of commits and drops, after those subscribed earlier."""
+        """Notify `listener` of commits and drops, after earlier subscribers."""
         self._live.listeners.append(listener)
 
     def on_lost(self, callback: Callable[[Tape], None]) -> None:
-        """Call `callback` at every step with each tape whose lost KV keeps work waiting."""
+        """Call `callback` at every step with each tape whose lost KV blocks work."""
         self._on_lost.append(callback)
 
     @property
     def live(self) -> int:
-        """Requests and tapes with work that have not ended."""
+        """Unfinished requests, and tapes with records to append."""
         return sum(self.queues.live.values())
 
     def next_due(self) -> float | None:
-        """Seconds until an unfinished prompt is given up, unless input comes; None while there is none."""
+        """Seconds until the next unfinished prompt times out; None without one."""
         return self._live.timeouts.next_due(self._clock())
 
     def step(self) -> bool:
-        """One iteration. False when there was nothing to do."""
+        """Run one iteration; False when there was nothing to do."""
         now = self._clock()
         received = self._receive(now)
         planned = self._plan(now)
@@ -175,16 +175,16 @@ class Scheduler:
         return worked or len(self._inbox) > 0
 
     def close(self) -> None:
-        """Refuse new work and end all live work with `stopping`."""
+        """Refuse new work, and end all live work with `stopping`."""
         self._inbox.close()
         for note in self._inbox.take():
             self._live.apply(note)
         self._live.close()
 
-    # Receive: notes of other threads come into force.
+    # Receive: carry out the notes of other threads.
 
     def _receive(self, now: int) -> bool:
-        """Whether anything came in or ran out of time."""
+        """Whether a note arrived or a prompt timed out."""
         self._live.waits.advance(now)
         notes = self._inbox.take()
         for note in notes:
@@ -219,7 +219,7 @@ class Scheduler:
         return allocation
 
     def _preempt(self, victim: Request, by: Work) -> None:
-        """Make room: to the host if that is cheaper and it has room, else computed again later."""
+        """Preempt a request: swap it out if that is cheaper and the host has room, or recompute it later."""
         tier, reader = self._tier, victim.reader
         swapped = (
             tier is not None
@@ -238,26 +238,26 @@ class Scheduler:
     # Execute.
 
     def _execute(self, entries: Sequence[Entry]) -> Executed | None:
-        """One forward pass; half of it again, once, where the device had no memory. None: nothing ran."""
+        """Run one forward pass; when memory runs out, retry once with half of it. None: nothing ran."""
         if not entries:
             return None
         self._admit(entries)
         try:
             return self._forward(entries)
         except OutOfMemory as error:
-            log.warning("no memory for a batch of %d entries: %s", len(entries), error)
+            log.warning("out of memory in a batch of %d entries: %s", len(entries), error)
             self._observer.out_of_memory(retried=True)
         smaller = self._shrink([entry for entry in entries if entry.n])
         try:
             return self._forward(smaller)
         except OutOfMemory as error:
             self._observer.out_of_memory(retried=False)
-            message = f"the device has no memory left for one more step, not even a smaller one: {error}"
+            message = f"the device ran out of memory, even for half of the batch: {error}"
             self._live.lose(smaller, Failure("no_memory", message))
             return None
 
     def _admit(self, entries: Sequence[Entry]) -> None:
-        """Requests of a batch are admitted; how long its work waited is told."""
+        """Admit the requests of a batch and report how long its work waited."""
         now = self._clock()
         for entry in entries:
             work = entry.work
@@ -274,7 +274,7 @@ class Scheduler:
 
     def _forward(self, entries: Sequence[Entry]) -> Executed | None:
         started = self._clock()
-        # without a row are readers of a shared prefill, and unfinished prompts the prefix cache had all of
+        # no row: readers of a shared prefill, and unfinished prompts that the prefix cache has in full
         rows = [entry for entry in entries if entry.n]
         chunks = [entry.work.chunk(entry.n, entry.drafts) for entry in rows]
         if not chunks:
@@ -298,7 +298,7 @@ class Scheduler:
         return Executed(entries, rows, sampled, now)
 
     def _shrink(self, rows: Sequence[Entry]) -> list[Entry]:
-        """The first half of a batch; the requests of the rest are preempted."""
+        """The first half of a batch; the other requests are preempted."""
         kept = first_half(rows)
         staying = {entry.work for entry in kept}
         for entry in rows:
@@ -315,7 +315,7 @@ class Scheduler:
         for entry, sampled in zip(executed.rows, executed.sampled, strict=True):
             if isinstance(entry.work, Request):
                 self._advance(entry.work, sampled, len(entry.drafts), executed.now)
-        # Tapes last: whoever finished above did so at the version it read, and its successor sees the newest.
+        # Tapes last: requests that finish here read their own version, and what they trigger sees the newest.
         for entry in executed.rows:
             if isinstance(entry.work, TapeAppend):
                 self._commit_records(entry.work, entry.n)
@@ -324,7 +324,7 @@ class Scheduler:
                 self._live.update(entry.work)
 
     def _advance(self, request: Request, sampled: SampledToken | None, drafted: int, now: int) -> None:
-        """Account for a request's executed chunk; the executor has advanced its reader, over drafts, too."""
+        """Apply the results of a request's chunk; the executor has advanced its reader, over drafts, too."""
         if drafted and sampled is not None:
             accepted = len(sampled.accepted)
             request.verify(drafted, accepted)
@@ -340,7 +340,7 @@ class Scheduler:
             self._live.end(request, State.FINISHED)
         elif sampled is None:
             self._live.end(
-                request, State.FAILED, Failure("engine", "the executor returned no row to sample from")
+                request, State.FAILED, Failure("engine", "the executor returned no token for this request")
             )
         elif sampled.error is not None:
             self._live.end(request, State.FAILED, Failure("nan_logits", sampled.error))

@@ -1,8 +1,8 @@
-"""N-gram speculation: an answer often repeats what was said (*Attention Once* section 3.7).
+"""N-gram speculation: answers often repeat earlier text (*Attention Once* section 3.7).
 
-Drafts are what followed the last tokens when they occurred before; the pass that computes the next token
-verifies them, in rows of their own. They take only tokens that the plan left and free blocks above the
-high-water mark: nobody is preempted, and no prompt gets a smaller chunk, for a draft.
+The drafts are the tokens that followed an earlier occurrence of the last tokens. The pass that computes the
+next token verifies them, in rows of their own. Drafts use only tokens that the plan left and free blocks
+above the high-water mark: a draft never preempts a request or shrinks a prompt's chunk.
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ from scheduler.request import Request
 from scheduler.types import Limits
 
 LENGTHS = (3, 2)
-"""Tokens that must have occurred before, the longer first."""
+"""Lengths of the n-grams to look up, the longer first."""
 HISTORY = 4096
-"""Tokens of a prompt that are looked through, the newest: it bounds what a request remembers."""
+"""Newest tokens of a prompt to index; bounds the memory of a request."""
 FORGET = 0.2
-"""Weight of the newest verification in the acceptance."""
+"""Weight of the newest verification in the acceptance rate."""
 GIVE_UP = 0.1
-"""Acceptance below which only every few tokens one draft is tried."""
+"""Acceptance rate below which one draft is tried every `RETRY` tokens only."""
 RETRY = 16
-"""So many tokens apart."""
+"""See `GIVE_UP`."""
 
 
 class NgramProposer:
-    """One request's tokens as a source of drafts. Adding a token and proposing take constant time."""
+    """Proposes drafts from one request's tokens. Adding a token and proposing take constant time."""
 
     def __init__(self, prompt: Sequence[int]) -> None:
         self.acceptance = 1.0
-        """Share of drafts that proved right, the newest weighing most."""
+        """Share of accepted drafts, an exponential average."""
         self._tokens: list[int] = []
         self._after: dict[tuple[int, ...], int] = {}
-        """Where the newest occurrence of these tokens goes on."""
+        """N-gram to the index after its newest occurrence."""
         self._prompt = max(0, len(prompt) - HISTORY)
         self.extend(prompt[self._prompt :])
 
     def __len__(self) -> int:
-        """Tokens of prompt and answer it knows."""
+        """Number of known tokens, of prompt and answer."""
         return self._prompt + len(self._tokens)
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """The text went on."""
+        """Add tokens."""
         known, start = self._tokens, len(self._tokens)
         known.extend(tokens)
         for n in LENGTHS:
@@ -52,7 +52,7 @@ class NgramProposer:
             self._after.update(zip(zip(*columns, strict=True), ends, strict=True))
 
     def propose(self, most: int) -> list[int]:
-        """At most `most` tokens that followed the newest earlier occurrence of the last 3 tokens, else 2."""
+        """Up to `most` tokens that followed the newest earlier occurrence of the last 3 tokens, else of 2."""
         for n in LENGTHS:
             at = self._after.get(tuple(self._tokens[-n:])) if len(self._tokens) >= n else None
             if at is not None:
@@ -60,12 +60,12 @@ class NgramProposer:
         return []
 
     def verified(self, drafted: int, accepted: int) -> None:
-        """So many of the drafts were right."""
+        """Update the acceptance rate."""
         self.acceptance += FORGET * (accepted / drafted - self.acceptance)
 
 
 class Speculation:
-    """Gives running answers drafts, and remembers each request's tokens and how its drafts fared."""
+    """Adds drafts to running answers; keeps each request's tokens and acceptance rate."""
 
     def __init__(self, limits: Limits, memory: BlockPool) -> None:
         self._limits, self._memory = limits, memory
@@ -73,7 +73,7 @@ class Speculation:
         self._proposers: dict[int, NgramProposer] = {}
 
     def draft(self, entries: Sequence[Entry]) -> list[Entry]:
-        """The entries, those of running answers with drafts where there are any, and blocks for them."""
+        """Add drafts to the entries of running answers, where there are any and blocks for them."""
         if not self._limits.max_drafts:
             return list(entries)
         decoders = sum(entry.work.decoding for entry in entries)
@@ -90,18 +90,18 @@ class Speculation:
         return out
 
     def verified(self, request: Request, drafted: int, accepted: int) -> None:
-        """So many of a request's drafts were right."""
+        """Update a request's acceptance rate."""
         self._proposers[request.id].verified(drafted, accepted)
 
     def forget(self, request: Request) -> None:
-        """It ended."""
+        """Drop the state of a request that ended."""
         self._proposers.pop(request.id, None)
 
     def _propose(self, request: Request, left: int, decoders: int) -> list[int]:
         limits, proposer, generated = self._limits, self._proposers.get(request.id), len(request.output)
         acceptance = 1.0 if proposer is None else proposer.acceptance
         cap = draft_cap(limits.max_drafts, limits.max_draft_rows, decoders, acceptance, generated)
-        # the last token of an answer needs no drafts behind it
+        # the last token of an answer needs no drafts after it
         most = min(left, cap, request.spec.max_tokens - generated - 1)
         if most <= 0:
             return []
@@ -116,10 +116,10 @@ class Speculation:
 
 
 def draft_cap(most: int, rows: int, decoders: int, acceptance: float, generated: int) -> int:
-    """Drafts for one request: `most`, less as more answers share `rows` and as fewer drafts prove right.
+    """Most drafts for one request: `most`, or fewer with many answers on `rows` or a low acceptance rate.
 
-    Expected gain falls geometrically along a draft, so its length follows the acceptance; where hardly any
-    proves right one is tried every `RETRY` tokens (``generated`` of the answer so far), to notice a change.
+    The expected gain falls geometrically along a draft, so its length follows the acceptance rate. At a very
+    low rate one draft is tried every `RETRY` tokens (``generated`` so far), to notice a change.
     """
     share = min(most, rows // max(1, decoders))
     if acceptance < GIVE_UP:

@@ -1,13 +1,13 @@
-"""Appends to tapes: records that wait, and which tapes must go now to keep their freshness bound.
+"""Appends to tapes: waiting records, and which tapes must run now to keep their staleness bound.
 
-Earliest deadline first, and not before it is needed. A tape stays behind all questions until waiting for one
-more batch could make it, or one with a later deadline behind it, miss its bound. Whatever is due then goes in
-front of everything but FLASH; questions fill up its batches, so each is counted as a full one.
+Earliest deadline first, but no earlier than needed. A tape ranks below all questions until one more batch of
+waiting could make it, or a tape with a later deadline, miss its bound. It is then due and ranks above
+everything but FLASH. Questions fill up the batches, so each batch is counted as a full one.
 
-The bound holds when the device has the capacity: whenever a record comes, all those that are waiting then and
-have no later deadline fit, with one full batch before them, into the time until any deadline from the new
-record's on. With one bound for all tapes: what comes within a bound takes no longer than the bound, less one
-batch. Plain earliest deadline first asks for less; the rest is the price of letting questions go first.
+The bound holds if the device has the capacity: whenever a record arrives, the waiting records with no later
+deadline, plus one full batch, must fit into the time until any deadline from the new record's on. With one
+bound for all tapes: the input of one bound's time takes at most that time less one batch. Plain earliest
+deadline first needs less capacity; the rest is the price of letting questions go first.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ P = TypeVar("P")
 
 @dataclass(frozen=True, slots=True)
 class TapeItem(Generic[P]):
-    """One indivisible piece of a tape (a bar) with whatever its owner wants back at commit.
+    """One indivisible piece of a tape (a bar), with a payload that its owner gets back at commit.
 
-    ``ts_event``: its event time, ns; needed when the tape keeps a span of event time.
+    ``ts_event``: event time, ns; required when the tape retains a span of event time.
     """
 
     tokens: Sequence[int]
@@ -43,18 +43,18 @@ Records = Sequence[TapeItem[Any]]
 
 
 class TapeListener(Protocol):
-    """Hears of every change of every tape, on the stepping thread, before the next batch is planned."""
+    """Receives every change of every tape, on the stepping thread, before the next batch is planned."""
 
     def on_commit(self, tape: Tape, version: int, records: Records) -> None:
-        """`records` became visible together as `version`. What is submitted here is in the next batch."""
+        """`records` became visible together as `version`. Requests submitted here join the next batch."""
 
     def on_drop(self, tape: Tape, records: Records, failure: Failure) -> None:
-        """`records` will never be on the tape: the data has a gap."""
+        """`records` were lost for good: the tape has a gap."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A record that waits for its batch."""
+    """A record waiting for its batch."""
 
     seq: int
     record: TapeItem[Any]
@@ -63,14 +63,14 @@ class Pending:
 
 @dataclass(eq=False, slots=True)
 class TapeAppend:
-    """The records one tape still has to take, oldest first; a `Work` whose units are records."""
+    """The waiting records of one tape, oldest first; a `Work` whose units are records."""
 
     tape: Tape
     queue: deque[Pending] = field(default_factory=deque)
     failures: int = 0
-    """Batches lost in a row with the records at the head; the second loss drops them."""
+    """Consecutive failed batches with the oldest records; the second failure drops them."""
     due: bool = False
-    """Its staleness bound is near: it goes before sessions' questions."""
+    """It is near its staleness bound and ranks above sessions' questions."""
 
     cls = PriorityClass.STREAM
     background = False
@@ -84,12 +84,12 @@ class TapeAppend:
 
     @property
     def seq(self) -> int:
-        """Number of the oldest waiting record, so that a tape with a backlog cannot hold up the others."""
+        """Number of the oldest waiting record, so that a backlog on one tape does not delay the others."""
         return self.queue[0].seq
 
     @property
     def deadline(self) -> int | None:
-        """When its oldest record is to be committed (ns); None when nothing is promised."""
+        """When its oldest record must be committed, ns; None without a bound."""
         return self.queue[0].queued_ns + self.tape.staleness_ns if self.tape.staleness_ns else None
 
     @property
@@ -99,7 +99,7 @@ class TapeAppend:
 
     @property
     def remaining(self) -> int:
-        """Records that wait."""
+        """Number of waiting records."""
         return len(self.queue)
 
     def head(self, n: int) -> list[TapeItem[Any]]:
@@ -134,7 +134,7 @@ class TapeAppend:
         return self.tape.blocks_needed(self.tokens_of(n))
 
     def open(self, n: int) -> int:
-        """Evict what the retention cannot keep together with the ``n`` records."""
+        """Evict what the retention cannot keep along with the ``n`` records."""
         return self.tape.make_room(self.tokens_of(n), n, max(self.times(n)))
 
     def allocate(self, n: int) -> bool:
@@ -142,7 +142,7 @@ class TapeAppend:
         return self.tape.acquire(self.tokens_of(n))
 
     def defer(self) -> None:
-        """Nothing to give back: a tape's blocks stay its own."""
+        """Does nothing: a tape keeps its blocks."""
 
     def chunk(self, n: int, drafts: tuple[int, ...] = ()) -> Chunk:
         """See `Work`; a tape has no drafts."""
@@ -152,9 +152,9 @@ class TapeAppend:
 def due(appends: Iterable[TapeAppend], now: int, limits: Limits, costs: Costs | None) -> list[TapeAppend]:
     """The appends to promote at time ``now`` (ns), earliest deadline first.
 
-    The first i are due when now + one full batch (the one that could go instead) + as many full batches as
-    they take (`Passes`) would reach the i-th deadline. Without a cost model all with a bound are due at once.
-    A call sorts the bounded appends and looks at their records.
+    The first i are due when now + one full batch (one that could run first) + the full batches they need
+    (`Passes`) would reach the i-th deadline. Without a cost model, all tapes with a bound are due at once.
+    Each call sorts these appends and reads their records.
     """
     bounded = [
         (deadline, append.seq, append) for append in appends if (deadline := append.deadline) is not None
@@ -177,22 +177,23 @@ def due(appends: Iterable[TapeAppend], now: int, limits: Limits, costs: Costs | 
 
 @dataclass(slots=True)
 class Passes:
-    """How many batches it takes at most to empty the tapes added, whoever else fills these batches up.
+    """An upper bound on the batches that empty the added tapes, whatever else fills these batches.
 
-    A batch ends for one of three reasons: its tokens are used up, but for less than the longest record; its
-    rows are; or each tape took all that it may in one pass. So there are at most as many as these allow.
+    A batch ends for one of three reasons: its tokens are used up, except for less than the longest record;
+    its rows are used up; or every tape took the most it may in one pass. Each reason occurs a bounded number
+    of times.
     """
 
     limits: Limits
     tokens: int = 0
     longest: int = 1
     alone: int = 0
-    """Passes of all tapes, were each alone."""
+    """Sum of the passes of all tapes, each by itself."""
     deepest: int = 0
-    """Passes of the tape that takes the most."""
+    """Most passes of any tape."""
 
     def add(self, append: TapeAppend) -> None:
-        """All that waits for one more tape."""
+        """Add all waiting records of one tape."""
         lengths = append.lengths(append.remaining)
         passes = _alone(append, lengths, self.limits)
         self.tokens += sum(lengths)
@@ -202,14 +203,14 @@ class Passes:
 
     @property
     def most(self) -> int:
-        """The bound; never more than one tape after the other."""
+        """The bound; at most the passes of all tapes one after the other."""
         limits = self.limits
         full = self.tokens // max(1, limits.max_batch_tokens - self.longest + 1)
         return min(self.alone, self.deepest + full + self.alone // limits.max_batch_requests)
 
 
 def _alone(append: TapeAppend, lengths: list[int], limits: Limits) -> int:
-    """Passes for what waits for one tape: whole records, within what one append may be."""
+    """Passes for one tape's waiting records: whole records, within the limits of one append."""
     tape = append.tape
     most = min(limits.max_batch_tokens, tape.append_tokens)
     passes = tokens = records = oldest = newest = 0

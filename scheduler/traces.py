@@ -1,4 +1,4 @@
-"""Lines of JSON as objects; a line that cannot be used is named by its number."""
+"""Decodes JSON lines; errors give the line number."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ T = TypeVar("T")
 
 
 class TraceError(ValueError):
-    """A line cannot be used; the message names it."""
+    """A line of a trace is invalid; the message gives its number."""
 
 
 def decoded(lines: Iterable[str | bytes], kind: type[T]) -> Iterator[tuple[int, T]]:
-    """(number, object) of every line that is not blank. Raises TraceError for one that is no `kind`."""
+    """(number, object) of each line that is not blank. Raises TraceError for a line that is not a `kind`."""
     decoder = msgspec.json.Decoder(kind)
     for number, line in enumerate(lines, start=1):
         if line.strip():

@@ -1,4 +1,4 @@
-"""Priority classes, limits, and what the scheduler asks of its work, of the host tier and of the costs.
+"""Priority classes, limits, and the scheduler's interfaces to its work, the host tier and the costs.
 
 Every method is called from the one thread that runs `Scheduler.step`.
 """
@@ -13,11 +13,11 @@ from typing import Any, Literal, Protocol, get_args
 from engine.step import Chunk
 
 Eviction = Literal["recompute", "swap", "cost"]
-"""How a victim leaves the pool; `cost` takes the cheaper way for each (*Stream2LLM* section 4.3)."""
+"""How victims are preempted; `cost` takes the cheaper way for each (*Stream2LLM* section 4.3)."""
 
 
 class PriorityClass(IntEnum):
-    """Who goes first; a lower value is a higher priority (*Attention Once* section 3.6, equation 8)."""
+    """Priority of work; lower values go first (*Attention Once* section 3.6, equation 8)."""
 
     FLASH = 0
     SESSION = 1
@@ -27,9 +27,9 @@ class PriorityClass(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Budgets of one batch and of one request (*Attention Once* section 3.7), in tokens unless named.
+    """Budgets of a batch and of a request (*Attention Once* section 3.7), in tokens unless noted.
 
-    Raises ValueError, naming the field, when a value makes no sense.
+    Raises ValueError with the field's name when a value makes no sense.
     """
 
     max_batch_tokens: int = 2048
@@ -38,25 +38,25 @@ class Limits:
     chunk_min: int = 128
     chunk_max: int = 1024
     cell_budget_fraction: float = 0.5
-    """Part of the pool that the sum of prompt + max_tokens over admitted requests may claim."""
+    """Part of the pool that admitted requests may use, by the sum of prompt + max_tokens."""
     high_water: float = 0.95
-    """Pool occupancy above which prefill chunks wait, so that running answers can still grow."""
+    """Pool occupancy above which prefill chunks wait, so that running answers can grow."""
     max_prompt_tokens: int = 8192
     max_new_tokens: int = 1024
     eviction: Eviction = "cost"
     grouping: bool = True
-    """Equal beginnings of POOL prompts are computed once (section 3.7, prefix-aware grouped prefill)."""
+    """Compute equal beginnings of POOL prompts once (section 3.7, prefix-aware grouped prefill)."""
     max_drafts: int = 4
-    """Most guessed tokens verified with one generated token; 0 turns speculation off (section 3.7)."""
+    """Most draft tokens per generated token; 0 turns speculation off (section 3.7)."""
     max_draft_rows: int = 64
-    """Most guessed tokens in one batch: the more answers run, the fewer each has."""
+    """Most draft tokens in one batch, shared by all running answers."""
     stream_timeout_ns: int = 60_000_000_000
-    """An unfinished prompt without input for so long is given up; 0 waits for ever."""
+    """An unfinished prompt without input for so long is ended; 0 waits for ever."""
 
     def __post_init__(self) -> None:
         for name in ("max_drafts", "max_draft_rows", "stream_timeout_ns"):
             if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, is {getattr(self, name)}")
+                raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}")
         if self.eviction not in get_args(Eviction):
             raise ValueError(f"eviction must be recompute, swap or cost, not {self.eviction!r}")
         at_least_1 = "max_batch_tokens max_batch_requests max_prompt_tokens max_new_tokens chunk_min"
@@ -71,34 +71,34 @@ class Limits:
 
 
 class Tier(Protocol):
-    """Where KV goes that leaves the pool and is to come back."""
+    """Where KV that leaves the pool is kept until it returns."""
 
     def swap_out(self, reader: Any) -> bool:
-        """Move the private KV of a reader of its pool out; False, and nothing changed, without room."""
+        """Move a reader's private KV out of the pool; False, with nothing changed, without room."""
 
 
 class Costs(Protocol):
-    """What the device takes for things, predicted in ns (*Stream2LLM* section 4.3)."""
+    """Predicted times of the device, ns (*Stream2LLM* section 4.3)."""
 
     def recompute_ns(self, tokens: int) -> int:
-        """Prefilling so many tokens."""
+        """Prefilling ``tokens`` tokens."""
 
     def swap_ns(self, blocks: int) -> int:
-        """Moving so many blocks out and in again."""
+        """Moving ``blocks`` blocks out and back in."""
 
     def batch_ns(self, spans: Sequence[tuple[int, int]]) -> int:
         """One pass over rows of (tokens in KV, tokens to compute)."""
 
 
 class Work(Protocol):
-    """What the planner, the allocation and the executor need of a prompt, or of the appends to a tape.
+    """Work of the planner, the allocation and the executor: a request, or the appends to a tape.
 
     Work advances in units: tokens of a prompt, whole records of a tape.
     """
 
     @property
     def cls(self) -> PriorityClass:
-        """Who goes first."""
+        """Priority class."""
 
     @property
     def seq(self) -> int:
@@ -106,45 +106,45 @@ class Work(Protocol):
 
     @property
     def session(self) -> str:
-        """What it is called in messages."""
+        """Its name in messages."""
 
     @property
     def background(self) -> bool:
-        """It runs in what other work leaves of a batch."""
+        """It uses only what other work leaves of a batch."""
 
     @property
     def complete(self) -> bool:
-        """No more input is needed for it to end."""
+        """It needs no more input to end."""
 
     @property
     def decoding(self) -> bool:
-        """The next pass computes just the token sampled last."""
+        """The next pass computes only the token sampled last."""
 
     @property
     def lost(self) -> bool:
-        """It cannot run before a session's lost KV is rebuilt."""
+        """It must wait until a session's lost KV is rebuilt."""
 
     @property
     def remaining(self) -> int:
-        """Units to be computed."""
+        """Units left to compute."""
 
     def tokens_of(self, n: int) -> int:
         """Tokens of the next `n` units."""
 
     def units_within(self, tokens: int, most: int) -> int:
-        """How many of the next `most` units have at most so many tokens."""
+        """How many of the next `most` units fit into `tokens` tokens."""
 
     def blocks_needed(self, n: int, block_size: int) -> int:
-        """Blocks that the next `n` units take beyond those it has. Changes nothing."""
+        """More blocks that the next `n` units need. Changes nothing."""
 
     def open(self, n: int) -> int:
-        """Make its target ready to take blocks for `n` units; returns tokens evicted for them."""
+        """Prepare its target for `n` units; returns the tokens evicted for them."""
 
     def allocate(self, n: int) -> bool:
-        """Take the blocks of the next `n` units. False, with nothing changed, when the pool cannot."""
+        """Allocate the blocks of the next `n` units. False, with nothing changed, when the pool is short."""
 
     def defer(self) -> None:
-        """It got no blocks in this step: give back what is not needed until the next."""
+        """Release what it need not hold until the next step: it got no blocks in this one."""
 
     def chunk(self, n: int, drafts: tuple[int, ...] = ()) -> Chunk:
-        """The next `n` units, and drafts behind them, as the executor takes them."""
+        """The next `n` units, with drafts after them, for the executor."""

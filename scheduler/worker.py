@@ -1,4 +1,4 @@
-"""The one thread that owns the device: steps the scheduler while there is work, blocks when there is none."""
+"""The one thread that owns the device: it steps the scheduler while there is work and blocks otherwise."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from scheduler.scheduler import Scheduler
 log = logging.getLogger(__name__)
 
 _BACKOFF_S = (0.01, 0.1, 1.0)
-"""Pauses after consecutive failed steps, the last one repeated: a defect must not become a busy loop."""
+"""Pauses after consecutive failed steps, the last one repeated, so that a bug is not a busy loop."""
 
 
 class Worker:
     """Runs a scheduler until stopped.
 
-    A watchdog reads `progress` and `idle`: alive means idle, or progress since the last look. ``when_idle``
-    is called, on the same thread, when a step found nothing to do, and again after the seconds it returns
-    (None: after the next work). Work that arrives meanwhile waits for it: do one bounded piece a call.
+    A watchdog reads `progress` and `idle`: the worker is alive if it is idle or made progress since the last
+    look. ``when_idle`` is called on the worker's thread when a step found nothing to do, and again after the
+    seconds it returns (None: after the next work). New work waits for it, so each call must do one bounded
+    piece.
     """
 
     def __init__(
@@ -40,20 +41,20 @@ class Worker:
         self._drain_until = 0.0
         self._failed_in_row = 0
         self.progress = 0
-        """Completed steps that did something."""
+        """Steps that did something."""
         self.failures = 0
-        """Steps that raised: a defect, not an expected outcome."""
+        """Steps that raised; each is a bug, not an expected outcome."""
         self.idle = False
 
     def start(self) -> None:
-        """Begin stepping."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self, drain_s: float) -> bool:
-        """Step on for at most `drain_s` seconds while there is work, then end the rest with code `stopping`.
+        """Work for at most `drain_s` more seconds, then end the rest with code `stopping`.
 
-        Returns whether the thread ended: False means that a forward pass did not return for another
-        ``join_grace_s``. Call from another thread, once.
+        Returns whether the thread ended; False means that a forward pass did not return within another
+        ``join_grace_s``. Call it once, from another thread.
         """
         self._drain_until = time.monotonic() + drain_s
         self._stopping.set()
@@ -74,12 +75,12 @@ class Worker:
         self.idle = True
 
     def _rest(self) -> float | None:
-        """Do a piece of what can wait; in how many seconds there is more of it, or a prompt is given up."""
+        """Call ``when_idle``; returns the seconds until it or a prompt's timeout is due next."""
         due = self._scheduler.next_due()
         try:
             rest = self._when_idle()
         except Exception:
-            log.exception("what is done when idle raised")
+            log.exception("when_idle raised")
             self.failures += 1
             rest = None
         return min((wait for wait in (due, rest) if wait is not None), default=None)

@@ -1,1 +1,1 @@
-"""Attention over extents: metadata of a batch, and the backends."""
+"""Attention over extents: the metadata of a batch, and the backends."""

@@ -1,7 +1,7 @@
-"""What an attention backend is given and how parts over extents are merged by log-sum-exp.
+"""The interface of an attention backend, and the merge of attention states by log-sum-exp.
 
-A backend gets one layer's queries, its new keys and values, and the pool that already holds them.
-`cpu` reads extents in place with torch's CPU flash kernel, `triton` with kernels of its own on a GPU.
+A backend gets one layer's queries, its new keys and values, and the pool, which already has them. `cpu` reads
+extents in place with torch's CPU flash kernel; `triton` uses its own kernels on a GPU.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from engine.attention.rotary import FrameRotation
 class LayerCall:
     """One layer's attention in one pass.
 
-    ``query`` [q_heads, rows, key_dim]; ``new_key``, ``new_value`` [kv_heads, rows, dim]: the batch's own;
-    ``keys``, ``values`` [kv_heads, slots, dim]: the layer's pool. ``sinks`` [q_heads]: a logit each head
-    may attend to that has no value (GPT-OSS).
+    ``query`` [q_heads, rows, key_dim]; ``new_key``, ``new_value`` [kv_heads, rows, dim]: of the batch's own
+    rows; ``keys``, ``values`` [kv_heads, slots, dim]: the layer's pool. ``sinks`` [q_heads]: one logit per
+    head that takes part in the softmax without a value (GPT-OSS).
     """
 
     query: torch.Tensor
@@ -37,7 +37,7 @@ class LayerCall:
     sinks: torch.Tensor | None = None
 
     def rotated(self, rows: slice | torch.Tensor, shifts: torch.Tensor | None) -> torch.Tensor:
-        """The queries of ``rows``, rotated to the frames of what they meet; None: they live there."""
+        """The queries of ``rows``, rotated to the frames of their keys; no rotation if ``shifts`` is None."""
         queries = self.query[:, rows]
         return queries if shifts is None else self.rotation.rotate(queries, shifts)
 
@@ -51,9 +51,9 @@ class Attention(Protocol):
 
 
 class Merged:
-    """Parts of one layer's output, merged by their log-sum-exp as they come.
+    """Merges the attention states of one layer by log-sum-exp, one after the other.
 
-    Everything is per row, so a row that has become NaN leaves the others as they are.
+    Everything is per row, so a row with NaN does not affect others.
     """
 
     def __init__(self, call: LayerCall) -> None:
@@ -62,10 +62,10 @@ class Merged:
         self._state: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def add(self, rows: slice | torch.Tensor, out: torch.Tensor, lse: torch.Tensor) -> None:
-        """Merge a part over ``rows``, each of which saw some key of it; both tensors become the merger's own.
+        """Merge a part over ``rows``, each of which saw at least one of its keys. Takes over both tensors.
 
-        ``out`` [..., rows, dim], ``lse`` [..., rows], where what comes before is the same for all parts: the
-        query heads, together or as groups of each KV head.
+        ``out`` [..., rows, dim], ``lse`` [..., rows]. The leading dimensions must be the same for all parts:
+        the query heads, flat or grouped by KV head.
         """
         out, lse = out.float(), lse.float()
         if self._state is None:
@@ -75,7 +75,7 @@ class Merged:
             self._state = self._nothing(out)
         whole, whole_lse = self._state
         before = whole_lse[..., rows]
-        # One sigmoid in place of two exponentials: exp goes through a threaded library even for few numbers.
+        # One sigmoid instead of two exponentials: exp starts library threads even for few numbers.
         weight = torch.sigmoid(lse - before)[..., None]
         if isinstance(rows, slice):
             whole[..., rows, :].lerp_(out, weight)
@@ -84,10 +84,10 @@ class Merged:
         whole_lse[..., rows] = torch.logaddexp(before, lse)
 
     def result(self) -> torch.Tensor:
-        """The merged output in the model's dtype, [q_heads, rows, dim], one row after the other in memory."""
+        """The merged output in the model's dtype, [q_heads, rows, dim], with rows contiguous in memory."""
         assert self._state is not None, "every row sees at least itself"
         whole, lse = self._state
-        if self._call.sinks is not None:  # a sink takes its share of the weight and gives nothing
+        if self._call.sinks is not None:  # a sink takes weight and adds no value
             sinks = self._call.sinks.float().view(*lse.shape[:-1], 1)
             whole = whole * torch.sigmoid(lse - sinks)[..., None]
         return whole.movedim(-2, 0).flatten(1, -2).transpose(0, 1).to(self._call.query.dtype)

@@ -1,7 +1,7 @@
-"""The CPU backend: extents read in place by torch's CPU flash kernel, grouped query heads folded into rows.
+"""The CPU backend: torch's CPU flash kernel reads extents in place; grouped query heads become rows.
 
-The kernel returns the log-sum-exp, so an extent shared by many readers is read once for all of them. It has
-no soft-cap: models that have one get a plain softmax over a few keys at a time.
+The kernel returns the log-sum-exp, so an extent with many readers is read once for all of them. It has no
+soft-cap: models with one use a plain softmax over a few keys at a time.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from engine.attention.reference import attend, attend_new
 from engine.attention.short_extents import ContextBatch, batch_short
 
 RANGE_KEYS = 4096
-"""Few rows read a long extent by so many keys at a time, which then stay in the cache for all of them."""
+"""Keys per call when few rows read a long extent: they stay in the cache for all rows."""
 RANGE_ROWS = 192
-"""The kernel takes blocks of 32 rows below so many, and reads all keys it is given for each block."""
+"""With fewer rows the kernel uses blocks of 32 rows and reads all given keys for each block."""
 CAPPED_SCORES = 1 << 22
-"""Scores in memory at once under a soft-cap, about so many (16 MiB)."""
+"""Scores in memory at once with a soft-cap, approximately (16 MiB)."""
 
 Output = tuple[torch.Tensor, torch.Tensor]
-"""What `Merged.add` takes."""
+"""Output and log-sum-exp, as for `Merged.add`."""
 
 
 class CpuAttention:
-    """Extents in place by torch's CPU flash kernel, or a few keys at a time under a soft-cap."""
+    """Reads extents in place with torch's CPU flash kernel, or a few keys at a time with a soft-cap."""
 
     def __init__(self, *, range_keys: int = RANGE_KEYS, capped_scores: int = CAPPED_SCORES) -> None:
         self._range_keys, self._capped_scores = range_keys, capped_scores
@@ -79,7 +79,7 @@ def _context(call: LayerCall, part: ContextPart, range_keys: int) -> Iterator[Ou
 
 
 def _short(call: LayerCall, parts: ContextBatch) -> Output:
-    """Readers are the kernel's batch."""
+    """The kernel's batch dimension is the readers."""
     kv_heads, groups = call.keys.shape[0], call.query.shape[0] // call.keys.shape[0]
     query = call.rotated(parts.rows, parts.shifts)
     apart = torch.unflatten(torch.unflatten(query, 1, (parts.count, -1)), 0, (kv_heads, groups))
@@ -97,7 +97,7 @@ def _short(call: LayerCall, parts: ContextBatch) -> Output:
 
 def _capped_context(call: LayerCall, part: ContextPart, scores: int) -> Iterator[Output]:
     query = call.rotated(part.rows, part.shifts)
-    # a mask is small, and a row of it may see none of the first keys
+    # masks are small; and one row of a mask may see none of the first keys, so it is not split
     whole = part.visible is not None
     most = part.stop - part.start if whole else max(64, scores // query.shape[:2].numel())
     for keys, values in _ranges(call, part, most):
@@ -105,7 +105,7 @@ def _capped_context(call: LayerCall, part: ContextPart, scores: int) -> Iterator
 
 
 def _ranges(call: LayerCall, part: ContextPart, most: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Keys and values of the part in equal ranges of at most ``most``."""
+    """The part's keys and values in equal ranges of at most ``most`` keys."""
     length = part.stop - part.start
     step = -(-length // -(-length // most))
     for start in range(part.start, part.stop, step):
@@ -114,14 +114,14 @@ def _ranges(call: LayerCall, part: ContextPart, most: int) -> Iterator[tuple[tor
 
 
 def _new(call: LayerCall, new: NewPart) -> Output:
-    """Sequences and KV heads are the kernel's batch, the query heads of each its heads."""
+    """The kernel's batch dimension is sequences times KV heads; its heads are the query heads of each."""
     kv_heads, groups = call.keys.shape[0], call.query.shape[0] // call.keys.shape[0]
     query, key, value = (
         torch.unflatten(tensor[:, new.rows], 1, (new.count, -1))
         for tensor in (call.query, call.new_key, call.new_value)
     )
     query = torch.unflatten(query, 0, (kv_heads, groups))
-    if key.shape[2] == 1:  # a row that sees itself alone
+    if key.shape[2] == 1:  # a row sees only itself
         own = (query.float() * key[:, None].float()).sum(-1) * call.scale
         return value[:, None, :, 0].repeat(1, groups, 1, 1), own.flatten(2)
     keys, values = (_grouped(tensor.flatten(0, 1), groups) for tensor in (key, value))
@@ -145,7 +145,7 @@ def _flash(
     *,
     causal: bool = False,
 ) -> Output:
-    """[batch, heads, rows, dim] against keys of as many heads; ``hidden`` is added to the scores."""
+    """Attention of [batch, heads, rows, dim] to as many heads of keys; ``hidden`` is added to the scores."""
     mask = None if hidden is None else hidden.to(query.dtype)
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query, keys, values, 0.0, causal, attn_mask=mask, scale=scale

@@ -1,10 +1,10 @@
-"""The metadata of one pass as the Triton kernels read it: static tensors on the device, refilled in place.
+"""The metadata of one pass for the Triton kernels: static tensors on the device, refilled in place.
 
-On the host, every row of the batch is given the runs of slots it reads, its own new ones included; in each
-it sees one interval, which covers causal and sliding-window masks. Rows that read the same run meet it
-together, in tiles, and tiles are split along their keys until the device has enough programs (split-K, as
-flash decoding does). Sizes are rounded up to a `Bucket`: passes of equal buckets use the same tensors, at
-the same addresses and with the same grids, so a captured CUDA graph can be replayed on them.
+The host lists, for every row of the batch, the runs of slots it reads, including its own new slots. A row
+sees one interval of each run, which covers causal and sliding-window masks. Rows that read the same run are
+processed together in tiles, and tiles are split along their keys until the device has enough programs
+(split-K, as in flash decoding). Sizes are rounded up to a `Bucket`: passes with equal buckets use the same
+tensors at the same addresses and the same grids, so a captured CUDA graph can be replayed for them.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ from engine.graphs.static import Staging, round_up
 Ints = npt.NDArray[np.int64]
 
 TILES = (16, 64, 128)
-"""Query rows times grouped heads of one program: 16 is the least a matrix instruction takes."""
+"""Query rows times grouped heads of one program; matrix instructions need at least 16."""
 STEP = 128
-"""Splits are whole steps of keys, so that their blocks have no edges but the tile's own."""
+"""Splits are multiples of so many keys, so that only the tile's own edges cut a block."""
 LEAST_PARTS = 1024
-"""Parts are cheap up to so many (16 MiB at 32 heads of 128), and fewer buckets are fewer captured graphs."""
+"""Least number of parts: up to here they are cheap (16 MiB at 32 heads of 128), and fewer buckets mean fewer
+captured graphs."""
 _READ_COST = 128
-"""What reading a key costs, in rows multiplied with it: 512 bytes against 512 operations on Hopper."""
+"""Cost of reading a key, in rows multiplied with it: 512 bytes against 512 operations on Hopper."""
 
 
 @dataclass(frozen=True)
 class View:
-    """How layers of one kind read a batch; ``groups``: query heads of each KV head.
+    """How layers of one kind read a batch; ``groups``: query heads per KV head.
 
-    ``largest_tile``: of `TILES`, what the registers hold at the layer's head size. Raises ValueError when
-    the grouped heads of one row do not fit it.
+    ``largest_tile``: the largest of `TILES` that fits the registers at the layer's head size. Raises
+    ValueError when one row's grouped heads do not fit it.
     """
 
     window: int | None
@@ -49,13 +50,13 @@ class View:
 
     def __post_init__(self) -> None:
         if self.groups > self.largest_tile:
-            raise ValueError(f"{self.groups} query heads share a KV head: more than {self.largest_tile}")
+            raise ValueError(f"{self.groups} query heads share a KV head: at most {self.largest_tile} can")
 
 
 class Bucket(NamedTuple):
-    """The sizes that fix tensors and grids.
+    """The sizes that determine tensors and grids.
 
-    ``rows`` of the batch, work ``items``, rows of a ``tile``, and ``parts``: rows of all items together.
+    ``rows`` of the batch, work ``items``, rows of a ``tile``, and ``parts``: the rows of all items together.
     """
 
     rows: int
@@ -65,10 +66,10 @@ class Bucket(NamedTuple):
 
 
 class Reads(NamedTuple):
-    """One row for each sequence and run of slots it reads, int64 [reads] each.
+    """One entry for each sequence and run of slots it reads, int64 [reads] each.
 
-    ``row``, ``rows``: of the batch; ``coord``: stream coordinate of the first row; ``slot`` to ``stop``:
-    the run; ``key_coord``: coordinate of its first key; ``shift``: positions from the run's frame to the
+    ``row``, ``rows``: in the batch; ``coord``: stream coordinate of the first row; ``slot`` to ``stop``: the
+    run; ``key_coord``: stream coordinate of its first key; ``shift``: positions from the run's frame to the
     sequence's.
     """
 
@@ -82,11 +83,11 @@ class Reads(NamedTuple):
 
 
 def reads_of(metadata: AttentionMetadata) -> Reads:
-    """What every sequence of ``metadata`` reads, the new slots of its own rows included.
+    """The reads of every sequence of ``metadata``, including the new slots of its own rows.
 
-    New slots that continue a run only this sequence reads are joined to it. A run that others read stays as
-    it is, the same for all of them. Only readers of the very same run meet it in one product, so a NaN
-    that one of them has just written never reaches another.
+    New slots that continue a run which only this sequence reads are joined to it. A run with other readers
+    stays as it is, equal for all of them. Only readers of exactly the same run share a product, so a NaN that
+    one of them has just written never reaches another.
     """
     readers = Counter((e.slot, e.length) for s in metadata.sequences for e in s.placement.context)
     reads: list[tuple[int, ...]] = []
@@ -109,10 +110,11 @@ def reads_of(metadata: AttentionMetadata) -> Reads:
 
 @dataclass(frozen=True)
 class Layout:
-    """A metadata laid out for one view; all int64.
+    """Metadata laid out for one view; all int64.
 
-    ``items`` [., ITEM_FIELDS], the longest first; ``entries`` [., ENTRY_FIELDS]; ``targets``: the part each
-    entry of each item writes; ``offsets`` [rows + 1]: where a row's parts begin; ``shifts``: distinct shifts.
+    ``items`` [., ITEM_FIELDS], the longest first; ``entries`` [., ENTRY_FIELDS]; ``targets``: the part that
+    each entry of each item writes; ``offsets`` [rows + 1]: start of each row's parts; ``shifts``: distinct
+    shifts.
     """
 
     tile: int
@@ -124,14 +126,14 @@ class Layout:
 
     @cached_property
     def bucket(self) -> Bucket:
-        """The least bucket that holds it."""
+        """The smallest bucket that fits it."""
         items = max(32, len(self.items), len(self.shifts))
         parts = max(LEAST_PARTS, len(self.targets))
         return Bucket(round_up(len(self.offsets) - 1), round_up(items), self.tile, round_up(parts))
 
 
 def lay_out(reads: Reads, rows: int, view: View, programs: int) -> Layout:
-    """Cut what ``rows`` rows read into items, about ``programs`` programs of them if there is work enough."""
+    """Cut the reads of ``rows`` rows into items for about ``programs`` programs, if there is enough work."""
     low, high, row, shift, run = _intervals(reads, view.window)
     order = np.argsort(run, kind="stable")
     low, high, row, shift, run = low[order], high[order], row[order], shift[order], run[order]
@@ -153,7 +155,7 @@ def lay_out(reads: Reads, rows: int, view: View, programs: int) -> Layout:
     items[:, 4], items[:, 5] = common[0][of_tile], common[1][of_tile]
     items[:, 6] = np.cumsum(items[:, 1]) - items[:, 1]
 
-    # parts lie in the order of their rows, so the merge of a row reads one stretch of memory
+    # parts are in the order of their rows, so merging a row reads contiguous memory
     part_row = row[_spans(items[:, 0], items[:, 1])]
     targets = np.empty(len(part_row), np.int64)
     targets[np.argsort(part_row, kind="stable")] = np.arange(len(part_row))
@@ -163,10 +165,10 @@ def lay_out(reads: Reads, rows: int, view: View, programs: int) -> Layout:
 
 
 def _intervals(reads: Reads, window: int | None) -> tuple[Ints, Ints, Ints, Ints, Ints]:
-    """For each row and run it sees something of: its slots ``low`` to ``high``, row, shift, and the run."""
+    """For each row and run of which it sees a part: slots ``low`` to ``high``, row, shift and run."""
     of = np.repeat(np.arange(len(reads.row)), reads.rows)
     ahead = _spans(np.zeros_like(reads.rows), reads.rows)
-    behind = reads.coord[of] + ahead - reads.key_coord[of]  # the newest key a row may see, within the run
+    behind = reads.coord[of] + ahead - reads.key_coord[of]  # newest key the row may see, within the run
     low = reads.slot[of]
     if window is not None:
         low = low + np.maximum(behind - window + 1, 0)
@@ -178,13 +180,13 @@ def _intervals(reads: Reads, window: int | None) -> tuple[Ints, Ints, Ints, Ints
 
 
 def _choose_tile(members: Ints, keys: Ints, view: View) -> int:
-    """The tile that makes reading and multiplying least, padding and keys read again per tile counted."""
+    """The tile with the least cost of reading and multiplying, including padding and repeated reads."""
     tiles = [tile for tile in TILES if view.groups <= tile <= view.largest_tile]
     return min(tiles, key=lambda tile: int(np.sum(-(-members // tile) * keys)) * (_READ_COST + tile))
 
 
 def _split(start: Ints, stop: Ints, wanted: int) -> tuple[Ints, Ints, Ints]:
-    """Cut tiles into about ``wanted`` items of even length: tile, start and stop of each, longest first."""
+    """Cut tiles into about ``wanted`` items of even length; tile, start and stop of each, longest first."""
     length = stop - start
     target = max(STEP, int(length.sum()) // max(wanted, 1))
     size = -(-length // np.maximum(1, (length + target // 2) // target))
@@ -205,7 +207,7 @@ def _spans(first: Ints, count: Ints) -> Ints:
 
 
 class DeviceMetadata:
-    """The tensors of one view and bucket; `fill` rewrites them in place with one copy to the device."""
+    """The tensors of one view and bucket; `fill` rewrites them in place with a single copy to the device."""
 
     def __init__(self, view: View, bucket: Bucket, device: torch.device) -> None:
         self.view = view
@@ -221,7 +223,7 @@ class DeviceMetadata:
         self.items, self.entries, self.targets, self.shifts, self.offsets = self._staging.parts.values()
 
     def fill(self, layout: Layout) -> None:
-        """Take over ``layout``, whose bucket must be this one. The copy is queued on the current stream."""
+        """Load ``layout``, which must have this bucket. The copy is queued on the current stream."""
         self._staging.fill(
             items=(layout.items.ravel(), 0),  # surplus items have no entries
             entries=(layout.entries.ravel(), 0),

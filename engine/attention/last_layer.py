@@ -1,10 +1,10 @@
-"""Skips the last layer for the rows whose output is not needed, which are most.
+"""Computes the last layer only for the rows whose output is read, which are few.
 
-A row that chooses no token needs only its keys and values there. So the layer runs until attention has
-written them, is stopped by an exception, and runs once more over the few rows that are read, for which the
-rows before them are context. A pass that reads none ends at that point.
+A row that samples no token needs only its keys and values there. So the layer runs until attention has
+written them, is interrupted by an exception, and runs again for the few rows that are read, with the rows
+before them as context. A pass that reads no row ends at that point.
 
-Of the layer's arguments, the first and all others with one entry a row must have them along dimension 1. The
+The layer's first argument, and all others with one entry per row, must have the rows in dimension 1. The
 canary compares logits computed this way with the dense model's.
 """
 
@@ -22,18 +22,18 @@ from engine.attention.metadata import AttentionMetadata
 
 
 class Written(Exception):
-    """The last layer's keys and values are in the pool."""
+    """Raised when the last layer's keys and values are in the pool."""
 
 
 class NothingRead(Exception):
-    """The pass is done: no row is read."""
+    """Raised when the pass is done because no row is read."""
 
 
 @dataclass
 class LastLayer:
-    """What one pass needs of its last layer: the output of ``rows`` (ascending) of ``metadata``.
+    """The rows that one pass reads from its last layer: the output of ``rows`` (ascending) of ``metadata``.
 
-    ``reading``: keys and values are written, and attention sees these rows alone.
+    ``reading``: keys and values are written, and attention now gets only these rows.
     """
 
     rows: Sequence[int]
@@ -42,11 +42,11 @@ class LastLayer:
 
 
 Wanted = Callable[[], LastLayer | None]
-"""What the pass under way needs of its last layer; None: all of it."""
+"""The `LastLayer` of the current pass; None: all rows."""
 
 
 def install(model: nn.Module, layers: int, wanted: Wanted) -> bool:
-    """Make ``model``'s last of ``layers`` decoder layers compute what is ``wanted``; False if not found."""
+    """Make the last of ``model``'s ``layers`` decoder layers compute only ``wanted``; False if not found."""
     for module in model.modules():
         if not isinstance(module, nn.ModuleList) or len(module) != layers:
             continue
@@ -68,7 +68,7 @@ def _forward(layer: nn.Module, wanted: Wanted, *args: Any, **kwargs: Any) -> Any
     except Written:
         pass
     else:
-        raise RuntimeError("the last layer did not reach attention")
+        raise RuntimeError("the last decoder layer did not call our attention")
     if not last.rows:
         raise NothingRead
     last.metadata = last.metadata.only(last.rows)
@@ -79,7 +79,7 @@ def _forward(layer: nn.Module, wanted: Wanted, *args: Any, **kwargs: Any) -> Any
 
 
 def _pick(value: Any, rows: int, kept: torch.Tensor) -> Any:
-    """``value`` with only rows ``kept`` of every tensor that has ``rows`` of them along dimension 1."""
+    """``value`` reduced to the rows ``kept`` in every tensor with ``rows`` rows in dimension 1."""
     if isinstance(value, torch.Tensor):
         return value[:, kept] if value.dim() > 1 and value.shape[1] == rows else value
     if isinstance(value, tuple):

@@ -1,12 +1,12 @@
-"""The attention metadata of one forward pass: which packed rows meet which extents, rotated by how much.
+"""The attention metadata of one forward pass: which packed rows attend to which extents, and their rotation.
 
-Made once on the host per pass and read by every layer. Rows of different readers that share an extent
-(the frozen prefix of all sessions, the tape under k standing questions) meet it in one part, so its keys
-are read once for all of them.
+It is made once per pass on the host and read by every layer. Rows of different readers that share an extent
+(the frozen prefix of all sessions, the tape under k standing questions) form one part, so its keys are read
+once for all of them.
 
-A pass writes its new keys before it attends, so rows of a sequence can be cut off from those before them:
-what came before has become one more extent of their context. Long sequences are cut that way, which bounds
-every causal square and every mask, and so is a last layer of which only some rows are read.
+A pass writes its new keys before attention, so a sequence can be cut: its earlier rows become one more extent
+of the context of the later ones. Long sequences are cut this way, which bounds every causal square and mask,
+and so is a last layer of which only some rows are read.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ import torch
 from regions.extents import Extent, Placement, SlotRange
 
 PIECE_ROWS = 1024
-"""Longer sequences are cut into pieces of so many rows."""
+"""Longer sequences are cut into pieces of this many rows."""
 
 WINDOWED_PIECE_ROWS = 512
-"""And under a sliding window so many, at most the window: masks are no larger than this squared."""
+"""Rows of a piece under a sliding window, at most the window; a mask has at most this squared entries."""
 
 
 @dataclass(frozen=True)
 class Packed:
-    """Rows ``start`` to ``stop`` of the packed batch: the new tokens of one target."""
+    """Rows ``start`` to ``stop`` (exclusive) of the packed batch: the new tokens of one target."""
 
     start: int
     stop: int
@@ -37,7 +37,7 @@ class Packed:
 
     @property
     def rows(self) -> int:
-        """New tokens of this sequence."""
+        """Number of new tokens."""
         return self.stop - self.start
 
     @property
@@ -49,10 +49,10 @@ class Packed:
 
 @dataclass(frozen=True)
 class ContextPart:
-    """Rows that attend to slots ``start`` to ``stop`` of the pool; each of them sees at least one key.
+    """Rows that attend to slots ``start`` to ``stop`` (exclusive) of the pool; each sees at least one key.
 
-    ``shifts``: positions by which each row's query is rotated towards the extent's frame, None when all
-    are zero. ``visible``: bool [rows, keys], None when every row sees every key.
+    ``shifts``: positions by which each row's query is rotated to the extent's frame; None when all are 0.
+    ``visible``: bool [rows, keys]; None when every row sees every key.
     """
 
     rows: slice | torch.Tensor
@@ -64,9 +64,9 @@ class ContextPart:
 
 @dataclass(frozen=True)
 class NewPart:
-    """``count`` sequences of equally many rows; a row sees those of its own sequence up to itself.
+    """``count`` sequences with equally many rows; each row sees its own sequence up to itself.
 
-    No product ever spans two sequences, so one that has become NaN leaves the others as they are.
+    No product spans two sequences, so a sequence with NaN does not affect others.
     """
 
     rows: slice | torch.Tensor
@@ -75,7 +75,7 @@ class NewPart:
 
 @dataclass
 class AttentionMetadata:
-    """Everything attention needs to know about one packed batch."""
+    """The attention metadata of one packed batch."""
 
     sequences: Sequence[Packed]
     device: torch.device | str = "cpu"
@@ -95,7 +95,7 @@ class AttentionMetadata:
         return torch.cat(positions).to(self.device)
 
     def only(self, rows: Sequence[int]) -> AttentionMetadata:
-        """That of a pass over ``rows`` alone (ascending), whose every row has its keys in the pool."""
+        """The metadata of a pass over only ``rows`` (ascending), whose keys are all in the pool."""
         kept: list[Packed] = []
         for sequence in self.sequences:
             mine = rows[bisect_left(rows, sequence.start) : bisect_left(rows, sequence.stop)]
@@ -112,7 +112,7 @@ class AttentionMetadata:
         return self._context[window]
 
     def new(self, window: int | None) -> list[NewPart]:
-        """Parts among the batch's own rows."""
+        """Parts within the batch's own rows."""
         if window not in self._new:
             by_rows = sorted(self._pieces(window), key=lambda piece: piece.rows)
             groups = (list(group) for _, group in groupby(by_rows, key=lambda piece: piece.rows))
@@ -120,7 +120,7 @@ class AttentionMetadata:
         return self._new[window]
 
     def _pieces(self, window: int | None) -> list[Packed]:
-        """The sequences, cut so that within a piece every row is in the window of every other."""
+        """The sequences, cut so that all rows of a piece are within each other's window."""
         most = self.piece_rows if window is None else min(window, self.windowed_piece_rows)
         return [
             Packed(start, min(start + most, sequence.stop), after(sequence.placement, start - sequence.start))
@@ -171,14 +171,14 @@ class AttentionMetadata:
 
 
 def rows_of(spans: Sequence[Packed | slice], device: torch.device | str) -> slice | torch.Tensor:
-    """The rows of ``spans`` in their order: a slice when they are adjacent."""
+    """The rows of ``spans``, in order; a slice when they are adjacent."""
     if all(a.stop == b.start for a, b in pairwise(spans)):
         return slice(spans[0].start, spans[-1].stop)
     return torch.cat([torch.arange(span.start, span.stop) for span in spans]).to(device)
 
 
 def after(placement: Placement, tokens: int) -> Placement:
-    """What is left of ``placement`` behind its first ``tokens`` tokens, which have become context."""
+    """The rest of ``placement`` after its first ``tokens`` tokens, which become context."""
     context = list(placement.context)
     left: list[SlotRange] = []
     coord = placement.coord
@@ -193,7 +193,7 @@ def after(placement: Placement, tokens: int) -> Placement:
 
 
 def split(extent: Extent, coord: int, rows: int, window: int | None) -> tuple[Extent, Extent]:
-    """The keys of ``extent`` that some of the rows see but not all, and those that all rows see.
+    """Split ``extent`` into the keys that some but not all of the rows see, and those that all rows see.
 
     ``coord``: stream coordinate of the first row. Either may have length 0.
     """

@@ -1,4 +1,4 @@
-"""Plain softmax over a part, on any device: for soft-caps, and the oracle of every backend."""
+"""Plain softmax attention on any device: for soft-caps, and as the oracle of every backend."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def attend(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Plain softmax attention of ``query`` [q_heads, rows, dim]: output, log-sum-exp [q_heads, rows].
 
-    ``keys``, ``values`` [kv_heads, keys, dim]; ``visible``: bool [rows, keys], None when all is.
+    ``keys``, ``values`` [kv_heads, keys, dim]; ``visible``: bool [rows, keys], None when all are visible.
     """
     heads, rows, _ = query.shape
     groups = heads // keys.shape[0]
@@ -34,7 +34,7 @@ def attend(
 
 
 def attend_new(call: LayerCall, new: NewPart) -> tuple[torch.Tensor, torch.Tensor]:
-    """`attend` for each sequence of ``new`` by itself."""
+    """`attend` within each sequence of ``new``."""
     tensors = (call.query, call.new_key, call.new_value)
     queries, keys, values = (tensor[:, new.rows].chunk(new.count, 1) for tensor in tensors)
     rows = queries[0].shape[1]

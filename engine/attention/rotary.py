@@ -1,8 +1,8 @@
 """RoPE re-rotation of queries from one position frame to another, by a whole number of positions.
 
-Measured against an fp64 oracle over 200 evictions, re-rotating the query for each extent stays within
-bf16's own noise, while rotating the stored keys forward drifts. Angles are computed in float64 because a
-shift can span a whole frame.
+Against an fp64 oracle over 200 evictions, re-rotating the query for each extent stays within bf16's own
+rounding, while rotating the stored keys drifts. Angles are computed in float64, because a shift can span a
+whole frame.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import torch
 from torch import nn
 
 _KEPT_TABLES = 8
-"""A pass asks every layer for the same few shifts: one for each extent of another frame."""
+"""Tables kept. All layers of a pass need the same few shifts: one for each extent of another frame."""
 
 
 class FrameRotation:
     """Rotates queries by whole positions; half-split layout over the first ``2 * len(inv_freq)`` dims.
 
-    ``inv_freq``: the model's own inverse frequencies, float [rotary_dim / 2]; empty for a layer whose
-    queries and keys do not know positions. Layers with the same frequencies share one rotation.
+    ``inv_freq``: the model's inverse frequencies, float [rotary_dim / 2]; empty for a layer without
+    positions. Layers with equal frequencies share one rotation.
     """
 
     def __init__(self, inv_freq: torch.Tensor) -> None:
@@ -38,7 +38,7 @@ class FrameRotation:
         return torch.cat((*rotated, rest), -1).to(query.dtype)
 
     def _angles(self, shifts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        # by identity, which is safe because the entry keeps its key alive
+        # by identity; the entry keeps its key alive, so ids are not reused
         for known, cos, sin in self._tables:
             if known is shifts:
                 return cos, sin
@@ -49,7 +49,7 @@ class FrameRotation:
 
 
 def rotations_of(model: nn.Module) -> list[FrameRotation]:
-    """One rotation for each distinct table of frequencies the model holds, and one that shifts nothing."""
+    """One rotation for each distinct frequency table of the model, and one without rotation."""
     found: list[torch.Tensor] = []
     for name, buffer in model.named_buffers():
         if name.endswith("inv_freq") and not any(torch.equal(buffer, other) for other in found):

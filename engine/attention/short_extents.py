@@ -1,9 +1,9 @@
-"""Short extents of many readers in one product: what each has for itself behind a context they share.
+"""Batches short extents of many readers, such as their own tokens after a shared context.
 
-The first tokens of 25 answers, or a few bars of each of 16 sessions, are some dozen keys that one reader
-sees. A product and a merge for each cost more than the arithmetic, so extents of about the same length, read
-by equally many rows, are copied into one padded batch; several of one reader (a prompt that came in pieces)
-are joined first. A reader's padding is a key of its own, hidden by the mask.
+The first tokens of 25 answers, or a few bars of each of 16 sessions, are a few dozen keys with one reader
+each. A product and a merge for each would cost more than the arithmetic. So extents of similar length, read
+by equally many rows, are copied into one padded batch; several extents of one reader (a prompt that came in
+pieces) are joined first. The padding repeats a key of the reader and is hidden by the mask.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from engine.attention.metadata import ContextPart, rows_of
 SHORT_KEYS = 256
 """Longer extents are read in place."""
 JOINED_KEYS = 1024
-"""At most so many keys of one reader are joined: what is copied should stay in the core's cache."""
+"""Most keys of one reader to join: the copy should stay in the core's cache."""
 BATCHED_KEYS = 1 << 14
-"""At most so many keys, padding included, in one product: they are copied for each layer."""
+"""Most keys of one product, with padding: they are copied for each layer."""
 
 
 @dataclass(frozen=True)
 class ContextBatch:
-    """``count`` readers of equally many rows. ``slots``: int64 [count * keys], those of one reader together.
+    """``count`` readers with equally many rows. ``slots``: int64 [count * keys], grouped by reader.
 
-    ``hidden``: float [count, 1, 1, keys], -inf where a reader is padded; None when all have equally many.
-    ``shifts`` as in `ContextPart`, for all ``rows``.
+    ``hidden``: float [count, 1, 1, keys], -inf at padding; None when all have equally many keys. ``shifts``:
+    as in `ContextPart`, for all ``rows``.
     """
 
     rows: slice | torch.Tensor
@@ -40,7 +40,7 @@ class ContextBatch:
 
 @dataclass(frozen=True)
 class _Read:
-    """Extents that the same rows read at the same shifts: one row of keys."""
+    """Extents that the same rows read with the same shifts: one row of keys."""
 
     rows: slice
     parts: list[ContextPart]
@@ -50,7 +50,7 @@ class _Read:
         return sum(part.stop - part.start for part in self.parts)
 
     def slots(self, keys: int) -> torch.Tensor:
-        """The slots of its keys, then its first slot again up to ``keys``."""
+        """The slots of its keys, padded to ``keys`` with its first slot."""
         ranges = [torch.arange(part.start, part.stop) for part in self.parts]
         return torch.cat([*ranges, torch.full((keys - self.keys,), self.parts[0].start)])
 
@@ -58,12 +58,12 @@ class _Read:
 def batch_short(
     parts: Sequence[ContextPart], joined_keys: int = JOINED_KEYS, batched_keys: int = BATCHED_KEYS
 ) -> tuple[list[ContextPart], list[ContextBatch]]:
-    """``parts`` that stay as they are, and the short ones among them batched; no row is twice in one."""
+    """``parts`` to read in place, and batches of short ones; no row occurs twice in a batch."""
     alone: list[ContextPart] = []
     alike: dict[tuple[int, int], list[_Read]] = {}
     for read in _reads(parts, alone, joined_keys):
         rows = read.rows.stop - read.rows.start
-        # lengths up to the same power of two
+        # equal lengths after rounding up to a power of two
         alike.setdefault((rows, (read.keys - 1).bit_length()), []).append(read)
     groups = [group for (_, bits), reads in alike.items() for group in _groups(reads, batched_keys >> bits)]
     batched: list[ContextBatch] = []
@@ -76,7 +76,7 @@ def batch_short(
 
 
 def _reads(parts: Sequence[ContextPart], alone: list[ContextPart], joined_keys: int) -> list[_Read]:
-    """The short ones of ``parts``, joined up to ``joined_keys``; the others go to ``alone``."""
+    """Join the short ones of ``parts`` up to ``joined_keys``; append the others to ``alone``."""
     reads: dict[tuple[int, int, tuple[int, ...] | None], list[_Read]] = {}
     for part in parts:
         length = part.stop - part.start
@@ -93,7 +93,7 @@ def _reads(parts: Sequence[ContextPart], alone: list[ContextPart], joined_keys: 
 
 
 def _groups(candidates: list[_Read], most: int) -> list[list[_Read]]:
-    """As few groups of up to ``most`` as possible, the rows of each disjoint and in order."""
+    """As few groups of at most ``most`` as possible; the rows of a group are disjoint and in order."""
     groups: list[list[_Read]] = []
     for read in sorted(candidates, key=lambda read: int(read.rows.start)):
         open_ = (group for group in groups if len(group) < most and group[-1].rows.stop <= read.rows.start)

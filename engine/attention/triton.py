@@ -1,8 +1,8 @@
 """The GPU backend: Triton kernels that read extents in place, each in its own position frame.
 
-Per layer there is one launch of `attend` over the metadata's items and one of `merge`; the first layer of a
-pass that has a rotation also makes its table of shifts. A call reads static device tensors only and waits for
-nothing, so a forward pass can be captured in a CUDA graph and replayed after `TritonAttention.prepare`.
+Each layer launches `attend` once over the metadata's items and `merge` once; the first layer of a pass with a
+rotation also computes its table of shifts. A call reads only static device tensors and never blocks, so a
+forward pass can be captured in a CUDA graph and replayed after `TritonAttention.prepare`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from engine.graphs.static import round_up
 
 @dataclass(frozen=True)
 class Tiling:
-    """How `attend` is compiled: keys of one block, warps of a program, depth of the load pipeline."""
+    """Compile-time parameters of `attend`: keys per block, warps per program, stages of the load pipeline."""
 
     block: int
     warps: int
@@ -38,7 +38,7 @@ class Tiling:
 
 
 def largest_tile(groups: int, widest: int, element_size: int) -> int:
-    """The largest of `TILES` whose accumulators stay in registers; fp32 has no matrix instructions."""
+    """The largest of `TILES` whose accumulators fit the registers; fp32 has no matrix instructions."""
     if element_size == 4:
         return TILES[0] if groups <= TILES[0] else TILES[1]
     return TILES[2] if widest <= 128 else TILES[1]
@@ -47,8 +47,8 @@ def largest_tile(groups: int, widest: int, element_size: int) -> int:
 def tiling(tile: int, widest: int, element_size: int) -> Tiling:
     """The tiling for a query ``tile``, the wider padded head dim and the bytes of an element.
 
-    Sized for Hopper's 227 KB of shared memory and 64k registers: three programs of decode tiles fit a
-    multiprocessor, with two blocks each in flight; two of the middle tile; one of the largest.
+    Sized for Hopper's 227 KB of shared memory and 64k registers: a multiprocessor fits three programs of
+    decode tiles, with two blocks each in flight, two programs of the middle tile, or one of the largest.
     """
     block = max(16, min(128, 16384 // (widest * element_size)))
     if tile == TILES[0]:
@@ -59,15 +59,15 @@ def tiling(tile: int, widest: int, element_size: int) -> Tiling:
 
 
 def merge_shape(rows: int) -> tuple[int, int]:
-    """Parts and columns `merge` reads at once: a few rows have many parts each, many rows have few."""
+    """Parts and columns that `merge` reads at once: with few rows each has many parts, with many rows few."""
     return (16, 128) if rows < 16 else (4, 512)
 
 
 class TritonAttention:
-    """Region attention on a GPU (or in Triton's interpreter, where kernels were imported under it).
+    """Region attention on a GPU, or in Triton's interpreter if the kernels were imported under it.
 
-    ``programs``: how many programs a launch should have if there is work enough; by default a few waves of
-    the device's multiprocessors.
+    ``programs``: the target number of programs of a launch, by default a few waves of the device's
+    multiprocessors.
     """
 
     def __init__(self, *, programs: int | None = None) -> None:
@@ -83,9 +83,9 @@ class TritonAttention:
     def prepare(self, metadata: AttentionMetadata) -> tuple[Bucket, ...]:
         """Fill the device tensors for ``metadata``, for every kind of layer seen in earlier passes.
 
-        Passes for which it returns the same buckets run the same launches on the same addresses. To capture
-        a graph, run one pass (which shows what kinds of layers there are and compiles), then call this and
-        capture; to replay it, call this before.
+        Passes with equal results launch the same kernels on the same addresses. To capture a graph, run one
+        pass, which finds the kinds of layers and compiles, then call this and capture. To replay it, call
+        this first.
         """
         self._begin(metadata)
         return tuple(self._fill(view, device).bucket for view, device in self._views.items())
@@ -171,7 +171,7 @@ class TritonAttention:
 
     def _wanted(self, device: torch.device) -> int:
         if self._programs is None:
-            # three programs fit a multiprocessor while decoding, and two rounds of them even out the ends
+            # a multiprocessor fits three programs while decoding; two waves of them even out the tail
             multiprocessors = (
                 torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
             )
@@ -179,7 +179,7 @@ class TritonAttention:
         return self._programs
 
     def _table(self, metadata: DeviceMetadata, rotation: FrameRotation) -> torch.Tensor:
-        """The rotation's table for the metadata's shifts, made once a pass."""
+        """The rotation's table for the metadata's shifts, computed once per pass."""
         half = rotation.inv_freq.numel()
         if not half:
             return metadata.items  # never read
@@ -197,5 +197,5 @@ class TritonAttention:
 
 
 def _padded(dim: int) -> int:
-    """The power of two that holds ``dim``, at least what a matrix instruction takes."""
+    """The next power of two from ``dim``, at least the minimum of a matrix instruction."""
     return max(16, round_up(dim))

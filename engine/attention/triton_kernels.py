@@ -2,11 +2,11 @@
 # Kernels are written in Triton's own language, which type checkers do not know.
 """Triton kernels of region attention: shift tables, split-K attention over slots, and the merge of its parts.
 
-`attend` runs one *item* for one KV head: a tile of readers (rows that read the same run of slots, with all
-query heads of the KV head) over a stretch of that run. Every reader sees an interval of slots, which covers
-full, causal and windowed attention alike. Blocks of keys that the whole tile sees take a loop without masks;
-the rest take a second loop. `merge` joins the parts of a row by their log-sum-exp, as flash decoding does.
-All exponentials are of base 2.
+`attend` processes one *item* for one KV head: a tile of readers (rows that read the same run of slots, with
+all query heads of the KV head) over a part of that run. Every reader sees an interval of slots, which covers
+full, causal and windowed attention. Blocks of keys that the whole tile sees are processed by a loop without
+masks, the rest by a second loop. `merge` merges the attention states of a row by log-sum-exp, as in flash
+decoding. All exponentials are base 2.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import triton.language as tl  # type: ignore[import-untyped]  # ships no type in
 
 LOG2_E = 1.4426950408889634
 ITEM_FIELDS = 8
-"""first entry, entries, first slot, slot behind the last, these two of the slots that all entries see, first
-target, unused."""
+"""First entry, number of entries; first slot and end slot; first and end slot of the slots that all entries
+see; first target; unused. Ends are exclusive."""
 ENTRY_FIELDS = 4
-"""row of the batch, row of the shift table, first visible slot, slot behind the last visible one."""
+"""Row of the batch, row of the shift table, first visible slot, end of the visible slots (exclusive)."""
 
 _LOG2_E = tl.constexpr(LOG2_E)
 _ITEM_FIELDS = tl.constexpr(ITEM_FIELDS)
@@ -43,7 +43,7 @@ def rotation_table(shifts, inv_freq, table, HALF: tl.constexpr, BLOCK: tl.conste
 
 @triton.jit
 def _load_block(base, slots, stride, stop, DIM: tl.constexpr, PADDED: tl.constexpr, EDGE: tl.constexpr):
-    """[slots, PADDED] of keys or values; zero behind ``stop``, because memory there may hold NaN."""
+    """[slots, PADDED] of keys or values; zero from ``stop`` on, because that memory may contain NaN."""
     dims = tl.arange(0, PADDED)
     at = base + slots.to(tl.int64)[:, None] * stride + dims[None, :]
     if EDGE:
@@ -81,10 +81,10 @@ def _meet(
     SOFTCAP: tl.constexpr,
     EDGE: tl.constexpr,
 ):
-    """One block of keys: the online softmax's next accumulator, running maximum and weight."""
+    """Process one block of keys; returns the online softmax's next accumulator, maximum and weight."""
     key = _load_block(keys, slots, key_stride, stop, KEY_DIM, KEY_PADDED, EDGE)
     score = tl.dot(query, tl.trans(key), input_precision="ieee")
-    if SOFTCAP:  # softcap * tanh(score / softcap); the factors come premultiplied
+    if SOFTCAP:  # softcap * tanh(score / softcap); the factors are premultiplied
         score = softcap * (1.0 - 2.0 / (tl.exp2(score * scale) + 1.0))
         unit = 1.0
     else:
@@ -93,7 +93,7 @@ def _meet(
         seen = (slots[None, :] >= low[:, None]) & (slots[None, :] < high[:, None])
         score = tl.where(seen, score, float("-inf"))
     highest = tl.maximum(top, tl.max(score, 1) * unit)
-    # a row that sees nothing so far must not compute -inf - -inf
+    # a row that has seen no key yet must not compute -inf - -inf
     base = tl.where(highest == float("-inf"), 0.0, highest) if EDGE else highest
     share = tl.exp2(score * unit - base[:, None])
     decay = tl.exp2(top - base)
@@ -168,13 +168,13 @@ def attend(
     TILE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One item and KV head a program; the grid is [items * KV_HEADS], heads fastest.
+    """One item and KV head per program; the grid is [items * KV_HEADS], heads fastest.
 
     ``query`` [q_heads, rows, KEY_DIM]; ``keys``, ``values`` [kv_heads, slots, dim], last stride 1. ``items``
-    int32 [., ITEM_FIELDS], no entries: the program ends at once. ``entries`` int32 [., ENTRY_FIELDS].
-    ``targets`` int32: the part of each entry of each item. ``table``: see `rotation_table`. ``part_out`` fp32
-    [parts, q_heads, VALUE_DIM], ``part_lse`` fp32 [parts, q_heads] (base 2). ``scale``: times log2(e); with a
-    soft-cap 2 log2(e) scale / softcap. ``softcap``: times log2(e).
+    int32 [., ITEM_FIELDS]; without entries the program ends at once. ``entries`` int32 [., ENTRY_FIELDS].
+    ``targets`` int32: the part that each entry of each item writes. ``table``: see `rotation_table`.
+    ``part_out`` fp32 [parts, q_heads, VALUE_DIM], ``part_lse`` fp32 [parts, q_heads] (base 2). ``scale``:
+    times log2(e); with a soft-cap 2 log2(e) scale / softcap. ``softcap``: times log2(e).
     """
     item = items + (tl.program_id(0) // KV_HEADS) * _ITEM_FIELDS
     head = tl.program_id(0) % KV_HEADS
@@ -210,7 +210,7 @@ def attend(
         HALF,
     )
 
-    # Whole blocks that every reader sees lie between the edges; all blocks are counted from `start`.
+    # The blocks that every reader sees lie between the edges; all blocks are counted from `start`.
     inner = start + tl.cdiv(tl.minimum(tl.maximum(common_start, start), stop) - start, BLOCK) * BLOCK
     outer = inner + tl.maximum(tl.minimum(common_stop, stop) - inner, 0) // BLOCK * BLOCK
     before = (inner - start) // BLOCK
@@ -235,7 +235,7 @@ def attend(
             KEY_DIM, VALUE_DIM, KEY_PADDED, VALUE_PADDED, SOFTCAP, True,
         )  # fmt: skip
 
-    # A reader that saw nothing keeps a maximum of -inf, so its log-sum-exp is -inf: its zeros count nothing.
+    # A reader that saw no key keeps a maximum of -inf: its log-sum-exp is -inf, its zeros have no weight.
     divisor = tl.where(weight == 0.0, 1.0, weight)
     target = tl.load(targets + tl.load(item + 6) + reader, mask=real, other=0).to(tl.int64)
     at = target * (KV_HEADS * GROUPS) + heads
@@ -261,11 +261,11 @@ def merge(
     PARTS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """``out`` [rows, HEADS, VALUE_DIM] from the parts of each row; the grid is [rows, stretches].
+    """Merge the parts of each row into ``out`` [rows, HEADS, VALUE_DIM]; the grid is [rows, stretches].
 
-    A program merges a stretch of COLUMNS numbers of one row, of several heads or of a part of one.
-    ``offsets`` int32 [rows + 1]: the parts of row r are those from offsets[r] to offsets[r + 1]; a row of
-    padding has none and gets zeros. ``sinks`` [HEADS]: a logit that takes its share and gives nothing.
+    A program merges COLUMNS numbers of one row: several heads, or a part of one. ``offsets`` int32 [rows +
+    1]: row r has the parts from offsets[r] to offsets[r + 1] (exclusive); rows of padding have none and get
+    zeros. ``sinks`` [HEADS]: a logit that takes weight and adds no value.
     """
     row = tl.program_id(0)
     first = tl.load(offsets + row)

@@ -1,1 +1,1 @@
-"""CUDA graphs: capture, static tensors and replay."""
+"""CUDA graphs: capture, static tensors, replay."""

@@ -1,10 +1,10 @@
-"""Captured passes: on a GPU a small batch costs its kernels, not the time Python takes to launch them.
+"""Captured passes: on a GPU a small batch takes its kernels' time, not the time Python needs to launch them.
 
 A pass is captured once for each bucket of sizes (rows, sampled rows, attention work) and replayed with the
-same tensors at the same addresses: inputs are copied into static device tensors, the attention backend
+same tensors at the same addresses. Inputs are copied into static device tensors, the attention backend
 refills its metadata in place, and rows of padding write their KV to a scratch block without readers. Models
-that read device values on the host (`capture_obstacle`) run eagerly, and so do large batches, which hide
-their launches behind arithmetic.
+that read device values on the host (`capture_obstacle`) run eagerly, and so do large batches, whose
+arithmetic hides the launches.
 """
 
 from __future__ import annotations
@@ -31,36 +31,36 @@ log = logging.getLogger(__name__)
 _TRACE = "foretick_trace"
 
 MOST_ROWS = 256
-"""Rows of the largest captured pass; beyond, arithmetic hides the launches."""
+"""Most rows of a captured pass; in larger ones arithmetic hides the launches."""
 MOST_GRAPHS = 48
-"""Captured graphs that are kept, the most recently used ones."""
+"""Most captured graphs kept; the least recently used is dropped."""
 
 Replay = Callable[[], torch.Tensor]
-"""A pass; captured, it replays its launches, and its result is at the same address each time."""
+"""Runs a pass. A captured one replays its launches, with its result at the same address each time."""
 Capture = Callable[[Replay], Replay]
-"""Captures a pass. Raises RuntimeError when that cannot be done."""
+"""Captures a pass. Raises RuntimeError when that is impossible."""
 Key = tuple[int, int, Hashable]
-"""Rows, sampled rows, and what the attention backend says of the metadata."""
+"""Rows, sampled rows, and the attention backend's key of the metadata."""
 
 
 @runtime_checkable
 class StaticAttention(Attention, Protocol):
-    """A backend whose calls read nothing but static device tensors."""
+    """A backend whose calls read only static device tensors."""
 
     def prepare(self, metadata: AttentionMetadata) -> Hashable:
-        """Fill them for ``metadata``; equal results mean the same launches on the same addresses."""
+        """Fill the tensors for ``metadata``; equal results mean equal launches on equal addresses."""
 
 
 class CudaCapture:
-    """`Capture` as CUDA graphs that share one memory pool: they never run at the same time."""
+    """Captures CUDA graphs that share one memory pool; they never run concurrently."""
 
     def __init__(self) -> None:
         self._memory = torch.cuda.graph_pool_handle()
 
     def __call__(self, run: Replay) -> Replay:
-        """Capture ``run`` on a stream of its own."""
+        """Capture ``run`` on a separate stream."""
         graph = torch.cuda.CUDAGraph()
-        # other threads may allocate or wait for copies meanwhile: that is no part of this pass
+        # other threads may allocate or wait for copies meanwhile, which is no part of this pass
         with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
             result = run()
 
@@ -72,7 +72,7 @@ class CudaCapture:
 
 
 class GraphRunner:
-    """Runs small passes as captured graphs. ``capture``: how; by default CUDA graphs."""
+    """Runs small passes as captured graphs. ``capture``: by default CUDA graphs."""
 
     def __init__(
         self,
@@ -88,11 +88,11 @@ class GraphRunner:
         self._capture = capture or CudaCapture()
         self._most_rows, self._most_graphs = most_rows, most_graphs
         self._inputs: dict[tuple[int, int], Staging] = {}
-        # contexts are kept because a `Capture` may run the pass again, with other metadata
+        # contexts are kept because a `Capture` may run the pass again with other metadata
         self._captured: OrderedDict[Key, tuple[ForwardContext, Replay]] = OrderedDict()
         runs = pool.take(1)
         if runs is None:
-            raise ValueError("the pool has no block left for the rows of padding")
+            raise ValueError("the pool has no free block for the rows of padding; enlarge it")
         self._scratch = SharedBlocks(pool, runs)
         pool.blocks.release(runs)
         self._refused = False
@@ -100,12 +100,12 @@ class GraphRunner:
         self.replays = 0
 
     def takes(self, metadata: AttentionMetadata) -> bool:
-        """The batch is small enough, and capture works."""
+        """Whether the batch is small enough and capture works."""
         return metadata.rows <= self._most_rows and not self._refused
 
     @torch.inference_mode()
     def logits(self, metadata: AttentionMetadata, tokens: Sequence[int], keep: Sequence[int]) -> torch.Tensor:
-        """One pass; logits of rows ``keep``, fp32 [keep, vocabulary], valid until the next pass."""
+        """The logits of rows ``keep`` in one pass, fp32 [keep, vocabulary]; valid until the next pass."""
         rows, kept = round_up(metadata.rows), round_up(len(keep))
         inputs = self._inputs.get((rows, kept))
         if inputs is None:
@@ -129,7 +129,7 @@ class GraphRunner:
     def _first(
         self, key: Key, inputs: Mapping[str, torch.Tensor], metadata: AttentionMetadata
     ) -> torch.Tensor:
-        """Run the pass eagerly, which also compiles what it needs, then capture it for the next time."""
+        """Run the pass eagerly, which also compiles its kernels, then capture it."""
         slots, rotations = inputs["slots"], self._model.rotations
         context = ForwardContext(metadata, self._pool, slots, self._attention, rotations)
 
@@ -137,14 +137,14 @@ class GraphRunner:
             return self._model.forward(context, inputs["tokens"], inputs["keep"], inputs["positions"])
 
         result = run()
-        # the eager pass may have shown new kinds of layers: the metadata must be complete before the capture
+        # the eager pass may have found new kinds of layers: complete the metadata before the capture
         complete = *key[:2], self._attention.prepare(metadata)
         try:
             replay = self._capture(run)
         except RuntimeError as error:
-            if out_of_memory(error):  # the pass itself is done; the next of this size is captured
+            if out_of_memory(error):  # the pass itself is done; try to capture the next one of this size
                 return result
-            log.warning("passes of this model cannot be captured, they run eagerly: %s", error)
+            log.warning("CUDA graphs are off: passes of this model cannot be captured: %s", error)
             self._refused = True
             return result
         self._captured[complete] = context, replay
@@ -155,10 +155,10 @@ class GraphRunner:
 
 
 def capture_obstacle(model: Any, attention: str) -> str | None:
-    """Why ``model``'s forward cannot be captured, None if it can. ``attention``: what it is set back to.
+    """Why ``model``'s forward cannot be captured; None if it can. ``attention``: the setting to restore.
 
-    Fake tensors have shapes and no values: code that reads a device value on the host (a routing table of
-    experts, rotary tables that follow the longest position) raises under them, as it would break a capture.
+    Fake tensors have shapes but no values. Code that reads a device value on the host (an expert routing
+    table, rotary tables that follow the longest position) raises with them, as it would break a capture.
     """
     model.set_attn_implementation(_TRACE)
     try:
@@ -166,7 +166,7 @@ def capture_obstacle(model: Any, attention: str) -> str | None:
             ids = torch.zeros(1, 8, dtype=torch.long, device=model.device)
             keep = torch.zeros(2, dtype=torch.long, device=model.device)
             model(input_ids=ids, position_ids=ids, use_cache=False, logits_to_keep=keep)
-    except Exception as error:  # whatever it is, the pass does not go through without values
+    except Exception as error:  # any error means that the pass needs values
         message = str(error).partition("\n")[0]
         return f"{type(error).__name__}: {message[:200]}"
     finally:
@@ -186,11 +186,11 @@ AttentionInterface.register(_TRACE, _no_attention)
 def runner_for(
     model: LoadedModel, pool: KVPool, attention: Attention, capture: Capture | None
 ) -> GraphRunner | None:
-    """A runner where passes can be captured, on a GPU or with another ``capture``; else None."""
+    """A runner if passes can be captured, on a GPU or with another ``capture``; else None."""
     if (capture is None and model.device.type != "cuda") or not isinstance(attention, StaticAttention):
         return None
     obstacle = capture_obstacle(model.model, ATTENTION)
     if obstacle is not None:
-        log.warning("passes of this model cannot be captured, they run eagerly: %s", obstacle)
+        log.warning("CUDA graphs are off: passes of this model cannot be captured: %s", obstacle)
         return None
     return GraphRunner(model, pool, attention, capture=capture)

@@ -1,7 +1,7 @@
-"""Memory at fixed addresses, filled again for each pass, in few sizes.
+"""Device memory at fixed addresses, refilled for each pass, in few sizes.
 
-A captured graph reads the same device memory every time. Sizes are rounded up, so that few different graphs
-have to be captured, and all that a pass reads travels in one copy.
+A captured graph reads the same device memory every time. Sizes are rounded up, so that few graphs are
+captured, and everything a pass reads is copied at once.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import torch
 
 
 def round_up(n: int) -> int:
-    """The next power of two, of ``n`` of at least 1."""
+    """The smallest power of two that is at least ``n`` (from 1 on)."""
     return 1 << (int(n) - 1).bit_length()
 
 
 class Staging:
-    """Named parts of one array of numbers on the host, pinned for a GPU, and their copies on ``device``.
+    """Named parts of one host array of numbers, pinned for a GPU, and their copies on ``device``.
 
-    ``parts``: the device's tensors, always at the same addresses.
+    ``parts``: the device tensors, at constant addresses.
     """
 
     def __init__(self, sizes: Mapping[str, int], dtype: torch.dtype, device: torch.device) -> None:
@@ -36,9 +36,9 @@ class Staging:
         }
 
     def fill(self, **values: tuple[npt.ArrayLike, int]) -> None:
-        """For each part its first numbers and what fills the rest, queued on the current stream."""
+        """Write each part: its first numbers, and the value of the rest. Queued on the current stream."""
         if self._copied is not None:
-            self._copied.synchronize()  # the last copy may still be reading it
+            self._copied.synchronize()  # the previous copy may still read it
         for name, (numbers, rest) in values.items():
             part, first = self._numpy[name], np.asarray(numbers)
             part[: first.size] = first

@@ -1,1 +1,1 @@
-"""Loading a model and proving that it runs: architectures, canary, prompt format."""
+"""Loads a model and checks that it runs over regions: architectures, canary, prompt format."""

@@ -1,8 +1,7 @@
-"""Which architectures are tested over regions, and which are known to be wrong there and why.
+"""Architectures that are tested over regions, and those known to give wrong results, with the reason.
 
-The tables name transformers' ``model_type``. What is in neither table may still be served:
-`engine.profile.probe` and `engine.model.canary` measure at load time whether it can be, and refuse it with
-what they found.
+The tables name transformers' ``model_type``. Other models may still be served: `engine.profile.probe` and
+`engine.model.canary` measure them at load time and refuse those that do not work.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ TESTED: dict[str, str] = {
     "smollm3": "every fourth layer without positions",
     "gpt_oss": "attention sinks, mixture of experts, sliding window on every second layer, YaRN",
 }
-"""Tested architectures, and what is special about each."""
+"""Tested architectures and their special features."""
 
 _LEARNED = "it adds positions to the token embeddings, which cannot be rotated between frames"
 _ALIBI = "its positions are a bias on the scores (ALiBi), not a rotation of queries and keys"
@@ -65,11 +64,11 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(("falcon", "gpt_neox_japanese"), _OWN),
     "diffllama": "each of its layers attends twice and subtracts, regions keep one attention a layer",
 }
-"""Architectures that would run and be wrong, and why."""
+"""Architectures that would run with wrong results, and why."""
 
 
 def check_known(config: Any) -> None:
-    """Warn of an untested architecture. Raises ModelError for one that is known to be wrong."""
+    """Warn about an untested architecture. Raises ModelError for one known to give wrong results."""
     kinds = dict.fromkeys((config.model_type, config.get_text_config().model_type))
     for kind in kinds:
         if kind in REFUSED:

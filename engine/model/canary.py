@@ -1,8 +1,8 @@
-"""The load-time canary: a few tokens through regions must give the dense model's logits.
+"""The load-time canary: compares the logits of a few tokens over regions with the dense model's.
 
-It runs on a pool of its own: a frozen prefix, records in one position frame and across two, and an answer
-token by token on a fork. It is the last of three checks and also catches what happens outside of attention
-(token shifts, convolutions). Masks over more tokens than it has are compared by `engine.profile.probe`.
+It uses its own pool: a frozen prefix, records in one position frame and in two, and an answer token by token
+on a fork. It is the last of three checks and also catches effects outside of attention (token shifts,
+convolutions). `engine.profile.probe` compares masks over more tokens than the canary has.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from regions.tape import Retention
 
 _FROZEN, _RECORD, _RECORDS, _ANSWER = 5, 7, 6, 3
 _READ = 3
-"""Of every other record only so many rows are read, which is computed in another way."""
+"""Rows read of every other record; fewer rows use another path."""
 _FULL, _HALF = 2e-3, 1e-1
 _REROTATION = 1e-2
-"""Half precision: two frames may always differ by this, and beyond it by twice what one frame does."""
+"""Allowed difference of two frames in half precision, in addition to twice that of one frame."""
 _EXPERT_FLIPS = 0.2
-"""Share of tokens that may differ in half precision: rounding can send a token to another expert."""
+"""Share of tokens that may differ in half precision: rounding may route a token to another expert."""
 
 
 def check(loaded: LoadedModel) -> float:
-    """How far the logits are from the dense forward's, relative to their size (root mean square).
+    """The difference from the dense logits relative to their size (root mean square).
 
-    That of the worst token, in half precision of the worst but a fifth. There the difference in one frame
-    is the model's own rounding, with which that in two frames is compared. Raises ModelError when too large.
+    It is that of the worst token; in half precision, of the worst token after a fifth of them is left out.
+    There the difference in one frame is the model's own rounding, and that in two frames is compared with it.
+    Raises ModelError when the difference is too large.
     """
     kind = loaded.model.config.model_type
     total = _FROZEN + _RECORD * _RECORDS + _ANSWER
@@ -61,7 +62,7 @@ def _difference(actual: torch.Tensor, where: list[int], expected: torch.Tensor, 
 
 @torch.inference_mode()
 def dense_logits(loaded: LoadedModel, tokens: list[int]) -> torch.Tensor:
-    """The unmodified model's logits of every token, fp32 [tokens, vocabulary]."""
+    """The unmodified model's logits of all tokens, fp32 [tokens, vocabulary]."""
     loaded.model.set_attn_implementation("eager")
     try:
         ids = torch.tensor([tokens], device=loaded.device)
@@ -72,7 +73,7 @@ def dense_logits(loaded: LoadedModel, tokens: list[int]) -> torch.Tensor:
 
 
 def _over_regions(loaded: LoadedModel, tokens: list[int], frames: int) -> tuple[torch.Tensor, list[int]]:
-    """Logits over regions, and which of the tokens behind the frozen ones they are of."""
+    """Logits over regions, and the indices of their tokens after the frozen ones."""
     engine = Engine(loaded, blocks=24, block_size=4, frame_limit=1 << 30)
     tape = engine.open_tape("canary", tokens[:_FROZEN], Retention(len(tokens)))
     answer = None
@@ -82,7 +83,7 @@ def _over_regions(loaded: LoadedModel, tokens: list[int], frames: int) -> tuple[
         for i in range(_RECORDS):
             record = tokens[_FROZEN + i * _RECORD :][:_RECORD]
             if frames > 1 and i == _RECORDS // 2:
-                tape.new_frame(at=3)  # the second half lives in a frame of its own
+                tape.new_frame(at=3)  # the second half gets another frame
             tape.acquire(_RECORD)
             read = range(_RECORD - _READ if i % 2 else 0, _RECORD)
             rows.append(engine.logits([Chunk(tape, record)], read))

@@ -1,8 +1,8 @@
-"""The embedded default: a tiny random Llama and its tokenizer, built locally, always the same, in seconds.
+"""The embedded default model: a tiny random Llama and its tokenizer, built locally in seconds, always equal.
 
-It is **untrained**: it exists so that the whole way runs with no download, and every output says so. The
-tokenizer has no merges to train: numbers of one to three digits and a list of words are whole tokens, and
-everything else falls back to bytes.
+It is **untrained**: it lets everything run without a download, and every output says so. The tokenizer needs
+no training: numbers of one to three digits and the words of a list are single tokens, and everything else
+falls back to bytes.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def build_tokenizer(size: int = VOCABULARY) -> PreTrainedTokenizerFast:
     while len(vocabulary) < size:
         vocabulary.setdefault(next(filler), len(vocabulary))
     if len(vocabulary) != size:
-        raise ValueError(f"the embedded vocabulary needs {len(vocabulary)} tokens, {size} were asked for")
+        raise ValueError(f"the embedded vocabulary needs {len(vocabulary)} tokens, but size is {size}")
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], ignore_merges=True))
     split = pre_tokenizers.Split(Regex(_SPLIT), behavior="isolated")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
@@ -76,7 +76,7 @@ def build_tokenizer(size: int = VOCABULARY) -> PreTrainedTokenizerFast:
 def build_model(
     *, hidden: int, layers: int, heads: int, kv_heads: int, vocabulary: int, seed: int
 ) -> LlamaForCausalLM:
-    """A random Llama in fp32. Wider initial weights than usual, so that answers depend on the context."""
+    """A random Llama in fp32. Initial weights are wider than usual, so answers depend on the context."""
     config = LlamaConfig(
         vocab_size=vocabulary,
         hidden_size=hidden,
@@ -110,7 +110,7 @@ def embedded_directory(
     vocabulary: int = VOCABULARY,
     seed: int = 0,
 ) -> Path:
-    """A local model directory of that shape in ``cache`` (`metrics.cache_home`), built on first use."""
+    """The directory of a model of this shape in ``cache`` (`metrics.cache_home`), built on first use."""
     shape = {
         "hidden": hidden,
         "layers": layers,
@@ -124,7 +124,7 @@ def embedded_directory(
     if (target / "config.json").exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    # built under another name and renamed, so that no process sees half a model
+    # built under a temporary name and renamed, so that other processes never see a partial model
     building = Path(tempfile.mkdtemp(prefix=name, dir=target.parent))
     build_model(**shape).save_pretrained(building)
     build_tokenizer(vocabulary).save_pretrained(building)

@@ -1,9 +1,9 @@
 """Loading a causal language model so that its attention runs over regions.
 
-transformers' own modelling code runs unmodified; its `AttentionInterface` passes every layer's queries,
-keys and values to `region_attention`. Some architectures would be silently wrong (hybrids, learned positions,
-other rotary layouts): known ones are refused by name (`engine.model.architectures`), all are measured
-(`engine.profile.probe`), and `engine.model.canary` compares logits with the dense forward.
+transformers' modelling code runs unmodified; its `AttentionInterface` passes every layer's queries, keys and
+values to `region_attention`. Some architectures would give wrong results without an error (hybrids, learned
+positions, other rotary layouts). Known ones are refused by name (`engine.model.architectures`), all are
+measured (`engine.profile.probe`), and `engine.model.canary` compares logits with the dense forward.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ disable_progress_bar()
 
 @dataclass
 class ForwardContext:
-    """What the attention function needs during one forward pass; ``rotations``: one a layer.
+    """Arguments of the attention function for one forward pass; ``rotations``: one per layer.
 
-    ``last``: what is wanted of the last layer, None for all of it.
+    ``last``: the rows read from the last layer; None: all.
     """
 
     metadata: AttentionMetadata
@@ -51,7 +51,7 @@ class ForwardContext:
     calls: int = 0
 
 
-# some layers drop the extra keyword arguments of a forward call, so the current pass is kept here
+# a global, because some layers drop the extra keyword arguments of a forward call
 _current = threading.local()
 
 
@@ -69,7 +69,7 @@ def region_attention(
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention function: [1, q_heads, rows, dim] to [1, rows, q_heads, dim]."""
     if attention_mask is not None:
-        raise ModelError("transformers built an attention mask: this architecture masks in its own way")
+        raise ModelError("transformers built an attention mask: this architecture has its own masking")
     context: ForwardContext = _current.context
     layer = int(module.layer_idx)  # type: ignore[arg-type]  # a plain int on every attention module
     context.calls += 1
@@ -94,7 +94,7 @@ def region_attention(
             s_aux,
         )
     )
-    # contiguous, as transformers' own functions give it: a layer would copy it otherwise, or fail to view it
+    # contiguous, as from transformers' own functions: a layer would otherwise copy it or fail to view it
     return output.transpose(0, 1).contiguous()[None], None
 
 
@@ -110,9 +110,9 @@ def _wanted_of_last() -> LastLayer | None:
 class LoadedModel:
     """A model ready to run over regions.
 
-    ``layers``: KV shapes and ``rotations``: of queries, one a layer; under tensor parallelism of this rank.
-    ``max_positions``: local positions stay below it. ``trims``: a pass may ask for some rows of the last
-    layer alone.
+    ``layers``, ``rotations``: KV shape and query rotation of each layer; under tensor parallelism, of this
+    rank. ``max_positions``: local positions stay below it. ``trims``: a pass may read only some rows of the
+    last layer.
     """
 
     model: Any
@@ -127,12 +127,12 @@ class LoadedModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return torch.device(self.model.device)
 
     @property
     def dtype(self) -> torch.dtype:
-        """The weights' type; KV has it too."""
+        """Dtype of the weights and of KV."""
         dtype: torch.dtype = self.model.dtype
         return dtype
 
@@ -144,10 +144,10 @@ class LoadedModel:
         keep: torch.Tensor,
         positions: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """One pass over packed ``tokens`` [rows]; logits of rows ``keep``, fp32 [keep, vocabulary].
+        """Run packed ``tokens`` [rows]; returns the logits of rows ``keep``, fp32 [keep, vocabulary].
 
-        ``positions``: local positions [rows], by default those of the metadata. With ``context.last``,
-        ``keep`` must be its rows; if there are none the result is empty.
+        ``positions``: local positions [rows], by default the metadata's. With ``context.last``, ``keep`` must
+        be its rows; without any the result is empty.
         """
         _current.context = context
         try:
@@ -170,15 +170,15 @@ def load_model(
     """Load the causal language model and tokenizer in directory ``path``.
 
     ``tensor_parallel``: this process keeps its rank's part of the weights, on the device of the
-    torch.distributed group, which must be initialised; every rank must load, and then make the same calls.
-    Raises ModelError when the directory or its architecture cannot be served.
+    torch.distributed group, which must be initialised; every rank must load the model and then make the same
+    calls. Raises ModelError when the directory or its architecture cannot be served.
     """
     if not (path / "config.json").is_file():
         raise ModelError(f"{path} is not a model directory: it has no config.json")
     where = "cpu" if tensor_parallel else resolve_device(device)
     kind = dtype if dtype == "auto" else getattr(torch, dtype)
-    # transformers needs accelerate to fill parameters on the device itself; without it they stay mapped from
-    # the files until they are copied there one by one
+    # transformers needs accelerate to load parameters straight to the device; without it they are
+    # memory-mapped and copied there one by one
     placed = {"device_map": {"": where}} if is_accelerate_available() else {}
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True)
@@ -196,7 +196,7 @@ def load_model(
 
 
 def prepare(model: Any, tokenizer: Any, *, name: str, revision: str = "") -> LoadedModel:
-    """Wrap a transformers model made in this process. Raises ModelError when regions cannot serve it."""
+    """Wrap a transformers model of this process. Raises ModelError when it cannot run over regions."""
     check_known(model.config)
     return _wrap(model, tokenizer, name=name, revision=revision)
 
@@ -219,9 +219,9 @@ def _wrap(model: Any, tokenizer: Any, *, name: str, revision: str) -> LoadedMode
 
 
 def resolve_device(device: str) -> str:
-    """``auto`` is the GPU if there is one. Raises ModelError when CUDA was asked for without a GPU."""
+    """Resolve ``auto`` to the GPU if there is one. Raises ModelError for CUDA without a GPU."""
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if device.startswith("cuda") and not torch.cuda.is_available():
-        raise ModelError("device cuda was asked for and no GPU is visible")
+        raise ModelError("device is cuda, but no GPU is visible")
     return device

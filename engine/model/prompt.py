@@ -1,7 +1,7 @@
-"""Where the tape goes in the chat template: prefix (frozen), tape (sliding), question (ephemeral).
+"""The chat template around a tape: prefix (frozen), tape (sliding), question (ephemeral).
 
-The template is rendered once with markers for the tape and the question and cut at them, so the frozen prefix
-ends where data begins, and a question's tokens end the user's message and begin the assistant's.
+The template is rendered once with markers for the tape and the question, and cut at them. The frozen prefix
+ends where the data begins; a question's tokens end the user's message and begin the assistant's.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ _TAPE, _QUESTION = "\x00tape\x00", "\x00question\x00"
 
 
 class PromptError(ValueError):
-    """The model's chat template cannot be cut at the tape and the question."""
+    """The model's chat template cannot be cut at tape and question."""
 
 
 @dataclass(frozen=True)
 class PromptFormat:
-    """The fixed token pieces around tape and question."""
+    """The fixed tokens around tape and question."""
 
     tokenizer: Any
     frozen: tuple[int, ...]
@@ -30,7 +30,7 @@ class PromptFormat:
 
     @classmethod
     def of(cls, tokenizer: Any, system_prompt: str = "") -> PromptFormat:
-        """Cut ``tokenizer``'s chat template (or a plain text layout if it has none).
+        """Cut ``tokenizer``'s chat template, or a plain text layout if it has none.
 
         Raises PromptError when the template drops or repeats the user's content.
         """
@@ -49,7 +49,7 @@ class PromptFormat:
         return cls(tokenizer, tuple(_encode(tokenizer, frozen)), before, after, answer_prefix)
 
     def question(self, text: str) -> list[int]:
-        """Tokens of a question behind the tape, up to where the answer begins."""
+        """The tokens of a question, from the end of the tape to the beginning of the answer."""
         return _encode(self.tokenizer, self.before_question + text + self.after_question)
 
     def choice(self, text: str) -> int:
@@ -59,11 +59,11 @@ class PromptFormat:
         return _encode(self.tokenizer, self.answer_prefix + text)[0]
 
     def encode(self, text: str) -> list[int]:
-        """Tokens of ``text``, no special tokens added."""
+        """Tokens of ``text``, without special tokens."""
         return _encode(self.tokenizer, text)
 
     def plain(self, text: str) -> list[int]:
-        """Tokens of ``text`` behind the begin-of-text token if there is one; none for an empty text."""
+        """Tokens of ``text`` after the begin-of-text token, if there is one; none for an empty text."""
         begin = getattr(self.tokenizer, "bos_token_id", None)
         if not text:
             return []
@@ -76,7 +76,7 @@ class PromptFormat:
         return frozenset() if ids is None else frozenset({int(ids)})
 
     def decode(self, tokens: list[int]) -> str:
-        """The text of an answer."""
+        """The text of ``tokens``."""
         return str(self.tokenizer.decode(tokens, skip_special_tokens=True)).strip()
 
 

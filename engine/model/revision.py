@@ -1,6 +1,6 @@
-"""Which model this is: a fingerprint of a checkpoint's files.
+"""The revision of a model: a fingerprint of a checkpoint's files.
 
-KV that was stored under one revision is not read under another, and every answer names it.
+KV stored under one revision is not read under another, and every answer names it.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 SAMPLE = 4096
-"""Bytes read at the beginning, in the middle and at the end of each tensor: training changes all of it."""
+"""Bytes read at the beginning, middle and end of each tensor; training changes every part of a tensor."""
 TEXTS = frozenset({".json", ".jinja", ".model", ".txt"})
-"""Configuration, chat template and tokenizer."""
+"""Suffixes of configuration, chat template and tokenizer files."""
 
 
 def revision_of(path: Path) -> str:
@@ -32,7 +32,7 @@ def revision_of(path: Path) -> str:
 
 
 def _samples(stream: BinaryIO) -> Iterator[bytes]:
-    """The header of a safetensors file, and pieces of each of its tensors."""
+    """The header of a safetensors file, and samples of each of its tensors."""
     size = int.from_bytes(stream.read(8), "little")
     header = stream.read(size)
     yield header

@@ -1,8 +1,8 @@
 """Tensor parallelism: every rank of a torch.distributed group keeps its part of each layer's heads.
 
-transformers' own plan for the architecture says what is split and where ranks sum up. Each rank has a KV
-pool of its own heads and the whole of everything else (tapes, extents, plans, logits); nothing is sent
-between ranks but activations, so all of them must make the same calls in the same order.
+transformers' plan for the architecture defines what is split and where ranks sum up. Each rank has a KV pool
+for its own heads and a full copy of everything else (tapes, extents, metadata, logits). Ranks exchange only
+activations, so all of them must make the same calls in the same order.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from engine.model.architectures import ModelError
 
 
 def shard(model: Any) -> Any:
-    """Keep this rank's part of ``model``, on the device of the group's mesh; ModelError if it cannot."""
+    """Keep this rank's part of ``model``, on the device of the group's mesh. May raise ModelError."""
     # imported here: only this mode needs it
     from transformers.distributed import DistributedConfig
 
@@ -38,7 +38,7 @@ def shard(model: Any) -> Any:
 
 
 def _untie(model: Any) -> None:
-    """Plans name every weight, a tied one is listed once: share its storage, not the parameter."""
+    """Untie weights: plans name every weight, but a tied one is listed once. The storage stays shared."""
     for name in model.all_tied_weights_keys:
         owner, _, leaf = name.rpartition(".")
         shared = model.get_parameter(name)

@@ -1,1 +1,1 @@
-"""What a device takes for a pass, measured."""
+"""Measures a device and a model: the time of passes, and what the layers do."""

@@ -1,11 +1,11 @@
-"""What a model's layers do with positions and masks, measured from passes over a single token.
+"""Measures how a model's layers use positions and masks, by passes over a single token.
 
-Configurations name these things in many ways, so nothing is read from them. At position 0 rotary embedding
-is the identity; the queries and keys of the same token at another position show which of the model's tables
-rotated them, layer by layer. The mask that transformers would build is asked for at far-apart positions and
-compared with the sliding window that the layer hands to attention, so a window of any size is seen without
-a sequence of that length. Attention itself gives zeros here, so layers cannot see positions in another way
-than the one measured.
+Nothing is read from the configuration, which names these things in many ways. At position 0 rotary embedding
+is the identity, so the queries and keys of the same token at another position show which of the model's
+tables rotated them, layer by layer. The mask that transformers would build is computed at far-apart positions
+and compared with the sliding window that the layer passes to attention, so windows of any size are checked
+without a sequence of that length. The probe's attention returns zeros, so layers cannot see positions in any
+other way than the one measured.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 PROBE = "foretick_probe"
 _NEAR = 97
-"""A position at which any two rotary tables have rotated their first dimensions apart."""
+"""A position at which any two rotary tables differ in their first dimensions."""
 _FARTHEST = 1 << 17
 _MASK_ROWS = (0, 1, 2, 7, 64, 1000, 8192, _FARTHEST - 1)
 _TOLERANCE = {torch.float32: 1e-3}
@@ -37,9 +37,9 @@ _TOLERANCE_HALF = 5e-2
 
 @dataclass(frozen=True)
 class Probed:
-    """What the layers were seen to do.
+    """The measured properties of the layers.
 
-    ``max_positions``: local positions below it are rotated by the tables of ``rotations``, one a layer.
+    ``rotations``: one table per layer, valid for local positions below ``max_positions``.
     """
 
     layers: tuple[LayerShape, ...]
@@ -49,7 +49,7 @@ class Probed:
 
 @dataclass(frozen=True)
 class _Seen:
-    """One layer's attention for one token: ``query``, ``key`` and ``value`` [heads, 1, dim]."""
+    """One layer's attention call for one token: ``query``, ``key`` and ``value`` [heads, 1, dim]."""
 
     layer: int
     query: torch.Tensor
@@ -64,9 +64,9 @@ _seen: list[_Seen] = []
 
 @torch.inference_mode()
 def probe(model: Any) -> Probed:
-    """Measure ``model``; its attention function is left set to the probe's.
+    """Measure ``model``; leaves its attention function set to the probe's.
 
-    Raises ModelError when a layer does something that regions and frames cannot reproduce.
+    Raises ModelError for a layer that regions and frames cannot reproduce.
     """
     kind = model.config.model_type
     model.set_attn_implementation(PROBE)
@@ -102,7 +102,7 @@ def probe(model: Any) -> Probed:
 
 
 def _positions(rotated: Callable[[int], bool], near: int, limit: int) -> int:
-    """How many positions from 0 on are rotated alike; ``near`` is, and beyond some position none is."""
+    """How many positions from 0 on rotate alike; ``near`` does, and none from some position on."""
     if rotated(limit - 1):
         return limit
     return bisect_left(range(limit), True, near + 1, limit - 1, key=lambda at: not rotated(at))
@@ -158,7 +158,7 @@ def _rotation(
 
 
 def _error(rotation: FrameRotation, zero: _Seen, after: _Seen, position: int) -> float:
-    """How far the rotation is from what the model did between two positions, relative to the vectors."""
+    """The rotation's error against the model between two positions, relative to the vectors."""
     worst = 0.0
     for before, expected in ((zero.query, after.query), (zero.key, after.key)):
         if 2 * rotation.inv_freq.numel() > before.shape[-1]:
@@ -170,7 +170,7 @@ def _error(rotation: FrameRotation, zero: _Seen, after: _Seen, position: int) ->
 
 
 def _tolerance(dtype: torch.dtype, position: int) -> float:
-    # models compute their angles in float32, which rounds a far position's angle by this much
+    # models compute angles in float32, which rounds the angle of a far position by this much
     return _TOLERANCE.get(dtype, _TOLERANCE_HALF) + position * 2.0**-23
 
 

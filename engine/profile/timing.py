@@ -1,7 +1,7 @@
-"""How long an engine takes for passes, prefilling and swapping, by size: the points of a cost profile.
+"""Times an engine's passes, prefills and swaps by size: the points of a cost profile.
 
-Every size is run once uncounted, then in alternating order, so that a machine that grows slower in the course
-of a run does not look like one that is slower on large sizes.
+Every size runs once uncounted, and then in alternating order, so that a machine that slows down during a run
+does not look like one that is slower at large sizes.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Sample = tuple[int, float]
 
 @dataclass(frozen=True)
 class Ladder:
-    """What is measured.
+    """The sizes to measure.
 
-    ``passes``: tokens of single passes without context, 1 among them, none above ``chunk``. ``prefills``:
-    tokens of prompts computed in passes of ``chunk`` tokens, and swapped out and in; 1 or more. ``batches``:
-    passes of several rows. ``repeats`` of everything. Sizes above the first prefill that takes ``patience_s``
-    are left out.
+    ``passes``: tokens of single passes without context, including 1, none above ``chunk``. ``prefills``:
+    tokens of prompts that are computed in passes of ``chunk`` tokens, and swapped out and in; at least one.
+    ``batches``: passes of several rows. Everything runs ``repeats`` times. Sizes above the first prefill that
+    takes ``patience_s`` seconds are skipped.
     """
 
     chunk: int
@@ -47,12 +47,12 @@ class Ladder:
         return max(*self.passes, *self.prefills, *together)
 
     def blocks(self, size: int) -> int:
-        """Blocks of ``size`` tokens that the pool needs."""
+        """Blocks of ``size`` tokens that the measurement needs in the pool."""
         rows = max((len(batch) for batch in self.batches), default=1)
         return -(-self.tokens // size) + 2 * rows
 
     def up_to(self, tokens: int) -> Ladder:
-        """Without larger prompts; of the batches those whose rows each fit."""
+        """The ladder without larger prompts, and without batches that have a larger row."""
         return replace(
             self,
             prefills=tuple(n for n in self.prefills if n <= tokens),
@@ -62,7 +62,7 @@ class Ladder:
 
 @dataclass
 class Samples:
-    """What was measured. Sizes: tokens for ``passes`` and ``prefills``, blocks for the swaps."""
+    """The measurements. Sizes: tokens for ``passes`` and ``prefills``, blocks for the swaps."""
 
     passes: list[Sample] = field(default_factory=list)
     prefills: list[Sample] = field(default_factory=list)
@@ -72,7 +72,7 @@ class Samples:
 
 
 def measure(engine: Engine, ladder: Ladder) -> Samples:
-    """Time everything on the ladder; nothing else may use the engine. RuntimeError when it lacks memory."""
+    """Time everything on the ladder; nothing else may use the engine. RuntimeError when memory is short."""
     longest = -(-max(ladder.prefills) // engine.pool.block_size)
     rounds = _Rounds(engine, ladder, HostTier(engine.pool, longest + 1))
     rounds.warm_up()
@@ -88,7 +88,7 @@ class _Rounds:
         self.random = torch.Generator().manual_seed(3)
 
     def warm_up(self) -> None:
-        """Every size once, uncounted, up to where patience ends."""
+        """Run every size once, uncounted, up to ``patience_s``."""
         uncounted = Samples()
         for n in self.ladder.prefills:
             self.prompt(n, uncounted)
@@ -98,7 +98,7 @@ class _Rounds:
         self.run(uncounted, down=False, prompts=False)
 
     def run(self, found: Samples, *, down: bool, prompts: bool = True) -> None:
-        """Every size once, from the largest on if ``down``."""
+        """Run every size once, from the largest on if ``down``."""
         step = -1 if down else 1
         for n in self.ladder.passes[::step]:
             found.passes.append((n, self.batch(((0, n),))))
@@ -112,7 +112,7 @@ class _Rounds:
         return torch.randint(3, high, (n,), generator=self.random).tolist()
 
     def prefill(self, n: int) -> tuple[Fork, float]:
-        """A prompt of ``n`` tokens in KV, and the seconds until its first token was chosen."""
+        """Prefill a prompt of ``n`` tokens; returns it and the seconds until its first token."""
         prompt, tokens = self.engine.open_prompt(), self.tokens(n)
         if not prompt.acquire(n):
             prompt.release()
@@ -138,7 +138,7 @@ class _Rounds:
         prompt.release()
 
     def batch(self, spans: Sequence[Span]) -> float:
-        """Seconds of one pass over ``spans``; what is to lie in KV is put there before."""
+        """Seconds of one pass over ``spans``, whose contexts are prefilled before."""
         prompts = [self.prefill(c)[0] if c else self.engine.open_prompt() for c, _ in spans]
         works = [Chunk(p, self.tokens(n)) for p, (_, n) in zip(prompts, spans, strict=True)]
         for prompt, work in zip(prompts, works, strict=True):
@@ -149,7 +149,7 @@ class _Rounds:
         return seconds
 
     def timed(self, work: Callable[[], object]) -> float:
-        """Seconds, the device's queue drained before and after."""
+        """Seconds of ``work``; the device's queue is drained before and after."""
         self.synchronize()
         began = time.perf_counter()
         work()
@@ -163,4 +163,4 @@ class _Rounds:
 
 def _must(done: bool) -> None:
     if not done:
-        raise RuntimeError("there is no room to measure in")
+        raise RuntimeError("the pool has no room for the measurement")

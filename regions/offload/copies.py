@@ -1,4 +1,4 @@
-"""Copies of blocks between pools that run while forward passes do, and the blocks they keep from reuse."""
+"""Copies of blocks between pools while forward passes run, and the blocks they read."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from regions.pool import KVPool
 
 
 class Transfer(Protocol):
-    """A copy under way, as `torch.cuda.Event` tells of it."""
+    """A running copy, with the interface of `torch.cuda.Event`."""
 
     def query(self) -> bool:
-        """It has read all of its source; never waits."""
+        """Whether it has read all of its source; never blocks."""
 
     def synchronize(self) -> None:
-        """Wait until it has."""
+        """Block until it has."""
 
 
 Copies = Callable[[KVPool, Sequence[Run], KVPool, Sequence[Run]], Transfer | None]
-"""Begins to copy to (pool, blocks) from (pool, as many blocks); None: the copy is done.
+"""Starts a copy to (pool, blocks) from (pool, as many blocks); None: the copy is done.
 
-It reads what the passes and copies begun so far have written; those begun from here on see it.
+It reads what earlier passes and copies wrote; later passes and copies see it.
 """
 
 
 def copy_at_once(target: KVPool, to: Sequence[Run], source: KVPool, blocks: Sequence[Run]) -> None:
-    """`Copies` within the host's memory."""
+    """`Copies` in host memory."""
     target.copy_from(source, blocks, to)
 
 
 class StreamCopies:
-    """`Copies` between a GPU and pinned memory, on a stream of their own."""
+    """`Copies` between a GPU and pinned memory, on their own stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch gives it no types
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # untyped in torch
 
     def __call__(self, target: KVPool, to: Sequence[Run], source: KVPool, blocks: Sequence[Run]) -> Transfer:
-        """The calling thread's current stream is the one that computes."""
+        """Start a copy after the work queued on the calling thread's current stream."""
         computing = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(computing)
         with torch.cuda.stream(self._stream):
@@ -55,12 +55,12 @@ class StreamCopies:
 
 
 def copies_for(device: torch.device) -> Copies:
-    """The way to copy between the host and ``device``."""
+    """The `Copies` between the host and ``device``."""
     return StreamCopies(device) if device.type == "cuda" else copy_at_once
 
 
 class Quarantine:
-    """Blocks that a copy still reads: not to be written before it is done. A `Reclaimer` of their pool."""
+    """Blocks that running copies read and nothing may write yet. A `Reclaimer` of their pool."""
 
     def __init__(self, pool: KVPool) -> None:
         self._pool = pool
@@ -68,18 +68,18 @@ class Quarantine:
         pool.add_reclaimer(self)
 
     def add(self, blocks: Sequence[Run], transfer: Transfer | None) -> None:
-        """Keep one more reference to ``blocks`` until ``transfer`` is done."""
+        """Keep a reference to ``blocks`` until ``transfer`` is done."""
         if transfer is not None and not transfer.query():
             self._pending.append((transfer, SharedBlocks(self._pool, blocks)))
 
     def poll(self) -> None:
-        """Release what was copied meanwhile; never waits."""
+        """Release the blocks of finished copies; never blocks."""
         while self._pending and self._pending[0][0].query():
             self._pending.popleft()[1].release()
 
     @property
     def reclaimable(self) -> int:
-        """Blocks that will be free when their copies are done."""
+        """Blocks that become free when their copies are done."""
         references = self._pool.blocks.references
         return sum(
             int((references[start:stop] == 1).sum())
@@ -90,7 +90,7 @@ class Quarantine:
     def reclaim(self, blocks: int) -> None:
         """Wait for copies, the oldest first, until ``blocks`` more blocks are free.
 
-        That takes less than computing again what a preempted reader loses.
+        Waiting takes less time than recomputing a preempted reader.
         """
         enough = self._pool.blocks.free_blocks + blocks
         self.poll()

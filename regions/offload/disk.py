@@ -1,9 +1,9 @@
-"""Disk: a session in a file, with its records, its position in the stream, and the KV of its window.
+"""Snapshots: a session in a file, with its records, its stream position and the KV of its window.
 
-A fixed prefix (magic, format version, lengths), a msgpack header with its checksum, the KV of the live slots
-layer by layer (all keys of a layer, then all values, ``[kv_heads, tokens, dim]``, oldest token first, in the
-pool's dtype and this machine's byte order), and the checksum of that. A file is written under a temporary
-name, flushed to the disk and then renamed. It is checked before a byte of it reaches the pool.
+The layout: a fixed prefix (magic, format version, lengths), a msgpack header and its checksum, the KV of the
+live slots by layer (all keys, then all values, ``[kv_heads, tokens, dim]``, oldest token first, in the pool's
+dtype and the machine's byte order), and the KV's checksum. A file is written under a temporary name, flushed
+to disk and then renamed. The whole file is checked before any of it reaches the pool.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class SnapshotError(StoredLost):
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """What KV depends on besides a session's records; a file of another identity is foreign.
+    """What KV depends on apart from the session's records; a file of another identity is refused as foreign.
 
     ``layers``: (kv_heads, key_dim, value_dim) of each. ``frozen``: digest of the frozen prefix's tokens.
     """
@@ -54,17 +54,14 @@ class Identity(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, pool: KVPool, *, model: str, tokenizer: str, frozen: Sequence[int]) -> Identity:
-        """Of sessions in ``pool`` behind ``frozen`` tokens; ``model`` and ``tokenizer`` name revisions."""
+        """Identity of sessions in ``pool`` after ``frozen`` tokens; ``model``, ``tokenizer``: revisions."""
         digest = blake2b(msgspec.msgpack.encode(list(frozen)), digest_size=16).hexdigest()
         layers = tuple((layer.kv_heads, layer.key_dim, layer.value_dim) for layer in pool.layers)
         return cls(model, tokenizer, digest, str(pool.dtype).removeprefix("torch."), layers)
 
 
 class SnapshotHeader(msgspec.Struct, frozen=True):
-    """All of a snapshot but the KV. ``inputs`` is the caller's: the input offsets the state stands for.
-
-    ``created_ns``: wall clock.
-    """
+    """A snapshot without its KV. ``inputs``: input offsets it covers. ``created_ns``: wall clock."""
 
     session: str
     identity: Identity
@@ -75,7 +72,7 @@ class SnapshotHeader(msgspec.Struct, frozen=True):
 
 
 def create(path: Path) -> BinaryIO:
-    """A new file to write, readable by its owner alone; an unfinished one of the same name is overwritten."""
+    """Create a file that only its owner can read; overwrite an unfinished one of the same name."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
     return os.fdopen(os.open(path, flags, 0o600), "wb")
 
@@ -90,8 +87,8 @@ def write_snapshot(
 ) -> bytes:
     """Write ``header`` and the KV of ``ranges`` (the live slots, oldest first); returns the file's seal.
 
-    Raises SnapshotError, and leaves no temporary file, when the disk is full or refuses; ValueError when
-    there are no slots.
+    Raises SnapshotError, leaving no temporary file, when writing fails, and ValueError when there are no
+    slots.
     """
     if not ranges:
         raise ValueError(f"session {header.session} has no KV to write")
@@ -114,10 +111,10 @@ def write_snapshot(
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A file that was read wholly and checked.
+    """A file that was read completely and checked.
 
-    ``seal``: the header's checksum, by which a file is told from an older one of the same name. ``kv_at``:
-    where in the file the KV begins.
+    ``seal``: the header's checksum, which tells files of the same name apart. ``kv_at``: offset of the KV in
+    the file, bytes.
     """
 
     path: Path
@@ -127,7 +124,7 @@ class Snapshot:
 
     @classmethod
     def open(cls, path: Path, identity: Identity) -> Snapshot:
-        """Check all of the file. Raises SnapshotError: incomplete, damaged, foreign, or of another format."""
+        """Check the whole file. Raises SnapshotError: incomplete, damaged, foreign, other format."""
         try:
             with path.open("rb") as file:
                 header, seal, kv_at, kv_size = _check(file, path)
@@ -142,13 +139,13 @@ class Snapshot:
         return cls(path, header, seal, kv_at)
 
     def load(self, pool: KVPool, ranges: Sequence[SlotRange]) -> None:
-        """Copy the KV to ``ranges`` of ``pool``: as many slots as there are tokens, oldest first.
+        """Copy the KV to ``ranges`` of ``pool``: one slot for each token, oldest first.
 
         Raises SnapshotError when the file cannot be read any more.
         """
         tokens = self.header.state.tokens
         if sum(count for _, count in ranges) != tokens:
-            raise SnapshotError(f"{self.path} has {tokens} tokens")
+            raise SnapshotError(f"{self.path} has {tokens} tokens, which do not fit the slots")
         try:
             with self.path.open("rb") as file:
                 file.seek(self.kv_at)
@@ -166,9 +163,9 @@ class Snapshot:
 
 
 class DiskCopy:
-    """One session's KV in a file (a `Stored`), which is removed with it.
+    """One session's KV in a file (a `Stored`), which `release` removes.
 
-    ``skip``: slots of its first block that were dead when it was written.
+    ``skip``: dead slots at the start of its first block when it was written.
     """
 
     def __init__(self, pool: KVPool, path: Path, identity: Identity, seal: bytes, skip: int) -> None:
@@ -190,7 +187,7 @@ class DiskCopy:
         snapshot.load(self._pool, ranges)
 
     def keep(self, blocks: int) -> None:
-        """A file is kept whole."""
+        """Does nothing: the file is kept whole."""
 
     def release(self) -> None:
         """Remove the file."""
@@ -207,7 +204,7 @@ def _write(file: BinaryIO, header: SnapshotHeader, pool: KVPool, ranges: Sequenc
     file.write(prefix + packed + seal)
     kv = blake2b(seal, digest_size=_DIGEST)
     for tensor in _tensors(pool):
-        # joined on the host: this may run because the device has no memory left
+        # joined on the host, because the device may be out of memory
         live = torch.cat([tensor[:, slot : slot + count].cpu() for slot, count in ranges], 1)
         raw = live.view(torch.uint8).numpy().data.cast("B")  # bytes: numpy has no bfloat16
         kv.update(raw)
@@ -217,7 +214,7 @@ def _write(file: BinaryIO, header: SnapshotHeader, pool: KVPool, ranges: Sequenc
 
 
 def _check(file: BinaryIO, path: Path) -> tuple[SnapshotHeader, bytes, int, int]:
-    """(header, seal, where the KV begins, its bytes) of a file whose lengths and checksums are right."""
+    """(header, seal, offset of the KV, its bytes), after checking lengths and checksums."""
     size = os.fstat(file.fileno()).st_size
     prefix = file.read(_PREFIX.size)
     if len(prefix) < _PREFIX.size:

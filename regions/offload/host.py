@@ -1,7 +1,7 @@
-"""The host tier: a bounded pool in the host's memory for KV that the device has no room for.
+"""The host tier: a bounded pool in host memory for KV that leaves the device.
 
-Preemption by swapping (*Stream2LLM* sections 4.2 and 4.3): blocks are copied to the host and back while
-forward passes run, instead of being computed again.
+Preemption by swapping (*Stream2LLM* sections 4.2 and 4.3) copies blocks to the host and back while forward
+passes run, instead of computing them again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from regions.pool import KVPool
 
 
 class HostTier:
-    """``blocks`` blocks of host memory behind a ``device`` pool, pinned when that is on a GPU."""
+    """``blocks`` blocks of host memory for a ``device`` pool; pinned if that is on a GPU."""
 
     def __init__(self, device: KVPool, blocks: int, copies: Copies | None = None) -> None:
         self.pool = KVPool(
@@ -36,16 +36,16 @@ class HostTier:
         self._incoming = Quarantine(self.pool)
 
     def swap_out(self, reader: Fork) -> bool:
-        """Move the reader's private KV here; False, and nothing changed, without room.
+        """Move the reader's private KV to the host; False, with nothing changed, when the host is full.
 
-        False, too, when others read all of it: swapping would free nothing.
+        Also False when others read all of it, because swapping would free nothing.
         """
         return bool(reader.exclusive_tokens) and reader.swap_out(self)
 
     def put(self, blocks: Sequence[Run]) -> HostCopy | None:
-        """Begin to copy ``blocks`` of the device pool; None, and nothing changed, when the host is full.
+        """Start copying ``blocks`` of the device pool; None, with nothing changed, when the host is full.
 
-        The caller may give the blocks back at once: they are not handed out before the copy is done.
+        The caller may release the blocks at once: they are not reused before the copy is done.
         """
         taken = self.pool.take(sum(run.blocks for run in blocks))
         if taken is None:
@@ -55,19 +55,19 @@ class HostTier:
         return HostCopy(self, taken)
 
     def fetch(self, source: Sequence[Run], blocks: Sequence[Run]) -> None:
-        """Begin to copy ``source`` of the host pool to ``blocks`` of the device pool.
+        """Start copying ``source`` of the host pool to ``blocks`` of the device pool.
 
-        Passes begun from here on see it; the host blocks may be given back at once.
+        Later passes see the copy; the host blocks may be released at once.
         """
         self._incoming.add(source, self._copies(self._device, blocks, self.pool, source))
         self.swapped_in += 1
 
     def wait_for(self, blocks: int) -> None:
-        """Wait until copies to the host have freed ``blocks`` blocks of the device pool, or all are done."""
+        """Wait until finished copies have freed ``blocks`` device blocks, or no copy is left."""
         self._outgoing.reclaim(blocks)
 
     def poll(self) -> None:
-        """Give back the blocks whose copies are done, on both sides; never waits."""
+        """Release the blocks of finished copies on both sides; never blocks."""
         self._outgoing.poll()
         self._incoming.poll()
 
@@ -81,7 +81,7 @@ class HostCopy:
         tier.pool.owners.add(self)
 
     def referenced_blocks(self) -> list[Run]:
-        """The host blocks it has a reference to."""
+        """Its host blocks."""
         return self._blocks
 
     def load(self, blocks: Sequence[Run]) -> None:
@@ -89,7 +89,7 @@ class HostCopy:
         self._tier.fetch(self._blocks, blocks)
 
     def keep(self, blocks: int) -> None:
-        """Invalidate on the host: free what lies behind the oldest ``blocks`` blocks."""
+        """Keep only the oldest ``blocks`` blocks and free the rest on the host."""
         kept, freed = split(self._blocks, blocks)
         self._tier.pool.blocks.release(freed)
         self._blocks = kept

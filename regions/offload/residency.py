@@ -1,8 +1,8 @@
-"""Which sessions stay in the pool: idle ones go to disk or to the host tier, and come back when used.
+"""Decides which sessions stay in the pool: idle ones go to disk or the host tier, and return when used.
 
-A session is offloaded when it was idle for a while, or, the least recently used first, when the pool and its
-caches have no free block: before anything is preempted for it. When stored KV cannot be read back the tape is
-lost, and the scheduler prefills its window again (`Tape.rebuild`).
+A session is offloaded when it was idle for a while. When the pool and its caches have no free block, the
+least recently used one is offloaded, before anything is preempted. When stored KV cannot be read back the
+tape is lost, and the scheduler prefills its window again (`Tape.rebuild`).
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ Tier = Literal["host", "disk"]
 class Idleness:
     """When and where sessions are offloaded.
 
-    ``limit_ns``: a session idle for so long is offloaded, to a file if possible; 0: sessions are offloaded
-    only for want of blocks, to the host tier if possible. ``directory``: of the files; None: the host tier
-    alone. ``retry_ns``: no file is written for so long after one failed.
+    ``limit_ns``: idle time after which a session is offloaded, to a file if possible; 0: only when blocks are
+    short, to the host tier if possible. ``directory``: for the files; None: only the host tier. ``retry_ns``:
+    pause after a file could not be written.
     """
 
     limit_ns: int = 0
@@ -44,12 +44,12 @@ class Idleness:
 class Residency:
     """Keeps tapes in the pool, in the host tier or on disk (a `Keeper` of tapes, a `Reclaimer` of the pool).
 
-    ``clock``: monotonic, ns. ``inputs``: a session's input offsets, for its snapshots. Make it after all
-    caches of the pool, so that it is asked for blocks last.
+    ``clock``: monotonic, ns. ``inputs``: a session's input offsets, for its snapshots. Create it after all
+    caches of the pool, so that it is the last reclaimer.
     """
 
     reclaimable = 0
-    """Whether a session can be offloaded is known only when it is tried."""
+    """Always 0: only trying shows whether a session can be offloaded."""
 
     def __init__(
         self,
@@ -61,35 +61,36 @@ class Residency:
         inputs: Callable[[str], Mapping[str, int]] = lambda session: {},
     ) -> None:
         self.spills: Counter[Tier] = Counter()
-        """Sessions that were offloaded, by tier."""
+        """Offloaded sessions, by tier."""
         self.restores: Counter[str] = Counter()
-        """Sessions brought back: from `host`, from `disk`, or `rebuilt`."""
+        """Sessions that returned: from `host`, from `disk`, or `rebuilt`."""
         self.failures = 0
-        """Snapshots that could not be written, or not be read back."""
+        """Snapshots that could not be written or read back."""
         self._pool, self._idleness, self._clock = pool, idleness, clock
         self._host, self._inputs = host, inputs
         self._used: dict[Tape, int] = {}  # least recently used first
         self._identity: dict[Tape, Identity] = {}
-        self._tier: dict[Tape, Tier] = {}  # of those that are offloaded
+        self._tier: dict[Tape, Tier] = {}  # of offloaded tapes
         self._no_disk_before = 0
         pool.add_reclaimer(self)
 
     def attach(self, tape: Tape, identity: Identity) -> None:
-        """Manage ``tape`` from here on."""
+        """Start managing ``tape``."""
         self._identity[tape] = identity
         self._used[tape] = self._clock()
         tape.keeper = self
 
     def detach(self, tape: Tape) -> None:
-        """Manage it no longer; to be called before it is released."""
+        """Stop managing ``tape``; call it before the tape is released."""
         for kept in (self._identity, self._used, self._tier):
             kept.pop(tape, None)
         tape.keeper = None
 
     def resume(self, tape: Tape, path: Path) -> Mapping[str, int]:
-        """Let a new, attached ``tape`` go on from the snapshot at ``path``; returns its input offsets.
+        """Resume a new, attached ``tape`` from the snapshot at ``path``; returns its input offsets.
 
-        The KV is read when it is first used, and the file removed. Raises SnapshotError, and nothing changed.
+        The KV is read at its first use, and the file then removed. Raises SnapshotError, with nothing
+        changed.
         """
         snapshot = Snapshot.open(path, self._identity[tape])
         if snapshot.header.session != tape.name:
@@ -123,7 +124,7 @@ class Residency:
         self._count(tape, "rebuilt")
 
     def spill_idle(self) -> bool:
-        """Offload one session that was idle for the limit; False when there was none that could go."""
+        """Offload one session that reached the idle limit; False when there is none that can go."""
         if not self._idleness.limit_ns:
             return False
         since = self._clock() - self._idleness.limit_ns
@@ -131,7 +132,7 @@ class Residency:
         return any(self._spill(tape, self._to_disk, self._to_host) for tape in idle)
 
     def next_due(self) -> int | None:
-        """In how many ns the next session in the pool reaches the limit; None without one."""
+        """Time until the next session in the pool reaches the idle limit, ns; None without one."""
         limit, now = self._idleness.limit_ns, self._clock()
         due = (used + limit - now for tape, used in self._used.items() if tape.resident)
         return min((ns for ns in due if ns > 0), default=None) if limit else None
@@ -148,7 +149,7 @@ class Residency:
             self._host.wait_for(enough - self._pool.blocks.free_blocks)
 
     def _spill(self, tape: Tape, *ways: Callable[[Tape], Tier | None]) -> bool:
-        """Offload it in the first of ``ways`` that works."""
+        """Offload a tape by the first of ``ways`` that works."""
         tier = next((tier for way in ways if (tier := way(tape))), None) if tape.movable else None
         if tier is None:
             return False

@@ -1,4 +1,4 @@
-"""KV that is kept outside the device pool: on the host, on disk."""
+"""KV outside the device pool: on the host or on disk."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ class StoredLost(Exception):
 
 
 class NotResident(RuntimeError):
-    """A session's KV is not in the pool, and the pool has no room to bring it back."""
+    """A session's KV is outside the pool, which has no room to bring it back."""
 
 
 class Stored(Protocol):
-    """The KV of some blocks, oldest first, owned by the sequence it was taken from."""
+    """The KV of some blocks, oldest first, owned by the sequence it came from."""
 
     def load(self, blocks: Sequence[Run]) -> None:
-        """Put it into ``blocks`` of the device pool, in order: as many as were stored.
+        """Copy it to ``blocks`` of the device pool, in order, one for each stored block.
 
-        Passes begun from here on see it. Raises StoredLost.
+        Later passes see it. Raises StoredLost.
         """
 
     def keep(self, blocks: int) -> None:
-        """Only the oldest ``blocks`` blocks are still needed."""
+        """Keep only the oldest ``blocks`` blocks."""
 
     def release(self) -> None:
-        """None of it is needed any more."""
+        """Free all of it."""
 
 
 class Store(Protocol):
-    """Where the KV of blocks can be kept outside the pool."""
+    """Storage for KV outside the pool."""
 
     def put(self, blocks: Sequence[Run]) -> Stored | None:
-        """Store ``blocks`` of the device pool; None, and nothing changed, without room for them."""
+        """Store ``blocks`` of the device pool; None, with nothing changed, when it is full."""

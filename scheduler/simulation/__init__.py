@@ -1,1 +1,1 @@
-"""The scheduler in simulated time: workloads, a device that only counts, the loop, and its results."""
+"""The scheduler in simulated time: workloads, a device without tensors, the run, and its results."""

@@ -1,9 +1,9 @@
-"""A device that only counts: the engine's own block metadata, without tensors, in virtual time.
+"""A simulated device: the engine's own block metadata, without tensors, in virtual time.
 
-Prompts, block tables, allocator and prefix cache are those of the daemon. Only three things are simulated: a
-pass takes what the cost model says; swapping goes over one copy stream, a transfer after the other; and the
-next pass begins when the transfers are done. It needs them: blocks are swapped out to be written by this
-pass, and swapped in to be read by it. That errs to the slow side where a deferred entry was swapped in.
+Prompts, block tables, allocator and prefix cache are the daemon's. Only time is simulated: a pass takes what
+the cost model predicts; swaps use one copy stream, one transfer after the other; and the next pass begins
+when the transfers are done, because it writes the blocks that were swapped out and reads those that were
+swapped in. This is too slow where a deferred entry was swapped in.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ NO_FRAME_LIMIT = 1 << 62
 
 
 class DeviceCosts(Costs, Protocol):
-    """A cost model that also knows the two directions of a swap."""
+    """A cost model with the two directions of a swap."""
 
     def swap_out_ns(self, blocks: int) -> int:
-        """Moving so many blocks to the host."""
+        """Moving ``blocks`` blocks to the host."""
 
     def swap_in_ns(self, blocks: int) -> int:
-        """Moving so many blocks back."""
+        """Moving ``blocks`` blocks back."""
 
 
 class SimClock:
@@ -40,12 +40,12 @@ class SimClock:
         self.now = 0
 
     def __call__(self) -> int:
-        """What the scheduler reads."""
+        """The current time, ns."""
         return self.now
 
 
 class SimTier:
-    """``free_blocks`` blocks of host memory: `scheduler.types.Tier`, and the `Store` of its prompts.
+    """``free_blocks`` blocks of host memory: a `scheduler.types.Tier`, and the `Store` of its prompts.
 
     Transfers run one after the other; the last one ends at ``done_at`` (ns).
     """
@@ -56,7 +56,7 @@ class SimTier:
         self._costs, self._clock = costs, clock
 
     def swap_out(self, reader: StreamingPrompt) -> bool:
-        """See `scheduler.types.Tier`. False, too, when others read all of it."""
+        """See `scheduler.types.Tier`. Also False when others read all of its KV."""
         return bool(reader.exclusive_tokens) and reader.swap_out(self)
 
     def put(self, blocks: Sequence[Run]) -> SimStored | None:
@@ -69,7 +69,7 @@ class SimTier:
         return SimStored(self, n)
 
     def load(self, blocks: int) -> None:
-        """Begin to move so many blocks back to the pool."""
+        """Start moving ``blocks`` blocks back to the pool."""
         self._transfer(self._costs.swap_in_ns(blocks))
 
     def _transfer(self, ns: int) -> None:
@@ -97,10 +97,10 @@ class SimStored:
 
 
 class SimDevice:
-    """Pool, prefix cache, host tier and clock of one device, and an `Executor` over them.
+    """Pool, prefix cache, host tier and clock of one device, and an `Executor` on them.
 
-    A pass takes ``costs.batch_ns``; ``elapse`` moves the clock on, and may bring input. ``keep_prefixes``:
-    prompts are kept for others that begin alike, in what the pool has to spare.
+    A pass takes ``costs.batch_ns``; ``elapse`` advances the clock and may deliver input. ``keep_prefixes``:
+    cache prompts in free blocks, for later prompts with the same beginning.
     """
 
     def __init__(
@@ -119,9 +119,9 @@ class SimDevice:
         self.index = PrefixWatch(self.cache)
         self.tier = SimTier(host_blocks, costs, self.clock)
         self.passes = self.tokens = self.busy_ns = self.copying_ns = 0
-        """Passes run, tokens computed, time in passes, and time that passes waited for transfers."""
+        """Passes run, tokens computed, time in passes, and time that passes waited for transfers; ns."""
         self.peak_blocks = 0
-        """Most blocks in use in a pass, those that the cache could give up left out."""
+        """Most blocks in use in a pass, without those that the cache could free."""
         self._costs, self._elapse = costs, elapse
 
     def open_prompt(self) -> StreamingPrompt:
@@ -129,7 +129,7 @@ class SimDevice:
         return StreamingPrompt(self.pool, self.cache, frame_limit=NO_FRAME_LIMIT)
 
     def execute(self, batch: Sequence[Chunk]) -> list[SampledToken | None]:
-        """See `engine.step.Executor`. A token is a hash of its position; no draft proves right."""
+        """See `engine.step.Executor`. A token is a hash of its position; every draft is rejected."""
         begin = max(self.clock.now, self.tier.done_at)
         took = self._costs.batch_ns(spans_of(batch))
         self.passes += 1

@@ -1,4 +1,4 @@
-"""Random numbers with published quantiles. Every draw comes from a `random.Random` that is passed in."""
+"""Random numbers with published quantiles, all drawn from the `random.Random` that is passed in."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from statistics import fmean
 
 @dataclass(frozen=True, slots=True)
 class QuantileDistribution:
-    """A positive quantity by points (probability, value) of its distribution; log(value) is linear between.
+    """A positive random value given by points (probability, value); log(value) is linear between them.
 
-    The first probability is 0 and the last is 1; both rise. Raises ValueError otherwise.
+    Probabilities rise from 0 to 1, and values rise with them. Raises ValueError otherwise.
     """
 
     points: tuple[tuple[float, float], ...]
 
     def __post_init__(self) -> None:
         if self.points[0][0] != 0 or self.points[-1][0] != 1 or self.points[0][1] <= 0:
-            raise ValueError("quantiles run from probability 0 to 1, with positive values")
+            raise ValueError("quantiles must run from probability 0 to 1, with positive values")
         if any(p >= q or x >= y for (p, x), (q, y) in pairwise(self.points)):
-            raise ValueError("quantiles rise")
+            raise ValueError("quantiles must rise")
 
     def at(self, p: float) -> float:
-        """The value that a part `p` of all does not exceed."""
+        """The quantile of probability `p`."""
         upper = min(max(bisect_right(self.points, p, key=lambda point: point[0]), 1), len(self.points) - 1)
         (p0, x0), (p1, x1) = self.points[upper - 1], self.points[upper]
         share = (p - p0) / (p1 - p0)
@@ -44,7 +44,7 @@ class QuantileDistribution:
 
 
 class Counts:
-    """A whole number from 1 on, by its weights: ``weights[i]`` is that of i + 1."""
+    """A random whole number from 1 on; ``weights[i]`` is the weight of i + 1."""
 
     def __init__(self, weights: Sequence[float]) -> None:
         self.weights = tuple(weights)
@@ -61,14 +61,14 @@ class Counts:
 
 
 def humped(mean: float, most: int) -> Counts:
-    """1 + a binomial of `most` - 1 trials: one hump around the mean."""
+    """1 + a binomial of `most` - 1 trials: a single hump around the mean."""
     p, trials = (mean - 1) / (most - 1), most - 1
     return Counts([comb(trials, n) * p**n * (1 - p) ** (trials - n) for n in range(most)])
 
 
 def skewed(mean: float, most: int) -> Counts:
-    """A geometric distribution cut off at `most`: few for most, many for some."""
-    low, high = 1e-6, 1 - 1e-6  # of the ratio of one weight to the one before; the mean rises with it
+    """A geometric distribution cut off at `most`: many small values, a few large ones."""
+    low, high = 1e-6, 1 - 1e-6  # of the ratio of successive weights; the mean rises with it
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if _geometric(middle, most).mean < mean else (low, middle)
@@ -80,10 +80,7 @@ def _geometric(ratio: float, most: int) -> Counts:
 
 
 def shares(rng: Random, total: int, n: int) -> list[int]:
-    """`total` in `n` random parts of at least 1 (gamma weights of shape 2); needs total >= n.
-
-    The parts sum to the total exactly.
-    """
+    """`n` random parts of at least 1 that add up to `total` (gamma weights of shape 2); needs total >= n."""
     weights = [rng.gammavariate(2.0, 1.0) for _ in range(n)]
     whole, spare = sum(weights), total - n
     ends = [int(spare * part / whole) for part in accumulate(weights)]

@@ -19,14 +19,13 @@ from scheduler.types import Eviction
 
 
 class Experiment(msgspec.Struct, frozen=True):
-    """What is simulated: every policy at every rate, over the same requests.
+    """The parameters of `run`. Times in seconds, memory in tokens of KV.
 
-    With `trace`, a file, the workload, rates, delay and answers' length are the file's. Times in seconds,
-    memory in tokens of KV.
+    With `trace`, a file, the workload, its rates, its delay and the answers' length come from the file.
     """
 
     policies: tuple[str, ...]
-    """As in the configuration, and `vllm-ns`, and `klpm:4` for k = 4."""
+    """Names as in the configuration, also `vllm-ns`, and `klpm:4` for k = 4."""
     workload: str
     qps: tuple[float, ...]
     requests: int
@@ -45,7 +44,7 @@ class Experiment(msgspec.Struct, frozen=True):
 
 
 class ExperimentResult(msgspec.Struct, frozen=True):
-    """What is written as JSON."""
+    """The results, as written to JSON."""
 
     plan: Experiment
     runs: list[Summary]
@@ -60,10 +59,10 @@ class ExperimentResult(msgspec.Struct, frozen=True):
 
 
 def run(plan: Experiment) -> Iterator[Summary]:
-    """Run everything, one by one, rate by rate.
+    """Simulate every policy at every rate, in order of the rates.
 
-    Raises ValueError for an unknown workload, policy or profile, for numbers that make no sense and for a
-    trace line that cannot be used; OSError for a file that cannot be read.
+    Raises ValueError for an unknown workload, policy or profile, for numbers that make no sense, and for an
+    invalid line of a trace; OSError for a file that cannot be read.
     """
     costs = load(plan.profile)
     setups = {policy: _setup(plan, policy, costs.block_size) for policy in plan.policies}
@@ -82,14 +81,14 @@ def run(plan: Experiment) -> Iterator[Summary]:
 
 
 def inputs(plan: Experiment, qps: float | None) -> Generator[Input]:
-    """The workload from its beginning, the same every time."""
+    """The inputs of the workload from its beginning; equal at each call."""
     if plan.trace is not None:
         with Path(plan.trace).open("rb") as lines:
             yield from read_trace(lines)
         return
     if plan.workload not in WORKLOADS:
-        raise ValueError(f"there is no workload {plan.workload!r}; known are {', '.join(WORKLOADS)}")
-    assert qps is not None  # only a trace has none
+        raise ValueError(f"there is no workload {plan.workload!r}; choose one of {', '.join(WORKLOADS)}")
+    assert qps is not None  # only a trace has no rate
     yield from WORKLOADS[plan.workload](Load(qps, plan.requests, plan.delay, plan.seed, plan.max_tokens))
 
 
@@ -100,7 +99,7 @@ def save_trace(plan: Experiment, path: Path) -> None:
 
 
 def ordering(name: str) -> Ordering:
-    """A policy by its name here. Raises ValueError for one that does not exist."""
+    """The policy of a name as in `Experiment`. Raises ValueError for an unknown one."""
     if name == NON_STREAMING:
         return Ordering("vllm")
     policy, colon, k = name.partition(":")

@@ -1,11 +1,10 @@
-"""What comes in, and when: the one form of all workloads, synthetic or from a trace.
+"""The input of a simulation, from a synthetic workload or a trace.
 
-A trace has one JSON object a line, in order of time:
+A trace has one JSON object per line, in order of time:
 
     {"time_ns": 0, "request": 0, "op": "open", "segments": [[0, 512]], "last": false}
 
-`segments` are runs of consecutive token ids, [first, how many]; `tokens`, a list of ids, may be given
-instead.
+`segments` are runs of consecutive token ids, [first, count]; `tokens`, a list of ids, may be given instead.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class Input(NamedTuple):
     """One piece of one request's prompt.
 
     `request` counts from 0 in order of opening. The first piece is an `open`; `append` adds tokens, `update`
-    replaces all of them. `last` says that the prompt is complete with it: the end of the retrieval.
+    replaces all of them. `last` marks the piece that completes the prompt: the end of the retrieval.
     """
 
     time_ns: int
@@ -39,9 +38,9 @@ class Input(NamedTuple):
 
 
 def merged(requests: Iterable[Sequence[Input]]) -> Iterator[Input]:
-    """All pieces in order of time, lazily: only requests under way are in memory.
+    """Merge the pieces of all requests in order of time, lazily: only open requests are in memory.
 
-    Each request's pieces are in order, and the requests are in the order of their first pieces.
+    Each request's pieces must be in order, and the requests in the order of their first pieces.
     """
     heap: list[tuple[int, int, int, Input]] = []
     for pieces in requests:
@@ -66,11 +65,11 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
     def __post_init__(self) -> None:
         if self.time_ns < 0 or self.max_tokens < 1:
-            raise ValueError("`time_ns` is not negative and `max_tokens` at least 1")
+            raise ValueError("`time_ns` must be at least 0 and `max_tokens` at least 1")
         if (self.segments is None) == (self.tokens is None):
             raise ValueError("needs either `segments` or `tokens`")
         if any(first < 0 or n < 1 or first + n - 1 > MOST_ID for first, n in self.runs):
-            raise ValueError(f"a segment is [first id, how many from 1 on], and ids run from 0 to {MOST_ID}")
+            raise ValueError(f"a segment is [first id, count of at least 1], with ids from 0 to {MOST_ID}")
 
     @property
     def runs(self) -> Sequence[tuple[int, int]]:
@@ -78,10 +77,10 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 def read_trace(lines: Iterable[str | bytes]) -> Iterator[Input]:
-    """The inputs of a trace, lazily; requests are numbered from 0 in order of opening.
+    """Read the inputs of a trace, lazily; requests are numbered from 0 in order of opening.
 
-    Raises TraceError, with the line's number, for a line that is not of this form, for times that run
-    backwards, for a piece of a request that is not open, and at the end for requests left unfinished.
+    Raises TraceError, with the line's number, for a malformed line, for times that run backwards, and for a
+    piece of a request that is not open; at the end also for requests left unfinished.
     """
     live: dict[int, int] = {}
     lengths: dict[int, int] = {}
@@ -107,7 +106,7 @@ def read_trace(lines: Iterable[str | bytes]) -> Iterator[Input]:
     if live:
         raise TraceError(f"line {number}: the trace ends with unfinished requests: {sorted(live)[:5]}")
     if not opened:
-        raise TraceError("the trace holds no request")
+        raise TraceError("the trace has no request")
 
 
 def write_trace(inputs: Iterable[Input]) -> Iterator[bytes]:

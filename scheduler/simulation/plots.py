@@ -15,10 +15,10 @@ _INCH = 4.2
 
 
 def plot(summaries: Sequence[Summary], path: Path) -> None:
-    """One panel a request rate with the TTFT CCDF of each policy; with several rates P50 and P99, too.
+    """Plot one panel per request rate with each policy's TTFT CCDF; with several rates also P50 and P99.
 
-    Draws with Agg alone, so it needs no display and touches no global state. Raises OSError when `path`
-    cannot be written.
+    Uses Agg directly, so it needs no display and changes no global state. Raises OSError when `path` cannot
+    be written.
     """
     rates = sorted({run.qps for run in summaries}, key=lambda rate: rate or 0.0)
     by_rate = [("P50", "p50"), ("P99", "p99")] if len(rates) > 1 else []

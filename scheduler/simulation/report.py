@@ -1,4 +1,4 @@
-"""What simulated runs are compared by: quantiles, tails and counts, as JSON and as a table."""
+"""Summaries of simulated runs: quantiles, tails and counts, as JSON and as a table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scheduler.simulation.run import Result
 
 LARGE_INVALIDATION = 10_000
-"""Tokens; the paper gives the part of requests that invalidate more (appendix A.1)."""
+"""Tokens; the paper reports the share of requests that invalidate more (appendix A.1)."""
 CCDF_POINTS = 200
 NON_STREAMING = "vllm-ns"
 """Policy name for vLLM without streaming: prompts are submitted when their retrieval is over."""
@@ -32,33 +32,33 @@ class Summary(msgspec.Struct, frozen=True):
 
     workload: str
     qps: float | None
-    """None for a trace: its arrivals are its own."""
+    """None for a trace, which has its own arrivals."""
     policy: str
     eviction: str
     profile: str
     requests: int
     failures: dict[str, int]
     ttft_s: Spread
-    """From the end of the retrieval (the last input) to the first token, of those that were answered."""
+    """Answered requests: from the end of the retrieval (the last input) to the first token."""
     ttft_ccdf: list[tuple[float, float]]
-    """(TTFT in s, part of the requests above it)."""
+    """(TTFT in s, share of requests above it)."""
     completion_s: float
-    """Until the last request was done (trace completion time)."""
+    """Time until the last request ended (trace completion time)."""
     preempted_swap: int
     preempted_recompute: int
     preempted_requests: int
     invalidated_tokens: Spread
-    """A request's tokens in KV that changes of its prompt made worthless."""
+    """Tokens in KV that changes of the prompt invalidated, per request."""
     invalidated_large: float
-    """Part of the requests that invalidated more than 10,000 tokens."""
+    """Share of requests that invalidated more than 10,000 tokens."""
     recomputed_tokens: int
     swapped_tokens: int
     reused_tokens: int
-    """Found in the prefix cache, or computed by another request of a group."""
+    """Tokens found in the prefix cache or computed by another request of a group."""
     computed_tokens: int
     passes: int
     busy: float
-    """Part of the time in which the device computed."""
+    """Share of the time in which the device computed."""
     copying_s: float
     """Time for which passes waited for swapped blocks."""
     peak_tokens: int
@@ -101,13 +101,13 @@ def summarize(
 
 
 def spread(values: NDArray[np.float64]) -> Spread:
-    """Of a non-empty array; quantiles are values that occur (numpy's `higher`), never below the true one."""
+    """Summarise a non-empty array; quantiles are values of it (numpy's `higher`)."""
     p50, p95, p99 = np.quantile(values, (0.5, 0.95, 0.99), method="higher").tolist()
     return Spread(float(values.mean()), p50, p95, p99, float(values.max()))
 
 
 def ccdf(values: NDArray[np.float64]) -> list[tuple[float, float]]:
-    """(value, part of all above it), rising, at up to `CCDF_POINTS` values: dense where the tail is."""
+    """(value, share above it), rising, at up to `CCDF_POINTS` values, which are densest in the tail."""
     ordered = np.sort(values)
     n = len(ordered)
     above = np.unique(np.geomspace(1, n, CCDF_POINTS).astype(np.int64))[::-1]  # how many lie above, falling
@@ -117,7 +117,7 @@ def ccdf(values: NDArray[np.float64]) -> list[tuple[float, float]]:
 
 
 def table(summaries: Sequence[Summary]) -> str:
-    """One row per run, with the speedup over `NON_STREAMING` at the same rate, if there is one."""
+    """One row per run, with the speedup over a `NON_STREAMING` run at the same rate."""
     lines = [
         f"{'qps':>6} {'policy':<14} {'TTFT P50':>17} {'P95':>17} {'P99':>17} {'mean':>8} {'done':>9} "
         f"{'swap':>6} {'recomp':>7} {'>10K inv':>8} {'reused':>7} {'busy':>5}  failed"

@@ -1,8 +1,8 @@
-"""One simulated run: the inputs of a workload, the scheduler itself, a device that counts.
+"""One simulated run: a workload's inputs, the real scheduler, and a simulated device.
 
-Time is the device's: a pass moves the clock on, and whatever comes in meanwhile is submitted at its own time,
-while the pass runs, as other threads do in the daemon. When there is nothing to compute, time jumps to the
-next input.
+The device keeps the time. A pass advances the clock, and input that arrives meanwhile is submitted at its own
+time while the pass runs, as by other threads in the daemon. When there is nothing to compute, the clock jumps
+to the next input.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ PAPER = Limits(
     max_drafts=0,
     stream_timeout_ns=0,
 )
-"""vLLM's batching as *Stream2LLM* has it: a budget of tokens, and chunks as large as fit into it."""
+"""vLLM's batching in *Stream2LLM*: a token budget, and chunks as large as it allows."""
 
 
 def paper_limits(**changes: Any) -> Limits:
@@ -66,7 +66,7 @@ def paper_limits(**changes: Any) -> Limits:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """The device's memory and the scheduler's configuration. Raises ValueError for a pool of no block."""
+    """The device's memory and the scheduler's configuration. Raises ValueError for an empty pool."""
 
     pool_tokens: int
     host_tokens: int = 0
@@ -74,25 +74,25 @@ class Setup:
     ordering: Ordering = FIFO
     limits: Limits = PAPER
     prefix_cache: bool = False
-    """Prompts are kept for others that begin alike, in what the pool has to spare."""
+    """Cache prompts in free blocks, for later prompts with the same beginning."""
     seed: int = 0
-    """Of the scheduler's own chance."""
+    """Seed of the scheduler's random choices."""
 
     def __post_init__(self) -> None:
         if self.block_size < 1 or self.pool_tokens < self.block_size or self.host_tokens < 0:
-            raise ValueError("the pool holds at least one block, and a block at least one token")
+            raise ValueError("the pool must have at least one block, and a block at least one token")
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a run gave; times in ns of virtual time."""
+    """The results of a run; times in ns of virtual time."""
 
     columns: dict[str, NDArray[np.int64]]
-    """[requests] each, by `COLUMNS`, in order of opening; `first_token_ns` is -1 for those that failed."""
+    """[requests] each, by `COLUMNS`, in order of opening; `first_token_ns` is -1 for failed requests."""
     failures: dict[str, int]
-    """Requests that failed, by the failure's code."""
+    """Failed requests by the failure's code."""
     ended_ns: int
-    """When the last request was done."""
+    """Time at which the last request ended."""
     passes: int
     computed_tokens: int
     busy_ns: int
@@ -118,13 +118,13 @@ class Result:
 def simulate(inputs: Iterator[Input], setup: Setup, costs: DeviceCosts) -> Result:
     """Run a workload to its end.
 
-    Raises RuntimeError when the scheduler stops with requests under way, which would be its fault.
+    Raises RuntimeError when the scheduler stops with unfinished requests, which is a bug.
     """
     return _Run(inputs, setup, costs).run()
 
 
 def go_on(scheduler: Scheduler, number: int, piece: Input, tokens: Sequence[int]) -> None:
-    """Hand a piece behind the first to an open request; ``tokens`` are the piece's."""
+    """Submit a later piece of an open request; ``tokens`` are the piece's."""
     if piece.op == "update":
         scheduler.replace(number, tokens)
     elif tokens:
@@ -176,11 +176,11 @@ class _Run:
                 break
             self.elapse(self.upcoming.time_ns)
         if self.live:
-            raise RuntimeError(f"the scheduler has nothing to do, with {len(self.live)} requests under way")
+            raise RuntimeError(f"the scheduler stopped with {len(self.live)} unfinished requests")
         return self.result()
 
     def elapse(self, until: int) -> None:
-        """Move the clock on; what comes in until then is submitted at its time."""
+        """Advance the clock, and submit each input that arrives until then at its time."""
         while self.upcoming is not None and self.upcoming.time_ns <= until:
             self.clock.now = max(self.clock.now, self.upcoming.time_ns)
             self.feed(self.upcoming)

@@ -1,6 +1,6 @@
-"""Prompts of any length that take no memory: tokens as runs of consecutive numbers.
+"""Prompts of any length in little memory: tokens as runs of consecutive numbers.
 
-A document is one `range`, so a prompt of a few documents is a few ranges, whatever its length.
+A document is one `range`, so a prompt of a few documents is a few ranges, however long.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MOST_ID = 2**31 - 1
 class Segments(Sequence[int]):
     """An immutable sequence of token ids: the concatenation of ``ranges`` (of step 1).
 
-    Kept as maximal runs, so that equal sequences have equal runs. Raises ValueError for another step.
+    The runs are maximal, so equal sequences have equal runs. Raises ValueError for another step.
     """
 
     __slots__ = ("_ends", "ranges")
@@ -63,7 +63,7 @@ class Segments(Sequence[int]):
         return hash(self.ranges)
 
     def __array__(self, dtype: DTypeLike = None, copy: bool | None = None) -> NDArray[np.int32]:
-        """The token ids, int32 [tokens]: what the memory model compares prompts by."""
+        """The token ids, int32 [tokens], for the memory model."""
         runs = [np.arange(run.start, run.stop, dtype=np.int32) for run in self.ranges]
         return np.concatenate(runs) if runs else np.empty(0, np.int32)
 
@@ -74,20 +74,20 @@ class Segments(Sequence[int]):
             return self
         first, last = bisect_right(self._ends, start), bisect_right(self._ends, stop - 1)
         runs = list(self.ranges[first : last + 1])
-        # The tail first: with one run both cuts are on the same one.
+        # Cut the tail first: with a single run, both cuts are on that run.
         runs[-1] = runs[-1][: len(runs[-1]) - (self._ends[last] - stop)]
         runs[0] = runs[0][start - (self._ends[first - 1] if first else 0) :]
-        piece = Segments.__new__(Segments)  # parts of maximal runs are maximal: nothing to check again
+        piece = Segments.__new__(Segments)  # parts of maximal runs are maximal: no check needed
         piece.ranges, piece._ends = tuple(runs), list(accumulate(map(len, runs)))
         return piece
 
 
 def _maximal(ranges: Iterable[range]) -> Iterator[range]:
-    """Runs that do not continue one another, none empty."""
+    """Join runs that continue one another; drop empty ones."""
     run = range(0)
     for piece in ranges:
         if piece.step != 1:
-            raise ValueError(f"a run of tokens has step 1, not {piece.step}")
+            raise ValueError(f"a run of tokens must have step 1, not {piece.step}")
         if not piece:
             continue
         if run and run.stop == piece.start:

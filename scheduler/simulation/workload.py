@@ -1,12 +1,11 @@
 """Synthetic workloads with published distributions, streamed lazily and equal for equal seeds.
 
 `crawler` (append mode) and `anns` (update mode) follow *Stream2LLM* section 6.1 and table 2: inter-chunk
-times, chunks per query and tokens per query by their published quantiles and means; what lies between the
-quantiles is interpolated, and the ends, which are not published, are chosen so that the mean tokens per query
-(9.1K and 13K) and the crawler's mean retrieval time (9.9 s) come out. `sessions` follows *k-LPM* section 5.1:
-prompts of which several share a user's history, in random order. Requests arrive as a Poisson process.
-
-docs/simulation.md says what is published and what is assumed.
+times, chunks per query and tokens per query have the published quantiles and means. Values between the
+quantiles are interpolated; the extremes, which are not published, are chosen to match the mean tokens per
+query (9.1K and 13K) and the crawler's mean retrieval time (9.9 s). `sessions` follows *k-LPM* section 5.1:
+prompts in random order, several of which share a user's history. Requests arrive as a Poisson process.
+docs/simulation.md lists what is published and what is assumed.
 """
 
 from __future__ import annotations
@@ -22,20 +21,20 @@ from scheduler.simulation.tokens import EMPTY, MOST_ID, Segments
 
 QUESTION_TOKENS = 32
 TOP_K = 10
-"""Documents of a list of search results."""
+"""Documents in a list of search results."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retrieval:
-    """How the documents of one query come in."""
+    """How one query's documents arrive."""
 
     gap_ms: QuantileDistribution
-    """Between two chunks."""
+    """Time between two chunks."""
     chunks: Counts
     tokens: QuantileDistribution
-    """Of the finished prompt."""
+    """Tokens of the finished prompt."""
     search_ms: QuantileDistribution | None = None
-    """From the first chunk to the end of the search; None: the last chunk ends it."""
+    """Time from the first chunk to the end of the search; None: the last chunk ends it."""
 
     def gaps(self, rng: Random, n: int, delay: float) -> list[int]:
         """Times between ``n + 1`` chunks, ns."""
@@ -63,24 +62,24 @@ PER_USER = 4
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How much of a workload. Raises ValueError for numbers that make no sense."""
+    """The size of a workload. Raises ValueError for numbers that make no sense."""
 
     qps: float
-    """Mean arrivals a second."""
+    """Mean arrivals per second."""
     requests: int
     delay: float = 1.0
-    """Times between chunks are multiplied by it (section 6.4)."""
+    """Factor on the times between chunks (section 6.4)."""
     seed: int = 0
     max_tokens: int = 1
-    """Of an answer; the papers' systems only prefill, one token ends them."""
+    """Tokens of an answer; the papers' systems only prefill, so one token ends a request."""
 
     def __post_init__(self) -> None:
         if not self.qps > 0 or self.requests < 1 or not self.delay >= 0 or self.max_tokens < 1:
-            raise ValueError("qps is above 0, requests and max_tokens at least 1, delay not negative")
+            raise ValueError("qps must be above 0, requests and max_tokens at least 1, delay at least 0")
 
 
 class Library:
-    """Documents that share no token: each is a run of its own. After the last id it begins again."""
+    """Documents without common tokens: each is a new run of ids. After the last id they start over."""
 
     def __init__(self) -> None:
         self._next = 0
@@ -93,7 +92,7 @@ class Library:
 
 
 def crawler(load: Load, shape: Retrieval = CRAWLER) -> Iterator[Input]:
-    """Append mode: the question first, then page after page as they are found."""
+    """Append mode: the question first, then each page as it is found."""
     rng, library = Random(load.seed), Library()
 
     def query(number: int, opened: int) -> list[Input]:
@@ -110,10 +109,10 @@ def crawler(load: Load, shape: Retrieval = CRAWLER) -> Iterator[Input]:
 
 
 def anns(load: Load, shape: Retrieval = ANNS) -> Iterator[Input]:
-    """Update mode: a list of the best documents, refined. The question stands behind them.
+    """Update mode: the question follows a list of the best documents, which is refined.
 
-    With every update one document comes into the list at a random rank, those behind it move down and the
-    last drops out. The search, and with it the retrieval, ends when nothing better was found for a while.
+    Each update inserts a document at a random rank and drops the last one. The search, and with it the
+    retrieval, ends when it has found nothing better for a while.
     """
     rng, library = Random(load.seed), Library()
 
@@ -141,7 +140,7 @@ def anns(load: Load, shape: Retrieval = ANNS) -> Iterator[Input]:
 
 
 def sessions(load: Load) -> Iterator[Input]:
-    """Stateless prompts (base, user's history, document): each history `PER_USER` times, in random order."""
+    """Stateless prompts (base, user's history, document), `PER_USER` for each history, in random order."""
     rng, library = Random(load.seed), Library()
     base = library.document(BASE_TOKENS)
     users = -(-load.requests // PER_USER)
@@ -158,7 +157,7 @@ def sessions(load: Load) -> Iterator[Input]:
 
 
 def oneshot(load: Load) -> Iterator[Input]:
-    """Prompts that are complete at once and have nothing in common."""
+    """Prompts that are complete from the start and have nothing in common."""
     rng, library = Random(load.seed), Library()
 
     def query(number: int, opened: int) -> list[Input]:
@@ -187,7 +186,7 @@ def _arriving(load: Load, rng: Random, query: Callable[[int, int], list[Input]])
 
 
 def whole(inputs: Iterator[Input]) -> Iterator[Input]:
-    """The same requests without streaming: each opens, complete, when its last piece has come in."""
+    """The same requests without streaming: each opens, complete, when its last piece arrives."""
     partial: dict[int, tuple[Segments, int]] = {}
     for piece in inputs:
         tokens, max_tokens = partial.pop(piece.request, (EMPTY, piece.max_tokens))

@@ -1,14 +1,14 @@
-"""Can a TTFT be met? A schedule for the (1 - p) percentile, or the proof that none meets it for all.
+"""Can a TTFT be met? Finds a schedule for the (1 - p) percentile, or proves that none meets it for all.
 
-The guarantee is that of *k-LPM* theorem 4, the procedure is not the proof's. The proof splits the stream by
-arrival into blocks, drops the latest queries of each, and says that a schedule for all stays one for the
-rest. It need not: a dropped query may have warmed the cache, in idle time, for one that stays, and a
-certificate from the rest would be wrong. What holds is the step behind it: a query that is on time is
-processed within T of its arrival, so a partial schedule may forget all that is older. Here partial schedules
-are therefore extended query by query and merged once they agree on what may still be on time and on the
-prompt in the cache. Each such class is the proof's pair of a cache state and a last query.
+The guarantee is that of *k-LPM* theorem 4, but the procedure differs from the proof's. The proof splits the
+stream by arrival into blocks, drops the latest queries of each, and claims that a schedule for all queries
+remains one for the rest. That can fail: a dropped query may have warmed the cache, in idle time, for one that
+remains, so a certificate from the rest could be wrong. The underlying step does hold: a query that is on time
+is processed within T of its arrival, so a partial schedule may forget everything older. This search therefore
+extends partial schedules query by query, and merges those that agree on the queries that may still be on time
+and on the prompt in the cache. Each such class is the proof's pair of a cache state and a last query.
 
-Whatever schedule the proof's procedure returns (some queries on time, the others behind) is among those
+Every schedule that the proof's procedure can return (some queries on time, the others after them) is
 searched, and a certificate is an exhausted search over the whole stream.
 
 Complexity: O(n · 2**w · w**2) for the exact search, with w the queries that arrive within T, after O(n**2)
@@ -29,7 +29,7 @@ from itertools import accumulate
 
 from scheduler.theory.query_stream import QueryStream, ttfts
 
-# Pruning compares sums of floats formed another way than a TTFT is; it may only err towards keeping.
+# Pruning sums floats in another order than a TTFT does, so it must err towards keeping.
 SLACK = 1e-9
 
 EMPTY = -1  # nothing cached
@@ -38,7 +38,7 @@ Layer = dict[Key, tuple[float, Key]]  # when the earliest such schedule ends, an
 
 
 class TooWide(ValueError):
-    """The exact search holds too many partial schedules; neither answer is known."""
+    """The exact search exceeds its limit of partial schedules; the answer is unknown."""
 
 
 @dataclass(frozen=True)
@@ -118,13 +118,13 @@ class _Search:
             min([self.first[b], *(self.after[a][b] for a in range(self.n) if a != b)]) for b in range(self.n)
         ]
         self.slack = SLACK * (1 + ttft + max(self.arrivals, default=0) + sum(self.first))
-        # A machine busy until later than a query's latest start makes it late; masks of all such, by time.
+        # After a query's latest start it is late; masks of all such queries, by time.
         latest = sorted((self.arrivals[b] + ttft - self.cheapest[b] + self.slack, b) for b in range(self.n))
         self.latest = [time for time, _ in latest]
         self.expired = list(accumulate((1 << b for _, b in latest), int.__or__, initial=0))
 
     def overloaded(self) -> bool:
-        """Whether some run of arrivals is more work, at its least, than fits between first and last + T."""
+        """Whether some run of arrivals needs more work than fits between its first and its last + T."""
         work, least = 0.0, math.inf
         for arrival, cost in zip(self.arrivals, self.cheapest, strict=True):
             least = min(least, work - arrival)
@@ -136,7 +136,7 @@ class _Search:
     def best(
         self, allowed: int, *, states: float = math.inf, beam: int | None = None
     ) -> tuple[int, ...] | None:
-        """An order with at most `allowed` late queries, those at its end; None when the search found none.
+        """An order with at most `allowed` late queries, all at its end; None when the search found none.
 
         Without a beam the search is exhaustive over on-time schedules followed by late queries, so None is
         a proof for `allowed` = 0. Raises TooWide beyond `states`.
@@ -149,7 +149,7 @@ class _Search:
             layer: Layer = {}
             for key, (now, _) in layers[-1].items():
                 for child, end in self._extensions(key, now, self.n - len(layers) - allowed):
-                    # Schedules of one key can be continued in the same ways, so the earliest is enough.
+                    # Schedules with equal keys have the same continuations, so the earliest is enough.
                     if child not in layer or end < layer[child][0]:
                         layer[child] = (end, key)
                 if stored + len(layer) > states:
@@ -168,7 +168,7 @@ class _Search:
         return self._unwind(layers)
 
     def _extensions(self, key: Key, now: float, needed: int) -> Iterator[tuple[Key, float]]:
-        """One more query on time, such that at least `needed` others can still be."""
+        """Extend by one query that is on time and leaves at least `needed` others that still can be."""
         alive, last = key
         costs = self.first if last == EMPTY else self.after[last]
         rest = alive
@@ -190,7 +190,7 @@ class _Search:
         return mask & ~self.expired[bisect_left(self.latest, now)]
 
     def _unwind(self, layers: list[Layer]) -> tuple[int, ...]:
-        """The earliest-ending schedule of the last layer, the late queries behind it by arrival."""
+        """The earliest-ending schedule of the last layer, followed by the late queries by arrival."""
         key = min(layers[-1], key=lambda k: layers[-1][k][0])
         bits: list[int] = []
         for layer in reversed(layers[1:]):

@@ -1,11 +1,11 @@
 """FCFS, LPM and k-LPM as pure functions (*k-LPM* algorithm 1).
 
-All three are one rule with one number: every k-th choice is the oldest waiting request, the others are the
-longest prefix match. k = 1 is FCFS. k = None is LPM, which never takes the oldest for its age; the paper's
-k = infinity differs from it in the very first choice only.
+All three are one rule with one parameter: every k-th choice is the oldest waiting request, all others are the
+longest prefix match. k = 1 is FCFS. k = None is LPM, which never chooses by age; the paper's k = infinity
+differs only in its first choice.
 
-`rank` orders all that wait by match lengths taken once, as a scheduler does that asks its cache at the start
-of a step. Where the lengths come from it does not know.
+`rank` orders all waiting requests by match lengths taken once, like a scheduler that reads its cache at the
+start of each step. It does not depend on where the lengths come from.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ def takes_oldest(step: int, k: int | None) -> bool:
 
 
 def rank(k: int | None, arrivals: Arrivals, matches: NDArray[np.int64], *, step: int = 0) -> Iterator[int]:
-    """Indices of all waiting requests in the order algorithm 1 takes them, were the matches to stay.
+    """Indices of all waiting requests in the order of algorithm 1, if the matches did not change.
 
-    After two sorts the iterator is lazy: a step that fills its batch after 100 requests pays for 100. Ties of
+    The iterator is lazy after two sorts: a step whose batch is full after 100 requests pays for 100. Ties of
     the match go to the oldest, then to the lower index.
 
     Args:
         k: see the module; None is LPM.
         arrivals: [waiting] time or sequence number, smaller is older.
         matches: [waiting] cached prefix of each, tokens.
-        step: how many were chosen before, counted over the whole run.
+        step: choices made before, counted over the whole run.
 
     Raises ValueError when k < 1.
     """
@@ -59,7 +59,7 @@ def _alternate(k: int, step: int, by_age: NDArray[np.int64], by_match: NDArray[n
     taken = bytearray(len(by_age))
     oldest, longest = map(int, by_age), map(int, by_match)
     for at in range(step, step + len(by_age)):
-        # Each source has every request, so it still has whatever is not taken.
+        # Each list has every request, so one that is not taken remains in it.
         source = oldest if takes_oldest(at, k) else longest
         index = next(i for i in source if not taken[i])
         taken[index] = 1

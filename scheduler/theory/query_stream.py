@@ -1,7 +1,7 @@
 """The query stream, its computation time (*k-LPM* definitions 1 and 2), and a stream from JSON lines.
 
-Time is counted in tokens: one unit is what one token costs without attention. The machine takes one query
-at a time, never interrupts it, and remembers the previous prompt only.
+Time is counted in tokens: one unit is the cost of one token without attention. The machine processes one
+query at a time without interruption, and caches only the previous prompt.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class QueryStream:
             if not prompt:
                 raise ValueError(f"query {query} has an empty prompt")
             if not (math.isfinite(arrival) and arrival >= 0):
-                raise ValueError(f"query {query} arrives at {arrival}, which is not a time from 0 on")
+                raise ValueError(f"query {query} arrives at {arrival}, which must be finite and at least 0")
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -55,10 +55,10 @@ class QueryStream:
         return ranks, np.array(neighbours, np.int64)
 
     def matches(self, previous: int | None) -> Lengths:
-        """Overlap of every query with the one just processed, [n] tokens; zeros for an empty cache.
+        """Overlap of every query with the previous one, [n] tokens; zeros for an empty cache.
 
-        Between sorted prompts the overlap is the least one of the neighbours on the way, so a row costs O(n)
-        whatever the prompts' lengths.
+        The overlap of two prompts is the least overlap of neighbours between them in sorted order, so a row
+        costs O(n), however long the prompts.
         """
         if previous is None:
             return np.zeros(len(self), np.int64)
@@ -73,12 +73,12 @@ class QueryStream:
     def cost(self, query: int, previous: int | None, match: int, c_attn: float) -> float:
         """Definition 2: time to process `query` when `match` of its tokens are cached.
 
-        The first query (`previous` is None) costs its length alone: the paper gives it no attention term.
+        The first query (`previous` is None) costs its length: the paper gives it no attention term.
         """
         length = len(self.prompts[query])
         if previous is None:
             return length
-        # A factor of exactly one keeps whole numbers whole.
+        # The factor 1 stays an integer, so that whole costs stay whole.
         return (1 + c_attn * length if c_attn else 1) * (length - match)
 
 
@@ -92,15 +92,15 @@ def completions(
 ) -> tuple[float, ...]:
     """Definition 2: R, the completion time of each query (by query, not by position in `order`).
 
-    The paper writes R(j1) = |x|: its clock begins when the first query does. Here the first query too waits
-    for `start` and for its own arrival, R(j1) = max(start, t) + |x|, which is the paper's value whenever the
-    first query is there at time 0. Without it an order could begin with a query from the future and have it
-    answered before it was asked. `start` is the T of theorem 2.
+    The paper has R(j1) = |x|: its clock begins with the first query. Here the first query also waits for
+    `start` and for its own arrival, R(j1) = max(start, t) + |x|, which equals the paper's value if it arrives
+    at time 0. Otherwise an order could begin with a later query and answer it before it arrives. `start` is
+    the T of theorem 2.
 
     Raises ValueError when `order` does not hold each query once.
     """
     if sorted(order) != list(range(len(stream))):
-        raise ValueError(f"the order must hold each of the {len(stream)} queries once")
+        raise ValueError(f"the order must have each of the {len(stream)} queries exactly once")
     done = [0.0] * len(stream)
     now, previous = start, None
     for query in order:
@@ -130,7 +130,7 @@ class _QueryLine(msgspec.Struct, forbid_unknown_fields=True):
         if not self.tokens and not self.text:
             raise ValueError("the prompt is empty")
         if self.arrival < 0:
-            raise ValueError(f"`arrival` is {self.arrival:g}; time begins at 0")
+            raise ValueError(f"`arrival` is {self.arrival:g}, but must be at least 0")
 
 
 def read_trace(lines: Iterable[str | bytes]) -> QueryStream:
@@ -147,6 +147,6 @@ def read_trace(lines: Iterable[str | bytes]) -> QueryStream:
         if (line.text is None) != (found[0].text is None):
             raise TraceError(f"line {number}: a trace gives either `tokens` or `text` on all lines")
     if not found:
-        raise TraceError("the trace holds no query")
+        raise TraceError("the trace has no query")
     prompts = (line.tokens or tuple(map(ord, line.text or "")) for line in found)
     return QueryStream(tuple(prompts), tuple(line.arrival for line in found))

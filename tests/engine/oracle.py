@@ -1,4 +1,4 @@
-"""The oracle of KV state: the unmodified model run densely over the whole history, nothing cached.
+"""The oracle of KV state: the unmodified model run densely over the whole history, without a cache.
 
 All tokens go through the model at position 0, where rotary embedding is the identity; this attention then
 rotates queries and keys itself, in float64, to the positions the semantics prescribe: a tape token at
@@ -114,7 +114,7 @@ def tiny_config(architecture: str, *, layers: int = 4, **extra: Any) -> Any:
 
 
 def random_weights(config: Any) -> Any:
-    """A model of ``config``, fp32, always the same; wide, so that answers depend on the context."""
+    """A model of ``config``, fp32, always equal; wide weights make answers depend on the context."""
     torch.manual_seed(1)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
     with torch.no_grad():

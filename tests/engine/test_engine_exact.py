@@ -1,4 +1,4 @@
-"""A window prefilled again is the dense model's, taken over at a data version; how far carry is from it."""
+"""A window prefilled again equals the dense model's and is adopted at a version; divergence of `carry`."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ def test_a_probe_of_a_tape_where_nothing_was_evicted_finds_no_divergence() -> No
 
 
 def test_a_probe_is_left_out_when_the_states_differ_or_the_pool_is_full() -> None:
-    """While an append is under way the current version holds what the window no longer does."""
+    """While an append is under way, the current version has records that the window no longer has."""
     world = World()
     tape, engine = world.tape, world.engine
     fresh = tape.fresh_window()

@@ -1,4 +1,4 @@
-"""One pass over mixed work: drafts verified, draws that repeat, a bad request alone, memory running out."""
+"""Forward passes over mixed batches: drafts, repeatable sampling, a bad request alone, out of memory."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def model() -> LoadedModel:
 
 
 class Meddling:
-    """The CPU backend, with something done to every layer's output before it goes on."""
+    """The CPU backend with a change to every layer's output."""
 
     def __init__(self, meddle: Callable[[LayerCall, torch.Tensor], torch.Tensor]) -> None:
         self.meddle = meddle
@@ -51,7 +51,7 @@ class Meddling:
 
 
 class Failing:
-    """The CPU backend, raising ``error`` at its ``at``-th call and at no other."""
+    """The CPU backend, which raises ``error`` at its ``at``-th call only."""
 
     def __init__(self, at: int, error: BaseException | None = None) -> None:
         self.inner, self.at, self.calls = CpuAttention(), at, 0
@@ -77,7 +77,7 @@ def sampling_of(prompt: Sequence[int], temperature: float, index: int) -> Sampli
 
 
 def answers(model: LoadedModel, temperature: float, count: int) -> list[list[int]]:
-    """Each prompt's answer, alone, a token a pass."""
+    """The answer of each prompt alone, one token per pass."""
     engine = Engine(model, blocks=64, block_size=4)
     result = []
     for prompt in PROMPTS:
@@ -201,7 +201,7 @@ def test_draws_repeat_whatever_the_batch_the_chunks_and_preemption(model: Loaded
 
 @pytest.mark.parametrize("layers", [{1}, {0, 1}], ids=["last layer", "every layer"])
 def test_a_request_whose_logits_are_not_finite_fails_alone(model: LoadedModel, layers: set[int]) -> None:
-    """Also when its NaN are in the keys and values next to those of the others."""
+    """Also when its NaN are next to the keys and values of others."""
     calls = 0
 
     def poison(call: LayerCall, output: torch.Tensor) -> torch.Tensor:
@@ -293,7 +293,7 @@ def test_a_pass_without_memory_leaves_every_target_as_it_was(model: LoadedModel,
 
 
 class Exhausting(tuple[int, ...]):
-    """Choices for which there is no memory."""
+    """Choices that run out of memory."""
 
     def __len__(self) -> int:
         raise torch.OutOfMemoryError("no room for the noise")
@@ -310,9 +310,9 @@ def test_memory_that_runs_out_while_choosing_counts_like_in_the_model(model: Loa
 
 
 def test_the_failed_pass_is_gone_when_its_error_arrives(model: LoadedModel) -> None:
-    """No error holds its frames and tensors, without help of the garbage collector.
+    """The error keeps no frames and tensors alive, even without the garbage collector.
 
-    Otherwise its activations would stand in the way of the retry.
+    Otherwise its activations would take the memory that the retry needs.
     """
     seen: list[weakref.ref[torch.Tensor]] = []
 

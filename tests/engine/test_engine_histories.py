@@ -1,4 +1,4 @@
-"""Any history of a sliding session gives the oracle's logits, whatever happened to its KV meanwhile."""
+"""Any history of a sliding session gives the oracle's logits, wherever its KV was moved meanwhile."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def model(architecture: str) -> LoadedModel:
 
 @dataclass
 class Reader:
-    """A fork, and where it stood in the stream when it was taken. ``owner``: its name in the history."""
+    """A fork and its position in the stream. ``owner``: its name in the history."""
 
     fork: Fork
     owner: int
@@ -90,7 +90,7 @@ class World:
         return self.tape.evicted_tokens + self.tape.live_tokens
 
     def scribble(self) -> None:
-        """Whatever is free is overwritten, as others would."""
+        """Overwrite every free block, as other readers would."""
         for pool in (self.engine.pool, self.host.pool):
             free = torch.from_numpy(pool.blocks.references == 0).repeat_interleave(pool.block_size)
             for tensor in (*pool.keys, *pool.values):
@@ -122,7 +122,7 @@ class World:
             self.checks.append((where, self.engine.logits([Chunk(reader.fork, part)])))
 
     def cut(self, reader: Reader, n: int) -> None:
-        """What stays gets another owner in the history: the oracle never forgets a token of an owner."""
+        """The kept tokens get a new owner in the history, because the oracle never drops an owner's token."""
         kept = reader.fork.tokens[:n]
         reader.fork.keep(n)
         reader.owner = self.owner()
@@ -130,7 +130,7 @@ class World:
             self.history.add(kept, reader.coord, reader.evicted, reader.owner)
 
     def snapshot(self) -> None:
-        """The session ends and goes on from its file."""
+        """End the session and resume it from its file."""
         if not self.tape.movable:
             return
         for reader in self.readers:

@@ -1,4 +1,4 @@
-"""Ten million tokens through one tape: the last window is the oracle's, and nothing has grown on the way."""
+"""Ten million tokens through one tape: the last window is the oracle's, and no memory grew on the way."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FROZEN = list(range(3, 40))
 
 @dataclass(frozen=True)
 class Appended:
-    """One append as the oracle has to know it."""
+    """One append, for the oracle."""
 
     tokens: list[int]
     coord: int
@@ -37,7 +37,7 @@ class Appended:
 
 @dataclass(frozen=True)
 class Size:
-    """What may not grow: blocks in use, runs and extents of the window, bytes of all Python containers."""
+    """Sizes that must not grow: blocks in use, runs and extents of the window, bytes of Python containers."""
 
     blocks: int
     runs: int
@@ -82,7 +82,7 @@ class Stream:
         return self.tape.evicted_tokens + self.tape.live_tokens
 
     def append(self) -> Chunk:
-        """Make the next append ready; `commit` follows the forward pass."""
+        """Prepare the next append; `commit` follows the forward pass."""
         tape = self.tape
         self.lengths = self.rng.integers(56, 84, RECORDS).tolist()
         tokens = self.rng.integers(3, VOCABULARY, sum(self.lengths)).tolist()

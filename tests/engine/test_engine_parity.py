@@ -1,4 +1,4 @@
-"""Logits over regions equal those of the unmodified model, whatever was batched, forked or evicted."""
+"""Logits over regions equal the unmodified model's, however batched, forked or evicted."""
 
 from __future__ import annotations
 

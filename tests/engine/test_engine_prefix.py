@@ -1,4 +1,4 @@
-"""Logits behind aliased prefixes and of changing prompts equal those of the unmodified model."""
+"""Logits after aliased prefixes and of changing prompts equal those of the unmodified model."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def run(engine: Engine, prompt: StreamingPrompt, n: int) -> None:
 
 
 def answer(engine: Engine, prompt: StreamingPrompt, n: int) -> None:
-    """Generate a few tokens behind a finished prompt, if there is room."""
+    """Generate a few tokens after a finished prompt, if there is room."""
     if len(prompt.wanted) and not prompt.remaining:
         prompt.keep(len(prompt.wanted) - 1)
     run(engine, prompt, len(prompt.wanted))

@@ -1,4 +1,4 @@
-"""The choice of a token from logits: exact, restricted, drawn, and never from logits that are not finite."""
+"""Sampling of a token from logits: exact, restricted, at a temperature, and refused when not finite."""
 
 from __future__ import annotations
 

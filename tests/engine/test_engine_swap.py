@@ -41,7 +41,7 @@ def ask(engine: Engine, fork: Fork, part: Sequence[int]) -> torch.Tensor:
 
 
 def scribble(engine: Engine) -> None:
-    """Whatever is free is overwritten, as others would."""
+    """Overwrite every free block, as other readers would."""
     pool = engine.pool
     free = torch.from_numpy(pool.blocks.references == 0).repeat_interleave(pool.block_size)
     for tensor in (*pool.keys, *pool.values):
@@ -49,7 +49,7 @@ def scribble(engine: Engine) -> None:
 
 
 def rebuild(engine: Engine, tape: Tape) -> None:
-    """What the scheduler does for a lost session."""
+    """Rebuild a lost session, as the scheduler does."""
     fresh, window = tape.fresh_window(), tape.window
     for start in range(0, len(window), 16):
         part = window[start : start + 16]
@@ -59,7 +59,7 @@ def rebuild(engine: Engine, tape: Tape) -> None:
 
 
 class World:
-    """A tape past evictions and frames, its history, and a question to be asked of it at any time."""
+    """A tape after evictions and frame changes, its history, and a question to ask of it."""
 
     def __init__(self, model: str = "llama", blocks: int = 60, frame_limit: int = 110) -> None:
         self.rng = random.Random(5)
@@ -215,7 +215,7 @@ def test_spilled_sessions_come_back_by_themselves(tmp_path: Path, spoiled: bool)
 
 
 def test_a_session_goes_on_from_its_snapshot_in_another_engine(tmp_path: Path) -> None:
-    """Records, frames, versions and logits: as if the first engine had gone on."""
+    """Records, frames, versions and logits continue as in the first engine."""
     world = World()
     identity = Identity.of(world.engine.pool, frozen=world.frozen, **IDENTITY_OF)
     file = tmp_path / "t.kv"

@@ -1,4 +1,4 @@
-"""The bound on rounding tells mistakes from rounding: the smallest mistakes in memory are far beyond it."""
+"""The bound on rounding separates mistakes from rounding: the smallest memory errors are far beyond it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests import tolerance
 from tests.engine.oracle import ARCHITECTURES, tiny
 
 FAR = 25
-"""A mistake is at least so many times the bound."""
+"""A mistake exceeds the bound by at least this factor."""
 FROZEN = [11, 12, 13, 14, 15]
 RECORDS = [[21, 22, 23, 24, 25, 26], [31, 32, 33, 34, 35]]
 QUESTION = [41, 42, 43]
 
 
 class Session:
-    """A frozen prefix and two records in two position frames, and what a question to them is answered."""
+    """A frozen prefix, two records in two position frames, and the logits of a question to them."""
 
     def __init__(self, architecture: str) -> None:
         self.model = tiny(architecture, layers=2)
@@ -37,7 +37,7 @@ class Session:
             self.tape.new_frame(at=2)
 
     def ask(self, extents: Sequence[Extent]) -> torch.Tensor:
-        """Logits of the question behind ``extents``."""
+        """Logits of the question after ``extents``."""
         written = sum(map(len, RECORDS))
         context = Context(tuple(extents), coord=written, origin=self.tape.extents[-1].origin)
         fork = Fork(self.engine.pool, frame_limit=1 << 20, context=context)

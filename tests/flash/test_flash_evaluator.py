@@ -1,4 +1,4 @@
-"""Standing questions for every version: exact, in one batch, newest first under overload, all inputs told."""
+"""Standing questions at every version: exact, in one batch, newest first in overload, no input unreported."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def prepare(question: Question) -> Prepared:
 
 
 class Flash:
-    """A harness with an evaluator; payloads are running numbers, negative where they tell of a gap."""
+    """A harness with an evaluator; payloads are serial numbers, negative after a gap."""
 
     def __init__(self, *questions: Question, blocks: int = 256, limits: Limits = WIDE) -> None:
         self.h = Harness(blocks, limits)
@@ -67,7 +67,7 @@ class Flash:
         )
 
     def check(self, result: Evaluated, tape: FakeTape) -> None:
-        """The result is what the question gives alone on exactly its version."""
+        """The result equals that of the question alone on exactly its version."""
         standing, request = result.standing, result.request
         question = standing.question
         assert question in self.questions
@@ -173,7 +173,7 @@ def test_an_evaluation_that_has_not_started_is_replaced_by_the_newest_version() 
     assert not flash.failures
 
 
-def test_the_gap_of_a_payload_is_told_once() -> None:
+def test_the_gap_of_a_payload_is_reported_once() -> None:
     flash = Flash(YES_NO, PAPER_SIX[0])
     tape = flash.session()
     for gap in (False, True, False):
@@ -230,7 +230,7 @@ def test_a_gap_lost_by_a_running_evaluation_reaches_the_version_that_waits() -> 
     assert [(result.version, result.gap) for result in flash.results] == [(2, True)]
 
 
-def test_a_gap_before_the_first_question_is_told_when_there_is_one() -> None:
+def test_a_gap_before_the_first_question_is_reported_with_its_answer() -> None:
     flash = Flash(YES_NO)
     tape = flash.h.tape("A")
     flash.feed(tape, gap=True)

@@ -1,4 +1,4 @@
-"""Recognisable KV: every slot tells all tokens up to it, so that what a reader reads can be checked."""
+"""Recognisable KV: every slot encodes all tokens up to it, so that tests can check what a reader reads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def small_pool(blocks: int, block_size: int = 4) -> KVPool:
 
 
 def marks(tokens: Sequence[int]) -> list[float]:
-    """One number a token that depends on all tokens up to it."""
+    """One number per token, which depends on all tokens up to it."""
     mark, result = 1, []
     for token in tokens:
         mark = (mark * 31 + token + 7) % 8388593
@@ -29,7 +29,7 @@ def marks(tokens: Sequence[int]) -> list[float]:
 
 
 def write(pool: KVPool, fork: Fork, before: Sequence[int], tokens: Sequence[int]) -> bool:
-    """Write ``tokens`` behind what ``fork`` sees, which are ``before``; False when the pool is full."""
+    """Write ``tokens`` after ``before``, the tokens that ``fork`` sees; False when the pool is full."""
     if not fork.acquire(len(tokens)):
         return False
     step = fork.place(len(tokens))
@@ -40,7 +40,7 @@ def write(pool: KVPool, fork: Fork, before: Sequence[int], tokens: Sequence[int]
 
 
 def reads(pool: KVPool, extents: Iterable[Extent], tokens: Sequence[int]) -> bool:
-    """Whether ``extents`` hold exactly ``tokens``, at the coordinates of a prompt."""
+    """Whether ``extents`` have exactly ``tokens``, at the coordinates of a prompt."""
     extents = list(extents)
     slots = [slot for e in extents for slot in range(e.slot, e.slot + e.length)]
     coords = [coord for e in extents for coord in range(e.coord, e.coord + e.length)]
@@ -58,7 +58,7 @@ def prompt(
 
 
 def cached(pool: KVPool, cache: RadixCache, tokens: list[int], salt: str = "") -> int:
-    """Compute ``tokens``, what is cached aliased, save them and end the prompt."""
+    """Compute ``tokens`` after aliasing the cached ones, save them and end the prompt."""
     context = cache.match(tokens, salt)
     at = context.tokens if context else 0
     fork = prompt(pool, tokens[at:], context, tokens[:at])

@@ -17,9 +17,9 @@ FROZEN = 5
 
 
 class Late:
-    """Copies that are made only when the test says so, in the order in which they were begun.
+    """Copies that run only when the test says so, in order.
 
-    Those to the device are made at once, after all before them: passes begun from here on must see them.
+    Copies to the device run at once, after all earlier ones, because later passes must see them.
     """
 
     def __init__(self, device: KVPool) -> None:

@@ -1,4 +1,4 @@
-"""Compaction: a window in several runs is copied to one, and its readers see the same."""
+"""Compaction copies a window in several runs to one run; its readers see the same."""
 
 from __future__ import annotations
 

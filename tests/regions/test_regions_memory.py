@@ -42,7 +42,7 @@ def append(tape: Tape, n: int) -> bool:
     st.lists(st.tuples(st.sampled_from(["take", "grow", "share", "release"]), st.integers(0, 9)), max_size=60)
 )
 def test_blocks_are_conserved(operations: list[tuple[str, int]]) -> None:
-    """Whatever is taken, shared and released, references add up and no block is handed out twice."""
+    """In any order of taking, sharing and releasing, references add up and no block has two users."""
     allocator = BlockAllocator(24)
     kept: list[list[Run]] = []
     for name, n in operations:
@@ -64,7 +64,7 @@ def test_blocks_are_conserved(operations: list[tuple[str, int]]) -> None:
 
 
 def test_a_tape_continues_behind_its_last_block() -> None:
-    """Two growing tapes keep their extents contiguous although they grow in turns."""
+    """Two tapes that grow in turn keep their extents contiguous."""
     memory = pool(blocks=400)
     tapes = [tape_of(memory, Retention(400), 1000) for _ in range(2)]
     for _ in range(50):
@@ -178,7 +178,7 @@ def slots_of(fork: Fork) -> list[int]:
     st.lists(st.tuples(st.sampled_from(["write", "keep", "share", "reset"]), st.integers(0, 13)), max_size=40)
 )
 def test_a_cut_back_prompt_never_overwrites_what_others_read(operations: list[tuple[str, int]]) -> None:
-    """Prefixes handed out keep their slots to themselves whatever the prompt they came from does next."""
+    """Aliased prefixes keep their slots, whatever the prompt they came from does next."""
     memory = pool(60)
     prompt = Fork(memory, frame_limit=1000)
     expected: list[int] = []
@@ -222,7 +222,7 @@ def test_cutting_back_gives_blocks_back() -> None:
 
 
 def test_forking_does_not_touch_the_blocks_of_the_context() -> None:
-    """A fork and its end leave every reference count as it was: the version is kept as one object."""
+    """A fork changes no block's reference count: the version is one shared object."""
     memory = pool(60)
     tape = tape_of(memory, Retention(40))
     append(tape, 30)
@@ -241,7 +241,7 @@ def test_forking_does_not_touch_the_blocks_of_the_context() -> None:
 
 
 def test_a_fresh_window_replaces_the_carried_one() -> None:
-    """Readers see it from the next commit on; what was evicted meanwhile is dropped from it."""
+    """Readers see it from the next commit on, without records evicted meanwhile."""
     memory = pool(120)
     tape = tape_of(memory, Retention(30), frame_limit=200)
     for _ in range(6):

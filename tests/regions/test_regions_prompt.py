@@ -52,7 +52,7 @@ OPERATIONS = st.tuples(
 @settings(max_examples=150, deadline=None)
 @given(st.lists(OPERATIONS, min_size=15, max_size=50))
 def test_what_is_in_kv_is_always_the_prompt(operations: list[tuple[str, int, list[int]]]) -> None:
-    """Any order of changes, saves, evictions and preemptions, also when swapped: right KV, nothing lost."""
+    """After any changes, saves, evictions, preemptions and swaps the KV is right and no block leaks."""
     pool, cache, prompt = streaming(40)
     host = HostTier(pool, 6)
     wanted: list[int] = []
@@ -122,7 +122,7 @@ def test_what_is_in_kv_is_always_the_prompt(operations: list[tuple[str, int, lis
 
 
 def test_only_the_changed_end_is_invalidated_and_freed() -> None:
-    """The paper's example: a document is replaced, what stood before it stays, blocks behind it go."""
+    """The paper's example: when a document is replaced, only the KV from there on is freed."""
     pool, _, prompt = streaming()
     system, old, new, question = [1] * 10, [2] * 12, [3] * 14, [4] * 6
     prompt.append(system)
@@ -207,7 +207,7 @@ def test_a_preempted_prompt_goes_on_from_what_it_had_saved() -> None:
 
 
 def test_one_token_is_always_left_to_compute() -> None:
-    """A prompt that is wholly cached, or was shortened to what is in KV, still has a row to answer from."""
+    """A fully cached prompt, or one cut back to its tokens in KV, still has a row to answer from."""
     pool, cache, prompt = streaming()
     prompt.append(list(range(9)))
     run(pool, prompt)
@@ -254,7 +254,7 @@ def test_a_swapped_prompt_is_invalidated_on_the_host() -> None:
 
 
 def test_a_swapped_prompt_can_be_cut_into_its_aliased_part() -> None:
-    """The host's copy goes whole; what is left of the prefix was never swapped."""
+    """The host's copy is freed whole; the rest of the prefix was never swapped."""
     pool, _, prompt = streaming()
     host = HostTier(pool, 10)
     prompt.append(list(range(12)))
@@ -272,7 +272,7 @@ def test_a_swapped_prompt_can_be_cut_into_its_aliased_part() -> None:
 
 
 def test_the_next_turn_of_a_conversation_keeps_the_answer() -> None:
-    """What is appended begins with the generated answer: only what differs from it is invalidated."""
+    """The appended text begins with the generated answer: only tokens that differ are invalidated."""
     pool, _, prompt = streaming()
     prompt.append([1, 2, 3])
     run(pool, prompt)
@@ -337,7 +337,7 @@ def test_a_prompt_on_the_host_cannot_be_read_from() -> None:
 
 
 def test_a_rejected_draft_behind_a_saved_prompt_does_not_hide_the_blocks() -> None:
-    """The next token goes to a fresh block, for the cache reads the old one; the fork holds both."""
+    """The next token goes to a new block, because the cache reads the old one; the fork has both."""
     pool, cache, prompt = streaming()
     prompt.append(list(range(10)))
     run(pool, prompt)

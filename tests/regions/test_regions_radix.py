@@ -1,4 +1,4 @@
-"""The prefix cache against a set of all prefixes, with KV whose contents are checked."""
+"""The prefix cache against a plain set of all prefixes, with KV whose contents are checked."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Tuple = tuple[int, ...]
 
 
 class Model:
-    """All prefixes that are cached, as a plain set a salt; it learns of evictions only by asking."""
+    """All cached prefixes as one plain set per salt; it asks the cache for evictions."""
 
     def __init__(self, cache: RadixCache) -> None:
         self.cache = cache
@@ -133,8 +133,8 @@ def test_eviction_takes_the_leaf_used_longest_ago_and_keeps_the_shared_branch() 
     assert cache.evicted_tokens == cache.saved_tokens == 34
 
 
-def test_what_somebody_reads_is_not_evicted() -> None:
-    """As long as a tape or a prompt reads a prefix it stays findable; it goes when they are gone."""
+def test_a_prefix_with_readers_is_not_evicted() -> None:
+    """While a tape or prompt reads a prefix it stays cached; afterwards it can be evicted."""
     pool = small_pool(60)
     cache = RadixCache(pool, 240)
     cached(pool, cache, SYSTEM + [1] * 8)
@@ -170,7 +170,7 @@ def test_a_reader_references_no_more_than_it_reads() -> None:
 
 
 def test_only_the_delta_is_added() -> None:
-    """Who extends a cached prefix adds references to the new tokens' blocks alone."""
+    """Extending a cached prefix adds references only to the new tokens' blocks."""
     pool = small_pool(60)
     cache = RadixCache(pool, 240)
     assert cached(pool, cache, list(range(16))) == 16
@@ -185,7 +185,7 @@ def test_only_the_delta_is_added() -> None:
 
 
 def test_saves_are_gated_by_the_budget() -> None:
-    """Prefixes without readers are evicted; else the save is refused, counted, and the cache is as it was."""
+    """Prefixes without readers are evicted; otherwise the save is refused and counted, changing nothing."""
     pool = small_pool(60)
     cache = RadixCache(pool, 20)
     cached(pool, cache, [1] * 8)
@@ -261,7 +261,7 @@ def test_looking_up_a_length_references_and_touches_nothing() -> None:
 
 
 def test_only_prompts_can_be_cached() -> None:
-    """Neither a fork of a tape, nor other tokens than those in KV, nor more than are there."""
+    """Refused: a fork of a tape, tokens other than those in KV, and more than there are."""
     pool = small_pool(60)
     cache = RadixCache(pool, 240)
     cached(pool, cache, SYSTEM)
@@ -281,7 +281,7 @@ def test_only_prompts_can_be_cached() -> None:
     own = prompt(pool, [1, 2, 3])
     with pytest.raises(ValueError, match="are not those in KV"):
         cache.save([1, 2, 4], own)
-    with pytest.raises(ValueError, match="4 tokens cannot be cached: 3 are in KV"):
+    with pytest.raises(ValueError, match="4 tokens cannot be cached: only 3 are in KV"):
         cache.save([1, 2, 3, 4], own)
     assert cache.save([], own) == 0
     assert cache.match([]) is None

@@ -1,4 +1,4 @@
-"""Swapping to the host: what goes out comes back bit by bit; no block is reused while it is being copied."""
+"""Swapping to the host: KV comes back bit by bit, and no block is reused while it is copied."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.regions.numbered import (
 
 
 def test_a_fork_swaps_out_and_in() -> None:
-    """Elsewhere in the pool, with the same numbers, and the host is empty again."""
+    """It returns to other blocks with the same numbers, and the host is empty again."""
     memory = pool()
     host = HostTier(memory, 20)
     fork = prompt_of(memory, list(range(1, 15)))
@@ -162,7 +162,7 @@ def test_a_swapped_fork_cannot_be_detached_or_become_a_context() -> None:
 
 
 def test_blocks_are_not_handed_out_before_their_copy_is_done() -> None:
-    """They stay out of the free list; who needs them waits for the copy, and all of it arrives."""
+    """They stay out of the free list; a taker waits for the copy, and all of it arrives."""
     memory = pool(10)
     host, late = late_tier(memory, 20)
     fork = prompt_of(memory, list(range(32)))

@@ -1,4 +1,4 @@
-"""Match lengths that are kept current, against looking every one of them up."""
+"""Watched match lengths against a fresh look-up of each."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Watched(RuleBasedStateMachine):
         self.cache = RadixCache(self.pool, budget)
         self.watch = PrefixWatch(self.cache)
         self.prompts: dict[int, tuple[list[int], str]] = {}
-        self.told: dict[int, int] = {}
+        self.reported: dict[int, int] = {}
         self.readers: list[Fork] = []
 
     def length(self, key: int) -> int:
@@ -40,14 +40,14 @@ class Watched(RuleBasedStateMachine):
     @rule(key=KEYS, tokens=PROMPTS, salt=SALTS)
     def follow(self, key: int, tokens: list[int], salt: str) -> None:
         self.prompts[key] = tokens, salt
-        self.told[key] = self.watch.watch(key, tokens, salt)
-        assert self.told[key] == self.length(key)
+        self.reported[key] = self.watch.watch(key, tokens, salt)
+        assert self.reported[key] == self.length(key)
 
     @rule(key=KEYS)
     def forget(self, key: int) -> None:
         self.watch.forget(key)
         self.prompts.pop(key, None)
-        self.told.pop(key, None)
+        self.reported.pop(key, None)
 
     @rule(tokens=PROMPTS, salt=SALTS, stays=st.booleans())
     def compute(self, tokens: list[int], salt: str, stays: bool) -> None:
@@ -79,12 +79,12 @@ class Watched(RuleBasedStateMachine):
 
     @rule()
     def ask(self) -> None:
-        """Told is who has another length than when last told, once each, in order of the keys."""
+        """Each prompt whose length changed since the last call is reported once, in order of the keys."""
         lengths = [(key, self.length(key)) for key in sorted(self.prompts)]
-        expected = [(key, length) for key, length in lengths if length != self.told[key]]
+        expected = [(key, length) for key, length in lengths if length != self.reported[key]]
         assert self.watch.changes() == expected
-        self.told.update(expected)
-        assert not self.watch._touched, "what was told is looked at no more"
+        self.reported.update(expected)
+        assert not self.watch._touched, "reported prompts are not visited again"
 
     @invariant()
     def agrees(self) -> None:
@@ -114,7 +114,7 @@ def test_one_token_is_left_to_compute() -> None:
     assert watch.watch(3, SYSTEM[:1]) == 0
 
 
-def test_what_comes_and_goes_between_two_calls_is_not_told() -> None:
+def test_a_change_undone_between_two_calls_is_not_reported() -> None:
     pool = small_pool(60)
     cache = RadixCache(pool, 240)
     watch = PrefixWatch(cache)
@@ -129,7 +129,7 @@ def test_what_comes_and_goes_between_two_calls_is_not_told() -> None:
 
 @pytest.mark.parametrize("others", [10, 200])
 def test_only_the_prompts_a_change_concerns_are_looked_at(others: int) -> None:
-    """However many wait: one comparison for the one prompt that goes on as what was saved does."""
+    """Any number may wait: only the one prompt that continues like the saved one is compared."""
     pool = small_pool(400)
     cache = RadixCache(pool, 1600)
     compared = []
@@ -159,7 +159,7 @@ def test_arrays_and_lists_are_followed_alike(tokens: list[int]) -> None:
     assert watch.changes() == [(key, len(tokens) - 1) for key in (1, 2) if len(tokens) > 1]
 
 
-def test_nobody_is_told_any_more_and_nothing_is_kept_when_the_watch_is_dropped() -> None:
+def test_a_dropped_watch_gets_no_more_changes_and_keeps_nothing_alive() -> None:
     """No reference cycle: a device's memory must not wait for the garbage collector."""
     pool = small_pool(20)
     cache = RadixCache(pool, 80)

@@ -37,7 +37,7 @@ def one_by_one(
     stop_ids: frozenset[int] = frozenset(),
     choices: tuple[int, ...] | None = None,
 ) -> list[SampledToken]:
-    """The rows a request must end with."""
+    """The tokens that a request must end with."""
     tokens, rows = [*context, *prompt], []
     while True:
         row = model(tokens, choices)
@@ -146,7 +146,7 @@ class FakeReader:
 
 
 class FakeTier:
-    """So many blocks of host memory."""
+    """A number of blocks of host memory."""
 
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks
@@ -172,11 +172,11 @@ class FakeTier:
 
 
 class FakePrompt(FakeReader):
-    """A prompt of its own; `shelf` stands for the prefix cache: prompts in KV that somebody saved."""
+    """A prompt of its own; `saved_prompts` stands for the prefix cache."""
 
-    def __init__(self, memory: FakeMemory, shelf: list[tuple[int, ...]] | None = None) -> None:
+    def __init__(self, memory: FakeMemory, saved_prompts: list[tuple[int, ...]] | None = None) -> None:
         super().__init__(memory)
-        self.shelf = shelf
+        self.saved_prompts = saved_prompts
         self.prompt: list[int] = []
         self.gained = 0
 
@@ -204,8 +204,8 @@ class FakePrompt(FakeReader):
         self.gained, self.kv = n, source.kv[:n]
 
     def save(self) -> None:
-        if self.shelf is not None:
-            self.shelf.append(tuple(self.kv))
+        if self.saved_prompts is not None:
+            self.saved_prompts.append(tuple(self.kv))
 
     def keep(self, n: int) -> None:
         super().keep(n)
@@ -283,7 +283,7 @@ class FakeTape:
         return self.tokens
 
     def lose(self, *, found: bool = True) -> None:
-        """Its KV leaves the pool and cannot be had back."""
+        """Lose its KV for good."""
         self.memory.drop(self.blocks)
         self.blocks, self.head, self.lost, self.unreadable = [], 0, found, not found
 
@@ -378,7 +378,7 @@ class FakeExecutor:
 
 
 class FakeClock:
-    """One nanosecond later at every look."""
+    """Advances by one nanosecond at each call."""
 
     def __init__(self) -> None:
         self.now = 0

@@ -1,4 +1,4 @@
-"""A scheduler over the fakes, with the shorthand the tests share."""
+"""A scheduler over the fakes, with shared shorthand."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SMALL = Limits(max_batch_tokens=24, max_batch_requests=6, chunk_min=3, chunk_max
 
 
 class Log:
-    """Listener that keeps what it hears."""
+    """A listener that records its calls."""
 
     def __init__(self) -> None:
         self.commits: list[tuple[str, int, list[TapeItem]]] = []

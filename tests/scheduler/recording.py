@@ -1,9 +1,9 @@
-"""A run of the scheduler written down, so that it can be run again and compared byte for byte.
+"""Records a run of the scheduler, to repeat it and compare it byte for byte.
 
-What comes into a scheduler from outside is what other threads asked for, readings of its clock, and what the
-device answered. `Recorder` wraps these from outside and writes a JSON line for each step, with what was
-decided: batches, shared prefills, who left the pool and how, endings, commits. `replay` runs it again over a
-world that counts the same. Callbacks are not run again: what they asked for is among the inputs.
+A scheduler's inputs are the calls of other threads, readings of its clock, and the device's results.
+`Recorder` wraps these and writes one JSON line per step, with the decisions: batches, shared prefills,
+preemptions, endings and commits. `replay` repeats the run over an equal world. Callbacks are not repeated:
+their calls are among the inputs.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Failed(msgspec.Struct, frozen=True):
 
 
 Pass = list[Outcome] | Failed
-"""What the device answered to one batch."""
+"""The device's results of one batch."""
 
 MISSING = Failed("RuntimeError", "no such pass was recorded")
 
@@ -111,7 +111,7 @@ class Header(msgspec.Struct, frozen=True):
 
 
 class World(Protocol):
-    """What a scheduler runs over. A second one must count exactly as the first."""
+    """The environment of a scheduler. A second one must behave exactly like the first."""
 
     @property
     def executor(self) -> Executor: ...
@@ -139,9 +139,9 @@ class World(Protocol):
 
 
 class Recorder:
-    """A scheduler over ``world`` whose every step becomes a line given to ``write``; steps like a scheduler.
+    """A scheduler over ``world`` that passes a line for every step to ``write``; steps like a scheduler.
 
-    ``seed`` makes its source of chance. ``executor``: in place of the world's.
+    ``seed``: of its random source. ``executor``: replaces the world's.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class Recorder:
             self._end_line()
 
     def decided(self, *what: object) -> None:
-        """Write a decision of this step down."""
+        """Record a decision of this step."""
         if self._stepping == threading.get_ident():
             self._line.decided.append(what)
 

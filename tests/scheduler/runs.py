@@ -1,4 +1,4 @@
-"""A scheduler over a `FakeWorld`, run until nothing is left, and the check of its answers."""
+"""Runs a scheduler over a `FakeWorld` until no work is left, and checks its answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.scheduler.worlds import ORDERINGS, FakeWorld, records
 
 
 class Run:
-    """A scheduler over a world, run until nothing is left and nothing will come."""
+    """Runs a scheduler over a world until no work is left and none will come."""
 
     def __init__(self, over: FakeWorld, ordering: Ordering = ORDERINGS[1]) -> None:
         self.world = over

@@ -1,4 +1,4 @@
-"""A device of whole numbers, for expectations that can be worked out by hand."""
+"""A device with integer costs, for results that can be computed by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Windows prefilled again in the background: adopted by exact sessions, compared with the others'."""
+"""Background prefills: adopted by exact sessions, compared with the state of the others."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Clock:
 
 
 class Recorder:
-    """The real executor, remembering what was in each pass: (target, how many tokens)."""
+    """The real executor; records the (target, tokens) of each pass."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -61,7 +61,7 @@ class Recorder:
 
 
 class Counts(Observer):
-    """Adds up what the refresher tells."""
+    """Counts the refresher's reports."""
 
     def __init__(self) -> None:
         self.totals: Counter[tuple[str, str]] = Counter()
@@ -440,7 +440,7 @@ def test_a_pass_that_fails_ends_the_refresh_alone_until_it_is_due_again() -> Non
 
 
 def test_a_pool_without_room_for_a_second_window_refuses_the_refresh_and_nothing_else() -> None:
-    """The refresh gives its blocks to whoever wants them."""
+    """The refresh releases its blocks to other work."""
     world = World(exact(every=2), blocks=3 + 16 + 6)
     world.feed_one_by_one(20)
     assert world.total("refreshes") == 0
@@ -454,7 +454,7 @@ def test_a_pool_without_room_for_a_second_window_refuses_the_refresh_and_nothing
 @pytest.mark.parametrize("steps", range(14))
 @pytest.mark.parametrize("how", ["stop", "forget", "close"])
 def test_whenever_it_is_ended_no_block_is_lost(how: str, steps: int) -> None:
-    """Before, during and after the prefill, while catching up, and between prefill and adoption."""
+    """Ended before, during and after the prefill, while catching up, and between prefill and adoption."""
     world = World(exact(every=3))
     world.evict(3)
     for step in range(steps):
@@ -491,7 +491,7 @@ def test_one_window_at_a_time_in_the_order_they_became_due() -> None:
     world.close()
 
 
-def test_a_tape_nobody_spoke_of_is_left_alone() -> None:
+def test_an_unregistered_tape_is_left_alone() -> None:
     world = World(exact(every=1))
     other: Tape = world.engine.open_tape("z", FROZEN, Retention(RETENTION))
     world.refresher.on_commit(other, 1, [])

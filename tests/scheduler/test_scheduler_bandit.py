@@ -131,7 +131,7 @@ def test_equal_observations_give_equal_choices() -> None:
 
 
 def test_the_tail_decides_not_the_mean() -> None:
-    """An arm whose requests are quicker on the whole, but whose worst tenth is slower, is left."""
+    """An arm with a better mean but a slower worst tenth is left."""
     bandit = KBandit((1, 2), rng=random.Random(0), epoch=20, warm_up=0)
     plays = {1: 0, 2: 0}
     for _ in range(100):
@@ -143,7 +143,7 @@ def test_the_tail_decides_not_the_mean() -> None:
 
 
 def test_requests_that_waited_under_another_k_are_not_judged() -> None:
-    """The first ones after a change of k count for nothing, whatever they took."""
+    """The first requests after a change of k do not count."""
 
     def choices(late: int) -> list[int | None]:
         bandit = KBandit((1, 2), rng=random.Random(0), epoch=5, warm_up=3)

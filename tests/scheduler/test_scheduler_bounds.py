@@ -1,4 +1,4 @@
-"""Proven bounds, over random loads in virtual time: waiting for a flash, for ever, and for freshness."""
+"""Proven bounds under random loads in virtual time: flash latency, no starvation, staleness."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ flashes = st.lists(
 
 
 def pool_load(run: Run, rng: random.Random, span: int, n: int) -> list[Request]:
-    """Questions and prompts that come in pieces, all of them finished some time."""
+    """Questions and streamed prompts, all of which are finished at some time."""
     requests: list[Request] = []
     at, over = run.world.executor.at, run.world
 
@@ -128,7 +128,7 @@ def test_a_flash_waits_for_one_batch_in_flight_at_most(
         assert not [began for began in run.world.executor.began if queued < began < scheduled]
 
 
-# Nobody waits for ever.
+# No request waits for ever.
 
 
 @pytest.mark.parametrize("ordering", ORDERINGS, ids=lambda ordering: ordering.name)

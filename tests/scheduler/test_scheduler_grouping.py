@@ -1,4 +1,4 @@
-"""Who reads whose KV: grouped prefill against its definition, also where hashes collide or prompts change."""
+"""Grouped prefill against its definition, also when hashes collide or prompts change."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ HASHES: dict[str, Callable[[Sequence[int]], int]] = {
 def test_groups_are_those_of_the_definition(
     hashed: str, prompts: list[tuple[int, int, int, str]], n: int
 ) -> None:
-    """Equal tokens decide, however the hash collides: nobody reads what is not its own prompt.
+    """Equal tokens decide, however the hash collides: no request reads tokens other than its own prompt's.
 
     Where all collide exactly those read that may. A hash of the next eight tokens tells apart what ends or
     differs within them, so by FNV-1a those read whose next eight are the source's, too.
@@ -97,7 +97,7 @@ def heads(request: Request) -> Sequence[int]:
 
 
 def test_another_prompt_at_the_same_place_is_hashed_again() -> None:
-    """An update that keeps what is in KV changes what comes next, so whom it groups with."""
+    """An update that keeps the KV changes the next tokens, and with them the group."""
     old, new = in_kv(SOURCE[:20], 4), in_kv([*SOURCE[:4], *range(70, 90)], 4)
     changing = in_kv(SOURCE[:22], 4, complete=False)
     groups = Grouping()
@@ -109,7 +109,7 @@ def test_another_prompt_at_the_same_place_is_hashed_again() -> None:
     assert groups.source_of(changing) is new
 
 
-def test_whoever_generates_or_has_one_token_left_reads_from_nobody() -> None:
+def test_requests_that_generate_or_have_one_token_left_read_from_no_source() -> None:
     groups = Grouping()
     groups.add_source(in_kv(SOURCE[:20], 5), 10)
     generating, nearly = in_kv(SOURCE[:20], 5), in_kv(SOURCE[:6], 5)
@@ -172,7 +172,7 @@ def submitted(h: Harness, prompt: Sequence[int], salt: str) -> Request:
 
 
 def test_what_was_found_equal_is_forgotten_with_the_prompt_that_it_was_found_in() -> None:
-    """Prompts found alike are compared on from there, until one of them is another."""
+    """Comparison resumes after the known common prefix, until one of the prompts changes."""
     source, request = in_kv(SOURCE[:20], 4, complete=False), in_kv(SOURCE[:30], 4)
     groups = Grouping()
     groups.add_source(source, 12)

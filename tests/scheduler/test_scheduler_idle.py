@@ -1,4 +1,4 @@
-"""What the worker does when nothing is to be done: in pieces, after all work, and never in its way."""
+"""The worker's idle hook: in bounded pieces, only without work, never delaying any."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.scheduler.harness import Harness, eventually
 
 
 def test_it_is_called_only_when_no_work_is_left() -> None:
-    """Once after each time the work ran out, as it asks for no more."""
+    """Once each time the work runs out, because it asks for no more."""
     h = Harness()
     live: list[int] = []
     worker = Worker(h.scheduler, when_idle=lambda: live.append(h.scheduler.live))

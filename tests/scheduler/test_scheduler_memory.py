@@ -1,4 +1,4 @@
-"""Both phases under memory pressure: what is planned, who is preempted, and that something always moves."""
+"""Both phases under memory pressure: plans, victims, and guaranteed progress."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_a_planned_request_that_falls_victim_is_out_of_the_batch() -> None:
 
 
 def test_a_deferred_request_pins_nothing() -> None:
-    """Estimated to fit, but the pool shrank: it is closed again and will read a fresher version."""
+    """It was expected to fit, but the pool shrank: its reader is closed, and it will read a newer version."""
     memory = FakeMemory(4)
     first, second = request(memory, 1, 8), request(memory, 2, 12)
     got = take(Plan((Entry(first, 8), Entry(second, 12))), [first, second], memory)
@@ -248,7 +248,7 @@ def test_a_preempted_answer_resumes_at_its_own_version() -> None:
 
 
 def test_pinned_versions_are_given_up_before_the_top_request_fails() -> None:
-    """The pool is full of an old version that a queued request pins; it reads a fresh one later instead."""
+    """A queued request pins an old version that fills the pool; it reads a newer one later instead."""
     h = Harness(blocks=6, limits=Limits(max_batch_tokens=64, cell_budget_fraction=1.0))
     tape = h.tape(retention=8)
     h.feed(tape, range(8))
@@ -265,7 +265,7 @@ def test_pinned_versions_are_given_up_before_the_top_request_fails() -> None:
     assert pinning.state is State.FINISHED
 
 
-def test_a_version_that_can_be_read_anew_is_given_up_before_one_that_cannot() -> None:
+def test_a_version_that_can_be_read_again_is_released_before_one_that_cannot() -> None:
     h = Harness(blocks=8, limits=Limits(max_batch_tokens=64, cell_budget_fraction=1.0))
     one, other = h.tape("one", retention=8), h.tape("other", retention=8)
     for tape in (one, other):
@@ -296,7 +296,7 @@ def test_an_answer_bound_to_a_version_fails_only_when_nothing_else_helps() -> No
     assert (bound.state, bound.error.code) == (State.FAILED, "no_memory")
 
 
-def test_what_cannot_fit_beside_the_tapes_fails_with_the_figures_and_blocks_nobody() -> None:
+def test_a_request_that_cannot_fit_next_to_the_tapes_fails_with_the_figures_and_blocks_no_other() -> None:
     h = Harness(blocks=6, limits=Limits(max_batch_tokens=64, cell_budget_fraction=1.0))
     tape = h.tape(retention=16)
     h.feed(tape, range(16))

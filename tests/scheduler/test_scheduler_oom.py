@@ -1,4 +1,4 @@
-"""A device that runs out of memory: half of the batch again, once, and nothing lost silently."""
+"""Out of memory: half of the batch is retried once, and nothing is lost silently."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FLASH, SESSION, POOL, STREAM = PriorityClass
 WIDE = Limits(max_batch_tokens=64, cell_budget_fraction=1.0, high_water=1.0)
 
 
-class Told(Observer):
+class Reports(Observer):
     def __init__(self) -> None:
         self.outcomes: list[str] = []
         self.errors: list[Exception] = []
@@ -43,13 +43,13 @@ class Told(Observer):
 
 def harness(
     scarce: Callable[[int, Sequence[Chunk]], bool], *, blocks: int = 64, limits: Limits = WIDE
-) -> tuple[Harness, Told, list[int]]:
+) -> tuple[Harness, Reports, list[int]]:
     """A harness whose device has no memory when `scarce` says so of (number of the pass from 0, batch).
 
     The list gets the tokens of every pass that was tried.
     """
-    told, sizes = Told(), list[int]()
-    h = Harness(blocks=blocks, limits=limits, observer=told)
+    reports, sizes = Reports(), list[int]()
+    h = Harness(blocks=blocks, limits=limits, observer=reports)
     execute = h.executor.execute
 
     def scarcely(batch: Sequence[Chunk]) -> list[SampledToken | None]:
@@ -59,7 +59,7 @@ def harness(
         return execute(batch)
 
     h.executor.execute = scarcely  # type: ignore[method-assign] # the fault is injected around the fake
-    return h, told, sizes
+    return h, reports, sizes
 
 
 def events(request: Request) -> list[Event]:
@@ -93,7 +93,7 @@ def test_the_first_always_keeps_something() -> None:
 
 
 def test_the_lower_half_is_preempted_and_the_upper_runs_at_once() -> None:
-    h, told, sizes = harness(lambda n, batch: n == 0)
+    h, reports, sizes = harness(lambda n, batch: n == 0)
     upper = [h.ask((n, n, n, n), cls=FLASH) for n in range(2)]
     lower = [h.ask((n, 7, n, 7), max_tokens=3) for n in range(2)]
     h.scheduler.step()
@@ -105,46 +105,46 @@ def test_the_lower_half_is_preempted_and_the_upper_runs_at_once() -> None:
     h.run()
     for request in (*upper, *lower):
         h.check(request)
-    assert told.outcomes == ["retried"]
-    assert not told.errors
-    assert sorted(told.waits) == [FLASH, FLASH, SESSION, SESSION], "a wait is told once"
+    assert reports.outcomes == ["retried"]
+    assert not reports.errors
+    assert sorted(reports.waits) == [FLASH, FLASH, SESSION, SESSION], "a wait is reported once"
 
 
 def test_a_preempted_answer_goes_on_where_it_was() -> None:
     """In the middle of two answers the lower one loses its KV and none of its tokens."""
-    h, told, _ = harness(lambda n, batch: n == 3)
+    h, reports, _ = harness(lambda n, batch: n == 3)
     first, second = h.ask((1, 2, 3), max_tokens=8), h.ask((4, 5, 6), max_tokens=8)
     h.run()
     h.check(first)
     h.check(second)
     assert (first.recomputed_tokens, second.recomputed_tokens) == (0, 5)
-    assert told.outcomes == ["retried"]
+    assert reports.outcomes == ["retried"]
 
 
 def test_an_append_shrinks_to_what_remains_and_loses_no_record() -> None:
-    h, told, sizes = harness(lambda n, batch: n == 0)
+    h, reports, sizes = harness(lambda n, batch: n == 0)
     tape = h.tape()
     h.feed(tape, (1, 2, 3), (4, 5, 6), (7, 8), (9, 9, 9, 9))
     h.run()
     assert sizes == [12, 6, 6]
     assert [len(records) for _, _, records in h.log.commits] == [2, 2]
     assert tape.records == [[1, 2, 3], [4, 5, 6], [7, 8], [9, 9, 9, 9]]
-    assert told.outcomes == ["retried"]
+    assert reports.outcomes == ["retried"]
     assert not h.log.drops
 
 
 def test_one_row_of_one_token_is_tried_again_as_it_is() -> None:
-    h, told, sizes = harness(lambda n, batch: n == 0)
+    h, reports, sizes = harness(lambda n, batch: n == 0)
     request = h.ask((1,))
     h.run()
     h.check(request)
     assert sizes == [1, 1]
-    assert told.outcomes == ["retried"]
+    assert reports.outcomes == ["retried"]
 
 
 def test_what_fails_twice_ends_with_no_memory_and_the_others_go_on() -> None:
     """The upper half ends, the lower half was only preempted; records get their second chance."""
-    h, told, _ = harness(lambda n, batch: n < 2)
+    h, reports, _ = harness(lambda n, batch: n < 2)
     tape = h.tape()
     first, second = h.ask((1, 2, 3, 4, 5, 6)), h.ask((5, 6, 7, 8))
     h.feed(tape, (1, 2))
@@ -156,19 +156,19 @@ def test_what_fails_twice_ends_with_no_memory_and_the_others_go_on() -> None:
     h.run()
     h.check(second)
     assert tape.records == [[1, 2]]
-    assert told.outcomes == ["retried", "failed"]
+    assert reports.outcomes == ["retried", "failed"]
     assert not h.log.drops
 
 
 def test_records_that_never_find_memory_are_dropped_with_a_report() -> None:
-    h, told, sizes = harness(lambda n, batch: True)
+    h, reports, sizes = harness(lambda n, batch: True)
     tape = h.tape()
     h.feed(tape, (1, 2), (3, 4))
     h.run()
     # two batches of both, each tried again with one record; then that record goes, and so on
     assert sizes == [4, 2, 4, 2, 2, 2, 2, 2]
     assert [(len(records), failure.code) for _, records, failure in h.log.drops] == [(1, "no_memory")] * 2
-    assert told.outcomes == ["retried", "failed"] * 4
+    assert reports.outcomes == ["retried", "failed"] * 4
     assert not tape.records
 
 
@@ -178,17 +178,17 @@ def test_another_error_in_the_retry_is_a_failed_pass() -> None:
             raise RuntimeError("device lost")
         return n == 0
 
-    h, told, _ = harness(fail)
+    h, reports, _ = harness(fail)
     request = h.ask((1, 2, 3))
     h.run()
     assert request.error is not None
     assert request.error.code == "engine"
-    assert len(told.errors) == 1
+    assert len(reports.errors) == 1
 
 
 def test_a_device_for_half_the_batch_still_answers_everything() -> None:
     """It never has memory for more than twenty tokens a pass, whatever is planned."""
-    h, told, sizes = harness(lambda n, batch: sum(len(chunk.tokens) for chunk in batch) > 20)
+    h, reports, sizes = harness(lambda n, batch: sum(len(chunk.tokens) for chunk in batch) > 20)
     tape = h.tape()
     requests = [h.ask(range(n, n + 5), max_tokens=4, cls=SESSION if n % 2 else POOL) for n in range(4)]
     h.feed(tape, *[(n, n) for n in range(9)])
@@ -197,7 +197,7 @@ def test_a_device_for_half_the_batch_still_answers_everything() -> None:
         h.check(request)
     assert tape.records == [[n, n] for n in range(9)]
     assert max(sizes) > 20
-    assert set(told.outcomes) == {"retried"}
+    assert set(reports.outcomes) == {"retried"}
 
 
 @settings(max_examples=150, deadline=None)
@@ -219,7 +219,7 @@ def test_whatever_pass_fails_nothing_is_lost_and_no_answer_is_wrong(
 ) -> None:
     """Answers are the one-by-one answers or end with `no_memory`; every record is on the tape or reported."""
     limits = Limits(24, 6, 3, 8, cell_budget_fraction=1.0)
-    h, told, _ = harness(lambda n, batch: n in scarce, blocks=blocks, limits=limits)
+    h, reports, _ = harness(lambda n, batch: n in scarce, blocks=blocks, limits=limits)
     tape = h.tape(retention=16)
     h.feed(tape, *[[k] * n for k, n in enumerate(records)])
     requests = []
@@ -242,9 +242,9 @@ def test_whatever_pass_fails_nothing_is_lost_and_no_answer_is_wrong(
     told_of = [r for _, _, rs in h.log.commits for r in rs] + [r for _, rs, _ in h.log.drops for r in rs]
     assert sorted(r.tokens for r in told_of) == [(k,) * n for k, n in enumerate(records)]
     assert set(h.memory.references) == set(tape.blocks)
-    assert not told.errors
+    assert not reports.errors
     failed = any(r.state is State.FAILED for r in requests) or bool(h.log.drops)
-    assert not failed or "failed" in told.outcomes
+    assert not failed or "failed" in reports.outcomes
 
 
 def test_the_counter_tells_how_it_ended() -> None:

@@ -1,4 +1,4 @@
-"""Policies and both phases against the papers' own words, by models that keep plain lists."""
+"""Policies and both phases against the papers' descriptions, modelled with plain lists."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ limits = st.builds(
 
 @dataclass(frozen=True)
 class Seen:
-    """All there is to see of a pool and its requests."""
+    """The observable state of a pool and its requests."""
 
     free: int
     order: list[Work]
@@ -318,8 +318,8 @@ def victims_by_hand(pool: Pool, chosen: Plan) -> list[tuple[Request, Work]]:
 # How a victim leaves (section 4.3).
 
 
-class Told(LinearCosts):
-    """Costs that keep what they were asked."""
+class RecordingCosts(LinearCosts):
+    """Costs that record their calls."""
 
     asked: list[tuple[str, int]]
 
@@ -339,7 +339,7 @@ def test_the_cheaper_way_is_the_victims_own_both_directions_counted(
     pool = Pool()
     victim = pool.arrives(41)
     pool.computes(victim, computed)
-    costs = Told(token_ns=token_ns, block_ns=block_ns)
+    costs = RecordingCosts(token_ns=token_ns, block_ns=block_ns)
     object.__setattr__(costs, "asked", [])
     swap = prefers_swap(victim, "cost", costs)
     blocks = -(-computed // 4)

@@ -1,4 +1,4 @@
-"""Requests that only prefill: KV for whoever asked for it, in what all other work leaves."""
+"""Prefill-only requests, which use what all other work leaves."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_it_takes_the_smallest_chunks_and_no_pass_holds_both_it_and_a_question()
     for cls in (PriorityClass.FLASH, PriorityClass.SESSION, PriorityClass.POOL):
         question = h.ask(range(50, 58), max_tokens=3, cls=cls)
         h.scheduler.step()
-        assert len(question.output) == 1  # all of the prompt at once: nobody shares the chunk with it
+        assert len(question.output) == 1  # the whole prompt at once: no request shares the chunk with it
         steps(h, 3)  # two of them the answer's
         h.check(question)
     assert request.state is not State.FINISHED
@@ -108,7 +108,7 @@ def test_appends_go_before_it_whenever_they_came() -> None:
 
 
 def test_no_limit_on_prompts_refuses_it_and_it_claims_no_cells() -> None:
-    """The questions' share of the pool is theirs, whatever is prefilled meanwhile."""
+    """The questions' share of the pool is untouched by background prefills."""
     limits = Limits(max_batch_tokens=24, chunk_min=3, chunk_max=8, max_prompt_tokens=20)
     h = Harness(blocks=20, limits=limits)  # 80 cells, 40 of them the questions'
     request, reader = prefill(h, range(30))
@@ -137,7 +137,7 @@ def test_it_loses_its_blocks_to_anybody_and_begins_again() -> None:
     assert h.done[-1].recomputed_tokens == 27
 
 
-def test_what_does_not_fit_beside_the_rest_fails_and_is_released() -> None:
+def test_a_prefill_that_does_not_fit_the_free_blocks_fails_and_is_released() -> None:
     h = Harness(blocks=6)
     request, reader = prefill(h, range(30))
     h.run()
@@ -166,7 +166,7 @@ def test_whatever_ends_it_early_releases_the_reader(how: str) -> None:
     assert h.memory.free_blocks == 64
 
 
-def test_its_wait_is_nobody_s_queueing_time() -> None:
+def test_its_wait_counts_as_no_queueing_time() -> None:
     waits: list[PriorityClass] = []
 
     class Waits(Observer):

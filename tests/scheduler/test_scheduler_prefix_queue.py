@@ -1,4 +1,4 @@
-"""The kept order of waiting requests against the order that is made anew (`theory.orders.rank`)."""
+"""The maintained order of waiting requests against a new sort (`theory.orders.rank`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from scheduler.theory.orders import rank
 
 @dataclass(frozen=True)
 class Waiting:
-    """What the queue sees of a request."""
+    """The part of a request that the queue reads."""
 
     id: int
     prompt: list[int]
@@ -33,7 +33,7 @@ class Waiting:
 
 
 class Index:
-    """Match lengths that are set by hand, told as an index tells them."""
+    """Match lengths set by hand, with the interface of an index."""
 
     def __init__(self) -> None:
         self.matches: dict[int, int] = {}
@@ -178,7 +178,7 @@ def test_the_step_counts_admissions_only() -> None:
     assert next(iter(queue)).id == 2
 
 
-def test_another_prompt_is_looked_up_anew_and_keeps_its_age() -> None:
+def test_a_replaced_prompt_is_looked_up_again_and_keeps_its_age() -> None:
     index = Index()
     queue = PrefixQueue(index, lambda: None)
     for number in (1, 2, 3):

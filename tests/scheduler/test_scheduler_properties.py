@@ -111,9 +111,9 @@ def test_every_request_finishes_with_the_one_by_one_answer(
     assert not h.log.drops
     # Every record is on its tape once, in order, and every version was announced.
     for tape in fed:
-        told = [(version, records) for name, version, records in h.log.commits if name == tape.name]
-        assert [version for version, _ in told] == list(range(1, tape.version + 1))
-        sent = [record for _, records in told for record in records]
+        commits = [(version, records) for name, version, records in h.log.commits if name == tape.name]
+        assert [version for version, _ in commits] == list(range(1, tape.version + 1))
+        sent = [record for _, records in commits for record in records]
         assert [list(record.tokens) for record in sent][len(sent) - len(tape.records) :] == tape.records
 
 
@@ -139,7 +139,7 @@ def test_equal_inputs_give_equal_decisions(blocks: int, limits: Limits, load: li
 def test_a_pool_that_is_much_too_small_never_deadlocks_nor_gives_a_wrong_answer(
     blocks: int, limits: Limits, load: list[object]
 ) -> None:
-    """Two tapes alone may fill it. Whoever cannot run is told so with `no_memory` or `too_long`."""
+    """Two tapes alone may fill it. Work that cannot run ends with `no_memory` or `too_long`."""
     h, requests, fed = play(blocks, limits, load)
     assert len(h.done) == len(requests)
     for request in requests:
@@ -172,7 +172,7 @@ def test_cancellation_at_any_moment_gives_everything_back(
 def test_a_flash_request_waits_for_one_batch_at_most(
     blocks: int, limits: Limits, load: list[object], flash: Ask
 ) -> None:
-    """Alone in its class, it is done after the next batch whatever else is going on."""
+    """Alone in its class, it is done after the next batch, under any other load."""
     h = Harness(blocks, limits)
     tape = h.tape(retention=12)
     for n, action in enumerate(load):
@@ -193,7 +193,7 @@ def test_a_flash_request_waits_for_one_batch_at_most(
 @settings(max_examples=100, deadline=None)
 @given(st.one_of(tight_pools, pools), greedy, loads)
 def test_preempted_work_is_accounted_for(blocks: int, limits: Limits, load: list[object]) -> None:
-    """Tokens computed = tokens needed once + tokens invalidated by preemption; none is computed in vain."""
+    """Tokens computed = tokens needed + tokens invalidated by preemption; no other is computed twice."""
     h, requests, _ = play(blocks, limits, load)
     assume(all(request.state is State.FINISHED for request in requests))
     fed = sum(len(record.tokens) for _, _, records in h.log.commits for record in records)

@@ -1,4 +1,4 @@
-"""The kept order against the order that is made: after any changes they stand as if sorted at once."""
+"""The maintained order equals a new sort after any changes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from scheduler.request import Event, Request, RequestSpec, State
 from scheduler.tapes import Pending, TapeAppend, TapeItem
 from scheduler.types import PriorityClass, Work
 from tests.scheduler.fakes import FakeMemory, FakePrompt, FakeTape
-from tests.scheduler.worlds import ShelfIndex
+from tests.scheduler.worlds import SavedPromptsIndex
 
 FLASH, SESSION, POOL, STREAM = PriorityClass
 K = 3
@@ -46,8 +46,8 @@ class Model(RuleBasedStateMachine):
     @initialize(ordering=st.sampled_from([*orderings, Ordering("klpm", K), Ordering("klpm", K)]))
     def start(self, ordering: Ordering) -> None:
         self.ordering = ordering
-        self.shelf: list[tuple[int, ...]] = [(0, 1, 2), (1, 1, 1, 1)]
-        self.index = ShelfIndex(self.shelf)
+        self.saved_prompts: list[tuple[int, ...]] = [(0, 1, 2), (1, 1, 1, 1)]
+        self.index = SavedPromptsIndex(self.saved_prompts)
         order, _ = waiting_order(ordering, self.index, None)
         self.queues = Queues(ordering.key, order)
         self.memory = FakeMemory(10_000)
@@ -57,7 +57,7 @@ class Model(RuleBasedStateMachine):
         self.taken = 0
         """Choices of the waiting order so far."""
 
-    def told(self, request: Request, *, prompt: bool = False) -> None:
+    def changed(self, request: Request, *, prompt: bool = False) -> None:
         self.queues.update(request, prompt=prompt)
 
     def some(self, n: int, *states: State) -> Request | None:
@@ -93,7 +93,7 @@ class Model(RuleBasedStateMachine):
         request.last_chunk_ns = request.id
         self.requests.append(request)
         self.queues.requests[request.id] = request
-        self.told(request)
+        self.changed(request)
 
     @rule(prompts=st.lists(tokens, min_size=2, max_size=5))
     def crowd(self, prompts: list[list[int]]) -> None:
@@ -120,14 +120,14 @@ class Model(RuleBasedStateMachine):
                 self._end(request)
                 return
             request.accept(SampledToken(1, 1.0, 0.0))
-        self.told(request)
+        self.changed(request)
 
     @rule(n=which)
     def preempt(self, n: int) -> None:
         request = self.some(n, State.RUNNING)
         if request is not None:
             request.preempt(Event.PREEMPTED_RECOMPUTE, next(self.preemptions), 0, 0)
-            self.told(request)
+            self.changed(request)
 
     @rule(n=which, prompt=tokens, finish=st.booleans())
     def stream(self, n: int, prompt: list[int], finish: bool) -> None:
@@ -137,7 +137,7 @@ class Model(RuleBasedStateMachine):
         request = open_ones[n % len(open_ones)]
         request.replace(prompt or [1], next(self.numbers))
         request.complete = finish
-        self.told(request, prompt=True)
+        self.changed(request, prompt=True)
 
     @rule(n=which)
     def end(self, n: int) -> None:
@@ -154,7 +154,7 @@ class Model(RuleBasedStateMachine):
 
     @rule(prompt=tokens)
     def save(self, prompt: list[int]) -> None:
-        self.shelf.append(tuple(prompt))
+        self.saved_prompts.append(tuple(prompt))
 
     @rule(n=st.integers(0, 3), due=st.booleans())
     def append(self, n: int, due: bool) -> None:
@@ -182,7 +182,7 @@ class Model(RuleBasedStateMachine):
     # The queues as the list says.
 
     def never_admitted(self) -> list[Request]:
-        """Those a policy by prefix orders: they wait and were never preempted."""
+        """Requests ordered by prefix: they wait and were never preempted."""
         if not self.ordering.by_prefix:
             return []
         return [

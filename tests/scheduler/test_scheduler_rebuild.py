@@ -1,4 +1,4 @@
-"""Lost KV is prefilled again by a request that the scheduler plans like any other; the rest goes on."""
+"""A request that the scheduler plans like any other prefills lost KV; other work continues."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Clock:
 
 
 def with_window(*, blocks: int = 64, clock: Clock | None = None) -> tuple[Harness, FakeTape, Rebuilder]:
-    """A harness over one tape with a full window, and what rebuilds it."""
+    """A harness with one full tape and its rebuilder."""
     clock = clock or Clock()
     h = Harness(blocks, clock=clock)
     tape = h.tape()
@@ -91,8 +91,8 @@ def test_other_sessions_questions_and_appends_go_on_and_what_waited_runs_then() 
     assert RESTORE not in early.waits
 
 
-def test_a_request_on_a_lost_session_closes_the_door_to_nobody() -> None:
-    """Without anybody to rebuild it, it waits; those behind it of its own class are admitted."""
+def test_a_request_on_a_lost_session_does_not_stop_admission() -> None:
+    """Without a rebuilder it waits; later requests of its class are admitted."""
     h = Harness()
     tape = h.tape()
     h.feed(tape, [1, 2, 3])
@@ -109,8 +109,8 @@ def test_a_request_on_a_lost_session_closes_the_door_to_nobody() -> None:
     assert not h.log.drops
 
 
-def test_what_is_found_to_be_lost_when_it_is_needed_preempts_nobody() -> None:
-    """The append is the first of the order, and there is room for its window beside a running answer."""
+def test_a_tape_found_lost_during_allocation_preempts_no_request() -> None:
+    """The append is the first of the order, and its window fits beside a running answer."""
     h, tape, _ = with_window(blocks=24)
     tape.lose(found=False)
     answer = h.ask(range(8), max_tokens=12, cls=POOL)
@@ -199,7 +199,7 @@ def test_a_session_whose_window_was_evicted_needs_no_prefill() -> None:
 
 
 def test_a_session_whose_file_vanished_answers_as_before(tmp_path: Path) -> None:
-    """The real tape and engine: what is asked and appended meanwhile is done after the rebuild."""
+    """With the real tape and engine: questions and appends made meanwhile are done after the rebuild."""
     model, frozen = tiny("llama", layers=2), list(range(3, 14))
     engine, clock = Engine(model, blocks=150, block_size=4, frame_limit=400), Clock()
     scheduler = Scheduler(engine, engine.pool, Limits(max_batch_tokens=40, chunk_min=8, chunk_max=40), clock)

@@ -1,4 +1,4 @@
-"""Equal inputs give equal decisions, byte for byte: recorded runs are run again."""
+"""Equal inputs give equal decisions, byte for byte: recorded runs are replayed."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ def test_a_request_that_was_cancelled_a_step_later_gives_other_decisions() -> No
 
 
 def test_a_fork_taken_on_the_stepping_thread_is_taken_again() -> None:
-    """What reads one version for good, as standing questions and windows do."""
+    """Readers bound to one version, such as standing questions and windows."""
     lines: list[bytes] = []
     first = world()
     scheduler = recorded(first, lines.append, Ordering())

@@ -1,4 +1,4 @@
-"""Whole simulated runs: by hand, against queueing theory's recursion, and by what must always add up."""
+"""Whole simulated runs, checked by hand, by queueing theory's recursion, and by conservation laws."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class TestByHand:
 )
 @settings(max_examples=40, deadline=None)
 def test_one_row_at_a_time_is_a_single_server_queue(gaps: list[int], seed: int) -> None:
-    """Lindley's recursion: a request begins when it is there and the one before is done."""
+    """Lindley's recursion: a request begins when it has arrived and the previous one is done."""
     times = np.cumsum(gaps).tolist()
     lengths = [1 + (7 * n + seed * 13) % 90 for n in range(len(times))]
     inputs = [
@@ -197,7 +197,7 @@ def test_longest_prefix_first_reuses_more_when_the_cache_is_small(policy: str) -
 
 
 def test_streaming_never_waits_for_what_it_has_computed_at_low_load() -> None:
-    """At a request every 50 s nobody is in the way: the streamed prompt is never later than the whole one."""
+    """With one request every 50 s a streamed prompt is never later than a whole one: nothing contends."""
     load = Load(qps=0.02, requests=40)
     streamed = simulate(crawler(load), Setup(10**6), REAL)
     at_once = simulate(whole(crawler(load)), Setup(10**6), REAL)

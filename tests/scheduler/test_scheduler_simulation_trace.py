@@ -1,4 +1,4 @@
-"""Traces are read as they were written; what cannot be used is named by its line."""
+"""Traces round-trip; an invalid line is reported by its number."""
 
 from __future__ import annotations
 
@@ -49,7 +49,10 @@ def test_requests_are_numbered_in_order_of_opening_and_tokens_may_be_listed() ->
             [OPEN, '{"time_ns": 4, "request": 7, "op": "append", "tokens": [1]}'],
             r"line 2: time runs backwards",
         ),
-        (['{"time_ns": -1, "request": 1, "op": "open", "tokens": [1]}'], r"line 1: .*not negative"),
+        (
+            ['{"time_ns": -1, "request": 1, "op": "open", "tokens": [1]}'],
+            r"line 1: `time_ns` must be at least 0",
+        ),
         (
             ['{"time_ns": 1, "request": 1, "op": "open", "tokens": [1], "max_tokens": 0}'],
             r"line 1: .*at least 1",
@@ -58,7 +61,7 @@ def test_requests_are_numbered_in_order_of_opening_and_tokens_may_be_listed() ->
         (['{"time_ns": 1, "request": 1, "op": "open", "segments": [[0, 0]]}'], r"line 1: a segment is"),
         (
             ['{"time_ns": 1, "request": 1, "op": "open", "tokens": [2147483648]}'],
-            r"ids run from 0 to 2147483647",
+            r"ids from 0 to 2147483647",
         ),
         (
             ['{"time_ns": 1, "request": 1, "op": "close", "tokens": [1]}'],
@@ -73,7 +76,7 @@ def test_requests_are_numbered_in_order_of_opening_and_tokens_may_be_listed() ->
             r"line 2: request 7 is finished without a token",
         ),
         ([OPEN], r"line 1: the trace ends with unfinished requests: \[7\]"),
-        (["", " "], r"holds no request"),
+        (["", " "], r"has no request"),
     ],
 )
 def test_lines_that_cannot_be_used_are_named(lines: list[str], message: str) -> None:

@@ -1,4 +1,4 @@
-"""Prompt-proposer drafts: where they come from, how many there are, and that they change no answer."""
+"""N-gram drafts: their source, their number, and that they change no answer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FEW = st.lists(st.integers(0, 3), max_size=60)
 
 
 def scanned(tokens: list[int], most: int) -> list[int]:
-    """The definition: what followed the newest earlier occurrence of the last 3 tokens, else 2."""
+    """The definition: the tokens after the newest earlier occurrence of the last 3 tokens, else of 2."""
     for n in (3, 2):
         for end in range(len(tokens) - 1, n - 1, -1):
             if len(tokens) > n and tokens[end - n : end] == tokens[-n:]:

@@ -197,8 +197,8 @@ def test_a_commit_callback_gets_its_questions_into_the_next_batch() -> None:
     ("prompt", "new", "words"),
     [
         (11, 1, "the prompt has 11 tokens, the limit is 10"),
-        (5, 9, "9 new tokens were asked for, the limit is 8"),
-        (10, 8, "need 18 cells; requests may claim 16 of the pool's 32"),
+        (5, 9, "asks for 9 new tokens, the limit is 8"),
+        (10, 8, "need 18 cells; requests may use 16 of the pool's 32"),
     ],
 )
 def test_what_can_never_fit_is_refused_with_the_numbers(prompt: int, new: int, words: str) -> None:
@@ -263,7 +263,7 @@ def test_records_lost_twice_are_dropped_and_reported() -> None:
     assert h.log.commits == [("T", 1, [TapeItem((4,), (4,))])]
 
 
-def test_a_retry_is_granted_anew_after_success() -> None:
+def test_a_success_resets_the_retry() -> None:
     h = Harness()
     tape = h.tape()
     for record in ((1,), (2,)):
@@ -341,7 +341,7 @@ def test_cancel_queued_running_and_ended() -> None:
     assert h.memory.free_blocks == 64
 
 
-def test_a_callback_that_raises_disturbs_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_callback_that_raises_affects_no_other_request(caplog: pytest.LogCaptureFixture) -> None:
     h = Harness()
 
     def angry(_: Request) -> None:
@@ -445,7 +445,7 @@ def test_a_tape_gives_way_to_a_question_once_then_takes_its_smallest_chunk_and_a
 
 
 def test_questions_without_end_take_all_of_the_first_batch_only() -> None:
-    """What gave way to a question gives way to the next one no more."""
+    """Work that was delayed by one question is not delayed by the next."""
     h = Harness()
     tape = h.tape(retention=20)
     h.feed(tape, *((n,) for n in range(8)))

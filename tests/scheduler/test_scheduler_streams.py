@@ -31,7 +31,7 @@ def opened(h: Harness, prompt: Sequence[int] = (), max_tokens: int = 3, salt: st
 
 
 def answered(request: Request) -> bool:
-    """It ended with exactly the answer to its final prompt."""
+    """Whether it ended with exactly the answer to its final prompt."""
     return request.samples == one_by_one((), request.prompt, request.spec.max_tokens)
 
 
@@ -132,7 +132,7 @@ def test_a_prompt_that_grows_too_long_ends_with_the_numbers() -> None:
 
 
 class SlowClock:
-    """A clock that stands still unless told."""
+    """A clock that only the test advances."""
 
     def __init__(self) -> None:
         self.now = 0
@@ -222,7 +222,7 @@ def test_equal_heads_are_not_enough_to_share() -> None:
 @pytest.mark.parametrize("arguments", [{"complete": False}, {"complete": False, "prompt": [1]}])
 def test_only_a_prompt_of_its_own_can_come_in_pieces(arguments: dict[str, object]) -> None:
     given = {"prompt": [1], **arguments}
-    with pytest.raises(ValueError, match="pieces"):
+    with pytest.raises(ValueError, match="unfinished prompt"):
         Request(
             RequestSpec(
                 PriorityClass.SESSION,

@@ -65,7 +65,7 @@ def test_an_order_that_is_no_permutation_is_refused(order: tuple[int, ...]) -> N
         (((1,),), (), "1 prompts but 0 arrival"),
         (((),), (0,), "query 0 has an empty prompt"),
         (((1,),), (-1,), "query 0 arrives at -1"),
-        (((1,),), (float("nan"),), "not a time"),
+        (((1,),), (float("nan"),), "must be finite"),
     ],
 )
 def test_invalid_streams_are_refused(

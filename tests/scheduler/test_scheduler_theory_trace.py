@@ -28,7 +28,7 @@ def test_a_trace_gives_tokens_or_the_characters_of_a_text() -> None:
         ('{"tokens": [1], "arrival": 1e999}', "line 1: "),
         ('{"tokens": [1], "arrival": 0, "ttft": 3}', "line 1: Object contains unknown field `ttft`"),
         ('{"tokens": [1], "arrival": 0}\n{"text": "a", "arrival": 0}', "line 2: a trace gives either"),
-        ("\n\n", "holds no query"),
+        ("\n\n", "has no query"),
     ],
 )
 def test_a_line_that_cannot_be_used_is_named(text: str, says: str) -> None:

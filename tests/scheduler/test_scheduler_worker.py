@@ -1,4 +1,4 @@
-"""The worker thread: blocks when idle, drains on stop, survives defects loudly."""
+"""The worker thread blocks when idle, drains on stop, and survives and logs exceptions."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_many_threads_may_submit_at_once() -> None:
 
 
 def test_an_idle_worker_blocks() -> None:
-    """Half a second of idleness: not one more look at the work, and next to no processor time."""
+    """In half a second of idleness it never looks for work and uses almost no CPU time."""
     h = Harness()
     looks: list[int] = []
     step = h.scheduler.step

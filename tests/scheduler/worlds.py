@@ -1,4 +1,4 @@
-"""What a scheduler runs over, in virtual time: a pass takes what its tokens cost; input comes meanwhile."""
+"""Environments of a scheduler in virtual time: passes cost by token, and input arrives meanwhile."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ COSTS = LinearCosts(block_ns=15)
 ORDERINGS = [Ordering(name, k=3) for name in NAMES]
 
 
-class ShelfIndex:
-    """Exact match lengths with the prompts on a shelf, by looking at all of them."""
+class SavedPromptsIndex:
+    """Exact match lengths with the saved prompts, by comparing them all."""
 
-    def __init__(self, shelf: list[tuple[int, ...]]) -> None:
-        self.shelf = shelf
+    def __init__(self, saved_prompts: list[tuple[int, ...]]) -> None:
+        self.saved_prompts = saved_prompts
         self.watched: dict[int, tuple[list[int], int]] = {}
 
     def watch(self, key: int, tokens: Sequence[int], salt: str) -> int:
@@ -45,7 +45,7 @@ class ShelfIndex:
 
     def _match(self, tokens: Sequence[int]) -> int:
         most = 0
-        for saved in self.shelf:
+        for saved in self.saved_prompts:
             common = 0
             while common < min(len(saved), len(tokens) - 1) and saved[common] == tokens[common]:
                 common += 1
@@ -54,7 +54,7 @@ class ShelfIndex:
 
 
 class Device(FakeExecutor):
-    """A `FakeExecutor` over which time passes, and in time what is to happen."""
+    """A `FakeExecutor` that advances the clock and triggers the events that fall due."""
 
     def __init__(self, max_tokens: int, max_rows: int) -> None:
         super().__init__(max_tokens, max_rows)
@@ -85,7 +85,7 @@ class Device(FakeExecutor):
         self.now = then
 
     def sleep(self) -> bool:
-        """To the next thing that happens; False when nothing will."""
+        """Advance to the next event; False when there is none."""
         if self._agenda:
             self.until(self._agenda[0][0])
             return True
@@ -101,8 +101,8 @@ class FakeWorld:
         self.executor = Device(limits.max_batch_tokens, limits.max_batch_requests)
         self.costs = COSTS
         self.tier: Any = FakeTier(host_blocks)  # it swaps fakes only
-        self.shelf: list[tuple[int, ...]] = []
-        self.index: Any = ShelfIndex(self.shelf)  # it finds what fakes saved
+        self.saved_prompts: list[tuple[int, ...]] = []
+        self.index: Any = SavedPromptsIndex(self.saved_prompts)  # it finds what fakes saved
         self.tapes: dict[str, FakeTape] = {}
         self.done: list[Request] = []
         self.contexts: dict[int, tuple[int, ...]] = {}
@@ -117,7 +117,7 @@ class FakeWorld:
         return self.tape(session).fork() if session else FakeReader(self.memory)
 
     def prompt(self, salt: str) -> FakePrompt:
-        return FakePrompt(self.memory, self.shelf)
+        return FakePrompt(self.memory, self.saved_prompts)
 
     def request(
         self,

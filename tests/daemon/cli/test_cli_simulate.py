@@ -53,7 +53,7 @@ def test_a_saved_trace_gives_the_run_it_was_saved_from(tmp_path: Path) -> None:
         (("--workload", "mail"), "there is no workload 'mail'"),
         (("--profile", "h300"), "h300: no profile"),
         (("--qps", "1,x"), "could not convert string to float: 'x'"),
-        (("--qps", "0"), "qps is above 0"),
+        (("--qps", "0"), "qps must be above 0"),
         (("--pool-tokens", "3"), "at least one block"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Compiles kernels for sm_90 without a GPU and says what came out; `test_engine_triton` runs it as a module.
+"""Compiles kernels for sm_90 without a GPU and describes them; `test_engine_triton` runs it as a module.
 
 Prints a JSON list with an object for each variant. A process of its own, because under TRITON_INTERPRET=1
 kernels cannot be compiled.
@@ -35,7 +35,7 @@ POINTERS = {
 
 
 def variants() -> list[dict[str, Any]]:
-    """Each head dim, 16-bit type and tile; windows are data, sinks the merge's."""
+    """Each head dim, 16-bit type and tile; windows are runtime data, and sinks belong to the merge."""
     made: list[dict[str, Any]] = [{"kernel": "rotation_table", "dtype": "fp32"}]
     for dtype in ("bf16", "fp16"):
         for sinks, rows in ((False, 1), (True, 64)):

@@ -119,7 +119,7 @@ def layer_call(
 
 
 def both(call: LayerCall) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the kernels and what the reference say."""
+    """The results of the kernels and of the reference."""
     actual = TritonAttention(programs=PROGRAMS)(call)
     expected = ReferenceAttention()(call)
     assert actual.shape == expected.shape
@@ -154,7 +154,7 @@ def test_mixed_batches_equal_the_reference(case: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("dim", [64, 128, 256])
 def test_half_precision_is_within_its_own_rounding(dtype: torch.dtype, dim: int) -> None:
-    """As near to the fp32 answer as the reference in the same type is, within a factor."""
+    """As close to the fp32 answer as the reference in the same dtype, within a factor."""
     torch.manual_seed(dim)
     metadata, slots = mixed_batch(random.Random(dim), DEVICE)
     call = layer_call(
@@ -173,7 +173,7 @@ def test_half_precision_is_within_its_own_rounding(dtype: torch.dtype, dim: int)
 
 
 def test_a_request_that_writes_nan_spoils_no_other() -> None:
-    """Two readers of a tape that fit one tile, one of them appending NaN: the other stays as it was."""
+    """Two readers of a tape share one tile, and one of them appends NaN: the other does not change."""
     tape = Extent(5, 100, 0, 0)
     append = Packed(0, 2, Placement((tape,), ((105, 2),), 100, 0))
     question = Packed(2, 4, Placement((tape,), ((120, 2),), 100, 0))
@@ -259,7 +259,7 @@ def test_the_rotation_table_is_made_once_a_pass(monkeypatch: pytest.MonkeyPatch)
 
 
 class Switch:
-    """The reference until `attention` is set to another: how a state is reached is not what is tested."""
+    """The reference until `attention` is set to another backend; only the final state is under test."""
 
     def __init__(self) -> None:
         self.attention: Attention = ReferenceAttention()
@@ -269,7 +269,7 @@ class Switch:
 
 
 def test_rotations_by_a_whole_frame_are_precise() -> None:
-    """Cosines and sines of 32k positions are as near as fp32 can say; no shift at all is exactly 1 and 0."""
+    """Cosines and sines of 32k positions are as exact as fp32 allows; a shift of 0 is exactly 1 and 0."""
     inv_freq = 500000.0 ** (-torch.arange(0, 1, 1 / 24, dtype=torch.float64, device=DEVICE))
     shifts = torch.tensor([0, 31999, -32003], dtype=torch.int32, device=DEVICE)
     table = torch.empty(3, 2, 24, device=DEVICE)

@@ -1,4 +1,4 @@
-"""Attention over mixed batches: what the definition says, whatever is packed, cut, masked or broken."""
+"""Attention over mixed batches follows the definition, whatever is packed, cut, masked or broken."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Layer:
         return torch.Generator().manual_seed(seed)
 
     def extent(self, length: int, coord: int, origin: int) -> Extent:
-        """A run of ``length`` slots behind all others."""
+        """A run of ``length`` slots after all others."""
         self.next += length + 1
         return Extent(self.next - length, length, coord, origin)
 
@@ -58,7 +58,7 @@ class Layer:
         return tuple(extents)
 
     def add(self, context: tuple[Extent, ...], rows: int) -> Packed:
-        """A sequence of ``rows`` new tokens behind ``context``, written to one or two runs of slots."""
+        """A sequence of ``rows`` new tokens after ``context``, in one or two runs of slots."""
         coord = context[-1].coord + context[-1].length if context else 0
         cut = self.rng.randrange(1, rows) if rows > 1 and self.rng.random() < 0.5 else rows
         slots: list[SlotRange] = [(self.extent(n, 0, 0).slot, n) for n in (cut, rows - cut) if n]
@@ -103,7 +103,7 @@ class Layer:
 
 
 def defined(call: LayerCall) -> torch.Tensor:
-    """Row by row from the definition, in float64: every key within the window, at its distance."""
+    """Attention by the definition, row by row in float64: every key within the window, at its distance."""
     outputs = []
     for sequence in call.metadata.sequences:
         placement = sequence.placement
@@ -198,7 +198,7 @@ def test_the_pieces_of_long_sequences_and_extents_add_up(
 def test_a_broken_sequence_leaves_its_neighbours_bit_for_bit(
     backend: type[Attention], window: int | None, softcap: float | None, poison: float
 ) -> None:
-    """Its queries, new keys and values and private context are not finite; lengths are equal and others."""
+    """Its queries, new keys and values and private context are not finite; some lengths are equal."""
     for rows in (1, 7, 45):
         layer = Layer(rows)
         shared = layer.context(20, 50)
@@ -282,7 +282,7 @@ def test_shared_extents_are_met_by_all_their_readers_at_once() -> None:
 
 
 def test_short_extents_of_many_readers_are_met_in_one_product() -> None:
-    """Of about the same length, in several frames; two of one reader, a long and a lone one stay apart."""
+    """Extents of similar length in several frames, two of one reader; a long and a single one stay apart."""
     layer = Layer(4)
     prefix = layer.context(100)
     for length in (9, 16, 12, 16, 13, 300, 3):
@@ -325,7 +325,7 @@ def test_what_is_copied_at_a_time_is_bounded() -> None:
 
 
 def test_a_broken_short_extent_leaves_those_batched_with_it_bit_for_bit() -> None:
-    """The slots right behind a shorter one are those of the broken one, and hidden by no mask if read."""
+    """The slots after a shorter extent are the broken one's; a read past its end would not be masked."""
     layer = Layer(6)
     prefix = layer.context(40)
     own = [layer.context(length, coord=40) for length in (9, 16, 12)]

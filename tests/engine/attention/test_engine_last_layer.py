@@ -1,4 +1,4 @@
-"""Rows of the last layer that are not read are not computed; the others stay the same."""
+"""Rows of the last layer that are not read are not computed; the others do not change."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_a_pass_that_only_appends_ends_at_the_last_layer_s_keys() -> None:
 
 
 def test_a_pass_that_reads_every_row_computes_them_all() -> None:
-    """After one that did not; so does the unmodified model."""
+    """After a pass that read fewer rows, and in the unmodified model."""
     model = tiny("llama")
     session = Session(model)
     assert dense_logits(model, [3, 4, 5, 6]).shape == (4, VOCABULARY)

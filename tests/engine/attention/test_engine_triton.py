@@ -1,4 +1,4 @@
-"""The Triton backend: the host's metadata and, in other processes, what kernels answer and compile to."""
+"""The Triton backend: the host's metadata and, in other processes, the kernels' results and machine code."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def visible(metadata: AttentionMetadata, window: int | None) -> Counter[tuple[in
 
 
 def covered(layout: Layout) -> Counter[tuple[int, int, int]]:
-    """(row, slot, shift) of every key each row meets in the items."""
+    """(row, slot, shift) of every key that the items give each row."""
     met: Counter[tuple[int, int, int]] = Counter()
     for first, count, start, stop, *_ in layout.items:
         for row, shift, low, high in layout.entries[first : first + count]:
@@ -143,7 +143,7 @@ def test_new_slots_behind_a_private_run_are_one_read_with_it() -> None:
 
 
 def test_a_plan_is_refilled_in_place() -> None:
-    """Passes of one bucket use the same memory, and nothing of a longer pass is left in a shorter one."""
+    """Passes of one bucket use the same memory, and a shorter pass keeps nothing of a longer one."""
     view = View(None, 2, 4, 128)
     longer, shorter = (laid_out(questions_on_a_tape(2, 4, n), view, 30) for n in (1900, 300))
     assert longer.bucket == shorter.bucket

@@ -10,7 +10,7 @@ from regions.extents import Extent, Placement, SlotRange
 
 
 class Slots:
-    """Hands out runs of slots that never touch, except where `behind` continues one."""
+    """Allocates runs of slots that are never adjacent, except where `behind` continues one."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng

@@ -1,4 +1,4 @@
-"""Captured graphs: padding, static inputs and refilled metadata give what eager passes give."""
+"""Captured graphs: padding, static inputs and refilled metadata give the results of eager passes."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tests.engine.reference_attention import ReferenceAttention
 
 
 class Prepared(ReferenceAttention):
-    """The reference in the part of a backend that is told of the plan before each pass."""
+    """The reference as a backend that is given the metadata before each pass."""
 
     def prepare(self, plan: AttentionMetadata) -> Hashable:
         return ()
 
 
 def again(run: Replay) -> Replay:
-    """A recorder that runs the pass once more: everything but the plan must then come from static tensors."""
+    """A capture that runs the pass again: all but the metadata must then come from static tensors."""
     return run
 
 
@@ -134,8 +134,8 @@ def test_what_cannot_be_captured_says_why() -> None:
     assert capture_obstacle(model, ATTENTION) == "NotImplementedError: "
 
 
-def test_a_recording_that_finds_no_memory_is_made_later() -> None:
-    """The pass itself was done; one that cannot be captured at all ends capturing."""
+def test_a_capture_that_runs_out_of_memory_is_tried_again_later() -> None:
+    """The pass itself succeeded; only a pass that can never be captured turns capturing off."""
     failures: list[RuntimeError] = [torch.OutOfMemoryError("no room")]
 
     def record(run: Replay) -> Replay:

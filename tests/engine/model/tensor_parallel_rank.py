@@ -1,7 +1,7 @@
 """One rank of the tensor-parallel test: run as a module with (rank, ranks, directory) by the test.
 
-In the directory lie the models, one folder each, and the group's file store. Every rank writes what
-`scenario` gave it for each model.
+The directory has the models, one folder each, and the group's file store. Every rank writes the results of
+`scenario` for each model.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def test_a_known_bad_architecture_is_refused_by_name_with_the_reason(kind: str) 
 def test_what_is_refused_by_name_is_refused_by_measurement_too(
     kind: str, special: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The table saves loading the weights and says why; without it nothing would be served wrongly."""
+    """The table saves loading the weights and gives the reason; the measurement alone is sufficient."""
     monkeypatch.setattr(architectures, "REFUSED", {})
     config = tiny_config(kind, layers=special.pop("num_hidden_layers", 2), **special)
     with pytest.raises(ModelError, match=reason):
@@ -142,7 +142,7 @@ def test_layers_without_positions_are_not_rotated() -> None:
 def test_a_model_that_rotates_otherwise_beyond_a_length_is_served_up_to_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """longrope changes its frequencies beyond the original length: positions stay below, and it is said."""
+    """longrope changes frequencies beyond the original length: positions stay below it, with a warning."""
     loaded = tiny("phi3")
     assert loaded.max_positions == 128
     assert "phi3: positions are served up to 128" in caplog.text
@@ -259,7 +259,7 @@ def test_an_incomplete_checkpoint_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("available", [True, False])
-def test_the_loader_is_told_the_one_place_for_the_weights(
+def test_the_loader_gets_the_device_for_the_weights(
     available: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With accelerate transformers fills weights where they belong; without it, it must not be asked to."""

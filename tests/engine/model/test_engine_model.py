@@ -1,4 +1,4 @@
-"""Loading: what is accepted, what is refused and why, and how the prompt is cut."""
+"""Loading: models that are accepted or refused, and how the prompt is cut."""
 
 from __future__ import annotations
 

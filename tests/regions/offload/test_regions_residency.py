@@ -1,4 +1,4 @@
-"""Which sessions are in the pool and where: leaving when idle or for want of blocks, coming back."""
+"""Where sessions are: they leave the pool when idle or when blocks are short, and come back."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.regions.numbered import (
 
 
 class House:
-    """Some tapes of one pool in the care of a residency, and the clock."""
+    """Some tapes of one pool, their residency, and the clock."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class House:
         return Identity.of(self.pool, model="m", tokenizer="t", frozen=[0] * FROZEN)
 
     def rebuild(self, i: int) -> None:
-        """What the scheduler does for a lost session."""
+        """Rebuild a lost session, as the scheduler does."""
         fresh, window = self.tapes[i].fresh_window(), self.tapes[i].window
         assert fresh.acquire(len(window))
         write(self.pool, fresh, window)
@@ -93,7 +93,7 @@ def numbers(i: int) -> list[int]:
 
 @pytest.mark.parametrize("tier", ["disk", "host"])
 def test_idle_sessions_are_offloaded_the_least_recently_used_first(tmp_path: Path, tier: str) -> None:
-    """To disk, without a directory to the host; a session that was used in between stays."""
+    """To disk, or to the host without a directory; a session used meanwhile stays."""
     house = House(4, host_blocks=8, directory=tmp_path if tier == "disk" else None)
     house.fill(2, 0, 1, 3)  # used at 1, 2, 3 and 4
     assert not house.residency.spill_idle()
@@ -129,7 +129,7 @@ def test_for_want_of_blocks_sessions_are_offloaded_to_the_host_first(tmp_path: P
 
 
 def test_a_file_is_laid_into_whatever_blocks_are_free(tmp_path: Path) -> None:
-    """A window whose oldest token stands in the middle of a block, back into single blocks far apart."""
+    """A window whose oldest token is in the middle of a block returns to single blocks far apart."""
     house = House(1, directory=tmp_path)
     tape = house.tapes[0]
     for i in range(6):
@@ -183,7 +183,7 @@ def test_want_of_blocks_moves_sessions_before_anything_fails(tmp_path: Path) -> 
 
 
 def test_a_tape_is_not_moved_for_its_own_append(tmp_path: Path) -> None:
-    """Alone and short of blocks, it is refused, and stays where it is."""
+    """Alone and short of blocks, the append is refused and the tape stays."""
     house = House(1, blocks=10, directory=tmp_path)
     house.fill(0)
     hog = prompt_of(house.pool, [1] * 8)
@@ -197,7 +197,7 @@ def test_a_tape_is_not_moved_for_its_own_append(tmp_path: Path) -> None:
 
 
 def test_a_session_that_comes_back_may_send_another_away(tmp_path: Path) -> None:
-    """More sessions than the pool holds: each can still be read and written, one after the other."""
+    """With more sessions than the pool fits, each can still be read and written, one after the other."""
     house = House(6, blocks=26, directory=tmp_path)
     house.fill(0, 1, 2, 3, 4, 5)
     assert sum(house.resident) == 3
@@ -350,7 +350,7 @@ def test_a_snapshot_is_not_read_without_room_for_it(tmp_path: Path) -> None:
 def test_a_disk_that_refuses_is_left_alone_for_a_while(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The session stays, the error is told once, and later the disk is tried again."""
+    """The session stays, the error is logged once, and the disk is tried again later."""
     directory = tmp_path / "later"
     house = House(2, directory=directory)
     house.fill(0, 1)

@@ -1,4 +1,4 @@
-"""Snapshot files: complete or absent, and refused with a message when anything at all is wrong with them."""
+"""Snapshot files: complete or absent, and refused with a message when anything is wrong."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_snapshot_contains_the_session(tmp_path: Path, dtype: torch.dtype) -> 
 
 
 def test_any_flipped_byte_is_refused(tmp_path: Path) -> None:
-    """Each of the first 200 and 200 others, and nothing of it reaches the pool."""
+    """The first 200 bytes and 200 others; nothing of the file reaches the pool."""
     memory, path = pool(), tmp_path / "t.kv"
     written(path, memory).release()
     sound = path.read_bytes()
@@ -98,7 +98,7 @@ def test_any_flipped_byte_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_incomplete_file_is_refused(tmp_path: Path) -> None:
-    """Cut anywhere, or with something behind its end."""
+    """Cut anywhere, or with extra bytes at the end."""
     memory, path = pool(), tmp_path / "t.kv"
     written(path, memory).release()
     sound = path.read_bytes()
@@ -235,7 +235,7 @@ def test_a_window_without_tokens_is_not_written(tmp_path: Path) -> None:
 
 
 class Nowhere:
-    """KV that is never asked for."""
+    """KV that is never loaded."""
 
     released = False
 

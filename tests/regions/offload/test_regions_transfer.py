@@ -1,4 +1,4 @@
-"""The order in which a GPU's copies are queued; no GPU is needed to see it."""
+"""The order of queued copies on a GPU, checked without one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from regions.offload.copies import StreamCopies, copies_for, copy_at_once
 
 
 class FakeStream:
-    """Writes down what is asked of it."""
+    """Records the calls."""
 
     def __init__(self, log: list[str], name: str) -> None:
         self.log, self.name = log, name
