@@ -88,6 +88,6 @@ class Executor(Protocol):
         """Run one forward pass; results in batch order, None where `sample` is False.
 
         On return the tokens are in KV and every target has advanced, also over wrong drafts, which the caller
-        drops (`Reader.keep`). After an exception no result of the batch is valid; after `OutOfMemory` every
+        drops (`Fork.keep`). After an exception no result of the batch is valid; after `OutOfMemory` every
         target is also unchanged.
         """

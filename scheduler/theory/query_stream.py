@@ -100,7 +100,7 @@ def completions(
     Raises ValueError when `order` does not hold each query once.
     """
     if sorted(order) != list(range(len(stream))):
-        raise ValueError(f"the order must have each of the {len(stream)} queries exactly once")
+        raise ValueError(f"the order must have each of the {len(stream)} queries once")
     done = [0.0] * len(stream)
     now, previous = start, None
     for query in order:

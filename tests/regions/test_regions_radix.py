@@ -279,7 +279,7 @@ def test_only_prompts_can_be_cached() -> None:
         reader.release()
     tape.release()
     own = prompt(pool, [1, 2, 3])
-    with pytest.raises(ValueError, match="are not those in KV"):
+    with pytest.raises(ValueError, match="differ from those in KV"):
         cache.save([1, 2, 4], own)
     with pytest.raises(ValueError, match="4 tokens cannot be cached: only 3 are in KV"):
         cache.save([1, 2, 3, 4], own)
