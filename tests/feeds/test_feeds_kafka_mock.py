@@ -202,7 +202,7 @@ async def test_a_source_without_a_group_reads_all_and_commits_nothing(broker: Mo
         await source.commit({(T, 0): 1})
     await source.start()
     assert len(await take(source, 10)) == 10
-    with pytest.raises(CommitFailed, match="nowhere"):
+    with pytest.raises(CommitFailed, match="not a started member of a consumer group"):
         await source.commit({(T, 0): 1})
     await source.stop()
     await sink.stop()
