@@ -55,7 +55,6 @@ class FeedInput:
         """Connect, and read into ``ring``."""
         if self.source is None:
             return
-        await self.stop_reading()
         await self.source.start()
         self._ingest = Ingest(
             self.source,
