@@ -1,0 +1,1 @@
+"""Generated market tapes, and the rules that label them and real bars."""

@@ -1,0 +1,1 @@
+"""The tape model: its tokenizer, its training on generated tapes, its evaluation and calibration."""

@@ -1,0 +1,263 @@
+"""Training batches: packed prompts as the daemon serves them, with what each query row must answer.
+
+A batch is rows of one layout: the frozen prefix (header, perhaps numbered questions), the tape's bars, then
+the questions of several cuts, each a branch of its own. Every tape token sees the prefix and the last
+``window`` bars, its own included: whole-record eviction with carried state, as a sliding session does it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tapes.generate import Ranges, generate
+from tapes.rules import EXACT_VALUE, LOOKBACK, RULES, UNDEFINED, VOLUMES, Ints, Levels, lag, rolling, before
+from training.tokenizer import ASK, NONE, QUESTIONS, build_tokenizer, question_token
+
+BAR_TOKENS = 6
+_UNITS = ("1", "2", "5")
+
+
+class Auxiliary(NamedTuple):
+    """A number that training asks for; ``values`` [tapes, bars] are levels or codes, ``smooth`` in the same."""
+
+    name: str
+    values: Ints
+    smooth: float
+
+
+@dataclass(frozen=True)
+class Queries:
+    """The query rows of one kind of question: row numbers, kinds per tape and cut, targets and weights."""
+
+    rows: npt.NDArray[np.int64]
+    """[queries] rows in the sequence whose next token is asked for."""
+    target: Ints
+    """[tapes, queries] token ids."""
+    kind: Ints
+    """[tapes, queries] index of the question in QUESTIONS, or len(QUESTIONS) + an auxiliary one."""
+    value: Ints
+    """[tapes, queries] index of the right choice or UNDEFINED; the printed number of an auxiliary one."""
+    margin: npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One packed batch: ``ids`` [tapes, tokens]; positions and visibility are the same for all its tapes."""
+
+    ids: Ints
+    prefix: int
+    tape: int
+    window: int
+    bar: Ints
+    """[tokens] the bar a token belongs to; a query's cut; -1 in the prefix."""
+    branch: Ints
+    """[tokens] the branch of a query row, -1 elsewhere."""
+    stream: Ints
+    """[tokens] positions that grow with the stream."""
+    local: Ints
+    """[tokens] positions behind the prefix as the reader sees it: evicted bars do not count."""
+    queries: Queries
+
+
+@dataclass
+class Vocabulary:
+    """Token ids by meaning."""
+
+    tokenizer: Any = field(default_factory=build_tokenizer)
+
+    def __post_init__(self) -> None:
+        one = self.id
+        self.bos, self.end = int(self.tokenizer.bos_token_id), int(self.tokenizer.eos_token_id)
+        self.numbers = np.array([one(f"{i:03d}") for i in range(1000)])
+        self.newline, self.ask, self.none = one("\n"), one(ASK), one(NONE)
+        self.questions = np.array([one(question_token(name)) for name in QUESTIONS])
+        self.auxiliary = np.array([one(f"<|aux{i}|>") for i in range(24)])
+        most = max(len(rule.choices) for rule in RULES)
+        self.choices = np.full((len(QUESTIONS), most), self.none)
+        for i, rule in enumerate(RULES):
+            self.choices[i, : len(rule.choices)] = [one(choice) for choice in rule.choices]
+
+    def id(self, text: str) -> int:
+        """The id of a text that is one token."""
+        ids = self.encode(text)
+        if len(ids) != 1:
+            raise ValueError(f"{text!r} is {len(ids)} tokens instead of one")
+        return int(ids[0])
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids without special tokens."""
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+
+def header_text(reference: str, unit: str, volume: str, percent: int) -> str:
+    """The line of the frozen prefix that says what levels and volume codes mean."""
+    return f"reference {reference} unit {unit} volume {volume} percent {percent:03d}\n"
+
+
+def draw_headers(rng: np.random.Generator, vocabulary: Vocabulary, percents: Ints) -> tuple[Ints, Ints]:
+    """Headers [tapes, tokens] for about these percents, and the percents they print; equally long."""
+    decimals, digit = int(rng.integers(0, 7)), _UNITS[int(rng.integers(3))]
+    volume_decimals = int(rng.integers(0, 4))
+    length, rows, printed = 0, [], []
+    for percent in percents:
+        for attempt in range(200):
+            p = int(percent) if attempt < 20 else int(rng.choice(percents))
+            if attempt >= 100:
+                p = printed[0]
+            n = max(p * 100 + int(rng.integers(-49, 50)), 1) * int(digit)
+            text = f"{n:0{decimals + 1}d}"
+            reference = f"{text[: len(text) - decimals]}.{text[len(text) - decimals :]}" if decimals else text
+            unit = f"0.{'0' * (decimals - 1)}{digit}" if decimals else digit
+            volume = f"{10 ** rng.uniform(0, 3.999):.{volume_decimals}f}"
+            ids = vocabulary.encode(header_text(reference, unit, volume, p))
+            if not rows or len(ids) == length:
+                break
+        else:
+            raise RuntimeError("no header of the batch's length in 200 attempts")
+        length = len(ids)
+        rows.append(ids)
+        printed.append(p)
+    return np.array(rows), np.array(printed)
+
+
+def auxiliary(x: Levels) -> list[Auxiliary]:
+    """What the questions are made of."""
+    v = VOLUMES[x.volume]
+
+    def code(volume: npt.NDArray[np.float64]) -> Ints:
+        return np.clip(np.rint(500 + 200 * (np.log10(np.maximum(volume, 1e-3)) - 6)), 0, 999).astype(np.int64)
+
+    def level(values: npt.NDArray[np.float64]) -> Ints:
+        return np.clip(values, 0, 999).astype(np.int64)
+
+    shown = x.window or x.close.shape[1]
+    high, low = np.max, np.min
+    return [
+        Auxiliary("close_5", lag(x.close, 5), 0),
+        Auxiliary("close_10", lag(x.close, 10), 0),
+        Auxiliary("close_25", lag(x.close, 25), 0),
+        Auxiliary("high_5", level(rolling(x.high, 5, high)), 1.5),
+        Auxiliary("high_10", level(rolling(x.high, 10, high)), 1.5),
+        Auxiliary("low_10", level(rolling(x.low, 10, low)), 1.5),
+        Auxiliary("high_20_before", level(before(rolling(x.high, 20, high), 10, 0.0)), 1.5),
+        Auxiliary("low_20_before", level(before(rolling(x.low, 20, low), 10, 0.0)), 1.5),
+        Auxiliary("high_earlier", level(before(rolling(x.high, shown - 5, high), 5, 0.0)), 1.5),
+        Auxiliary("high_breakout", level(before(rolling(x.high, 20, high), 6, 0.0)), 1.5),
+        Auxiliary("high_30", level(rolling(x.high, LOOKBACK, high)), 1.5),
+        Auxiliary("low_30", level(rolling(x.low, LOOKBACK, low)), 1.5),
+        Auxiliary("volume_5", code(rolling(v, 5, np.sum) / 5), 5),
+        Auxiliary("volume_20", code(before(rolling(v, 20, np.sum), 5, 0.0) / 20), 5),
+        Auxiliary("range_20", level(10 * rolling(x.high - x.low, 20, np.sum) / 20), 5),
+    ]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a batch is laid out. ``bars`` may exceed ``window``: then the tape slides."""
+
+    window: int
+    bars: int
+    cuts: int
+    tapes: int
+    auxiliary: int = 6
+    numbered: bool = False
+
+
+def make_batch(
+    rng: np.random.Generator, vocabulary: Vocabulary, layout: Layout, ranges: Ranges, cuts: Ints | None = None
+) -> Batch:
+    """Draw a batch. The cuts (last bars shown) are the same for all its tapes."""
+    B, N = layout.tapes, layout.bars
+    drawn = generate(rng, B, N, ranges, layout.window)
+    header, percent = draw_headers(rng, vocabulary, drawn.percent)
+    x = Levels(drawn.open, drawn.high, drawn.low, drawn.close, drawn.volume, percent, layout.window)
+    if cuts is None:
+        first = layout.window - 1 if N > layout.window else 10
+        n = min(layout.cuts, N - first)
+        cuts = np.sort(np.append(rng.choice(np.arange(first, N - 1), n - 1, replace=False), N - 1))
+    prefix = [np.full((B, 1), vocabulary.bos), header]
+    order = np.tile(np.arange(len(QUESTIONS)), (B, 1))
+    if layout.numbered:
+        order = rng.permuted(order, axis=1)[:, : int(rng.integers(6, len(QUESTIONS) + 1))]
+        listed = np.stack(
+            [np.full_like(order, vocabulary.ask), vocabulary.numbers[1 + np.arange(order.shape[1])] + 0 * order,
+             vocabulary.questions[order]], -1
+        )  # fmt: skip
+        prefix += [listed.reshape(B, -1), np.full((B, 1), vocabulary.newline)]
+    frozen = np.concatenate(prefix, 1)
+    fields = [vocabulary.numbers[field] for field in (x.open, x.high, x.low, x.close, x.volume)]
+    tape = np.stack([*fields, np.full((B, N), vocabulary.newline)], -1).reshape(B, -1)
+    columns, places, queries = _branches(rng, vocabulary, layout, x, cuts, order, frozen.shape[1] + tape.shape[1])
+    ids = np.concatenate([frozen, tape, columns], 1)
+    F, T = frozen.shape[1], tape.shape[1]
+    bar = np.concatenate([np.full(F, -1), np.repeat(np.arange(N), BAR_TOKENS), places[:, 0]])
+    branch = np.concatenate([np.full(F + T, -1), places[:, 1]])
+    stream = np.concatenate([np.arange(F + T), F + (places[:, 0] + 1) * BAR_TOKENS + places[:, 2]])
+    evicted = BAR_TOKENS * np.maximum(bar - layout.window + 1, 0)
+    return Batch(ids, F, T, layout.window, bar, branch, stream, stream - evicted, queries)
+
+
+def _branches(
+    rng: np.random.Generator,
+    vocabulary: Vocabulary,
+    layout: Layout,
+    x: Levels,
+    cuts: Ints,
+    order: Ints,
+    start: int,
+) -> tuple[Ints, Ints, Queries]:
+    """Query columns [tapes, rows]; cut, branch and offset of each [rows, 3]; and what they must answer."""
+    B, asked = order.shape
+    labels = [rule.label(x) for rule in RULES]
+    exact = len(QUESTIONS) - 1
+    value = np.full((len(QUESTIONS), B, len(cuts)), 0, np.int64)
+    margin = np.zeros((len(QUESTIONS), B, len(cuts)), np.float32)
+    target = np.empty((len(QUESTIONS), B, len(cuts)), np.int64)
+    for i, label in enumerate(labels):
+        value[i], margin[i] = label.value[:, cuts], label.margin[:, cuts]
+        right = vocabulary.choices[i][np.maximum(value[i], 0)]
+        target[i] = np.where(value[i] == UNDEFINED, vocabulary.none, right)
+    close = x.close[:, cuts]
+    target[exact] = vocabulary.numbers[close]
+    numbers = auxiliary(x)
+    chosen = rng.choice(len(numbers), min(layout.auxiliary, len(numbers)), replace=False)
+    columns: list[Ints] = []
+    places: list[tuple[int, int, int]] = []
+    out: dict[str, list[Any]] = {"rows": [], "target": [], "kind": [], "value": [], "margin": []}
+    tapes = np.arange(B)
+
+    def ask(tokens: list[Ints], cut: int, answer: Ints, kind: Ints, answer_value: Ints, distance: Any) -> None:
+        branch = places[-1][1] + 1 if places else 0
+        for offset, column in enumerate(tokens):
+            columns.append(column)
+            places.append((cut, branch, offset))
+        out["rows"].append(start + len(columns) - 1)
+        for name, part in zip(("target", "kind", "value", "margin"), (answer, kind, answer_value, distance), strict=True):
+            out[name].append(part)
+
+    for ci, cut in enumerate(cuts.tolist()):
+        for j in range(asked):
+            kind = order[:, j]
+            if layout.numbered:
+                tokens = [np.full(B, vocabulary.ask), np.full(B, vocabulary.numbers[1 + j])]
+            else:
+                tokens = [vocabulary.questions[kind]]
+            ask(tokens, cut, target[kind, tapes, ci], kind, value[kind, tapes, ci], margin[kind, tapes, ci])
+            if not layout.numbered and kind[0] == exact:
+                columns.append(target[exact, :, ci])
+                places.append((cut, places[-1][1], len(tokens)))
+                out["rows"].append(start + len(columns) - 1)
+                out["target"].append(np.full(B, vocabulary.end))
+                out["kind"].append(np.full(B, len(QUESTIONS) + len(numbers)))
+                out["value"].append(np.zeros(B, np.int64))
+                out["margin"].append(np.zeros(B, np.float32))
+        for a in chosen.tolist():
+            answer = numbers[a].values[:, cut]
+            kind = np.full(B, len(QUESTIONS) + a)
+            ask([np.full(B, vocabulary.auxiliary[a])], cut, vocabulary.numbers[answer], kind, answer, np.zeros(B, np.float32))
+    stacked = {name: np.stack(parts, 1) if name != "rows" else np.array(parts) for name, parts in out.items()}
+    return np.stack(columns, 1), np.array(places), Queries(**stacked)

@@ -1,0 +1,190 @@
+"""Training of the tape model on generated tapes: seeded, resumable, steps counted rather than seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tapes.generate import EVALUATION, TRAINING
+from tapes.rules import UNDEFINED
+from training.batches import Batch, Layout, Vocabulary, make_batch
+from training.model import Optimiser, Shape, TapeModel, initialise_numbers
+from training.tokenizer import QUESTIONS
+
+_EXACT = len(QUESTIONS) - 1
+_UNDEFINED_WEIGHT = 0.3
+_SIGMA = (-2, -1, 0, 1, 2)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A training run. ``steps`` include the last ``cooldown`` of them, over which the rate falls to nothing."""
+
+    steps: int
+    cooldown: int
+    short: int
+    """Steps at the beginning with windows of 32 bars only."""
+    seed: int = 0
+    tokens: int = 8192
+    """Tokens in a step."""
+    warm: int = 100
+
+
+def layout_of(rng: np.random.Generator, step: int, plan: Plan) -> Layout:
+    """The layout of a step's batch: window, fresh or sliding, terse or numbered questions."""
+    window = 32 if step < plan.short else int(rng.choice((32, 48, 64), p=(0.15, 0.1, 0.75)))
+    bars = window * 2 if rng.random() < 0.55 else window
+    numbered = bool(rng.random() < (0.1 if step < plan.short else 0.2))
+    cuts = 8 if window == 32 else 12
+    auxiliary = 0 if numbered else 8 if step < plan.short else 4
+    rows = cuts * ((2 * len(QUESTIONS) * 0.7) if numbered else len(QUESTIONS) + 1 + auxiliary)
+    prefix = 12 + (40 if numbered else 0)
+    tapes = max(2, round(plan.tokens / (prefix + 6 * bars + rows)))
+    return Layout(window, bars, cuts, tapes, auxiliary, numbered)
+
+
+class Balance:
+    """Weights that give every answer of a question the same say; a running mean of their frequency."""
+
+    def __init__(self) -> None:
+        self.frequency = np.full((len(QUESTIONS), 4), 0.33)
+
+    def weights(self, kind: Any, value: Any) -> Any:
+        """Weights [tapes, queries] of answers ``value`` to ``kind``; those of other rows are 1."""
+        out = np.ones(kind.shape, np.float32)
+        for question in range(_EXACT):
+            rows = kind == question
+            if not rows.any():
+                continue
+            answers = value[rows]
+            counts = np.array([(answers == v).mean() for v in (0, 1, 2, UNDEFINED)])
+            self.frequency[question] = 0.98 * self.frequency[question] + 0.02 * counts
+            share = np.clip(self.frequency[question], 0.04, 1.0)
+            weight = 1 / share[answers]
+            weight[answers == UNDEFINED] *= _UNDEFINED_WEIGHT
+            out[rows] = weight * answers.size / max(weight[answers != UNDEFINED].sum(), 1e-6) * (answers != UNDEFINED).mean()
+        return out
+
+
+def loss_of(model: TapeModel, batch: Batch, vocabulary: Vocabulary, balance: Balance) -> tuple[Tensor, Any]:
+    """The loss, and the plain cross entropy [tapes, queries] for the log."""
+    logits, hidden = model(batch)
+    q = batch.queries
+    kind, value = q.kind, q.value
+    target = torch.from_numpy(q.target)
+    entropy = functional.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="none").view(target.shape)
+    main = kind < _EXACT
+    auxiliary = (kind > _EXACT) & (q.target != vocabulary.end)
+    weight = balance.weights(kind, value)
+    weight = np.where(kind == _EXACT, 0.5, np.where(auxiliary, 0.1, np.where(main, weight, 0.05)))
+    loss = (entropy * torch.from_numpy(weight.astype(np.float32))).sum() / max(int(main.sum()), 1)
+    defined = main & (value != UNDEFINED)
+    predicted = (hidden * model.margin[torch.from_numpy(np.minimum(kind, _EXACT))]).sum(-1)
+    wanted = torch.from_numpy(np.arcsinh(2 * np.clip(q.margin, -6, 6)).astype(np.float32))
+    distance = functional.smooth_l1_loss(predicted, wanted, reduction="none", beta=0.3)
+    loss = loss + 0.5 * (distance * torch.from_numpy(defined.astype(np.float32))).sum() / max(int(defined.sum()), 1)
+    return loss, entropy.detach().numpy()
+
+
+def rate(step: int, plan: Plan) -> float:
+    """Share of the full rate: warm-up, constant, then a linear fall."""
+    return min(1.0, (step + 1) / plan.warm, max(0.01, (plan.steps - step) / max(plan.cooldown, 1)))
+
+
+def save(path: Path, model: TapeModel, optimiser: Optimiser, step: int, balance: Balance, plan: Plan) -> None:
+    """Write a checkpoint, whole or not at all."""
+    state = {
+        "model": model.state_dict(), "optimiser": optimiser.state(), "step": step,
+        "frequency": balance.frequency.tolist(), "shape": asdict(model.shape), "plan": asdict(plan),
+    }  # fmt: skip
+    building = path.with_suffix(".part")
+    torch.save(state, building)
+    os.replace(building, path)
+
+
+def load(path: Path) -> tuple[TapeModel, dict[str, Any]]:
+    """The model of a checkpoint, and all of the checkpoint."""
+    state = torch.load(path, weights_only=True)
+    model = TapeModel(Shape(**state["shape"]))
+    model.load_state_dict(state["model"])
+    return model, state
+
+
+def train(plan: Plan, directory: Path, shape: Shape, resume: Path | None = None, pause: Path | None = None) -> Iterator[dict[str, Any]]:
+    """Run the plan from its beginning or from a checkpoint; yields the log.
+
+    Checkpoints: `last.pt` every 200 steps, `stable.pt` when the cooldown begins. While ``pause`` exists it waits.
+    """
+    vocabulary, balance = Vocabulary(), Balance()
+    step = 0
+    if resume:
+        model, state = load(resume)
+        optimiser = Optimiser(model)
+        optimiser.load(state["optimiser"])
+        balance.frequency, step = np.array(state["frequency"]), state["step"]
+    else:
+        model = TapeModel(shape, plan.seed)
+        initialise_numbers(model, vocabulary.numbers, plan.seed)
+        optimiser = Optimiser(model)
+    began, tokens = time.monotonic(), 0
+    smooth: dict[str, float] = {}
+    while step < plan.steps:
+        while pause is not None and pause.exists():
+            time.sleep(2)
+        rng = np.random.default_rng([plan.seed, step])
+        batch = make_batch(rng, vocabulary, layout_of(rng, step, plan), TRAINING)
+        loss, entropy = loss_of(model, batch, vocabulary, balance)
+        loss.backward()  # type: ignore[no-untyped-call]  # torch's own backward has no annotation
+        optimiser.step(rate(step, plan))
+        step += 1
+        tokens += batch.ids.size
+        for i, name in enumerate(QUESTIONS):
+            rows = (batch.queries.kind == i) & (batch.queries.value != UNDEFINED)
+            if rows.any():
+                smooth[name] = 0.98 * smooth.get(name, 1.0) + 0.02 * float(entropy[rows].mean())
+        if step == plan.steps - plan.cooldown:
+            save(directory / "stable.pt", model, optimiser, step, balance, plan)
+        if step % 200 == 0 or step == plan.steps:
+            save(directory / "last.pt", model, optimiser, step, balance, plan)
+            yield {"step": step, "seconds": round(time.monotonic() - began), "tokens": tokens, "loss": smooth}
+
+
+@torch.no_grad()
+def score(model: TapeModel, vocabulary: Vocabulary, window: int, sliding: bool, numbered: bool, tapes: int = 96, seed: int = 1) -> dict[str, float]:
+    """Balanced accuracy by question on unseen tapes of the wider ranges; `exact_value` is the share right."""
+    right: dict[tuple[int, int], list[float]] = {}
+    layout = Layout(window, window * 2 if sliding else window, 1, 16, 0, numbered)
+    for number in range(tapes // 16):
+        rng = np.random.default_rng([990_001, seed, window, number])
+        first = window - 1 if sliding else max(30, window // 2)
+        cuts = np.unique(np.linspace(first, layout.bars - 1, 8).astype(np.int64))
+        batch = make_batch(rng, vocabulary, layout, EVALUATION, cuts)
+        logits, _ = model(batch)
+        chosen = logits.numpy()
+        q = batch.queries
+        for question in range(len(QUESTIONS)):
+            b, c = np.nonzero((q.kind == question) & (q.value != UNDEFINED))
+            if question == _EXACT:
+                hit = chosen[b, c].argmax(-1) == q.target[b, c]
+                right.setdefault((question, 0), []).extend(hit)
+                continue
+            options = vocabulary.choices[question]
+            options = options[options != vocabulary.none]
+            hit = chosen[b, c][:, options].argmax(-1) == q.value[b, c]
+            for v in range(len(options)):
+                right.setdefault((question, v), []).extend(hit[q.value[b, c] == v])
+    out = {}
+    for question, name in enumerate(QUESTIONS):
+        parts = [np.mean(hits) for (k, _), hits in right.items() if k == question and hits]
+        out[name] = float(np.mean(parts)) if parts else float("nan")
+    return out
