@@ -60,11 +60,16 @@ class Layer(nn.Module):
 class TapeModel(nn.Module):
     """A Llama with tied embeddings, and a head that training alone uses: the distance to the boundary."""
 
+    inverse: Tensor
+    """Angular frequencies of RoPE."""
+
     def __init__(self, shape: Shape, seed: int = 0) -> None:
         super().__init__()
         self.shape = shape
         generator = torch.Generator().manual_seed(seed)
-        self.embed_tokens = nn.Parameter(torch.randn(VOCABULARY, shape.hidden, generator=generator) / shape.hidden**0.5)
+        self.embed_tokens = nn.Parameter(
+            torch.randn(VOCABULARY, shape.hidden, generator=generator) / shape.hidden**0.5
+        )
         self.layers = nn.ModuleList(Layer(shape, generator) for _ in range(shape.layers))
         self.norm = nn.Parameter(torch.ones(shape.hidden))
         self.margin = nn.Parameter(torch.zeros(len(QUESTIONS), shape.hidden))
@@ -73,7 +78,7 @@ class TapeModel(nn.Module):
         self.dtype = torch.bfloat16
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Logits [tapes, queries, vocabulary] and hidden states [tapes, queries, hidden] of the query rows."""
+        """Logits [tapes, queries, vocabulary] and last hidden states [tapes, queries, hidden]."""
         rows = torch.from_numpy(batch.queries.rows)
         x = functional.embedding(torch.from_numpy(batch.ids), self.embed_tokens)
         stream, local = (self._angles(positions) for positions in (batch.stream, batch.local))
@@ -96,7 +101,9 @@ class TapeModel(nn.Module):
     def _heads(self, x: Tensor) -> Tensor:
         return x.view(x.shape[0], x.shape[1], self.shape.heads, self.shape.head).transpose(1, 2)
 
-    def _layer(self, layer: Any, x: Tensor, stream: Any, local: Any, masks: list[_Block], batch: Batch) -> Tensor:
+    def _layer(
+        self, layer: Any, x: Tensor, stream: Any, local: Any, masks: list[_Block], batch: Batch
+    ) -> Tensor:
         h = _norm(x, layer.input_layernorm).to(self.dtype)
         k, v = self._keys(layer, h, stream)
         q = self._heads(functional.linear(h, layer.q_proj.to(self.dtype)))
@@ -167,7 +174,10 @@ def _attend(qs: Tensor, ql: Tensor, k: Tensor, v: Tensor, block: _Block, prefix:
     """Attention of a block's rows over the prefix (local positions) and the tape (stream positions)."""
     rows, begin = slice(block.first, block.last), max(block.begin, prefix)
     scores = torch.cat(
-        (ql[:, :, rows] @ k[:, :, :prefix].transpose(-1, -2), qs[:, :, rows] @ k[:, :, begin : block.end].transpose(-1, -2)),
+        (
+            ql[:, :, rows] @ k[:, :, :prefix].transpose(-1, -2),
+            qs[:, :, rows] @ k[:, :, begin : block.end].transpose(-1, -2),
+        ),
         -1,
     )
     weights = torch.softmax(scores * width**-0.5 + block.bias, -1)
@@ -187,8 +197,8 @@ def _rotate(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
 def initialise_numbers(model: TapeModel, numbers: Any, seed: int) -> None:
     """Start number tokens as points on a line and on circles of several periods.
 
-    Without this a model of this size learns nothing of the levels' order in hours (a trial of 132 s of one core
-    at 16 bars stayed at chance, 52 % against 62 %).
+    Without this a model of this size learns nothing of the levels' order in hours (a trial of 132 s of one
+    core at 16 bars stayed at chance, 52 % against 62 %).
     """
     generator = torch.Generator().manual_seed(seed + 7)
     n = torch.arange(1000).float()
@@ -209,7 +219,9 @@ def initialise_numbers(model: TapeModel, numbers: Any, seed: int) -> None:
 class Optimiser:
     """Muon (Jordan et al., 2024) for the layers' matrices, AdamW for the rest."""
 
-    def __init__(self, model: TapeModel, *, rate: float = 3e-3, muon_rate: float = 0.02, decay: float = 0.01) -> None:
+    def __init__(
+        self, model: TapeModel, *, rate: float = 3e-3, muon_rate: float = 0.02, decay: float = 0.01
+    ) -> None:
         named = dict(model.named_parameters())
         self._matrices = [p for name, p in named.items() if p.ndim == 2 and name.startswith("layers")]
         rest = [p for name, p in named.items() if not (p.ndim == 2 and name.startswith("layers"))]
@@ -252,7 +264,8 @@ def _orthogonal(gradient: Tensor) -> Tensor:
     for _ in range(5):
         m = x @ x.T
         x = 3.4445 * x + (-4.775 * m + 2.0315 * (m @ m)) @ x
-    return (x.T if tall else x).float()
+    near: Tensor = (x.T if tall else x).float()
+    return near
 
 
 def transformers_model(model: TapeModel, **extra: Any) -> Any:
