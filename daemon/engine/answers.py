@@ -7,6 +7,7 @@ time.
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -20,9 +21,11 @@ from daemon.engine.build import Built
 from daemon.engine.input import Appended, has_gap, inputs_of, newest
 from feeds.messages import Answer, Flag, Latency
 from flash.evaluator import Evaluated, FlashEvaluator
-from flash.questions import Question
+from flash.questions import Prepared, Question
 from flash.registry import Registry, check_choices
 from ingest.bars import SKEWED
+from ingest.compact import Anchor
+from ingest.lines import decimal
 from metrics.store import MetricStore
 from regions.tape import Tape
 from scheduler.request import Failure, Request, RequestSpec, State
@@ -34,6 +37,9 @@ log = logging.getLogger(__name__)
 
 Emit = Callable[[protocol.EngineEvent], None]
 CANCELLED = Failure("cancelled", "the request was cancelled")
+
+
+_LEVEL = re.compile(r"\d{3}")
 
 
 class Generated(NamedTuple):
@@ -52,6 +58,13 @@ def generated(
     return Generated(
         decode(list(request.answer)) if choice is None else choice, choice, request.samples[0].gap
     )
+
+
+def as_price(text: str, anchor: Anchor | None, decimals: int) -> str:
+    """The price of a level of a compact session; other text stays as it is."""
+    if anchor is None or _LEVEL.fullmatch(text) is None:
+        return text
+    return decimal(anchor.price(int(text)), decimals)
 
 
 class Versions:
@@ -119,13 +132,14 @@ class StandingAnswers:
     def _answer(self, done: Evaluated[Appended]) -> Answer:
         standing, request = done.standing, done.request
         record = done.payloads[-1].record
+        session, is_price = self._sessions[standing.session], standing.prepared.is_price
         found = generated(request, standing.question.choices, self._decode)
         return Answer(
             session=standing.session,
-            symbol=self._sessions[standing.session].symbol,
+            symbol=session.symbol,
             question=standing.question.name,
             question_hash=standing.question_hash,
-            text=found.text,
+            text=as_price(found.text, record.anchor, session.price_decimals) if is_price else found.text,
             choice=found.choice,
             logit_gap=found.logit_gap,
             probability=None,
@@ -155,26 +169,35 @@ class StandingAnswers:
             "warm_up": ordinal < self._sessions[done.standing.session].warm_up_records,
             "skewed_clock": bool(record.flags & SKEWED),
             "untrained": self._loaded.untrained,
+            "rounded": record.rounded,
         }
         return [flag for flag, is_set in owned.items() if is_set]
 
 
-class _Times(NamedTuple):
-    """Times of a version's newest record, ns: event time, and monotonic time of arrival."""
+class _Read(NamedTuple):
+    """A version's newest record: event time and monotonic time of arrival, ns, and how its lines are read."""
 
-    as_of: int
-    ts_ring: int
+    as_of: int = 0
+    ts_ring: int = 0
+    anchor: Anchor | None = None
+    rounded: bool = False
 
 
 class EngineAsks:
     """Ad-hoc questions of sessions. Commands come from one thread; replies go out on the scheduler's."""
 
     def __init__(
-        self, built: Built, scheduler: Scheduler, emit: Emit, clock: Callable[[], int] = time.monotonic_ns
+        self,
+        config: Config,
+        built: Built,
+        scheduler: Scheduler,
+        emit: Emit,
+        clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._built, self._scheduler, self._emit, self._clock = built, scheduler, emit, clock
+        self._decimals = {session.name: session.price_decimals for session in config.sessions}
         self._open: dict[int, Request] = {}
-        self._times: defaultdict[str, dict[int, _Times]] = defaultdict(dict)
+        self._versions: defaultdict[str, dict[int, _Read]] = defaultdict(dict)
         """By session and version: the newest version, and those that open asks read."""
         scheduler.subscribe(self)
 
@@ -196,8 +219,8 @@ class EngineAsks:
                 cls=PriorityClass.SESSION,
                 session=ask.session,
                 prompt=prepared.prompt_tokens,
-                max_tokens=1 if ask.choices else question.max_tokens,
-                on_done=partial(self._done, ask),
+                max_tokens=prepared.answer_tokens(question),
+                on_done=partial(self._done, ask, prepared),
                 tape=tape,
                 stop_ids=prepared.stop_ids,
                 choices=prepared.choice_tokens,
@@ -213,37 +236,41 @@ class EngineAsks:
             self._scheduler.cancel(request.id)
 
     def on_commit(self, tape: Tape, version: int, records: Sequence[TapeItem[Appended]]) -> None:
-        """Record the new version's times; keep those of older versions that open asks read."""
-        record, times = newest(records), self._times[tape.name]
+        """Record what the new version is read with; keep that of older versions that open asks read."""
+        record, versions = newest(records), self._versions[tape.name]
         read = {request.version for request in list(self._open.values()) if request.session == tape.name}
-        for old in [each for each in times if each not in read]:
-            del times[old]
-        times[version] = _Times(record.ts_last_event, record.ts_ring)
+        for old in [each for each in versions if each not in read]:
+            del versions[old]
+        versions[version] = _Read(record.ts_last_event, record.ts_ring, record.anchor, record.rounded)
 
     def on_drop(self, tape: Tape, records: Sequence[TapeItem[Appended]], failure: Failure) -> None:
         """The newest version does not change."""
 
-    def _done(self, ask: Ask, request: Request) -> None:
+    def _done(self, ask: Ask, prepared: Prepared, request: Request) -> None:
         self._open.pop(ask.id, None)
         if request.state is not State.FINISHED:
             self._fail(ask, request.error or CANCELLED)
             return
         found = generated(request, ask.choices, self._built.prompt.decode)
-        times = self._times[ask.session].get(request.version)
-        untrained = self._built.loaded.untrained
+        read = self._versions[ask.session].get(request.version)
+        anchor, text = read and read.anchor, found.text
+        flags: dict[Flag, bool] = {
+            "untrained": self._built.loaded.untrained,
+            "rounded": read is not None and read.rounded,
+        }
         self._emit(
             AskReply(
                 id=ask.id,
                 session=ask.session,
                 data_version=request.version,
-                text=found.text,
+                text=as_price(text, anchor, self._decimals[ask.session]) if prepared.is_price else text,
                 choice=found.choice,
                 logit_gap=found.logit_gap,
                 cached=False,
-                untrained=untrained,
-                flags=("untrained",) if untrained else (),
-                as_of=times.as_of if times else 0,
-                staleness_ns=self._clock() - times.ts_ring if times else 0,
+                untrained=self._built.loaded.untrained,
+                flags=tuple(flag for flag, is_set in flags.items() if is_set),
+                as_of=read.as_of if read else 0,
+                staleness_ns=self._clock() - read.ts_ring if read else 0,
             )
         )
 

@@ -53,9 +53,9 @@ def wire_engine(
     observer = EngineObserver(store, engine.pool)
     scheduler = scheduler_of(config, built, observer, executor)
     # Order of listeners on a commit: first those that record the version, then those that query it.
-    entering = EngineInput(config, ring, source, prompt.encode, built.tapes, scheduler, store)
+    entering = EngineInput(config, ring, source, built, scheduler, store)
     scheduler.subscribe(Versions(store, emit, built.tiers.inputs))
-    asks = EngineAsks(built, scheduler, emit)
+    asks = EngineAsks(config, built, scheduler, emit)
     StandingAnswers(config, built, scheduler, registry, store, emit)
     refresher = refresher_of(config, built, scheduler, registry, observer)
     rebuilder = Rebuilder(scheduler, time.monotonic_ns)
