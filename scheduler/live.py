@@ -104,7 +104,7 @@ class LiveWork:
             self.update(request, prompt=True)
 
     def _enqueue(self, note: AppendRecords) -> None:
-        tape, limit = note.tape, min(self._limits.max_batch_tokens, note.tape.append_tokens)
+        tape, limit = note.tape, min(self._limits.max_batch_tokens, note.tape.retention.tokens)
         fitting = [item for item in note.records if len(item.record.tokens) <= limit]
         too_long = [item.record for item in note.records if len(item.record.tokens) > limit]
         if too_long:

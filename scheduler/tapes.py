@@ -211,13 +211,14 @@ class Passes:
 
 def _alone(append: TapeAppend, lengths: list[int], limits: Limits) -> int:
     """Passes for one tape's waiting records: whole records, within the limits of one append."""
-    tape = append.tape
-    most = min(limits.max_batch_tokens, tape.append_tokens)
+    retention = append.tape.retention
+    most = min(limits.max_batch_tokens, retention.tokens)
+    most_records = retention.records or len(lengths)
     passes = tokens = records = oldest = newest = 0
     for pending, length in zip(append.queue, lengths, strict=True):
         at = pending.record.ts_event
         tokens, records, oldest, newest = tokens + length, records + 1, min(oldest, at), max(newest, at)
-        wide = tape.append_span_ns and newest - oldest > tape.append_span_ns
-        if not passes or tokens > most or records > tape.append_records or wide:
+        wide = retention.span_ns and newest - oldest > retention.span_ns
+        if not passes or tokens > most or records > most_records or wide:
             passes, tokens, records, oldest, newest = passes + 1, length, 1, at, at
     return passes

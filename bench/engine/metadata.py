@@ -112,7 +112,7 @@ def _write(target: Target, tokens: int) -> Target:
     """Mark ``tokens`` tokens as if a pass had computed them; returns the target."""
     if not target.acquire(tokens):
         raise RuntimeError("the pool is too small for the contexts")
-    target.wrote(target.place(tokens), range(tokens))
+    target.wrote(target.next_slots(tokens), range(tokens))
     return target
 
 

@@ -87,7 +87,7 @@ class FloodWorld(Served):
     def _prompt(self) -> None:
         vocabulary = self.engine.model.model.config.vocab_size
         tokens = [self._rng.randrange(vocabulary) for _ in range(self.sizes.prompt_tokens)]
-        of = partial(RequestSpec, PriorityClass.POOL, "", open_prompt=self.engine.open_stream)
+        of = partial(RequestSpec, PriorityClass.POOL, "", open_prompt=self.engine.open_prompt)
         self.scheduler.submit(Request(of(tokens, self.sizes.answer, self._prompted)))
 
     def _prompted(self, request: Request) -> None:

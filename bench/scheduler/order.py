@@ -133,7 +133,7 @@ class _World:
                 context.release()
             if not fork.acquire(len(own)):
                 raise RuntimeError("the pool is too small for a pass and the cache")
-            fork.wrote(fork.place(len(own)), own.tolist())
+            fork.wrote(fork.next_slots(len(own)), own.tolist())
             self.cache.save(prompt, fork)
             fork.release()
         return self.watch.ns - before

@@ -123,7 +123,7 @@ def _run(scheduler: Scheduler, engine: Engine, inputs: Iterable[Input]) -> list[
                 tokens,
                 piece.max_tokens,
                 lambda request: ended.release(),
-                open_prompt=engine.open_stream,
+                open_prompt=engine.open_prompt,
                 complete=piece.last,
             )
             requests[piece.request] = Request(spec)

@@ -64,7 +64,7 @@ class Versions:
     def on_commit(self, tape: Tape, version: int, records: Sequence[TapeItem[Appended]]) -> None:
         """Report a tape's new version."""
         record = newest(records)
-        self._inputs[tape.name] = {"last": record.last_offset, "safe": record.low_watermark}
+        self._inputs[tape.name] = {"last": record.last_offset, "low_watermark": record.low_watermark}
         self._store.inc("foretick_versions_total", session=tape.name)
         self._store.set("foretick_data_version", version, session=tape.name)
         self._store.set("foretick_session_tokens", tape.live_tokens, session=tape.name)

@@ -74,7 +74,7 @@ def wire_engine(
         input=entering,
         asks=asks,
         prompts=EnginePrompts(
-            prompt, scheduler, engine.open_stream, engine.frame_limit, loaded.untrained, emit
+            prompt, scheduler, engine.open_prompt, engine.frame_limit, loaded.untrained, emit
         ),
         memory=MemoryMetrics(engine, built.tiers, store),
         stop_background=refresher.stop,

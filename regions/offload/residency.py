@@ -143,7 +143,7 @@ class Residency:
         for tape in list(self._used):
             if self._pool.free_blocks >= enough:
                 break
-            if not tape.read:
+            if not tape.has_readers:
                 self._spill(tape, self._to_host, self._to_disk)
         if self._host is not None:
             self._host.wait_for(enough - self._pool.blocks.free_blocks)

@@ -109,7 +109,7 @@ class Stream:
             if computed:
                 self.engine.execute([chunk])
             else:
-                self.tape.wrote(self.tape.place(len(chunk.tokens)), chunk.tokens)
+                self.tape.wrote(self.tape.next_slots(len(chunk.tokens)), chunk.tokens)
             self.commit()
 
 

@@ -17,6 +17,7 @@ from regions.radix import RadixCache
 from regions.watch import PrefixWatch
 from scheduler.prefix_queue import PrefixQueue
 from scheduler.theory.orders import rank
+from tests.prompts import next_tokens, remaining
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,8 @@ def serve(pool: BlockPool, cache: RadixCache, tokens: list[int], salt: str) -> N
     reader = StreamingPrompt(pool, cache, frame_limit=1000, salt=salt)
     reader.update(tokens)
     reader.match()
-    assert reader.acquire(reader.remaining)
-    reader.wrote(reader.place(reader.remaining), reader.next(reader.remaining))
+    assert reader.acquire(remaining(reader))
+    reader.wrote(reader.next_slots(remaining(reader)), next_tokens(reader, remaining(reader)))
     reader.save()
     reader.release()
 

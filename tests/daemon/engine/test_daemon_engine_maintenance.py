@@ -84,7 +84,7 @@ def test_idle_sessions_are_offloaded_one_per_call_and_restored(tmp_path: Path, c
     settings = PoolConfig(host_blocks=6, idle_spill=Duration(10**9), spill_dir=str(tmp_path / "s"))
     tiers = tiers_of(Config(pool=settings), engine, clock)
     tapes = [tape_of(engine, tiers, name) for name in "ab"]
-    tiers.inputs["b"] = {"last": 41, "safe": 40}
+    tiers.inputs["b"] = {"last": 41, "low_watermark": 40}
     keep = keeper(engine, tapes, tiers, store, clock)
     for tape in tapes:
         append(engine, tape, list(range(20, 40)))
