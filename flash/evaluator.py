@@ -44,11 +44,6 @@ class Evaluated(Generic[P]):
     """Data was lost since the last answered version."""
 
     @property
-    def coalesced(self) -> int:
-        """Updates since the last evaluation that were skipped."""
-        return len(self.payloads) - 1
-
-    @property
     def queue_ns(self) -> int:
         """Time from the commit to the first batch."""
         return self._scheduled_at - self.request.events[0][1]
@@ -118,7 +113,7 @@ class FlashEvaluator(Generic[P]):
         self._sessions: defaultdict[str, _Session] = defaultdict(_Session)
         self.coalesced: defaultdict[str, int] = defaultdict(int)
         """Skipped updates so far, by session."""
-        scheduler.subscribe(self)
+        scheduler.subscribe(self.on_commit, self.on_drop)
 
     def on_commit(self, tape: Tape, version: int, records: Records) -> None:
         """Evaluate the new version now, or after the running evaluation."""

@@ -22,7 +22,7 @@ from engine.step import Chunk, Executor, OutOfMemory
 from regions.offload.store import NotResident
 from regions.tape import Tape
 from scheduler.observer import Observer
-from scheduler.request import Failure, Request, RequestSpec, State
+from scheduler.request import Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
 from scheduler.tapes import Records
 from scheduler.types import PriorityClass
@@ -129,7 +129,7 @@ class Refresher:
         self._windows: dict[Tape, _Window] = {tape: _Window(tape, p, now, now) for tape, p in sessions}
         self._queue: deque[_Window] = deque()
         self._running: _Prefill | None = None
-        scheduler.subscribe(self)
+        scheduler.subscribe(self.on_commit)
 
     def on_commit(self, tape: Tape, version: int, records: Records) -> None:
         """Begin the refreshes that are due; restart a prefill that the tape has overtaken."""
@@ -143,9 +143,6 @@ class Refresher:
                 self._cancel(running)
         elif self._is_due(window):
             self._enqueue(window)
-
-    def on_drop(self, tape: Tape, records: Records, failure: Failure) -> None:
-        """Nothing to do: the tape did not change."""
 
     def idle(self) -> float | None:
         """Refresh sessions that got no data for a while; the worker calls this when it is idle.

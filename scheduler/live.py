@@ -14,7 +14,7 @@ from scheduler.observer import Observer, WaitLedger
 from scheduler.planner import Entry, refusal
 from scheduler.queues import Queues
 from scheduler.request import Failure, Request, State
-from scheduler.tapes import Records, TapeAppend, TapeListener
+from scheduler.tapes import OnCommit, OnDrop, Records, TapeAppend
 from scheduler.types import Limits
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,8 @@ class LiveWork:
     ) -> None:
         self.queues, self.waits = queues, WaitLedger()
         self.timeouts = PromptTimeouts(limits.stream_timeout_ns)
-        self.listeners: list[TapeListener] = []
+        self.on_commit: list[OnCommit] = []
+        self.on_drop: list[OnDrop] = []
         self._memory, self._limits, self._clock = memory, limits, clock
         self._observer, self._forget = observer, (self.timeouts.forget, *forget)
 
@@ -158,8 +159,8 @@ class LiveWork:
     def dropped(self, tape: Tape, records: Records, failure: Failure) -> None:
         """Report records that will never be on their tape."""
         log.error("%s: dropped %d records: %s", tape.name, len(records), failure.message)
-        for listener in self.listeners:
-            call(partial(listener.on_drop, tape, records, failure))
+        for on_drop in self.on_drop:
+            call(partial(on_drop, tape, records, failure))
 
     def close(self) -> None:
         """End all live work with `stopping`."""

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, islice
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from engine.step import Chunk
 from regions.tape import Tape
@@ -40,16 +40,10 @@ class TapeItem(Generic[P]):
 
 
 Records = Sequence[TapeItem[Any]]
-
-
-class TapeListener(Protocol):
-    """Receives every change of every tape, on the stepping thread, before the next batch is planned."""
-
-    def on_commit(self, tape: Tape, version: int, records: Records) -> None:
-        """`records` became visible together as `version`. Requests submitted here join the next batch."""
-
-    def on_drop(self, tape: Tape, records: Records, failure: Failure) -> None:
-        """`records` were lost for good: the tape has a gap."""
+OnCommit = Callable[[Tape, int, Records], None]
+"""The records became visible together as a version. Requests submitted here join the next batch."""
+OnDrop = Callable[[Tape, Records, Failure], None]
+"""The records are lost for good: the tape has a gap."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ import numpy as np
 
 from bench.figures import Figure, Goal, Setting, quantiles
 from bench.run import SuiteRun, timed
+from bench.scheduler.orders import rank
 from bench.scheduler.paper import SORTING_P99_US
 from engine.step import Chunk, Executor, SampledToken
 from scheduler.planner import plan
@@ -26,7 +27,6 @@ from scheduler.request import Request, RequestSpec
 from scheduler.scheduler import Scheduler
 from scheduler.simulation.device import SimDevice
 from scheduler.simulation.tokens import EMPTY, Segments
-from scheduler.theory.orders import rank
 from scheduler.types import Limits, PriorityClass
 
 _timed = partial(timed, clock=time.thread_time_ns)

@@ -21,7 +21,7 @@ from engine.device import in_own_thread
 from engine.model.loading import LoadedModel
 from engine.model.prompt import PromptFormat
 from regions.tape import Retention, Tape
-from scheduler.request import Failure, Request, RequestSpec
+from scheduler.request import Request, RequestSpec
 from scheduler.tapes import Records, TapeItem
 from scheduler.types import Limits, PriorityClass
 
@@ -58,7 +58,7 @@ class FloodWorld(Served):
         self.asked = engine.open_tape("asked", scenario.frozen, retention)
         self.flooded = engine.open_tape("flooded", scenario.frozen, retention)
         read(engine, self.asked, self.bars)
-        self.scheduler.subscribe(self)
+        self.scheduler.subscribe(self.on_commit)
         self.flowing = False
         self._rng = random.Random(3)
 
@@ -80,9 +80,6 @@ class FloodWorld(Served):
         """Replace what was read, so that the backlog stays constant."""
         if self.flowing:
             self.scheduler.append(self.flooded, self._records(len(records)))
-
-    def on_drop(self, tape: Tape, records: Records, failure: Failure) -> None:
-        """The engine is stopping, or the run is invalid, which the asks will show."""
 
     def _prompt(self) -> None:
         vocabulary = self.engine.model.model.config.vocab_size

@@ -17,13 +17,13 @@ import numpy as np
 
 from bench.figures import Figure, quantiles
 from bench.run import SuiteRun, timed
+from bench.scheduler.orders import rank
 from regions.ephemeral import Fork
 from regions.pool import KVPool, LayerShape
 from regions.radix import Node, RadixCache, TokenArray
 from regions.watch import PrefixWatch
 from scheduler.prefix_queue import PrefixQueue
 from scheduler.request import Request
-from scheduler.theory.orders import rank
 
 _BLOCK = 16
 

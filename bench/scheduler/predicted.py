@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,6 +27,7 @@ from engine.engine import Engine
 from engine.model.loading import LoadedModel
 from engine.profile.timing import measure as measure_costs
 from scheduler.costs import CostModel
+from scheduler.curves import Curve
 from scheduler.policies import Ordering
 from scheduler.simulation.distributions import QuantileDistribution
 from scheduler.simulation.run import NEVER, Setup, paper_limits, simulate
@@ -77,6 +79,16 @@ def profile(loaded: LoadedModel, batch_tokens: int, longest: int, *, quick: bool
         return model_of(samples, engine, ladder.chunk, "this machine", "foretick bench scheduler")
 
     return in_own_thread(measured)
+
+
+def slowed(costs: CostModel, factor: float) -> CostModel:
+    """The profile of a device that computes ``factor`` times slower; transfers do not change."""
+    curve = costs.recompute
+    return msgspec.structs.replace(
+        costs,
+        recompute=Curve(curve.x, tuple(y * factor for y in curve.y)),
+        **{name: getattr(costs, name) * factor for name in ("pass_s", "floor_s", "row_s", "context_s")},
+    )
 
 
 def rate(costs: CostModel, tokens: float) -> float:
@@ -160,7 +172,7 @@ def _compared(
         [*(whole(crawler(each, shape)) if scheduler == "vLLM-NS" else crawler(each, shape))] for each in loads
     )
     pace = replay(before, setup, loaded, costs).pace
-    simulated = simulate(iter(load), setup, costs.scaled(pace))
+    simulated = simulate(iter(load), setup, slowed(costs, pace))
     measured, again = (replay(load, setup, loaded, costs) for _ in range(2))
     answered = simulated.answered & (measured.ttft_ns != NEVER) & (again.ttft_ns != NEVER)
     columns, ours = simulated.columns, measured.ttft_ns[answered]

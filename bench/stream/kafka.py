@@ -25,7 +25,7 @@ from daemon.config.schema import SourceConfig
 from daemon.front.ingest import Ingest
 from daemon.front.offsets import OffsetTracker
 from feeds.codec import decode_record
-from feeds.kafka import KafkaSource
+from feeds.kafka_source import KafkaSource
 from feeds.messages import DeadLetter
 from feeds.mock_broker import MockBroker, MockUnavailable
 from feeds.source import Source

@@ -39,7 +39,8 @@ from daemon.logs import set_up_logging
 from feeds.codec import decode_message, encode, make_headers
 from feeds.connectors.kafka import KafkaSinkConnector, KafkaSourceConnector
 from feeds.durations import Duration, parse_duration
-from feeds.kafka import KafkaSink, KafkaSource
+from feeds.kafka_sink import KafkaSink
+from feeds.kafka_source import KafkaSource
 from feeds.messages import Answer, Trade
 from feeds.mock_broker import NOTICE, MockBroker
 from feeds.synthetic import INSTRUMENTS, SyntheticTape

@@ -85,7 +85,7 @@ class EngineInput:
             ready=lambda: self._waiting < MAX_WAITING,
             idle_close_ns=bars.idle_close,
         )
-        scheduler.subscribe(self)
+        scheduler.subscribe(self.on_commit, self.on_drop)
 
     def run(self, idle: Callable[[], bool], on_end: Callable[[], None]) -> None:
         """Run until `stop`, then take what the ring still holds.

@@ -54,7 +54,7 @@ def wire_engine(
     scheduler = scheduler_of(config, built, observer, executor)
     # Order of listeners on a commit: first those that record the version, then those that query it.
     entering = EngineInput(config, ring, source, prompt.encode, built.tapes, scheduler, store)
-    scheduler.subscribe(Versions(store, emit, built.tiers.inputs))
+    scheduler.subscribe(Versions(store, emit, built.tiers.inputs).on_commit)
     asks = EngineAsks(built, scheduler, emit)
     StandingAnswers(config, built, scheduler, registry, store, emit)
     refresher = refresher_of(config, built, scheduler, registry, observer)

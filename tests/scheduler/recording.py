@@ -173,7 +173,7 @@ class Recorder:
             inbox=_RecordedInbox(clock, self._received),
             grouping=_RecordedGrouping(self),
         )
-        self.scheduler.subscribe(self)
+        self.scheduler.subscribe(self.on_commit, self.on_drop)
         self._emit(Header(limits, ordering, seed))
 
     def __getattr__(self, name: str) -> Any:
@@ -234,11 +234,11 @@ class Recorder:
         return sampled
 
     def on_commit(self, tape: Tape, version: int, records: Records) -> None:
-        """See `TapeListener`."""
+        """See `Scheduler.subscribe`."""
         self.decided("committed", tape.name, version)
 
     def on_drop(self, tape: Tape, records: Records, failure: Failure) -> None:
-        """See `TapeListener`."""
+        """See `Scheduler.subscribe`."""
         self.decided("dropped", tape.name, len(records), failure)
 
     def _received(self, notes: Sequence[Note]) -> None:

@@ -99,7 +99,7 @@ def test_idle_sessions_are_offloaded_one_per_call_and_restored(tmp_path: Path, c
     assert keep() is None
     (file,) = (tmp_path / "s").iterdir()
     assert file.name == "b.kv"
-    assert b"\xa4last\x29\xa4safe\x28" in file.read_bytes()  # the input offsets, msgpack
+    assert b"\xa4last\x29\xadlow_watermark\x28" in file.read_bytes()  # the input offsets, msgpack
     assert value(store, "host_blocks", state="used") == 5
     assert value(store, "host_blocks", state="free") == 1
     assert value(store, "spills_total") == 2

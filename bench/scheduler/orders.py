@@ -1,12 +1,4 @@
-"""FCFS, LPM and k-LPM as pure functions (*k-LPM* algorithm 1).
-
-All three are one rule with one parameter: every k-th choice is the oldest waiting request, all others are the
-longest prefix match. k = 1 is FCFS. k = None is LPM, which never chooses by age; the paper's k = infinity
-differs only in its first choice.
-
-`rank` orders all waiting requests by match lengths taken once, like a scheduler that reads its cache at the
-start of each step. It does not depend on where the lengths come from.
-"""
+"""*k-LPM* algorithm 1 over all waiting requests at once, as a scheduler without maintained queues does it."""
 
 from __future__ import annotations
 
@@ -15,17 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-FCFS = 1
-LPM = None
+from scheduler.prefix_queue import takes_oldest
 
 Arrivals = NDArray[np.float64] | NDArray[np.int64]
-
-
-def takes_oldest(step: int, k: int | None) -> bool:
-    """Whether choice number `step` (from 0) is made by age. Raises ValueError for k < 1."""
-    if k is not None and k < 1:
-        raise ValueError(f"k must be 1 or more, not {k}")
-    return k is not None and step % k == 0
 
 
 def rank(k: int | None, arrivals: Arrivals, matches: NDArray[np.int64], *, step: int = 0) -> Iterator[int]:
@@ -35,7 +19,7 @@ def rank(k: int | None, arrivals: Arrivals, matches: NDArray[np.int64], *, step:
     the match go to the oldest, then to the lower index.
 
     Args:
-        k: see the module; None is LPM.
+        k: 1 is FCFS, None is LPM.
         arrivals: [waiting] time or sequence number, smaller is older.
         matches: [waiting] cached prefix of each, tokens.
         step: choices made before, counted over the whole run.
@@ -44,7 +28,7 @@ def rank(k: int | None, arrivals: Arrivals, matches: NDArray[np.int64], *, step:
     """
     takes_oldest(step, k)
     by_age = np.argsort(arrivals, kind="stable")  # a queue kept in order of arrival sorts in linear time
-    if k == FCFS or not len(by_age):
+    if k == 1 or not len(by_age):
         return iter(by_age.tolist())
     # One key for match and age: keys differ, so the quicker unstable sort gives the stable order.
     shortfall = int(matches.max()) - matches[by_age]
