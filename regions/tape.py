@@ -92,11 +92,6 @@ class Tape:
         return len(self._records)
 
     @property
-    def max_position(self) -> int:
-        """Highest local position in use; never above the frame limit."""
-        return max((s.max_position for s in self._table.stretches), default=self._frozen_tokens - 1)
-
-    @property
     def window(self) -> list[int]:
         """The tokens of the committed records, oldest first."""
         return list(chain.from_iterable(record.tokens for record in self._records))

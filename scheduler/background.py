@@ -24,7 +24,7 @@ from regions.tape import Tape
 from scheduler.observer import Observer
 from scheduler.request import Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
-from scheduler.tapes import Records
+from scheduler.tapes import TapeItems
 from scheduler.types import PriorityClass
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class _Window:
     begun: int
     """When its last prefill began, however that ended."""
     begun_records: int = 0
-    """Records evicted by then."""
+    """TapeItems evicted by then."""
 
     @property
     def stale_records(self) -> int:
@@ -131,7 +131,7 @@ class Refresher:
         self._running: _Prefill | None = None
         scheduler.subscribe(self.on_commit)
 
-    def on_commit(self, tape: Tape, version: int, records: Records) -> None:
+    def on_commit(self, tape: Tape, version: int, records: TapeItems) -> None:
         """Begin the refreshes that are due; restart a prefill that the tape has overtaken."""
         window, running = self._windows.get(tape), self._running
         if window is None:

@@ -14,7 +14,7 @@ from scheduler.observer import Observer, WaitLedger
 from scheduler.planner import Entry, refusal
 from scheduler.queues import Queues
 from scheduler.request import Failure, Request, State
-from scheduler.tapes import OnCommit, OnDrop, Records, TapeAppend
+from scheduler.tapes import OnCommit, OnDrop, TapeAppend, TapeItems
 from scheduler.types import Limits
 
 log = logging.getLogger(__name__)
@@ -146,7 +146,7 @@ class LiveWork:
         self._observer.ended(request)
         call(partial(request.spec.on_done, request))
 
-    def take(self, append: TapeAppend, n: int) -> Records:
+    def take(self, append: TapeAppend, n: int) -> TapeItems:
         """Remove the append's first records from its queue."""
         records = append.take(n)
         if append.queue:
@@ -156,7 +156,7 @@ class LiveWork:
             del self.queues.appends[append.tape]
         return records
 
-    def dropped(self, tape: Tape, records: Records, failure: Failure) -> None:
+    def dropped(self, tape: Tape, records: TapeItems, failure: Failure) -> None:
         """Report records that will never be on their tape."""
         log.error("%s: dropped %d records: %s", tape.name, len(records), failure.message)
         for on_drop in self.on_drop:

@@ -30,7 +30,7 @@ from scheduler.prefix_queue import waiting_order
 from scheduler.queues import Queues
 from scheduler.request import Event, Failure, Request, State
 from scheduler.speculation import Speculation
-from scheduler.tapes import OnCommit, OnDrop, Records, TapeAppend, due
+from scheduler.tapes import OnCommit, OnDrop, TapeAppend, TapeItems, due
 from scheduler.types import Costs, Limits, PriorityClass, Tier, Work
 
 log = logging.getLogger(__name__)
@@ -100,10 +100,10 @@ class Scheduler:
             self._live.end(request, State.FAILED, STOPPING, request.last_chunk_ns)
         return request.id
 
-    def append(self, tape: Tape, records: Records) -> None:
+    def append(self, tape: Tape, records: TapeItems) -> None:
         """Queue whole records for a tape. Raises ValueError for an empty record and then queues nothing.
 
-        Records too long for any batch are reported to `on_drop` (`too_long`), and after `close` all are.
+        TapeItems too long for any batch are reported to `on_drop` (`too_long`), and after `close` all are.
         """
         if any(not record.tokens for record in records):
             raise ValueError(f"{tape.name}: every record needs at least one token")

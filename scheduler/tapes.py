@@ -39,10 +39,10 @@ class TapeItem(Generic[P]):
     ts_event: int = 0
 
 
-Records = Sequence[TapeItem[Any]]
-OnCommit = Callable[[Tape, int, Records], None]
+TapeItems = Sequence[TapeItem[Any]]
+OnCommit = Callable[[Tape, int, TapeItems], None]
 """The records became visible together as a version. Requests submitted here join the next batch."""
-OnDrop = Callable[[Tape, Records, Failure], None]
+OnDrop = Callable[[Tape, TapeItems, Failure], None]
 """The records are lost for good: the tape has a gap."""
 
 

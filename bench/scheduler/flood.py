@@ -22,7 +22,7 @@ from engine.model.loading import LoadedModel
 from engine.model.prompt import PromptFormat
 from regions.tape import Retention, Tape
 from scheduler.request import Request, RequestSpec
-from scheduler.tapes import Records, TapeItem
+from scheduler.tapes import TapeItem, TapeItems
 from scheduler.types import Limits, PriorityClass
 
 _ASKED = (PriorityClass.FLASH, PriorityClass.SESSION)
@@ -76,7 +76,7 @@ class FloodWorld(Served):
         self.asked.release()
         self.flooded.release()
 
-    def on_commit(self, tape: Tape, version: int, records: Records) -> None:
+    def on_commit(self, tape: Tape, version: int, records: TapeItems) -> None:
         """Replace what was read, so that the backlog stays constant."""
         if self.flowing:
             self.scheduler.append(self.flooded, self._records(len(records)))

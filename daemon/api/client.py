@@ -13,6 +13,7 @@ from daemon.api.messages import (
     Append,
     Ask,
     AskReply,
+    ClientRequest,
     Close,
     ClosedReply,
     Complete,
@@ -24,7 +25,6 @@ from daemon.api.messages import (
     PromptReply,
     QueryError,
     Reply,
-    Request,
     SessionsReply,
     Stats,
     StatsReply,
@@ -121,7 +121,7 @@ class QueryClient:
         self._id += 1
         return self._id
 
-    def _request(self, request: Request, expected: type[R]) -> R:
+    def _request(self, request: ClientRequest, expected: type[R]) -> R:
         self._socket.send(encode(request))
         deadline = time.monotonic() + self._timeout_s
         while True:

@@ -136,7 +136,7 @@ class Complete(msgspec.Struct, frozen=True, tag="complete", forbid_unknown_field
 
 
 PromptRequest = Open | Append | Update | Finish | Close | Complete
-Request = Ask | ListSessions | Answers | Stats | PromptRequest
+ClientRequest = Ask | ListSessions | Answers | Stats | PromptRequest
 
 
 class AskReply(msgspec.Struct, frozen=True, tag="ask_reply"):
@@ -278,7 +278,9 @@ class QueryError(Exception):
 
 
 encode = msgspec.msgpack.Encoder().encode
-decode_request: Callable[[bytes], Request] = partial(decoded, msgspec.msgpack.Decoder(Request).decode)
+decode_request: Callable[[bytes], ClientRequest] = partial(
+    decoded, msgspec.msgpack.Decoder(ClientRequest).decode
+)
 """Raises Undecodable; its text says what is wrong and where."""
 decode_reply: Callable[[bytes], Reply] = partial(decoded, msgspec.msgpack.Decoder(Reply).decode)
 """Raises Undecodable."""

@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from daemon.cli.options import refuse
-from scheduler.theory.feasible import Verdict, feasible
+from scheduler.theory.feasible import Feasibility, feasible
 from scheduler.theory.query_stream import read_trace
 
 
@@ -47,7 +47,7 @@ def command(trace: Path, ttft: float, p: float, c_attn: float, as_json: bool) ->
     sys.exit(0 if found.order is not None else 1)
 
 
-def table(found: Verdict) -> str:
+def table(found: Feasibility) -> str:
     """The verdict, then one row per query in processing order."""
     if found.order is None or found.ttfts is None:
         return (

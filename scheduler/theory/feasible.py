@@ -42,7 +42,7 @@ class TooWide(ValueError):
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Feasibility:
     """The answer for one stream, whose queries are numbered from 0; times are in tokens.
 
     At least one of `order` and `none_meets_all` is set. `order` meets T for the (1 - p) percentile: at most
@@ -70,7 +70,7 @@ def feasible(
     c_attn: float = 0.0,
     states: int = 300_000,
     beam: int = 1_000,
-) -> Verdict:
+) -> Feasibility:
     """Theorem 4: a schedule whose (1 - p) percentile TTFT is at most `ttft`, or a certificate.
 
     A schedule is found whenever one meets `ttft` for every query. `p` is the fraction that may be late, from
@@ -100,7 +100,7 @@ def feasible(
         order = search.best(allowed, beam=beam)
     if order is None and too_wide is not None:
         raise too_wide
-    verdict = Verdict(len(stream), ttft, p, proven, allowed)
+    verdict = Feasibility(len(stream), ttft, p, proven, allowed)
     if order is None:
         return verdict
     times = ttfts(stream, order, c_attn=c_attn)

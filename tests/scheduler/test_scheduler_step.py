@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pytest
 
-from engine.step import SampledToken
+from engine.step import Chunk, SampledToken
 from scheduler.observer import Observer
 from scheduler.request import Event, Request, RequestSpec, State
 from scheduler.tapes import TapeItem
 from scheduler.types import Limits, PriorityClass
-from tests.scheduler.fakes import FakeReader, FakeTape, model, one_by_one
+from tests.scheduler.fakes import FakeExecutor, FakeReader, FakeTape, model, one_by_one
 from tests.scheduler.harness import SMALL, Harness, started
 
 FLASH, SESSION, POOL, STREAM = PriorityClass
@@ -307,10 +307,15 @@ def test_a_session_that_cannot_be_opened_fails_its_request_alone() -> None:
     h.check(good)
 
 
-def test_a_wrong_number_of_rows_is_an_engine_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    h = Harness()
-    rows: list[list[SampledToken | None]] = [[], [None]]
-    monkeypatch.setattr(h.executor, "execute", lambda batch: rows.pop(0))
+class Mute(FakeExecutor):
+    """Returns no rows."""
+
+    def execute(self, batch: Sequence[Chunk]) -> list[SampledToken | None]:
+        return []
+
+
+def test_a_wrong_number_of_rows_is_an_engine_failure() -> None:
+    h = Harness(executor=Mute(64, 64))
     failed = h.ask()
     h.run()
     assert failed.error is not None
