@@ -122,9 +122,11 @@ def read(engine: Engine, tape: Tape, records: Sequence[Sequence[int]]) -> None:
 class Regions:
     """Ours: a tape on the pool; a question is a fork that is dropped afterwards."""
 
-    def __init__(self, engine: Engine, frozen: Sequence[int], retention: Retention) -> None:
+    def __init__(
+        self, engine: Engine, frozen: Sequence[int], retention: Retention, session: str = "bench"
+    ) -> None:
         self.engine = engine
-        self.tape = engine.open_tape("bench", frozen, retention)
+        self.tape = engine.open_tape(session, frozen, retention)
 
     def ingest(self, records: Sequence[Sequence[int]]) -> None:
         """One STREAM pass and a commit, as in the scheduler."""

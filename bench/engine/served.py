@@ -56,11 +56,11 @@ class Served(Observer):
         self.tokens = dict.fromkeys(PriorityClass, 0)
         self.scheduler = Scheduler(self.engine, self.engine.pool, limits, time.monotonic_ns, self)
         self._tapes: list[Tape] = []
-        self.tape = self.open_tape(self.scenario.first)
+        self.tape = self.open_tape("asked", self.scenario.first)
 
-    def open_tape(self, bars: Bars = ()) -> Tape:
+    def open_tape(self, session: str, bars: Bars = ()) -> Tape:
         """A session's tape that has read ``bars``."""
-        regions = Regions(self.engine, self.scenario.frozen, self._retention)
+        regions = Regions(self.engine, self.scenario.frozen, self._retention, session)
         regions.fill(bars)
         self._tapes.append(regions.tape)
         return regions.tape
@@ -106,7 +106,7 @@ class Served(Observer):
     def refresh(self) -> int:
         """Prefill the window again, and drop it; the ns it took."""
         fresh = self.tape.fresh_window()
-        again = partial(RequestSpec, PriorityClass.STREAM, "bench", self.tape.window, 0, reader=fresh)
+        again = partial(RequestSpec, PriorityClass.STREAM, "asked", self.tape.window, 0, reader=fresh)
         took = self.wait_for(again)
         self.scheduler.run_between(fresh.release)
         return took
@@ -180,8 +180,9 @@ class Flood:
 
     def _append(self, n: int) -> None:
         if self.flowing:
-            bars = self.rng.choices(self.served.scenario.first, k=n)
-            self.served.scheduler.append(self.tape, [TapeItem[None](bar) for bar in bars])
+            bars = self.served.scenario.first
+            items: list[TapeItem[None]] = [TapeItem(self.rng.choice(bars)) for _ in range(n)]
+            self.served.scheduler.append(self.tape, items)
 
     def _prompt(self, ended: Request | None = None) -> None:
         if self.flowing and (ended is None or ended.error is None):
@@ -203,7 +204,7 @@ def flood(run: SuiteRun) -> Iterator[Figure]:
     loaded, limits = embedded(run), Limits(max_batch_tokens=batch_tokens)
     asked, spare = (PriorityClass.FLASH, PriorityClass.SESSION), 2 * prompts * (prompt_tokens + answer)
     served = in_own_thread(lambda: Served(loaded, limits, bars, *asked, spare=spare))
-    flood = Flood(served, in_own_thread(served.open_tape), prompt_tokens, answer)
+    flood = Flood(served, in_own_thread(lambda: served.open_tape("flooded")), prompt_tokens, answer)
     with served.running():
         idle = served.ask(questions)
         flood.start(bars, prompts)
@@ -213,6 +214,7 @@ def flood(run: SuiteRun) -> Iterator[Figure]:
         before, began = dict(served.tokens), time.perf_counter()
         flooded = served.ask(questions)
         seconds, passes = time.perf_counter() - began, list(served.passes)
+        # now: the worker reads the backlog when it stops
         computed = {cls: served.tokens[cls] - before[cls] for cls in PriorityClass}
         flood.flowing = False
     setting: Setting = {

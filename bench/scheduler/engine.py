@@ -193,11 +193,11 @@ class _Counting:
     """An executor that adds up the predicted costs of its passes."""
 
     def __init__(self, executor: Engine, costs: CostModel) -> None:
-        self.told_ns = 0
+        self.predicted_ns = 0
         self._executor, self._costs = executor, costs
 
     def execute(self, batch: Sequence[Chunk]) -> list[SampledToken | None]:
-        self.told_ns += self._costs.batch_ns(spans_of(batch))
+        self.predicted_ns += self._costs.batch_ns(spans_of(batch))
         return self._executor.execute(batch)
 
 
@@ -230,7 +230,7 @@ def replay(inputs: Iterable[Input], setup: Setup, loaded: LoadedModel, costs: Co
     preempted = sum(len(request.preempted_by) for request in requests)
     reused = sum(request.cached_tokens for request in requests) / sum(len(r.prompt) for r in requests)
     ttft = np.array([_ttft_ns(request) for request in requests], np.int64)
-    return Replayed(ttft, preempted, reused, scheduler.busy_ns / executor.told_ns)
+    return Replayed(ttft, preempted, reused, scheduler.busy_ns / executor.predicted_ns)
 
 
 def _run(scheduler: Scheduler, engine: Engine, inputs: Iterable[Input]) -> list[Request]:

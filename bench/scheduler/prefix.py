@@ -112,16 +112,16 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
     loaded, costs, processes = embedded(run), profile_named(_PROFILE), run.sized(2, 0)
     seeds, requests, rates = run.sized((16, 1200, (0.8, 1.0, 1.2, 1.5)), (1, 24, (1.2,)))
     cases = _cases(PAPER, rate(costs, PAPER.mean), rates, seeds, requests)
-    simulated = spread(partial(_foretold, costs), cases, processes)
+    simulated = spread(partial(_simulate, costs), cases, processes)
     real_seeds, requests, rates = run.sized((4, 200, (0.8, 1.2, 1.6)), (1, 4, (50.0,)))
     batch_tokens = run.sized(512, 64)
     here = profile(loaded, batch_tokens, 1024, quick=run.quick)
     cases = _cases(TINY, rate(here, TINY.mean), rates, seeds, requests, batch_tokens)
-    foreseen = spread(partial(_foretold, here), cases, processes)
+    predicted = spread(partial(_simulate, here), cases, processes)
     real = _real([case for case in cases if case.seed < real_seeds], loaded, here, run.say)
     yield from figures(real, "On the engine, embedded model")
     yield from figures(simulated, f"Simulated, {_PROFILE}")
-    yield from figures(foreseen, "The engine's load, simulated under the profile measured here")
+    yield from figures(predicted, "The engine's load, simulated under the profile measured here")
 
 
 def figures(rows: Sequence[PrefixRow], where: str) -> Iterator[Figure]:
@@ -204,7 +204,7 @@ def _cases(
     ]
 
 
-def _foretold(costs: CostModel, case: PrefixCase) -> PrefixRow:
+def _simulate(costs: CostModel, case: PrefixCase) -> PrefixRow:
     result = simulate(inputs(case), case.setup, costs)
     if result.failures:
         raise RuntimeError(f"{case.policy}: requests failed: {result.failures}")

@@ -175,10 +175,8 @@ def choices(pressed: Sequence[SimulatedRow]) -> Iterator[Figure]:
         n = len(chosen.p99_s)
         yield figure("P99 over the better pure eviction", over, goal=goal, n=n, low=low, high=high)
         if victims := chosen.swaps + chosen.recomputes:
-            theirs = paper.SWAPPED[workload]
-            yield figure(
-                "victims swapped", chosen.swaps / victims, "share", against="paper", reference=theirs
-            )
+            swapped, theirs = chosen.swaps / victims, paper.SWAPPED[workload]
+            yield figure("victims swapped", swapped, "share", against="paper", reference=theirs)
 
 
 def under_pressure(rows: Sequence[SimulatedRow], table: str) -> Iterator[Figure]:
