@@ -1,8 +1,6 @@
 """k-LPM next to FCFS and LPM over request rates: simulated, and on a real engine with a tiny model.
 
-Two loads. `sessions` is that of *k-LPM* section 5.1: four prompts share a user's history, in random order. In
-`regulars` some users ask repeatedly and most ask once: under LPM those who ask once can starve, which the
-paper's bound on k-LPM rules out.
+Under LPM the users of `regulars` who ask once can starve, which the paper's bound on k-LPM rules out.
 """
 
 from __future__ import annotations
