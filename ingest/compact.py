@@ -8,6 +8,7 @@ and the retained bars encoded around it. Prices between two levels are rounded h
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -43,6 +44,7 @@ _BOUNDS: Floats = 10.0 ** ((np.arange(HIGHEST + 1) + 0.5 - CENTRE) / CODES_PER_D
 _EVENT, _TOKENS, _INEXACT, _COLUMNS = 5, 6, 7, 8
 _PRICES, _VOLUME = slice(0, 4), 4
 _ROUNDED, _SATURATED = 1, 2
+_LEVEL = re.compile(r"\d{3}")
 
 
 def header_text(reference: str, unit: str, volume: str, percent: int) -> str:
@@ -57,6 +59,8 @@ class Anchor:
     reference: int
     unit: int
     volume: int
+    price_decimals: int = 2
+    """Decimals of a printed price."""
 
     @property
     def percent(self) -> int:
@@ -73,6 +77,12 @@ class Anchor:
     def price(self, level: int) -> int:
         """The price of a level, 1e-9."""
         return self.reference + (level - CENTRE) * self.unit
+
+    def printed(self, text: str) -> str:
+        """The price of a level of three digits, as text; other text as it is."""
+        if _LEVEL.fullmatch(text) is None:
+            return text
+        return decimal(self.price(int(text)), self.price_decimals)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +112,7 @@ class CompactSpec:
     @property
     def blank(self) -> Anchor:
         """The anchor before the first bar."""
-        return Anchor(0, self.finest, 10**9)
+        return Anchor(0, self.finest, 10**9, self.price_decimals)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +143,7 @@ def round_half_even(value: int, unit: int) -> int:
 
 
 def unit_for(span: int, finest: int) -> int:
-    """The finest unit of ``finest`` times 1, 2, 5, 10, 20 ... that makes ``span`` at most `FITTING` levels."""
+    """The finest of ``finest`` times 1, 2, 5, 10, 20 ... that makes ``span`` at most `FITTING` levels."""
     unit, step = finest, 0
     while span > FITTING * unit:
         step += 1
@@ -141,11 +151,12 @@ def unit_for(span: int, finest: int) -> int:
     return unit
 
 
-def anchor_for(low: int, high: int, volume: int, finest: int) -> Anchor:
+def anchor_for(low: int, high: int, volume: int, spec: CompactSpec) -> Anchor:
     """The anchor for a window's lowest and highest price and its typical volume, 1e-9."""
-    unit = unit_for(high - low, finest)
+    unit = unit_for(high - low, spec.finest)
+    reference = round_half_even(low + high, 2 * unit) * unit
     scale = int(10 ** max(len(str(volume)) - _VOLUME_DIGITS, 0))
-    return Anchor(round_half_even(low + high, 2 * unit) * unit, unit, round_half_even(volume, scale) * scale)
+    return Anchor(reference, unit, round_half_even(volume, scale) * scale, spec.price_decimals)
 
 
 def fields_of(bars: Bars, anchor: Anchor) -> Fields:
@@ -255,7 +266,7 @@ class CompactEncoder:
     def _restart(self, bar: np.void) -> Restart:
         """Choose the anchor for the window and ``bar``, and encode the window around it."""
         low, high, volume = self._extent(bar)
-        self._anchor = anchor = anchor_for(low, high, volume, self._spec.finest)
+        self._anchor = anchor = anchor_for(low, high, volume, self._spec)
         self.anchors += 1
         self._age = 0
         rows = self._rows[self._start : self._end]

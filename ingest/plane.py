@@ -210,10 +210,6 @@ def _tape_records(piece: Encoded, bars: Bars, bars_ns: int, tokenise_ns: int) ->
     records = []
     for tokens, shows, bar in zip(piece.lines, rounded, bars.tolist(), strict=True):
         _, flags, *_, event, ring, ring_wait, first, last, low_watermark = bar
-        records.append(
-            TapeRecord(
-                tuple(tokens), event, ring, first, last, low_watermark, flags, ring_wait, bars_ns, tokenise_ns,
-                piece.anchor, shows,
-            )
-        )  # fmt: skip
+        origin = (event, ring, first, last, low_watermark, flags, ring_wait, bars_ns, tokenise_ns)
+        records.append(TapeRecord(tuple(tokens), *origin, piece.anchor, shows))
     return records

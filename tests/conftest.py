@@ -54,7 +54,7 @@ def _audit(pool: ref[Any]) -> None:
 
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
-    """A second one only waits at models this small, for long where other work runs beside."""
+    """A second one only waits at models this small, for long where other work runs."""
     import torch  # only here: most tests need none
 
     before = torch.get_num_threads()

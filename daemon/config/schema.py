@@ -153,8 +153,8 @@ class SessionConfig(Table, frozen=True):
     lines: Annotated[
         Literal["auto", "decimal", "compact"],
         about(
-            "how a bar is written: decimal numbers, or compact groups of three digits around a reference price; "
-            "auto takes what the model was trained on, decimal if it says nothing"
+            "how a bar is written: as decimal numbers, or in groups of three digits around a reference price; "
+            "auto takes what the model was trained on, or else decimal"
         ),
     ] = "auto"
     unit: Annotated[

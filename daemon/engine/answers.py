@@ -7,12 +7,11 @@ time.
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any
 
 from daemon import protocol
 from daemon.api.messages import Ask, AskReply
@@ -24,8 +23,7 @@ from flash.evaluator import Evaluated, FlashEvaluator
 from flash.questions import Prepared, Question
 from flash.registry import Registry, check_choices
 from ingest.bars import SKEWED
-from ingest.compact import Anchor
-from ingest.lines import decimal
+from ingest.plane import TapeRecord
 from metrics.store import MetricStore
 from regions.tape import Tape
 from scheduler.request import Failure, Request, RequestSpec, State
@@ -39,32 +37,21 @@ Emit = Callable[[protocol.EngineEvent], None]
 CANCELLED = Failure("cancelled", "the request was cancelled")
 
 
-_LEVEL = re.compile(r"\d{3}")
-
-
-class Generated(NamedTuple):
-    """What the model answered; ``logit_gap`` is the first token's."""
-
-    text: str
-    choice: str | None
-    logit_gap: float
-
-
 def generated(
     request: Request, choices: Sequence[str] | None, decode: Callable[[list[int]], str]
-) -> Generated:
-    """The answer of a finished request."""
+) -> dict[str, Any]:
+    """The members that every kind of answer has; ``logit_gap`` is the first token's."""
     choice = request.chosen(choices)
-    return Generated(
-        decode(list(request.answer)) if choice is None else choice, choice, request.samples[0].gap
-    )
+    text = decode(list(request.answer)) if choice is None else choice
+    return {"text": text, "choice": choice, "logit_gap": request.samples[0].gap}
 
 
-def as_price(text: str, anchor: Anchor | None, decimals: int) -> str:
-    """The price of a level of a compact session; other text stays as it is."""
-    if anchor is None or _LEVEL.fullmatch(text) is None:
-        return text
-    return decimal(anchor.price(int(text)), decimals)
+def decoder(
+    decode: Callable[[list[int]], str], prepared: Prepared, record: TapeRecord | None
+) -> Callable[[list[int]], str]:
+    """``decode``, for an answer at the version of ``record``: a level of a compact session is its price."""
+    anchor = record.anchor if record is not None and prepared.is_price else None
+    return decode if anchor is None else lambda tokens: anchor.printed(decode(tokens))
 
 
 class Versions:
@@ -77,7 +64,7 @@ class Versions:
     def on_commit(self, tape: Tape, version: int, records: Sequence[TapeItem[Appended]]) -> None:
         """Report a tape's new version."""
         record = newest(records)
-        self._inputs[tape.name] = {"last": record.last_offset, "safe": record.low_watermark}
+        self._inputs[tape.name] = {"last": record.last_offset, "low_watermark": record.low_watermark}
         self._store.inc("foretick_versions_total", session=tape.name)
         self._store.set("foretick_data_version", version, session=tape.name)
         self._store.set("foretick_session_tokens", tape.live_tokens, session=tape.name)
@@ -93,9 +80,6 @@ class Versions:
                 inputs=inputs_of([each.payload for each in records]),
             )
         )
-
-    def on_drop(self, tape: Tape, records: Sequence[TapeItem[Appended]], failure: Failure) -> None:
-        """No report: the flash evaluator flags the gap."""
 
 
 class StandingAnswers:
@@ -132,16 +116,13 @@ class StandingAnswers:
     def _answer(self, done: Evaluated[Appended]) -> Answer:
         standing, request = done.standing, done.request
         record = done.payloads[-1].record
-        session, is_price = self._sessions[standing.session], standing.prepared.is_price
-        found = generated(request, standing.question.choices, self._decode)
+        decode = decoder(self._decode, standing.prepared, record)
         return Answer(
             session=standing.session,
-            symbol=session.symbol,
+            symbol=self._sessions[standing.session].symbol,
             question=standing.question.name,
             question_hash=standing.question_hash,
-            text=as_price(found.text, record.anchor, session.price_decimals) if is_price else found.text,
-            choice=found.choice,
-            logit_gap=found.logit_gap,
+            **generated(request, standing.question.choices, decode),
             probability=None,
             data_version=done.version,
             as_of=record.ts_last_event,
@@ -174,32 +155,17 @@ class StandingAnswers:
         return [flag for flag, is_set in owned.items() if is_set]
 
 
-class _Read(NamedTuple):
-    """A version's newest record: event time and monotonic time of arrival, ns, and how its lines are read."""
-
-    as_of: int = 0
-    ts_ring: int = 0
-    anchor: Anchor | None = None
-    rounded: bool = False
-
-
 class EngineAsks:
     """Ad-hoc questions of sessions. Commands come from one thread; replies go out on the scheduler's."""
 
     def __init__(
-        self,
-        config: Config,
-        built: Built,
-        scheduler: Scheduler,
-        emit: Emit,
-        clock: Callable[[], int] = time.monotonic_ns,
+        self, built: Built, scheduler: Scheduler, emit: Emit, clock: Callable[[], int] = time.monotonic_ns
     ) -> None:
         self._built, self._scheduler, self._emit, self._clock = built, scheduler, emit, clock
-        self._decimals = {session.name: session.price_decimals for session in config.sessions}
         self._open: dict[int, Request] = {}
-        self._versions: defaultdict[str, dict[int, _Read]] = defaultdict(dict)
-        """By session and version: the newest version, and those that open asks read."""
-        scheduler.subscribe(self)
+        self._newest: defaultdict[str, dict[int, TapeRecord]] = defaultdict(dict)
+        """By session and version: of the newest version, and of those that open asks read."""
+        scheduler.subscribe(self.on_commit)
 
     def ask(self, ask: Ask) -> None:
         """Answer with an `AskReply` or `AskFailed` of the same id."""
@@ -236,41 +202,34 @@ class EngineAsks:
             self._scheduler.cancel(request.id)
 
     def on_commit(self, tape: Tape, version: int, records: Sequence[TapeItem[Appended]]) -> None:
-        """Record what the new version is read with; keep that of older versions that open asks read."""
-        record, versions = newest(records), self._versions[tape.name]
+        """Note the new version's newest record; keep those of older versions that open asks read."""
+        kept = self._newest[tape.name]
         read = {request.version for request in list(self._open.values()) if request.session == tape.name}
-        for old in [each for each in versions if each not in read]:
-            del versions[old]
-        versions[version] = _Read(record.ts_last_event, record.ts_ring, record.anchor, record.rounded)
-
-    def on_drop(self, tape: Tape, records: Sequence[TapeItem[Appended]], failure: Failure) -> None:
-        """The newest version does not change."""
+        for old in [each for each in kept if each not in read]:
+            del kept[old]
+        kept[version] = newest(records)
 
     def _done(self, ask: Ask, prepared: Prepared, request: Request) -> None:
         self._open.pop(ask.id, None)
         if request.state is not State.FINISHED:
             self._fail(ask, request.error or CANCELLED)
             return
-        found = generated(request, ask.choices, self._built.prompt.decode)
-        read = self._versions[ask.session].get(request.version)
-        anchor, text = read and read.anchor, found.text
-        flags: dict[Flag, bool] = {
-            "untrained": self._built.loaded.untrained,
-            "rounded": read is not None and read.rounded,
-        }
+        record = self._newest[ask.session].get(request.version)
+        untrained = self._built.loaded.untrained
+        rounded = record is not None and record.rounded
+        flags: dict[Flag, bool] = {"untrained": untrained, "rounded": rounded}
+        decode = decoder(self._built.prompt.decode, prepared, record)
         self._emit(
             AskReply(
                 id=ask.id,
                 session=ask.session,
                 data_version=request.version,
-                text=as_price(text, anchor, self._decimals[ask.session]) if prepared.is_price else text,
-                choice=found.choice,
-                logit_gap=found.logit_gap,
+                **generated(request, ask.choices, decode),
                 cached=False,
-                untrained=self._built.loaded.untrained,
+                untrained=untrained,
                 flags=tuple(flag for flag, is_set in flags.items() if is_set),
-                as_of=read.as_of if read else 0,
-                staleness_ns=self._clock() - read.ts_ring if read else 0,
+                as_of=record.ts_last_event if record else 0,
+                staleness_ns=self._clock() - record.ts_ring if record else 0,
             )
         )
 

@@ -1,7 +1,7 @@
 """The data plane's thread: from the ring to the tapes, counting the bars that wait for the engine.
 
-A compact session whose prices left its levels gets a new frozen prefix and window (`Scheduler.refresh`), then the
-bars around the new anchor. Both wait until all bars around the old anchor are committed.
+A compact session whose prices left its levels gets a new frozen prefix and window (`Scheduler.refresh`), then
+the bars around the new anchor. Both wait until all bars around the old anchor are committed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from metrics.store import MetricStore
 from regions.tape import Tape
 from scheduler.request import Failure
 from scheduler.scheduler import Scheduler
-from scheduler.tapes import Records, TapeItem
+from scheduler.tapes import TapeItem, TapeItems
 
 MAX_WAITING = 256
 """Limit of bars waiting for the engine. Above it the ring is not read: it pauses or drops as configured."""
@@ -106,7 +106,7 @@ class EngineInput:
             idle_close_ns=bars.idle_close,
             restart=self._restart,
         )
-        scheduler.subscribe(self)
+        scheduler.subscribe(self.on_commit, self.on_drop)
 
     def run(self, idle: Callable[[], bool], on_end: Callable[[], None]) -> None:
         """Run until `stop`, then take what the ring still holds.
@@ -130,11 +130,11 @@ class EngineInput:
         self._stop.set()
         self._leave_ring.set()
 
-    def on_commit(self, tape: Tape, version: int, records: Records) -> None:
+    def on_commit(self, tape: Tape, version: int, records: TapeItems) -> None:
         """These bars no longer wait."""
         self._committed(tape, len(records))
 
-    def on_drop(self, tape: Tape, records: Records, failure: Failure) -> None:
+    def on_drop(self, tape: Tape, records: TapeItems, failure: Failure) -> None:
         """As `on_commit`."""
         self._committed(tape, len(records))
 

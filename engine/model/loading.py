@@ -112,9 +112,8 @@ class LoadedModel:
     """A model ready to run over regions.
 
     ``layers``, ``rotations``: KV shape and query rotation of each layer; under tensor parallelism, of this
-    rank. ``max_positions``: local positions stay below it. ``described``: what the model says of itself, `foretick`
-    in its config.json. ``trims``: a pass may read only some rows of the
-    last layer.
+    rank. ``max_positions``: local positions stay below it. ``trims``: a pass may read only some rows of the
+    last layer. ``described``: what the model says of itself, `foretick` in its config.json.
     """
 
     model: Any

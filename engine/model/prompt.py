@@ -1,9 +1,9 @@
 """The text around a tape: prefix (frozen), tape (sliding), question (ephemeral).
 
-For a chat model, the template is rendered once with markers for the tape and the question, and cut at them. The
-frozen prefix ends where the data begins; a question's tokens end the user's message and begin the assistant's.
-A model of the terse layout reads no words: its prefix is the begin-of-text token and the header of the compact
-lines, a question is a token, and the answer follows at once.
+For a chat model, the template is rendered once with markers for the tape and the question, and cut at them.
+The frozen prefix ends where the data begins; a question's tokens end the user's message and begin the
+assistant's. A model of the terse layout reads no words: its prefix is the begin-of-text token and the header of
+the compact lines, a question is a token, and the answer follows at once.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import msgspec
 SYSTEM_PROMPT = "You are a market analyst. Answer the question about the bars with one word or one number."
 SCHEMA = "Each line is one bar, oldest first: time,open,high,low,close,volume\n"
 COMPACT_SCHEMA = (
-    "Each line is one bar, oldest first: open, high, low, close and volume, three digits each. Prices are levels: "
-    "level = 500 + (price - reference) / unit. Volumes are codes: code = 500 + 200 log10(volume / typical volume), "
-    "and 000 is none. The first line has the reference, the unit, the typical volume, and the units in one percent "
-    "of the reference. Give a price as its level, with three digits.\n"
+    "Each line is one bar, oldest first: open, high, low, close and volume, three digits each. Prices are "
+    "levels: level = 500 + (price - reference) / unit. Volumes are codes: code = 500 + 200 log10(volume / typical "
+    "volume), and 000 is none. The first line has the reference, the unit, the typical volume, and the units in "
+    "one percent of the reference. Give a price as its level, with three digits.\n"
 )
 _TAPE, _QUESTION = "\x00tape\x00", "\x00question\x00"
 
@@ -52,7 +52,7 @@ class Terse(msgspec.Struct, frozen=True, kw_only=True):
     questions: dict[str, TerseQuestion]
 
     def find(self, asked: str) -> TerseQuestion:
-        """The question with this name, text or token. Raises ValueError listing those that the model answers."""
+        """The question with this name, text or token. Raises ValueError listing all that it answers."""
         known = self.questions.get(asked)
         if known is not None:
             return known

@@ -81,7 +81,7 @@ class World:
                 prompt,
                 ANSWER,
                 self.done.append,
-                open_prompt=lambda: self.engine.open_stream(),
+                open_prompt=self.engine.open_prompt,
                 complete=complete,
             )
         )
