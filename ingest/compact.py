@@ -298,7 +298,8 @@ def _encode(bars: Bars, anchor: Anchor) -> tuple[Fields, int, Flags]:
     """Levels and codes [bars, 5] of the first bars, how many of them fit, and their marks [bars]."""
     fields, marks = np.empty((len(bars), 5), np.int64), np.zeros(len(bars), np.uint8)
     lowest = anchor.reference // anchor.unit - CENTRE
-    return fields, _fill_fields(bars, lowest, anchor.unit, anchor.volume, _BOUNDS, fields, marks), marks
+    fitting: int = _fill_fields(bars, lowest, anchor.unit, anchor.volume, _BOUNDS, fields, marks)
+    return fields, fitting, marks
 
 
 @kernel

@@ -203,7 +203,7 @@ METRICS: tuple[Metric, ...] = (
     _counter("foretick_bars_total", "Bars closed.", "session"),
     _counter(
         "foretick_bars_rounded_total",
-        "Bars with a price between two levels of their compact line. Normal where windows span over 400 ticks.",
+        "Bars with a price between two levels of a compact line. Normal where windows span over 400 ticks.",
         "session",
     ),
     _counter(

@@ -153,7 +153,7 @@ class SessionConfig(Table, frozen=True):
     lines: Annotated[
         Literal["auto", "decimal", "compact"],
         about(
-            "how a bar is written: as decimal numbers, or in groups of three digits around a reference price; "
+            "how a bar is written: as decimals, or in groups of three digits around a reference price; "
             "auto takes what the model was trained on, or else decimal"
         ),
     ] = "auto"

@@ -203,8 +203,8 @@ def pool_blocks(config: Config, frozen_tokens: int, compact: Collection[str] = (
 
     A tape needs its window and one batch. An `exact` tape, or one of the ``compact`` sessions, also needs the
     window that replaces it, and a compact one a prefix of its own; the others share room for one window that
-    is only compared. Forks that read old versions keep what was evicted meanwhile, and the cell budget reserves
-    its share of the pool for questions.
+    is only compared. Forks that read old versions keep what was evicted meanwhile, and the cell budget
+    reserves its share of the pool for questions.
     """
     size = config.pool.block_size
     batch = config.scheduler.max_batch_tokens

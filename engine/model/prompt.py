@@ -2,8 +2,8 @@
 
 For a chat model, the template is rendered once with markers for the tape and the question, and cut at them.
 The frozen prefix ends where the data begins; a question's tokens end the user's message and begin the
-assistant's. A model of the terse layout reads no words: its prefix is the begin-of-text token and the header of
-the compact lines, a question is a token, and the answer follows at once.
+assistant's. A model of the terse layout reads no words: its prefix is the begin-of-text token and the header
+of the compact lines, a question is a token, and the answer follows at once.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ SYSTEM_PROMPT = "You are a market analyst. Answer the question about the bars wi
 SCHEMA = "Each line is one bar, oldest first: time,open,high,low,close,volume\n"
 COMPACT_SCHEMA = (
     "Each line is one bar, oldest first: open, high, low, close and volume, three digits each. Prices are "
-    "levels: level = 500 + (price - reference) / unit. Volumes are codes: code = 500 + 200 log10(volume / typical "
-    "volume), and 000 is none. The first line has the reference, the unit, the typical volume, and the units in "
-    "one percent of the reference. Give a price as its level, with three digits.\n"
+    "levels: level = 500 + (price - reference) / unit. Volumes are codes: code = 500 + 200 log10(volume / "
+    "typical volume), and 000 is none. The first line has the reference, the unit, the typical volume and "
+    "the units in one percent of the reference. Give a price as its level, with three digits.\n"
 )
 _TAPE, _QUESTION = "\x00tape\x00", "\x00question\x00"
 
