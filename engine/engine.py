@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import TypeVar
@@ -161,12 +162,20 @@ class Engine:
             context.release()
         return fork
 
+    def open_prefix(self, tokens: Sequence[int]) -> Fork:
+        """A reader of what the cache has of a frozen prefix; the caller prefills the rest into it."""
+        return self._prompt_behind(self.cache.match(tokens))
+
+    def close_prefix(self, tokens: Sequence[int], prompt: Fork) -> Context:
+        """The frozen prefix of ``tokens``, all in ``prompt``'s KV, as a context that the caller owns."""
+        self.cache.save(tokens, prompt)
+        context = prompt.as_context()
+        prompt.release()
+        return replace(context, prefix=tuple(tokens))
+
     def _freeze(self, tokens: Sequence[int]) -> Context:
         """A context of all ``tokens``, owned by the caller; only tokens that are not cached are computed."""
-        context = self.cache.match(tokens)
-        if context and context.tokens == len(tokens):
-            return context
-        prompt = self._prompt_behind(context)
+        prompt = self.open_prefix(tokens)
         try:
             if not prompt.acquire(len(tokens) - prompt.cached_tokens):
                 raise ModelError(
@@ -174,8 +183,7 @@ class Engine:
                 )
             for start in range(prompt.cached_tokens, len(tokens), FREEZE_CHUNK):
                 self.execute([Chunk(prompt, tokens[start : start + FREEZE_CHUNK], sample=False)])
-            self.cache.save(tokens, prompt)
-            return prompt.as_context()
+            return self.close_prefix(tokens, prompt)
         finally:
             prompt.release()
 
