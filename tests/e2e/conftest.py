@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from metrics.cache_home import cache_home
-from tests.ahead import is_needed
 from tests.e2e.process import Daemon, Replaying
 from tests.e2e.samples import SAMPLES, write
 from tests.kafka_server import free_ports
@@ -28,14 +27,9 @@ def model_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield cache
 
 
-@pytest.fixture(scope="package", autouse=True)
-def starting_daemon(
-    request: pytest.FixtureRequest, model_cache: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Replaying | None]:
-    """Start the daemon while other tests run, if any test needs it."""
-    if not is_needed("replaying", request):
-        yield None
-        return
+@pytest.fixture(scope="package")
+def replaying(model_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replaying]:
+    """In two processes, as `foretick run` starts it, for tests that only query it."""
     folder, sample, session = tmp_path_factory.mktemp("daemon"), SAMPLES[2], "eurusd"
     endpoint = f"tcp://127.0.0.1:{free_ports(1)[0]}"
     config = f"""
@@ -53,12 +47,6 @@ speed = 2.0
 endpoint = "{endpoint}"
 """
     with Daemon(folder, config, {"SCHEDULER_TYPE": "KLPM"}) as daemon:
+        asyncio.run(daemon.ready())
         yield Replaying(daemon, sample, session, endpoint)
         assert daemon.terminate(STOP_S) == 0
-
-
-@pytest.fixture(scope="package")
-def replaying(starting_daemon: Replaying) -> Replaying:
-    """In two processes, as `foretick run` starts it, for tests that only query it."""
-    asyncio.run(starting_daemon.daemon.ready())
-    return starting_daemon

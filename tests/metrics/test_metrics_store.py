@@ -6,6 +6,7 @@ import math
 import multiprocessing
 import os
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 
 import numpy as np
 import pytest
@@ -191,17 +192,24 @@ def test_unlinked_store_is_gone_for_newcomers_only(shared: MetricStore) -> None:
         MetricStore.attach(shared.name, LABELS)
 
 
-def _crash() -> None:
-    shm.SharedBlock.create(4096)
+def _crash(pipe: Connection) -> None:
+    pipe.send(shm.SharedBlock.create(4096).name)
+    pipe.recv()
     os._exit(1)
 
 
 def test_block_of_a_crashed_process_is_swept_and_a_live_one_kept(shared: MetricStore) -> None:
-    process = multiprocessing.get_context("spawn").Process(target=_crash)
+    """This process's lock keeps other tests' processes from sweeping the block before it is looked at."""
+    here, there = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=_crash, args=(there,))
     process.start()
+    block = shm.SharedBlock.attach(here.recv())
+    here.send("crash")
     process.join(60)
     assert process.exitcode == 1
-    assert list(shm.ROOT.glob(f"{shm.PREFIX}{process.pid}-*"))
+    shm.sweep()
+    assert (shm.ROOT / block.name).exists()
+    block.close()
     assert shm.sweep() >= 1
-    assert not list(shm.ROOT.glob(f"{shm.PREFIX}{process.pid}-*"))
+    assert not (shm.ROOT / block.name).exists()
     MetricStore.attach(shared.name, LABELS).close()
