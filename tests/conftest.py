@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from weakref import ref
 
@@ -17,8 +18,8 @@ pytest_plugins = ["tests.fixtures_kafka", "tests.fixtures_prometheus", "tests.fi
 # For PyTorch, here and in every process that a test starts: models this small gain nothing by more threads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-SHARED = ("triton", "replaying", "real_kafka")
-"""Fixtures that take long to start: their tests run on one worker, before the others."""
+ROOT = Path(__file__).parent
+
 LONGEST = ("e2e", "engine", "bench", "feeds")
 """Packages of tests, the slowest first."""
 MOST_WORKERS = 8
@@ -30,26 +31,10 @@ def pytest_xdist_auto_num_workers() -> int:
     return min(len(os.sched_getaffinity(0)) + 1, MOST_WORKERS)
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep on one worker what shares fixtures; run first what takes longest, so that no worker ends late."""
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(_group(item)))
-    items.sort(key=_turn)
-
-
-def _group(item: pytest.Item) -> str:
-    shared = (name for name in SHARED if name in getattr(item, "fixturenames", ()))
-    return next(shared, item.path.stem)
-
-
-def _turn(item: pytest.Item) -> tuple[int, int]:
-    """Shared fixtures in their order, then packages in theirs."""
-    group, package = _group(item), item.path.relative_to(item.config.rootpath).parts[1]
-    return (
-        SHARED.index(group) if group in SHARED else len(SHARED),
-        LONGEST.index(package) if package in LONGEST else len(LONGEST),
-    )
+    """Workers take a module at a time: the longest come first, so that no worker ends late."""
+    packages = {name: turn for turn, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: packages.get(item.path.relative_to(ROOT).parts[0], len(packages)))
 
 
 def pytest_collection_finish() -> None:
