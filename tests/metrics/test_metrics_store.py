@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import math
 import multiprocessing
 import os
@@ -199,17 +200,18 @@ def _crash(pipe: Connection) -> None:
 
 
 def test_block_of_a_crashed_process_is_swept_and_a_live_one_kept(shared: MetricStore) -> None:
-    """This process's lock keeps other tests' processes from sweeping the block before it is looked at."""
+    """A lock of ours keeps other tests' processes from sweeping the block before it is looked at."""
     here, there = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=_crash, args=(there,))
     process.start()
-    block = shm.SharedBlock.attach(here.recv())
-    here.send("crash")
-    process.join(60)
-    assert process.exitcode == 1
-    shm.sweep()
-    assert (shm.ROOT / block.name).exists()
-    block.close()
+    path = shm.ROOT / here.recv()
+    with path.open() as held:
+        fcntl.flock(held, fcntl.LOCK_SH)
+        here.send("crash")
+        process.join(60)
+        assert process.exitcode == 1
+        shm.sweep()
+        assert path.exists()
     assert shm.sweep() >= 1
-    assert not (shm.ROOT / block.name).exists()
+    assert not path.exists()
     MetricStore.attach(shared.name, LABELS).close()
