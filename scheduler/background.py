@@ -22,9 +22,9 @@ from engine.step import Chunk, Executor, OutOfMemory
 from regions.offload.store import NotResident
 from regions.tape import Tape
 from scheduler.observer import Observer
-from scheduler.request import Failure, Request, RequestSpec, State
+from scheduler.request import Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
-from scheduler.tapes import Records
+from scheduler.tapes import TapeItems
 from scheduler.types import PriorityClass
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class _Window:
     begun: int
     """When its last prefill began, however that ended."""
     begun_records: int = 0
-    """Records evicted by then."""
+    """TapeItems evicted by then."""
 
     @property
     def stale_records(self) -> int:
@@ -129,9 +129,9 @@ class Refresher:
         self._windows: dict[Tape, _Window] = {tape: _Window(tape, p, now, now) for tape, p in sessions}
         self._queue: deque[_Window] = deque()
         self._running: _Prefill | None = None
-        scheduler.subscribe(self)
+        scheduler.subscribe(self.on_commit)
 
-    def on_commit(self, tape: Tape, version: int, records: Records) -> None:
+    def on_commit(self, tape: Tape, version: int, records: TapeItems) -> None:
         """Begin the refreshes that are due; restart a prefill that the tape has overtaken."""
         window, running = self._windows.get(tape), self._running
         if window is None:
@@ -143,9 +143,6 @@ class Refresher:
                 self._cancel(running)
         elif self._is_due(window):
             self._enqueue(window)
-
-    def on_drop(self, tape: Tape, records: Records, failure: Failure) -> None:
-        """Nothing to do: the tape did not change."""
 
     def idle(self) -> float | None:
         """Refresh sessions that got no data for a while; the worker calls this when it is idle.

@@ -23,7 +23,8 @@ from daemon.front.server import Front
 from daemon.front.wiring import make_front
 from engine.model.embedded import build_tokenizer
 from feeds.codec import decode_record
-from feeds.kafka import KafkaSource, quiet_client_log
+from feeds.kafka_client import quiet_client_log
+from feeds.kafka_source import KafkaSource
 from feeds.messages import AnyRecord
 from feeds.mock_broker import MockBroker
 from tests.e2e.process import FORETICK, command, invoke, logging_put_back

@@ -78,7 +78,7 @@ class World:
                 prompt,
                 ANSWER,
                 self.done.append,
-                open_prompt=lambda: self.engine.open_stream(),
+                open_prompt=self.engine.open_prompt,
                 complete=complete,
             )
         )
