@@ -143,12 +143,8 @@ class Tokeniser:
 
     def __init__(self, encode: Encode) -> None:
         self._encode = encode
-        self._tables: DigitTables | None = None
         candidates = (build_tables(encode, group) for group in (3, 1))
-        for tables in candidates:
-            if tables is not None and agrees(tables, encode):
-                self._tables = tables
-                break
+        self._tables = next((each for each in candidates if each and agrees(each, encode)), None)
 
     @property
     def fast(self) -> bool:

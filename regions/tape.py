@@ -51,7 +51,8 @@ class Tape:
         self, name: str, pool: BlockPool, frozen: Context, retention: Retention, *, frame_limit: int
     ) -> None:
         self.name = name
-        self._retention = retention
+        self.retention = retention
+        """Also bounds every append."""
         self._frame_limit = frame_limit
         self.check_prefix(frozen.tokens)
         self.keeper: Keeper | None = None
@@ -75,9 +76,9 @@ class Tape:
 
     def check_prefix(self, tokens: int) -> None:
         """Raise ValueError when a frozen prefix of so many tokens leaves no room below the frame limit."""
-        if tokens + self._retention.tokens >= self._frame_limit:
+        if tokens + self.retention.tokens >= self._frame_limit:
             raise ValueError(
-                f"session {self.name}: {tokens} frozen and {self._retention.tokens} retained tokens leave "
+                f"session {self.name}: {tokens} frozen and {self.retention.tokens} retained tokens leave "
                 f"no room for a question below the frame limit of {self._frame_limit} positions"
             )
 
@@ -102,26 +103,6 @@ class Tape:
         return len(self._records)
 
     @property
-    def append_tokens(self) -> int:
-        """Most tokens of one append, as the retention allows."""
-        return self._retention.tokens
-
-    @property
-    def append_records(self) -> int:
-        """Most records of one append; without a limit on records, the number of tokens."""
-        return self._retention.records or self._retention.tokens
-
-    @property
-    def append_span_ns(self) -> int:
-        """Most event time between the records of one append; 0 for any."""
-        return self._retention.span_ns
-
-    @property
-    def max_position(self) -> int:
-        """Highest local position in use; never above the frame limit."""
-        return max((s.max_position for s in self._table.stretches), default=self._frozen.tokens - 1)
-
-    @property
     def window(self) -> list[int]:
         """The tokens of the committed records, oldest first."""
         return list(chain.from_iterable(record.tokens for record in self._records))
@@ -144,7 +125,7 @@ class Tape:
         from the next commit on; until then the current version keeps its blocks. Raises ValueError when the
         append alone exceeds the retention.
         """
-        limit = self._retention
+        limit = self.retention
         if n_tokens > limit.tokens:
             raise ValueError(f"session {self.name}: {n_tokens} tokens exceed the retention of {limit.tokens}")
         evicted = 0
@@ -169,11 +150,11 @@ class Tape:
         self._growing = acquired or growing
         return acquired
 
-    def place(self, n: int) -> Placement:
+    def next_slots(self, n: int) -> Placement:
         """The placement of the next ``n`` tokens. Raises RuntimeError if their blocks were not acquired."""
         if self._written + n - self._origin > self._frame_limit:
             self.new_frame()
-        return Placement(self.extents, self._table.next(n), self._written, self._origin)
+        return Placement(self.extents, self._table.next_slots(n), self._written, self._origin)
 
     def new_frame(self, at: int | None = None) -> None:
         """Start a position frame; the next token's local position is ``at``, by default the anchored one."""
@@ -279,7 +260,7 @@ class Tape:
         )
 
     @property
-    def read(self) -> bool:
+    def has_readers(self) -> bool:
         """The current version has readers, so offloading would not free its blocks."""
         return self.resident and self._committed.blocks[-1].readers > 1
 

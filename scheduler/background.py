@@ -27,7 +27,7 @@ from regions.tape import LiveRecord, Tape
 from scheduler.observer import Observer
 from scheduler.request import Failure, Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
-from scheduler.tapes import Records
+from scheduler.tapes import TapeItems
 from scheduler.types import PriorityClass
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class _Replacement:
     """Another frozen prefix for a session."""
 
     frozen: tuple[int, ...]
-    records: Records | None
+    records: TapeItems | None
     """The window; None: the live records."""
     barrier: int
     """Number of the newest record that ``records`` replaces; later ones wait."""
@@ -189,10 +189,10 @@ class Refresher:
         self._queue: deque[_Window] = deque()
         self._failed: set[_Window] = set()  # their replacement is tried again
         self._running: _Prefill | None = None
-        scheduler.subscribe(self)
+        scheduler.subscribe(self.on_commit, self.on_drop)
         scheduler.on_refresh(self._replace)
 
-    def on_commit(self, tape: Tape, version: int, records: Records) -> None:
+    def on_commit(self, tape: Tape, version: int, records: TapeItems) -> None:
         """Begin the refreshes that are due; restart a prefill that the tape has overtaken."""
         for failed in [window for window in self._failed if window.retry <= self._clock()]:
             self._enqueue(failed)
@@ -209,7 +209,7 @@ class Refresher:
         elif self._is_due(window):
             self._enqueue(window)
 
-    def on_drop(self, tape: Tape, records: Records, failure: Failure) -> None:
+    def on_drop(self, tape: Tape, records: TapeItems, failure: Failure) -> None:
         """The tape did not change, but a replacement may have waited for these records."""
         running = self._running
         if running is not None and running.window.tape is tape and running.waiting:
@@ -253,7 +253,7 @@ class Refresher:
 
     # When.
 
-    def _replace(self, tape: Tape, frozen: tuple[int, ...], records: Records | None) -> None:
+    def _replace(self, tape: Tape, frozen: tuple[int, ...], records: TapeItems | None) -> None:
         """See `Scheduler.refresh`. A window that was given and is not adopted yet stays."""
         window = self._windows.get(tape)
         if window is None:

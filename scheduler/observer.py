@@ -35,9 +35,6 @@ class Observer:
     def evicted(self, session: str, tokens: int) -> None:
         """A tape dropped its oldest records to make room."""
 
-    def executor_failed(self, error: Exception) -> None:
-        """A forward pass raised; its requests failed."""
-
     def out_of_memory(self, *, retried: bool) -> None:
         """A forward pass ran out of memory: half of its batch is retried, or the retry failed, too."""
 

@@ -54,7 +54,7 @@ class Position(NamedTuple):
 
     @property
     def standing(self) -> tuple[SchedulingKey, State | None, bool, bool]:
-        """The part that decides its queues and its place in them; the rest may change without a move."""
+        """The part that decides its queues and its position in them; the rest may change without a move."""
         return self.key, self.state, self.left > 0, self.starved
 
 
@@ -160,8 +160,8 @@ class Queues:
 
     def victims_have(self, work: Work, cells: int) -> bool:
         """Whether the victims of ``work`` have at least ``cells`` cells together."""
-        claimed = (self._positions[victim].cells for victim in self.victims(work))
-        return any(found >= cells for found in accumulate(claimed))
+        cells_of = (self._positions[victim].cells for victim in self.victims(work))
+        return any(found >= cells for found in accumulate(cells_of))
 
     def any_blocks_before(self, work: Work) -> bool:
         """Whether any request before ``work`` holds blocks."""

@@ -19,7 +19,7 @@ import msgspec
 
 from daemon.config.checks import cross_check
 from daemon.config.errors import ConfigError, Problem
-from daemon.config.layers import ENVIRONMENT_PREFIX, Layered
+from daemon.config.layers import Layered
 from daemon.config.schema import Config
 from feeds.durations import Duration, parse_duration
 from feeds.timestamps import Instant, parse_instant
@@ -27,6 +27,7 @@ from scheduler.policies import NAMES
 
 __all__ = ["RESERVED_VARIABLES", "Config", "ConfigError", "Problem", "load_config"]
 
+ENVIRONMENT_PREFIX = "FORETICK_"
 # Variables with our prefix that are not settings: the cache directory, and the tests' data and broker.
 RESERVED_VARIABLES = frozenset({"FORETICK_CACHE", "FORETICK_DATA", "FORETICK_KAFKA"})
 
@@ -55,7 +56,8 @@ def load_config(
         layers.set("scheduler.policy", policy, f"environment variable {SCHEDULER_TYPE}")
     for variable, text in sorted(variables.items()):
         if variable.startswith(ENVIRONMENT_PREFIX) and variable not in RESERVED_VARIABLES:
-            layers.set_from_environment(variable, text)
+            key = variable.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".")
+            layers.set(key, text, origin=f"environment variable {variable}")
     for key, value in (overrides or {}).items():
         layers.set(key, value, origin="flag")
     config = _decode(layers)

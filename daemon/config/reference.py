@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect as python_inspect
 import json
 from collections.abc import Iterator
+from typing import cast
 
 import msgspec
 from msgspec import inspect
@@ -41,7 +42,7 @@ def configuration_reference() -> str:
 
 def _tables(path: str, struct: type[msgspec.Struct], is_list: bool = False) -> Iterator[str]:
     """The struct's own heading and table, then those of the structs inside it."""
-    fields = _struct(inspect.type_info(struct)).fields
+    fields = cast(inspect.StructType, inspect.type_info(struct)).fields
     tables = [field for field in fields if _table(field.type) is not None]
     keys = [field for field in fields if field not in tables]
     heading = f"`[[{path}]]`" if is_list else f"`[{path}]`" if path else "At the top of the file"
@@ -51,12 +52,6 @@ def _tables(path: str, struct: type[msgspec.Struct], is_list: bool = False) -> I
     for field in tables:
         inner, many = _table(field.type) or (struct, False)
         yield from _tables(f"{path}.{field.encode_name}" if path else field.encode_name, inner, many)
-
-
-def _struct(kind: inspect.Type) -> inspect.StructType:
-    if not isinstance(kind, inspect.StructType):
-        raise TypeError(f"{kind} is not a struct")
-    return kind
 
 
 def _table(kind: inspect.Type) -> tuple[type[msgspec.Struct], bool] | None:

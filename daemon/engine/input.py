@@ -18,7 +18,7 @@ from metrics.store import MetricStore
 from regions.tape import Tape
 from scheduler.request import Failure
 from scheduler.scheduler import Scheduler
-from scheduler.tapes import Records, TapeItem
+from scheduler.tapes import TapeItem, TapeItems
 
 MAX_WAITING = 256
 """Limit of bars waiting for the engine. Above it the ring is not read: it pauses or drops as configured."""
@@ -85,7 +85,7 @@ class EngineInput:
             ready=lambda: self._waiting < MAX_WAITING,
             idle_close_ns=bars.idle_close,
         )
-        scheduler.subscribe(self)
+        scheduler.subscribe(self.on_commit, self.on_drop)
 
     def run(self, idle: Callable[[], bool], on_end: Callable[[], None]) -> None:
         """Run until `stop`, then take what the ring still holds.
@@ -109,11 +109,11 @@ class EngineInput:
         self._stop.set()
         self._leave_ring.set()
 
-    def on_commit(self, tape: Tape, version: int, records: Records) -> None:
+    def on_commit(self, tape: Tape, version: int, records: TapeItems) -> None:
         """These bars no longer wait."""
         self._count(-len(records))
 
-    def on_drop(self, tape: Tape, records: Records, failure: Failure) -> None:
+    def on_drop(self, tape: Tape, records: TapeItems, failure: Failure) -> None:
         """As `on_commit`."""
         self._count(-len(records))
 
