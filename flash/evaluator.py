@@ -159,7 +159,7 @@ class FlashEvaluator(Generic[P]):
                     cls=PriorityClass.FLASH,
                     session=item.session,
                     prompt=item.prepared.prompt_tokens,
-                    max_tokens=1 if item.question.choices else item.question.max_tokens,
+                    max_tokens=item.prepared.answer_tokens(item.question),
                     on_done=partial(self._done, session, evaluation, item),
                     reader=reader,
                     stop_ids=item.prepared.stop_ids,

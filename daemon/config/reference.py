@@ -13,6 +13,7 @@ from msgspec import inspect
 from daemon.config.layers import bare
 from daemon.config.load import POLICIES
 from daemon.config.schema import Config
+from feeds.decimal9 import Fixed9
 
 _HEAD = """\
 # Configuration
@@ -83,7 +84,7 @@ def _type(kind: inspect.Type) -> str:
     if isinstance(kind, inspect.VarTupleType):
         return f"list of {_type(kind.item_type)}"
     if isinstance(kind, inspect.CustomType):
-        return {"Duration": "duration", "Instant": "time"}[kind.cls.__name__]
+        return {"Duration": "duration", "Instant": "time", "Fixed9": "number"}[kind.cls.__name__]
     names = {inspect.StrType: "text", inspect.IntType: "integer", inspect.FloatType: "number"}
     return names.get(type(kind), "true or false") + _bounds(kind)
 
@@ -100,7 +101,7 @@ def _default(field: inspect.Field) -> str:
     if field.default is None:
         return "none"
     if isinstance(bare(field.type), inspect.CustomType):
-        return f'`"{field.default}"`'
+        return f"`{field.default}`" if isinstance(field.default, Fixed9) else f'`"{field.default}"`'
     return f"`{json.dumps(field.default)}`"
 
 

@@ -20,7 +20,7 @@ from daemon.engine.build import Built
 from daemon.engine.input import Appended, has_gap, inputs_of, newest
 from feeds.messages import Answer, Flag, Latency
 from flash.evaluator import Evaluated, FlashEvaluator
-from flash.questions import Question
+from flash.questions import Prepared, Question
 from flash.registry import Registry, check_choices
 from ingest.bars import SKEWED
 from ingest.plane import TapeRecord
@@ -44,6 +44,14 @@ def generated(
     choice = request.chosen(choices)
     text = decode(list(request.answer)) if choice is None else choice
     return {"text": text, "choice": choice, "logit_gap": request.samples[0].gap}
+
+
+def decoder(
+    decode: Callable[[list[int]], str], prepared: Prepared, record: TapeRecord | None
+) -> Callable[[list[int]], str]:
+    """``decode``, for an answer at the version of ``record``: a level of a compact session is its price."""
+    anchor = record.anchor if record is not None and prepared.is_price else None
+    return decode if anchor is None else lambda tokens: anchor.printed(decode(tokens))
 
 
 class Versions:
@@ -108,12 +116,13 @@ class StandingAnswers:
     def _answer(self, done: Evaluated[Appended]) -> Answer:
         standing, request = done.standing, done.request
         record = done.payloads[-1].record
+        decode = decoder(self._decode, standing.prepared, record)
         return Answer(
             session=standing.session,
             symbol=self._sessions[standing.session].symbol,
             question=standing.question.name,
             question_hash=standing.question_hash,
-            **generated(request, standing.question.choices, self._decode),
+            **generated(request, standing.question.choices, decode),
             probability=None,
             data_version=done.version,
             as_of=record.ts_last_event,
@@ -141,6 +150,7 @@ class StandingAnswers:
             "warm_up": ordinal < self._sessions[done.standing.session].warm_up_records,
             "skewed_clock": bool(record.flags & SKEWED),
             "untrained": self._loaded.untrained,
+            "rounded": record.rounded,
         }
         return [flag for flag, is_set in owned.items() if is_set]
 
@@ -175,8 +185,8 @@ class EngineAsks:
                 cls=PriorityClass.SESSION,
                 session=ask.session,
                 prompt=prepared.prompt_tokens,
-                max_tokens=1 if ask.choices else question.max_tokens,
-                on_done=partial(self._done, ask),
+                max_tokens=prepared.answer_tokens(question),
+                on_done=partial(self._done, ask, prepared),
                 tape=tape,
                 stop_ids=prepared.stop_ids,
                 choices=prepared.choice_tokens,
@@ -199,22 +209,25 @@ class EngineAsks:
             del kept[old]
         kept[version] = newest(records)
 
-    def _done(self, ask: Ask, request: Request) -> None:
+    def _done(self, ask: Ask, prepared: Prepared, request: Request) -> None:
         self._open.pop(ask.id, None)
         if request.state is not State.FINISHED:
             self._fail(ask, request.error or CANCELLED)
             return
         record = self._newest[ask.session].get(request.version)
         untrained = self._built.loaded.untrained
+        rounded = record is not None and record.rounded
+        flags: dict[Flag, bool] = {"untrained": untrained, "rounded": rounded}
+        decode = decoder(self._built.prompt.decode, prepared, record)
         self._emit(
             AskReply(
                 id=ask.id,
                 session=ask.session,
                 data_version=request.version,
-                **generated(request, ask.choices, self._built.prompt.decode),
+                **generated(request, ask.choices, decode),
                 cached=False,
                 untrained=untrained,
-                flags=("untrained",) if untrained else (),
+                flags=tuple(flag for flag, is_set in flags.items() if is_set),
                 as_of=record.ts_last_event if record else 0,
                 staleness_ns=self._clock() - record.ts_ring if record else 0,
             )

@@ -53,7 +53,7 @@ def wire_engine(
     observer = EngineObserver(store, engine.pool)
     scheduler = scheduler_of(config, built, observer, executor)
     # Order of listeners on a commit: first those that record the version, then those that query it.
-    entering = EngineInput(config, ring, source, prompt.encode, built.tapes, scheduler, store)
+    entering = EngineInput(config, ring, source, built, scheduler, store)
     scheduler.subscribe(Versions(store, emit, built.tiers.inputs).on_commit)
     asks = EngineAsks(built, scheduler, emit)
     StandingAnswers(config, built, scheduler, registry, store, emit)
