@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import TypeVar
@@ -84,6 +85,20 @@ class Engine:
         """
         return StreamingPrompt(self.pool, self.cache, frame_limit=self.frame_limit, salt=salt)
 
+    def open_prefix(self, tokens: Sequence[int]) -> Fork:
+        """A reader of what the cache has of a frozen prefix; the caller prefills the rest into it."""
+        context = self.cache.match(tokens) or Context()
+        prompt = Fork(self.pool, frame_limit=self.frame_limit, context=context)
+        context.release()
+        return prompt
+
+    def close_prefix(self, tokens: Sequence[int], prompt: Fork) -> Context:
+        """The frozen prefix of ``tokens``, all in ``prompt``'s KV, as a context that the caller owns."""
+        self.cache.save(tokens, prompt)
+        context = prompt.as_context()
+        prompt.release()
+        return replace(context, prefix=tuple(tokens))
+
     def execute(self, batch: Sequence[Chunk]) -> list[SampledToken | None]:
         """One forward pass over a mixed batch; afterwards every target's tokens are in KV.
 
@@ -151,11 +166,7 @@ class Engine:
 
     def _freeze(self, tokens: Sequence[int]) -> Context:
         """A context of all ``tokens``, owned by the caller; only tokens that are not cached are computed."""
-        context = self.cache.match(tokens) or Context()
-        if context.tokens == len(tokens):
-            return context
-        prompt = Fork(self.pool, frame_limit=self.frame_limit, context=context)
-        context.release()
+        prompt = self.open_prefix(tokens)
         try:
             if not prompt.acquire(len(tokens) - prompt.cached_tokens):
                 raise ModelError(
@@ -163,8 +174,7 @@ class Engine:
                 )
             for start in range(prompt.cached_tokens, len(tokens), FREEZE_CHUNK):
                 self.execute([Chunk(prompt, tokens[start : start + FREEZE_CHUNK], sample=False)])
-            self.cache.save(tokens, prompt)
-            return prompt.as_context()
+            return self.close_prefix(tokens, prompt)
         finally:
             prompt.release()
 

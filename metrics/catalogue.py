@@ -314,7 +314,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     _counter(
         "foretick_refreshes_total",
-        "Refreshed windows of exact sessions that replaced the old ones.",
+        "Refreshed windows that replaced the old ones.",
         "session",
     ),
     _counter(

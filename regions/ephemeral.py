@@ -43,6 +43,11 @@ class Fork:
         return self._context.version
 
     @property
+    def prefix(self) -> tuple[int, ...]:
+        """The tokens of the frozen prefix that it reads, if they are known."""
+        return self._context.prefix
+
+    @property
     def cached_tokens(self) -> int:
         """Tokens of its context."""
         return self._context.tokens

@@ -69,6 +69,8 @@ class Queues:
         """Every live request, by number."""
         self.appends: dict[Tape, TapeAppend] = {}
         """Waiting records, by tape."""
+        self.barriers: dict[Tape, int] = {}
+        """Records numbered above its barrier wait until the tape's refresh is adopted."""
         self.running: SortedDict[SchedulingKey, Request] = SortedDict()
         """Admitted requests, which hold memory even when they have nothing to do."""
         self.decodes = self.prefills = 0

@@ -86,6 +86,7 @@ class Scheduler:
         self.queues = Queues(ordering.key, order)
         self._live = LiveWork(self.queues, memory, limits, clock, self._observer, forget)
         self._on_lost: list[Callable[[Tape], None]] = []
+        self._on_refresh: list[Callable[[Tape, tuple[int, ...], TapeItems | None], None]] = []
         self._admissions = self._preemptions = 0
         self._after_question = False
 
@@ -125,6 +126,20 @@ class Scheduler:
         """Finish the prompt and generate. An empty prompt fails with `bad_prompt`."""
         self._inbox.change_prompt(request_id, "finish")
 
+    def refresh(self, tape: Tape, frozen: Sequence[int], window: TapeItems | None = None) -> None:
+        """Replace a tape's frozen prefix, in the background; the newest call wins.
+
+        The live records are prefilled behind it again, or ``window``, which must have all records appended so
+        far: records appended later then wait until it is adopted. Questions read the old version until then.
+        Raises ValueError, with nothing changed, when prefix or window are too long.
+        """
+        tape.check_prefix(len(frozen))
+        tokens = sum(len(record.tokens) for record in window or ())
+        if tokens > tape.retention.tokens:
+            raise ValueError(f"{tape.name}: {tokens} tokens exceed the retention of {tape.retention.tokens}")
+        for callback in self._on_refresh:
+            self._inbox.call(partial(callback, tape, tuple(frozen), window))
+
     def cancel(self, request_id: int) -> None:
         """End a live request as CANCELLED before the next batch; ignores unknown and ended ids."""
         self._inbox.cancel(request_id)
@@ -155,6 +170,10 @@ class Scheduler:
     def on_lost(self, callback: Callable[[Tape], None]) -> None:
         """Call `callback` at every step with each tape whose lost KV blocks work."""
         self._on_lost.append(callback)
+
+    def on_refresh(self, callback: Callable[[Tape, tuple[int, ...], TapeItems | None], None]) -> None:
+        """Call `callback` between two batches with the arguments of each `refresh`."""
+        self._on_refresh.append(callback)
 
     @property
     def live(self) -> int:

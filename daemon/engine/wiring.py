@@ -117,6 +117,7 @@ def refresher_of(
     return Refresher(
         scheduler,
         built.engine,
+        built.engine,
         [(built.tapes[s.name], policy(s)) for s in config.sessions],
         Comparison(questions, partial(probe, built.engine), config.scheduler.max_batch_tokens),
         observer,

@@ -123,6 +123,10 @@ class Residency:
         """See `Keeper.rebuilt`."""
         self._count(tape, "rebuilt")
 
+    def prefix_changed(self, tape: Tape) -> None:
+        """See `Keeper.prefix_changed`."""
+        self._identity[tape] = self._identity[tape].behind(tape.prefix)
+
     def spill_idle(self) -> bool:
         """Offload one session that reached the idle limit; False when there is none that can go."""
         if not self._idleness.limit_ns:

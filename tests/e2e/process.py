@@ -33,7 +33,7 @@ from tests.e2e.samples import Sample
 from tests.e2e.support import until
 from tests.kafka_server import free_ports
 
-START_S = 60.0
+START_S = 120.0
 FORETICK = str(Path(sys.executable).with_name("foretick"))
 
 

@@ -114,7 +114,6 @@ class Stream:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("one_thread")
 def test_ten_million_tokens_leave_the_oracle_s_window_and_no_trace() -> None:
     """Real frames, two layers, evictions at every append. The model computes the first and the last appends:
     the oracle sees the last windows only, which is all that any row of the last one depends on; its positions

@@ -25,8 +25,6 @@ from tests.engine.oracle import VOCABULARY, tiny
 from tests.engine.reference_attention import ReferenceAttention
 from tests.prompts import next_tokens, remaining
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def tokens(rng: random.Random, n: int) -> list[int]:
     return [rng.randrange(3, VOCABULARY) for _ in range(n)]

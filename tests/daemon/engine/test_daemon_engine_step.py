@@ -26,8 +26,6 @@ from scheduler.types import Limits, PriorityClass
 from tests import tolerance
 from tests.engine.oracle import VOCABULARY, tiny
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 RNG = random.Random(11)
 SOURCE = [RNG.randrange(3, VOCABULARY) for _ in range(80)]
 BLOCK = 4

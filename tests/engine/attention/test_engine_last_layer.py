@@ -21,8 +21,6 @@ from regions.tape import Retention
 from tests import tolerance
 from tests.engine.oracle import ARCHITECTURES, VOCABULARY, tiny
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 class Counting:
     """The CPU backend; ``rows``: those of each call."""
