@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+# Processes that share the tests; `auto` is one more than the cores, 0 runs them in one process.
+WORKERS ?= auto
 
 .PHONY: run test lint format lock clean
 
@@ -11,7 +13,7 @@ run: $(STAMP)
 	$(BIN)/foretick demo
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

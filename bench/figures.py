@@ -179,10 +179,7 @@ def rate(
 
 
 def median_ratio(ours: Sequence[float], reference: Sequence[float]) -> float:
-    """Median ratio of pairs taken one right after the other: lasting noise hits both of a pair.
-
-    Raises ValueError if the two differ in length.
-    """
+    """Median ratio of pairs taken one right after the other: lasting noise hits both of a pair."""
     return float(np.median([a / b for a, b in zip(ours, reference, strict=True)]))
 
 

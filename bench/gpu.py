@@ -107,7 +107,7 @@ def random_model(shape: dict[str, Any], device: str) -> LoadedModel:
 
 
 class Bench:
-    """One engine with its tape filled up to the plan's context."""
+    """One engine, and a tape to fill up to the plan's context."""
 
     def __init__(self, plan: GpuPlan, device: str) -> None:
         self.plan = plan
@@ -180,12 +180,13 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
         save_profile(profile, run.profiles / file_name(name))
     yield from curves(samples, profile)
     run.say("attention ...")
+    figure = partial(Figure, "KV read", unit="GB/s", table="Attention alone", against="a copy")
     for rows, context in product(plan.attention_rows, plan.curve):
         if context + rows <= bench.engine.pool.total_blocks * _BLOCK:
             rate, goal = bandwidth(bench.engine, rows, context), Goal(0.75, "at least")
-            figure = partial(Figure, table="Attention alone", setting={"rows": rows, "context": context})
-            kv_read = partial(figure, "KV read", rate, "GB/s", against="a copy", reference=floors.copy / 1e9)
-            yield kv_read(goal=goal if context == 16384 else None)
+            at: Setting = {"rows": rows, "context": context}
+            goal_here = goal if context == 16384 else None
+            yield figure(rate, setting=at, reference=floors.copy / 1e9, goal=goal_here)
 
 
 def ingested(updates: Sequence[tuple[int, int, float]], floors: Floors) -> Figure:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -41,6 +41,10 @@ class SuiteRun:
     models: tuple[str, ...] = ("embedded", "80m")
     device: str = "cuda"
     profiles: Path | None = None
+
+    def sized(self, full: T, quick: T) -> T:
+        """The sizes to measure with."""
+        return quick if self.quick else full
 
 
 class MeasurementFailed(RuntimeError):
@@ -98,6 +102,27 @@ def timed(
     began = clock()
     result = work(*arguments)
     return result, clock() - began
+
+
+class Turns:
+    """Ways to do the same thing, timed in turn: in order, then reversed. ``ns``: of each way's calls."""
+
+    def __init__(self, *ways: Callable[..., T]) -> None:
+        self._ways = ways
+        self.ns: list[list[int]] = [[] for _ in ways]
+
+    def __call__(self, *arguments: object) -> list[Any]:
+        """Run every way once; returns their results in the given order."""
+        results: dict[int, Any] = {}
+        for i in range(len(self._ways))[:: -1 if len(self.ns[0]) % 2 else 1]:
+            results[i], ns = timed(self._ways[i], *arguments)
+            self.ns[i].append(ns)
+        return [results[i] for i in range(len(self._ways))]
+
+    def clear(self) -> None:
+        """Forget what was timed: the first calls include one-time set-up."""
+        for ns in self.ns:
+            ns.clear()
 
 
 def spread(work: Callable[[T], R], cases: Sequence[T], processes: int) -> list[R]:

@@ -8,7 +8,7 @@ import sys
 from datetime import UTC, datetime
 
 from daemon.config.schema import LogConfig
-from feeds.kafka import quiet_client_log
+from feeds.kafka_client import quiet_client_log
 
 
 class JsonFormatter(logging.Formatter):

@@ -6,6 +6,9 @@ what only it knows. In `inproc` mode the same structs are passed without encodin
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import msgspec
 
 from daemon.api import messages
@@ -173,17 +176,7 @@ def failure_of(command: Command, code: str, message: str) -> AskFailed | PromptF
 
 
 encode = msgspec.msgpack.Encoder().encode
-_commands = msgspec.msgpack.Decoder(Command)
-_events = msgspec.msgpack.Decoder(EngineEvent)
-
-
-def decode_command(payload: bytes) -> Command:
-    """Raises Undecodable."""
-    command: Command = decoded(_commands.decode, payload)
-    return command
-
-
-def decode_event(payload: bytes) -> EngineEvent:
-    """Raises Undecodable."""
-    event: EngineEvent = decoded(_events.decode, payload)
-    return event
+decode_command: Callable[[bytes], Command] = partial(decoded, msgspec.msgpack.Decoder(Command).decode)
+"""Raises Undecodable."""
+decode_event: Callable[[bytes], EngineEvent] = partial(decoded, msgspec.msgpack.Decoder(EngineEvent).decode)
+"""Raises Undecodable."""

@@ -13,7 +13,7 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
-Work = Callable[[], Coroutine[Any, Any, None]]
+Job = Callable[[], Coroutine[Any, Any, None]]
 
 RESTART_AFTER_S = 0.1
 MAX_RESTARTS = 5
@@ -45,7 +45,7 @@ class Tasks:
         self.ended: dict[str, str] = {}
         """Tasks and threads that ended unexpectedly and were not restarted, and why."""
 
-    def start(self, name: str, work: Work, *, restarts: bool = False, returns: bool = False) -> None:
+    def start(self, name: str, work: Job, *, restarts: bool = False, returns: bool = False) -> None:
         """Run ``work()``. ``restarts``: again after an unexpected end. ``returns``: it may return."""
         self.ended.pop(name, None)
         task = self._running[name] = asyncio.create_task(work(), name=name)
@@ -73,7 +73,7 @@ class Tasks:
         self.ended[name] = why
         self._on_end(name, why, False)
 
-    def _done(self, name: str, work: Work, restarts: bool, returns: bool, task: asyncio.Task[None]) -> None:
+    def _done(self, name: str, work: Job, restarts: bool, returns: bool, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
         if self._running.get(name) is not task:  # it was told to end
             return
@@ -97,7 +97,7 @@ class Tasks:
         self._restarts.append(now)
         return True
 
-    def _restart(self, name: str, work: Work) -> None:
+    def _restart(self, name: str, work: Job) -> None:
         if name in self.ended:
             self.start(name, work, restarts=True)
 

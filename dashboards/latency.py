@@ -42,7 +42,7 @@ _HALF, _THIRD, _SIXTH = 12, 8, 4
 _WHOLE = "end_to_end"
 _STEPS = "ring_wait|bars|tokenise|queue_flash|forward|publish"
 
-Target = tuple[str, str]
+Query = tuple[str, str]
 """A PromQL expression and the legend of its series."""
 
 
@@ -228,7 +228,7 @@ def _gauges(title: str, unit: str, name: str, by: str, over: str = "max") -> Any
     return _series(title, unit, _THIRD, [(gauge(name, by, over=over), f"{{{{{by}}}}}")])
 
 
-def _quantiles(stages: str) -> list[Target]:
+def _quantiles(stages: str) -> list[Query]:
     return [
         (quantile(STAGE, q, "stage", stage=stages), f"p{q * 100:g} {{{{stage}}}}") for q in (0.5, 0.9, 0.99)
     ]
@@ -240,7 +240,7 @@ def _query(expression: str, legend: str, index: int) -> Any:
     )
 
 
-def _series(title: str, unit: str, span: int, targets: list[Target]) -> Any:
+def _series(title: str, unit: str, span: int, targets: list[Query]) -> Any:
     legend = (
         VizLegendOptions()
         .display_mode(LegendDisplayMode.LIST)

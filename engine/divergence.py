@@ -86,7 +86,7 @@ def window_of(tape: Tape, fresh: Fork) -> Context | None:
     window = list(fresh.private_extents)
     frozen = fresh.extents[: -len(window)]
     drop_oldest(window, passed)
-    placement = fresh.place(0)
+    placement = fresh.next_slots(0)
     base = tape.evicted_tokens - fresh.cached_tokens
     return Context(
         (*anchor(frozen, passed), *window), (), placement.coord, placement.origin, base, tape.version

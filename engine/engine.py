@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import TypeVar
@@ -77,17 +78,26 @@ class Engine:
             context.release()
             raise
 
-    def open_prompt(self, tokens: Sequence[int] = (), salt: str = "") -> Fork:
-        """A stateless prompt after the longest cached prefix of ``tokens`` (`Fork.cached_tokens` of them).
+    def open_prompt(self, salt: str = "") -> StreamingPrompt:
+        """Open a stateless prompt. It finds prefixes in the cache that were saved under the same salt only.
 
-        At least one token remains to be computed. ``salt``: from the authenticated identity; prefixes are
-        shared under equal salts only.
+        ``salt``: from the authenticated identity.
         """
-        return self._prompt_behind(self.cache.match(tokens[:-1], salt) if len(tokens) > 1 else None)
-
-    def open_stream(self, salt: str = "") -> StreamingPrompt:
-        """Open a stateless prompt that may change."""
         return StreamingPrompt(self.pool, self.cache, frame_limit=self.frame_limit, salt=salt)
+
+    def open_prefix(self, tokens: Sequence[int]) -> Fork:
+        """A reader of what the cache has of a frozen prefix; the caller prefills the rest into it."""
+        context = self.cache.match(tokens) or Context()
+        prompt = Fork(self.pool, frame_limit=self.frame_limit, context=context)
+        context.release()
+        return prompt
+
+    def close_prefix(self, tokens: Sequence[int], prompt: Fork) -> Context:
+        """The frozen prefix of ``tokens``, all in ``prompt``'s KV, as a context that the caller owns."""
+        self.cache.save(tokens, prompt)
+        context = prompt.as_context()
+        prompt.release()
+        return replace(context, prefix=tuple(tokens))
 
     def execute(self, batch: Sequence[Chunk]) -> list[SampledToken | None]:
         """One forward pass over a mixed batch; afterwards every target's tokens are in KV.
@@ -129,7 +139,7 @@ class Engine:
         packed: list[Packed] = []
         for chunk in batch:
             start, n = packed[-1].stop if packed else 0, len(chunk.tokens)
-            packed.append(Packed(start, start + n, chunk.target.place(n)))
+            packed.append(Packed(start, start + n, chunk.target.next_slots(n)))
         # tokens count as written only after `read`: an error of the device may surface only then
         result = guarded(self.model.device, lambda: read(self._logits(batch, packed, keep)))
         for chunk, part in zip(batch, packed, strict=True):
@@ -148,25 +158,15 @@ class Engine:
         ranges = [slot for part in packed for slot in part.placement.slots]
         run = slice(ranges[0][0], sum(ranges[0])) if len(ranges) == 1 else None
         scattered = [] if run else [slot for first, count in ranges for slot in range(first, first + count)]
-        ids, rows, places = to_device(device, tokens, keep, scattered)
+        ids, rows, slots = to_device(device, tokens, keep, scattered)
         context = ForwardContext(
-            metadata, self.pool, run or places, self.attention, self.model.rotations, last
+            metadata, self.pool, run or slots, self.attention, self.model.rotations, last
         )
         return self.model.forward(context, ids, rows)
 
-    def _prompt_behind(self, context: Context | None) -> Fork:
-        """A prompt after ``context``; takes over the caller's reference."""
-        fork = Fork(self.pool, frame_limit=self.frame_limit, context=context)
-        if context:
-            context.release()
-        return fork
-
     def _freeze(self, tokens: Sequence[int]) -> Context:
         """A context of all ``tokens``, owned by the caller; only tokens that are not cached are computed."""
-        context = self.cache.match(tokens)
-        if context and context.tokens == len(tokens):
-            return context
-        prompt = self._prompt_behind(context)
+        prompt = self.open_prefix(tokens)
         try:
             if not prompt.acquire(len(tokens) - prompt.cached_tokens):
                 raise ModelError(
@@ -174,8 +174,7 @@ class Engine:
                 )
             for start in range(prompt.cached_tokens, len(tokens), FREEZE_CHUNK):
                 self.execute([Chunk(prompt, tokens[start : start + FREEZE_CHUNK], sample=False)])
-            self.cache.save(tokens, prompt)
-            return prompt.as_context()
+            return self.close_prefix(tokens, prompt)
         finally:
             prompt.release()
 

@@ -21,7 +21,7 @@ class Target(Protocol):
     def context_tokens(self) -> int:
         """Tokens in KV that its next token sees, without a tape's frozen prefix."""
 
-    def place(self, n: int) -> Placement:
+    def next_slots(self, n: int) -> Placement:
         """The placement of its next `n` tokens, whose blocks have been acquired."""
 
     def wrote(self, placement: Placement, tokens: Sequence[int]) -> None:

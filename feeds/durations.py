@@ -21,11 +21,6 @@ _MAX_NS = 2**63 - 1
 class Duration(int):
     """A length of time in nanoseconds; 0 means "off" where a setting can be switched off."""
 
-    @property
-    def seconds(self) -> float:
-        """The same length in seconds."""
-        return self / 1e9
-
     def __str__(self) -> str:
         """The shortest spelling that `parse_duration` reads back, such as "90s" or "1m"."""
         if self == 0:

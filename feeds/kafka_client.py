@@ -1,10 +1,11 @@
-"""Opens and closes aiokafka clients: retries until the broker is up, stops in bounded time."""
+"""aiokafka clients: opened once the broker is up, closed in bounded time; and which topics a broker lacks."""
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
+from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
 from feeds.backoff import Connection, until
@@ -45,6 +46,26 @@ async def close_client(client: Any, timeout_s: float) -> None:
     """Stop an aiokafka client in about ``timeout_s``, whatever its state or its broker's. Never raises."""
     if not await _quietly(client.stop(), timeout_s):
         await _tear_down(client, timeout_s)
+
+
+class BrokerError(RuntimeError):
+    """The broker does not answer or refuses; the text is written for people."""
+
+
+async def missing_topics(bootstrap: str, topics: Iterable[str], *, timeout_s: float = 5.0) -> list[str]:
+    """The names in ``topics`` that the broker lacks, in order. Raises BrokerError."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    try:
+        async with asyncio.timeout(timeout_s):
+            await admin.start()
+            known = set(await admin.list_topics())
+    except TimeoutError as error:
+        raise BrokerError(f"no answer from Kafka at {bootstrap} within {timeout_s:g} s") from error
+    except (KafkaError, OSError) as error:
+        raise BrokerError(f"no useful answer from Kafka at {bootstrap}: {error!r}") from error
+    finally:
+        await admin.close()
+    return [topic for topic in topics if topic not in known]
 
 
 async def _tear_down(client: Any, timeout_s: float) -> None:

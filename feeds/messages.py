@@ -17,7 +17,7 @@ Side = Literal["buy", "sell", "unknown"]
 Clock = Literal["exchange", "receive"]
 """Whose clock stamped ``ts_event``: ``receive`` if the venue sends no time."""
 
-Flag = Literal["stale", "gap", "warm_up", "skewed_clock", "untrained"]
+Flag = Literal["stale", "gap", "warm_up", "skewed_clock", "untrained", "rounded"]
 ZERO = Fixed9(0)
 
 

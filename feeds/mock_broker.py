@@ -10,7 +10,6 @@ import ctypes
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 NOTICE = "embedded broker: librdkafka's mock cluster, in this process's memory; not Apache Kafka"
@@ -42,9 +41,7 @@ class MockBroker:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def start(self) -> None:

@@ -56,31 +56,24 @@ class Source(Protocol):
     @property
     def lost(self) -> int:
         """Messages known to be lost upstream, from gaps in sequence numbers."""
-        ...
 
     async def start(self) -> None:
         """Connect; returns once messages can arrive, retrying as long as needed."""
-        ...
 
     def batches(self) -> AsyncGenerator[list[Incoming], None]:
         """Batches in arrival order, until ``stop`` or the end of the data. One consumer at a time."""
-        ...
 
     def pause(self) -> None:
         """Stop fetching; a dropping source ignores this."""
-        ...
 
     def resume(self) -> None:
         """Fetch again."""
-        ...
 
     async def commit(self, offsets: Mapping[Partition, int]) -> None:
         """Store the next offset to read of each partition. Raises CommitFailed."""
-        ...
 
     async def stop(self) -> None:
         """Disconnect in bounded time; ``batches`` ends."""
-        ...
 
 
 @runtime_checkable
@@ -91,14 +84,11 @@ class Sink(Protocol):
 
     async def start(self) -> None:
         """Connect, retrying as long as needed."""
-        ...
 
     async def publish(
         self, topic: str, key: bytes | None, payload: bytes, headers: Mapping[str, bytes]
     ) -> None:
         """Deliver one message; returns after acknowledgement. Raises PublishRefused, SinkStopped."""
-        ...
 
     async def stop(self) -> None:
         """Disconnect in bounded time; waiting publishes raise SinkStopped."""
-        ...

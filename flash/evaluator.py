@@ -22,7 +22,7 @@ from regions.ephemeral import Fork
 from regions.tape import Tape
 from scheduler.request import Event, Failure, Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
-from scheduler.tapes import Records
+from scheduler.tapes import TapeItems
 from scheduler.types import PriorityClass
 
 P = TypeVar("P")
@@ -42,11 +42,6 @@ class Evaluated(Generic[P]):
     payloads: tuple[P, ...]
     gap: bool
     """Data was lost since the last answered version."""
-
-    @property
-    def coalesced(self) -> int:
-        """Updates since the last evaluation that were skipped."""
-        return len(self.payloads) - 1
 
     @property
     def queue_ns(self) -> int:
@@ -118,9 +113,9 @@ class FlashEvaluator(Generic[P]):
         self._sessions: defaultdict[str, _Session] = defaultdict(_Session)
         self.coalesced: defaultdict[str, int] = defaultdict(int)
         """Skipped updates so far, by session."""
-        scheduler.subscribe(self)
+        scheduler.subscribe(self.on_commit, self.on_drop)
 
-    def on_commit(self, tape: Tape, version: int, records: Records) -> None:
+    def on_commit(self, tape: Tape, version: int, records: TapeItems) -> None:
         """Evaluate the new version now, or after the running evaluation."""
         session, standing = self._sessions[tape.name], self._registry.standing(tape.name)
         payloads = tuple(record.payload for record in records)
@@ -140,7 +135,7 @@ class FlashEvaluator(Generic[P]):
             self._skip(tape.name, session.current, new)
         self._submit(session, new)
 
-    def on_drop(self, tape: Tape, records: Records, failure: Failure) -> None:
+    def on_drop(self, tape: Tape, records: TapeItems, failure: Failure) -> None:
         """Note the gap in the tape; the next version's answers report it."""
         self._sessions[tape.name].gap = True
 
@@ -164,7 +159,7 @@ class FlashEvaluator(Generic[P]):
                     cls=PriorityClass.FLASH,
                     session=item.session,
                     prompt=item.prepared.prompt_tokens,
-                    max_tokens=1 if item.question.choices else item.question.max_tokens,
+                    max_tokens=item.prepared.answer_tokens(item.question),
                     on_done=partial(self._done, session, evaluation, item),
                     reader=reader,
                     stop_ids=item.prepared.stop_ids,

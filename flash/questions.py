@@ -58,11 +58,26 @@ class Prepared:
     choice_tokens: tuple[int, ...] | None
     """First token of each choice, in the question's order."""
     stop_ids: frozenset[int]
+    most_tokens: int | None = None
+    """Tokens after which the model's answer ends in any case; None: as many as asked for."""
+    is_price: bool = False
+    """The answer is a price: in a compact session, its level."""
+
+    def answer_tokens(self, question: Question) -> int:
+        """Longest answer to ``question``."""
+        asked = 1 if question.choices else question.max_tokens
+        return asked if self.most_tokens is None else min(asked, self.most_tokens)
 
 
 Prepare = Callable[[Question], Prepared]
 """Renders and encodes a question; implemented by the engine."""
 
+EXACT_VALUE = Question(
+    "exact_value",
+    "What is the closing price of the last bar? Answer with the number only.",
+    None,
+    max_tokens=12,
+)
 PAPER_SIX = (
     Question(
         "trend",
@@ -85,11 +100,6 @@ PAPER_SIX = (
         "Is the volume of the most recent bars higher than that of the bars before them?",
         ("YES", "NO"),
     ),
-    Question(
-        "exact_value",
-        "What is the closing price of the last bar? Answer with the number only.",
-        None,
-        max_tokens=12,
-    ),
+    EXACT_VALUE,
 )
 """The query set of *Attention Once* section 4.3, worded for a tape of open, high, low, close, volume bars."""

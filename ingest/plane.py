@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ingest.bars import BarBuilder, Bars
+from ingest.compact import Anchor, CompactEncoder, CompactSpec, Encoded, Restart
 from ingest.lines import LineSpec
 from ingest.record import RECORD, Records
 from ingest.ring import Ring
@@ -33,7 +34,7 @@ class SessionSpec:
     """A session for ingest; its number is its index in the plane's list."""
 
     name: str
-    line: LineSpec = field(default_factory=LineSpec)
+    line: LineSpec | CompactSpec = field(default_factory=LineSpec)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,8 @@ class TapeRecord:
     `ts_last_event` is the exchange time and `ts_ring` the monotonic time of its newest tick, both ns. Every
     offset of the session below `low_watermark` is in this record or an earlier one, or was dropped. `flags`
     are those of `ingest.bars`. `ring_wait_ns` is the newest tick's; `bars_ns` and `tokenise_ns` are those of
-    its batch.
+    its batch. Of a compact session: the ``anchor`` of its tokens, and whether any bar of the window that ends
+    with it has a ``rounded`` price.
     """
 
     tokens: tuple[int, ...]
@@ -56,9 +58,30 @@ class TapeRecord:
     ring_wait_ns: int
     bars_ns: int
     tokenise_ns: int
+    anchor: Anchor | None = None
+    rounded: bool = False
 
 
 Submit = Callable[[int, list[TapeRecord]], None]
+
+
+class _DecimalEncoder:
+    """Encodes a session's bars as decimal lines."""
+
+    rounded = saturated = anchors = 0
+
+    def __init__(self, tokeniser: Tokeniser, spec: LineSpec) -> None:
+        self._tokeniser, self._spec = tokeniser, spec
+
+    def encode(self, bars: Bars) -> list[Encoded]:
+        """See `CompactEncoder`."""
+        return [Encoded(self._tokeniser.lines(bars, self._spec))]
+
+
+def _encoder(tokeniser: Tokeniser, spec: LineSpec | CompactSpec) -> _DecimalEncoder | CompactEncoder:
+    if isinstance(spec, LineSpec):
+        return _DecimalEncoder(tokeniser, spec)
+    return CompactEncoder(tokeniser, spec)
 
 
 @kernel
@@ -72,11 +95,13 @@ def record_waits(words: Words, base: int, records: Records, now: int) -> None:
 class DataPlane:
     """Ring in, tape records out through `submit(session number, records)`.
 
+    `restart(session number, restart)` is called before the first record around a new anchor.
     `source` labels the ring's metrics, `clock` is the monotonic clock in ns. `idle_close_ns` (0: never)
     closes the bars of sessions silent for so long. The plane is the only writer of these metrics: the stages
     ring_wait, bars and tokenise, `foretick_bars_total`, `foretick_records_late_total`,
-    `foretick_records_ignored_total`, `foretick_ring_dropped_total` and `foretick_ring_fill_ratio`. An
-    exception of `submit` propagates from `step`, `flush` or `run`.
+    `foretick_records_ignored_total`, `foretick_bars_rounded_total`, `foretick_volumes_saturated_total`,
+    `foretick_anchors_total`, `foretick_ring_dropped_total` and `foretick_ring_fill_ratio`. An exception of
+    `submit` or `restart` propagates from `step`, `flush` or `run`.
     """
 
     def __init__(
@@ -92,18 +117,22 @@ class DataPlane:
         clock: Callable[[], int] = time.monotonic_ns,
         ready: Callable[[], bool] = lambda: True,
         idle_close_ns: int = 0,
+        restart: Callable[[int, Restart], None] = lambda session, restart: None,
     ) -> None:
-        self._ring, self._specs = ring, list(specs)
-        self._builder, self._tokeniser, self._submit = builder, tokeniser, submit
+        self._ring, self._builder, self._submit, self._restart = ring, builder, submit, restart
+        self._encoders = [_encoder(tokeniser, spec.line) for spec in specs]
         self._clock, self._ready, self._idle_close_ns = clock, ready, idle_close_ns
         self._buffer = np.zeros(_DRAIN, RECORD)
         # earlier readers have counted the losses until now
         self._dropped = metrics.growth("foretick_ring_dropped_total", ring.lost, source=source)
         self._fill = metrics.gauge("foretick_ring_fill_ratio", source=source)
-        names = [spec.name for spec in self._specs]
+        names = [spec.name for spec in specs]
         self._late = [metrics.growth("foretick_records_late_total", session=name) for name in names]
         self._ignored = [metrics.growth("foretick_records_ignored_total", session=name) for name in names]
         self._bar_counters = [metrics.counter("foretick_bars_total", session=name) for name in names]
+        self._rounded = [metrics.growth("foretick_bars_rounded_total", session=name) for name in names]
+        self._saturated = [metrics.growth("foretick_volumes_saturated_total", session=name) for name in names]
+        self._anchors = [metrics.growth("foretick_anchors_total", session=name) for name in names]
         self._ring_wait = metrics.histogram(_STAGE, stage="ring_wait")
         self._bars = metrics.histogram(_STAGE, stage="bars")
         self._tokenise = metrics.histogram(_STAGE, stage="tokenise")
@@ -135,7 +164,7 @@ class DataPlane:
         self._fill.set(self._ring.fill)
         n = self._ring.pop(self._buffer)
         if self._dropped.update(self._ring.lost):  # the loss lies before the records just drained
-            self._builder.mark_gap(range(len(self._specs)))
+            self._builder.mark_gap(range(len(self._encoders)))
         if n == 0:
             return 0
         records = self._buffer[:n]
@@ -152,12 +181,22 @@ class DataPlane:
     def _deliver(self, bars: Bars, bars_ns: int) -> None:
         for session in np.unique(bars["session"]).tolist():
             own = bars[bars["session"] == session]
-            started = self._clock()
-            lines = self._tokeniser.lines(own, self._specs[session].line)
-            tokenise_ns = self._since(started, self._tokenise)
             self._bar_counters[session].inc(len(own))
-            fields = zip(lines, own.tolist(), strict=True)
-            self._submit(session, [_tape_record(line, bar, bars_ns, tokenise_ns) for line, bar in fields])
+            started = self._clock()
+            pieces = self._encoders[session].encode(own)
+            tokenise_ns = self._since(started, self._tokenise)
+            self._count(session)
+            for piece in pieces:
+                now, own = own[: len(piece.lines)], own[len(piece.lines) :]
+                if piece.restart is not None:
+                    self._restart(session, piece.restart)
+                self._submit(session, _tape_records(piece, now, bars_ns, tokenise_ns))
+
+    def _count(self, session: int) -> None:
+        encoder = self._encoders[session]
+        self._rounded[session].update(encoder.rounded)
+        self._saturated[session].update(encoder.saturated)
+        self._anchors[session].update(encoder.anchors)
 
     def _since(self, started: int, histogram: HistogramHandle) -> int:
         took = self._clock() - started
@@ -165,9 +204,12 @@ class DataPlane:
         return took
 
 
-def _tape_record(tokens: list[int], bar: tuple[int, ...], bars_ns: int, tokenise_ns: int) -> TapeRecord:
-    """A tape record from one element of a BAR array as a tuple."""
-    _, flags, *_, event, ring, ring_wait, first, last, low_watermark = bar
-    return TapeRecord(
-        tuple(tokens), event, ring, first, last, low_watermark, flags, ring_wait, bars_ns, tokenise_ns
-    )
+def _tape_records(piece: Encoded, bars: Bars, bars_ns: int, tokenise_ns: int) -> list[TapeRecord]:
+    """The tape records of BAR [n] and their lines."""
+    rounded = piece.rounded or [False] * len(bars)
+    records = []
+    for tokens, shows, bar in zip(piece.lines, rounded, bars.tolist(), strict=True):
+        _, flags, *_, event, ring, ring_wait, first, last, low_watermark = bar
+        origin = (event, ring, first, last, low_watermark, flags, ring_wait, bars_ns, tokenise_ns)
+        records.append(TapeRecord(tuple(tokens), *origin, piece.anchor, shows))
+    return records

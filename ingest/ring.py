@@ -221,11 +221,6 @@ class Ring:
         return int(pop_overwrite(self.control, self.sequence, self.flat, target))
 
     @property
-    def written(self) -> int:
-        """Records written since creation."""
-        return int(self.control[HEAD])
-
-    @property
     def lost(self) -> int:
         """Records the reader lost since creation; 0 in pause mode."""
         return int(self.control[LOST])

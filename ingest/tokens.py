@@ -3,7 +3,8 @@
 For tokenizers that split numbers into groups of three digits (Llama 3) or single digits (Qwen), table
 look-ups of digit groups and three separators give the ids of a line. At start the tables are built from the
 tokenizer and compared with it on random lines, single and joined. On any difference (GPT-2's unlimited digit
-runs, a merge across a separator) every line goes through the tokenizer instead: slower, never wrong.
+runs, a merge across a separator) every line goes through the tokenizer instead: slower, never wrong. Compact
+lines, five groups of three digits each, have a table and a comparison of their own.
 """
 
 from __future__ import annotations
@@ -21,10 +22,13 @@ from ingest.lines import MINUTE_NS, LineSpec, bar_line
 from metrics.kernel import kernel
 
 Ids = npt.NDArray[np.int32]
+Fields = npt.NDArray[np.int64]
+"""Numbers from 0 to 999, [bars, 5]."""
 Encode = Callable[[str], Sequence[int]]
 
 # Characters of the longest line: six digits, then five numbers of sign, 19 digits, point and separator.
 MAX_LINE_TOKENS = 6 + 5 * 22
+MAX_COMPACT_TOKENS = 5 * 3 + 1
 _SELF_TEST_LINES = 1024
 _JOINED = 16
 
@@ -138,22 +142,49 @@ def _fill_tokens(
         ends[r] = at
 
 
+class GroupTable(NamedTuple):
+    """Token ids of three digits; row i: number of ids, then the ids."""
+
+    three: Ids
+    newline: int
+
+
+@kernel
+def _fill_groups(fields: Fields, three: Ids, newline: int, out: Ids, ends: npt.NDArray[np.int64]) -> None:
+    """Ids of every compact line into `out`, the end of line r into `ends[r]`."""
+    at = 0
+    for r in range(fields.shape[0]):
+        for f in range(fields.shape[1]):
+            at = _put(out, at, three, fields[r, f])
+        out[at] = newline
+        at += 1
+        ends[r] = at
+
+
 class Tokeniser:
     """Token ids of bar lines. `encode` returns the ids of a text without special tokens."""
 
     def __init__(self, encode: Encode) -> None:
         self._encode = encode
-        self._tables: DigitTables | None = None
+        self._groups = build_groups(encode)
         candidates = (build_tables(encode, group) for group in (3, 1))
-        for tables in candidates:
-            if tables is not None and agrees(tables, encode):
-                self._tables = tables
-                break
+        self._tables = next((each for each in candidates if each and agrees(each, encode)), None)
 
     @property
     def fast(self) -> bool:
         """Whether lines are encoded by table look-up: the tables agreed with `encode`."""
         return self._tables is not None
+
+    @property
+    def fast_compact(self) -> bool:
+        """As `fast`, for compact lines."""
+        return self._groups is not None
+
+    def compact(self, fields: Fields) -> list[list[int]]:
+        """Token ids of each compact line, for fields [n, 5]."""
+        if self._groups is not None:
+            return look_up_groups(self._groups, fields)
+        return [list(self._encode(compact_line(row))) for row in fields.tolist()]
 
     def lines(self, bars: Bars, spec: LineSpec) -> list[list[int]]:
         """Token ids of each bar's line, for BAR [n]."""
@@ -169,6 +200,38 @@ def look_up(tables: DigitTables, bars: Bars, spec: LineSpec) -> list[list[int]]:
     _fill_tokens(bars, spec.price_decimals, spec.volume_decimals, *tables, out, ends)
     starts = [0, *ends.tolist()]
     return [out[a:b].tolist() for a, b in pairwise(starts)]
+
+
+def compact_line(fields: Sequence[int]) -> str:
+    """The line of five numbers from 0 to 999."""
+    return "".join(f"{field:03d}" for field in fields) + "\n"
+
+
+def look_up_groups(groups: GroupTable, fields: Fields) -> list[list[int]]:
+    """Ids of compact lines by table, for fields [n, 5]."""
+    out = np.empty(len(fields) * MAX_COMPACT_TOKENS, np.int32)
+    ends = np.empty(len(fields), np.int64)
+    _fill_groups(fields, groups.three, groups.newline, out, ends)
+    starts = [0, *ends.tolist()]
+    return [out[a:b].tolist() for a, b in pairwise(starts)]
+
+
+def build_groups(encode: Encode, seed: int = 0) -> GroupTable | None:
+    """The table of compact lines; None if it differs from `encode` on random lines or on flat bars."""
+    three = _digit_table(encode, 3)
+    newline = list(encode("\n"))
+    if three is None or len(newline) != 1:
+        return None
+    groups = GroupTable(three, newline[0])
+    drawn = np.random.default_rng(seed).integers(0, 1000, (_SELF_TEST_LINES, 5))
+    flat = np.repeat(np.arange(1000)[:, None], 5, axis=1)  # as of bars without a trade
+    for fields in np.array_split(np.concatenate([drawn, flat]), 2 * _SELF_TEST_LINES // _JOINED):
+        texts, ids = list(map(compact_line, fields.tolist())), look_up_groups(groups, fields)
+        if [list(encode(text)) for text in texts] != ids:
+            return None
+        if list(encode("".join(texts))) != [token for line in ids for token in line]:
+            return None
+    return groups
 
 
 def build_tables(encode: Encode, group: int) -> DigitTables | None:

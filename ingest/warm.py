@@ -6,6 +6,7 @@ import os
 import threading
 
 from ingest.bars import BarBuilder, BarPolicy
+from ingest.compact import CompactSpec
 from ingest.plane import DataPlane, SessionSpec
 from ingest.record import QUOTE, RecordWriter
 from ingest.ring import Mode, Ring
@@ -32,8 +33,8 @@ def warm_up() -> None:
 
 
 def _one_bar(ring: Ring) -> None:
-    metrics = MetricStore.local({"session": ["warm"], "source": ["warm"]})
-    builder = BarBuilder(1, BarPolicy(1_000_000_000, empty="fill", max_fill=1))
+    metrics = MetricStore.local({"session": ["warm", "compact"], "source": ["warm"]})
+    builder = BarBuilder(2, BarPolicy(1_000_000_000, empty="fill", max_fill=1))
     tokeniser = Tokeniser(lambda text: [ord(character) for character in text])
     stop = threading.Event()
     plane = DataPlane(
@@ -41,14 +42,14 @@ def _one_bar(ring: Ring) -> None:
         "warm",
         builder,
         tokeniser,
-        [SessionSpec("warm")],
+        [SessionSpec("warm"), SessionSpec("compact", CompactSpec())],
         lambda session, records: stop.set(),
         metrics,
         idle_close_ns=3_600_000_000_000,
     )
-    writer = RecordWriter(2)
-    for second in (1, 2):
-        writer.add(QUOTE, 0, second * 1_000_000_000, second * 1_000_000_000, (1, 1, 1, 1, 0))
+    writer = RecordWriter(4)
+    for second, session in ((1, 1), (2, 1), (1, 0), (2, 0)):
+        writer.add(QUOTE, session, second * 1_000_000_000, second * 1_000_000_000, (1, 1, 1, 1, 0))
     builder.mark_gap([0])
     ring.push(writer.records)
     plane.run(stop)

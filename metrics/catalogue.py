@@ -202,6 +202,21 @@ METRICS: tuple[Metric, ...] = (
     ),
     _counter("foretick_bars_total", "Bars closed.", "session"),
     _counter(
+        "foretick_bars_rounded_total",
+        "Bars with a price between two levels of a compact line. Normal where windows span over 400 ticks.",
+        "session",
+    ),
+    _counter(
+        "foretick_volumes_saturated_total",
+        "Bars whose volume is more than 300 times below or above their anchor's: its code is the limit.",
+        "session",
+    ),
+    _counter(
+        "foretick_anchors_total",
+        "New anchors of compact sessions. If it grows with every few bars, set a larger unit.",
+        "session",
+    ),
+    _counter(
         "foretick_versions_total",
         "Data versions committed. Worry when it falls far behind foretick_bars_total.",
         "session",
@@ -299,7 +314,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     _counter(
         "foretick_refreshes_total",
-        "Refreshed windows of exact sessions that replaced the old ones.",
+        "Refreshed windows that replaced the old ones.",
         "session",
     ),
     _counter(

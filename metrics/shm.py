@@ -58,6 +58,7 @@ class SharedBlock:
     def close(self) -> None:
         """Drop this process's lock; the memory stays mapped until its last view is gone. Idempotent."""
         if self._descriptor >= 0:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # closing is not enough: the mapping has a duplicate
             os.close(self._descriptor)
             self._descriptor = -1
 

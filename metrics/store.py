@@ -223,11 +223,11 @@ def layout(labels: Labels) -> tuple[dict[Key, int], int, int]:
     for label, values in labels.items():
         if len(set(values)) != len(values):
             raise ValueError(f"the values of label {label!r} repeat: {list(values)}")
-    places: dict[Key, int] = {}
+    words_at: dict[Key, int] = {}
     words = 1
     for metric in METRICS:
         choices = [tuple(metric.values.get(label) or labels.get(label, ())) for label in metric.labels]
         for values in itertools.product(*choices):
-            places[metric.name, values] = words
+            words_at[metric.name, values] = words
             words += WORDS if metric.kind == "histogram" else 1
-    return places, words, zlib.crc32(repr(places).encode()) + 1
+    return words_at, words, zlib.crc32(repr(words_at).encode()) + 1

@@ -78,7 +78,7 @@ class BlockTable:
         self._runs += runs
         return True
 
-    def next(self, n: int) -> tuple[SlotRange, ...]:
+    def next_slots(self, n: int) -> tuple[SlotRange, ...]:
         """The slots of the next ``n`` tokens; their blocks must have been acquired."""
         ready = self.blocks * self._pool.block_size - self._tail
         if n > ready:

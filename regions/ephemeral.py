@@ -43,6 +43,11 @@ class Fork:
         return self._context.version
 
     @property
+    def prefix(self) -> tuple[int, ...]:
+        """The tokens of the frozen prefix that it reads, if they are known."""
+        return self._context.prefix
+
+    @property
     def cached_tokens(self) -> int:
         """Tokens of its context."""
         return self._context.tokens
@@ -85,12 +90,12 @@ class Fork:
         """See `BlockTable.acquire`."""
         return self._table.acquire(n)
 
-    def place(self, n: int) -> Placement:
+    def next_slots(self, n: int) -> Placement:
         """The placement of the next ``n`` tokens. Raises RuntimeError if their blocks were not acquired."""
         coord = self._context.coord + len(self.tokens)
         if coord + n - self._origin > self._frame_limit:
             self._origin = self._context.base
-        return Placement(self.extents, self._table.next(n), coord, self._origin)
+        return Placement(self.extents, self._table.next_slots(n), coord, self._origin)
 
     def wrote(self, placement: Placement, tokens: Sequence[int]) -> None:
         """Record that the ``tokens`` of ``placement`` are in KV."""

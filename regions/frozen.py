@@ -55,7 +55,8 @@ class Context:
 
     ``coord``: stream coordinate of the reader's first own token; its local position is ``coord - origin``.
     ``base``: stream coordinate of the first token of the anchored frozen prefix (the origin of a new frame).
-    ``version``: data version, 0 without a tape. A frozen or cached prefix has coordinate and origin 0.
+    ``version``: data version, 0 without a tape. ``prefix``: the tokens of the frozen prefix it begins with,
+    where they are known. A frozen or cached prefix has coordinate and origin 0.
     """
 
     extents: tuple[Extent, ...] = ()
@@ -64,6 +65,7 @@ class Context:
     origin: int = 0
     base: int = 0
     version: int = 0
+    prefix: tuple[int, ...] = ()
 
     @cached_property
     def tokens(self) -> int:

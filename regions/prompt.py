@@ -15,7 +15,7 @@ from regions.radix import RadixCache, TokenArray, Tokens, common_length, token_a
 
 
 class StreamingPrompt(Fork):
-    """A stateless prompt, ``wanted``, which may be extended and replaced.
+    """A stateless prompt, ``wanted``, which may change.
 
     Its context is what it found in ``cache`` or reads from another prompt; `reset` drops that, too.
     """
@@ -24,8 +24,6 @@ class StreamingPrompt(Fork):
         super().__init__(pool, frame_limit=frame_limit)
         self.wanted = token_array(())
         """The current prompt, int32 [tokens]; read-only."""
-        self.total_tokens_invalidated = 0
-        """Tokens whose KV was dropped because the prompt changed."""
         self._cache = cache
         self._salt = salt
 
@@ -34,20 +32,6 @@ class StreamingPrompt(Fork):
         """Tokens in KV: of the prompt, including cached ones, and of the answer."""
         return self.context_tokens
 
-    @property
-    def remaining(self) -> int:
-        """Prompt tokens not in KV yet."""
-        return max(0, len(self.wanted) - self.length)
-
-    def next(self, n: int) -> list[int]:
-        """Up to ``n`` next tokens to compute."""
-        piece: list[int] = self.wanted[self.length : self.length + n].tolist()
-        return piece
-
-    def append(self, tokens: Tokens) -> int:
-        """Append to the prompt; returns the number of invalidated tokens in KV, which were of an answer."""
-        return self.update(np.concatenate((self.wanted, token_array(tokens))))
-
     def update(self, tokens: Tokens) -> int:
         """Replace the prompt; returns the number of invalidated tokens in KV."""
         wanted = token_array(tokens).copy()
@@ -55,7 +39,6 @@ class StreamingPrompt(Fork):
         kept = common_length(self._in_kv(), wanted)
         self.keep(kept)
         self.wanted = wanted
-        self.total_tokens_invalidated += before - kept
         return before - kept
 
     def match(self) -> int:

@@ -34,7 +34,10 @@ class Keeper(Protocol):
         """
 
     def rebuilt(self, tape: Tape) -> None:
-        """Called when ``tape`` was lost and is resident again."""
+        """Called when ``tape`` is resident again without having been read back."""
+
+    def prefix_changed(self, tape: Tape) -> None:
+        """Called when ``tape`` has another frozen prefix."""
 
 
 class Tape:
@@ -47,13 +50,11 @@ class Tape:
     def __init__(
         self, name: str, pool: BlockPool, frozen: Context, retention: Retention, *, frame_limit: int
     ) -> None:
-        self._frozen_tokens = frozen.tokens
-        if self._frozen_tokens + retention.tokens >= frame_limit:
-            raise ValueError(
-                f"session {name}: {self._frozen_tokens} frozen and {retention.tokens} retained tokens leave "
-                f"no room for a question below the frame limit of {frame_limit} positions"
-            )
         self.name = name
+        self.retention = retention
+        """Also bounds every append."""
+        self._frame_limit = frame_limit
+        self.check_prefix(frozen.tokens)
         self.keeper: Keeper | None = None
         self.version = 0
         self.staleness_ns = 0
@@ -64,16 +65,27 @@ class Tape:
         """Its stored KV cannot be read back: `window` must be prefilled again, see `rebuild`."""
         self._pool = pool
         self._frozen = frozen
-        self._retention = retention
-        self._frame_limit = frame_limit
         # while offloaded, evicted tokens stay stored: the version comes back whole
         self._table = BlockTable(pool, grows=True)
         self._records: deque[LiveRecord] = deque()
         self._pending: list[int] = []  # tokens in KV that are not committed yet
         self._written = 0  # tokens ever in KV, including pending ones
-        self._origin = -self._frozen_tokens  # positions equal the dense model's until the first eviction
-        self._committed = self._context(())
+        self._origin = self._base  # positions equal the dense model's until the first eviction
+        self._committed = self._current()
         self._growing = False  # blocks are acquired for an uncommitted append
+
+    def check_prefix(self, tokens: int) -> None:
+        """Raise ValueError when a frozen prefix of so many tokens leaves no room below the frame limit."""
+        if tokens + self.retention.tokens >= self._frame_limit:
+            raise ValueError(
+                f"session {self.name}: {tokens} frozen and {self.retention.tokens} retained tokens leave "
+                f"no room for a question below the frame limit of {self._frame_limit} positions"
+            )
+
+    @property
+    def prefix(self) -> tuple[int, ...]:
+        """The tokens of the frozen prefix that the next record sees, if whoever made it told them."""
+        return self._frozen.prefix
 
     @property
     def live_tokens(self) -> int:
@@ -89,26 +101,6 @@ class Tape:
     def live_records(self) -> int:
         """Committed records in the sliding region."""
         return len(self._records)
-
-    @property
-    def append_tokens(self) -> int:
-        """Most tokens of one append, as the retention allows."""
-        return self._retention.tokens
-
-    @property
-    def append_records(self) -> int:
-        """Most records of one append; without a limit on records, the number of tokens."""
-        return self._retention.records or self._retention.tokens
-
-    @property
-    def append_span_ns(self) -> int:
-        """Most event time between the records of one append; 0 for any."""
-        return self._retention.span_ns
-
-    @property
-    def max_position(self) -> int:
-        """Highest local position in use; never above the frame limit."""
-        return max((s.max_position for s in self._table.stretches), default=self._frozen_tokens - 1)
 
     @property
     def window(self) -> list[int]:
@@ -133,7 +125,7 @@ class Tape:
         from the next commit on; until then the current version keeps its blocks. Raises ValueError when the
         append alone exceeds the retention.
         """
-        limit = self._retention
+        limit = self.retention
         if n_tokens > limit.tokens:
             raise ValueError(f"session {self.name}: {n_tokens} tokens exceed the retention of {limit.tokens}")
         evicted = 0
@@ -158,11 +150,11 @@ class Tape:
         self._growing = acquired or growing
         return acquired
 
-    def place(self, n: int) -> Placement:
+    def next_slots(self, n: int) -> Placement:
         """The placement of the next ``n`` tokens. Raises RuntimeError if their blocks were not acquired."""
         if self._written + n - self._origin > self._frame_limit:
             self.new_frame()
-        return Placement(self.extents, self._table.next(n), self._written, self._origin)
+        return Placement(self.extents, self._table.next_slots(n), self._written, self._origin)
 
     def new_frame(self, at: int | None = None) -> None:
         """Start a position frame; the next token's local position is ``at``, by default the anchored one."""
@@ -201,18 +193,21 @@ class Tape:
         self._need()
         return Fork(self._pool, frame_limit=self._frame_limit, context=self._committed)
 
-    def fresh_window(self) -> Fork:
-        """A reader of the frozen prefix alone, positioned where the window begins.
+    def fresh_window(self, frozen: Context | None = None) -> Fork:
+        """A reader of the frozen prefix alone (by default its own), positioned where the window begins.
 
         After `window` is prefilled into it, it is as if nothing had ever been evicted.
         """
+        frozen = frozen or self._frozen
+        base = self.evicted_tokens - frozen.tokens
         context = Context(
-            anchor(self._frozen.extents, self._base),
-            self._frozen.blocks,
+            anchor(frozen.extents, base),
+            frozen.blocks,
             self.evicted_tokens,
-            self._base,
-            self._base,
+            base,
+            base,
             self.version,
+            frozen.prefix,
         )
         return Fork(self._pool, frame_limit=self._frame_limit, context=context, grows=True)
 
@@ -223,9 +218,31 @@ class Tape:
         Raises ValueError, with nothing changed, unless it has exactly the live tokens; NotResident when the
         version that readers still see cannot be brought back.
         """
-        self._check_fresh(fresh)
+        self._check_fresh(fresh, self._frozen, self.evicted_tokens, self.window)
         self._need()
         self._replace(fresh)
+
+    def adopt_prefix(self, fresh: Fork, frozen: Context, records: Sequence[LiveRecord] | None = None) -> None:
+        """As `adopt`, behind another frozen prefix, whose reference it takes over; ``records``: a new window.
+
+        Readers see it from the next commit on, and at once if the tape is not resident: the version that they
+        would see is then dropped.
+        """
+        if records is None:
+            self._check_fresh(fresh, frozen, self.evicted_tokens, self.window)
+        else:
+            begins, window = fresh.begins_at, list(chain.from_iterable(r.tokens for r in records))
+            self._check_fresh(fresh, frozen, begins, window)
+            self._records = deque(records)
+            self.evicted_tokens, self._written = begins, begins + len(window)
+        resident = self.resident
+        self._frozen.release()
+        self._frozen = frozen
+        self._replace(fresh)
+        if not resident:
+            self._publish_again()
+        if self.keeper is not None:
+            self.keeper.prefix_changed(self)
 
     @property
     def resident(self) -> bool:
@@ -243,7 +260,7 @@ class Tape:
         )
 
     @property
-    def read(self) -> bool:
+    def has_readers(self) -> bool:
         """The current version has readers, so offloading would not free its blocks."""
         return self.resident and self._committed.blocks[-1].readers > 1
 
@@ -268,7 +285,7 @@ class Tape:
         """Release the window's blocks: ``stored`` has its KV now. Raises RuntimeError unless `movable`."""
         if not self.movable:
             raise RuntimeError(f"session {self.name} cannot be offloaded: empty, changing or not in the pool")
-        self._committed.blocks[-1].release()
+        self._retract()
         self._table.offload(stored)
 
     def swap_in(self, n: int = 0) -> bool:
@@ -289,7 +306,7 @@ class Tape:
         self._committed = replace(
             self._committed,
             extents=(*anchor(self._frozen.extents, self._committed.base), *self._table.extents),
-            blocks=(*self._frozen.blocks, self._share()),
+            blocks=(*self._frozen.retain().blocks, self._share()),
         )
         self._drop_evicted()
         return True
@@ -301,11 +318,9 @@ class Tape:
         """
         if not self.lost:
             raise ValueError(f"session {self.name} has lost nothing, so there is nothing to rebuild")
-        self._check_fresh(fresh)
+        self._check_fresh(fresh, self._frozen, self.evicted_tokens, self.window)
         self._replace(fresh)
-        self._committed = self._context(self.extents)
-        if self.keeper is not None:
-            self.keeper.rebuilt(self)
+        self._publish_again()
 
     def compact(self) -> bool:
         """Copy the window to one run of blocks, if it is in several and one is free; frames do not change."""
@@ -335,25 +350,25 @@ class Tape:
         if self._written:
             raise ValueError(f"session {self.name} has a window of its own")
         state.check(self._frame_limit)
-        self._committed.blocks[-1].release()
+        self._committed.release()
         self.version, self._origin = state.version, state.origin
         self.evicted_tokens, self.evicted_records = state.evicted_tokens, state.evicted_records
         self._written = state.evicted_tokens + state.tokens
         self._records = deque(state.records)
         self._table.expect(state.stretches, stored)
-        self._committed = Context((), (), self._written, self._origin, self._base, self.version)
+        self._committed = self._context((), ())
 
     def release(self) -> None:
         """Release the sliding region and the reference to the frozen one."""
-        if self.resident:
-            self._committed.blocks[-1].release()
+        self._retract()
         self._table.release()
         self._frozen.release()
 
-    def _check_fresh(self, fresh: Fork) -> None:
-        """Raise ValueError unless ``fresh`` has the live tokens, behind those evicted meanwhile."""
-        evicted = self.evicted_tokens - fresh.begins_at
-        if self._pending or evicted < 0 or fresh.tokens[evicted:] != self.window:
+    def _check_fresh(self, fresh: Fork, frozen: Context, begins_at: int, window: list[int]) -> None:
+        """Raise ValueError unless ``fresh`` has ``window``, from ``begins_at`` on, behind ``frozen``."""
+        evicted = begins_at - fresh.begins_at
+        alike = fresh.prefix == frozen.prefix and fresh.tokens[max(0, evicted) :] == window
+        if self._pending or evicted < 0 or not alike:
             raise ValueError(f"session {self.name}: what was prefilled again is not the live window")
 
     def _replace(self, fresh: Fork) -> None:
@@ -387,19 +402,33 @@ class Tape:
 
     def _publish(self) -> None:
         """Make a context of the current window, with references to its blocks until the next commit."""
-        before = self._committed.blocks[-1]
-        self._committed = self._context(self.extents)
+        before = self._committed
+        self._committed = self._current()
         before.release()
 
-    def _context(self, extents: tuple[Extent, ...]) -> Context:
-        extents = extents or anchor(self._frozen.extents, self._base)
-        blocks = (*self._frozen.blocks, self._share())
-        return Context(extents, blocks, self._written, self._origin, self._base, self.version)
+    def _publish_again(self) -> None:
+        """Publish a window that took the place of one outside the pool."""
+        self._committed = self._current()
+        if self.keeper is not None:
+            self.keeper.rebuilt(self)
+
+    def _retract(self) -> None:
+        """Release the references of the current version, before it leaves the pool."""
+        self._committed.release()
+        self._committed = replace(self._committed, extents=(), blocks=())
+
+    def _current(self) -> Context:
+        return self._context(self.extents, (*self._frozen.retain().blocks, self._share()))
+
+    def _context(self, extents: tuple[Extent, ...], blocks: tuple[SharedBlocks, ...]) -> Context:
+        return Context(
+            extents, blocks, self._written, self._origin, self._base, self.version, self._frozen.prefix
+        )
 
     @property
     def _base(self) -> int:
         """Stream coordinate of the frozen prefix's first token; its last token is right before the tape."""
-        return self.evicted_tokens - self._frozen_tokens
+        return self.evicted_tokens - self._frozen.tokens
 
 
 def compact_one(tapes: Iterable[Tape]) -> bool:

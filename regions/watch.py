@@ -22,7 +22,7 @@ Edge = Node | str
 
 
 @dataclass(slots=True, eq=False)
-class Prompt:
+class Watched:
     """A watched prompt: the tokens that a match may cover, and where it ends."""
 
     key: int
@@ -57,7 +57,7 @@ class PrefixWatch:
 
     def __init__(self, cache: RadixCache, *, compare: Compare = common_length) -> None:
         self._cache, self._compare = cache, compare
-        self._prompts: dict[int, Prompt] = {}
+        self._prompts: dict[int, Watched] = {}
         self._stops: dict[Edge, dict[int, Stop]] = {}
         self._touched: dict[int, None] = {}
         cache.watchers.add(self)
@@ -70,7 +70,7 @@ class PrefixWatch:
         self.forget(key)
         known = token_array(tokens)[:-1]
         path, length = self._cache.walk(known, salt)
-        prompt = Prompt(key, known, self._stop(path[-1] if path else salt, length), length)
+        prompt = Watched(key, known, self._stop(path[-1] if path else salt, length), length)
         self._prompts[key] = prompt
         self._file(prompt)
         return length
@@ -146,12 +146,12 @@ class PrefixWatch:
         assert filed == len(self._prompts), "a prompt is not filed once"
         assert self._touched.keys() <= self._prompts.keys(), "a forgotten prompt is to be reported"
 
-    def _move(self, prompt: Prompt, stop: Stop) -> None:
+    def _move(self, prompt: Watched, stop: Stop) -> None:
         prompt.stop = stop
         self._touched[prompt.key] = None
         self._file(prompt)
 
-    def _file(self, prompt: Prompt) -> None:
+    def _file(self, prompt: Watched) -> None:
         prompt.stop.by_next.setdefault(prompt.next, {})[prompt.key] = None
 
     def _stop(self, edge: Edge, length: int) -> Stop:

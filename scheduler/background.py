@@ -2,8 +2,10 @@
 
 `Refresher` prefills one window at a time, over all sessions, with the tokens that questions and appends leave
 free in each batch, and catches up with records appended meanwhile. Then, between two batches, the standing
-questions are asked of both states, and an `exact` tape adopts the fresh one. `Rebuilder` prefills the window
-of a session whose stored KV is lost as soon as work waits for it, as an ordinary request of class SESSION.
+questions are asked of both states, and an `exact` tape adopts the fresh one. It also replaces a tape's frozen
+prefix (`Scheduler.refresh`): the other prefix is prefilled first, then the window behind it. `Rebuilder`
+prefills the window of a session whose stored KV is lost as soon as work waits for it, as an ordinary request
+of class SESSION.
 
 Everything runs on the thread that steps the scheduler.
 """
@@ -13,18 +15,19 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import accumulate
-from typing import TYPE_CHECKING
+from itertools import accumulate, chain
+from typing import TYPE_CHECKING, Protocol
 
 from engine.step import Chunk, Executor, OutOfMemory
+from regions.frozen import Context
 from regions.offload.store import NotResident
-from regions.tape import Tape
+from regions.tape import LiveRecord, Tape
 from scheduler.observer import Observer
 from scheduler.request import Failure, Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
-from scheduler.tapes import Records
+from scheduler.tapes import TapeItems
 from scheduler.types import PriorityClass
 
 if TYPE_CHECKING:
@@ -34,7 +37,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RETRY_NS = 10**9
-"""Delay before a failed rebuild is tried again."""
+"""Delay before a failed rebuild, or a failed replacement of a prefix, is tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,16 @@ class RefreshPolicy:
     every_records: int = 0
     idle_ns: int = 0
     compare_ns: int = 0
+
+
+class Prefixes(Protocol):
+    """Shares frozen prefixes among sessions."""
+
+    def open_prefix(self, tokens: Sequence[int]) -> Fork:
+        """A reader of what is in KV of a frozen prefix; the caller prefills the rest into it."""
+
+    def close_prefix(self, tokens: Sequence[int], prompt: Fork) -> Context:
+        """The frozen prefix of ``tokens``, all in ``prompt``'s KV, as a context that the caller owns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +85,17 @@ class Comparison:
             return []
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class _Replacement:
+    """Another frozen prefix for a session."""
+
+    frozen: tuple[int, ...]
+    records: TapeItems | None
+    """The window; None: the live records."""
+    barrier: int
+    """Number of the newest record that ``records`` replaces; later ones wait."""
+
+
 @dataclass(eq=False, slots=True)
 class _Window:
     """One session; times in ns of the refresher's clock."""
@@ -84,27 +108,60 @@ class _Window:
     """When its last prefill began, however that ended."""
     begun_records: int = 0
     """Records evicted by then."""
+    replacements: deque[_Replacement] = field(default_factory=deque)
+    """The next one first; one without records has no other beside it."""
+    retry: int = 0
+    """A replacement that failed is not tried again before."""
 
     @property
     def stale_records(self) -> int:
         return self.tape.evicted_records - self.begun_records
 
+    @property
+    def replacement(self) -> _Replacement | None:
+        """The next one."""
+        return self.replacements[0] if self.replacements else None
+
+    @property
+    def barrier(self) -> int | None:
+        """See `Queues.barriers`."""
+        following = self.replacement
+        return None if following is None or following.records is None else following.barrier
+
 
 @dataclass(eq=False, slots=True)
 class _Prefill:
-    """A window that is being prefilled."""
+    """A window that is being prefilled, after the frozen prefix if that is replaced."""
 
     window: _Window
-    fresh: Fork
-    tokens: int
+    replacement: _Replacement | None = None
+    prompt: Fork | None = None
+    """The reader of the prefix while it is prefilled."""
+    frozen: Context | None = None
+    """The prefix, until the tape takes it over."""
+    fresh: Fork | None = None
+    tokens: int = 0
     """Tokens of the window when the prefill began."""
     request: Request | None = None
     overtaken: bool = False
     """The prefill must restart."""
+    waiting: bool = False
+    """It is ready; older records are appended first."""
+
+    @property
+    def urgent(self) -> bool:
+        """Records wait for it."""
+        return self.replacement is not None and self.replacement.records is not None
+
+    def release(self) -> None:
+        for part in (self.prompt, self.fresh, self.frozen):
+            if part is not None:
+                part.release()
+        self.prompt = self.fresh = self.frozen = None
 
 
 class Refresher:
-    """Refreshes `exact` sessions and compares the states of all.
+    """Refreshes `exact` sessions, compares the states of all, and replaces frozen prefixes.
 
     ``executor`` catches up with at most ``catch_up_tokens`` between two batches. Positions stay below
     ``frame_limit``. ``clock`` gives ns.
@@ -114,6 +171,7 @@ class Refresher:
         self,
         scheduler: Scheduler,
         executor: Executor,
+        prefixes: Prefixes,
         sessions: Iterable[tuple[Tape, RefreshPolicy]],
         comparison: Comparison,
         observer: Observer,
@@ -122,30 +180,40 @@ class Refresher:
         frame_limit: int,
         catch_up_tokens: int,
     ) -> None:
-        self._scheduler, self._executor, self._comparison = scheduler, executor, comparison
+        self._scheduler, self._executor, self._prefixes = scheduler, executor, prefixes
+        self._comparison = comparison
         self._observer, self._clock = observer, clock
         self._frame_limit, self._catch_up_tokens = frame_limit, catch_up_tokens
         now = clock()
         self._windows: dict[Tape, _Window] = {tape: _Window(tape, p, now, now) for tape, p in sessions}
         self._queue: deque[_Window] = deque()
+        self._failed: set[_Window] = set()  # their replacement is tried again
         self._running: _Prefill | None = None
-        scheduler.subscribe(self)
+        scheduler.subscribe(self.on_commit, self.on_drop)
+        scheduler.on_refresh(self._replace)
 
-    def on_commit(self, tape: Tape, version: int, records: Records) -> None:
+    def on_commit(self, tape: Tape, version: int, records: TapeItems) -> None:
         """Begin the refreshes that are due; restart a prefill that the tape has overtaken."""
+        for failed in [window for window in self._failed if window.retry <= self._clock()]:
+            self._enqueue(failed)
         window, running = self._windows.get(tape), self._running
         if window is None:
             return
         window.committed = self._clock()
         if running is not None and running.window is window:
-            if self._is_overtaken(running):
+            if running.waiting:
+                self._between(running, self._complete)
+            elif self._is_overtaken(running):
                 running.overtaken = True
                 self._cancel(running)
         elif self._is_due(window):
             self._enqueue(window)
 
-    def on_drop(self, tape: Tape, records: Records, failure: Failure) -> None:
-        """Nothing to do: the tape did not change."""
+    def on_drop(self, tape: Tape, records: TapeItems, failure: Failure) -> None:
+        """The tape did not change, but a replacement may have waited for these records."""
+        running = self._running
+        if running is not None and running.window.tape is tape and running.waiting:
+            self._between(running, self._complete)
 
     def idle(self) -> float | None:
         """Refresh sessions that got no data for a while; the worker calls this when it is idle.
@@ -164,17 +232,54 @@ class Refresher:
     def forget(self, tape: Tape) -> None:
         """Stop refreshing ``tape``; call it before the tape is released."""
         window = self._windows.pop(tape, None)
+        self._scheduler.queues.barriers.pop(tape, None)
         if window is not None and window in self._queue:
             self._queue.remove(window)
+        if window is not None:
+            self._failed.discard(window)
         if self._running is not None and self._running.window is window:
             self._cancel(self._running)
 
     def stop(self) -> None:
-        """Begin no more refreshes and cancel the one under way: shutdown does not wait for it."""
-        for tape in list(self._windows):
-            self.forget(tape)
+        """Begin no more refreshes and cancel the one under way: shutdown does not wait for it.
+
+        Records that wait for another prefix still get it.
+        """
+        for tape, window in list(self._windows.items()):
+            if window.barrier is None:
+                self.forget(tape)
+            else:
+                window.policy = RefreshPolicy(exact=False)
 
     # When.
+
+    def _replace(self, tape: Tape, frozen: tuple[int, ...], records: TapeItems | None) -> None:
+        """See `Scheduler.refresh`. A window that was given and is not adopted yet stays."""
+        window = self._windows.get(tape)
+        if window is None:
+            return
+        append = self._scheduler.queues.appends.get(tape)
+        newest = append.queue[-1].seq if append is not None else 0
+        following = _Replacement(frozen, records, newest)
+        last = window.replacements.pop() if window.replacements else None
+        if last is not None and records is None:
+            following = replace(last, frozen=frozen)
+        elif last is not None and last.records is not None and newest > last.barrier:
+            window.replacements.append(last)  # records wait for it
+        window.replacements.append(following)
+        self._update_barrier(window)
+        running = self._running
+        if running is None or running.window is not window:
+            self._enqueue(window)
+        elif not self._is_wanted(running):
+            self._cancel(running)
+
+    def _update_barrier(self, window: _Window) -> None:
+        barriers = self._scheduler.queues.barriers
+        if window.barrier is None:
+            barriers.pop(window.tape, None)
+        else:
+            barriers[window.tape] = window.barrier
 
     def _is_due(self, window: _Window) -> bool:
         policy, tape = window.policy, window.tape
@@ -186,23 +291,29 @@ class Refresher:
 
     def _idle_wait(self, window: _Window) -> int | None:
         policy = window.policy
+        if window in self._failed:
+            return window.retry - self._clock()
         if not policy.exact or not policy.idle_ns or not window.stale_records or not window.tape.resident:
             return None
         return window.committed + policy.idle_ns - self._clock()
 
     def _is_overtaken(self, running: _Prefill) -> bool:
         """All of its window was evicted, or its positions would pass the frame limit."""
+        if running.fresh is None or running.urgent:
+            return False
         tape, begins = running.window.tape, running.fresh.begins_at
         end = running.fresh.cached_tokens + tape.evicted_tokens + tape.live_tokens - begins
-        return tape.evicted_tokens - begins >= running.tokens or end > self._frame_limit
+        return tape.evicted_tokens - begins >= running.tokens > 0 or end > self._frame_limit
 
     def _is_wanted(self, running: _Prefill) -> bool:
-        """Its tape is still refreshed, and the refresher has not been stopped."""
-        return running.window.tape in self._windows
+        """Its tape is still refreshed, and not to get another prefix."""
+        window = running.window
+        return window.tape in self._windows and running.replacement is window.replacement
 
     # One window.
 
     def _enqueue(self, window: _Window) -> None:
+        self._failed.discard(window)
         running = self._running is not None and self._running.window is window
         if not running and window not in self._queue:
             self._queue.append(window)
@@ -213,57 +324,114 @@ class Refresher:
         while self._queue and self._running is None:
             window = self._queue.popleft()
             window.begun, window.begun_records = self._clock(), window.tape.evicted_records
-            tokens = window.tape.window
-            if tokens:
-                self._running = _Prefill(window, window.tape.fresh_window(), len(tokens))
-                self._prefill(self._running, tokens)
+            following = window.replacement
+            if following is None and not window.tape.live_records:
+                continue
+            self._running = running = _Prefill(window, following)
+            if following is None:
+                self._prefill_window(running)
+            else:
+                running.prompt = self._prefixes.open_prefix(following.frozen)
+                rest = following.frozen[running.prompt.cached_tokens :]
+                self._prefill(running, running.prompt, rest, self._prefix_complete)
 
-    def _prefill(self, running: _Prefill, tokens: list[int]) -> None:
+    def _prefill(
+        self, running: _Prefill, reader: Fork, tokens: Sequence[int], then: Callable[[_Prefill], None]
+    ) -> None:
+        """Prefill ``tokens`` into ``reader`` and call ``then`` between two batches."""
+        if not tokens:
+            self._between(running, then)
+            return
         running.request = Request(
             RequestSpec(
-                cls=PriorityClass.STREAM,
+                cls=PriorityClass.SESSION if running.urgent else PriorityClass.STREAM,
                 session=running.window.tape.name,
                 prompt=tokens,
                 max_tokens=0,
-                on_done=partial(self._prefilled, running),
-                reader=running.fresh,
-                background=True,
+                on_done=partial(self._prefilled, running, then),
+                reader=reader,
+                background=not running.urgent,
             )
         )
         self._scheduler.submit(running.request)
 
-    def _prefilled(self, running: _Prefill, request: Request) -> None:
-        done = request.state is State.FINISHED
-        if done and self._scheduler.run_between(partial(self._complete, running)):
+    def _prefilled(self, running: _Prefill, then: Callable[[_Prefill], None], request: Request) -> None:
+        if request.state is State.FINISHED:
+            self._between(running, then)
             return
         if request.error is not None:
             log.warning("%s was not refreshed: %s", request.session, request.error.message)
         self._end(running)
 
+    def _between(self, running: _Prefill, then: Callable[[_Prefill], None]) -> None:
+        """Call ``then`` between two batches, or end when the scheduler is closed."""
+        running.waiting = False
+        if not self._scheduler.run_between(partial(then, running)):
+            self._end(running)
+
+    def _prefix_complete(self, running: _Prefill) -> None:
+        assert running.replacement is not None  # its prefix
+        assert running.prompt is not None  # was prefilled
+        if not self._is_wanted(running):
+            self._end(running)
+            return
+        running.frozen = self._prefixes.close_prefix(running.replacement.frozen, running.prompt)
+        running.prompt = None
+        self._prefill_window(running)
+
+    def _prefill_window(self, running: _Prefill) -> None:
+        tape, following = running.window.tape, running.replacement
+        running.fresh = tape.fresh_window(running.frozen)
+        tokens = tape.window
+        if following is not None and following.records is not None:
+            tokens = list(chain.from_iterable(record.tokens for record in following.records))
+        running.tokens = len(tokens)
+        self._prefill(running, running.fresh, tokens, self._complete)
+
     def _complete(self, running: _Prefill) -> None:
-        """Between two batches: catch up, restart, or use the fresh window."""
+        """Between two batches: catch up, wait, restart, or use the fresh window."""
         running.overtaken = running.overtaken or self._is_overtaken(running)
         if running.overtaken or not self._is_wanted(running):
             self._end(running)
             return
         tape, fresh = running.window.tape, running.fresh
-        missing = tape.window[fresh.begins_at + fresh.length - tape.evicted_tokens :]
-        ended = True
+        assert fresh is not None  # it was prefilled
+        if running.urgent:
+            missing = []
+            append = self._scheduler.queues.appends.get(tape)
+            running.waiting = append is not None and append.seq <= (running.window.barrier or 0)
+        else:
+            missing = tape.window[fresh.begins_at + fresh.length - tape.evicted_tokens :]
+        if running.waiting:
+            return
+        if missing and not self._caught_up(fresh, missing):
+            self._prefill(running, fresh, [*fresh.tokens, *missing], self._complete)
+            return
         try:
-            if missing and not self._caught_up(fresh, missing):
-                ended = False
-                self._prefill(running, [*fresh.tokens, *missing])
-                return
-            if found := self._comparison.run(tape, fresh):
-                self._observer.compared(tape.name, found)
-            if running.window.policy.exact:
-                tape.adopt(fresh)
-                self._observer.refreshed(tape.name)
+            self._use(running, fresh)
         except NotResident as error:
             log.warning("%s was not refreshed: %s", tape.name, error)
         finally:
-            if ended:
-                self._end(running)
+            self._end(running)
+
+    def _use(self, running: _Prefill, fresh: Fork) -> None:
+        """Compare with the fresh window, adopt it, or both."""
+        window, tape, following = running.window, running.window.tape, running.replacement
+        if following is None:
+            if found := self._comparison.run(tape, fresh):
+                self._observer.compared(tape.name, found)
+            if not window.policy.exact:
+                return
+            tape.adopt(fresh)
+        else:
+            assert running.frozen is not None  # it was prefilled first
+            records = following.records
+            live = None if records is None else [LiveRecord(r.tokens, r.ts_event) for r in records]
+            tape.adopt_prefix(fresh, running.frozen, live)
+            running.frozen = None
+            window.replacements.popleft()
+            self._update_barrier(window)
+        self._observer.refreshed(tape.name)
 
     def _caught_up(self, fresh: Fork, missing: list[int]) -> bool:
         """Compute the last tokens at once: each batch may append more, so some would always be missing."""
@@ -276,16 +444,25 @@ class Refresher:
         return True
 
     def _end(self, running: _Prefill) -> None:
-        running.fresh.release()
+        running.release()
         self._running = None
-        if running.overtaken and self._is_wanted(running):
-            self._observer.refresh_restarted()
-            self._queue.append(running.window)
+        window = running.window
+        if window.tape in self._windows:
+            if running.overtaken:
+                self._observer.refresh_restarted()
+                self._queue.append(window)
+            elif window.replacement not in (None, running.replacement):
+                self._queue.append(window)
+            elif window.replacement is not None:
+                window.retry = self._clock() + RETRY_NS
+                self._failed.add(window)
         self._begin()
 
     def _cancel(self, running: _Prefill) -> None:
-        assert running.request is not None  # it is submitted as soon as it is made
-        self._scheduler.cancel(running.request.id)
+        if running.waiting:
+            self._end(running)
+        elif running.request is not None:
+            self._scheduler.cancel(running.request.id)
 
 
 class Rebuilder:
@@ -315,7 +492,7 @@ class Rebuilder:
         self._retry.pop(tape, None)
         fresh, window = tape.fresh_window(), tape.window
         if not window:  # it was all evicted meanwhile
-            if not self._scheduler.run_between(partial(tape.rebuild, fresh)):
+            if not self._scheduler.run_between(partial(_rebuild, tape, fresh)):
                 fresh.release()
             return
         log.warning("%s: its stored KV is lost; prefilling %d tokens again", tape.name, len(window))
@@ -339,10 +516,19 @@ class Rebuilder:
         self._retry[tape] = self._clock() + RETRY_NS
         try:
             if request.state is State.FINISHED:
-                tape.rebuild(fresh)
+                _rebuild(tape, fresh)
                 del self._retry[tape]
                 return
         finally:
             fresh.release()
         if request.error is not None:
             log.error("%s could not be rebuilt: %s", tape.name, request.error.message)
+
+
+def _rebuild(tape: Tape, fresh: Fork) -> None:
+    """Rebuild ``tape`` unless it got another prefix, and thus another window, meanwhile."""
+    try:
+        if tape.lost:
+            tape.rebuild(fresh)
+    finally:
+        fresh.release()

@@ -23,7 +23,6 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import nlargest
-from itertools import pairwise
 from statistics import mean
 
 ARMS: tuple[int | None, ...] = (1, 2, 3, 4, 6, 8, 16, None)
@@ -67,8 +66,6 @@ class KBandit:
         epoch: completed requests per reward.
         warm_up: completed requests to ignore after a change of k: they waited under the previous one.
         first: index in ``arms`` of the initial arm, by default the middle one.
-
-    Raises ValueError for arms that are not increasing, and for numbers out of range.
     """
 
     def __init__(
@@ -80,13 +77,6 @@ class KBandit:
         warm_up: int = 12,
         first: int | None = None,
     ) -> None:
-        order = [math.inf if k is None else k for k in arms]
-        if not order or order[0] < 1 or any(a >= b for a, b in pairwise(order)):
-            raise ValueError(f"arms must be one or more values of k, increasing from 1 on, not {list(arms)}")
-        if epoch < 1 or warm_up < 0:
-            raise ValueError(f"epoch must be at least 1 and warm_up at least 0, not {epoch} and {warm_up}")
-        if first is not None and not 0 <= first < len(arms):
-            raise ValueError(f"first is the index of one of {len(arms)} arms, not {first}")
         self._ks = tuple(arms)
         self._rng = rng
         self._epoch, self._warm_up = epoch, warm_up

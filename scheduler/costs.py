@@ -105,18 +105,6 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
                 seconds += self.context_s * computed - curve(computed)
         return round(max(seconds, self.floor_s) * _NS)
 
-    def scaled(self, factor: float) -> CostModel:
-        """The profile of a device that computes ``factor`` times slower; transfers do not change."""
-        curve = self.recompute
-        return msgspec.structs.replace(
-            self,
-            pass_s=self.pass_s * factor,
-            floor_s=self.floor_s * factor,
-            recompute=Curve(curve.x, tuple(y * factor for y in curve.y)),
-            row_s=self.row_s * factor,
-            context_s=self.context_s * factor,
-        )
-
 
 def shipped() -> list[str]:
     """Names of the profiles that come with the package."""

@@ -22,7 +22,7 @@ Head = tuple[str, int, int]
 
 
 @dataclass(slots=True)
-class _Note:
+class _Known:
     """Known facts about a request's prompt, kept between plans until the prompt changes."""
 
     prompt: Sequence[int]
@@ -40,7 +40,7 @@ class Grouping:
 
     def __init__(self, hashed: Callable[[Sequence[int]], int] = prompt_seed) -> None:
         self._hash = hashed
-        self._notes: dict[int, _Note] = {}
+        self._notes: dict[int, _Known] = {}
         self._sources: dict[Head, list[tuple[Request, int]]] = {}
 
     def begin(self) -> None:
@@ -80,10 +80,10 @@ class Grouping:
             reader.read_from(other, n)
             request.cached_tokens = reader.cached_tokens
 
-    def _note(self, request: Request) -> _Note:
+    def _note(self, request: Request) -> _Known:
         note, start = self._notes.get(request.id), request.computed
         if note is None or note.prompt is not request.prompt:
-            note = self._notes[request.id] = _Note(request.prompt, _head(request, start))
+            note = self._notes[request.id] = _Known(request.prompt, _head(request, start))
         elif note.head[1] != start:
             note.head, note.hashed = _head(request, start), None
         return note

@@ -11,7 +11,7 @@ from typing import Literal
 
 from regions.tape import Tape
 from scheduler.request import Event, Request
-from scheduler.tapes import Pending, Records
+from scheduler.tapes import Pending, TapeItems
 
 Change = Literal["extend", "replace", "finish"]
 """Changes of an unfinished prompt."""
@@ -73,7 +73,7 @@ class Inbox:
             request.events.append((Event.QUEUED, request.last_chunk_ns))
             return self._put(request)
 
-    def append(self, tape: Tape, records: Records) -> bool:
+    def append(self, tape: Tape, records: TapeItems) -> bool:
         """Queue records for a tape."""
         with self._changed:
             self._seq += 1

@@ -14,7 +14,7 @@ from scheduler.observer import Observer, WaitLedger
 from scheduler.planner import Entry, refusal
 from scheduler.queues import Queues
 from scheduler.request import Failure, Request, State
-from scheduler.tapes import Records, TapeAppend, TapeListener
+from scheduler.tapes import OnCommit, OnDrop, TapeAppend, TapeItems
 from scheduler.types import Limits
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,8 @@ class LiveWork:
     ) -> None:
         self.queues, self.waits = queues, WaitLedger()
         self.timeouts = PromptTimeouts(limits.stream_timeout_ns)
-        self.listeners: list[TapeListener] = []
+        self.on_commit: list[OnCommit] = []
+        self.on_drop: list[OnDrop] = []
         self._memory, self._limits, self._clock = memory, limits, clock
         self._observer, self._forget = observer, (self.timeouts.forget, *forget)
 
@@ -104,7 +105,7 @@ class LiveWork:
             self.update(request, prompt=True)
 
     def _enqueue(self, note: AppendRecords) -> None:
-        tape, limit = note.tape, min(self._limits.max_batch_tokens, note.tape.append_tokens)
+        tape, limit = note.tape, min(self._limits.max_batch_tokens, note.tape.retention.tokens)
         fitting = [item for item in note.records if len(item.record.tokens) <= limit]
         too_long = [item.record for item in note.records if len(item.record.tokens) > limit]
         if too_long:
@@ -145,7 +146,7 @@ class LiveWork:
         self._observer.ended(request)
         call(partial(request.spec.on_done, request))
 
-    def take(self, append: TapeAppend, n: int) -> Records:
+    def take(self, append: TapeAppend, n: int) -> TapeItems:
         """Remove the append's first records from its queue."""
         records = append.take(n)
         if append.queue:
@@ -155,11 +156,11 @@ class LiveWork:
             del self.queues.appends[append.tape]
         return records
 
-    def dropped(self, tape: Tape, records: Records, failure: Failure) -> None:
+    def dropped(self, tape: Tape, records: TapeItems, failure: Failure) -> None:
         """Report records that will never be on their tape."""
         log.error("%s: dropped %d records: %s", tape.name, len(records), failure.message)
-        for listener in self.listeners:
-            call(partial(listener.on_drop, tape, records, failure))
+        for on_drop in self.on_drop:
+            call(partial(on_drop, tape, records, failure))
 
     def close(self) -> None:
         """End all live work with `stopping`."""

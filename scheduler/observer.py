@@ -35,9 +35,6 @@ class Observer:
     def evicted(self, session: str, tokens: int) -> None:
         """A tape dropped its oldest records to make room."""
 
-    def executor_failed(self, error: Exception) -> None:
-        """A forward pass raised; its requests failed."""
-
     def out_of_memory(self, *, retried: bool) -> None:
         """A forward pass ran out of memory: half of its batch is retried, or the retry failed, too."""
 
@@ -45,7 +42,7 @@ class Observer:
         """After each step, by class: work waiting for admission, and all work that has not ended."""
 
     def refreshed(self, session: str) -> None:
-        """An `exact` session adopted a freshly prefilled window."""
+        """A session adopted a freshly prefilled window."""
 
     def refresh_restarted(self) -> None:
         """A refresh restarted: its window was evicted before the prefill was done."""
@@ -58,8 +55,8 @@ class WaitLedger:
     """Why requests wait: ns by class and reason. A request subtracts the totals at the start of its wait.
 
     A reason is the budget that ran out (`tokens`, `rows`, `cells`, `blocks`, `high_water`), `order` for
-    background work, `restore` for a session's lost KV, the class that came first (`behind flash`), or `step`:
-    the batch under way had to end.
+    background work, `restore` for KV that is lost or replaced, the class that came first (`behind flash`), or
+    `step`: the batch under way had to end.
     """
 
     def __init__(self) -> None:

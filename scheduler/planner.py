@@ -1,10 +1,11 @@
 """Phase 1: choose the work of the next batch, and how much of each. Pure: nothing is changed.
 
 The planner walks the policy's order once and stops when the budget is spent (*Stream2LLM* section 4.1). It
-counts as available the free blocks and those held by requests ranked *below* the current one, which phase 2
+counts as available the free blocks and those of requests ranked *below* the current one, which phase 2
 may preempt. A low-ranked request whose blocks are needed is left out and becomes the first victim.
 
-Work that needs a session's lost KV is skipped until the session is rebuilt, and delays no other work.
+Work that needs a session's lost KV is skipped until the session is rebuilt, and so are records behind a
+refresh; neither delays other work.
 """
 
 from __future__ import annotations
@@ -277,33 +278,37 @@ class _Planner:
         return min(left, chunk, self.tokens)
 
     def _append(self, append: TapeAppend) -> Entry | None:
+        barrier = self.queues.barriers.get(append.tape)
+        if barrier is not None and append.seq > barrier:
+            self._restore(append, None)
+            return None
         if append.lost:
             self._restore(append, append.tape)
             return None
         if self.pool_share is not None and not self.after_question and not append.due:
             self._note(append, "order")
             return None
-        n, tokens, blocks = self._records(append)
+        n, tokens, blocks = self._records(append, barrier)
         if not n:
             self._note(append, "tokens")
             return None
         self._spend(tokens, blocks)
         return Entry(append, n)
 
-    def _records(self, append: TapeAppend) -> tuple[int, int, int]:
-        """Whole records. Memory limits them from the second on: eviction makes room for the first."""
+    def _records(self, append: TapeAppend, barrier: int | None) -> tuple[int, int, int]:
+        """Whole records up to ``barrier``. Memory limits them from the second on: eviction makes room."""
         n = tokens = blocks = 0
-        most = min(self.tokens, append.tape.append_tokens)
+        retention = append.tape.retention
+        most = min(self.tokens, retention.tokens)
         # Questions wait for the whole pass, so next to them a tape gets the smallest chunk or one record.
         share = most if append.due or not self.has_request else min(most, self.limits.chunk_min)
         oldest = newest = append.queue[0].record.ts_event
-        span = append.tape.append_span_ns
-        for pending in islice(append.queue, append.tape.append_records):
+        for pending in islice(append.queue, retention.records or None):
             after = tokens + len(pending.record.tokens)
-            if after > most or (n and after > share):
+            if after > most or (n and after > share) or (barrier is not None and pending.seq > barrier):
                 break
             oldest, newest = min(oldest, pending.record.ts_event), max(newest, pending.record.ts_event)
-            if span and newest - oldest > span:
+            if retention.span_ns and newest - oldest > retention.span_ns:
                 break
             need = append.tape.blocks_needed(after)
             if n and need > self.free and need > self.free + self._preemptable(append, need - self.free):

@@ -1,8 +1,9 @@
 """The waiting order of `lpm` and `klpm`: every k-th admission takes the oldest, the others the longest match.
 
-This is `theory.orders.rank` over request numbers and match lengths (*k-LPM* algorithm 1), kept up to date:
-waiting requests are in two sorted lists, by age and by match, and each step moves only those whose match
-changed. The cost of a step depends on these and on how many it admits, not on how many wait.
+This is *k-LPM* algorithm 1, kept up to date: waiting requests are in two sorted lists, by age and by match,
+and each step moves only those whose match changed. The cost of a step depends on these and on how many it
+admits, not on how many wait. k = 1 is FCFS. k = None is LPM, which never chooses by age; the paper's k =
+infinity differs only in its first choice.
 """
 
 from __future__ import annotations
@@ -16,16 +17,22 @@ from regions.watch import PrefixWatch
 from scheduler.bandit import SERVING, KBandit
 from scheduler.policies import Ordering
 from scheduler.request import Request
-from scheduler.theory.orders import takes_oldest
 
 MOVES = 16
 """When more than one in so many moves, sorting again is cheaper."""
 
 
+def takes_oldest(step: int, k: int | None) -> bool:
+    """Whether choice number `step` (from 0) is made by age. Raises ValueError for k < 1."""
+    if k is not None and k < 1:
+        raise ValueError(f"k must be 1 or more, not {k}")
+    return k is not None and step % k == 0
+
+
 class PrefixQueue:
     """Waiting requests in the order of algorithm 1.
 
-    ``index`` gives match lengths. ``k`` is called at each walk: 1 is FCFS, None is LPM. Ties of the match go
+    ``index`` gives match lengths. ``k`` is called at each walk. Ties of the match go
     to the oldest. A walk must end before the queue or the cache changes.
     """
 

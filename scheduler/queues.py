@@ -54,7 +54,7 @@ class Position(NamedTuple):
 
     @property
     def standing(self) -> tuple[SchedulingKey, State | None, bool, bool]:
-        """The part that decides its queues and its place in them; the rest may change without a move."""
+        """The part that decides its queues and its position in them; the rest may change without a move."""
         return self.key, self.state, self.left > 0, self.starved
 
 
@@ -69,6 +69,8 @@ class Queues:
         """Every live request, by number."""
         self.appends: dict[Tape, TapeAppend] = {}
         """Waiting records, by tape."""
+        self.barriers: dict[Tape, int] = {}
+        """Records numbered above its barrier wait until the tape's refresh is adopted."""
         self.running: SortedDict[SchedulingKey, Request] = SortedDict()
         """Admitted requests, which hold memory even when they have nothing to do."""
         self.decodes = self.prefills = 0
@@ -158,8 +160,8 @@ class Queues:
 
     def victims_have(self, work: Work, cells: int) -> bool:
         """Whether the victims of ``work`` have at least ``cells`` cells together."""
-        claimed = (self._positions[victim].cells for victim in self.victims(work))
-        return any(found >= cells for found in accumulate(claimed))
+        cells_of = (self._positions[victim].cells for victim in self.victims(work))
+        return any(found >= cells for found in accumulate(cells_of))
 
     def any_blocks_before(self, work: Work) -> bool:
         """Whether any request before ``work`` holds blocks."""

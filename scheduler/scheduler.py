@@ -30,7 +30,7 @@ from scheduler.prefix_queue import waiting_order
 from scheduler.queues import Queues
 from scheduler.request import Event, Failure, Request, State
 from scheduler.speculation import Speculation
-from scheduler.tapes import Records, TapeAppend, TapeListener, due
+from scheduler.tapes import OnCommit, OnDrop, TapeAppend, TapeItems, due
 from scheduler.types import Costs, Limits, PriorityClass, Tier, Work
 
 log = logging.getLogger(__name__)
@@ -86,6 +86,7 @@ class Scheduler:
         self.queues = Queues(ordering.key, order)
         self._live = LiveWork(self.queues, memory, limits, clock, self._observer, forget)
         self._on_lost: list[Callable[[Tape], None]] = []
+        self._on_refresh: list[Callable[[Tape, tuple[int, ...], TapeItems | None], None]] = []
         self._admissions = self._preemptions = 0
         self._after_question = False
 
@@ -100,10 +101,10 @@ class Scheduler:
             self._live.end(request, State.FAILED, STOPPING, request.last_chunk_ns)
         return request.id
 
-    def append(self, tape: Tape, records: Records) -> None:
+    def append(self, tape: Tape, records: TapeItems) -> None:
         """Queue whole records for a tape. Raises ValueError for an empty record and then queues nothing.
 
-        Records too long for any batch are reported to `on_drop` (`too_long`), and after `close` all are.
+        TapeItems too long for any batch are reported to `on_drop` (`too_long`), and after `close` all are.
         """
         if any(not record.tokens for record in records):
             raise ValueError(f"{tape.name}: every record needs at least one token")
@@ -125,6 +126,20 @@ class Scheduler:
         """Finish the prompt and generate. An empty prompt fails with `bad_prompt`."""
         self._inbox.change_prompt(request_id, "finish")
 
+    def refresh(self, tape: Tape, frozen: Sequence[int], window: TapeItems | None = None) -> None:
+        """Replace a tape's frozen prefix, in the background; the newest call wins.
+
+        The live records are prefilled behind it again, or ``window``, which must have all records appended so
+        far: records appended later then wait until it is adopted. Questions read the old version until then.
+        Raises ValueError, with nothing changed, when prefix or window are too long.
+        """
+        tape.check_prefix(len(frozen))
+        tokens = sum(len(record.tokens) for record in window or ())
+        if tokens > tape.retention.tokens:
+            raise ValueError(f"{tape.name}: {tokens} tokens exceed the retention of {tape.retention.tokens}")
+        for callback in self._on_refresh:
+            self._inbox.call(partial(callback, tape, tuple(frozen), window))
+
     def cancel(self, request_id: int) -> None:
         """End a live request as CANCELLED before the next batch; ignores unknown and ended ids."""
         self._inbox.cancel(request_id)
@@ -143,13 +158,22 @@ class Scheduler:
 
     # The stepping thread, or before it starts.
 
-    def subscribe(self, listener: TapeListener) -> None:
-        """Notify `listener` of commits and drops, after earlier subscribers."""
-        self._live.listeners.append(listener)
+    def subscribe(self, on_commit: OnCommit, on_drop: OnDrop | None = None) -> None:
+        """Call back for every tape's commits and drops, after earlier subscribers, on the stepping thread.
+
+        The next batch is planned afterwards.
+        """
+        self._live.on_commit.append(on_commit)
+        if on_drop is not None:
+            self._live.on_drop.append(on_drop)
 
     def on_lost(self, callback: Callable[[Tape], None]) -> None:
         """Call `callback` at every step with each tape whose lost KV blocks work."""
         self._on_lost.append(callback)
+
+    def on_refresh(self, callback: Callable[[Tape, tuple[int, ...], TapeItems | None], None]) -> None:
+        """Call `callback` between two batches with the arguments of each `refresh`."""
+        self._on_refresh.append(callback)
 
     @property
     def live(self) -> int:
@@ -287,7 +311,6 @@ class Scheduler:
             raise
         except Exception as error:
             log.exception("forward pass failed; ending its %d rows", len(rows))
-            self._observer.executor_failed(error)
             self._live.lose(rows, Failure("engine", f"{type(error).__name__}: {error}"))
             return None
         now = self._clock()
@@ -358,5 +381,5 @@ class Scheduler:
             self._live.fail(Entry(append, n), Failure("engine", f"{type(error).__name__}: {error}"))
             return
         records = self._live.take(append, n)
-        for listener in self._live.listeners:
-            call(partial(listener.on_commit, append.tape, version, records))
+        for on_commit in self._live.on_commit:
+            call(partial(on_commit, append.tape, version, records))

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, islice
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from engine.step import Chunk
 from regions.tape import Tape
@@ -39,17 +39,11 @@ class TapeItem(Generic[P]):
     ts_event: int = 0
 
 
-Records = Sequence[TapeItem[Any]]
-
-
-class TapeListener(Protocol):
-    """Receives every change of every tape, on the stepping thread, before the next batch is planned."""
-
-    def on_commit(self, tape: Tape, version: int, records: Records) -> None:
-        """`records` became visible together as `version`. Requests submitted here join the next batch."""
-
-    def on_drop(self, tape: Tape, records: Records, failure: Failure) -> None:
-        """`records` were lost for good: the tape has a gap."""
+TapeItems = Sequence[TapeItem[Any]]
+OnCommit = Callable[[Tape, int, TapeItems], None]
+"""The records became visible together as a version. Requests submitted here join the next batch."""
+OnDrop = Callable[[Tape, TapeItems, Failure], None]
+"""The records are lost for good: the tape has a gap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,13 +205,14 @@ class Passes:
 
 def _alone(append: TapeAppend, lengths: list[int], limits: Limits) -> int:
     """Passes for one tape's waiting records: whole records, within the limits of one append."""
-    tape = append.tape
-    most = min(limits.max_batch_tokens, tape.append_tokens)
+    retention = append.tape.retention
+    most = min(limits.max_batch_tokens, retention.tokens)
+    most_records = retention.records or len(lengths)
     passes = tokens = records = oldest = newest = 0
     for pending, length in zip(append.queue, lengths, strict=True):
         at = pending.record.ts_event
         tokens, records, oldest, newest = tokens + length, records + 1, min(oldest, at), max(newest, at)
-        wide = tape.append_span_ns and newest - oldest > tape.append_span_ns
-        if not passes or tokens > most or records > tape.append_records or wide:
+        wide = retention.span_ns and newest - oldest > retention.span_ns
+        if not passes or tokens > most or records > most_records or wide:
             passes, tokens, records, oldest, newest = passes + 1, length, 1, at, at
     return passes

@@ -16,6 +16,10 @@ Eviction = Literal["recompute", "swap", "cost"]
 """How victims are preempted; `cost` takes the cheaper way for each (*Stream2LLM* section 4.3)."""
 
 
+AT_LEAST_1 = ("max_batch_tokens", "max_batch_requests", "max_prompt_tokens", "max_new_tokens", "chunk_min")
+"""Fields of `Limits` that cannot be 0."""
+
+
 class PriorityClass(IntEnum):
     """Priority of work; lower values go first (*Attention Once* section 3.6, equation 8)."""
 
@@ -59,8 +63,7 @@ class Limits:
                 raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}")
         if self.eviction not in get_args(Eviction):
             raise ValueError(f"eviction must be recompute, swap or cost, not {self.eviction!r}")
-        at_least_1 = "max_batch_tokens max_batch_requests max_prompt_tokens max_new_tokens chunk_min"
-        for name in at_least_1.split():
+        for name in AT_LEAST_1:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.chunk_max < self.chunk_min:

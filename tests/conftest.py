@@ -3,15 +3,38 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from weakref import ref
 
 import pytest
 
 pytest_plugins = ["tests.fixtures_kafka", "tests.fixtures_prometheus", "tests.fixtures_triton"]
+
+# For PyTorch, here and in every process that a test starts: models this small gain nothing by more threads.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+ROOT = Path(__file__).parent
+
+LONGEST = ("e2e", "engine", "bench", "feeds")
+"""Packages of tests, the slowest first."""
+MOST_WORKERS = 8
+"""Each imports PyTorch."""
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than the cores: many tests wait."""
+    return min(len(os.sched_getaffinity(0)) + 1, MOST_WORKERS)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Workers take a module at a time: the longest come first, so that no worker ends late."""
+    packages = {name: turn for turn, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: packages.get(item.path.relative_to(ROOT).parts[0], len(packages)))
 
 
 def pytest_collection_finish() -> None:
@@ -50,14 +73,3 @@ def _audit(pool: ref[Any]) -> None:
         gc.collect()
         time.sleep(0.1)
     pytest.fail(failed)
-
-
-@pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
-    """A second one only waits at models this small, for long where other work runs beside."""
-    import torch  # only here: most tests need none
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

@@ -2,12 +2,10 @@
 
 import os
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
 
-from tests.ahead import is_needed
 from tests.kafka_server import KafkaServer, missing_tools
 
 
@@ -19,27 +17,15 @@ class RealKafka:
     server: KafkaServer | None
 
 
-@pytest.fixture(scope="session", autouse=True)
-def starting_kafka(request: pytest.FixtureRequest) -> Iterator[Future[KafkaServer] | None]:
-    """Ours, while it starts."""
-    if not is_needed("real_kafka", request) or os.environ.get("FORETICK_KAFKA") or missing_tools():
-        yield None
-        return
-    with ThreadPoolExecutor(1) as background:
-        starting = background.submit(KafkaServer().__enter__)
-        yield starting
-        if starting.exception() is None:
-            starting.result().close()
-
-
 @pytest.fixture(scope="session")
-def real_kafka(starting_kafka: Future[KafkaServer] | None) -> RealKafka:
+def real_kafka() -> Iterator[RealKafka]:
     if given := os.environ.get("FORETICK_KAFKA"):
-        return RealKafka(given, None)
-    if starting_kafka is None:
-        message = f"Apache Kafka needs Java and Maven: apt-get install {' '.join(missing_tools())}"
+        yield RealKafka(given, None)
+        return
+    if missing := missing_tools():
+        message = f"Apache Kafka needs Java and Maven: apt-get install {' '.join(missing)}"
         if os.environ.get("CI") == "true":
             pytest.fail(message)
         pytest.skip(message)
-    server = starting_kafka.result()
-    return RealKafka(server.bootstrap, server)
+    with KafkaServer() as server:
+        yield RealKafka(server.bootstrap, server)

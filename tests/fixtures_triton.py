@@ -12,21 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.ahead import is_needed
-
 ROOT = Path(__file__).parents[1]
-NICENESS = 10
 
 
 class BackgroundProcess:
-    """A Python module of ours on what the suite leaves of the machine; its output goes to ``folder``."""
+    """A Python module of ours that runs by itself; its output goes to ``folder``."""
 
     def __init__(self, folder: Path, *arguments: str, **environment: str) -> None:
         self._output, self._errors = folder / "output", folder / "errors"
         inherited = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
         with self._output.open("wb") as output, self._errors.open("wb") as errors:
             self._process = subprocess.Popen(
-                ["nice", "-n", str(NICENESS), sys.executable, "-m", *arguments],
+                [sys.executable, "-m", *arguments],
                 cwd=ROOT,
                 env={**inherited, "TRITON_CACHE_DIR": str(folder), **environment},
                 stdin=subprocess.DEVNULL,
@@ -48,19 +45,14 @@ class BackgroundProcess:
 
 @dataclass(frozen=True)
 class Triton:
-    """Begun with the first test, read by those of Triton's kernels."""
+    """Both run at the same time."""
 
     compiled: BackgroundProcess
     interpreted: BackgroundProcess
 
 
-@pytest.fixture(scope="session", autouse=True)
-def starting_triton(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Triton | None]:
-    if not is_needed("triton", request):
-        yield None
-        return
+@pytest.fixture(scope="module")
+def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Triton]:
     import torch  # only here: most tests need none
 
     package = "tests/engine/attention"
@@ -79,9 +71,3 @@ def starting_triton(
         ) as interpreted,
     ):
         yield Triton(compiled, interpreted)
-
-
-@pytest.fixture(scope="session")
-def triton(starting_triton: Triton | None) -> Triton:
-    assert starting_triton is not None
-    return starting_triton

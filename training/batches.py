@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ingest.compact import header_text
 from tapes.generate import Ranges, generate
 from tapes.rules import LOOKBACK, RULES, UNDEFINED, VOLUMES, Ints, Levels, before, lag, rolling
 from training.tokenizer import ASK, NONE, QUESTIONS, build_tokenizer, question_token
@@ -91,11 +92,6 @@ class Vocabulary:
     def encode(self, text: str) -> list[int]:
         """Token ids without special tokens."""
         return list(self.tokenizer.encode(text, add_special_tokens=False))
-
-
-def header_text(reference: str, unit: str, volume: str, percent: int) -> str:
-    """The line of the frozen prefix that says what levels and volume codes mean."""
-    return f"reference {reference} unit {unit} volume {volume} percent {percent:03d}\n"
 
 
 def draw_headers(rng: np.random.Generator, vocabulary: Vocabulary, percents: Ints) -> tuple[Ints, Ints]:

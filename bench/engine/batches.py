@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from bench.engine.contenders import KeptCache, Regions, Reply, append, ask_together, engine_for, model_of
+from bench.engine.contenders import (
+    KeptCache,
+    Regions,
+    Reply,
+    agree,
+    append,
+    ask_together,
+    engine_for,
+    model_of,
+)
 from bench.engine.floor import Floors, LimitsProbe, causal
-from bench.engine.questions import agree, in_turn
 from bench.engine.scenario import Records, Size, make_scenario
 from bench.figures import Figure, Goal, median_ratio, quantiles
-from bench.run import SuiteRun, timed
+from bench.run import SuiteRun, Turns, timed
 from engine.attention.base import Attention, LayerCall
 from engine.attention.cpu import CpuAttention
 from engine.model.prompt import PromptFormat
@@ -23,6 +30,9 @@ from flash.questions import PAPER_SIX
 from regions.tape import Retention, Tape
 
 Ask = Callable[[], list[Reply]]
+Questions = Sequence[Sequence[int]]
+Goals = Mapping[str, Goal]
+_OVER_KEPT = "kept caches one by one"
 
 
 class Stopwatch:
@@ -38,109 +48,72 @@ class Stopwatch:
         self.ns += ns
         return output
 
-    def lap(self, ask: Ask, _: Any) -> tuple[list[Reply], int]:
+    def lap(self, ask: Ask) -> tuple[list[Reply], int]:
         """The result of ``ask``, and the ns of attention in it."""
         self.ns = 0
         return ask(), self.ns
 
 
 class Readers(NamedTuple):
-    """What ``rows`` rows read: ``shared`` tokens, and each reader's ``own``; half of its new rows count."""
+    """What ``rows`` rows read: each reader's ``own`` tokens, with half of its new rows, and ``shared``."""
 
     name: str
     readers: int
     rows: int
-    shared: int
     own: float
-
-
-class Medians(NamedTuple):
-    """Over ``n`` rounds, ms: one pass, another way, and the median ratio of pairs (other over one pass)."""
-
-    n: int
-    one_pass: float
-    other: float
-    gain: float
-
-    @classmethod
-    def of(cls, one_pass: list[int], other: list[int]) -> Medians:
-        """From samples in ns."""
-        ours, theirs = (quantiles(ns, 0.5)[0] / 1e6 for ns in (one_pass, other))
-        return cls(len(one_pass), ours, theirs, median_ratio(other, one_pass))
+    shared: int = 0
 
 
 class Compared(NamedTuple):
-    """One pass against one pass per reader, the attention in both, and kept caches one by one."""
+    """ns of each way's passes and of the attention in them: in one pass, in turn and, if any, kept caches."""
 
     of: Readers
-    passes: Medians
-    attention: Medians
-    kept: Medians | None
+    passes: list[list[int]]
+    attention: list[list[int]]
 
 
-def figures(found: Compared, floors: Floors, goals: Mapping[str, Goal]) -> Iterator[Figure]:
-    """Ours, the other ways and the floor, and what limits it. ``goals``: limits that judge the ratios."""
-    of, passes, attention, kept = found
+def compare(of: Readers, stopwatch: Stopwatch, ways: Sequence[Ask], repeats: int) -> Compared:
+    """Ask in all ways in turn, ``repeats`` times after one unmeasured round. Raises Disagreement."""
+    turns = Turns(*(partial(stopwatch.lap, ask) for ask in ways))
+    attention: list[list[int]] = []
+    for _ in range(repeats + 1):
+        together, *others = laps = turns()
+        for replies, _ in others:
+            for ours, other in zip(together[0], replies, strict=True):
+                agree(ours, other, of.shared + int(of.own))
+        attention.append([ns for _, ns in laps])
+    return Compared(of, [ns[1:] for ns in turns.ns], [list(ns) for ns in zip(*attention[1:], strict=True)])
+
+
+def figures(found: Compared, floors: Floors, goals: Goals) -> Iterator[Figure]:
+    """One pass over the other ways and over its floor, and what limits it."""
+    of, passes, attention = found
     figure = partial(Figure, setting={"": of.name, "rows": of.rows, "context": of.shared + round(of.own)})
 
-    def versus(name: str, against: str, each: Medians, goal: Goal | None = None) -> Figure:
-        of_pairs = partial(figure, name, each.one_pass, "ms", against=against, reference=each.other)
-        return of_pairs(paired=1 / each.gain, goal=goal, n=each.n)
+    def versus(name: str, ns: Sequence[list[int]], way: int, against: str) -> Figure:
+        ours, other = (quantiles(ns[i], 0.5)[0] / 1e6 for i in (0, way))
+        compared = partial(figure, name, ours, "ms", against=against, reference=other, n=len(ns[0]))
+        return compared(paired=median_ratio(ns[0], ns[way]), goal=goals.get(against))
 
-    yield versus("one pass", "in turn", passes)
-    if kept is not None:
-        yield versus("one pass", "kept caches one by one", kept, goals.get("one pass over kept caches"))
+    yield (in_turn := versus("one pass", passes, 1, "in turn"))
+    if len(passes) > 2:
+        yield versus("one pass", passes, 2, _OVER_KEPT)
     floor = floors.of_pass(of.rows, of.shared, of.own, of.readers)
-    yield figure("one pass", passes.one_pass, "ms", against="floor", reference=floor)
-    yield versus("attention in one pass", "in turn", attention)
-    yield figure("gain of one pass", passes.gain, goal=goals.get("gain of one pass"))
-    yield figure("gain of a pass at the floor", passes.other / floor)
-    yield figure("gain in attention", attention.gain, goal=goals.get("gain in attention"))
+    yield figure("one pass", in_turn.ours, "ms", against="floor", reference=floor)
+    yield versus("attention in one pass", attention, 1, "in turn")
+    gains = (
+        ("gain of one pass", median_ratio(passes[1], passes[0])),
+        ("gain of a pass at the floor", quantiles(passes[1], 0.5)[0] / 1e6 / floor),
+        ("gain in attention", median_ratio(attention[1], attention[0])),
+    )
+    for name, gain in gains:
+        yield figure(name, gain, goal=goals.get(name))
     of_attention = floors.attention(of.rows, of.shared, of.own, of.readers)
     for name, part in (("attention", of_attention), ("linear layers", floors.linear(of.rows))):
         yield figure(f"{name}: arithmetic", part.arithmetic_ms, "ms", "Floors")
         yield figure(f"{name}: reading", part.reading_ms, "ms", "Floors")
 
 
-def compare(
-    of: Readers, stopwatch: Stopwatch, together: Ask, one_by_one: Ask, repeats: int, kept: Ask | None = None
-) -> Compared:
-    """Ask in all ways in turn, ``repeats`` times after one unmeasured round. Raises Disagreement."""
-    ways = [partial(stopwatch.lap, ask) for ask in (together, one_by_one, kept) if ask is not None]
-    passes: list[list[int]] = [[] for _ in ways]
-    attention: list[list[int]] = [[] for _ in ways]
-    for turn in range(-1, repeats):
-        taken = in_turn(ways, (), turn)
-        for way, ((replies, in_attention), took) in enumerate(taken):
-            for ours, other in zip(taken[0][0][0], replies, strict=True):
-                agree(ours, other, of.shared + int(of.own))
-            if turn >= 0:
-                passes[way].append(took)
-                attention[way].append(in_attention)
-    caches = Medians.of(passes[0], passes[2]) if kept else None
-    return Compared(of, Medians.of(*passes[:2]), Medians.of(*attention[:2]), caches)
-
-
-Judged = tuple[Compared, Mapping[str, Goal]]
-_READ_BARS = 55
-"""Bars per pass while reading a context whose reading is not measured."""
-
-
-@dataclass(frozen=True)
-class BatchesPlan:
-    """Number of readers and length of their contexts; ``repeats``: rounds of all ways in turn."""
-
-    sessions: int = 8
-    session_bars: int = 155
-    standing: tuple[int, ...] = (6, 25)
-    standing_bars: int = 480
-    sharers: int = 16
-    sharer_bars: int = 5
-    prefix_bars: int = 236
-    repeats: int = 5
-
-
-QUICK = BatchesPlan(3, 12, (2, 4), 30, 3, 2, 12, repeats=2)
 _GAINS = {6: 2.5, 25: 5.0}
 """Goals for this many standing questions."""
 
@@ -149,44 +122,38 @@ def sessions(run: SuiteRun) -> Iterator[Figure]:
     """Sessions with nothing in common but the prompt's first tokens, a question each: one pass, one pass
     each in turn, and kept caches one by one.
     """
-    plan = QUICK if run.quick else BatchesPlan()
-    bench = _Bench(run, plan.repeats, plan.sessions, plan.session_bars)
+    n, bars = run.sized((8, 155), (3, 12))
+    bench = _Bench(run, n, bars)
     question = bench.prompt.question(PAPER_SIX[0].text)
-    caches = [KeptCache.copied(model_of(run)[1], bench.engine.pool, tape) for tape in bench.tapes]
-    found = bench.whole(
-        f"{plan.sessions} sessions, a question each",
-        bench.tapes,
-        [question] * plan.sessions,
-        lambda: [cache.ask(question) for cache in caches],
-    )
-    yield from bench.figures((found, {"one pass over kept caches": Goal(0.6)}))
+    caches = [KeptCache.copied(bench.plain, bench.engine.pool, tape) for tape in bench.tapes]
+    name, goals = f"{n} sessions, a question each", {_OVER_KEPT: Goal(0.6)}
+    bench.whole(name, [question] * n, goals, lambda: [cache.ask(question) for cache in caches])
+    yield from bench.figures()
 
 
 def standing(run: SuiteRun) -> Iterator[Figure]:
     """Whole questions on one tape, and one further token of each answer: one pass against one each. Every
     row multiplies every key and weight itself either way; a pass only saves reading the same bytes again
-    and what each pass costs besides.
+    and the fixed cost of each pass.
     """
-    plan = QUICK if run.quick else BatchesPlan()
-    bench = _Bench(run, plan.repeats, 1, plan.standing_bars, readers=max(plan.standing))
-    found: list[Judged] = []
-    for n in plan.standing:
-        tapes, questions = bench.tapes * n, [bench.prompt.question(text) for text in standing_texts(n)]
+    numbers = run.sized((6, 25), (2, 4))
+    bench = _Bench(run, 1, run.sized(480, 30), readers=max(numbers))
+    for n in numbers:
+        questions = [bench.prompt.question(text) for text in standing_texts(n)]
         goals = {"gain of one pass": Goal(_GAINS[n], "at least", "ours")} if n in _GAINS else {}
-        found.append((bench.whole(f"{n} questions on one tape", tapes, questions), goals))
-        name = f"{n} answers on one tape, a token each"
-        found.append((bench.decode(name, tapes, questions), goals))
-    yield from bench.figures(*found)
+        bench.whole(f"{n} questions on one tape", questions, goals)
+        bench.decode(f"{n} answers on one tape, a token each", questions, goals)
+    yield from bench.figures()
 
 
 def prefix(run: SuiteRun) -> Iterator[Figure]:
     """One further token of an answer each, behind one long prefix: one pass against one each."""
-    plan = QUICK if run.quick else BatchesPlan()
-    bench = _Bench(run, plan.repeats, plan.sharers, plan.sharer_bars, prefix_bars=plan.prefix_bars)
-    questions = [bench.prompt.question(PAPER_SIX[0].text)] * plan.sharers
-    name = f"{plan.sharers} sessions behind one frozen prefix, a token each"
-    found = bench.decode(name, bench.tapes, questions)
-    yield from bench.figures((found, {"gain in attention": Goal(5.0, "at least", "ours")}))
+    n, bars, prefix_bars = run.sized((16, 5, 236), (3, 2, 12))
+    bench = _Bench(run, n, bars, prefix_bars=prefix_bars)
+    questions = [bench.prompt.question(PAPER_SIX[0].text)] * n
+    name = f"{n} sessions behind one frozen prefix, a token each"
+    bench.decode(name, questions, {"gain in attention": Goal(5.0, "at least", "ours")})
+    yield from bench.figures()
 
 
 def standing_texts(n: int) -> list[str]:
@@ -201,83 +168,69 @@ def standing_texts(n: int) -> list[str]:
 class _Bench:
     """One engine with a stopwatch, and ``n`` tapes of equal length behind one prefix.
 
-    Measures the machine's own rates, which give the floors, before and after everything else.
+    Questions go to one tape each, or all to the only one. The machine's own rates, which give the floors,
+    are measured before and after everything else.
     """
 
-    def __init__(
-        self, run: SuiteRun, repeats: int, tapes: int, bars: int, *, prefix_bars: int = 0, readers: int = 0
-    ) -> None:
-        self._repeats = repeats
-        self._loaded, _ = model_of(run)
+    def __init__(self, run: SuiteRun, n: int, bars: int, *, prefix_bars: int = 0, readers: int = 0) -> None:
+        self._repeats, self._found = run.sized(5, 2), list[tuple[Compared, Goals]]()
+        self._loaded, self.plain = model_of(run)
         self.prompt = PromptFormat.of(self._loaded.tokenizer)
-        first = 1 if prefix_bars else 0
-        shared = self._bars(prefix_bars, 0) if prefix_bars else []
-        frozen = (*self.prompt.frozen, *chain.from_iterable(shared))
-        self._frozen = len(frozen)
-        records = [self._bars(bars, first + i) for i in range(tapes)]
+        frozen = (*self.prompt.frozen, *chain.from_iterable(self._bars(prefix_bars, 0)))
+        records = [self._bars(bars, i + bool(prefix_bars)) for i in range(n)]
         sizes = [sum(map(len, each)) for each in records]
-        self._stopwatch = Stopwatch(CpuAttention())
-        self.engine = engine_for(
-            self._loaded, len(frozen) + sum(sizes), readers=max(readers, tapes), attention=self._stopwatch
-        )
-        self.tapes: list[Tape] = []
-        for each, tokens in zip(records, sizes, strict=True):
-            regions = Regions(self.engine, frozen, Retention(tokens))
-            for start in range(0, bars, _READ_BARS):
-                regions.ingest(each[start : start + _READ_BARS])
-            self.tapes.append(regions.tape)
+        tokens, self._stopwatch = len(frozen) + sum(sizes), Stopwatch(CpuAttention())
+        self.engine = engine_for(self._loaded, tokens, readers=max(readers, n), attention=self._stopwatch)
+        regions = [Regions(self.engine, frozen, Retention(size)) for size in sizes]
+        for each, own in zip(regions, records, strict=True):
+            each.fill(own)
+        self.tapes = [each.tape for each in regions]
+        self._shared, self._own = (len(frozen), sizes[0]) if n > 1 else (tokens, 0)
         self._limits = LimitsProbe.of(run)
         self._limits.look()
 
-    def _bars(self, n: int, seed: int) -> Records:
-        return make_scenario(self.prompt, Size(n, 0, 0), seed).first
+    def whole(self, name: str, questions: Questions, goals: Goals, *kept: Ask) -> None:
+        """Compare whole questions."""
+        tapes, rows = self._read_by(questions), sum(map(len, questions))
 
-    def _readers(self, name: str, tapes: Sequence[Tape], rows: int, own: float) -> Readers:
-        """What readers of ``tapes`` see: a tape with one reader is its own, a tape of all is shared."""
-        tape, alone = tapes[0].live_tokens, len(self.tapes) > 1
-        shared, own = (self._frozen, own + tape) if alone else (self._frozen + tape, own)
-        return Readers(name, len(tapes), rows, shared, own)
+        def ask(some: slice) -> list[Reply]:
+            return ask_together(self.engine, tapes[some], questions[some])
 
-    def whole(
-        self, name: str, tapes: Sequence[Tape], questions: Sequence[Sequence[int]], kept: Ask | None = None
-    ) -> Compared:
-        """Whole questions."""
-        rows = sum(map(len, questions))
-        return compare(
-            self._readers(name, tapes, rows, causal(round(rows / len(questions)))),
-            self._stopwatch,
-            lambda: ask_together(self.engine, tapes, questions),
-            lambda: [
-                ask_together(self.engine, [tape], [question])[0]
-                for tape, question in zip(tapes, questions, strict=True)
-            ],
-            self._repeats,
-            kept,
-        )
+        self._compare(Readers(name, len(tapes), rows, causal(round(rows / len(tapes)))), ask, goals, *kept)
 
-    def decode(self, name: str, tapes: Sequence[Tape], questions: Sequence[Sequence[int]]) -> Compared:
-        """The pass after the question's: one row per reader. The row is dropped again, which is O(1)."""
-        n = len(tapes)
-        forks = [tape.fork() for tape in tapes]
+    def decode(self, name: str, questions: Questions, goals: Goals) -> None:
+        """Compare the passes after the questions': one row per reader, dropped again in O(1)."""
+        forks = [tape.fork() for tape in self._read_by(questions)]
         tokens = [[reply.token] for reply in append(self.engine, forks, questions)]
 
-        def step(first: int, last: int) -> list[Reply]:
-            replies = append(self.engine, forks[first:last], tokens[first:last])
-            for fork in forks[first:last]:
+        def step(some: slice) -> list[Reply]:
+            replies = append(self.engine, forks[some], tokens[some])
+            for fork in forks[some]:
                 fork.keep(fork.length - 1)
             return replies
 
-        of = self._readers(name, tapes, n, sum(map(len, questions)) / n + 1)
-        together, one_by_one = lambda: step(0, n), lambda: [step(i, i + 1)[0] for i in range(n)]
-        found = compare(of, self._stopwatch, together, one_by_one, self._repeats)
+        n = len(forks)
+        self._compare(Readers(name, n, n, sum(map(len, questions)) / n + 1), step, goals)
         for fork in forks:
             fork.release()
-        return found
 
-    def figures(self, *found: Judged) -> Iterator[Figure]:
+    def figures(self) -> Iterator[Figure]:
         """All figures, by the same floors; then the rates behind them."""
         self._limits.look()
         floors = self._limits.floors(self._loaded)
-        for compared, goals in found:
+        for compared, goals in self._found:
             yield from figures(compared, floors, goals)
         yield from self._limits.figures()
+
+    def _compare(self, of: Readers, ask: Callable[[slice], list[Reply]], goals: Goals, *kept: Ask) -> None:
+        """``ask`` all readers in one pass, and one by one; ``of``: without the tapes."""
+        readers = range(of.readers)
+        ways = lambda: ask(slice(len(readers))), lambda: [ask(slice(i, i + 1))[0] for i in readers], *kept
+        of = of._replace(shared=self._shared, own=self._own + of.own)
+        self._found.append((compare(of, self._stopwatch, ways, self._repeats), goals))
+
+    def _read_by(self, questions: Questions) -> list[Tape]:
+        return self.tapes * (len(questions) // len(self.tapes))
+
+    def _bars(self, n: int, seed: int) -> Records:
+        return make_scenario(self._loaded, Size(n, 0, 0), seed).first

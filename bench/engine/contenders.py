@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from bench.run import SuiteRun
+from bench.engine.scenario import PAPER
+from bench.run import MeasurementFailed, SuiteRun
 from engine.attention.base import Attention
 from engine.device import in_own_thread
 from engine.engine import Engine
@@ -25,7 +26,13 @@ _READER_BLOCKS = 8
 """A question of about 40 tokens, its answer, and a block that begins in the middle."""
 EIGHTY_SHAPE: dict[str, Any] = {"hidden": 768, "layers": 12, "heads": 12, "kv_heads": 4, "vocabulary": 4096}
 """About 80 million parameters."""
+TIE = 1e-3
+"""Logit gap below which two fp32 computations may order the best two tokens either way."""
 _loaded: dict[str, tuple[LoadedModel, Any]] = {}
+
+
+class Disagreement(MeasurementFailed):
+    """Two contenders that read the same tokens gave different answers."""
 
 
 class Reply(NamedTuple):
@@ -115,13 +122,20 @@ def read(engine: Engine, tape: Tape, records: Sequence[Sequence[int]]) -> None:
 class Regions:
     """Ours: a tape on the pool; a question is a fork that is dropped afterwards."""
 
-    def __init__(self, engine: Engine, frozen: Sequence[int], retention: Retention) -> None:
+    def __init__(
+        self, engine: Engine, frozen: Sequence[int], retention: Retention, session: str = "bench"
+    ) -> None:
         self.engine = engine
-        self.tape = engine.open_tape("bench", frozen, retention)
+        self.tape = engine.open_tape(session, frozen, retention)
 
     def ingest(self, records: Sequence[Sequence[int]]) -> None:
         """One STREAM pass and a commit, as in the scheduler."""
         read(self.engine, self.tape, records)
+
+    def fill(self, records: Sequence[Sequence[int]]) -> None:
+        """Read a context whose reading is not measured, in passes of an update's size."""
+        for start in range(0, len(records), PAPER.bars):
+            self.ingest(records[start : start + PAPER.bars])
 
     def ask(self, question: Sequence[int]) -> Reply:
         """Fork, one pass, release."""
@@ -182,6 +196,13 @@ class Dense:
         """One pass over context and question."""
         ids = torch.tensor([[*self._tokens, *question]])
         return _reply(self._model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0, -1])
+
+
+def agree(ours: Reply, other: Reply, context: int) -> bool:
+    """Whether both give the same answer token; False for a tie. Raises Disagreement otherwise."""
+    if ours.token != other.token and max(ours.gap, other.gap) > TIE:
+        raise Disagreement(f"at {context} tokens we answer {ours}, the reference {other}")
+    return ours.token == other.token
 
 
 def _reply(logits: torch.Tensor) -> Reply:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from typing import NamedTuple
 
@@ -38,7 +39,7 @@ class PassCosts(NamedTuple):
 
     @classmethod
     def of(cls, loaded: LoadedModel) -> PassCosts:
-        """Counted from the model itself."""
+        """Count them from the model."""
         model, size = loaded.model, loaded.dtype.itemsize
         head, embedding = model.get_output_embeddings(), model.get_input_embeddings().weight
         last = model.get_decoder().layers[-1]
@@ -123,12 +124,15 @@ class LimitsProbe:
     def __init__(
         self, side: int = 2048, copied: int = 1 << 28, device: str = "cpu", dtype: torch.dtype = torch.float32
     ) -> None:
-        self._a, self._b, self._product = torch.randn(3, side, side, device=device, dtype=dtype)
-        self._source, self._target = torch.ones(2, copied // _FLOAT, device=device)
-        self._gemm_s: list[float] = []
-        self._copy_s: list[float] = []
-        self._multiply()
-        self._copy()
+        a, b, product = torch.randn(3, side, side, device=device, dtype=dtype)
+        source, target = torch.ones(2, copied // _FLOAT, device=device)
+        self._rates = {  # operations, and bytes read and written, in units of 1e9
+            ("large matrix product", "GFLOP/s"): (2 * side**3 / 1e9, partial(torch.mm, a, b, out=product)),
+            ("large copy, read and written", "GB/s"): (2 * copied / 1e9, partial(target.copy_, source)),
+        }
+        self._seconds: dict[tuple[str, str], list[float]] = {name: [] for name in self._rates}
+        for _, work in self._rates.values():  # includes one-time set-up
+            work()
 
     @classmethod
     def of(cls, run: SuiteRun) -> LimitsProbe:
@@ -140,28 +144,21 @@ class LimitsProbe:
     def look(self) -> None:
         """Measure again: before and after the measurements, so that a change of speed shows."""
         for _ in range(_LOOKS):
-            self._gemm_s.append(seconds(self._multiply))
-            self._copy_s.append(seconds(self._copy))
+            for name, (_, work) in self._rates.items():
+                self._seconds[name].append(seconds(work))
 
-    def figures(self, setting: Setting | None = None) -> tuple[Figure, Figure]:
+    def figures(self, setting: Setting | None = None) -> list[Figure]:
         """Product and copy, over all looks."""
-        table, more = "The machine's own rates in this part", {"setting": setting or {}}
-        operations, moved = 2 * len(self._a) ** 3 / 1e9, 2 * _FLOAT * len(self._source) / 1e9
-        return (
-            rate("large matrix product", operations, self._gemm_s, "GFLOP/s", table, **more),
-            rate("large copy, read and written", moved, self._copy_s, "GB/s", table, **more),
-        )
+        table = "The machine's own rates in this part"
+        return [
+            rate(name, self._rates[name, unit][0], took, unit, table, setting=setting or {})
+            for (name, unit), took in self._seconds.items()
+        ]
 
     def floors(self, loaded: LoadedModel, of: Callable[[list[float]], float] = median) -> Floors:
         """The floors at the medians of all looks, or at another statistic ``of`` them."""
         gemm, copy = (1e9 * of(figure.samples) for figure in self.figures())
         return Floors(PassCosts.of(loaded), gemm, copy)
-
-    def _multiply(self) -> None:
-        torch.mm(self._a, self._b, out=self._product)
-
-    def _copy(self) -> None:
-        self._target.copy_(self._source)
 
 
 def seconds(work: Callable[[], object]) -> float:

@@ -1,52 +1,61 @@
-"""Question and ingest latency on the paper's scenario, ours next to two references, on the same tokens."""
+"""Question and ingest latency on the paper's scenario, ours next to two references, on the same tokens.
+
+Then on a tape at its retention limit: 256 bars stay, 55 enter and leave between questions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
-from bench.engine.contenders import EIGHTY_SHAPE, Dense, KeptCache, Regions, Reply, engine_for, load
+from bench.engine.contenders import (
+    EIGHTY_SHAPE,
+    Dense,
+    KeptCache,
+    Regions,
+    Reply,
+    agree,
+    engine_for,
+    load,
+    model_of,
+)
 from bench.engine.floor import Floors, LimitsProbe, causal
 from bench.engine.scenario import PAPER, Records, Scenario, Size, make_scenario
 from bench.figures import Figure, Goal, Setting, latency, quantiles, slope_per_1k
-from bench.run import MeasurementFailed, SuiteRun, timed
-from engine.model.prompt import PromptFormat
+from bench.run import SuiteRun, Turns, timed
 from regions.tape import Retention
-
-TIE = 1e-3
-"""Logit gap below which two fp32 computations may order the best two tokens either way."""
-
-
-class Disagreement(MeasurementFailed):
-    """Two contenders that read the same tokens gave different answers."""
-
-
-Goals = Mapping[str, float]
-"""At most, of ours over the kept cache: `question`, `reading`, `slope`; `growth`: over attention's floor;
-`dense`: over dense at the longest context."""
 
 
 @dataclass(frozen=True)
 class QuestionsPlan:
-    """One model and its share of the scenario. ``shape``: arguments of `embedded_directory`."""
+    """One model and its share of the scenario. ``shape``: arguments of `embedded_directory`.
+
+    ``goals``: of ours over the kept cache (`question`, `reading`, `slope`), over attention's floor
+    (`growth`), and over dense at the longest context (`dense`).
+    """
 
     name: str
     shape: dict[str, Any]
-    goals: Goals
+    goals: Mapping[str, Goal]
     size: Size = PAPER
     repeats: int = 10
     """Questions at each context; the table by context has their median."""
     dense_rounds: tuple[int, ...] = (0, 7, 14)
     """Rounds (from 0) with the dense reference, which runs once in each."""
 
+    @property
+    def quick(self) -> QuestionsPlan:
+        """The same in small sizes."""
+        return replace(self, size=Size(20, 3, 11), repeats=3, dense_rounds=(0, 2))
 
-_GOALS = {"question": 1.0, "reading": 1.0, "slope": 1.0}
-EMBEDDED = QuestionsPlan("embedded", {}, _GOALS | {"question": 1.3})
-EIGHTY = QuestionsPlan("80m", EIGHTY_SHAPE, _GOALS | {"dense": 1 / 20}, repeats=5)
-ENGINE = replace(EIGHTY, goals=_GOALS | {"question": 0.65, "reading": 0.6, "growth": 1.5})
-_QUICK: dict[str, Any] = {"size": Size(20, 3, 11), "repeats": 3, "dense_rounds": (0, 2)}
+
+_GOALS = {"question": Goal(1.0), "reading": Goal(1.0), "slope": Goal(1.0)}
+EMBEDDED = QuestionsPlan("embedded", {}, _GOALS | {"question": Goal(1.3)})
+EIGHTY = QuestionsPlan("80m", EIGHTY_SHAPE, _GOALS | {"dense": Goal(1 / 20)}, repeats=5)
+ENGINE = replace(EIGHTY, goals=_GOALS | {"question": Goal(0.65), "reading": Goal(0.6), "growth": Goal(1.5)})
 
 
 def stream(run: SuiteRun) -> Iterator[Figure]:
@@ -60,22 +69,22 @@ def stream(run: SuiteRun) -> Iterator[Figure]:
     for plan in (EMBEDDED, EIGHTY):
         if plan.name in run.models:
             run.say(f"questions, {plan.name} model ...")
-            yield from race(replace(plan, **_QUICK) if run.quick else plan, run.threads)
+            yield from race(plan.quick if run.quick else plan, run.threads)
 
 
 def engine(run: SuiteRun) -> Iterator[Figure]:
-    """The scenario of `foretick bench stream`, beside its floors: the arithmetic of a pass at the rate of
+    """The scenario of `foretick bench stream`, next to its floors: the arithmetic of a pass at the rate of
     a large matrix product, or reading its weights and KV at that of a large copy, whichever takes longer,
     both rates measured in this part. Floors count every layer for every row.
     """
     limits = LimitsProbe.of(run)
-    yield from race(replace(ENGINE, shape={}, **_QUICK) if run.quick else ENGINE, run.threads, limits)
+    yield from race(replace(ENGINE.quick, shape={}) if run.quick else ENGINE, run.threads, limits)
 
 
 def race(plan: QuestionsPlan, threads: int, limits: LimitsProbe | None = None) -> Iterator[Figure]:
     """The scenario with one model, next to floors where there are ``limits``. Raises Disagreement."""
     loaded, plain = load(plan.shape, threads)
-    scenario = make_scenario(PromptFormat.of(loaded.tokenizer), plan.size)
+    scenario = make_scenario(loaded, plan.size)
     frozen = scenario.frozen
     ours = Regions(engine_for(loaded, scenario.tokens), frozen, Retention(scenario.tokens - len(frozen)))
     race = Race(scenario, ours, KeptCache(plain, frozen), Dense(plain, frozen))
@@ -91,131 +100,143 @@ def race(plan: QuestionsPlan, threads: int, limits: LimitsProbe | None = None) -
     yield from limits.figures() if limits else ()
 
 
-@dataclass(frozen=True)
-class ContextPoint:
-    """One context: medians of a question, and of the preceding update of ``update`` tokens; ms."""
+class ContextPoint(NamedTuple):
+    """One context: medians of a question, and of the preceding update of ``update`` tokens; ms.
+
+    ``asked`` and ``reading``: ours and the kept cache's.
+    """
 
     context: int
-    ours: float
-    kept: float
+    asked: list[float]
     dense: float | None
     update: int
-    reading: tuple[float, float]
-    """Ours and the kept cache's."""
+    reading: list[float]
 
 
 class Race:
     """Feeds the contenders in turn and keeps their times, ns."""
 
     def __init__(self, scenario: Scenario, ours: Regions, kept: KeptCache, dense: Dense) -> None:
-        self._scenario = scenario
-        self._ours, self._kept, self._dense = ours, kept, dense
+        self._scenario, self._dense = scenario, dense
         self._context = len(scenario.frozen)
-        self._ask: tuple[list[int], list[int]] = ([], [])
-        self._ingest: tuple[list[int], list[int]] = ([], [])
+        self._ask, self._ingest = Turns(ours.ask, kept.ask), Turns(ours.ingest, kept.ingest)
         self._points: list[ContextPoint] = []
-        self._agreed = self._compared = 0
+        self._agreed: list[bool] = []
         self._difference = 0.0
         self._read(scenario.first)
-        for ask in (ours.ask, kept.ask):  # the first call of each includes one-time set-up
-            ask(scenario.question)
+        self._ask(scenario.question)
+        self._ask.clear()
+        self._ingest.clear()
 
     def round(self, update: Records, repeats: int, *, with_dense: bool) -> None:
         """One update and its questions."""
-        before = self._context
-        read = self._read(update)
-        for times, ns in zip(self._ingest, read, strict=True):
-            times.append(ns)
-        question = self._scenario.question
-        for turn in range(repeats):
-            asked = in_turn([self._ours.ask, self._kept.ask], question, turn)
-            for times, (_, ns) in zip(self._ask, asked, strict=True):
-                times.append(ns)
-            self._compare(asked[0][0], asked[1][0])
+        before, question = self._context, self._scenario.question
+        self._read(update)
+        for _ in range(repeats):
+            replies = self._ask(question)
+            self._compare(*replies)
         dense_ms = None
         if with_dense:
             reply, ns = timed(self._dense.ask, question)
             dense_ms = ns / 1e6
-            self._compare(asked[0][0], reply)
-        ours, kept = (quantiles(times[-repeats:], 0.5)[0] / 1e6 for times in self._ask)
-        reading = (read[0] / 1e6, read[1] / 1e6)
-        self._points.append(
-            ContextPoint(self._context, ours, kept, dense_ms, self._context - before, reading)
-        )
+            self._compare(replies[0], reply)
+        asked = [quantiles(ns[-repeats:], 0.5)[0] / 1e6 for ns in self._ask.ns]
+        reading = [ns[-1] / 1e6 for ns in self._ingest.ns]
+        self._points.append(ContextPoint(self._context, asked, dense_ms, self._context - before, reading))
 
-    def figures(self, model: str, goals: Goals, floors: Floors | None = None) -> Iterator[Figure]:
+    def figures(
+        self, model: str, goals: Mapping[str, Goal], floors: Floors | None = None
+    ) -> Iterator[Figure]:
         """Summaries of all rounds, then each context's question and update, next to all references."""
         points, rows = self._points, len(self._scenario.question)
         about: Setting = {"model": model, "question tokens": rows}
         figure = partial(Figure, table=model, setting=about)
-        for name, (ours_ns, kept_ns), limit, at in (
+        for name, turns, goal, at in (
             ("question", self._ask, goals["question"], (0.5, 0.99)),
             ("reading an update", self._ingest, goals["reading"], (0.5, 1.0)),
         ):
-            goal = {0.5: Goal(limit)}
-            yield from latency(name, ours_ns, about, model, "kept cache", kept_ns, at=at, goals=goal)
+            ours, kept = turns.ns
+            yield from latency(name, ours, about, model, "kept cache", kept, at=at, goals={0.5: goal})
         yield from self._growth(figure, goals, floors)
-        compared = float(self._compared)
-        yield figure("answers equal to the reference's", self._agreed, against="compared", reference=compared)
+        compared = float(len(self._agreed))
+        name = "answers equal to the reference's"
+        yield figure(name, sum(self._agreed), against="compared", reference=compared)
         yield figure("largest difference of their logits", self._difference)
         for p in points:
             setting = {**about, "context": p.context}
-            figure = partial(Figure, "question P50", p.ours, "ms", f"By context, {model}", setting)
-            yield figure("kept cache", p.kept)
+            figure = partial(Figure, "question P50", p.asked[0], "ms", f"By context, {model}", setting)
+            yield figure("kept cache", p.asked[1])
             if p.dense is not None:
-                yield figure("dense", p.dense, goal=_goal(goals, "dense") if p is points[-1] else None)
+                yield figure("dense", p.dense, goal=goals.get("dense") if p is points[-1] else None)
             if floors is not None:
                 yield figure("floor", floors.of_pass(rows, p.context, causal(rows)))
         for p in points:
-            before, (ours, kept) = p.context - p.update, p.reading
+            before, (ours_ms, kept_ms) = p.context - p.update, p.reading
             setting = {**about, "tokens read": p.update, "context before": before}
-            figure = partial(Figure, "reading", ours, "ms", f"Reading an update, {model}", setting)
-            yield figure("kept cache", kept)
+            figure = partial(Figure, "reading", ours_ms, "ms", f"Reading an update, {model}", setting)
+            yield figure("kept cache", kept_ms)
             if floors is not None:
                 yield figure("floor", floors.of_pass(p.update, before, causal(p.update)))
 
-    def _growth(self, figure: Callable[..., Figure], goals: Goals, floors: Floors | None) -> Iterator[Figure]:
+    def _growth(
+        self, figure: Callable[..., Figure], goals: Mapping[str, Goal], floors: Floors | None
+    ) -> Iterator[Figure]:
         """Growth with the context, from the medians: a few stalled samples would distort a fit of all."""
-        contexts, name = [p.context for p in self._points], "growth for 1,000 tokens"
-        ours = slope_per_1k(contexts, [p.ours for p in self._points])
-        kept = slope_per_1k(contexts, [p.kept for p in self._points])
-        yield figure(name, ours, "ms", against="kept cache", reference=kept, goal=_goal(goals, "slope"))
+        contexts = [p.context for p in self._points]
+        ours, kept = (slope_per_1k(contexts, [p.asked[i] for p in self._points]) for i in range(2))
+        growth = partial(figure, "growth for 1,000 tokens", ours, "ms")
+        yield growth(against="kept cache", reference=kept, goal=goals.get("slope"))
         if floors is not None:
             floor = floors.attention(len(self._scenario.question), 1000)
-            goal = _goal(goals, "growth")
-            yield figure(name, ours, "ms", against="attention's floor", reference=floor.ms, goal=goal)
+            yield growth(against="attention's floor", reference=floor.ms, goal=goals.get("growth"))
             name, of = "growth of attention's floor, arithmetic", floor.arithmetic_ms
             yield figure(name, of, "ms", against="reading", reference=floor.reading_ms)
 
-    def _read(self, records: Records) -> list[int]:
-        """All contenders read; returns the times of the two that compute."""
+    def _read(self, records: Records) -> None:
         self._context += sum(map(len, records))
         self._dense.ingest(records)
-        read = in_turn([self._ours.ingest, self._kept.ingest], records, len(self._points))
-        return [ns for _, ns in read]
+        self._ingest(records)
 
     def _compare(self, ours: Reply, other: Reply) -> None:
-        self._compared += 1
-        self._agreed += agree(ours, other, self._context)
+        self._agreed.append(agree(ours, other, self._context))
         self._difference = max(self._difference, abs(ours.logit - other.logit))
 
 
-def _goal(goals: Goals, name: str) -> Goal | None:
-    return Goal(goals[name]) if name in goals else None
-
-
-def agree(ours: Reply, other: Reply, context: int) -> bool:
-    """Whether both give the same answer token; False for a tie. Raises Disagreement otherwise."""
-    if ours.token == other.token:
-        return True
-    if max(ours.gap, other.gap) > TIE:
-        raise Disagreement(f"at {context} tokens we answer {ours}, the reference {other}")
-    return False  # a tie: neither agreement nor disagreement
-
-
-def in_turn(
-    works: Sequence[Callable[[Any], Any]], argument: Sequence[Any], turn: int
-) -> list[tuple[Any, int]]:
-    """Run all ``works`` in order or, on odd turns, reversed; returns results in the given order."""
-    results = {i: timed(works[i], argument) for i in range(len(works))[:: -1 if turn % 2 else 1]}
-    return [results[i] for i in range(len(works))]
+def window(run: SuiteRun) -> Iterator[Figure]:
+    """Questions on a tape whose oldest bars go as new ones come, next to one that has just grown to that
+    length and stays. *Dense*: the unmodified model over the same window sent again as a prompt.
+    """
+    n, updates, each, repeats = run.sized((256, 10, 55, 4), (12, 6, 5, 2))
+    frame_limit = run.sized(8192, 400)  # the daemon's default, so that position frames change during the run
+    loaded, plain = model_of(run)
+    scenario = make_scenario(loaded, Size(n, updates, each))
+    bars = [*scenario.first, *chain.from_iterable(scenario.updates)]
+    retention = Retention(n * max(map(len, bars)), n)
+    # two windows, and a block or two of the eviction; one reader at a time
+    engine = engine_for(loaded, 3 * retention.tokens, frame_limit=frame_limit)
+    grown, sliding = (Regions(engine, scenario.frozen, retention) for _ in range(2))
+    for regions in (grown, sliding):
+        regions.fill(scenario.first)
+        regions.ask(scenario.question)
+    ask, ingest, extents = Turns(sliding.ask, grown.ask), Turns(sliding.ingest), list[int]()
+    for update in scenario.updates:
+        ingest(update)
+        extents.append(len(sliding.tape.extents))
+        for _ in range(repeats):
+            ask(scenario.question)
+    dense = Dense(plain, scenario.frozen)
+    dense.ingest(bars[-n:])
+    repeated = Turns(dense.ask)
+    for _ in range(run.sized(2, 1)):
+        repeated(scenario.question)
+    setting: Setting = {
+        "bars": n, "bars in and out": each, "times": updates,
+        "tokens evicted": sliding.tape.evicted_tokens, "positions a frame": frame_limit,
+    }  # fmt: skip
+    (ours, as_long), against = ask.ns, "as long, just grown"
+    yield from latency("question", ours, setting, "", against, as_long, goals={0.5: Goal(1.0)})
+    yield from latency("question", ours, setting, "", "dense", repeated.ns[0], at=(0.5,), paired=False)
+    yield from latency("reading an update", ingest.ns[0], setting, at=(0.5,))
+    figure = partial(Figure, setting=setting, against=against)
+    yield figure("tokens seen", sliding.tape.live_tokens, reference=sum(map(len, scenario.first)))
+    yield figure("extents seen, most", max(extents), reference=len(grown.tape.extents))

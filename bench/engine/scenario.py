@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from engine.model.loading import LoadedModel
 from engine.model.prompt import PromptFormat
 from feeds.synthetic import Instrument, SyntheticTape
 from flash.questions import PAPER_SIX
@@ -59,8 +60,9 @@ class Scenario:
         return len(self.frozen) + sum(len(bar) for part in (self.first, *self.updates) for bar in part)
 
 
-def make_scenario(prompt: PromptFormat, size: Size, seed: int = 7) -> Scenario:
+def make_scenario(loaded: LoadedModel, size: Size, seed: int = 7) -> Scenario:
     """The scenario in the tokens of one model."""
+    prompt = PromptFormat.of(loaded.tokenizer)
     lines = Tokeniser(prompt.encode).lines(synthetic_bars(size.total, seed), _LINE)
     rest = lines[size.first :]
     return Scenario(

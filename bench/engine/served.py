@@ -1,54 +1,88 @@
-"""An engine behind the daemon's scheduler and worker; the cost of refreshing an `exact` session there."""
+"""Questions behind the daemon's scheduler and worker: during an `exact` session's refresh, and in a flood.
+
+Each question arrives at a random moment of a pass. It may wait for the current pass, and its own pass may
+hold other work.
+"""
 
 from __future__ import annotations
 
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
 
-from bench.engine.contenders import engine_for, model_of, read
+from bench.engine.contenders import Regions, embedded, engine_for, model_of
 from bench.engine.scenario import Size, make_scenario
 from bench.figures import Figure, Goal, Setting, latency, quantiles
 from bench.run import SuiteRun
-from engine.engine import Engine
-from engine.model.prompt import PromptFormat
+from engine.device import in_own_thread
+from engine.model.loading import LoadedModel
 from regions.tape import Retention, Tape
 from scheduler.observer import Observer
 from scheduler.request import Request, RequestSpec
 from scheduler.scheduler import Scheduler
+from scheduler.tapes import TapeItem, TapeItems
 from scheduler.types import Limits, PriorityClass
 from scheduler.worker import Worker
 
+Bars = Sequence[Sequence[int]]
 _WAIT_S = 120.0
 
 
-class PassLog(Observer):
-    """Logs the duration (ns) of each pass without the ``asked`` classes, and counts all tokens by class."""
+class Served(Observer):
+    """A session of ``records`` bars behind the daemon's scheduler; asks questions of the ``asked`` classes.
 
-    def __init__(self, asked: tuple[PriorityClass, ...]) -> None:
-        self.asked, self.ns = asked, list[int]()
+    ``evicted``: bars before its window; ``spare``: tokens of the pool for other work. ``passes``: the ns of
+    each pass without the asked classes; ``tokens``: of all passes, by class.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        limits: Limits,
+        records: int,
+        *asked: PriorityClass,
+        evicted: int = 0,
+        spare: int = 0,
+    ) -> None:
+        self.scenario = make_scenario(loaded, Size(records + evicted, 0, 0))
+        self._retention = Retention(self.scenario.tokens, records)
+        self.engine = engine_for(loaded, 4 * self.scenario.tokens + spare + 4096, frame_limit=8192)
+        self.limits, self._asked, self.passes = limits, asked, list[int]()
         self.tokens = dict.fromkeys(PriorityClass, 0)
+        self.scheduler = Scheduler(self.engine, self.engine.pool, limits, time.monotonic_ns, self)
+        self._tapes: list[Tape] = []
+        self.tape = self.open_tape("asked", self.scenario.first)
+
+    def open_tape(self, session: str, bars: Bars = ()) -> Tape:
+        """A session's tape that has read ``bars``."""
+        regions = Regions(self.engine, self.scenario.frozen, self._retention, session)
+        regions.fill(bars)
+        self._tapes.append(regions.tape)
+        return regions.tape
 
     def batch(self, tokens: Mapping[PriorityClass, int], rows: int, forward_ns: int) -> None:
         """A pass was run."""
         for cls, n in tokens.items():
             self.tokens[cls] += n
-        if not any(tokens.get(cls) for cls in self.asked):
-            self.ns.append(forward_ns)
+        if not any(tokens.get(cls) for cls in self._asked):
+            self.passes.append(forward_ns)
 
-
-class Served:
-    """Asks questions of the ``asked`` classes. The caller starts and stops the ``worker``."""
-
-    def __init__(self, engine: Engine, limits: Limits, *asked: PriorityClass) -> None:
-        self.engine, self.limits = engine, limits
-        self.passes = PassLog(asked)
-        self.scheduler = Scheduler(engine, engine.pool, limits, time.monotonic_ns, self.passes)
-        self.worker = Worker(self.scheduler)
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Run the worker; afterwards, release the tapes."""
+        worker = Worker(self.scheduler)
+        worker.start()
+        try:
+            yield
+        finally:
+            worker.stop(1.0)
+            for tape in self._tapes:
+                tape.release()
 
     def wait_for(self, make: Callable[..., RequestSpec]) -> int:
         """ns from submitting what ``make`` returns, given its `on_done`, to its end. Raises RuntimeError."""
@@ -60,75 +94,134 @@ class Served:
             raise RuntimeError(f"no answer: {request.error or 'the scheduler makes no progress'}")
         return time.perf_counter_ns() - began
 
-    def ask_all(self, tape: Tape, question: tuple[int, ...], n: int) -> dict[PriorityClass, list[int]]:
+    def ask(self, n: int) -> list[list[int]]:
         """ns to the answer token of ``n`` questions of each class in turn, after one that does not count."""
-        pause = random.Random(5)
-        times: dict[PriorityClass, list[int]] = {cls: [] for cls in self.passes.asked}
-        for _, cls in product(range(n + 1), self.passes.asked):
+        pause, question = random.Random(5), self.scenario.question
+        times: dict[PriorityClass, list[int]] = {cls: [] for cls in self._asked}
+        for _, cls in product(range(n + 1), self._asked):
             time.sleep(pause.uniform(0.0, 0.1))  # so that questions arrive at any moment of a pass
-            asked = partial(RequestSpec, cls, "asked", question, 1, tape=tape)
-            times[cls].append(self.wait_for(asked))
-        return {cls: taken[1:] for cls, taken in times.items()}
+            times[cls].append(self.wait_for(partial(RequestSpec, cls, "asked", question, 1, tape=self.tape)))
+        return [taken[1:] for taken in times.values()]
+
+    def refresh(self) -> int:
+        """Prefill the window again, and drop it; the ns it took."""
+        fresh = self.tape.fresh_window()
+        again = partial(RequestSpec, PriorityClass.STREAM, "asked", self.tape.window, 0, reader=fresh)
+        took = self.wait_for(again)
+        self.scheduler.run_between(fresh.release)
+        return took
 
 
-@dataclass(frozen=True)
-class RefreshPlan:
-    """``records`` in the window, ``evicted`` before them; ``questions`` asked in each condition."""
-
-    records: int = 256
-    evicted: int = 55
-    questions: int = 40
-
-
-QUICK = RefreshPlan(20, 5, 4)
+def bounded(
+    name: str, setting: Setting, ns: Sequence[int], idle: Sequence[int], times: float, batch_ns: float
+) -> Iterator[Figure]:
+    """Questions under load next to idle ones, and to a bound: so many ``times`` the idle P99, and a batch."""
+    yield from latency(name, ns, setting, "", "idle", idle, paired=False)
+    p99, idle_p99 = (quantiles(each, 0.99)[0] for each in (ns, idle))
+    bound = (times * idle_p99 + batch_ns) / 1e6
+    yield Figure(f"{name} P99", p99 / 1e6, "ms", "", setting, "bound", bound, goal=Goal(1.0))
 
 
-def measure(run: SuiteRun) -> Iterator[Figure]:
+def refresh(run: SuiteRun) -> Iterator[Figure]:
     """Questions through the real scheduler, alone and while the session's window is prefilled again in
     the background. *Bound*: 1.1 times the idle P99 plus the longest batch of the refresh.
     """
-    plan, loaded = QUICK if run.quick else RefreshPlan(), model_of(run)[0]
-    scenario = make_scenario(PromptFormat.of(loaded.tokenizer), Size(plan.records + plan.evicted, 0, 0))
-    engine = engine_for(loaded, 3 * scenario.tokens + 4096, frame_limit=8192)
-    tape = engine.open_tape("bench", scenario.frozen, Retention(6144, plan.records))
-    for first in range(0, len(scenario.first), 55):
-        read(engine, tape, scenario.first[first : first + 55])
-    served = Served(engine, Limits(), PriorityClass.SESSION)
-    served.worker.start()
-    ended: list[int] = []
-    stop = threading.Event()
+    records, evicted, questions = run.sized((256, 55, 40), (20, 5, 4))
+    served = Served(model_of(run)[0], Limits(), records, PriorityClass.SESSION, evicted=evicted)
+    ended, stop = list[int](), threading.Event()
 
     def refresh_again() -> None:
         while not stop.is_set():
-            ended.append(refresh(served, tape))
+            ended.append(served.refresh())
 
     background = threading.Thread(target=refresh_again)
-    try:
-        idle = served.ask_all(tape, scenario.question, plan.questions)
-        alone = refresh(served, tape)
+    with served.running():
+        (idle,) = served.ask(questions)
+        alone = served.refresh()
         background.start()
-        during = served.ask_all(tape, scenario.question, plan.questions)
+        (during,) = served.ask(questions)
         stop.set()
         background.join()
-    finally:
-        served.worker.stop(1.0)
-        tape.release()
-    setting: Setting = {"tokens in the window": len(tape.window), "tokens a chunk": served.limits.chunk_min}
-    (idle_ns,), (during_ns,), batch_ns = idle.values(), during.values(), max(served.passes.ns)
-    name = "question during refreshes"
-    yield from latency(name, during_ns, setting, "", "idle", idle_ns, paired=False)
-    p99 = quantiles(during_ns, 0.99)[0] / 1e6
-    bound = (1.1 * quantiles(idle_ns, 0.99)[0] + batch_ns) / 1e6
+        window = len(served.tape.window)
+    setting: Setting = {"tokens in the window": window, "tokens a chunk": served.limits.chunk_min}
+    batch_ns = max(served.passes)
+    yield from bounded("question during refreshes", setting, during, idle, 1.1, batch_ns)
     figure = partial(Figure, setting=setting)
-    yield figure(f"{name} P99", p99, "ms", against="bound", reference=bound, goal=Goal(1.0))
     yield figure("longest batch of a refresh", batch_ns / 1e6, "ms")
     yield figure("one refresh alone", alone / 1e6, "ms")
     yield figure("refreshes that ended meanwhile", len(ended))
 
 
-def refresh(served: Served, tape: Tape) -> int:
-    """Prefill the window again, and drop it; the ns it took."""
-    fresh = tape.fresh_window()
-    took = served.wait_for(partial(RequestSpec, PriorityClass.STREAM, "bench", tape.window, 0, reader=fresh))
-    served.scheduler.run_between(fresh.release)
-    return took
+@dataclass
+class Flood:
+    """A tape on which bars always wait, and prompts always in progress, once started."""
+
+    served: Served
+    tape: Tape
+    prompt_tokens: int
+    answer: int
+    flowing: bool = False
+    rng: random.Random = field(default_factory=lambda: random.Random(3))
+
+    def start(self, backlog: int, prompts: int) -> None:
+        """From here on there are always so many bars to read and prompts to compute."""
+        self.flowing = True
+        self.served.scheduler.subscribe(self.on_commit)
+        for _ in range(prompts):
+            self._prompt()
+        self._append(backlog)
+
+    def on_commit(self, tape: Tape, version: int, records: TapeItems) -> None:
+        """Replace what was read, so that the backlog stays constant."""
+        self._append(len(records))
+
+    def _append(self, n: int) -> None:
+        if self.flowing:
+            bars = self.served.scenario.first
+            items: list[TapeItem[None]] = [TapeItem(self.rng.choice(bars)) for _ in range(n)]
+            self.served.scheduler.append(self.tape, items)
+
+    def _prompt(self, ended: Request | None = None) -> None:
+        if self.flowing and (ended is None or ended.error is None):
+            engine = self.served.engine
+            high = engine.model.model.config.vocab_size
+            tokens = [self.rng.randrange(high) for _ in range(self.prompt_tokens)]
+            of = partial(RequestSpec, PriorityClass.POOL, "", open_prompt=engine.open_prompt)
+            self.served.scheduler.submit(Request(of(tokens, self.answer, self._prompt)))
+
+
+def flood(run: SuiteRun) -> Iterator[Figure]:
+    """Standing questions (FLASH) and asks (SESSION) of one session, alone and while another session's
+    tape (STREAM) and prompts (POOL) always have more, on the embedded model. *Bound*: 1.5 times the idle
+    P99 plus the P99 of a pass of the flood without a question. The last table has what each class
+    computed meanwhile: STREAM, too, waits for POOL and the questions.
+    """
+    bars, questions, batch_tokens = run.sized((256, 100, 1024), (12, 3, 128))
+    prompts, prompt_tokens, answer = run.sized((16, 1024, 8), (3, 64, 2))
+    loaded, limits = embedded(run), Limits(max_batch_tokens=batch_tokens)
+    asked, spare = (PriorityClass.FLASH, PriorityClass.SESSION), 2 * prompts * (prompt_tokens + answer)
+    served = in_own_thread(lambda: Served(loaded, limits, bars, *asked, spare=spare))
+    flood = Flood(served, in_own_thread(lambda: served.open_tape("flooded")), prompt_tokens, answer)
+    with served.running():
+        idle = served.ask(questions)
+        flood.start(bars, prompts)
+        while len(served.passes) < 3:
+            time.sleep(0.01)
+        served.passes.clear()
+        before, began = dict(served.tokens), time.perf_counter()
+        flooded = served.ask(questions)
+        seconds, passes = time.perf_counter() - began, list(served.passes)
+        # now: the worker reads the backlog when it stops
+        computed = {cls: served.tokens[cls] - before[cls] for cls in PriorityClass}
+        flood.flowing = False
+    setting: Setting = {
+        "prompts waiting": prompts, "bars waiting": bars, "tokens a pass": batch_tokens,
+    }  # fmt: skip
+    for cls, ns, alone in zip(asked, flooded, idle, strict=True):
+        by_class = {**setting, "class": cls.name}
+        yield from bounded("in the flood", by_class, ns, alone, 1.5, quantiles(passes, 0.99)[0])
+    yield from latency("pass without a question", passes, setting, "Passes of the flood")
+    for cls, tokens in computed.items():
+        figure = partial(Figure, table="Computed meanwhile", setting={"class": cls.name})
+        yield figure("tokens a second", tokens / seconds)
+        yield figure("part of all", tokens / sum(computed.values()), "share")

@@ -10,7 +10,6 @@ import random
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
 
@@ -18,6 +17,7 @@ import numpy as np
 
 from bench.figures import Figure, Goal, Setting, quantiles
 from bench.run import SuiteRun, timed
+from bench.scheduler.orders import rank
 from bench.scheduler.paper import SORTING_P99_US
 from engine.step import Chunk, Executor, SampledToken
 from scheduler.planner import plan
@@ -26,31 +26,14 @@ from scheduler.request import Request, RequestSpec
 from scheduler.scheduler import Scheduler
 from scheduler.simulation.device import SimDevice
 from scheduler.simulation.tokens import EMPTY, Segments
-from scheduler.theory.orders import rank
 from scheduler.types import Limits, PriorityClass
 
 _timed = partial(timed, clock=time.thread_time_ns)
 _BLOCK = 16
+_PIECES = 4
+"""Of a streaming prompt."""
 _BASE = range(256)
 """Common prefix of all prompts, so that policies by prefix have something to order by."""
-
-
-@dataclass(frozen=True)
-class CostPlan:
-    """``live`` requests at a time; ``pool``: its size relative to what they need together.
-
-    ``naive``: at every such number of steps all live requests are sorted, as the reference.
-    """
-
-    live: Sequence[int] = (500, 10_000)
-    pools: Sequence[float] = (2.5, 0.25)
-    policies: Sequence[str] = NAMES
-    steps: int = 400
-    warm: int = 50
-    naive: int = 20
-    prompt: int = 512
-    pieces: int = 4
-    answer: int = 20
 
 
 class _FreeCosts:
@@ -86,11 +69,14 @@ class _TimedExecutor:
 
 
 class CostWorld:
-    """A scheduler with a constant number of live requests, step by step."""
+    """A scheduler with a constant number of ``live`` requests, step by step.
 
-    def __init__(self, sizes: CostPlan, live: int, pool: float, policy: str) -> None:
-        self.sizes, self.policy = sizes, policy
-        blocks = int(live * (sizes.prompt + sizes.answer) * pool) // _BLOCK
+    ``pool``: its size relative to what they need together; ``prompt`` and ``answer``: tokens.
+    """
+
+    def __init__(self, live: int, pool: float, policy: str, prompt: int = 512, answer: int = 20) -> None:
+        self.policy, self.prompt, self.answer = policy, prompt, answer
+        blocks = int(live * (prompt + answer) * pool) // _BLOCK
         self.device = SimDevice(
             _FreeCosts(),
             self._elapse,
@@ -126,7 +112,7 @@ class CostWorld:
             request, left = self.streams.popleft()
             if request.id not in self.live:
                 continue
-            self.scheduler.extend(request.id, self._document(self.sizes.prompt // self.sizes.pieces))
+            self.scheduler.extend(request.id, self._document(self.prompt // _PIECES))
             if left > 1:
                 self.streams.append((request, left - 1))
             else:
@@ -155,13 +141,13 @@ class CostWorld:
     def _submit(self) -> None:
         self._submitted += 1
         streaming = self._submitted % 2 == 0
-        tokens = self.sizes.prompt // (self.sizes.pieces if streaming else 1)
+        tokens = self.prompt // (_PIECES if streaming else 1)
         prompt = Segments([_BASE]) + self._document(max(1, tokens - self.rng.randrange(tokens)))
         of = partial(RequestSpec, PriorityClass.POOL, "", open_prompt=self.device.open_prompt)
-        request = Request(of(prompt, self.sizes.answer, self._ended, complete=not streaming))
+        request = Request(of(prompt, self.answer, self._ended, complete=not streaming))
         self.live[self.scheduler.submit(request)] = request
         if streaming:
-            self.streams.append((request, self.sizes.pieces - 1))
+            self.streams.append((request, _PIECES - 1))
 
     def _ended(self, request: Request) -> None:
         if request.error is not None:
@@ -177,7 +163,6 @@ class CostWorld:
         self.device.clock.now = until
 
 
-QUICK = CostPlan(live=(40,), policies=("fcfs", "klpm"), steps=10, warm=2, naive=5)
 _GOAL_US = {500: 150.0, 10_000: 1500.0}
 """Of the median plan, by live requests."""
 
@@ -187,31 +172,28 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
     below 165 us at P99 for 500 requests. *Step*: everything but the forward pass, over counting readers.
     *Sorting all*: ordering all live requests at each step instead, as the paper's code does.
     """
-    sizes = QUICK if run.quick else CostPlan()
-    for live, pool, policy in product(sizes.live, sizes.pools, sizes.policies):
-        yield from figures(sizes, live, pool, policy)
+    numbers, policies = run.sized(((500, 10_000), NAMES), ((40,), ("fcfs", "klpm")))
+    for live, pool, policy in product(numbers, (2.5, 0.25), policies):
+        yield from figures(live, pool, policy, *run.sized((50, 400, 20), (2, 10, 5)))
 
 
-def figures(sizes: CostPlan, live: int, pool: float, policy: str) -> Iterator[Figure]:
-    """Microseconds with so many live requests under one policy."""
-    world = CostWorld(sizes, live, pool, policy)
-    plans, steps, naive = [], [], []
-    for number in range(sizes.warm + sizes.steps):
+def figures(live: int, pool: float, policy: str, warm: int, steps: int, naive: int) -> Iterator[Figure]:
+    """Microseconds of ``steps`` steps after ``warm`` ones; every ``naive`` steps all requests are sorted."""
+    world = CostWorld(live, pool, policy)
+    plans, rest, sorting = [], [], []
+    for number in range(warm + steps):
         world.feed()
-        planned, stepped = world.planned(), world.stepped()
-        if number < sizes.warm:
-            continue
-        plans.append(planned / 1e3)
-        steps.append(stepped / 1e3)
-        if number % sizes.naive == 0:
-            naive.append(world.sorted_all() / 1e3)
+        plans.append(world.planned() / 1e3)
+        rest.append(world.stepped() / 1e3)
+        if number >= warm and number % naive == 0:
+            sorting.append(world.sorted_all() / 1e3)
     setting: Setting = {"policy": policy, "requests": live, "pool / wanted": pool}
     figure = partial(Figure, unit="us", setting=setting)
-    median, p99 = quantiles(plans, 0.5, 0.99)
+    median, p99 = quantiles(plans[warm:], 0.5, 0.99)
     goal = Goal(_GOAL_US[live], of="ours") if live in _GOAL_US else None
-    yield figure("plan P50", median, against="sorting all", reference=quantiles(naive, 0.5)[0], goal=goal)
+    yield figure("plan P50", median, against="sorting all", reference=quantiles(sorting, 0.5)[0], goal=goal)
     paper = SORTING_P99_US.get(live)
     goal = Goal(1.0) if paper else None
     yield figure("plan P99", p99, against="paper" if paper else "", reference=paper, goal=goal)
-    for name, value in zip(("P50", "P99"), quantiles(steps, 0.5, 0.99), strict=True):
+    for name, value in zip(("P50", "P99"), quantiles(rest[warm:], 0.5, 0.99), strict=True):
         yield figure(f"step {name}", value)

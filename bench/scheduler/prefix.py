@@ -1,8 +1,6 @@
 """k-LPM next to FCFS and LPM over request rates: simulated, and on a real engine with a tiny model.
 
-Two loads. `sessions` is that of *k-LPM* section 5.1: four prompts share a user's history, in random order. In
-`regulars` some users ask repeatedly and most ask once: under LPM those who ask once can starve, which the
-paper's bound on k-LPM rules out.
+Under LPM the users of `regulars` who ask once can starve, which the paper's bound on k-LPM rules out.
 """
 
 from __future__ import annotations
@@ -23,8 +21,7 @@ from numpy.typing import NDArray
 from bench.engine.contenders import embedded
 from bench.figures import Figure, Goal, Setting, over_better, quantiles
 from bench.run import SuiteRun, spread
-from bench.scheduler.predicted import limits, profile, rate
-from bench.scheduler.replay import Replayed, replay
+from bench.scheduler.engine import Replayed, limits, profile, rate, replay
 from engine.model.loading import LoadedModel
 from scheduler.costs import CostModel
 from scheduler.costs import load as profile_named
@@ -35,7 +32,11 @@ from scheduler.simulation.tokens import Segments
 from scheduler.simulation.workload import Library
 
 POLICIES = ("fcfs", "lpm", "klpm", "klpm-adaptive")
+_PROFILE = "h200-saturation"
 _BLOCK = 16
+_POOL = 30
+"""Prompts."""
+_K = 2
 _PER_USER = 4
 _STEADY = 1.1
 """A run on the engine does not count if its pace exceeds the least pace so far by this factor."""
@@ -64,31 +65,8 @@ TINY = Shape(16, (256, 448), (32, 64))
 
 
 @dataclass(frozen=True)
-class PrefixSizes:
-    """Rates as shares of what the device computes without reuse; ``pool`` in prompts.
-
-    ``real_...``: of the part on the engine, where a run disturbed by other processes, by its pace, is
-    repeated, with up to ``tries`` in all. ``processes``: of the simulated part; 0 runs it in this one.
-    """
-
-    rates: Sequence[float] = (0.8, 1.0, 1.2, 1.5)
-    requests: int = 1200
-    seeds: Sequence[int] = tuple(range(16))
-    pool: int = 30
-    k: int = 2
-    profile: str = "h200-saturation"
-    processes: int = 2
-    real_rates: Sequence[float] = (0.8, 1.2, 1.6)
-    real_requests: int = 200
-    real_seeds: Sequence[int] = (0, 1, 2, 3)
-    tries: int = 2
-    batch_tokens: int = 512
-    quick_profile: bool = False
-
-
-@dataclass(frozen=True)
 class PrefixCase:
-    """One run."""
+    """One run; its rate is a ``part`` of what the device computes without reuse."""
 
     load: str
     shape: Shape
@@ -97,28 +75,20 @@ class PrefixCase:
     policy: str
     seed: int
     requests: int
-    pool: int
-    k: int
     batch_tokens: int | None = None  # the paper's
 
     @property
     def setup(self) -> Setup:
         """Of pool and scheduler."""
-        pool = int(self.pool * self.shape.mean)
+        pool = int(_POOL * self.shape.mean)
         return Setup(
             pool,
             block_size=_BLOCK,
-            ordering=Ordering(self.policy, self.k),
+            ordering=Ordering(self.policy, _K),
             limits=limits(self.batch_tokens, pool) if self.batch_tokens else paper_limits(),
             prefix_cache=True,
             seed=self.seed,
         )
-
-
-QUICK = PrefixSizes(
-    rates=(1.2,), requests=24, seeds=(0,), processes=0, real_rates=(50.0,), real_requests=4,
-    real_seeds=(0,), batch_tokens=64, quick_profile=True,
-)  # fmt: skip
 
 
 class PrefixRow(NamedTuple):
@@ -137,27 +107,28 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
     computes without reuse. *Over the better*: of FCFS and LPM, on the same requests, geometric mean over
     seeds and two standard errors to either side.
     """
-    sizes, loaded = QUICK if run.quick else PrefixSizes(), embedded(run)
-    costs = profile_named(sizes.profile)
-    cases = _cases(sizes, PAPER, rate(costs, PAPER.mean), sizes.rates, sizes.seeds, sizes.requests)
-    simulated = spread(partial(_foretold, costs), cases, sizes.processes)
-    here = profile(loaded, sizes.batch_tokens, 1024, quick=sizes.quick_profile)
-    tiny = partial(_cases, sizes, TINY, rate(here, TINY.mean), sizes.real_rates)
-    cases = tiny(sizes.seeds, sizes.real_requests, sizes.batch_tokens)
-    foreseen = spread(partial(_foretold, here), cases, sizes.processes)
-    cases = tiny(sizes.real_seeds, sizes.real_requests, sizes.batch_tokens)
-    real = _real(cases, sizes.tries, loaded, here, run.say)
+    loaded, costs, processes = embedded(run), profile_named(_PROFILE), run.sized(2, 0)
+    seeds, requests, rates = run.sized((16, 1200, (0.8, 1.0, 1.2, 1.5)), (1, 24, (1.2,)))
+    cases = _cases(PAPER, rate(costs, PAPER.mean), rates, seeds, requests)
+    simulated = spread(partial(_simulate, costs), cases, processes)
+    real_seeds, requests, rates = run.sized((4, 200, (0.8, 1.2, 1.6)), (1, 4, (50.0,)))
+    batch_tokens = run.sized(512, 64)
+    here = profile(loaded, batch_tokens, 1024, quick=run.quick)
+    cases = _cases(TINY, rate(here, TINY.mean), rates, seeds, requests, batch_tokens)
+    predicted = spread(partial(_simulate, here), cases, processes)
+    real = _real([case for case in cases if case.seed < real_seeds], loaded, here, run.say)
     yield from figures(real, "On the engine, embedded model")
-    yield from figures(simulated, f"Simulated, {sizes.profile}")
-    yield from figures(foreseen, "The engine's load, simulated under the profile measured here")
+    yield from figures(simulated, f"Simulated, {_PROFILE}")
+    yield from figures(predicted, "The engine's load, simulated under the profile measured here")
 
 
 def figures(rows: Sequence[PrefixRow], where: str) -> Iterator[Figure]:
     """By load and rate: P99 of each policy, and k-LPM's over the better of FCFS and LPM."""
-    for (load, part, qps, k), same in groupby(sorted(rows, key=_rate), _rate):
-        runs = sorted(same, key=lambda row: row.case.seed)
+    rows, key = sorted(rows, key=lambda row: row.case.seed), attrgetter("case.load", "case.part", "case.qps")
+    for (load, part, qps), same in groupby(sorted(rows, key=key), key):
+        runs = list(same)
         by = {policy: [row for row in runs if row.case.policy == policy] for policy in POLICIES}
-        setting: Setting = {"k": k, "load": load, "rate": part, "a second": round(qps, 1)}
+        setting: Setting = {"k": _K, "load": load, "rate": part, "a second": round(qps, 1)}
         figure = partial(Figure, setting=setting, n=len(by["klpm"]))
         p99 = {policy: [row.p99_s for row in by[policy]] for policy in POLICIES}
         for policy in POLICIES:
@@ -175,12 +146,8 @@ def figures(rows: Sequence[PrefixRow], where: str) -> Iterator[Figure]:
                 yield figure(f"{policy} pace", median(pace), "", also)
 
 
-def _rate(row: PrefixRow) -> tuple[str, float, float, int]:
-    return row.case.load, row.case.part, row.case.qps, row.case.k
-
-
 def _real(
-    cases: Sequence[PrefixCase], tries: int, loaded: LoadedModel, costs: CostModel, say: Callable[[str], None]
+    cases: Sequence[PrefixCase], loaded: LoadedModel, costs: CostModel, say: Callable[[str], None]
 ) -> list[PrefixRow]:
     """Runs on the engine. Runs that are compared alternate: the machine's speed changes within minutes."""
     rows: list[PrefixRow] = []
@@ -191,20 +158,16 @@ def _real(
         first = seed % len(policies)  # alternating, so that the same conditions hold for each
         for case in policies[first:] + policies[:first]:
             say(f"engine, {load} at {part:g}, {case.policy}, seed {seed} ...")
-            found = steady(lambda: replay(inputs(case), case.setup, loaded, costs), least, tries)  # noqa: B023
+            found = steady(lambda: replay(inputs(case), case.setup, loaded, costs), least)  # noqa: B023
             least = min(least, found.pace)
             rows.append(_row(case, found.ttft_ns, found.reused, found.pace))
     return rows
 
 
-def steady(run: Callable[[], Replayed], least: float, tries: int) -> Replayed:
-    """A run on an undisturbed machine, judged by the pace of its passes, not by its TTFT."""
+def steady(run: Callable[[], Replayed], least: float) -> Replayed:
+    """A run, made again if others disturbed it, judged by the pace of its passes, not by its TTFT."""
     found = run()
-    for _ in range(tries - 1):
-        if found.pace <= _STEADY * least:
-            break
-        found = min(found, run(), key=lambda each: each.pace)
-    return found
+    return found if found.pace <= _STEADY * least else min(found, run(), key=lambda each: each.pace)
 
 
 def inputs(case: PrefixCase) -> Iterator[Input]:
@@ -231,21 +194,15 @@ def inputs(case: PrefixCase) -> Iterator[Input]:
 
 
 def _cases(
-    sizes: PrefixSizes,
-    shape: Shape,
-    qps: float,
-    rates: Sequence[float],
-    seeds: Sequence[int],
-    requests: int,
-    batch_tokens: int | None = None,
+    shape: Shape, qps: float, rates: Sequence[float], seeds: int, requests: int, batch: int | None = None
 ) -> list[PrefixCase]:
     return [
-        PrefixCase(load, shape, part, part * qps, policy, seed, requests, sizes.pool, sizes.k, batch_tokens)
-        for load, part, policy, seed in product(("sessions", "regulars"), rates, POLICIES, seeds)
+        PrefixCase(load, shape, part, part * qps, policy, seed, requests, batch)
+        for load, part, policy, seed in product(("sessions", "regulars"), rates, POLICIES, range(seeds))
     ]
 
 
-def _foretold(costs: CostModel, case: PrefixCase) -> PrefixRow:
+def _simulate(costs: CostModel, case: PrefixCase) -> PrefixRow:
     result = simulate(inputs(case), case.setup, costs)
     if result.failures:
         raise RuntimeError(f"{case.policy}: requests failed: {result.failures}")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations, groupby, product
+from operator import attrgetter
 
 import numpy as np
 
@@ -17,23 +18,20 @@ from bench.figures import AT, Figure, Goal, Setting, over_better, quantiles
 from bench.run import SuiteRun, spread
 from bench.scheduler import paper
 from scheduler.costs import load
-from scheduler.policies import NAMES, Ordering
+from scheduler.policies import Ordering
 from scheduler.simulation.run import Result, Setup, paper_limits, simulate
 from scheduler.simulation.workload import WORKLOADS, Load, whole
 
 POOL_TOKENS = 1_600_000
 """Llama-3.1-8B on two H200 as in section 6.1: 0.8 of 2 x 141 GB less 16 GB of weights, 128 KiB a token."""
-SCHEDULERS: dict[str, str] = {
-    "vLLM-NS": "vllm",
-    "vLLM-S": "vllm",
-    **{policy: policy for policy in ("fcfs", "lcas", "lcas-fair", "mcps") if policy in NAMES},
-}
+SCHEDULERS = {"vLLM-NS": "vllm", "vLLM-S": "vllm"} | {p: p for p in ("fcfs", "lcas", "lcas-fair", "mcps")}
 """Row names, and the policy each runs under."""
 PUBLISHED = {"lcas-fair": "lcas"}
 """The paper's policy next to a changed one."""
 _JUDGED = ("fcfs", "lcas", "lcas-fair")
 """Policies that must never be slower than vLLM-NS."""
 _TITLES = {"crawler": "Crawler (append mode)", "anns": "ANNS (update mode)"}
+_COLUMNS = ("swaps", "recomputes", "invalidated_tokens")
 _MANY = 10_000
 """Invalidated tokens of a request that count as many (section 6.5)."""
 
@@ -54,24 +52,7 @@ CRAWLER = Workload("crawler", (0.5, 1.0, 2.0, 4.0), 2000, 4.0, 10.0, (0, 1, 2))
 ANNS = Workload("anns", (0.25, 0.5, 1.0, 2.0), 500, 2.0, 30.0, tuple(range(8)))
 
 
-@dataclass(frozen=True)
-class SimulatedSizes:
-    """``processes``: 0 runs everything in this one."""
-
-    workloads: Sequence[Workload] = (CRAWLER, ANNS)
-    profiles: Sequence[str] = ("h200-saturation", "h200-paper")
-    evictions: Sequence[str] = paper.EVICTIONS
-    pool_tokens: int = POOL_TOKENS
-    processes: int = 2
-
-
-QUICK = SimulatedSizes(
-    workloads=(replace(CRAWLER, qps=(4.0,), requests=24), replace(ANNS, qps=(2.0,), requests=12, seeds=(0,))),
-    profiles=("h200-saturation",),
-    evictions=("recompute", "cost"),
-    pool_tokens=60_000,
-    processes=0,
-)
+QUICK = replace(CRAWLER, qps=(4.0,), requests=24), replace(ANNS, qps=(2.0,), requests=12, seeds=(0,))
 
 
 @dataclass(frozen=True)
@@ -116,25 +97,27 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
     """*Stream2LLM*'s workloads by their published distributions ([simulation](../simulation.md),
     [profiles](../profiles.md)). TTFT from the last chunk to the first token. vLLM-NS is FIFO over prompts
     that are complete. `lcas` is the policy as published, `lcas-fair` the changed one
-    ([scheduling](../scheduling.md)); both stand beside the paper's `lcas`. *Speed-up*: over vLLM-NS at
+    ([scheduling](../scheduling.md)); both are next to the paper's `lcas`. *Speed-up*: over vLLM-NS at
     the same quantile, or over vLLM-S where it says so. *Spread of policies*: P95 of the slowest of the
     streaming policies over that of the fastest.
     """
-    sizes = QUICK if run.quick else SimulatedSizes()
-    cases = [*_rates(sizes), *_pressed(sizes)]
-    rows = spread(partial(_run, sizes.pool_tokens), cases, sizes.processes)
-    n = len(list(_rates(sizes)))
-    rates, pressed = rows[:n], rows[n:]
+    pool_tokens, processes = run.sized((POOL_TOKENS, 2), (60_000, 0))
+    evictions = run.sized(paper.EVICTIONS, ("recompute", "cost"))
+    profiles = run.sized(("h200-saturation", "h200-paper"), ("h200-saturation",))
+    each = list(product(profiles, run.sized((CRAWLER, ANNS), QUICK)))
+    by_rates = [case for profile, workload in each for case in _rates(workload, profile)]
+    cases = by_rates + [case for profile, workload in each for case in _pressed(workload, profile, evictions)]
+    rows = spread(partial(_run, pool_tokens), cases, processes)
+    rates, pressed = rows[: len(by_rates)], rows[len(by_rates) :]
     yield from orders(rates)
     yield from choices(pressed)
     for (workload, profile, _), same in groupby(rates, _rate):
-        yield from by_rate(list(same), f"{_TITLES[workload]} by rate, {profile}", sizes.pool_tokens)
+        yield from by_rate(list(same), f"{_TITLES[workload]} by rate, {profile}", pool_tokens)
     for (workload, profile, _), same in groupby(pressed, _rate):
         yield from under_pressure(list(same), f"{_TITLES[workload]} under memory pressure, {profile}")
 
 
-def _rate(row: SimulatedRow) -> tuple[str, str, float]:
-    return row.case.workload.name, row.case.profile, row.case.qps
+_rate = attrgetter("case.workload.name", "case.profile", "case.qps")
 
 
 def by_rate(rows: Sequence[SimulatedRow], table: str, pool_tokens: int) -> Iterator[Figure]:
@@ -178,9 +161,7 @@ def orders(rates: Sequence[SimulatedRow]) -> Iterator[Figure]:
 def choices(pressed: Sequence[SimulatedRow]) -> Iterator[Figure]:
     """P99 of the choice by cost over that of the better pure eviction, and the share it swaps."""
 
-    def key(row: SimulatedRow) -> tuple[str, str, str]:
-        return row.case.profile, row.case.workload.name, row.case.scheduler
-
+    key = attrgetter("case.profile", "case.workload.name", "case.scheduler")
     for (profile, workload, scheduler), rows in groupby(sorted(pressed, key=key), key):
         same = {row.case.eviction: row for row in rows}
         pure = [row.p99_s for name, row in same.items() if name != "cost"]
@@ -194,10 +175,8 @@ def choices(pressed: Sequence[SimulatedRow]) -> Iterator[Figure]:
         n = len(chosen.p99_s)
         yield figure("P99 over the better pure eviction", over, goal=goal, n=n, low=low, high=high)
         if victims := chosen.swaps + chosen.recomputes:
-            theirs = paper.SWAPPED[workload]
-            yield figure(
-                "victims swapped", chosen.swaps / victims, "share", against="paper", reference=theirs
-            )
+            swapped, theirs = chosen.swaps / victims, paper.SWAPPED[workload]
+            yield figure("victims swapped", swapped, "share", against="paper", reference=theirs)
 
 
 def under_pressure(rows: Sequence[SimulatedRow], table: str) -> Iterator[Figure]:
@@ -251,28 +230,22 @@ def _named(rows: Sequence[SimulatedRow], scheduler: str) -> SimulatedRow:
     return next(row for row in rows if row.case.scheduler == scheduler)
 
 
-def _rates(sizes: SimulatedSizes) -> Iterator[SimulatedCase]:
-    for profile, workload in product(sizes.profiles, sizes.workloads):
-        for qps, scheduler in product(workload.qps, SCHEDULERS):
-            yield SimulatedCase(workload, qps, 1.0, scheduler, "cost", profile)
+def _rates(workload: Workload, profile: str) -> Iterator[SimulatedCase]:
+    for qps, scheduler in product(workload.qps, SCHEDULERS):
+        yield SimulatedCase(workload, qps, 1.0, scheduler, "cost", profile)
 
 
-def _pressed(sizes: SimulatedSizes) -> Iterator[SimulatedCase]:
-    for profile, workload in product(sizes.profiles, sizes.workloads):
-        base = SimulatedCase(workload, workload.pressed_qps, workload.delay, "vLLM-NS", "cost", profile)
-        yield base
-        for scheduler, eviction in product(list(SCHEDULERS)[1:], sizes.evictions):
-            yield replace(base, scheduler=scheduler, eviction=eviction)
+def _pressed(workload: Workload, profile: str, evictions: Sequence[str]) -> Iterator[SimulatedCase]:
+    base = SimulatedCase(workload, workload.pressed_qps, workload.delay, "vLLM-NS", "cost", profile)
+    yield base
+    for scheduler, eviction in product(list(SCHEDULERS)[1:], evictions):
+        yield replace(base, scheduler=scheduler, eviction=eviction)
 
 
 def _run(pool_tokens: int, case: SimulatedCase) -> SimulatedRow:
     results = [_simulated(pool_tokens, case, seed) for seed in case.workload.seeds]
     ttft = np.concatenate([result.ttft_ns for result in results]) / 1e9
-    invalidated = np.concatenate([result.columns["invalidated_tokens"] for result in results])
-    swaps, recomputes = (
-        float(np.mean([result.columns[column].sum() for result in results]))
-        for column in ("swaps", "recomputes")
-    )
+    column = {name: np.concatenate([r.columns[name] for r in results]) for name in _COLUMNS}
     return SimulatedRow(
         case,
         requests=sum(len(result.answered) for result in results),
@@ -282,18 +255,14 @@ def _run(pool_tokens: int, case: SimulatedCase) -> SimulatedRow:
         p99_s=[float(np.quantile(result.ttft_ns / 1e9, 0.99)) for result in results],
         completion_s=float(np.mean([result.ended_ns / 1e9 for result in results])),
         busy=float(np.mean([result.busy_ns / result.ended_ns for result in results])),
-        swaps=swaps,
-        recomputes=recomputes,
-        many=float((invalidated > _MANY).mean()),
+        swaps=float(column["swaps"].sum()) / len(results),
+        recomputes=float(column["recomputes"].sum()) / len(results),
+        many=float((column["invalidated_tokens"] > _MANY).mean()),
     )
 
 
 def _simulated(pool_tokens: int, case: SimulatedCase, seed: int) -> Result:
     inputs = WORKLOADS[case.workload.name](Load(case.qps, case.workload.requests, case.delay, seed))
-    setup = Setup(
-        pool_tokens,
-        host_tokens=pool_tokens,
-        ordering=Ordering(SCHEDULERS[case.scheduler]),
-        limits=paper_limits(eviction=case.eviction),
-    )
+    ordering, limits = Ordering(SCHEDULERS[case.scheduler]), paper_limits(eviction=case.eviction)
+    setup = Setup(pool_tokens, host_tokens=pool_tokens, ordering=ordering, limits=limits)
     return simulate(whole(inputs) if case.scheduler == "vLLM-NS" else inputs, setup, load(case.profile))

@@ -21,8 +21,7 @@ import zmq.asyncio
 from bench.figures import Figure, Goal, Setting, latency
 from bench.run import SuiteRun
 from bench.stream.flood import FloodSource, instruments, payloads
-from bench.stream.hit_client import HitSamples, watch
-from bench.stream.processes import child
+from bench.stream.processes import HitSamples, child, watch
 from daemon.config import schema
 from daemon.front.server import Front
 from daemon.front.wiring import make_front
@@ -56,7 +55,7 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
     second process, is idle or flooded by a source that always has more. *Hit*: a reply that says
     `cached`; *latest*: a request for the newest answer there is. The reference is a bare ZeroMQ echo in
     the front's own event loop, asked in turn. The client waits for each reply, so the counts of hits and
-    of computed asks are not the shares that somebody would see who asks at random times.
+    of computed asks are not the shares that a client would see that asks at random times.
     """
     return figures(QUICK if run.quick else HitsPlan())
 
@@ -81,9 +80,7 @@ def config(threads: int) -> schema.Config:
         sink=schema.SinkConfig(zeromq=ZmqSinkConnector("tcp://127.0.0.1:*")),
         query=schema.QueryConfig("tcp://127.0.0.1:*"),
         http=schema.HttpConfig(port=0),
-        process=schema.ProcessConfig(
-            drain=Duration(1_000_000_000)
-        ),  # the remaining flood need not be answered
+        process=schema.ProcessConfig(drain=Duration(1_000_000_000)),  # need not answer the rest of the flood
     )
 
 
@@ -110,11 +107,11 @@ async def _measure(plan: HitsPlan, threads: int, source: FloodSource) -> list[Fi
 async def _rest(front: Front) -> None:
     """Wait until the first records are answered and the engine is idle."""
     deadline = time.monotonic() + _PRELOAD_S
-    batches = -1.0
-    while batches != front.store.value("foretick_batches_total") or not batches:
+    before = 0.0
+    while not (batches := front.store.value("foretick_batches_total")) or batches != before:
         if time.monotonic() > deadline:
             raise RuntimeError(f"the engine was not idle within {_PRELOAD_S:.0f} s")
-        batches = front.store.value("foretick_batches_total")
+        before = batches
         await asyncio.sleep(0.5)
 
 
@@ -125,32 +122,26 @@ async def _condition(
     sessions = [session.name for session in front.config.sessions]
 
     def progress() -> tuple[float, float, float, float]:
-        store = front.store
-        return (
-            time.monotonic(),
-            store.total_seconds("foretick_stage_seconds", stage="forward"),
-            sum(store.value("foretick_versions_total", session=name) for name in sessions),
-            source.given,
-        )
+        forward = front.store.total_seconds("foretick_stage_seconds", stage="forward")
+        versions = (front.store.value("foretick_versions_total", session=name) for name in sessions)
+        return time.monotonic(), forward, sum(versions), source.given
 
     before = progress()
     seen = await asyncio.to_thread(_client, front.query.endpoint, echo, session, plan.seconds)
     wall, forward, versions, given = (b - a for a, b in zip(before, progress(), strict=True))
     setting: Setting = {"records at a time": plan.batch, "condition": condition, "engine threads": threads}
     goals = {0.99: Goal(1.0, of="ours")} if threads == 1 else {}  # one core for the front
-    found: list[Figure] = []
-    if seen.hits:
-        found += latency("hit", seen.hits, setting, "", "bare echo", seen.echoes, paired=False, goals=goals)
-    found += latency("latest answer", seen.latest, setting, "", "bare echo", seen.echoes, paired=False)
-    if seen.computed:
-        found += latency("computed ask", seen.computed, setting)
+    next_to_echo = partial(latency, against="bare echo", reference_ns=seen.echoes, paired=False)
+    figure = partial(Figure, setting=setting)
     return [
-        *found,
-        Figure("hits", len(seen.hits), setting=setting),
-        Figure("computed asks", len(seen.computed), setting=setting),
-        Figure("time in forward passes", forward / wall, "share", setting=setting),
-        Figure("versions a second", versions / wall, setting=setting),
-        Figure("records a second", given / wall, setting=setting),
+        *(next_to_echo("hit", seen.hits, setting, goals=goals) if seen.hits else ()),
+        *next_to_echo("latest answer", seen.latest, setting),
+        *(latency("computed ask", seen.computed, setting) if seen.computed else ()),
+        figure("hits", len(seen.hits)),
+        figure("computed asks", len(seen.computed)),
+        figure("time in forward passes", forward / wall, "share"),
+        figure("versions a second", versions / wall),
+        figure("records a second", given / wall),
     ]
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import uvloop
 from aiokafka import AIOKafkaProducer
@@ -17,7 +16,7 @@ from msgspec.structs import replace
 
 import ingest
 from bench.figures import Figure, Goal, Setting, rate
-from bench.run import MeasurementFailed, SuiteRun
+from bench.run import MeasurementFailed, SuiteRun, timed
 from bench.stream import processes
 from bench.stream.flood import FloodSource, Records, instruments, payloads
 from bench.stream.processes import Counted, child, new_ring
@@ -25,45 +24,27 @@ from daemon.config.schema import SourceConfig
 from daemon.front.ingest import Ingest
 from daemon.front.offsets import OffsetTracker
 from feeds.codec import decode_record
-from feeds.kafka import KafkaSource
+from feeds.kafka_source import KafkaSource
 from feeds.messages import DeadLetter
 from feeds.mock_broker import MockBroker, MockUnavailable
 from feeds.source import Source
 from ingest.ring import Ring
 from metrics.store import MetricStore
 
-STAGES = (
-    "Kafka to bars as tokens, two processes",
-    "source, not decoded",
-    "decoding",
-    "ingest: decode, account, pack, push",
-    "data plane: ring, bars, tokens",
-)
-"""The whole path, then each stage alone."""
-_WHOLE, _SOURCE, _, _INGEST, _PLANE = STAGES
-_COMPUTED = "source and ingest one after the other, computed"
+STAGES = {
+    "Kafka to bars as tokens, two processes": Goal(50_000.0, "at least", "ours"),
+    "source, not decoded": Goal(300_000.0, "at least", "ours"),
+    "decoding": None,
+    "ingest: decode, account, pack, push": None,
+    "data plane: ring, bars, tokens": Goal(1_000_000.0, "at least", "ours"),
+}
+"""The whole path, then each stage alone; records a second."""
+_COMPUTED: dict[str, Goal | None] = {"source and ingest one after the other, computed": None}
 """They share one thread."""
-TOPIC = "md.trades.v1"
-BATCH = 2000
+_TOPIC = "md.trades.v1"
+_BATCH = 2000
 _DEFAULTS = SourceConfig()
 _DEADLINE_S = 120.0
-
-
-@dataclass(frozen=True)
-class KafkaPlan:
-    """Number of trades and markets, and of runs."""
-
-    records: int = 200_000
-    markets: int = 16
-    repeats: int = 3
-
-
-QUICK = KafkaPlan(records=5000, markets=4, repeats=1)
-_EXPECTED = {_WHOLE: 50_000.0, _SOURCE: 300_000.0, _PLANE: 1_000_000.0}
-
-
-class Miscounted(MeasurementFailed):
-    """Records or bars are missing, or there are too many: the times are meaningless."""
 
 
 def measure(run: SuiteRun) -> Iterator[Figure]:
@@ -72,48 +53,44 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
     alone, on the same records.
     """
     try:
-        yield from figures(QUICK if run.quick else KafkaPlan())
+        yield from figures(*run.sized((200_000, 16, 3), (5000, 4, 1)))
     except MockUnavailable as error:
         raise MeasurementFailed(str(error)) from None
 
 
-def figures(plan: KafkaPlan) -> Iterator[Figure]:
+def figures(trades: int, markets: int, repeats: int) -> Iterator[Figure]:
     """Records per second from Kafka to bars, then of each stage alone, in order."""
     ingest.warm_up()
-    markets = instruments(plan.markets, 4)
-    records = payloads(markets, plan.records)
-    symbols = [f"{market.venue}:{market.symbol}" for market in markets]
+    synthetic = instruments(markets, 4)
+    records = payloads(synthetic, trades)
+    symbols = [f"{market.venue}:{market.symbol}" for market in synthetic]
     seconds: list[tuple[float, ...]] = []
     with MockBroker() as broker:
-        broker.create_topic(TOPIC, len(symbols))
+        broker.create_topic(_TOPIC, len(symbols))
         uvloop.run(_preload(broker.bootstrap, records, symbols))
-        for _ in range(plan.repeats):
-            began = time.perf_counter()
-            for _, payload in records:
-                decode_record(payload, "json", _DEFAULTS.max_message_bytes)
-            decode = time.perf_counter() - began
+        for _ in range(repeats):
+            decode = timed(_decode, records)[1] / 1e9
             taken, plane, alone = uvloop.run(_stages(records, symbols))
             source = uvloop.run(_source_alone(broker.bootstrap, len(records)))
             whole, counted = uvloop.run(_whole(broker.bootstrap, len(records), symbols))
             if counted != alone:
-                raise Miscounted(f"Kafka to bars gave {counted} (bars, tokens), the stages alone {alone}")
+                raise MeasurementFailed(
+                    f"bars and tokens: {counted} from Kafka, {alone} from the stages alone"
+                )
             seconds.append((whole, source, decode, taken, plane))
-    bars, tokens = alone
     size = round(sum(len(payload) for _, payload in records) / len(records))
     setting: Setting = {
-        "trades": len(records), "bytes of JSON": size, "partitions": len(symbols), "bars": bars,
-        "tokens": tokens,
+        "trades": len(records), "bytes of JSON": size, "partitions": len(symbols), "bars": alone[0],
+        "tokens": alone[1],
     }  # fmt: skip
-    name = "records a second"
-    found = {
-        stage: rate(name, len(records), took, "")
-        for stage, took in zip(STAGES, zip(*seconds, strict=True), strict=True)
-    }
-    both = 1 / (1 / found[_SOURCE].ours + 1 / found[_INGEST].ours)
-    for stage, figure in (found | {_COMPUTED: Figure(name, both)}).items():
-        goal = Goal(_EXPECTED[stage], "at least", "ours") if stage in _EXPECTED else None
-        against = {} if stage == _WHOLE else {"against": "Kafka to bars", "reference": found[_WHOLE].ours}
-        yield replace(figure, setting={**setting, "stage": stage}, goal=goal, **against)
+    found = [rate("records a second", len(records), took, "") for took in zip(*seconds, strict=True)]
+    both = 1 / (1 / found[1].ours + 1 / found[3].ours)
+    found.append(Figure("records a second", both))
+    for (stage, goal), figure in zip((STAGES | _COMPUTED).items(), found, strict=True):
+        whole_path = (
+            {"against": "Kafka to bars", "reference": found[0].ours} if figure is not found[0] else {}
+        )
+        yield replace(figure, setting={**setting, "stage": stage}, goal=goal, **whole_path)
 
 
 def make_ingest(source: Source, ring: Ring, symbols: Sequence[str]) -> Ingest:
@@ -136,7 +113,7 @@ def make_ingest(source: Source, ring: Ring, symbols: Sequence[str]) -> Ingest:
 
 async def _stages(records: Records, symbols: list[str]) -> tuple[float, float, tuple[int, int]]:
     """Ingest from memory into a ring that holds everything, then the data plane over it, with counts."""
-    source = FloodSource((), records, BATCH)
+    source = FloodSource((), records, _BATCH)
     source.open()
     with new_ring(1 << (len(records) - 1).bit_length()) as ring:
         began = time.perf_counter()
@@ -148,6 +125,11 @@ async def _stages(records: Records, symbols: list[str]) -> tuple[float, float, t
     return taken, plane, (counted.bars, counted.tokens)
 
 
+def _decode(records: Records) -> None:
+    for _, payload in records:
+        decode_record(payload, "json", _DEFAULTS.max_message_bytes)
+
+
 async def _preload(bootstrap: str, records: Records, symbols: list[str]) -> None:
     """Every market's records into its own partition."""
     partition = {symbol: i for i, symbol in enumerate(symbols)}
@@ -155,31 +137,34 @@ async def _preload(bootstrap: str, records: Records, symbols: list[str]) -> None
     await producer.start()
     try:
         for key, payload in records:
-            await producer.send(TOPIC, payload, key.encode(), partition=partition[key])
+            await producer.send(_TOPIC, payload, key.encode(), partition=partition[key])
         await producer.flush()
     finally:
         await producer.stop()
 
 
 async def _source_alone(bootstrap: str, total: int) -> float:
-    source = KafkaSource("kafka", bootstrap, [TOPIC], None, max_records=BATCH)
+    source, seen = _source(bootstrap), 0
     began = time.perf_counter()
     await source.start()
-    seen = 0
     async with asyncio.timeout(_DEADLINE_S):
         async for batch in source.batches():
             seen += len(batch)
             if seen >= total:
                 break
-    ended = time.perf_counter()
+    took = time.perf_counter() - began
     await source.stop()
     if seen != total:
-        raise Miscounted(f"the source gave {seen} records of {total}")
-    return ended - began
+        raise MeasurementFailed(f"the source gave {seen} records of {total}")
+    return took
+
+
+def _source(bootstrap: str) -> KafkaSource:
+    return KafkaSource("kafka", bootstrap, [_TOPIC], None, max_records=_BATCH)
 
 
 async def _whole(bootstrap: str, total: int, symbols: list[str]) -> tuple[float, tuple[int, int]]:
-    source = KafkaSource("kafka", bootstrap, [TOPIC], None, max_records=BATCH)
+    source = _source(bootstrap)
     with new_ring(_DEFAULTS.ring_capacity) as ring, child(processes.bars, ring.name, symbols, total) as pipe:
         began = time.monotonic_ns()
         await source.start()

@@ -1,4 +1,4 @@
-"""Child processes that are ready before measuring and gone afterwards; the reading end of the ring."""
+"""Child processes that are ready before measuring and gone afterwards: readers of the ring, a client."""
 
 from __future__ import annotations
 
@@ -9,10 +9,15 @@ import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.queues import Queue
+from typing import NamedTuple, TypeVar
 
 import numpy as np
+import zmq
 
 import ingest
+from bench.run import timed
+from daemon.api.client import QueryClient
+from flash.questions import PAPER_SIX
 from ingest.bars import BarBuilder, BarPolicy
 from ingest.plane import DataPlane, SessionSpec, TapeRecord
 from ingest.record import RECORD
@@ -25,6 +30,9 @@ _END_S = 10.0
 _SOURCE = "bench"
 _PIECE = re.compile(r"\d{1,3}|\D")
 _READ_BATCH = 4096
+_PAUSE_S = 0.001
+
+T = TypeVar("T")
 
 
 @contextlib.contextmanager
@@ -122,6 +130,37 @@ def pops(ring_name: str, total: int, pipe: Connection) -> None:
         done += n
     pipe.send((time.monotonic_ns(), checksum))
     ring.close()
+
+
+class HitSamples(NamedTuple):
+    """Round trips in ns: asks answered from the cache and not, requests for the latest answer, echoes."""
+
+    hits: list[int]
+    computed: list[int]
+    latest: list[int]
+    echoes: list[int]
+
+
+def watch(query: str, echo: str, session: str, seconds: float, pipe: Connection) -> None:
+    """Ask, fetch the latest answer and echo, in turn, for so long; sends "ready", then `HitSamples`."""
+    seen, question = HitSamples([], [], [], []), PAPER_SIX[0]
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket, QueryClient(query) as client:
+        socket.linger = 0
+        socket.connect(echo)
+        pipe.send("ready")
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            reply, ns = _paused(lambda: client.ask(session, question.text, 1, question.choices or ()))
+            (seen.hits if reply.cached else seen.computed).append(ns)
+            seen.latest.append(_paused(lambda: client.answers(session, question.name))[1])
+            seen.echoes.append(_paused(lambda: (socket.send(b"echo"), socket.recv()))[1])
+    pipe.send(seen)
+
+
+def _paused(request: Callable[[], T]) -> tuple[T, int]:
+    """The reply to a request made after a pause, and the ns it took."""
+    time.sleep(_PAUSE_S)
+    return timed(request)
 
 
 def take(queue: Queue[bytes], messages: int, pipe: Connection) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from functools import partial
 from multiprocessing.queues import Queue
 
 import msgspec
@@ -22,49 +22,36 @@ _RING = 1 << 16
 BATCH = 512
 _QUEUE_BATCHES = 64
 _BATCHED_QUEUE = f"`multiprocessing.Queue`, {BATCH} at a time"
-_QUEUE = "`multiprocessing.Queue`, one by one"
-_COPY = "the bytes copied in and out in one process"
-
-
-@dataclass(frozen=True)
-class RingPlan:
-    """Records through the ring, through the queue in batches, and through the queue one by one."""
-
-    records: int = 5_000_000
-    batched: int = 1_000_000
-    queued: int = 20_000
-    repeats: int = 7
-
-
-QUICK = RingPlan(records=200_000, batched=50_000, queued=1000, repeats=2)
 
 
 def measure(run: SuiteRun) -> Iterator[Figure]:
     """Records of 128 bytes, 512 at a time. Copying the bytes shows the order of memory's speed; its runs
     differ several times over, so it is no floor.
     """
-    yield from figures(QUICK if run.quick else RingPlan())
+    yield from figures(*run.sized((5_000_000, 1_000_000, 20_000, 7), (200_000, 50_000, 1000, 2)))
 
 
-def figures(plan: RingPlan) -> Iterator[Figure]:
-    """Records per second each way, taken in turn several times."""
+def figures(ring: int, batched: int, queued: int, repeats: int) -> Iterator[Figure]:
+    """Records per second each way, taken in turn several times.
+
+    ``ring``, ``batched``, ``queued``: records through the ring, and through the queue in batches and singly.
+    """
     ingest.warm_up()
-    records, batched = (max(1, n // BATCH) * BATCH for n in (plan.records, plan.batched))
-    ways: list[tuple[str, int, Callable[[], float]]] = [
-        ("ring", records, lambda: _through_ring(records)),
-        (_BATCHED_QUEUE, batched, lambda: _through_queue(batched, BATCH)),
-        (_QUEUE, plan.queued, lambda: _through_queue(plan.queued, 1)),
-        (_COPY, records, lambda: _copied(records)),
-    ]
-    seconds = [[way() for *_, way in ways] for _ in range(plan.repeats)]
+    ring, batched = (max(1, n // BATCH) * BATCH for n in (ring, batched))
+    ways: dict[str, tuple[int, Callable[[int], float]]] = {
+        "ring": (ring, _through_ring),
+        _BATCHED_QUEUE: (batched, partial(_through_queue, batch=BATCH)),
+        "`multiprocessing.Queue`, one by one": (queued, partial(_through_queue, batch=1)),
+        "the bytes copied in and out in one process": (ring, _copied),
+    }
+    seconds = [[way(n) for n, way in ways.values()] for _ in range(repeats)]
     found, *others = (
-        rate(name, n, took, "records/s")
-        for (name, n, _), took in zip(ways, zip(*seconds, strict=True), strict=True)
+        rate(name, ways[name][0], took, "records/s")
+        for name, took in zip(ways, zip(*seconds, strict=True), strict=True)
     )
     for other in others:
-        name = other.name
-        goal = Goal(4e6, "at least", "ours") if name == _BATCHED_QUEUE else None
-        yield msgspec.structs.replace(found, against=name, reference=other.ours, goal=goal)
+        goal = Goal(4e6, "at least", "ours") if other.name == _BATCHED_QUEUE else None
+        yield msgspec.structs.replace(found, against=other.name, reference=other.ours, goal=goal)
         yield other
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
 from typing import TypeVar
 
 import zmq
@@ -14,6 +13,7 @@ from daemon.api.messages import (
     Append,
     Ask,
     AskReply,
+    ClientRequest,
     Close,
     ClosedReply,
     Complete,
@@ -25,7 +25,6 @@ from daemon.api.messages import (
     PromptReply,
     QueryError,
     Reply,
-    Request,
     SessionsReply,
     Stats,
     StatsReply,
@@ -115,16 +114,14 @@ class QueryClient:
     def __enter__(self) -> QueryClient:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _next(self) -> int:
         self._id += 1
         return self._id
 
-    def _request(self, request: Request, expected: type[R]) -> R:
+    def _request(self, request: ClientRequest, expected: type[R]) -> R:
         self._socket.send(encode(request))
         deadline = time.monotonic() + self._timeout_s
         while True:

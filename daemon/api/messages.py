@@ -7,6 +7,8 @@ ignored. Clients should ignore unknown keys in replies: replies may gain keys.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Literal
 
 import msgspec
@@ -134,7 +136,7 @@ class Complete(msgspec.Struct, frozen=True, tag="complete", forbid_unknown_field
 
 
 PromptRequest = Open | Append | Update | Finish | Close | Complete
-Request = Ask | ListSessions | Answers | Stats | PromptRequest
+ClientRequest = Ask | ListSessions | Answers | Stats | PromptRequest
 
 
 class AskReply(msgspec.Struct, frozen=True, tag="ask_reply"):
@@ -276,25 +278,17 @@ class QueryError(Exception):
 
 
 encode = msgspec.msgpack.Encoder().encode
-_requests = msgspec.msgpack.Decoder(Request)
-_replies = msgspec.msgpack.Decoder(Reply)
+decode_request: Callable[[bytes], ClientRequest] = partial(
+    decoded, msgspec.msgpack.Decoder(ClientRequest).decode
+)
+"""Raises Undecodable; its text says what is wrong and where."""
+decode_reply: Callable[[bytes], Reply] = partial(decoded, msgspec.msgpack.Decoder(Reply).decode)
+"""Raises Undecodable."""
 
 
 def code_of(failure: str) -> Code:
     """The error code sent to clients for an engine failure."""
     return _CODES.get(failure, "engine")
-
-
-def decode_request(payload: bytes) -> Request:
-    """Raises Undecodable; its text says what is wrong and where."""
-    request: Request = decoded(_requests.decode, payload)
-    return request
-
-
-def decode_reply(payload: bytes) -> Reply:
-    """Raises Undecodable."""
-    reply: Reply = decoded(_replies.decode, payload)
-    return reply
 
 
 def request_id(payload: bytes) -> int | None:

@@ -11,7 +11,7 @@ from functools import partial
 import zmq
 import zmq.asyncio
 
-from daemon.api.messages import ErrorReply, Reply, Request, decode_request, encode, request_id
+from daemon.api.messages import ClientRequest, ErrorReply, Reply, decode_request, encode, request_id
 from daemon.supervision import Tasks
 from feeds.decoding import Undecodable
 
@@ -23,7 +23,7 @@ NAME = "query socket"
 _HARD_LIMIT_FACTOR = 4
 _CLOSE_LINGER_MS = 500
 
-AnswerQuery = Callable[[Request, str, int], Awaitable[Reply]]
+AnswerQuery = Callable[[ClientRequest, str, int], Awaitable[Reply]]
 """``answer(request, client, since)``; see `daemon.front.queries`."""
 
 
@@ -37,7 +37,7 @@ class QueryServer:
         *,
         max_in_flight: int = 256,
         max_request_bytes: int = 1 << 18,
-        observe: Callable[[Request, str, int], None] = lambda request, outcome, latency_ns: None,
+        observe: Callable[[ClientRequest, str, int], None] = lambda request, outcome, latency_ns: None,
     ) -> None:
         """`observe(request, outcome, latency_ns)`, per readable request; outcome is ok or an error code."""
         self._answer = answer
@@ -106,7 +106,7 @@ class QueryServer:
             self._in_flight.add(task)
             task.add_done_callback(self._in_flight.discard)
 
-    def _admit(self, payload: bytes, frames: int, since: int) -> Request | ErrorReply:
+    def _admit(self, payload: bytes, frames: int, since: int) -> ClientRequest | ErrorReply:
         """The request, or the reply that refuses it."""
         if len(payload) > self._max_request_bytes:
             limit = self._max_request_bytes
@@ -130,7 +130,7 @@ class QueryServer:
         return refusal
 
     async def _serve(
-        self, socket: zmq.asyncio.Socket, route: list[bytes], request: Request, since: int
+        self, socket: zmq.asyncio.Socket, route: list[bytes], request: ClientRequest, since: int
     ) -> None:
         try:
             reply = await self._answer(request, route[0].hex(), since)

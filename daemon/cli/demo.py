@@ -39,7 +39,8 @@ from daemon.logs import set_up_logging
 from feeds.codec import decode_message, encode, make_headers
 from feeds.connectors.kafka import KafkaSinkConnector, KafkaSourceConnector
 from feeds.durations import Duration, parse_duration
-from feeds.kafka import KafkaSink, KafkaSource
+from feeds.kafka_sink import KafkaSink
+from feeds.kafka_source import KafkaSource
 from feeds.messages import Answer, Trade
 from feeds.mock_broker import NOTICE, MockBroker
 from feeds.synthetic import INSTRUMENTS, SyntheticTape
@@ -174,14 +175,14 @@ async def _read_back(front: Front, seen: Seen) -> None:
     """Give the consumer a moment to read the last acknowledged answers."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(5):
-            while seen.count < _acknowledged(front):
+            while seen.count < _total(front, "foretick_answers_total"):
                 seen.arrived.clear()
                 await seen.arrived.wait()
 
 
-def _acknowledged(front: Front) -> int:
-    names = [session.name for session in front.config.sessions]
-    return int(sum(front.store.value("foretick_answers_total", session=name) for name in names))
+def _total(front: Front, counter: str) -> int:
+    """A counter's sum over the sessions."""
+    return int(sum(front.store.value(counter, session=session.name) for session in front.config.sessions))
 
 
 async def _watch(
@@ -251,15 +252,14 @@ def _close(console: Console, front: Front, seen: Seen, reply: AskReply | None) -
     counts = Table(title="counts")
     counts.add_column("")
     counts.add_column("", justify="right")
-    sessions = [session.name for session in front.config.sessions]
     rows = {
         "records read": store.value("foretick_records_total", source="kafka"),
-        "bars": sum(store.value("foretick_bars_total", session=s) for s in sessions),
-        "data versions": sum(store.value("foretick_versions_total", session=s) for s in sessions),
-        "answers acknowledged": _acknowledged(front),
+        "bars": _total(front, "foretick_bars_total"),
+        "data versions": _total(front, "foretick_versions_total"),
+        "answers acknowledged": _total(front, "foretick_answers_total"),
         "answers read back": seen.count,
-        "updates coalesced": sum(store.value("foretick_flash_coalesced_total", session=s) for s in sessions),
-        "records late": sum(store.value("foretick_records_late_total", session=s) for s in sessions),
+        "updates coalesced": _total(front, "foretick_flash_coalesced_total"),
+        "records late": _total(front, "foretick_records_late_total"),
         "forward passes": store.value("foretick_batches_total"),
     }
     for name, value in rows.items():

@@ -25,7 +25,7 @@ from feeds.connector import Route
 from feeds.decimal9 import format_fixed9
 from feeds.durations import Duration
 from feeds.file_format import FileFormat, FormatError, load_format
-from feeds.kafka import KafkaSink
+from feeds.kafka_sink import KafkaSink
 from feeds.messages import Answer, AnyRecord, Bar, Quote, Trade
 from feeds.replay import read_records
 from feeds.replay_source import ReplaySource

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 EXIT_CONFIG = 2
 EVICTIONS = ("recompute", "swap", "cost")
@@ -61,6 +62,7 @@ def command(json_path: Path | None, plot_path: Path | None, trace_path: Path | N
     TTFT counts from the end of the retrieval. Speedups are relative to vllm-ns, if it is among the policies.
     """
     from scheduler.simulation import experiment
+    from scheduler.simulation.report import table
 
     options["policies"] = tuple(options.pop("policy").split(","))
     if options["prefix_cache"] is None:
@@ -78,10 +80,10 @@ def command(json_path: Path | None, plot_path: Path | None, trace_path: Path | N
             click.echo(
                 f"{summary.policy}: {summary.completion_s:.0f} s simulated, {took:.1f} s so far", err=True
             )
-        outcome = experiment.ExperimentResult(plan, runs)
-        click.echo(outcome.table())
+        click.echo(table(runs))
         if json_path is not None:
-            json_path.write_bytes(outcome.json())
+            result = msgspec.json.encode(experiment.ExperimentResult(plan, runs))
+            json_path.write_bytes(msgspec.json.format(result, indent=2) + b"\n")
         if plot_path is not None:
             from scheduler.simulation.plots import plot
 

@@ -15,7 +15,7 @@ _TCP = re.compile(r"tcp://(.*):[^:]*")
 
 def cross_check(config: Config) -> list[Problem]:
     """Every contradiction between settings."""
-    checks = (_sessions, _questions, _positions, _pool, _batches, _eviction, _bars, _source, _query)
+    checks = (_sessions, _units, _questions, _positions, _pool, _batches, _eviction, _bars, _source, _query)
     return [problem for check in checks for problem in check(config)]
 
 
@@ -77,6 +77,19 @@ def _sessions(config: Config) -> Iterator[Problem]:
             yield Problem(f"sessions[{index}].{key}", f"{values[index]!r} is already sessions[{first}].{key}")
 
 
+def _units(config: Config) -> Iterator[Problem]:
+    for index, session in enumerate(config.sessions):
+        here = f"sessions[{index}].unit"
+        if session.unit < 0:
+            yield Problem(here, f"{session.unit} is below 0")
+        elif session.unit and session.lines == "decimal":
+            yield Problem(here, 'is for compact lines: remove it, or set lines = "compact"')
+        elif session.unit % 10 ** (9 - session.price_decimals):
+            yield Problem(
+                here, f"{session.unit} has more than {session.price_decimals} (price_decimals) decimals"
+            )
+
+
 def _questions(config: Config) -> Iterator[Problem]:
     known = {session.name for session in config.sessions}
     limit = config.scheduler.max_new_tokens
@@ -113,9 +126,11 @@ def _positions(config: Config) -> Iterator[Problem]:
 
 def _pool(config: Config) -> Iterator[Problem]:
     tokens = config.pool.blocks * config.pool.block_size
-    # an exact session has two windows during a refresh
-    windows = {"carry": 1, "exact": 2}
-    kept = sum(session.retention_tokens * windows[session.semantics] for session in config.sessions)
+    # an exact session has two windows during a refresh, a compact one while it gets another anchor
+    kept = sum(
+        session.retention_tokens * (2 if session.semantics == "exact" or session.lines == "compact" else 1)
+        for session in config.sessions
+    )
     limits = config.scheduler
     # readers of a version keep what the next append evicts: allow one more append per session
     appends = sum(min(session.retention_tokens, limits.max_batch_tokens) for session in config.sessions)

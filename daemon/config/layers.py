@@ -6,15 +6,12 @@ import copy
 import difflib
 import json
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
 import msgspec
 from msgspec import inspect
 
 from daemon.config.errors import ConfigError, Problem
-
-ENVIRONMENT_PREFIX = "FORETICK_"
 
 
 class Layered:
@@ -23,12 +20,7 @@ class Layered:
     def __init__(self, config: type[msgspec.Struct], file_values: Mapping[str, Any]) -> None:
         self.values: dict[str, Any] = copy.deepcopy(dict(file_values))
         self.origins: dict[str, str] = {}
-        self._type = _struct_info(config)
-
-    def set_from_environment(self, variable: str, text: str) -> None:
-        """Apply `FORETICK_TABLE__KEY=text`; raises ConfigError naming the variable."""
-        key = variable.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".")
-        self.set(key, text, origin=f"environment variable {variable}")
+        self._type = inspect.type_info(config)
 
     def set(self, key: str, value: object, origin: str) -> None:
         """Set the dotted `key`; text is parsed as the key's type. Raises ConfigError."""
@@ -45,11 +37,6 @@ class Layered:
                 node = node.setdefault(slot, {}) if isinstance(node, dict) else node[slot]
                 node = _container(node, ".".join(parts[: depth + 1]))
         self.origins[key] = origin
-
-
-@lru_cache
-def _struct_info(config: type[msgspec.Struct]) -> inspect.Type:
-    return inspect.type_info(config)
 
 
 def bare(kind: inspect.Type) -> inspect.Type:

@@ -19,14 +19,16 @@ import msgspec
 
 from daemon.config.checks import cross_check
 from daemon.config.errors import ConfigError, Problem
-from daemon.config.layers import ENVIRONMENT_PREFIX, Layered
+from daemon.config.layers import Layered
 from daemon.config.schema import Config
+from feeds.decimal9 import Fixed9, parse_fixed9
 from feeds.durations import Duration, parse_duration
 from feeds.timestamps import Instant, parse_instant
 from scheduler.policies import NAMES
 
 __all__ = ["RESERVED_VARIABLES", "Config", "ConfigError", "Problem", "load_config"]
 
+ENVIRONMENT_PREFIX = "FORETICK_"
 # Variables with our prefix that are not settings: the cache directory, and the tests' data and broker.
 RESERVED_VARIABLES = frozenset({"FORETICK_CACHE", "FORETICK_DATA", "FORETICK_KAFKA"})
 
@@ -55,7 +57,8 @@ def load_config(
         layers.set("scheduler.policy", policy, f"environment variable {SCHEDULER_TYPE}")
     for variable, text in sorted(variables.items()):
         if variable.startswith(ENVIRONMENT_PREFIX) and variable not in RESERVED_VARIABLES:
-            layers.set_from_environment(variable, text)
+            key = variable.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".")
+            layers.set(key, text, origin=f"environment variable {variable}")
     for key, value in (overrides or {}).items():
         layers.set(key, value, origin="flag")
     config = _decode(layers)
@@ -94,7 +97,16 @@ def _decode_unit(kind: type, value: object) -> object:
         return parse_duration(value)
     if kind is Instant:
         return parse_instant(value)
+    if kind is Fixed9:
+        return _parse_number(value)
     raise NotImplementedError(f"no decoding is declared for {kind}")
+
+
+def _parse_number(value: object) -> Fixed9:
+    """A number of the file, exactly; text is read as a decimal number."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError(f"expected a number, got {value!r}")
+    return parse_fixed9(f"{value:.9f}" if isinstance(value, float) else str(value))
 
 
 def _explain(message: str, origins: Mapping[str, str]) -> Problem:

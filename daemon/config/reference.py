@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect as python_inspect
 import json
 from collections.abc import Iterator
+from typing import cast
 
 import msgspec
 from msgspec import inspect
@@ -12,6 +13,7 @@ from msgspec import inspect
 from daemon.config.layers import bare
 from daemon.config.load import POLICIES
 from daemon.config.schema import Config
+from feeds.decimal9 import Fixed9
 
 _HEAD = """\
 # Configuration
@@ -41,7 +43,7 @@ def configuration_reference() -> str:
 
 def _tables(path: str, struct: type[msgspec.Struct], is_list: bool = False) -> Iterator[str]:
     """The struct's own heading and table, then those of the structs inside it."""
-    fields = _struct(inspect.type_info(struct)).fields
+    fields = cast(inspect.StructType, inspect.type_info(struct)).fields
     tables = [field for field in fields if _table(field.type) is not None]
     keys = [field for field in fields if field not in tables]
     heading = f"`[[{path}]]`" if is_list else f"`[{path}]`" if path else "At the top of the file"
@@ -51,12 +53,6 @@ def _tables(path: str, struct: type[msgspec.Struct], is_list: bool = False) -> I
     for field in tables:
         inner, many = _table(field.type) or (struct, False)
         yield from _tables(f"{path}.{field.encode_name}" if path else field.encode_name, inner, many)
-
-
-def _struct(kind: inspect.Type) -> inspect.StructType:
-    if not isinstance(kind, inspect.StructType):
-        raise TypeError(f"{kind} is not a struct")
-    return kind
 
 
 def _table(kind: inspect.Type) -> tuple[type[msgspec.Struct], bool] | None:
@@ -88,7 +84,7 @@ def _type(kind: inspect.Type) -> str:
     if isinstance(kind, inspect.VarTupleType):
         return f"list of {_type(kind.item_type)}"
     if isinstance(kind, inspect.CustomType):
-        return {"Duration": "duration", "Instant": "time"}[kind.cls.__name__]
+        return {"Duration": "duration", "Instant": "time", "Fixed9": "number"}[kind.cls.__name__]
     names = {inspect.StrType: "text", inspect.IntType: "integer", inspect.FloatType: "number"}
     return names.get(type(kind), "true or false") + _bounds(kind)
 
@@ -105,7 +101,7 @@ def _default(field: inspect.Field) -> str:
     if field.default is None:
         return "none"
     if isinstance(bare(field.type), inspect.CustomType):
-        return f'`"{field.default}"`'
+        return f"`{field.default}`" if isinstance(field.default, Fixed9) else f'`"{field.default}"`'
     return f"`{json.dumps(field.default)}`"
 
 

@@ -15,6 +15,7 @@ from msgspec import defstruct
 
 from feeds.connector import SOCKET, Connector, SinkConnector, SourceConnector, about
 from feeds.connectors import SINKS, SOURCES
+from feeds.decimal9 import Fixed9
 from feeds.durations import Duration, parse_duration
 from scheduler.policies import PolicyName
 from scheduler.types import Eviction
@@ -148,11 +149,28 @@ class SessionConfig(Table, frozen=True):
     name: Annotated[str, about("name in answers and metrics", pattern=_NAME, max_length=64)]
     symbol: Annotated[str, about("its records' VENUE:SYMBOL", pattern=r"^[^:\s]+:\S+$", max_length=128)]
     price_decimals: Annotated[int, about("decimals of a price", ge=0, le=9)] = 2
-    volume_decimals: Annotated[int, about("decimals of a volume", ge=0, le=9)] = 3
+    volume_decimals: Annotated[int, about("decimals of a volume; decimal lines only", ge=0, le=9)] = 3
+    lines: Annotated[
+        Literal["auto", "decimal", "compact"],
+        about(
+            "how a bar is written: as decimals, or in groups of three digits around a reference price; "
+            "auto takes what the model was trained on, or else decimal"
+        ),
+    ] = "auto"
+    unit: Annotated[
+        Fixed9,
+        about("compact only: finest price step, such as 0.25; 0 is one unit of the last price decimal"),
+    ] = Fixed9(0)
     retention_tokens: Annotated[
         int, about("longest window, in tokens; the oldest whole bars are evicted", ge=64)
     ] = 4096
-    retention_records: Annotated[int, about("longest window, in bars; 0 is no limit", ge=0)] = 0
+    retention_records: Annotated[
+        int,
+        about(
+            "longest window, in bars; 0 is what the model was trained on, or no limit if it says nothing",
+            ge=0,
+        ),
+    ] = 0
     retention_span: Annotated[
         Duration, about("longest window, in event time before its newest bar; 0s is no limit")
     ] = OFF

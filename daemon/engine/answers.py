@@ -11,7 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any
 
 from daemon import protocol
 from daemon.api.messages import Ask, AskReply
@@ -20,9 +20,10 @@ from daemon.engine.build import Built
 from daemon.engine.input import Appended, has_gap, inputs_of, newest
 from feeds.messages import Answer, Flag, Latency
 from flash.evaluator import Evaluated, FlashEvaluator
-from flash.questions import Question
+from flash.questions import Prepared, Question
 from flash.registry import Registry, check_choices
 from ingest.bars import SKEWED
+from ingest.plane import TapeRecord
 from metrics.store import MetricStore
 from regions.tape import Tape
 from scheduler.request import Failure, Request, RequestSpec, State
@@ -36,22 +37,21 @@ Emit = Callable[[protocol.EngineEvent], None]
 CANCELLED = Failure("cancelled", "the request was cancelled")
 
 
-class Generated(NamedTuple):
-    """What the model answered; ``logit_gap`` is the first token's."""
-
-    text: str
-    choice: str | None
-    logit_gap: float
-
-
 def generated(
     request: Request, choices: Sequence[str] | None, decode: Callable[[list[int]], str]
-) -> Generated:
-    """The answer of a finished request."""
+) -> dict[str, Any]:
+    """The members that every kind of answer has; ``logit_gap`` is the first token's."""
     choice = request.chosen(choices)
-    return Generated(
-        decode(list(request.answer)) if choice is None else choice, choice, request.samples[0].gap
-    )
+    text = decode(list(request.answer)) if choice is None else choice
+    return {"text": text, "choice": choice, "logit_gap": request.samples[0].gap}
+
+
+def decoder(
+    decode: Callable[[list[int]], str], prepared: Prepared, record: TapeRecord | None
+) -> Callable[[list[int]], str]:
+    """``decode``, for an answer at the version of ``record``: a level of a compact session is its price."""
+    anchor = record.anchor if record is not None and prepared.is_price else None
+    return decode if anchor is None else lambda tokens: anchor.printed(decode(tokens))
 
 
 class Versions:
@@ -64,7 +64,7 @@ class Versions:
     def on_commit(self, tape: Tape, version: int, records: Sequence[TapeItem[Appended]]) -> None:
         """Report a tape's new version."""
         record = newest(records)
-        self._inputs[tape.name] = {"last": record.last_offset, "safe": record.low_watermark}
+        self._inputs[tape.name] = {"last": record.last_offset, "low_watermark": record.low_watermark}
         self._store.inc("foretick_versions_total", session=tape.name)
         self._store.set("foretick_data_version", version, session=tape.name)
         self._store.set("foretick_session_tokens", tape.live_tokens, session=tape.name)
@@ -80,9 +80,6 @@ class Versions:
                 inputs=inputs_of([each.payload for each in records]),
             )
         )
-
-    def on_drop(self, tape: Tape, records: Sequence[TapeItem[Appended]], failure: Failure) -> None:
-        """No report: the flash evaluator flags the gap."""
 
 
 class StandingAnswers:
@@ -119,15 +116,13 @@ class StandingAnswers:
     def _answer(self, done: Evaluated[Appended]) -> Answer:
         standing, request = done.standing, done.request
         record = done.payloads[-1].record
-        found = generated(request, standing.question.choices, self._decode)
+        decode = decoder(self._decode, standing.prepared, record)
         return Answer(
             session=standing.session,
             symbol=self._sessions[standing.session].symbol,
             question=standing.question.name,
             question_hash=standing.question_hash,
-            text=found.text,
-            choice=found.choice,
-            logit_gap=found.logit_gap,
+            **generated(request, standing.question.choices, decode),
             probability=None,
             data_version=done.version,
             as_of=record.ts_last_event,
@@ -155,15 +150,9 @@ class StandingAnswers:
             "warm_up": ordinal < self._sessions[done.standing.session].warm_up_records,
             "skewed_clock": bool(record.flags & SKEWED),
             "untrained": self._loaded.untrained,
+            "rounded": record.rounded,
         }
         return [flag for flag, is_set in owned.items() if is_set]
-
-
-class _Times(NamedTuple):
-    """Times of a version's newest record, ns: event time, and monotonic time of arrival."""
-
-    as_of: int
-    ts_ring: int
 
 
 class EngineAsks:
@@ -174,9 +163,9 @@ class EngineAsks:
     ) -> None:
         self._built, self._scheduler, self._emit, self._clock = built, scheduler, emit, clock
         self._open: dict[int, Request] = {}
-        self._times: defaultdict[str, dict[int, _Times]] = defaultdict(dict)
-        """By session and version: the newest version, and those that open asks read."""
-        scheduler.subscribe(self)
+        self._newest: defaultdict[str, dict[int, TapeRecord]] = defaultdict(dict)
+        """By session and version: of the newest version, and of those that open asks read."""
+        scheduler.subscribe(self.on_commit)
 
     def ask(self, ask: Ask) -> None:
         """Answer with an `AskReply` or `AskFailed` of the same id."""
@@ -196,8 +185,8 @@ class EngineAsks:
                 cls=PriorityClass.SESSION,
                 session=ask.session,
                 prompt=prepared.prompt_tokens,
-                max_tokens=1 if ask.choices else question.max_tokens,
-                on_done=partial(self._done, ask),
+                max_tokens=prepared.answer_tokens(question),
+                on_done=partial(self._done, ask, prepared),
                 tape=tape,
                 stop_ids=prepared.stop_ids,
                 choices=prepared.choice_tokens,
@@ -213,37 +202,34 @@ class EngineAsks:
             self._scheduler.cancel(request.id)
 
     def on_commit(self, tape: Tape, version: int, records: Sequence[TapeItem[Appended]]) -> None:
-        """Record the new version's times; keep those of older versions that open asks read."""
-        record, times = newest(records), self._times[tape.name]
+        """Note the new version's newest record; keep those of older versions that open asks read."""
+        kept = self._newest[tape.name]
         read = {request.version for request in list(self._open.values()) if request.session == tape.name}
-        for old in [each for each in times if each not in read]:
-            del times[old]
-        times[version] = _Times(record.ts_last_event, record.ts_ring)
+        for old in [each for each in kept if each not in read]:
+            del kept[old]
+        kept[version] = newest(records)
 
-    def on_drop(self, tape: Tape, records: Sequence[TapeItem[Appended]], failure: Failure) -> None:
-        """The newest version does not change."""
-
-    def _done(self, ask: Ask, request: Request) -> None:
+    def _done(self, ask: Ask, prepared: Prepared, request: Request) -> None:
         self._open.pop(ask.id, None)
         if request.state is not State.FINISHED:
             self._fail(ask, request.error or CANCELLED)
             return
-        found = generated(request, ask.choices, self._built.prompt.decode)
-        times = self._times[ask.session].get(request.version)
+        record = self._newest[ask.session].get(request.version)
         untrained = self._built.loaded.untrained
+        rounded = record is not None and record.rounded
+        flags: dict[Flag, bool] = {"untrained": untrained, "rounded": rounded}
+        decode = decoder(self._built.prompt.decode, prepared, record)
         self._emit(
             AskReply(
                 id=ask.id,
                 session=ask.session,
                 data_version=request.version,
-                text=found.text,
-                choice=found.choice,
-                logit_gap=found.logit_gap,
+                **generated(request, ask.choices, decode),
                 cached=False,
                 untrained=untrained,
-                flags=("untrained",) if untrained else (),
-                as_of=times.as_of if times else 0,
-                staleness_ns=self._clock() - times.ts_ring if times else 0,
+                flags=tuple(flag for flag, is_set in flags.items() if is_set),
+                as_of=record.ts_last_event if record else 0,
+                staleness_ns=self._clock() - record.ts_ring if record else 0,
             )
         )
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
 
-from daemon.config.schema import Config
+from daemon.config.schema import Config, SessionConfig
 from daemon.config.standing import Asked
 from daemon.engine.maintenance import Tiers, identity_of, tiers_of
 from engine.device import in_own_thread
@@ -20,14 +20,19 @@ from engine.model.embedded import embedded_directory
 from engine.model.loading import LoadedModel, load_model
 from engine.model.prompt import PromptFormat
 from feeds.connector import SettingError
-from flash.questions import Prepared, Question
+from flash.questions import EXACT_VALUE, PAPER_SIX, Prepared, Question
 from flash.registry import BadQuestion, Registry, Standing
+from ingest.compact import Anchor, CompactSpec
+from ingest.lines import LineSpec
 from regions.tape import Retention, Tape
 from scheduler.costs import OnlineCosts, guess
 from scheduler.costs import load as load_profile
 from scheduler.types import Limits
 
 log = logging.getLogger(__name__)
+
+LEVEL_TOKENS = 2
+"""A level and the token that ends an answer."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +45,28 @@ class Built:
     tapes: dict[str, Tape]
     tiers: Tiers
     costs: OnlineCosts
+    lines: dict[str, LineSpec | CompactSpec]
+    """How bars are written, by session."""
 
     def prepare(self, question: Question) -> Prepared:
-        """Render and encode a question for this model. Raises ValueError for an empty choice."""
-        choices = tuple(map(self.prompt.choice, question.choices)) if question.choices else None
-        return Prepared(tuple(self.prompt.question(question.text)), choices, self.prompt.stop_ids)
+        """Render and encode a question for this model.
+
+        Raises ValueError for an empty choice, and for a question or choice that the model does not know.
+        """
+        prompt, terse = self.prompt, self.prompt.terse
+        text = question.text
+        if terse is not None and question in PAPER_SIX:
+            text = question.name  # its text is for models that read
+        tokens = tuple(prompt.question(text))
+        choices = prompt.choices(text, question.choices) if question.choices else None
+        if terse is None:
+            return Prepared(tokens, choices, prompt.stop_ids, is_price=question.text == EXACT_VALUE.text)
+        is_price = not terse.find(text).choices
+        return Prepared(tokens, choices, prompt.stop_ids, LEVEL_TOKENS if is_price else 1, is_price)
+
+    def frozen(self, anchor: Anchor) -> tuple[int, ...]:
+        """The frozen prefix of compact lines around ``anchor``."""
+        return self.prompt.compact_frozen(anchor.header)
 
 
 def register(registry: Registry, asked: Asked) -> Standing:
@@ -90,7 +112,7 @@ def load(config: Config) -> tuple[LoadedModel, PromptFormat]:
     try:
         loaded = load_model(path, dtype=settings.dtype, device=settings.device)
         canary.check(loaded)
-        prompt = PromptFormat.of(loaded.tokenizer, settings.system_prompt)
+        prompt = PromptFormat.of(loaded.tokenizer, settings.system_prompt, loaded.described)
     except (ModelError, ValueError) as error:
         raise SettingError("model.device" if "device" in str(error) else "model.path", str(error)) from error
     if loaded.untrained:
@@ -111,20 +133,24 @@ def _build(config: Config, versions: Mapping[str, int]) -> Built:
         torch.set_num_threads(config.model.threads)
     costs = costs_of(config)
     loaded, prompt = load(config)
-    blocks = config.pool.blocks or pool_blocks(config, len(prompt.frozen))
+    lines = {session.name: line_spec(config, index, prompt) for index, session in enumerate(config.sessions)}
+    prefixes = [_prefix(prompt, spec) for spec in lines.values()]
+    longest = max(map(len, prefixes), default=0)
+    compact = [name for name, spec in lines.items() if isinstance(spec, CompactSpec)]
+    blocks = config.pool.blocks or pool_blocks(config, longest, compact)
     size = config.pool.block_size
-    # the pool less the cell budget; at least the frozen prefix, which all sessions share
-    cached = max(int(blocks * size * (1 - config.scheduler.cell_budget)), len(prompt.frozen))
+    # the pool less the cell budget; at least the longest frozen prefix
+    cached = max(int(blocks * size * (1 - config.scheduler.cell_budget)), longest)
     engine = Engine(
         loaded, blocks=blocks, block_size=size, frame_limit=config.pool.frame_limit, cache_tokens=cached
     )
     tiers = tiers_of(config, engine)
-    identity = identity_of(engine, prompt.frozen)
     tapes: dict[str, Tape] = {}
-    for index, session in enumerate(config.sessions):
-        retention = Retention(session.retention_tokens, session.retention_records, session.retention_span)
+    for index, (session, frozen) in enumerate(zip(config.sessions, prefixes, strict=True)):
+        records = retained_records(session, prompt)
+        retention = Retention(session.retention_tokens, records, session.retention_span)
         try:
-            tape = engine.open_tape(session.name, prompt.frozen, retention)
+            tape = engine.open_tape(session.name, frozen, retention)
         except ValueError as error:
             raise SettingError(f"sessions[{index}].retention_tokens", str(error)) from error
         except ModelError as error:
@@ -133,27 +159,57 @@ def _build(config: Config, versions: Mapping[str, int]) -> Built:
         tape.staleness_ns = session.max_staleness
         tapes[session.name] = tape
         if tiers.residency is not None:
-            tiers.residency.attach(tape, identity)
-    return Built(loaded, prompt, engine, tapes, tiers, costs)
+            tiers.residency.attach(tape, identity_of(engine, frozen))
+    return Built(loaded, prompt, engine, tapes, tiers, costs, lines)
 
 
-def fresh_tokens(config: Config) -> int:
-    """The most tokens of freshly prefilled windows in the pool at a time."""
-    exact = sum(s.retention_tokens for s in config.sessions if s.semantics == "exact")
-    compared = (s.retention_tokens for s in config.sessions if s.semantics == "carry" and s.divergence_every)
-    return exact + max(compared, default=0)
+def line_spec(config: Config, index: int, prompt: PromptFormat) -> LineSpec | CompactSpec:
+    """How the bars of a session are written. Raises SettingError for lines that the model does not read."""
+    session = config.sessions[index]
+    lines = prompt.lines if session.lines == "auto" else session.lines
+    if prompt.terse is not None and lines != prompt.lines:
+        raise SettingError(f"sessions[{index}].lines", f"this model reads {prompt.lines} lines only")
+    if lines == "decimal":
+        return LineSpec(session.price_decimals, session.volume_decimals)
+    return CompactSpec(
+        session.price_decimals,
+        session.unit,
+        session.retention_tokens,
+        retained_records(session, prompt),
+        session.retention_span,
+    )
 
 
-def pool_blocks(config: Config, frozen_tokens: int) -> int:
+def retained_records(session: SessionConfig, prompt: PromptFormat) -> int:
+    """Longest window in bars: as configured, or else what the model was trained on; 0 is no limit."""
+    return session.retention_records or (prompt.terse.window_bars if prompt.terse is not None else 0)
+
+
+def _prefix(prompt: PromptFormat, spec: LineSpec | CompactSpec) -> tuple[int, ...]:
+    """The frozen prefix before the first bar."""
+    return prompt.frozen if isinstance(spec, LineSpec) else prompt.compact_frozen(spec.blank.header)
+
+
+def fresh_tokens(config: Config, compact: Collection[str] = ()) -> int:
+    """The most tokens of freshly prefilled windows in the pool at a time; ``compact``: names of sessions."""
+    exact = {s.name for s in config.sessions if s.semantics == "exact"}
+    replaced = sum(s.retention_tokens for s in config.sessions if s.name in exact or s.name in compact)
+    compared = (s.retention_tokens for s in config.sessions if s.name not in exact and s.divergence_every)
+    return replaced + max(compared, default=0)
+
+
+def pool_blocks(config: Config, frozen_tokens: int, compact: Collection[str] = ()) -> int:
     """Blocks for every session at its retention, twice over.
 
-    A tape needs its window and one batch. An `exact` tape also needs the window that replaces it; the others
-    share room for one window that is only compared. Forks that read old versions keep what was evicted
-    meanwhile, and the cell budget reserves its share of the pool for questions.
+    A tape needs its window and one batch. An `exact` tape, or one of the ``compact`` sessions, also needs the
+    window that replaces it, and a compact one a prefix of its own; the others share room for one window that
+    is only compared. Forks that read old versions keep what was evicted meanwhile, and the cell budget
+    reserves its share of the pool for questions.
     """
     size = config.pool.block_size
     batch = config.scheduler.max_batch_tokens
-    tapes = sum(session.retention_tokens + batch for session in config.sessions) + fresh_tokens(config)
+    tapes = sum(session.retention_tokens + batch for session in config.sessions)
+    tapes += fresh_tokens(config, compact) + len(compact) * frozen_tokens
     question = config.scheduler.max_prompt_tokens + config.scheduler.max_new_tokens
     tokens = frozen_tokens + 2 * tapes + int(2 * question / config.scheduler.cell_budget)
     return -(-tokens // size) + 2 * len(config.sessions) + 1

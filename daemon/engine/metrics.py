@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from itertools import product
 
 from daemon.engine.maintenance import Tiers
 from engine.divergence import Divergence
 from engine.engine import Engine
-from metrics.catalogue import ANSWERING, CLASSES, DRAFTS, LOSSES, OTHER, PREEMPTIONS, WAIT_REASONS
+from metrics.catalogue import DRAFTS
 from metrics.store import GrowthHandle, MetricStore
 from regions.pool import KVPool
 from scheduler.observer import Observer
@@ -25,20 +24,8 @@ class EngineObserver(Observer):
     """Turns the scheduler's calls into metrics, on the worker thread, their only writer."""
 
     def __init__(self, store: MetricStore, pool: KVPool) -> None:
-        self._store = store
-        self._pool = pool
+        self._store, self._pool = store, pool
         self._names = {cls: cls.name.lower() for cls in PriorityClass}
-        self._waits = {
-            (cls, reason): store.counter("foretick_wait_seconds_total", cls=cls, reason=reason)
-            for cls, reason in product(CLASSES, WAIT_REASONS)
-        }
-        self._preemptions = {
-            (kind, cls, by): store.counter("foretick_preemptions_total", kind=kind, cls=cls, by_class=by)
-            for kind, cls, by in product(PREEMPTIONS, CLASSES, CLASSES)
-        }
-        self._ttft = {cls: store.histogram("foretick_ttft_seconds", cls=cls) for cls in ANSWERING}
-        self._reused = {cls: store.counter("foretick_reused_tokens_total", cls=cls) for cls in CLASSES}
-        self._lost = {kind: store.counter("foretick_lost_tokens_total", kind=kind) for kind in LOSSES}
         self._drafts = {each: store.counter("foretick_draft_tokens_total", outcome=each) for each in DRAFTS}
 
     def queue_wait(self, cls: PriorityClass, ns: int) -> None:
@@ -49,7 +36,7 @@ class EngineObserver(Observer):
         """Count a forward pass, and the pool's blocks after it."""
         self._store.inc("foretick_batches_total")
         for cls, count in tokens.items():
-            self._store.inc("foretick_batch_tokens_total", count, **{"class": self._names[cls]})
+            self._store.inc("foretick_batch_tokens_total", count, cls=self._names[cls])
         self._store.observe("foretick_stage_seconds", forward_ns, stage="forward")
         self._store.set("foretick_pool_blocks", self._pool.free_blocks, state="free")
         used = self._pool.total_blocks - self._pool.free_blocks
@@ -57,7 +44,8 @@ class EngineObserver(Observer):
 
     def preempted(self, request: Request, how: Event, by: Work) -> None:
         """A request was preempted."""
-        self._preemptions[_KINDS[how], self._names[request.cls], self._names[by.cls]].inc()
+        cls, by_class = self._names[request.cls], self._names[by.cls]
+        self._store.inc("foretick_preemptions_total", kind=_KINDS[how], cls=cls, by_class=by_class)
 
     def speculated(self, drafted: int, accepted: int) -> None:
         """Draft tokens were verified."""
@@ -66,19 +54,19 @@ class EngineObserver(Observer):
 
     def ended(self, request: Request) -> None:
         """Count a request's whole history. One refused after the end has none; its thread may be another."""
-        cls = self._names[request.cls]
+        store, cls = self._store, self._names[request.cls]
         for reason, ns in request.waits.items():
-            self._waits[cls, reason if reason in WAIT_REASONS else OTHER].inc(ns)
+            store.inc("foretick_wait_seconds_total", ns, cls=cls, reason=reason)
         first = request.first(Event.KV_ON_GPU)
         if request.output and first is not None:
-            self._ttft[cls].observe(first - request.last_chunk_ns)
+            store.observe("foretick_ttft_seconds", first - request.last_chunk_ns, cls=cls)
         if request.cached_tokens and request.state is State.FINISHED:
-            self._reused[cls].inc(request.cached_tokens)
+            store.inc("foretick_reused_tokens_total", request.cached_tokens, cls=cls)
         if request.preempted_by:
-            self._lost["recomputed"].inc(request.recomputed_tokens)
-            self._lost["swapped"].inc(request.swapped_tokens)
+            store.inc("foretick_lost_tokens_total", request.recomputed_tokens, kind="recomputed")
+            store.inc("foretick_lost_tokens_total", request.swapped_tokens, kind="swapped")
         if request.total_tokens_invalidated:
-            self._lost["invalidated"].inc(request.total_tokens_invalidated)
+            store.inc("foretick_lost_tokens_total", request.total_tokens_invalidated, kind="invalidated")
         if log.isEnabledFor(logging.DEBUG):
             log.debug("%s", history(request))
 
@@ -109,8 +97,8 @@ class EngineObserver(Observer):
     def depth(self, waiting: Mapping[PriorityClass, int], live: Mapping[PriorityClass, int]) -> None:
         """Requests by class after a step."""
         for cls, name in self._names.items():
-            self._store.set("foretick_waiting_requests", waiting[cls], **{"class": name})
-            self._store.set("foretick_live_requests", live[cls], **{"class": name})
+            self._store.set("foretick_waiting_requests", waiting[cls], cls=name)
+            self._store.set("foretick_live_requests", live[cls], cls=name)
 
 
 def history(request: Request) -> str:

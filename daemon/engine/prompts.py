@@ -143,16 +143,13 @@ class EnginePrompts:
             failure = request.error or CANCELLED
             self._emit(protocol.PromptFailed(command.prompt, failure.code, failure.message))
             return
-        found = generated(request, command.request.choices, self._format.decode)
         first = request.first(Event.KV_ON_GPU)
         assert first is not None  # already answered
         self._emit(
             FinishReply(
                 id=command.request.id,
                 prompt=command.prompt,
-                text=found.text,
-                choice=found.choice,
-                logit_gap=found.logit_gap,
+                **generated(request, command.request.choices, self._format.decode),
                 untrained=self._untrained,
                 prompt_tokens=len(request.prompt),
                 answer_tokens=len(request.output),

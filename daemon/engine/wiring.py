@@ -53,8 +53,8 @@ def wire_engine(
     observer = EngineObserver(store, engine.pool)
     scheduler = scheduler_of(config, built, observer, executor)
     # Order of listeners on a commit: first those that record the version, then those that query it.
-    entering = EngineInput(config, ring, source, prompt.encode, built.tapes, scheduler, store)
-    scheduler.subscribe(Versions(store, emit, built.tiers.inputs))
+    entering = EngineInput(config, ring, source, built, scheduler, store)
+    scheduler.subscribe(Versions(store, emit, built.tiers.inputs).on_commit)
     asks = EngineAsks(built, scheduler, emit)
     StandingAnswers(config, built, scheduler, registry, store, emit)
     refresher = refresher_of(config, built, scheduler, registry, observer)
@@ -74,7 +74,7 @@ def wire_engine(
         input=entering,
         asks=asks,
         prompts=EnginePrompts(
-            prompt, scheduler, engine.open_stream, engine.frame_limit, loaded.untrained, emit
+            prompt, scheduler, engine.open_prompt, engine.frame_limit, loaded.untrained, emit
         ),
         memory=MemoryMetrics(engine, built.tiers, store),
         stop_background=refresher.stop,
@@ -116,6 +116,7 @@ def refresher_of(
 
     return Refresher(
         scheduler,
+        built.engine,
         built.engine,
         [(built.tapes[s.name], policy(s)) for s in config.sessions],
         Comparison(questions, partial(probe, built.engine), config.scheduler.max_batch_tokens),

@@ -38,15 +38,12 @@ class EngineClient(Protocol):
 
     async def start(self, on_event: OnEvent, on_gone: OnGone) -> None:
         """Start the engine; `Ready` or `Fatal` follows as an event. ``on_gone``: it ended unexpectedly."""
-        ...
 
     def send(self, command: protocol.Command) -> None:
         """Send one command."""
-        ...
 
     async def close(self, timeout_s: float) -> None:
         """Close after `Stopped`, or end the engine by force."""
-        ...
 
 
 class ProcessEngine:

@@ -75,10 +75,6 @@ class FeedInput:
         ended = self.source is None or self.exhausted.is_set()
         return self.connected and (ended or INGEST in self._tasks.names())
 
-    def start_committing(self) -> None:
-        """Commit every second from now on."""
-        self._tasks.start(COMMIT, self._commit_for_ever)
-
     def gate(self, is_open: bool) -> None:
         """Open or close the gate; a source that can wait is paused while it is closed."""
         if self._ingest is not None:
@@ -134,7 +130,8 @@ class FeedInput:
         await ingest.run()
         self.exhausted.set()
 
-    async def _commit_for_ever(self) -> None:
+    async def commit_for_ever(self) -> None:
+        """Commit every second."""
         while True:
             await asyncio.sleep(self._commit_every_s)
             await self.commit()

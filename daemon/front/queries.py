@@ -21,7 +21,7 @@ class Queries:
     def __init__(self, sessions: Sessions, prompts: Prompts, max_wait_s: float) -> None:
         self._sessions, self._prompts, self._max_wait_s = sessions, prompts, max_wait_s
 
-    async def answer(self, request: messages.Request, client: str, since: int) -> messages.Reply:
+    async def answer(self, request: messages.ClientRequest, client: str, since: int) -> messages.Reply:
         """The reply. ``client``: identity for limits; ``since``: the request's arrival, monotonic ns."""
         try:
             async with asyncio.timeout(self._max_wait_s):
@@ -37,7 +37,7 @@ class Queries:
             return msgspec.structs.replace(reply, latency_ns=time.monotonic_ns() - since)
         return reply
 
-    async def _answer(self, request: messages.Request, client: str) -> messages.Reply:
+    async def _answer(self, request: messages.ClientRequest, client: str) -> messages.Reply:
         match request:
             case messages.Ask():
                 return await self._sessions.ask(request)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from daemon.api.messages import AskReply, FinishReply, PromptReply
 from daemon.api.zmq import QueryServer
 from daemon.config.schema import Config
 from daemon.front.engine_manager import EngineManager
-from daemon.front.input import FeedInput
+from daemon.front.input import COMMIT, FeedInput
 from daemon.front.notify import Notifier
 from daemon.front.prompts import Prompts
 from daemon.front.publish import Publisher
@@ -69,7 +69,7 @@ class Front:
         if self.query is not None:
             await self.query.start(self.tasks)
         self.notifier.status("starting: connecting sinks")
-        await self._or_failure(self._start_sinks())
+        await self._or_failure(asyncio.gather(*(route.sink.start() for route in self.routes)))
         self.publisher.delivery.start(self.tasks)
         self.notifier.status("starting: loading the model")
         await self.engine.start()
@@ -79,7 +79,7 @@ class Front:
         self.notifier.status("starting: connecting the source")
         assert self.engine.ring is not None  # it is up
         await self._or_failure(self.input.start(self.engine.ring))
-        self.input.start_committing()
+        self.tasks.start(COMMIT, self.input.commit_for_ever)
         self.tasks.start(ENGINE_WATCH, self.engine.watch)
         if self.notifier.watchdog_s is not None:
             self.tasks.start(WATCHDOG, partial(self.notifier.keep_watchdog, self.engine.is_alive))
@@ -147,9 +147,6 @@ class Front:
         if not self.failed.done():
             self.failed.set_exception(error)
 
-    async def _start_sinks(self) -> None:
-        await asyncio.gather(*(route.sink.start() for route in self.routes))
-
     def _on_event(self, event: protocol.EngineEvent) -> None:
         match event:
             case protocol.Committed():
@@ -208,7 +205,7 @@ class Front:
         assert self.engine.ring is not None  # it is up
         await self.input.reopen(self.engine.ring, self.publisher.forget)
 
-    async def _or_failure(self, work: Coroutine[Any, Any, Any]) -> None:
+    async def _or_failure(self, work: Awaitable[Any]) -> None:
         """Run ``work`` to its end, unless the daemon fails first."""
         task = asyncio.ensure_future(work)
         await asyncio.wait([task, self.failed], return_when=asyncio.FIRST_COMPLETED)

@@ -99,7 +99,7 @@ class Sessions:
                 future.set_exception(messages.QueryError("engine", message))
         self._asks.clear()
 
-    def observe(self, request: messages.Request, outcome: str, latency_ns: int) -> None:
+    def observe(self, request: messages.ClientRequest, outcome: str, latency_ns: int) -> None:
         """Count a request that was answered or refused."""
         if isinstance(request, messages.Ask):
             self._store.observe("foretick_stage_seconds", latency_ns, stage="ask")

@@ -20,6 +20,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from metrics.cache_home import cache_home
 
 VOCABULARY = 2048
+SHAPE = {"hidden": 128, "layers": 4, "heads": 4, "kv_heads": 2, "vocabulary": VOCABULARY, "seed": 0}
+"""Arguments of `build_model` for the default model."""
 BOS, END, PAD = "<|bos|>", "<|end|>", "<|pad|>"
 _ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
 # Llama 3's pre-tokenizer: numbers in groups of three digits from the left
@@ -100,25 +102,12 @@ def build_model(
     return model
 
 
-def embedded_directory(
-    cache: Path | None = None,
-    *,
-    hidden: int = 128,
-    layers: int = 4,
-    heads: int = 4,
-    kv_heads: int = 2,
-    vocabulary: int = VOCABULARY,
-    seed: int = 0,
-) -> Path:
-    """The directory of a model of this shape in ``cache`` (`metrics.cache_home`), built on first use."""
-    shape = {
-        "hidden": hidden,
-        "layers": layers,
-        "heads": heads,
-        "kv_heads": kv_heads,
-        "vocabulary": vocabulary,
-        "seed": seed,
-    }
+def embedded_directory(cache: Path | None = None, **changes: int) -> Path:
+    """The directory of the model in ``cache`` (`metrics.cache_home`), built on first use.
+
+    ``changes`` to `SHAPE` build another model.
+    """
+    shape = SHAPE | changes
     name = "untrained-llama-v2-" + "-".join(str(value) for value in shape.values())
     target = (cache or cache_home()) / name
     if (target / "config.json").exists():
@@ -127,7 +116,7 @@ def embedded_directory(
     # built under a temporary name and renamed, so that other processes never see a partial model
     building = Path(tempfile.mkdtemp(prefix=name, dir=target.parent))
     build_model(**shape).save_pretrained(building)
-    build_tokenizer(vocabulary).save_pretrained(building)
+    build_tokenizer(shape["vocabulary"]).save_pretrained(building)
     (building / "README.md").write_text(
         f"Untrained model of Foretick's embedded default: {json.dumps(shape)}\n"
     )

@@ -9,7 +9,8 @@ measured (`engine.profile.probe`), and `engine.model.canary` compares logits wit
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,7 @@ class LoadedModel:
 
     ``layers``, ``rotations``: KV shape and query rotation of each layer; under tensor parallelism, of this
     rank. ``max_positions``: local positions stay below it. ``trims``: a pass may read only some rows of the
-    last layer.
+    last layer. ``described``: what the model says of itself, `foretick` in its config.json.
     """
 
     model: Any
@@ -124,6 +125,7 @@ class LoadedModel:
     untrained: bool
     max_positions: int
     trims: bool = False
+    described: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def device(self) -> torch.device:
@@ -215,6 +217,7 @@ def _wrap(model: Any, tokenizer: Any, *, name: str, revision: str) -> LoadedMode
         bool(getattr(model.config, "foretick_untrained", False)),
         probed.max_positions,
         install(model, len(probed.layers), _wanted_of_last),
+        getattr(model.config, "foretick", None) or {},
     )
 
 

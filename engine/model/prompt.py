@@ -1,42 +1,101 @@
-"""The chat template around a tape: prefix (frozen), tape (sliding), question (ephemeral).
+"""The text around a tape: prefix (frozen), tape (sliding), question (ephemeral).
 
-The template is rendered once with markers for the tape and the question, and cut at them. The frozen prefix
-ends where the data begins; a question's tokens end the user's message and begin the assistant's.
+For a chat model, the template is rendered once with markers for the tape and the question, and cut at them.
+The frozen prefix ends where the data begins; a question's tokens end the user's message and begin the
+assistant's. A model of the terse layout reads no words: its prefix is the begin-of-text token and the header
+of the compact lines, a question is a token, and the answer follows at once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
+
+import msgspec
 
 SYSTEM_PROMPT = "You are a market analyst. Answer the question about the bars with one word or one number."
 SCHEMA = "Each line is one bar, oldest first: time,open,high,low,close,volume\n"
+COMPACT_SCHEMA = (
+    "Each line is one bar, oldest first: open, high, low, close and volume, three digits each. Prices are "
+    "levels: level = 500 + (price - reference) / unit. Volumes are codes: code = 500 + 200 log10(volume / "
+    "typical volume), and 000 is none. The first line has the reference, the unit, the typical volume and "
+    "the units in one percent of the reference. Give a price as its level, with three digits.\n"
+)
 _TAPE, _QUESTION = "\x00tape\x00", "\x00question\x00"
+
+Lines = Literal["decimal", "compact"]
 
 
 class PromptError(ValueError):
-    """The model's chat template cannot be cut at tape and question."""
+    """The model's chat template cannot be cut at tape and question, or its layout is unknown."""
+
+
+class TerseQuestion(msgspec.Struct, frozen=True):
+    """A question of a terse model: what it means, its token, and its answers (none: a level)."""
+
+    text: str
+    token: str
+    choices: tuple[str, ...] = ()
+
+
+class Terse(msgspec.Struct, frozen=True, kw_only=True):
+    """What a terse model says of itself, as `foretick` in its config.json.
+
+    ``none`` answers where a question is undefined. ``window_bars``: the bars it was trained to read.
+    """
+
+    layout: Literal["terse"]
+    lines: Literal["compact"]
+    window_bars: int
+    none: str
+    questions: dict[str, TerseQuestion]
+
+    def find(self, asked: str) -> TerseQuestion:
+        """The question with this name, text or token. Raises ValueError listing all that it answers."""
+        known = self.questions.get(asked)
+        if known is not None:
+            return known
+        text = " ".join(asked.split())
+        for question in self.questions.values():
+            if text in (question.token, " ".join(question.text.split())):
+                return question
+        raise ValueError(
+            f"this model does not answer {asked!r}; it answers these questions, by name or in full: "
+            + ", ".join(f"{name} ({question.text})" for name, question in self.questions.items())
+        )
 
 
 @dataclass(frozen=True)
 class PromptFormat:
-    """The fixed tokens around tape and question."""
+    """The fixed text around tape and question.
+
+    ``before_tape`` and ``compact`` are the frozen prefix of decimal lines, and that of compact lines without
+    its header.
+    """
 
     tokenizer: Any
-    frozen: tuple[int, ...]
+    before_tape: str
+    compact: str
     before_question: str
     after_question: str
     answer_prefix: str = ""
+    terse: Terse | None = None
 
     @classmethod
-    def of(cls, tokenizer: Any, system_prompt: str = "") -> PromptFormat:
+    def of(
+        cls, tokenizer: Any, system_prompt: str = "", described: Mapping[str, Any] | None = None
+    ) -> PromptFormat:
         """Cut ``tokenizer``'s chat template, or a plain text layout if it has none.
 
-        Raises PromptError when the template drops or repeats the user's content.
+        ``described`` is what the model says of itself, `foretick` in its config.json. Raises PromptError when
+        the template drops or repeats the user's content, and for an unknown layout.
         """
+        if described:
+            return cls._terse(tokenizer, system_prompt, described)
         system = system_prompt or SYSTEM_PROMPT
         answer_prefix = ""
-        user = f"{SCHEMA}{_TAPE}\nQuestion: {_QUESTION}"
+        user = f"{_TAPE}\nQuestion: {_QUESTION}"
         if getattr(tokenizer, "chat_template", None):
             rendered = _render(tokenizer, system, user)
         else:
@@ -46,21 +105,67 @@ class PromptFormat:
             raise PromptError("the chat template does not carry the user's message exactly once")
         frozen, rest = rendered.split(_TAPE)
         before, after = rest.split(_QUESTION)
-        return cls(tokenizer, tuple(_encode(tokenizer, frozen)), before, after, answer_prefix)
+        return cls(tokenizer, frozen + SCHEMA, frozen + COMPACT_SCHEMA, before, after, answer_prefix)
+
+    @classmethod
+    def _terse(cls, tokenizer: Any, system_prompt: str, described: Mapping[str, Any]) -> PromptFormat:
+        try:
+            terse = msgspec.convert(dict(described), Terse)
+        except msgspec.ValidationError as error:
+            raise PromptError(
+                f"this version cannot use the model's layout (foretick in config.json): {error}"
+            ) from error
+        if system_prompt:
+            raise PromptError("this model reads no words but its questions': remove model.system_prompt")
+        format_ = cls(tokenizer, tokenizer.bos_token, tokenizer.bos_token, "", "", "", terse)
+        for text in (terse.none, *(q.token for q in terse.questions.values())):
+            if len(format_.encode(text)) != 1:
+                raise PromptError(f"{text!r} is not one token of the model's tokenizer")
+        return format_
+
+    @property
+    def lines(self) -> Lines:
+        """The lines that the model reads best."""
+        return "decimal" if self.terse is None else self.terse.lines
+
+    @property
+    def frozen(self) -> tuple[int, ...]:
+        """The frozen prefix of decimal lines."""
+        return tuple(self.encode(self.before_tape))
+
+    def compact_frozen(self, header: str) -> tuple[int, ...]:
+        """The frozen prefix of compact lines; ``header`` says what their numbers mean."""
+        return tuple(self.encode(self.compact + header))
 
     def question(self, text: str) -> list[int]:
-        """The tokens of a question, from the end of the tape to the beginning of the answer."""
-        return _encode(self.tokenizer, self.before_question + text + self.after_question)
+        """The tokens of a question, from the end of the tape to the beginning of the answer.
+
+        Raises ValueError for a question that a terse model does not answer.
+        """
+        if self.terse is not None:
+            return self.encode(self.terse.find(text).token)
+        return self.encode(self.before_question + text + self.after_question)
+
+    def choices(self, text: str, choices: Sequence[str]) -> tuple[int, ...]:
+        """The first token of each choice of the question ``text``.
+
+        Raises ValueError when one is empty, and when a terse model does not give it as an answer.
+        """
+        if self.terse is not None:
+            answers = (*self.terse.find(text).choices, self.terse.none)
+            if unknown := [choice for choice in choices if choice not in answers]:
+                raise ValueError(f"the model does not answer {unknown}; its answers are {list(answers)}")
+        return tuple(map(self.choice, choices))
 
     def choice(self, text: str) -> int:
         """The first token of ``text`` as an answer. Raises ValueError when it has none."""
         if not text.strip():
             raise ValueError("an empty choice")
-        return _encode(self.tokenizer, self.answer_prefix + text)[0]
+        return self.encode(self.answer_prefix + text)[0]
 
     def encode(self, text: str) -> list[int]:
         """Tokens of ``text``, without special tokens."""
-        return _encode(self.tokenizer, text)
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def plain(self, text: str) -> list[int]:
         """Tokens of ``text`` after the begin-of-text token, if there is one; none for an empty text."""
@@ -91,7 +196,3 @@ def _render(tokenizer: Any, system: str, user: str) -> str:
         except Exception as error:
             last = error
     raise PromptError(f"the chat template refuses both a system and a lone user message: {last}")
-
-
-def _encode(tokenizer: Any, text: str) -> list[int]:
-    return list(tokenizer.encode(text, add_special_tokens=False))

@@ -19,7 +19,7 @@ class KafkaSourceConnector(SourceConnector, frozen=True):
 
     def open(self, name: str, stop_timeout_s: float) -> Source:
         """A consumer that commits only on request."""
-        from feeds.kafka import KafkaSource
+        from feeds.kafka_source import KafkaSource
 
         return KafkaSource(
             name,
@@ -45,7 +45,7 @@ class KafkaSinkConnector(SinkConnector, frozen=True):
 
     def open(self, name: str, stop_timeout_s: float) -> Route:
         """An idempotent producer. It sends no updates: on Kafka the answers show that the data changed."""
-        from feeds.kafka import KafkaSink
+        from feeds.kafka_sink import KafkaSink
 
         sink = KafkaSink(name, self.bootstrap, stop_timeout_s=stop_timeout_s)
         return Route(sink, self.topic, dead_letters=self.dlq)
@@ -56,7 +56,7 @@ class KafkaSinkConnector(SinkConnector, frozen=True):
 
 
 def _topics(bootstrap: str, topics: tuple[str, ...]) -> Iterator[Finding]:
-    from feeds.kafka import BrokerError, missing_topics
+    from feeds.kafka_client import BrokerError, missing_topics
 
     try:
         missing = asyncio.run(missing_topics(bootstrap, topics))

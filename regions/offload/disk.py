@@ -55,9 +55,14 @@ class Identity(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, pool: KVPool, *, model: str, tokenizer: str, frozen: Sequence[int]) -> Identity:
         """Identity of sessions in ``pool`` after ``frozen`` tokens; ``model``, ``tokenizer``: revisions."""
-        digest = blake2b(msgspec.msgpack.encode(list(frozen)), digest_size=16).hexdigest()
         layers = tuple((layer.kv_heads, layer.key_dim, layer.value_dim) for layer in pool.layers)
-        return cls(model, tokenizer, digest, str(pool.dtype).removeprefix("torch."), layers)
+        dtype = str(pool.dtype).removeprefix("torch.")
+        return cls(model, tokenizer, "", dtype, layers).behind(frozen)
+
+    def behind(self, frozen: Sequence[int]) -> Identity:
+        """The same behind other ``frozen`` tokens."""
+        digest = blake2b(msgspec.msgpack.encode(list(frozen)), digest_size=16).hexdigest()
+        return msgspec.structs.replace(self, frozen=digest)
 
 
 class SnapshotHeader(msgspec.Struct, frozen=True):

@@ -24,7 +24,7 @@ from regions.tape import Tape
 
 log = logging.getLogger(__name__)
 
-Tier = Literal["host", "disk"]
+TierName = Literal["host", "disk"]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Residency:
         host: HostTier | None = None,
         inputs: Callable[[str], Mapping[str, int]] = lambda session: {},
     ) -> None:
-        self.spills: Counter[Tier] = Counter()
+        self.spills: Counter[TierName] = Counter()
         """Offloaded sessions, by tier."""
         self.restores: Counter[str] = Counter()
         """Sessions that returned: from `host`, from `disk`, or `rebuilt`."""
@@ -70,7 +70,7 @@ class Residency:
         self._host, self._inputs = host, inputs
         self._used: dict[Tape, int] = {}  # least recently used first
         self._identity: dict[Tape, Identity] = {}
-        self._tier: dict[Tape, Tier] = {}  # of offloaded tapes
+        self._tier: dict[Tape, TierName] = {}  # of offloaded tapes
         self._no_disk_before = 0
         pool.add_reclaimer(self)
 
@@ -123,6 +123,10 @@ class Residency:
         """See `Keeper.rebuilt`."""
         self._count(tape, "rebuilt")
 
+    def prefix_changed(self, tape: Tape) -> None:
+        """See `Keeper.prefix_changed`."""
+        self._identity[tape] = self._identity[tape].behind(tape.prefix)
+
     def spill_idle(self) -> bool:
         """Offload one session that reached the idle limit; False when there is none that can go."""
         if not self._idleness.limit_ns:
@@ -143,12 +147,12 @@ class Residency:
         for tape in list(self._used):
             if self._pool.free_blocks >= enough:
                 break
-            if not tape.read:
+            if not tape.has_readers:
                 self._spill(tape, self._to_host, self._to_disk)
         if self._host is not None:
             self._host.wait_for(enough - self._pool.blocks.free_blocks)
 
-    def _spill(self, tape: Tape, *ways: Callable[[Tape], Tier | None]) -> bool:
+    def _spill(self, tape: Tape, *ways: Callable[[Tape], TierName | None]) -> bool:
         """Offload a tape by the first of ``ways`` that works."""
         tier = next((tier for way in ways if (tier := way(tape))), None) if tape.movable else None
         if tier is None:
@@ -157,10 +161,10 @@ class Residency:
         self.spills[tier] += 1
         return True
 
-    def _to_host(self, tape: Tape) -> Tier | None:
+    def _to_host(self, tape: Tape) -> TierName | None:
         return "host" if self._host is not None and tape.swap_out(self._host) else None
 
-    def _to_disk(self, tape: Tape) -> Tier | None:
+    def _to_disk(self, tape: Tape) -> TierName | None:
         directory, identity = self._idleness.directory, self._identity[tape]
         if directory is None or self._clock() < self._no_disk_before:
             return None

@@ -144,7 +144,7 @@ class SimDevice:
 
 def _run(chunk: Chunk) -> SampledToken | None:
     target = chunk.target
-    target.wrote(target.place(len(chunk.tokens)), chunk.tokens)
+    target.wrote(target.next_slots(len(chunk.tokens)), chunk.tokens)
     if not chunk.sample:
         return None
     token = target.context_tokens * 0x9E3779B1 & 0x7FFFFFFF

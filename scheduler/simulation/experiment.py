@@ -12,7 +12,7 @@ import msgspec
 from scheduler.costs import load
 from scheduler.policies import Ordering
 from scheduler.simulation.inputs import Input, read_trace, write_trace
-from scheduler.simulation.report import NON_STREAMING, Summary, summarize, table
+from scheduler.simulation.report import NON_STREAMING, Summary, summarize
 from scheduler.simulation.run import Setup, paper_limits, simulate
 from scheduler.simulation.workload import WORKLOADS, Load, whole
 from scheduler.types import Eviction
@@ -48,14 +48,6 @@ class ExperimentResult(msgspec.Struct, frozen=True):
 
     plan: Experiment
     runs: list[Summary]
-
-    def json(self) -> bytes:
-        """One object, indented."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
-
-    def table(self) -> str:
-        """One row per run."""
-        return table(self.runs)
 
 
 def run(plan: Experiment) -> Iterator[Summary]:

@@ -23,7 +23,7 @@ import heapq
 import math
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import accumulate
 
@@ -42,20 +42,24 @@ class TooWide(ValueError):
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """The answer for one stream. At least one of `order` and `none_meets_all` is set.
+class Feasibility:
+    """The answer for one stream, whose queries are numbered from 0; times are in tokens.
 
-    `order` meets T for the (1 - p) percentile: at most `allowed` queries are late, `late` of them are.
-    `none_meets_all` is the certificate: every order has a late query. Both together mean that some query
-    must be late, and that few enough can be. Only the certificate means that no such order was found; the
-    theorem leaves that case open.
+    At least one of `order` and `none_meets_all` is set. `order` meets T for the (1 - p) percentile: at most
+    `allowed_late` queries are late, `late` of them are. `none_meets_all` is the certificate: every order has
+    a late query. Both together mean that some query must be late, and that few enough can be. Only the
+    certificate means that no such order was found; the theorem leaves that case open.
     """
 
-    order: tuple[int, ...] | None
-    ttfts: tuple[float, ...] | None
-    late: int | None
-    allowed: int
+    queries: int
+    ttft: float
+    p: float
     none_meets_all: bool
+    allowed_late: int
+    late: int | None = None
+    percentile_ttft: float | None = None
+    order: tuple[int, ...] | None = None
+    ttfts: tuple[float, ...] | None = None
 
 
 def feasible(
@@ -66,7 +70,7 @@ def feasible(
     c_attn: float = 0.0,
     states: int = 300_000,
     beam: int = 1_000,
-) -> Verdict:
+) -> Feasibility:
     """Theorem 4: a schedule whose (1 - p) percentile TTFT is at most `ttft`, or a certificate.
 
     A schedule is found whenever one meets `ttft` for every query. `p` is the fraction that may be late, from
@@ -96,10 +100,12 @@ def feasible(
         order = search.best(allowed, beam=beam)
     if order is None and too_wide is not None:
         raise too_wide
+    verdict = Feasibility(len(stream), ttft, p, proven, allowed)
     if order is None:
-        return Verdict(None, None, None, allowed, proven)
+        return verdict
     times = ttfts(stream, order, c_attn=c_attn)
-    return Verdict(order, times, sum(time > ttft for time in times), allowed, proven)
+    late, percentile = sum(time > ttft for time in times), sorted(times)[len(stream) - allowed - 1]
+    return replace(verdict, late=late, percentile_ttft=percentile, order=order, ttfts=times)
 
 
 class _Search:

@@ -11,9 +11,8 @@ from click.testing import CliRunner
 
 from bench.cli import bench
 from bench.engine.batches import Readers, Stopwatch, compare, standing_texts
-from bench.engine.contenders import Reply
+from bench.engine.contenders import Disagreement, Reply
 from bench.engine.floor import Floors, PassCosts, causal
-from bench.engine.questions import Disagreement
 from bench.figures import Figure
 from bench.run import read
 from bench.suites import SUITES
@@ -83,18 +82,17 @@ def test_another_answer_in_one_pass_fails_the_run() -> None:
 
         return ask
 
-    of = Readers("two", 2, 2, 10, 1.0)
-    found = compare(of, watch, answers(1, 2), answers(1, 2), 3, answers(1, 2))
-    assert found.kept is not None
-    assert (found.passes.n, found.attention.n, found.kept.n) == (3, 3, 3)
-    assert found.attention.gain == 1.0
+    of = Readers("two", 2, 2, 1.0, 10)
+    found = compare(of, watch, [answers(1, 2), answers(1, 2), answers(1, 2)], 3)
+    assert [len(ns) for ns in (*found.passes, *found.attention)] == [3] * 6
+    assert found.attention[0] == found.attention[1], "a gain of 1"
     with pytest.raises(Disagreement):
-        compare(of, watch, answers(1, 2), answers(1, 3), 1)
+        compare(of, watch, [answers(1, 2), answers(1, 3)], 1)
     with pytest.raises(Disagreement):
-        compare(of, watch, answers(1, 2), answers(1, 2), 1, answers(3, 2))
+        compare(of, watch, [answers(1, 2), answers(1, 2), answers(3, 2)], 1)
     with pytest.raises(ValueError, match="zip"):
-        compare(of, watch, answers(1, 2), answers(1), 1)
-    compare(of, watch, answers(1, 2, gap=1e-5), answers(1, 3, gap=1e-5), 1)
+        compare(of, watch, [answers(1, 2), answers(1)], 1)
+    compare(of, watch, [answers(1, 2, gap=1e-5), answers(1, 3, gap=1e-5)], 1)
 
 
 def test_standing_questions_are_all_different() -> None:

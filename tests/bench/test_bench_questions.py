@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
-from bench.engine.contenders import Dense, KeptCache, Regions, Reply, engine_for
-from bench.engine.questions import EIGHTY, EMBEDDED, Disagreement, Race, race
+from bench.engine.contenders import Dense, Disagreement, KeptCache, Regions, Reply, engine_for
+from bench.engine.questions import EIGHTY, EMBEDDED, Race, race
 from bench.engine.scenario import Scenario, Size, make_scenario, synthetic_bars
 from engine.model.embedded import build_model, embedded_directory
 from engine.model.loading import LoadedModel, load_model
-from engine.model.prompt import PromptFormat
 from regions.tape import Retention
 from tests import tolerance
 
@@ -35,7 +34,7 @@ def loaded(directory: Path) -> LoadedModel:
 
 @pytest.fixture(scope="module")
 def scenario(loaded: LoadedModel) -> Scenario:
-    return make_scenario(PromptFormat.of(loaded.tokenizer), SIZE)
+    return make_scenario(loaded, SIZE)
 
 
 def test_a_run_has_every_point_and_every_answer_agrees() -> None:
@@ -105,7 +104,7 @@ def test_a_different_answer_fails_the_run_unless_it_is_a_tie(scenario: Scenario)
 
 def test_the_scenario_is_the_papers(loaded: LoadedModel) -> None:
     """925 bars of one second each in order, about 16 tokens a bar, a question of about 40 tokens."""
-    full = make_scenario(PromptFormat.of(loaded.tokenizer), EMBEDDED.size)
+    full = make_scenario(loaded, EMBEDDED.size)
     assert [len(full.first), len(full.updates), {len(update) for update in full.updates}] == [100, 15, {55}]
     bars = synthetic_bars(20, 7)
     assert (bars["ts_open"][1:] - bars["ts_open"][:-1] == 1_000_000_000).all()

@@ -14,7 +14,7 @@ from ingest.tokens import Tokeniser
 
 def test_kafka_to_bars_counts_every_bar() -> None:
     """Two markets of four trades a second: one bar per second and market, in both measurements."""
-    found = list(kafka.figures(kafka.KafkaPlan(records=800, markets=2, repeats=1)))
+    found = list(kafka.figures(trades=800, markets=2, repeats=1))
     assert [f.setting["stage"] for f in found[:-1]] == list(kafka.STAGES)
     assert {(f.setting["trades"], f.setting["bars"]) for f in found} == {(800, 200)}
     assert all(f.ours > 0 for f in found)
@@ -25,7 +25,7 @@ def test_kafka_to_bars_counts_every_bar() -> None:
 
 def test_the_ring_and_the_queue_carry_everything() -> None:
     """What arrived is checked on both sides; every way reports the requested number of runs."""
-    found = list(ring.figures(ring.RingPlan(records=70_000, batched=2000, queued=20, repeats=2)))
+    found = list(ring.figures(ring=70_000, batched=2000, queued=20, repeats=2))
     assert [f.n for f in found] == [2] * 6
     assert [f.against for f in found[::2]] == [f.name for f in found[1::2]]
     assert [f.reference for f in found[::2]] == [f.ours for f in found[1::2]]

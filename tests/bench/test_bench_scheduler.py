@@ -10,13 +10,13 @@ import pytest
 from click.testing import CliRunner
 
 from bench.cli import bench
+from bench.engine.served import bounded
 from bench.figures import Figure
 from bench.run import read
-from bench.scheduler import flood, paper, predicted, prefix, simulated
-from bench.scheduler.cost import CostPlan, CostWorld
-from bench.scheduler.predicted import profile, scaled
+from bench.scheduler import engine, paper, prefix, simulated
+from bench.scheduler.cost import CostWorld
+from bench.scheduler.engine import Replayed, profile, replay, scaled
 from bench.scheduler.prefix import PAPER, PrefixCase, inputs, steady
-from bench.scheduler.replay import Replayed, replay
 from bench.suites import SUITES
 from engine.model.embedded import embedded_directory
 from engine.model.loading import load_model
@@ -66,8 +66,7 @@ def test_the_replay_is_timed_from_the_last_input() -> None:
 @pytest.mark.parametrize("policy", NAMES)
 def test_a_measured_step_keeps_as_many_alive(policy: str) -> None:
     """Each request that ends is replaced, streams are finished, and timing phase 1 has no effect."""
-    sizes = CostPlan(prompt=64, answer=3)
-    world, untimed = (CostWorld(sizes, 30, 2.5, policy) for _ in range(2))
+    world, untimed = (CostWorld(30, 2.5, policy, prompt=64, answer=3) for _ in range(2))
     first = set(world.live)
     for _ in range(60):
         for each in (world, untimed):
@@ -83,9 +82,7 @@ def test_a_measured_step_keeps_as_many_alive(policy: str) -> None:
 
 def test_the_loads_of_prefixes_are_what_they_are_called() -> None:
     """Four prompts per user in one load, regulars and one-time users in the other; equal for all policies."""
-    cases = {
-        name: PrefixCase(name, PAPER, 1.0, 5.0, "fcfs", 3, 400, 30, 4) for name in ("sessions", "regulars")
-    }
+    cases = {name: PrefixCase(name, PAPER, 1.0, 5.0, "fcfs", 3, 400) for name in ("sessions", "regulars")}
     counts = {}
     for name, case in cases.items():
         histories = [piece.tokens[256] for piece in inputs(case)]
@@ -155,7 +152,7 @@ def test_k_lpm_is_compared_with_the_policy_that_is_better_on_all_seeds() -> None
     p99 = {"fcfs": (4.0, 1.0), "lpm": (2.0, 3.0), "klpm": (2.0, 2.0), "klpm-adaptive": (1.0, 1.0)}
     rows = [
         prefix.PrefixRow(
-            PrefixCase("sessions", PAPER, 1.0, 5.0, policy, seed, 400, 30, 4), 1.0, p99[policy][seed], 0.5
+            PrefixCase("sessions", PAPER, 1.0, 5.0, policy, seed, 400), 1.0, p99[policy][seed], 0.5
         )
         for seed in (0, 1)
         for policy in p99
@@ -173,23 +170,24 @@ def test_pairs_agree_when_what_lies_well_apart_is_in_the_predicted_order() -> No
     """Of three pairs two lie apart by a quarter; one of these has the opposite order."""
     p99 = [(1.0, 1.0), (3.0, 1.1), (2.0, 2.0)]  # measured, predicted
     rows = [Figure("TTFT P99", ours, "s", against="predicted", reference=expected) for ours, expected in p99]
-    (found,) = predicted.agreement(rows, 0.25)
+    (found,) = engine.agreement(rows, 0.25)
     assert (found.ours, found.reference, found.verdict) == (1, 2, "missed")
 
 
 def test_a_run_is_made_again_only_while_the_machine_was_slower_than_before() -> None:
     """Judged by pace, whatever the TTFT."""
-    paces = iter((1.4, 1.3, 1.1, 1.0))
+    paces = iter((1.4, 1.3, 1.1, 1.2, 1.0))
 
     def run() -> Replayed:
         return Replayed(np.zeros(1, np.int64), 0, 0.0, next(paces))
 
-    assert steady(run, 1.0, 3).pace == 1.1, "the third is quick enough"
-    assert steady(run, 1.0, 3).pace == 1.0, "the first will do"
+    assert steady(run, 1.0).pace == 1.3, "the better of two slow ones"
+    assert steady(run, 1.0).pace == 1.1, "the first is quick enough"
+    assert steady(run, 1.0).pace == 1.0, "the second is quick enough"
 
 
 def test_the_bound_in_a_flood_is_of_the_idle_tail_and_one_batch() -> None:
-    found = flood.bounded(1e6, idle_p99_ns=10e6, batch_ns=100e6, setting={})
+    *_, found = bounded("in the flood", {}, [1_000_000], idle=[10_000_000], times=1.5, batch_ns=100e6)
     assert (found.ours, found.reference, found.verdict) == (1.0, 115.0, "met")
 
 

@@ -1,8 +1,7 @@
-"""Shared by end-to-end tests: compiled kernels, the embedded model, and one running daemon."""
+"""Shared by end-to-end tests: compiled kernels and the embedded model."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,12 +9,6 @@ from pathlib import Path
 import pytest
 
 from metrics.cache_home import cache_home
-from tests.ahead import is_needed
-from tests.e2e.process import Daemon, Replaying
-from tests.e2e.samples import SAMPLES, write
-from tests.kafka_server import free_ports
-
-STOP_S = 30.0
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -26,39 +19,3 @@ def model_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("NUMBA_CACHE_DIR", os.environ.get("NUMBA_CACHE_DIR") or str(cache_home() / "numba"))
         patch.setenv("FORETICK_CACHE", str(cache))
         yield cache
-
-
-@pytest.fixture(scope="package", autouse=True)
-def starting_daemon(
-    request: pytest.FixtureRequest, model_cache: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Replaying | None]:
-    """Start the daemon while other tests run, if any test needs it."""
-    if not is_needed("replaying", request):
-        yield None
-        return
-    folder, sample, session = tmp_path_factory.mktemp("daemon"), SAMPLES[2], "eurusd"
-    endpoint = f"tcp://127.0.0.1:{free_ports(1)[0]}"
-    config = f"""
-[[sessions]]
-name = "{session}"
-symbol = "{sample.symbol}"
-price_decimals = 5
-[source]
-kind = "replay"
-[source.replay]
-file = "{write(sample, folder)}"
-format = "{sample.form}"
-speed = 2.0
-[query]
-endpoint = "{endpoint}"
-"""
-    with Daemon(folder, config, {"SCHEDULER_TYPE": "KLPM"}) as daemon:
-        yield Replaying(daemon, sample, session, endpoint)
-        assert daemon.terminate(STOP_S) == 0
-
-
-@pytest.fixture(scope="package")
-def replaying(starting_daemon: Replaying) -> Replaying:
-    """In two processes, as `foretick run` starts it, for tests that only query it."""
-    asyncio.run(starting_daemon.daemon.ready())
-    return starting_daemon

@@ -26,13 +26,14 @@ from click.testing import CliRunner, Result
 
 from daemon.cli.main import main
 from feeds.codec import decode_message
-from feeds.kafka import KafkaSink, KafkaSource
+from feeds.kafka_sink import KafkaSink
+from feeds.kafka_source import KafkaSource
 from feeds.messages import Answer, AnyMessage
 from tests.e2e.samples import Sample
 from tests.e2e.support import until
 from tests.kafka_server import free_ports
 
-START_S = 60.0
+START_S = 120.0
 FORETICK = str(Path(sys.executable).with_name("foretick"))
 
 

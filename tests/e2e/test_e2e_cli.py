@@ -7,10 +7,9 @@ import os
 import re
 import socket
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from subprocess import CompletedProcess
 from typing import Any
 
 import msgspec
@@ -19,17 +18,16 @@ import zmq.asyncio
 from click.testing import Result
 from transformers import BloomConfig, BloomForCausalLM
 
-from daemon.api.client import QueryClient
 from daemon.cli.replay import replay
 from daemon.front.server import Front
 from daemon.front.wiring import make_front
 from engine.model.embedded import build_tokenizer
 from feeds.codec import decode_record
-from feeds.kafka import KafkaSource, quiet_client_log
+from feeds.kafka_client import quiet_client_log
+from feeds.kafka_source import KafkaSource
 from feeds.messages import AnyRecord
 from feeds.mock_broker import MockBroker
-from flash.questions import PAPER_SIX
-from tests.e2e.process import FORETICK, Replaying, command, invoke, logging_put_back, until_slowly
+from tests.e2e.process import FORETICK, command, invoke, logging_put_back
 from tests.e2e.samples import SAMPLES, Sample, write
 from tests.e2e.support import TOPIC
 from tests.kafka_server import REPOSITORY, free_ports
@@ -262,36 +260,6 @@ def test_check_names_an_architecture_that_cannot_be_served(tmp_path: Path) -> No
 def _check(example: str, *settings: str) -> Result:
     path = REPOSITORY / "examples" / f"{example}.toml"
     return invoke("check", "--config", str(path), *(w for s in settings for w in ("--set", s)))
-
-
-async def test_asking_a_running_daemon(replaying: Replaying) -> None:
-    """A standing question is answered from the cache, another one is computed."""
-    daemon, session, endpoint = replaying.daemon, replaying.session, replaying.endpoint
-    trend = PAPER_SIX[0]
-    closed = replaying.sample.bars - 1
-    await until_slowly(lambda: daemon.metric("foretick_bars_total") == closed)
-    version = int(daemon.metric("foretick_data_version"))
-    with QueryClient(endpoint) as client:
-        await asyncio.to_thread(client.answers, session, "", version)
-
-    def ask(*arguments: str) -> Awaitable[CompletedProcess[str]]:
-        return asyncio.to_thread(command, "ask", *arguments, "--endpoint", endpoint)
-
-    choices = [word for choice in trend.choices or () for word in ("--choice", choice)]
-    cached, computed, nobody = await asyncio.gather(
-        ask(session, trend.text, *choices),
-        ask(session, "Rise or fall?", "--choice", "UP", "--choice", "DOWN"),
-        ask("nobody", "Rise or fall?"),
-    )
-    assert cached.returncode == computed.returncode == 0
-    assert cached.stdout.splitlines()[0] in (trend.choices or ())
-    assert "answered ahead, untrained model" in cached.stdout
-    read = re.search(r"version (\d+), ", cached.stdout)
-    assert read
-    assert version <= int(read[1]) <= daemon.metric("foretick_data_version")
-    assert "computed now, untrained model" in computed.stdout
-    assert nobody.returncode == 1
-    assert f"there is no session 'nobody'; there are: {session} (unknown_session)" in nobody.stderr
 
 
 def test_the_demo_runs_by_itself_and_says_what_it_is() -> None:

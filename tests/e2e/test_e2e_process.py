@@ -19,7 +19,8 @@ from daemon.config.load import load_config
 from daemon.front.server import Front
 from daemon.front.wiring import make_front
 from engine.model.embedded import build_tokenizer
-from feeds.kafka import KafkaSource, quiet_client_log
+from feeds.kafka_client import quiet_client_log
+from feeds.kafka_source import KafkaSource
 from feeds.messages import Answer
 from feeds.mock_broker import MockBroker
 from flash.questions import PAPER_SIX

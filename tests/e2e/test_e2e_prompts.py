@@ -21,69 +21,9 @@ from regions.offload.host import HostTier
 from scheduler.costs import load
 from scheduler.observer import Observer
 from scheduler.prefix_queue import PrefixQueue
-from tests import tolerance
 from tests.e2e.inproc import running
-from tests.e2e.process import Replaying
 from tests.e2e.support import SECOND, MemorySink, QueueSource, inproc_config, sessions, until
-
-LINES = [f"{n:02d}. Prices of item {n % 5} moved by {n * 37 % 101} in quarter {n % 4}.\n" for n in range(12)]
-TEXT = "".join(LINES)
-
-
-def same(streamed: FinishReply, whole: FinishReply) -> bool:
-    """The same prompt and the same answer."""
-    return (streamed.text, streamed.choice, streamed.prompt_tokens, streamed.answer_tokens) == (
-        whole.text,
-        whole.choice,
-        whole.prompt_tokens,
-        whole.answer_tokens,
-    ) and abs(streamed.logit_gap - whole.logit_gap) <= tolerance.of_embedded_gap()
-
-
-def appended(client: QueryClient, **how: Any) -> FinishReply:
-    """TEXT line by line; each line's tokens do not depend on its position."""
-    lengths = [opened := client.open_prompt(LINES[0], **how)]
-    lengths += [client.append(opened.prompt, line) for line in LINES[1:]]
-    tokens = [reply.prompt_tokens for reply in lengths]
-    assert tokens == sorted(set(tokens))
-    return client.finish(opened.prompt)
-
-
-def updated(client: QueryClient, **how: Any) -> FinishReply:
-    """TEXT after two others, which share a half and a third of it."""
-    opened = client.open_prompt("".join(LINES[:9]) + "something else\n" * 4, **how)
-    client.update(opened.prompt, "".join(LINES[:6]) + "again another\n" * 4)
-    client.update(opened.prompt, TEXT)
-    return client.finish(opened.prompt)
-
-
-HOW: list[dict[str, Any]] = [
-    {"max_tokens": 12},
-    {"choices": ("YES", "NO")},
-    {"max_tokens": 12, "temperature": 0.9},
-]
-
-
-def test_a_streamed_prompt_is_answered_like_the_same_prompt_at_once(replaying: Replaying) -> None:
-    """In an engine process of its own; the answers are computed before any of the prompt is cached."""
-    endpoint = replaying.endpoint
-    with QueryClient(endpoint) as client:
-        first = appended(client, **HOW[0])
-        assert first.reused_tokens == 1, "the token that every prompt begins with"
-        for how in HOW:
-            whole = client.complete(TEXT, **how)
-            assert whole.reused_tokens >= whole.prompt_tokens - 1, "the prefix cache knows it"
-            assert whole.untrained
-            assert 0 < whole.ttft_ns < whole.latency_ns
-            assert same(appended(client, **how), whole)
-            assert same(updated(client, **how), whole)
-        assert same(first, client.complete(TEXT, **HOW[0]))
-        assert client.complete(TEXT, **HOW[2]).text != first.text, "it is sampled"
-        other = client.complete(TEXT + "And then?", **HOW[0])
-        assert (other.text, other.prompt_tokens) != (first.text, first.prompt_tokens)
-    with QueryClient(endpoint) as opener, QueryClient(endpoint) as finisher:
-        opened = opener.open_prompt(TEXT, max_tokens=12)
-        assert finisher.finish(opened.prompt).text == first.text
+from tests.e2e.texts import LINES, TEXT, same
 
 
 @pytest.mark.parametrize("eviction", ["recompute", "swap", "cost"])

@@ -284,7 +284,7 @@ def test_records_evicted_by_event_time_are_those_of_a_plain_list(span: int) -> N
             by_time += 1
         tape.make_room(room, len(records), max(times))
         assert tape.acquire(room)
-        tape.wrote(tape.place(room), [token for r in records for token in r])  # no model is needed for it
+        tape.wrote(tape.next_slots(room), [token for r in records for token in r])  # needs no model
         tape.commit(list(map(len, records)), times)
         plain += zip(times, records, strict=True)
         assert [(r.ts_event, list(r.tokens)) for r in tape.state.records] == plain

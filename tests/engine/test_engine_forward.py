@@ -31,9 +31,6 @@ from tests.engine.oracle import VOCABULARY, History, oracle_logits, tiny
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [20, 21], [30, 31, 32, 33], [50, 40, 30, 20, 10]]
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 @pytest.fixture(scope="module")
 def model() -> LoadedModel:
     return tiny("llama", layers=2)

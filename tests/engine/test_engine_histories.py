@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -29,9 +28,6 @@ OPERATIONS = [
     *("append", "fork", "grow", "cut", "preempt", "drop"),
     *("out", "in", "swap", "return", "compact", "snapshot"),
 ]
-
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @cache

@@ -23,8 +23,7 @@ from regions.tape import Retention
 from tests import tolerance
 from tests.engine.oracle import VOCABULARY, tiny
 from tests.engine.reference_attention import ReferenceAttention
-
-pytestmark = pytest.mark.usefixtures("one_thread")
+from tests.prompts import next_tokens, remaining
 
 
 def tokens(rng: random.Random, n: int) -> list[int]:
@@ -41,9 +40,17 @@ class Counting(Engine):
         return super()._run(batch, *args)  # type: ignore[arg-type]
 
 
+def opened(engine: Engine, tokens: list[int], salt: str = "") -> StreamingPrompt:
+    """A prompt of ``tokens``, of which it reads the longest prefix in the cache."""
+    prompt = engine.open_prompt(salt)
+    prompt.update(tokens)
+    prompt.match()
+    return prompt
+
+
 def finish(engine: Engine, prompt: list[int], *, save: bool = True) -> tuple[int, torch.Tensor]:
     """Compute and save what is not cached: (how many tokens were, the logits of the others)."""
-    fork = engine.open_prompt(prompt)
+    fork = opened(engine, prompt)
     rest = prompt[fork.cached_tokens :]
     assert fork.acquire(len(rest))
     logits = engine.logits([Chunk(fork, rest)])
@@ -142,7 +149,7 @@ def test_another_tenants_prompt_is_computed_again() -> None:
     prompt = tokens(random.Random(1), 20)
     finish(engine, prompt)
     for salt, expected in (("", 19), ("bob", 0)):
-        fork = engine.open_prompt(prompt, salt)
+        fork = opened(engine, prompt, salt)
         assert fork.cached_tokens == expected
         fork.release()
 
@@ -154,7 +161,7 @@ def small_llama() -> LoadedModel:
 
 def run(engine: Engine, prompt: StreamingPrompt, n: int) -> None:
     """Compute the next ``n`` tokens if there is room; every row equals the dense model's."""
-    piece = prompt.next(n)
+    piece = next_tokens(prompt, n)
     if piece and prompt.acquire(len(piece)):
         at = prompt.length
         logits = engine.logits([Chunk(prompt, piece)])
@@ -164,12 +171,12 @@ def run(engine: Engine, prompt: StreamingPrompt, n: int) -> None:
 
 def answer(engine: Engine, prompt: StreamingPrompt, n: int) -> None:
     """Generate a few tokens after a finished prompt, if there is room."""
-    if len(prompt.wanted) and not prompt.remaining:
+    if len(prompt.wanted) and not remaining(prompt):
         prompt.keep(len(prompt.wanted) - 1)
     run(engine, prompt, len(prompt.wanted))
     token = 3
     for _ in range(n % 4):
-        if prompt.remaining or not prompt.acquire(1):
+        if remaining(prompt) or not prompt.acquire(1):
             return
         (choice,) = engine.execute([Chunk(prompt, [token])])
         assert isinstance(choice, SampledToken)
@@ -195,12 +202,13 @@ def test_any_history_of_a_prompt_gives_the_logits_of_a_fresh_prefill(
     host = HostTier(engine.pool, 10)
     rng = random.Random(seed)
     source = tokens(rng, 40)  # both are cut from it, so that they share beginnings
-    prompts = [engine.open_stream(), engine.open_stream()]
+    prompts = [engine.open_prompt(), engine.open_prompt()]
     for name, which, n in operations:
         prompt = prompts[which]
         if name == "append" and len(prompt.wanted) < 50:
             at = len(prompt.wanted)
-            prompt.append(source[at : at + n % 9] if n % 3 else tokens(rng, n % 9 + 1))
+            more = source[at : at + n % 9] if n % 3 else tokens(rng, n % 9 + 1)
+            prompt.update([*prompt.wanted.tolist(), *more])
         elif name == "update":
             prompt.update([*source[: n % 29], *tokens(rng, n % 4), *source[n % 29 : n % 35]])
         elif name == "run":
@@ -222,10 +230,10 @@ def test_any_history_of_a_prompt_gives_the_logits_of_a_fresh_prefill(
         engine.cache.check_integrity()
         engine.pool.check_integrity()
     for prompt in prompts:
-        prompt.append(tokens(rng, 2))
+        prompt.update([*prompt.wanted.tolist(), *tokens(rng, 2)])
         prompt.match()
         run(engine, prompt, 100)
-        if prompt.remaining:  # the other one takes the room it needs
+        if remaining(prompt):  # the other one takes the room it needs
             prompts[0].keep(prompts[0].cached_tokens)
             run(engine, prompt, 100)
         prompt.release()

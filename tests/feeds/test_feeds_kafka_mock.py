@@ -10,7 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 from feeds.backoff import CAP_S, Connection, delay_s
-from feeds.kafka import BrokerError, KafkaSink, KafkaSource, missing_topics, quiet_client_log
+from feeds.kafka_client import BrokerError, missing_topics, quiet_client_log
+from feeds.kafka_sink import KafkaSink
+from feeds.kafka_source import KafkaSource
 from feeds.mock_broker import NOTICE, MockBroker, MockUnavailable
 from feeds.source import CommitFailed, ConnectionState, Incoming, PublishRefused, Sink, SinkStopped, Source
 from tests.feeds.waiting import eventually

@@ -8,7 +8,9 @@ import pytest
 
 from feeds.codec import decode_record, encode, make_headers
 from feeds.decimal9 import Fixed9
-from feeds.kafka import KafkaSink, KafkaSource, missing_topics, quiet_client_log
+from feeds.kafka_client import missing_topics, quiet_client_log
+from feeds.kafka_sink import KafkaSink
+from feeds.kafka_source import KafkaSource
 from feeds.messages import Trade
 from feeds.source import ConnectionState, Incoming, PublishRefused
 from tests.feeds.waiting import eventually

@@ -67,9 +67,9 @@ class ReferenceSession:
                 self.empty_run += 1
                 last = self.closed[-1][4]
                 flags = EMPTY | (GAP if self.pending_gap else 0)
-                safe = self.low_watermark(fallback)
+                low_watermark = self.low_watermark(fallback)
                 at = index * self.policy.interval_ns
-                self.closed.append((at, last, last, last, last, 0, 0, flags, safe))
+                self.closed.append((at, last, last, last, last, 0, 0, flags, low_watermark))
         self.floor = limit if self.floor is None else max(self.floor, limit)
 
     def emit(self, index: int, fallback: int) -> None:

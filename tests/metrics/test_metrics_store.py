@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import math
 import multiprocessing
 import os
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 
 import numpy as np
 import pytest
@@ -191,17 +193,34 @@ def test_unlinked_store_is_gone_for_newcomers_only(shared: MetricStore) -> None:
         MetricStore.attach(shared.name, LABELS)
 
 
-def _crash() -> None:
-    shm.SharedBlock.create(4096)
+def _crash(pipe: Connection) -> None:
+    pipe.send(shm.SharedBlock.create(4096).name)
+    pipe.recv()
     os._exit(1)
 
 
 def test_block_of_a_crashed_process_is_swept_and_a_live_one_kept(shared: MetricStore) -> None:
-    process = multiprocessing.get_context("spawn").Process(target=_crash)
+    """A lock of ours keeps other tests' processes from sweeping the block before it is looked at."""
+    here, there = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=_crash, args=(there,))
     process.start()
-    process.join(60)
-    assert process.exitcode == 1
-    assert list(shm.ROOT.glob(f"{shm.PREFIX}{process.pid}-*"))
-    assert shm.sweep() >= 1
-    assert not list(shm.ROOT.glob(f"{shm.PREFIX}{process.pid}-*"))
+    path = shm.ROOT / here.recv()
+    with path.open() as held:
+        fcntl.flock(held, fcntl.LOCK_SH)
+        here.send("crash")
+        process.join(60)
+        assert process.exitcode == 1
+        shm.sweep()
+        assert path.exists()
+    shm.sweep()
+    assert not path.exists()
     MetricStore.attach(shared.name, LABELS).close()
+
+
+def test_a_closed_block_is_swept_although_its_views_live() -> None:
+    block = shm.SharedBlock.create(4096)
+    view = block.buffer
+    block.close()
+    shm.sweep()
+    assert not (shm.ROOT / block.name).exists()
+    assert bytes(view[:8]) == bytes(8)

@@ -32,7 +32,7 @@ def write(pool: KVPool, fork: Fork, before: Sequence[int], tokens: Sequence[int]
     """Write ``tokens`` after ``before``, the tokens that ``fork`` sees; False when the pool is full."""
     if not fork.acquire(len(tokens)):
         return False
-    step = fork.place(len(tokens))
+    step = fork.next_slots(len(tokens))
     slots = [slot for first, count in step.slots for slot in range(first, first + count)]
     pool.keys[0][0, slots, 0] = torch.tensor(marks([*before, *tokens])[len(before) :])
     fork.wrote(step, tokens)

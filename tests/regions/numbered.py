@@ -68,7 +68,7 @@ def late_tier(memory: KVPool, blocks: int) -> tuple[HostTier, Late]:
 
 def write(memory: KVPool, target: Fork | Tape, numbers: list[int]) -> None:
     """As a forward pass: every slot of a token gets the token's number, in every layer."""
-    step = target.place(len(numbers))
+    step = target.next_slots(len(numbers))
     slots = [slot for first, count in step.slots for slot in range(first, first + count)]
     for tensor in (*memory.keys, *memory.values):
         tensor[:, slots] = torch.tensor(numbers, dtype=tensor.dtype)[None, :, None]

@@ -10,6 +10,7 @@ from regions.offload.host import HostTier
 from regions.pool import KVPool
 from regions.prompt import StreamingPrompt
 from regions.radix import RadixCache
+from tests.prompts import next_tokens, remaining
 from tests.regions.contents import reads, small_pool, write
 
 
@@ -21,7 +22,7 @@ def streaming(blocks: int = 60) -> tuple[KVPool, RadixCache, StreamingPrompt]:
 
 def run(pool: KVPool, prompt: StreamingPrompt, n: int = 1000) -> bool:
     """Prefill up to ``n`` of the remaining tokens."""
-    piece = prompt.next(n)
+    piece = next_tokens(prompt, n)
     return write(pool, prompt, prompt.wanted[: prompt.length].tolist(), piece)
 
 
@@ -57,7 +58,6 @@ def test_what_is_in_kv_is_always_the_prompt(operations: list[tuple[str, int, lis
     host = HostTier(pool, 6)
     wanted: list[int] = []
     in_kv: list[int] = []
-    invalidated = 0
     for name, n, tokens in operations:
         if name in ("append", "update", "change"):
             changed = {
@@ -66,9 +66,7 @@ def test_what_is_in_kv_is_always_the_prompt(operations: list[tuple[str, int, lis
                 "change": wanted[: max(0, len(wanted) - n % 9)] + tokens,
             }[name]
             kept = common(in_kv, changed)
-            lost = prompt.append(tokens) if name == "append" else prompt.update(changed)
-            assert lost == len(in_kv) - kept
-            invalidated += lost
+            assert prompt.update(changed) == len(in_kv) - kept
             wanted, in_kv = changed, in_kv[:kept]
         elif name == "run" and len(wanted) > len(in_kv) and not prompt.swapped:
             if run(pool, prompt, n):
@@ -104,14 +102,13 @@ def test_what_is_in_kv_is_always_the_prompt(operations: list[tuple[str, int, lis
             prompt.swap_in()
         elif name == "evict":
             cache.reclaim(n)
-        elif name == "recompute last" and wanted and not prompt.remaining:
+        elif name == "recompute last" and wanted and not remaining(prompt):
             prompt.keep(len(prompt.wanted) - 1)
             in_kv = in_kv if len(in_kv) < len(wanted) else wanted[:-1]
-            assert prompt.remaining >= 1
+            assert remaining(prompt) >= 1
         assert prompt.wanted.tolist() == wanted
         assert prompt.length == len(in_kv)
-        assert prompt.remaining == max(0, len(wanted) - len(in_kv))
-        assert prompt.total_tokens_invalidated == invalidated
+        assert remaining(prompt) == max(0, len(wanted) - len(in_kv))
         assert prompt.swapped or reads(pool, prompt.extents, in_kv)
         assert prompt.blocks == blocks_given_up(pool, prompt)
         for either in (pool, host.pool):
@@ -125,16 +122,15 @@ def test_only_the_changed_end_is_invalidated_and_freed() -> None:
     """The paper's example: when a document is replaced, only the KV from there on is freed."""
     pool, _, prompt = streaming()
     system, old, new, question = [1] * 10, [2] * 12, [3] * 14, [4] * 6
-    prompt.append(system)
-    prompt.append(old + question)
+    prompt.update(system)
+    prompt.update(system + old + question)
     run(pool, prompt)
     assert pool.free_blocks == 60 - 7
     assert prompt.update(system + new + question) == 18
-    assert (prompt.length, prompt.remaining) == (10, 20)
+    assert (prompt.length, remaining(prompt)) == (10, 20)
     assert pool.free_blocks == 60 - 3
-    assert prompt.next(4) == [3] * 4
+    assert next_tokens(prompt, 4) == [3] * 4
     assert prompt.update(system + old) == 0  # what was not in KV yet cannot be invalidated
-    assert prompt.total_tokens_invalidated == 18
     prompt.release()
 
 
@@ -142,12 +138,12 @@ def test_a_change_inside_the_aliased_part_lets_go_of_the_rest() -> None:
     """The shared prefix is cut, not copied, and its end may be reclaimed by others."""
     pool, cache, donor = streaming()
     tokens = list(range(24))
-    donor.append(tokens)
+    donor.update(tokens)
     run(pool, donor)
     assert donor.save() == 24
     donor.release()
     prompt = StreamingPrompt(pool, cache, frame_limit=1000)
-    prompt.append([*tokens, 50, 51])
+    prompt.update([*tokens, 50, 51])
     assert prompt.match() == 24
     run(pool, prompt)
     assert cache.reclaimable == 0
@@ -162,7 +158,7 @@ def test_a_change_inside_the_aliased_part_lets_go_of_the_rest() -> None:
 
 def test_a_change_in_a_block_that_is_cached_does_not_touch_the_cached_tokens() -> None:
     pool, cache, prompt = streaming()
-    prompt.append(list(range(10)))
+    prompt.update(list(range(10)))
     run(pool, prompt)
     prompt.save()
     assert prompt.update([*range(9), 77, 78]) == 1
@@ -197,35 +193,34 @@ def test_what_is_cut_off_is_given_back() -> None:
 
 def test_a_preempted_prompt_goes_on_from_what_it_had_saved() -> None:
     pool, _, prompt = streaming()
-    prompt.append(list(range(20)))
+    prompt.update(list(range(20)))
     run(pool, prompt, 13)
     assert prompt.save() == 13
     prompt.keep(prompt.cached_tokens)
     assert prompt.match() == 13
-    assert prompt.next(3) == [13, 14, 15]
+    assert next_tokens(prompt, 3) == [13, 14, 15]
     prompt.release()
 
 
 def test_one_token_is_always_left_to_compute() -> None:
     """A fully cached prompt, or one cut back to its tokens in KV, still has a row to answer from."""
     pool, cache, prompt = streaming()
-    prompt.append(list(range(9)))
+    prompt.update(list(range(9)))
     run(pool, prompt)
     prompt.save()
     prompt.keep(len(prompt.wanted) - 1)
-    assert prompt.next(5) == [8]
+    assert next_tokens(prompt, 5) == [8]
     again = StreamingPrompt(pool, cache, frame_limit=1000)
-    again.append(list(range(9)))
+    again.update(list(range(9)))
     assert again.match() == 8
     assert again.update(list(range(5))) == 3
-    assert again.remaining == 0
+    assert remaining(again) == 0
     again.keep(len(again.wanted) - 1)
-    assert again.next(5) == [4]
+    assert next_tokens(again, 5) == [4]
     short = StreamingPrompt(pool, cache, frame_limit=1000)
-    short.append([0])
+    short.update([0])
     assert short.match() == 0
     short.release()
-    assert again.total_tokens_invalidated == 3
     prompt.release()
     again.release()
 
@@ -234,7 +229,7 @@ def test_a_swapped_prompt_is_invalidated_on_the_host() -> None:
     """The paper's order: free on the host, bring back what is left, compute the rest."""
     pool, cache, prompt = streaming()
     host = HostTier(pool, 10)
-    prompt.append(list(range(30)))
+    prompt.update(list(range(30)))
     run(pool, prompt)
     assert prompt.swap_out(host)
     assert (pool.free_blocks, host.pool.free_blocks) == (60, 2)
@@ -257,11 +252,11 @@ def test_a_swapped_prompt_can_be_cut_into_its_aliased_part() -> None:
     """The host's copy is freed whole; the rest of the prefix was never swapped."""
     pool, _, prompt = streaming()
     host = HostTier(pool, 10)
-    prompt.append(list(range(12)))
+    prompt.update(list(range(12)))
     run(pool, prompt)
     prompt.save()
     prompt.keep(prompt.cached_tokens)
-    prompt.append([50] * 6)
+    prompt.update([*range(12), *[50] * 6])
     assert prompt.match() == 12
     run(pool, prompt)
     assert prompt.swap_out(host)
@@ -274,12 +269,12 @@ def test_a_swapped_prompt_can_be_cut_into_its_aliased_part() -> None:
 def test_the_next_turn_of_a_conversation_keeps_the_answer() -> None:
     """The appended text begins with the generated answer: only tokens that differ are invalidated."""
     pool, _, prompt = streaming()
-    prompt.append([1, 2, 3])
+    prompt.update([1, 2, 3])
     run(pool, prompt)
     assert write(pool, prompt, [1, 2, 3], [7, 8, 9])
-    assert prompt.remaining == 0
-    assert prompt.append([7, 8, 5, 5]) == 1
-    assert (prompt.length, prompt.next(9)) == (5, [5, 5])
+    assert remaining(prompt) == 0
+    assert prompt.update([1, 2, 3, 7, 8, 5, 5]) == 1
+    assert (prompt.length, next_tokens(prompt, 9)) == (5, [5, 5])
     prompt.release()
 
 
@@ -297,23 +292,22 @@ def test_the_prompt_does_not_change_with_the_callers_array() -> None:
 def test_a_prompt_reads_the_kv_of_another_and_neither_writes_into_the_others() -> None:
     """Two blocks and a half in common: metadata only, and it stays when the source is gone."""
     pool, cache, source = streaming()
-    source.append(list(range(20)))
+    source.update(list(range(20)))
     run(pool, source, 13)
     reader = StreamingPrompt(pool, cache, frame_limit=1000)
-    reader.append([*range(10), 70, 71, 72])
+    reader.update([*range(10), 70, 71, 72])
     run(pool, reader, 3)
     before = pool.free_blocks
     reader.read_from(source, 10)
     assert pool.free_blocks == before + 1, "what it had computed itself goes, nothing else is taken"
     assert (reader.length, reader.cached_tokens, reader.blocks) == (10, 10, 0)
-    assert reader.total_tokens_invalidated == 0
     run(pool, reader)
     run(pool, source)
     assert reads(pool, reader.extents, [*range(10), 70, 71, 72])
     assert reads(pool, source.extents, list(range(20)))
     source.release()
     other = StreamingPrompt(pool, cache, frame_limit=1000)
-    other.append([9] * (pool.free_blocks * 4))
+    other.update([9] * (pool.free_blocks * 4))
     assert run(pool, other)
     assert reads(pool, reader.extents, [*range(10), 70, 71, 72])
     reader.release()
@@ -324,10 +318,10 @@ def test_a_prompt_reads_the_kv_of_another_and_neither_writes_into_the_others() -
 def test_a_prompt_on_the_host_cannot_be_read_from() -> None:
     pool, cache, source = streaming()
     host = HostTier(pool, 10)
-    source.append(list(range(20)))
+    source.update(list(range(20)))
     run(pool, source)
     reader = StreamingPrompt(pool, cache, frame_limit=1000)
-    reader.append(list(range(20)))
+    reader.update(list(range(20)))
     assert source.swap_out(host)
     with pytest.raises(RuntimeError, match="swapped out"):
         reader.read_from(source, 10)
@@ -339,7 +333,7 @@ def test_a_prompt_on_the_host_cannot_be_read_from() -> None:
 def test_a_rejected_draft_behind_a_saved_prompt_does_not_hide_the_blocks() -> None:
     """The next token goes to a new block, because the cache reads the old one; the fork has both."""
     pool, cache, prompt = streaming()
-    prompt.append(list(range(10)))
+    prompt.update(list(range(10)))
     run(pool, prompt)
     prompt.save()
     assert write(pool, prompt, list(range(10)), [50, 51])

@@ -270,7 +270,7 @@ def test_only_prompts_can_be_cached() -> None:
     tape = Tape("t", pool, context, Retention(20), frame_limit=100)
     young = tape.fork()
     assert tape.acquire(4)
-    tape.wrote(tape.place(4), [1] * 4)
+    tape.wrote(tape.next_slots(4), [1] * 4)
     tape.commit([4])
     fork = tape.fork()
     for reader in (young, fork):

@@ -14,6 +14,7 @@ from hashlib import blake2b
 from engine.step import Chunk, SampledToken
 from regions.offload.store import NotResident
 from regions.prompt import StreamingPrompt
+from regions.sliding import Retention
 
 VOCABULARY = 97
 
@@ -216,7 +217,8 @@ class FakeTape:
     """Tokens in consecutive slots of a list of blocks; eviction frees the blocks it empties at the head."""
 
     def __init__(self, memory: FakeMemory, name: str, retention: int = 40, span_ns: int = 0) -> None:
-        self.memory, self.name, self.retention, self.span_ns = memory, name, retention, span_ns
+        self.memory, self.name = memory, name
+        self.retention = Retention(retention, span_ns=span_ns)
         self.version = 0
         self.records: list[list[int]] = []
         self.times: list[int] = []
@@ -229,18 +231,6 @@ class FakeTape:
         self.lost = False
         self.unreadable = False
         """Stored outside the pool; that it is lost shows when it is first needed."""
-
-    @property
-    def append_tokens(self) -> int:
-        return self.retention
-
-    @property
-    def append_records(self) -> int:
-        return self.retention
-
-    @property
-    def append_span_ns(self) -> int:
-        return self.span_ns
 
     @property
     def tokens(self) -> list[int]:
@@ -267,8 +257,8 @@ class FakeTape:
     def make_room(self, n_tokens: int, n_records: int, newest_ns: int) -> int:
         evicted = 0
         while self.records and (
-            self.live_tokens + n_tokens > self.retention
-            or (self.span_ns and self.times[0] < newest_ns - self.span_ns)
+            self.live_tokens + n_tokens > self.retention.tokens
+            or (self.retention.span_ns and self.times[0] < newest_ns - self.retention.span_ns)
         ):
             evicted += len(self.records[0])
             self.head += len(self.records.pop(0))

@@ -61,7 +61,7 @@ class Harness:
             self.executor, self.memory, limits, clock or FakeClock(), observer, grouping=grouping
         )
         self.log = Log()
-        self.scheduler.subscribe(self.log)
+        self.scheduler.subscribe(self.log.on_commit, self.log.on_drop)
         self.done: list[Request] = []
         self.contexts: dict[int, tuple[int, ...]] = {}
         """What each request's reader saw, by request."""

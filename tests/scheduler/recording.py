@@ -1,4 +1,4 @@
-"""Records a run of the scheduler, to repeat it and compare it byte for byte.
+"""TapeItems a run of the scheduler, to repeat it and compare it byte for byte.
 
 A scheduler's inputs are the calls of other threads, readings of its clock, and the device's results.
 `Recorder` wraps these and writes one JSON line per step, with the decisions: batches, shared prefills,
@@ -28,7 +28,7 @@ from scheduler.observer import Observer
 from scheduler.policies import Ordering
 from scheduler.request import Event, Failure, Request, RequestSpec
 from scheduler.scheduler import Scheduler
-from scheduler.tapes import Records, TapeItem
+from scheduler.tapes import TapeItem, TapeItems
 from scheduler.types import Costs, Limits, PriorityClass, Tier, Work
 
 
@@ -50,7 +50,7 @@ class Submitted(msgspec.Struct, frozen=True, tag="submit", omit_defaults=True):
 
 
 class Appended(msgspec.Struct, frozen=True, tag="append"):
-    """Records for a tape, each as its tokens and its event time (ns)."""
+    """TapeItems for a tape, each as its tokens and its event time (ns)."""
 
     at: int
     tape: str
@@ -173,7 +173,7 @@ class Recorder:
             inbox=_RecordedInbox(clock, self._received),
             grouping=_RecordedGrouping(self),
         )
-        self.scheduler.subscribe(self)
+        self.scheduler.subscribe(self.on_commit, self.on_drop)
         self._emit(Header(limits, ordering, seed))
 
     def __getattr__(self, name: str) -> Any:
@@ -233,12 +233,12 @@ class Recorder:
         self._line.passes.append([_outcome(row) for row in sampled])
         return sampled
 
-    def on_commit(self, tape: Tape, version: int, records: Records) -> None:
-        """See `TapeListener`."""
+    def on_commit(self, tape: Tape, version: int, records: TapeItems) -> None:
+        """See `Scheduler.subscribe`."""
         self.decided("committed", tape.name, version)
 
-    def on_drop(self, tape: Tape, records: Records, failure: Failure) -> None:
-        """See `TapeListener`."""
+    def on_drop(self, tape: Tape, records: TapeItems, failure: Failure) -> None:
+        """See `Scheduler.subscribe`."""
         self.decided("dropped", tape.name, len(records), failure)
 
     def _received(self, notes: Sequence[Note]) -> None:

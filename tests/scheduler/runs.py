@@ -31,7 +31,7 @@ class Run:
             index=over.index,
             rng=random.Random(1),
         )
-        self.scheduler.subscribe(self)
+        self.scheduler.subscribe(self.on_commit, self.on_drop)
         self.late: list[int] = []
         """How long each record of a tape with a bound was queued when it was committed, less the bound."""
         self._queued: dict[str, list[int]] = defaultdict(list)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from regions.sliding import Retention
 from scheduler.observer import Observer
 from scheduler.request import Event, Request, RequestSpec, State
 from scheduler.tapes import TapeItem
@@ -186,7 +187,7 @@ def test_a_record_s_event_time_reaches_its_tape() -> None:
     """Records older than the span before the newest of an append go; each keeps the time it came with."""
     h = Harness()
     tape = h.tape()
-    tape.span_ns = 10
+    tape.retention = Retention(40, span_ns=10)
     for times in ((1, 2), (5,), (12, 11), (30,)):
         h.scheduler.append(tape, [TapeItem((at, at), ts_event=at) for at in times])
         h.scheduler.step()
@@ -201,7 +202,7 @@ def test_a_backlog_longer_than_the_span_is_appended_in_pieces_that_fit_it() -> N
     """No version shows a record older than the span before that version's newest."""
     h = Harness()
     tape = h.tape()
-    tape.span_ns = 10
+    tape.retention = Retention(40, span_ns=10)
     h.scheduler.append(tape, [TapeItem((at,), ts_event=at) for at in (1, 4, 9, 12, 13, 40, 41)])
     windows = []
     while h.scheduler.step():

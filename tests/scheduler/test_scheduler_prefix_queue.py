@@ -1,4 +1,4 @@
-"""The maintained order of waiting requests against a new sort (`theory.orders.rank`)."""
+"""The maintained order of waiting requests against algorithm 1, one choice at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from regions.prompt import StreamingPrompt
 from regions.radix import RadixCache
 from regions.watch import PrefixWatch
 from scheduler.prefix_queue import PrefixQueue
-from scheduler.theory.orders import rank
+from tests.prompts import next_tokens, remaining
+from tests.scheduler.theory.online import choose
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,12 @@ class Index:
 
 
 def expected(queue_of: dict[int, Waiting], matches: dict[int, int], k: int | None, step: int) -> list[int]:
-    numbers = list(queue_of)  # not sorted: the order must not depend on it
-    ages = np.array(numbers, np.int64)
-    lengths = np.array([matches[number] for number in numbers], np.int64)
-    return [numbers[i] for i in rank(k, ages, lengths, step=step)]
+    left = list(queue_of)  # not sorted: the order must not depend on it
+    order: list[int] = []
+    for at in range(step, step + len(left)):
+        lengths = np.array([matches[number] for number in left], np.int64)
+        order.append(left.pop(choose(at, k, np.array(left, np.int64), lengths)))
+    return order
 
 
 def serve(pool: BlockPool, cache: RadixCache, tokens: list[int], salt: str) -> None:
@@ -68,8 +71,8 @@ def serve(pool: BlockPool, cache: RadixCache, tokens: list[int], salt: str) -> N
     reader = StreamingPrompt(pool, cache, frame_limit=1000, salt=salt)
     reader.update(tokens)
     reader.match()
-    assert reader.acquire(reader.remaining)
-    reader.wrote(reader.place(reader.remaining), reader.next(reader.remaining))
+    assert reader.acquire(remaining(reader))
+    reader.wrote(reader.next_slots(remaining(reader)), next_tokens(reader, remaining(reader)))
     reader.save()
     reader.release()
 

@@ -110,7 +110,7 @@ def test_a_request_on_a_lost_session_does_not_stop_admission() -> None:
 
 
 def test_a_tape_found_lost_during_allocation_preempts_no_request() -> None:
-    """The append is the first of the order, and its window fits beside a running answer."""
+    """The append is the first of the order, and its window fits next to a running answer."""
     h, tape, _ = with_window(blocks=24)
     tape.lose(found=False)
     answer = h.ask(range(8), max_tokens=12, cls=POOL)

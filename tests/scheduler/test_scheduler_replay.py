@@ -77,8 +77,6 @@ class Asking:
     def on_commit(self, tape: Tape, version: int, records: Sequence[TapeItem]) -> None:
         self.scheduler.submit(self.world.request(FLASH, [version % 90, 1], 1, tape.name))
 
-    def on_drop(self, tape: Tape, records: Sequence[TapeItem], failure: object) -> None: ...
-
 
 def clients(scheduler: Recorder, over: FakeWorld, seed: int, pause_s: float = 0.0) -> Callable[[], None]:
     """One thread's random work."""
@@ -127,7 +125,7 @@ def test_what_many_threads_asked_for_is_decided_alike_again(ordering: Ordering) 
             return ticking()
 
     scheduler = recorded(first, lines.append, ordering, clock)
-    scheduler.subscribe(Asking(scheduler, first))
+    scheduler.subscribe(Asking(scheduler, first).on_commit)
     worker = Worker(scheduler)
     worker.start()
     threads = [threading.Thread(target=clients(scheduler, first, seed, 0.0005)) for seed in range(4)]

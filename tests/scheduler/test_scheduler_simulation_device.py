@@ -13,6 +13,7 @@ from engine.step import Chunk
 from regions.prompt import StreamingPrompt
 from scheduler.simulation.device import SimClock, SimDevice, SimTier
 from scheduler.simulation.tokens import Segments
+from tests.prompts import next_tokens, remaining
 from tests.scheduler.simulated import LinearCosts
 
 BLOCK, POOL, HOST = 4, 24, 10
@@ -39,7 +40,7 @@ def compute(reader: StreamingPrompt, n: int) -> bool:
     """The next `n` tokens of its prompt; False without blocks for them."""
     if not reader.acquire(n):
         return False
-    reader.wrote(reader.place(n), reader.next(n))
+    reader.wrote(reader.next_slots(n), next_tokens(reader, n))
     return True
 
 
@@ -61,7 +62,7 @@ class HostMemory(RuleBasedStateMachine):
 
     @rule(reader=readers, n=st.integers(1, 12))
     def compute(self, reader: StreamingPrompt, n: int) -> None:
-        if n := min(n, reader.remaining):
+        if n := min(n, remaining(reader)):
             compute(reader, n)
 
     @rule(reader=readers, prompt=PROMPTS)
@@ -161,4 +162,4 @@ def test_writing_without_blocks_is_an_error() -> None:
     reader = opened(device(), Segments([range(9)]))
     assert reader.acquire(4)
     with pytest.raises(RuntimeError, match="not acquired"):
-        reader.place(5)
+        reader.next_slots(5)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pytest
 
-from engine.step import SampledToken
+from engine.step import Chunk, SampledToken
 from scheduler.observer import Observer
 from scheduler.request import Event, Request, RequestSpec, State
 from scheduler.tapes import TapeItem
 from scheduler.types import Limits, PriorityClass
-from tests.scheduler.fakes import FakeReader, FakeTape, model, one_by_one
+from tests.scheduler.fakes import FakeExecutor, FakeReader, FakeTape, model, one_by_one
 from tests.scheduler.harness import SMALL, Harness, started
 
 FLASH, SESSION, POOL, STREAM = PriorityClass
@@ -173,14 +173,7 @@ def test_a_commit_callback_gets_its_questions_into_the_next_batch() -> None:
     tape = h.tape()
     asked: list[Request] = []
 
-    class Asking:
-        def on_commit(self, tape_: object, version: int, records: object) -> None:
-            asked.append(h.ask(cls=FLASH, tape=tape, forked=True))
-
-        def on_drop(self, *_: object) -> None:
-            raise AssertionError("nothing is dropped here")
-
-    h.scheduler.subscribe(Asking())
+    h.scheduler.subscribe(lambda *_: asked.append(h.ask(cls=FLASH, tape=tape, forked=True)))
     h.feed(tape, range(20), range(20))
     h.scheduler.step()
     h.scheduler.step()
@@ -188,6 +181,7 @@ def test_a_commit_callback_gets_its_questions_into_the_next_batch() -> None:
     assert asked[0].state is State.FINISHED
     h.run()
     assert [request.version for request in asked] == [1, 2]
+    assert h.log.drops == []
     for request in asked:
         assert h.contexts[request.id] == tape.history[request.version]
         h.check(request)
@@ -313,10 +307,15 @@ def test_a_session_that_cannot_be_opened_fails_its_request_alone() -> None:
     h.check(good)
 
 
-def test_a_wrong_number_of_rows_is_an_engine_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    h = Harness()
-    rows: list[list[SampledToken | None]] = [[], [None]]
-    monkeypatch.setattr(h.executor, "execute", lambda batch: rows.pop(0))
+class Mute(FakeExecutor):
+    """Returns no rows."""
+
+    def execute(self, batch: Sequence[Chunk]) -> list[SampledToken | None]:
+        return []
+
+
+def test_a_wrong_number_of_rows_is_an_engine_failure() -> None:
+    h = Harness(executor=Mute(64, 64))
     failed = h.ask()
     h.run()
     assert failed.error is not None

@@ -54,15 +54,15 @@ def test_the_verdict_agrees_with_every_order_of_a_small_stream(
     orders = late_counts(stream, ttft, c_attn)
     verdict = feasible(stream, ttft, p, c_attn=c_attn)
     assert verdict.none_meets_all == (min(late for late, _ in orders) > 0)
-    assert verdict.allowed == math.floor(Fraction(str(p)) * n)
+    assert verdict.allowed_late == math.floor(Fraction(str(p)) * n)
     # With late queries the search looks at those orders that have them at the end, and misses none.
-    assert (verdict.order is not None) == any(late <= verdict.allowed and tail for late, tail in orders)
+    assert (verdict.order is not None) == any(late <= verdict.allowed_late and tail for late, tail in orders)
     if verdict.order is None:
         assert verdict.none_meets_all
         return
     times = ttfts(stream, verdict.order, c_attn=c_attn)
     assert verdict.ttfts == times
-    assert verdict.late == sum(time > ttft for time in times) <= verdict.allowed
+    assert verdict.late == sum(time > ttft for time in times) <= verdict.allowed_late
     # The (1 - p) percentile itself: the least value that this fraction of the queries does not exceed.
     share = math.ceil((1 - Fraction(str(p))) * n)
     assert sorted(times)[share - 1] <= ttft
@@ -79,7 +79,7 @@ def test_a_narrow_search_may_find_less_but_never_claims_more(stream: QueryStream
         return
     assert infeasible or not verdict.none_meets_all
     if verdict.order is not None:
-        assert sum(t > ttft for t in ttfts(stream, verdict.order)) <= verdict.allowed
+        assert sum(t > ttft for t in ttfts(stream, verdict.order)) <= verdict.allowed_late
 
 
 def test_dropping_queries_can_make_a_stream_infeasible_so_no_certificate_comes_from_a_part() -> None:
@@ -130,7 +130,7 @@ def test_an_overload_is_certified_at_once_however_wide() -> None:
 def test_late_queries_are_found_where_no_schedule_meets_all() -> None:
     burst = QueryStream(tuple((i, 0) for i in range(20)), (0,) * 20)
     verdict = feasible(burst, 36, 0.1)
-    assert (verdict.none_meets_all, verdict.late, verdict.allowed) == (True, 2, 2)
+    assert (verdict.none_meets_all, verdict.late, verdict.allowed_late) == (True, 2, 2)
     verdict = feasible(burst, 34, 0.1)
     assert (verdict.none_meets_all, verdict.order) == (True, None)
 

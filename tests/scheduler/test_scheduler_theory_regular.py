@@ -10,10 +10,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from scheduler.theory.orders import FCFS, LPM
 from scheduler.theory.query_stream import QueryStream, overlap, ttfts
 from tests import tolerance
-from tests.scheduler.theory.online import serve
+from tests.scheduler.theory.online import FCFS, LPM, serve
 from tests.scheduler.theory.regular import RegularQueue
 
 SEEDS = range(6)

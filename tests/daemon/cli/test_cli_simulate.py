@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 
 from daemon.cli.main import main
 from scheduler.simulation.experiment import ExperimentResult
+from scheduler.simulation.report import table
 
 
 def simulate(*arguments: str) -> Result:
@@ -28,7 +29,7 @@ def test_policies_and_rates_side_by_side(tmp_path: Path) -> None:
     assert all(run.requests == 30 and not run.failures for run in outcome.runs)
     streamed, at_once = outcome.runs[1], outcome.runs[0]
     assert streamed.ttft_s.p50 < at_once.ttft_s.p50
-    assert outcome.table() in found.stdout
+    assert table(outcome.runs) in found.stdout
     assert png.read_bytes().startswith(b"\x89PNG")
 
 

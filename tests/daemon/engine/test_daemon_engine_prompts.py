@@ -67,15 +67,15 @@ def test_a_prompt_is_its_text_behind_the_begin_of_text_once(rig):
     assert (request.cls, request.spec.salt, request.complete) == (PriorityClass.POOL, "", False)
     assert request.spec.stop_ids == FORMAT.stop_ids
     rig.input(" three")
-    rig.input("Anew", replaces=True)
+    rig.input("Again", replaces=True)
     rig.input("")
     assert rig.calls == [
         ("extend", 70, FORMAT.encode(" three")),
-        ("replace", 70, [BEGIN, *FORMAT.encode("Anew")]),
+        ("replace", 70, [BEGIN, *FORMAT.encode("Again")]),
         ("extend", 70, []),
     ]
     lengths = [len(request.prompt), len(request.prompt) + len(FORMAT.encode(" three"))]
-    replaced = 1 + len(FORMAT.encode("Anew"))
+    replaced = 1 + len(FORMAT.encode("Again"))
     assert rig.events == [PromptReply(1, "p", n) for n in [*lengths, replaced, replaced]]
 
 

@@ -26,8 +26,6 @@ from scheduler.types import Limits, PriorityClass
 from tests import tolerance
 from tests.engine.oracle import VOCABULARY, tiny
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 RNG = random.Random(11)
 SOURCE = [RNG.randrange(3, VOCABULARY) for _ in range(80)]
 BLOCK = 4
@@ -59,7 +57,7 @@ def scribble(engine: Engine) -> None:
     pool, fork = engine.pool, engine.open_prompt()
     n = pool.blocks.free_blocks * BLOCK
     assert fork.acquire(n)
-    slots = [slot for first, length in fork.place(n).slots for slot in range(first, first + length)]
+    slots = [slot for first, length in fork.next_slots(n).slots for slot in range(first, first + length)]
     for layer in (*pool.keys, *pool.values):
         layer[:, slots] = 99.0
     fork.release()
@@ -104,7 +102,7 @@ class Driven:
     """One reader and the tokens it must have in KV."""
 
     def __init__(self, engine: Engine) -> None:
-        self.reader = engine.open_stream()
+        self.reader = engine.open_prompt()
         self.prompt: list[int] = []
         self.kv: list[int] = []
 
@@ -311,7 +309,7 @@ def served(drafts: int, temperature: float) -> list[Request]:
                 [*SOURCE[at : at + 6]] * 3,
                 40,
                 lambda _: None,
-                open_prompt=lambda: engine.open_stream(),
+                open_prompt=engine.open_prompt,
                 temperature=temperature,
             )
         )

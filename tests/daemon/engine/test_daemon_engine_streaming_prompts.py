@@ -6,7 +6,6 @@ import random
 from functools import cache
 from itertools import count
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,8 +20,6 @@ from scheduler.scheduler import Scheduler
 from scheduler.types import Eviction, Limits, PriorityClass
 from tests import tolerance
 from tests.engine.oracle import VOCABULARY, tiny
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 ANSWER = 6
 SWAPPING = Limits(
@@ -81,7 +78,7 @@ class World:
                 prompt,
                 ANSWER,
                 self.done.append,
-                open_prompt=lambda: self.engine.open_stream(),
+                open_prompt=self.engine.open_prompt,
                 complete=complete,
             )
         )

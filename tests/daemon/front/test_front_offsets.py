@@ -19,13 +19,13 @@ class Model:
 
     records: list[tuple[int, str, Stream, int]] = field(default_factory=list)
     """Number, session, stream, offset."""
-    safe: dict[str, int] = field(default_factory=dict)
+    low_watermark: dict[str, int] = field(default_factory=dict)
     next: dict[Stream, int] = field(default_factory=dict)
     stored: dict[Stream, int] = field(default_factory=dict)
     numbers: int = 0
 
     def waiting(self) -> list[tuple[int, str, Stream, int]]:
-        return [r for r in self.records if r[0] >= self.safe.get(r[1], 0)]
+        return [r for r in self.records if r[0] >= self.low_watermark.get(r[1], 0)]
 
     def positions(self) -> dict[Stream, int]:
         """The least offset of a stream that no acknowledged answer covers, else the one after the last."""
@@ -58,9 +58,9 @@ def play(operations: list[tuple], tracker: OffsetTracker, model: Model) -> None:
             else:
                 tracker.skipped(one, offset)
         elif name == "acknowledge":
-            safe = max(model.safe.get(one, 0), model.numbers + 1 - two)
-            model.safe[one] = safe
-            tracker.acknowledge(one, safe)
+            low_watermark = max(model.low_watermark.get(one, 0), model.numbers + 1 - two)
+            model.low_watermark[one] = low_watermark
+            tracker.acknowledge(one, low_watermark)
         else:
             moved = tracker.to_commit()
             expected = {s: o for s, o in model.positions().items() if model.stored.get(s) != o}

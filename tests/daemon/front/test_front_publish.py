@@ -50,19 +50,19 @@ class Rig:
             self._numbers += 1
             self.tracker.passed_on(session, self._numbers, STREAM, offset)
 
-    def committed(self, session: str, version: int, safe: int) -> None:
+    def committed(self, session: str, version: int, low_watermark: int) -> None:
         event = protocol.Committed(
             *(session, version, 1, 20, version, START, time.monotonic_ns()),
-            protocol.Inputs(safe - 1, safe - 1, safe),
+            protocol.Inputs(low_watermark - 1, low_watermark - 1, low_watermark),
         )
         self.sessions.committed(event)
         self.publisher.committed(event)
 
     def answer(
-        self, session: str, version: int, safe: int, names: list[str] = NAMES, **fields: object
+        self, session: str, version: int, low_watermark: int, names: list[str] = NAMES, **fields: object
     ) -> None:
         for name in names:
-            self.publisher.answered(answered(session, version, safe, question=name, **fields))
+            self.publisher.answered(answered(session, version, low_watermark, question=name, **fields))
 
     def count(self, name: str, **labels: str) -> float:
         return self.store.value(name, **labels)
@@ -281,9 +281,9 @@ async def test_stopping_publishes_what_waits_and_says_what_is_left(rig):
     r.answer("aaa", 1, 1)
     assert await r.publisher.delivery.stop(5.0) == 0
     assert len(sink.sent) == 6
-    held = MemorySink()
-    r = rig(Route(held, "answers.v1"))
-    held.acknowledging.clear()
+    slow = MemorySink()
+    r = rig(Route(slow, "answers.v1"))
+    slow.acknowledging.clear()
     r.answer("aaa", 1, 1)
     assert await r.publisher.delivery.stop(0.05) == 6
 

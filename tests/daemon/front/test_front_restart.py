@@ -46,10 +46,10 @@ class Engines:
     def up(self) -> None:
         self.emit(protocol.Ready("m", "r", True, "cpu", 1))
 
-    def answer(self, version: int, safe: int, questions: int = 6) -> None:
-        inputs = protocol.Inputs(1, safe - 1, safe)
+    def answer(self, version: int, low_watermark: int, questions: int = 6) -> None:
+        inputs = protocol.Inputs(1, low_watermark - 1, low_watermark)
         for question in PAPER_SIX[:questions]:
-            self.emit(answered("aaa", version, safe, inputs=inputs, question=question.name))
+            self.emit(answered("aaa", version, low_watermark, inputs=inputs, question=question.name))
 
 
 class Committed(QueueSource):

@@ -28,9 +28,6 @@ WIDTH = 200  # terms of the longest sums: keys that a row sees
 INV_FREQ = 0.7 ** torch.arange(ROTARY // 2)
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 class Layer:
     """A pool of one layer and the sequences of a pass over it, made up as they are added."""
 

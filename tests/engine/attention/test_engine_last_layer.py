@@ -21,8 +21,6 @@ from regions.tape import Retention
 from tests import tolerance
 from tests.engine.oracle import ARCHITECTURES, VOCABULARY, tiny
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 class Counting:
     """The CPU backend; ``rows``: those of each call."""
@@ -100,7 +98,7 @@ def test_a_pass_that_only_appends_ends_at_the_last_layer_s_keys() -> None:
     session.counting.rows.clear()
     record = session.tokens(30)
     assert session.tape.acquire(30)
-    step = session.tape.place(30)
+    step = session.tape.next_slots(30)
     places = [slot for first, n in step.slots for slot in range(first, first + n)]
     session.engine.logits([Chunk(session.tape, record)])
     pool = session.engine.pool

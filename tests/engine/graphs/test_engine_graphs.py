@@ -103,7 +103,7 @@ def test_only_so_many_captured_graphs_are_kept() -> None:
         prompt = engine.open_prompt()
         words = tokens(rng, n)
         assert prompt.acquire(n)
-        plan = AttentionMetadata([Packed(0, n, prompt.place(n))])
+        plan = AttentionMetadata([Packed(0, n, prompt.next_slots(n))])
         runner.logits(plan, words, [n - 1])
         prompt.release()
     assert (runner.captures, runner.replays) == (4, 1)

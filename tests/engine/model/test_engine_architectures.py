@@ -14,7 +14,7 @@ from transformers import CONFIG_MAPPING
 
 from engine.attention.rotary import FrameRotation
 from engine.engine import Engine
-from engine.model import architectures, canary
+from engine.model import canary
 from engine.model import loading as model
 from engine.model.architectures import REFUSED, TESTED, ModelError, check_known
 from engine.model.embedded import build_tokenizer
@@ -90,13 +90,12 @@ def test_a_known_bad_architecture_is_refused_by_name_with_the_reason(kind: str) 
     ],
 )
 def test_what_is_refused_by_name_is_refused_by_measurement_too(
-    kind: str, special: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
+    kind: str, special: dict[str, Any], reason: str
 ) -> None:
     """The table saves loading the weights and gives the reason; the measurement alone is sufficient."""
-    monkeypatch.setattr(architectures, "REFUSED", {})
     config = tiny_config(kind, layers=special.pop("num_hidden_layers", 2), **special)
     with pytest.raises(ModelError, match=reason):
-        prepare(random_weights(config), None, name=kind)
+        probe.probe(random_weights(config).eval())
 
 
 def test_an_untested_architecture_is_warned_of_and_served_when_it_passes(

@@ -5,8 +5,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.theory.orders import Arrivals, takes_oldest
+from scheduler.prefix_queue import takes_oldest
 from scheduler.theory.query_stream import QueryStream
+
+Arrivals = NDArray[np.float64] | NDArray[np.int64]
+FCFS, LPM = 1, None
+"""Two values of k."""
 
 
 def serve(
@@ -48,7 +52,7 @@ def choose(
 
     Args:
         step: how many were chosen before, counted over the whole run.
-        k: see `scheduler.theory.orders`; None is LPM.
+        k: 1 is FCFS, None is LPM.
         arrivals: [waiting] time or sequence number, smaller is older.
         matches: [waiting] cached prefix of each, tokens.
         rng: breaks ties of the match uniformly (the paper's footnote 4); without it the oldest wins.

@@ -1,0 +1,362 @@
+"""Compact lines: a bar is five groups of three digits, `OOOHHHLLLCCCVVV`, around an anchor.
+
+Prices are levels, 500 at the anchor's reference and one price unit apart; volumes are codes, 500 at the
+anchor's volume and 200 a decade, so that a code is exact to 1.2 %. Code 0 is no volume. The anchor stands in
+the frozen prefix (`Anchor.header`). A bar that leaves the levels 0 to 999 makes a `Restart`: another anchor,
+and the retained bars encoded around it. Prices between two levels are rounded half to even and flagged.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ingest.bar_kernel import BAR, Bars
+from ingest.lines import decimal
+from ingest.tokens import Fields, Tokeniser
+from metrics.kernel import kernel
+
+__all__ = ["Anchor", "CompactEncoder", "CompactSpec", "Encoded", "Restart", "fields_of", "header_text"]
+
+CENTRE, HIGHEST = 500, 999
+CODES_PER_DECADE = 200
+FITTING = 400
+"""Most levels between the lowest and the highest price of a window, when its anchor is chosen."""
+TINY = 40
+"""Levels of a window at or below which a finer unit is chosen, if there is one."""
+REVIEW = 64
+"""After so many bars, and after 1, 2, 4 ... before, it is checked whether the anchor suits the window."""
+_SHIFTED = 10
+"""A window's median volume differs from the anchor's by more than this factor: the anchor is replaced."""
+_VOLUME_DIGITS = 3
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.uint8]
+
+_BOUNDS: Floats = 10.0 ** ((np.arange(HIGHEST + 1) + 0.5 - CENTRE) / CODES_PER_DECADE)
+"""Volumes over the anchor's below which the code is 0, 1, ..., 999, before it is limited to 1..999."""
+# Columns of a retained bar.
+_EVENT, _TOKENS, _INEXACT, _COLUMNS = 5, 6, 7, 8
+_PRICES, _VOLUME = slice(0, 4), 4
+_ROUNDED, _SATURATED = 1, 2
+_LEVEL = re.compile(r"\d{3}")
+
+
+def header_text(reference: str, unit: str, volume: str, percent: int) -> str:
+    """The line of the frozen prefix that says what levels and volume codes mean."""
+    return f"reference {reference} unit {unit} volume {volume} percent {percent:03d}\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """What levels and volume codes stand for, in 1e-9. ``reference`` is a multiple of ``unit``."""
+
+    reference: int
+    unit: int
+    volume: int
+    price_decimals: int = 2
+    """Decimals of a printed price."""
+
+    @property
+    def percent(self) -> int:
+        """Units in one percent of the reference, 1 to 999."""
+        return min(max(round_half_even(abs(self.reference), 100 * self.unit), 1), HIGHEST)
+
+    @property
+    def header(self) -> str:
+        """See `header_text`."""
+        decimals = _decimals(self.unit)
+        reference, unit = decimal(self.reference, decimals), decimal(self.unit, decimals)
+        return header_text(reference, unit, decimal(self.volume, _decimals(self.volume)), self.percent)
+
+    def price(self, level: int) -> int:
+        """The price of a level, 1e-9."""
+        return self.reference + (level - CENTRE) * self.unit
+
+    def printed(self, text: str) -> str:
+        """The price of a level of three digits, as text; other text as it is."""
+        if _LEVEL.fullmatch(text) is None:
+            return text
+        return decimal(self.price(int(text)), self.price_decimals)
+
+
+@dataclass(frozen=True, slots=True)
+class CompactSpec:
+    """A compact session: the decimals of its printed prices, its finest unit, and its tape's retention.
+
+    ``unit`` in 1e-9, 0 for one unit of the last decimal; 0 is no limit for ``records`` and ``span_ns``.
+    """
+
+    price_decimals: int = 2
+    unit: int = 0
+    tokens: int = 4096
+    records: int = 0
+    span_ns: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.price_decimals <= 9:
+            raise ValueError(f"price_decimals must be from 0 to 9, not {self.price_decimals}")
+        if self.unit < 0:
+            raise ValueError("the unit of a price must not be negative")
+
+    @property
+    def finest(self) -> int:
+        """The finest unit, 1e-9."""
+        return self.unit or int(10 ** (9 - self.price_decimals))
+
+    @property
+    def blank(self) -> Anchor:
+        """The anchor before the first bar."""
+        return Anchor(0, self.finest, 10**9, self.price_decimals)
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """A new anchor, and the retained bars around it: token ids and event time (ns) of each, oldest first."""
+
+    anchor: Anchor
+    window: tuple[tuple[tuple[int, ...], int], ...]
+
+
+class Encoded(NamedTuple):
+    """Some bars of a session as token ids, all around one anchor (None: decimal lines).
+
+    ``restart``: to be carried out before these bars are appended. ``rounded``: for each bar, whether it or
+    another bar of its window has a rounded price.
+    """
+
+    lines: list[list[int]]
+    anchor: Anchor | None = None
+    rounded: list[bool] | None = None
+    restart: Restart | None = None
+
+
+def round_half_even(value: int, unit: int) -> int:
+    """``value`` in whole units."""
+    whole, rest = divmod(value, unit)
+    return whole + (2 * rest > unit or (2 * rest == unit and whole % 2 == 1))
+
+
+def unit_for(span: int, finest: int) -> int:
+    """The finest of ``finest`` times 1, 2, 5, 10, 20 ... that makes ``span`` at most `FITTING` levels."""
+    unit, step = finest, 0
+    while span > FITTING * unit:
+        step += 1
+        unit = finest * (1, 2, 5)[step % 3] * 10 ** (step // 3)
+    return unit
+
+
+def anchor_for(low: int, high: int, volume: int, spec: CompactSpec) -> Anchor:
+    """The anchor for a window's lowest and highest price and its typical volume, 1e-9."""
+    unit = unit_for(high - low, spec.finest)
+    reference = round_half_even(low + high, 2 * unit) * unit
+    scale = int(10 ** max(len(str(volume)) - _VOLUME_DIGITS, 0))
+    return Anchor(reference, unit, round_half_even(volume, scale) * scale, spec.price_decimals)
+
+
+def fields_of(bars: Bars, anchor: Anchor) -> Fields:
+    """Levels and volume codes [bars, 5] as printed. Raises ValueError when a price leaves 0 to 999."""
+    fields, fitting, _ = _encode(bars, anchor)
+    if fitting < len(bars):
+        raise ValueError(f"bar {fitting} is outside the levels 0 to {HIGHEST} of {anchor}")
+    return fields
+
+
+class CompactEncoder:
+    """Encodes a session's bars, and retains what its tape retains. The result doesn't depend on batches.
+
+    ``rounded`` counts bars with a rounded price, ``saturated`` bars whose volume is outside the codes, and
+    ``anchors`` the anchors so far.
+    """
+
+    def __init__(self, tokeniser: Tokeniser, spec: CompactSpec) -> None:
+        self.rounded = self.saturated = self.anchors = 0
+        self._tokeniser, self._spec = tokeniser, spec
+        self._anchor: Anchor | None = None
+        self._rows = np.zeros((64, _COLUMNS), np.int64)
+        self._start = self._end = self._tokens = 0
+        self._inexact = 0  # retained bars with a rounded price
+        self._age = 0  # bars since the anchor was chosen
+
+    def encode(self, bars: Bars) -> list[Encoded]:
+        """The bars, BAR [n], oldest first, in pieces of one anchor each."""
+        pieces: list[Encoded] = []
+        at, restart = 0, None
+        while at < len(bars):
+            if self._anchor is None or self._is_due(bars[at]):
+                restart = self._restart(bars[at])
+            piece = self._encode(bars[at : at + self._until_review], restart)
+            if piece.lines:
+                pieces.append(piece)
+                at, restart = at + len(piece.lines), None
+            else:
+                restart = self._restart(bars[at])
+        return pieces
+
+    @property
+    def window(self) -> Ints:
+        """The retained bars, [bars, 5]: open, high, low, close, volume."""
+        return self._rows[self._start : self._end, : _VOLUME + 1]
+
+    @property
+    def _until_review(self) -> int:
+        age = self._age
+        return (1 << age.bit_length()) - age if age < REVIEW else REVIEW - age % REVIEW
+
+    def _encode(self, bars: Bars, restart: Restart | None) -> Encoded:
+        """The first bars that fit around the anchor; they may be none."""
+        assert self._anchor is not None
+        fields, fitting, marks = _encode(bars, self._anchor)
+        lines = self._tokeniser.compact(fields[:fitting])
+        self._age += fitting
+        self.rounded += int(np.count_nonzero(marks[:fitting] & _ROUNDED))
+        self.saturated += int(np.count_nonzero(marks[:fitting] & _SATURATED))
+        return Encoded(lines, self._anchor, self._retain(bars[:fitting], lines, marks), restart)
+
+    def _retain(self, bars: Bars, lines: list[list[int]], marks: Flags) -> list[bool]:
+        """Retain these bars and evict what the tape evicts; whether rounding shows in each one's window."""
+        n = len(lines)
+        if self._end + n > len(self._rows):
+            kept = self._rows[self._start : self._end]
+            self._rows = np.zeros((2 * (len(kept) + n) + 64, _COLUMNS), np.int64)
+            self._rows[: len(kept)] = kept
+            self._start, self._end = 0, len(kept)
+        rows = self._rows[self._end : self._end + n]
+        for column, name in enumerate("ohlcv"):
+            rows[:, column] = bars[name]
+        rows[:, _EVENT] = bars["ts_last_event"]
+        rows[:, _TOKENS] = [len(line) for line in lines]
+        rows[:, _INEXACT] = marks[:n] & _ROUNDED
+        shown = np.zeros(n, np.bool_)
+        spec = self._spec
+        self._start, self._tokens, self._inexact = _evict(
+            self._rows, self._start, self._end, n, self._tokens, self._inexact,
+            spec.tokens, spec.records, spec.span_ns, shown,
+        )  # fmt: skip
+        self._end += n
+        return list(shown.tolist())
+
+    def _is_due(self, bar: np.void) -> bool:
+        """Whether another anchor would suit the window and ``bar`` much better. Looks only at some bars."""
+        assert self._anchor is not None
+        age, anchor = self._age, self._anchor
+        if age == 0 or (age & (age - 1) if age < REVIEW else age % REVIEW):
+            return False
+        low, high, volume = self._extent(bar)
+        coarse = anchor.unit > self._spec.finest and high - low <= TINY * anchor.unit
+        return coarse or volume > _SHIFTED * anchor.volume or volume * _SHIFTED < anchor.volume
+
+    def _extent(self, bar: np.void) -> tuple[int, int, int]:
+        """Lowest and highest price of the window and ``bar``, and the median of their volumes above 0."""
+        own, window = [int(bar[name]) for name in "ohlcv"], self.window
+        low, high = min(own[_PRICES]), max(own[_PRICES])
+        if len(window):
+            low = min(low, int(window[:, _PRICES].min()))
+            high = max(high, int(window[:, _PRICES].max()))
+        volumes = np.append(window[:, _VOLUME], own[_VOLUME])
+        volumes = np.sort(volumes[volumes > 0])
+        unknown = 10**9 if self._anchor is None else self._anchor.volume
+        return low, high, int(volumes[len(volumes) // 2]) if len(volumes) else unknown
+
+    def _restart(self, bar: np.void) -> Restart:
+        """Choose the anchor for the window and ``bar``, and encode the window around it."""
+        low, high, volume = self._extent(bar)
+        self._anchor = anchor = anchor_for(low, high, volume, self._spec)
+        self.anchors += 1
+        self._age = 0
+        rows = self._rows[self._start : self._end]
+        kept = np.zeros(len(rows), BAR)
+        for column, name in enumerate("ohlcv"):
+            kept[name] = rows[:, column]
+        fields, _, marks = _encode(kept, anchor)
+        lines = self._tokeniser.compact(fields)
+        rows[:, _TOKENS] = [len(line) for line in lines]
+        rows[:, _INEXACT] = marks & _ROUNDED
+        # other numbers may be more tokens, where the tokenizer has no token for every group of digits
+        first, tokens = 0, int(rows[:, _TOKENS].sum())
+        while tokens > self._spec.tokens:
+            tokens -= len(lines[first])
+            first += 1
+        self._start += first
+        self._tokens, self._inexact = tokens, int(rows[first:, _INEXACT].sum())
+        window = zip(lines[first:], rows[first:, _EVENT].tolist(), strict=True)
+        return Restart(anchor, tuple((tuple(line), event) for line, event in window))
+
+
+def _decimals(nano: int) -> int:
+    """Decimals that print a number of 1e-9 exactly."""
+    digits = f"{nano % 10**9:09d}".rstrip("0")
+    return len(digits)
+
+
+def _encode(bars: Bars, anchor: Anchor) -> tuple[Fields, int, Flags]:
+    """Levels and codes [bars, 5] of the first bars, how many of them fit, and their marks [bars]."""
+    fields, marks = np.empty((len(bars), 5), np.int64), np.zeros(len(bars), np.uint8)
+    lowest = anchor.reference // anchor.unit - CENTRE
+    fitting: int = _fill_fields(bars, lowest, anchor.unit, anchor.volume, _BOUNDS, fields, marks)
+    return fields, fitting, marks
+
+
+@kernel
+def _fill_fields(
+    bars: Bars, lowest: int, unit: int, volume: int, bounds: Floats, fields: Fields, marks: Flags
+) -> int:
+    """Levels, codes and marks of the bars before the first one outside the levels; returns how many."""
+    for r in range(bars.shape[0]):
+        bar = bars[r]
+        for f in range(4):
+            price = bar["o"]
+            if f == 1:
+                price = bar["h"]
+            elif f == 2:
+                price = bar["l"]
+            elif f == 3:
+                price = bar["c"]
+            whole = price // unit
+            rest = price - whole * unit
+            if rest > 0:
+                marks[r] |= _ROUNDED
+                if rest > unit - rest or (rest == unit - rest and whole % 2 == 1):
+                    whole += 1
+            level = whole - lowest
+            if level < 0 or level > HIGHEST:
+                return r
+            fields[r, f] = level
+        fields[r, 4] = 0
+        if bar["v"] > 0:
+            code = np.searchsorted(bounds, bar["v"] / volume, side="right")
+            fields[r, 4] = min(max(code, 1), HIGHEST)
+            if fields[r, 4] != code:
+                marks[r] |= _SATURATED
+    return bars.shape[0]
+
+
+@kernel
+def _evict(
+    rows: Ints, start: int, end: int, n: int, tokens: int, inexact: int,
+    most_tokens: int, most_records: int, span_ns: int, shown: npt.NDArray[np.bool_],
+) -> tuple[int, int, int]:  # fmt: skip
+    """Take rows ``end`` to ``end + n`` in, one by one, and evict as `regions.tape.Tape.make_room` does.
+
+    Returns the new start, tokens and number of rounded rows.
+    """
+    for i in range(n):
+        new = end + i
+        newest = rows[new, _EVENT]
+        while start < new and (
+            tokens + rows[new, _TOKENS] > most_tokens
+            or (most_records > 0 and new + 1 - start > most_records)
+            or (span_ns > 0 and rows[start, _EVENT] < newest - span_ns)
+        ):
+            tokens -= rows[start, _TOKENS]
+            inexact -= rows[start, _INEXACT]
+            start += 1
+        tokens += rows[new, _TOKENS]
+        inexact += rows[new, _INEXACT]
+        shown[i] = inexact > 0
+    return start, tokens, inexact

@@ -1,0 +1,16 @@
+"""What the scheduler knows about a streaming prompt, for tests without a scheduler."""
+
+from __future__ import annotations
+
+from regions.prompt import StreamingPrompt
+
+
+def remaining(prompt: StreamingPrompt) -> int:
+    """Prompt tokens that are not in KV."""
+    return max(0, len(prompt.wanted) - prompt.length)
+
+
+def next_tokens(prompt: StreamingPrompt, n: int) -> list[int]:
+    """Up to ``n`` next tokens to compute."""
+    tokens: list[int] = prompt.wanted[prompt.length : prompt.length + n].tolist()
+    return tokens
