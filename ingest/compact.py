@@ -189,13 +189,13 @@ class CompactEncoder:
         at, restart = 0, None
         while at < len(bars):
             if self._anchor is None or self._is_due(bars[at]):
-                restart = self._restart(bars[at])
+                restart = self._restart(bars[at : at + 1])
             piece = self._encode(bars[at : at + self._until_review], restart)
             if piece.lines:
                 pieces.append(piece)
                 at, restart = at + len(piece.lines), None
             else:
-                restart = self._restart(bars[at])
+                restart = self._restart(bars[at : at + 1])
         return pieces
 
     @property
@@ -263,28 +263,36 @@ class CompactEncoder:
         unknown = 10**9 if self._anchor is None else self._anchor.volume
         return low, high, int(volumes[len(volumes) // 2]) if len(volumes) else unknown
 
-    def _restart(self, bar: np.void) -> Restart:
-        """Choose the anchor for the window and ``bar``, and encode the window around it."""
-        low, high, volume = self._extent(bar)
-        self._anchor = anchor = anchor_for(low, high, volume, self._spec)
+    def _restart(self, bar: Bars) -> Restart:
+        """Make room for ``bar`` (BAR [1]), choose the anchor for both, and encode the window around it."""
+        spec, event = self._spec, int(bar["ts_last_event"][0])
+        events = self._rows[self._start : self._end, _EVENT]
+        beyond = len(events) + 1 - spec.records if spec.records else 0
+        if spec.span_ns:
+            inside = events >= event - spec.span_ns
+            beyond = max(beyond, int(inside.argmax()) if inside.any() else len(events))
+        self._start += max(beyond, 0)
+        low, high, volume = self._extent(bar[0])
+        self._anchor = anchor = anchor_for(low, high, volume, spec)
         self.anchors += 1
         self._age = 0
         rows = self._rows[self._start : self._end]
-        kept = np.zeros(len(rows), BAR)
+        kept = np.zeros(len(rows) + 1, BAR)
+        kept[-1] = bar[0]
         for column, name in enumerate("ohlcv"):
-            kept[name] = rows[:, column]
+            kept[name][:-1] = rows[:, column]
         fields, _, marks = _encode(kept, anchor)
         lines = self._tokeniser.compact(fields)
-        rows[:, _TOKENS] = [len(line) for line in lines]
-        rows[:, _INEXACT] = marks & _ROUNDED
+        rows[:, _TOKENS] = [len(line) for line in lines[:-1]]
+        rows[:, _INEXACT] = marks[:-1] & _ROUNDED
         # other numbers may be more tokens, where the tokenizer has no token for every group of digits
-        first, tokens = 0, int(rows[:, _TOKENS].sum())
-        while tokens > self._spec.tokens:
+        first, tokens = 0, sum(map(len, lines))
+        while tokens > spec.tokens and first < len(rows):
             tokens -= len(lines[first])
             first += 1
         self._start += first
-        self._tokens, self._inexact = tokens, int(rows[first:, _INEXACT].sum())
-        window = zip(lines[first:], rows[first:, _EVENT].tolist(), strict=True)
+        self._tokens, self._inexact = tokens - len(lines[-1]), int(rows[first:, _INEXACT].sum())
+        window = zip(lines[first:-1], rows[first:, _EVENT].tolist(), strict=True)
         return Restart(anchor, tuple((tuple(line), event) for line, event in window))
 
 
@@ -333,7 +341,7 @@ def _fill_fields(
             fields[r, 4] = min(max(code, 1), HIGHEST)
             if fields[r, 4] != code:
                 marks[r] |= _SATURATED
-    return bars.shape[0]
+    return len(bars)
 
 
 @kernel
