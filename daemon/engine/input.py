@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from daemon.config.schema import Config
@@ -82,7 +83,7 @@ class EngineInput:
         scheduler: Scheduler,
         store: MetricStore,
     ) -> None:
-        self._ring, self._scheduler, self._frozen = ring, scheduler, built.frozen
+        self._ring, self._scheduler, self._prefixes = ring, scheduler, built.prefixes
         self._sessions = [_Session(built.tapes[session.name]) for session in config.sessions]
         self._by_tape = {session.tape: session for session in self._sessions}
         self._waiting = 0
@@ -163,7 +164,8 @@ class EngineInput:
                 piece = session.held.popleft()
                 if isinstance(piece, Restart):
                     window = [TapeItem(tokens, None, event) for tokens, event in piece.window]
-                    self._scheduler.refresh(session.tape, self._frozen(piece.anchor), window)
+                    refresh = partial(self._scheduler.refresh, session.tape, window=window)
+                    self._prefixes.anchor(session.tape.name, piece.anchor.header, refresh)
                 else:
                     session.uncommitted += len(piece)
                     self._scheduler.append(session.tape, piece)
