@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from daemon.config.schema import Config
@@ -63,7 +64,7 @@ class EngineInput:
         scheduler: Scheduler,
         store: MetricStore,
     ) -> None:
-        self._ring, self._scheduler, self._frozen = ring, scheduler, built.frozen
+        self._ring, self._scheduler, self._prefixes = ring, scheduler, built.prefixes
         self._tapes = [built.tapes[session.name] for session in config.sessions]
         self._appended = [0] * len(self._tapes)
         self._waiting = 0
@@ -131,8 +132,10 @@ class EngineInput:
 
     def _restart(self, session: int, restart: Restart) -> None:
         """Give a compact session its new anchor; its next bars wait for it, and questions do not."""
+        tape = self._tapes[session]
         window = [TapeItem(tokens, None, event) for tokens, event in restart.window]
-        self._scheduler.refresh(self._tapes[session], self._frozen(restart.anchor), window)
+        refresh = partial(self._scheduler.refresh, tape, window=window)
+        self._prefixes.anchor(tape.name, restart.anchor.header, refresh)
 
     def _finish(self, idle: Callable[[], bool]) -> bool:
         """Take the rest, at the engine's pace, and close the open bars; False if `stop` came first."""
