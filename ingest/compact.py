@@ -85,6 +85,10 @@ class Anchor:
         return decimal(self.price(int(text)), self.price_decimals)
 
 
+WIDEST = Anchor(1 - 92 * 10**17, 1, 92 * 10**17 - 1)
+"""An anchor with the longest header."""
+
+
 @dataclass(frozen=True, slots=True)
 class CompactSpec:
     """A compact session: the decimals of its printed prices, its finest unit, and its tape's retention.

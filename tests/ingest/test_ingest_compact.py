@@ -17,6 +17,7 @@ from ingest.compact import (
     FITTING,
     REVIEW,
     TINY,
+    WIDEST,
     Anchor,
     CompactEncoder,
     CompactSpec,
@@ -141,6 +142,13 @@ def test_the_header_prints_the_anchor_exactly_as_training_renders_it(
     places = [len(word.partition(".")[2]) for word in words[1:4:2]]
     assert places[0] == places[1] == len(format_fixed9(unit).partition(".")[2])
     assert anchor.percent == min(max(round(Decimal(abs(anchor.reference)) / unit / 100), 1), 999)
+
+
+@settings(deadline=None)
+@given(st.integers(-LIMIT, LIMIT), st.sampled_from([1, CENT, 25 * CENT, NANO]), st.integers(1, LIMIT))
+def test_no_header_is_longer_than_the_widest(reference: int, unit: int, volume: int) -> None:
+    anchor = Anchor(reference // unit * unit, unit, volume)
+    assert len(anchor.header) <= len(WIDEST.header)
 
 
 def test_a_level_is_printed_as_its_price() -> None:
