@@ -350,8 +350,8 @@ def _retain(
 ) -> tuple[int, int, int, int, int]:  # fmt: skip
     """Add the first bars at row ``end``, one by one, and evict as `regions.tape.Tape.make_room` does.
 
-    Returns the new start, tokens and number of rounded rows; and of the new bars, how many are rounded and how
-    many have a saturated volume.
+    Returns the new start, tokens and number of rounded rows; and of the new bars, how many are rounded and
+    how many have a saturated volume.
     """
     rounded, saturated = 0, 0
     for i in range(len(lengths)):
