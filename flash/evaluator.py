@@ -12,7 +12,7 @@ All state belongs to the thread that steps the scheduler.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -65,7 +65,8 @@ class _Evaluation:
     """The evaluation of all standing questions of a session at one version."""
 
     version: int
-    forks: list[tuple[Standing, Fork]]
+    forks: list[tuple[Standing, Fork, Sequence[int]]]
+    """Each question's reader, and the tokens that ask it."""
     payloads: tuple[Any, ...]
     gap: bool
     requests: list[Request] = field(default_factory=list)
@@ -96,7 +97,7 @@ class FlashEvaluator(Generic[P]):
     """Submits the registry's questions on each commit of a scheduler.
 
     `has_gap` says whether data was lost before the record of a payload. `on_done` is called on the stepping
-    thread, once per question and evaluated version.
+    thread, once per question and evaluated version. `asked` gives the tokens that ask a question of a fork.
     """
 
     def __init__(
@@ -105,11 +106,12 @@ class FlashEvaluator(Generic[P]):
         registry: Registry,
         on_done: Callable[[Evaluated[P]], None],
         has_gap: Callable[[P], bool],
+        asked: Callable[[Standing, Fork], Sequence[int]] = lambda item, fork: item.prepared.prompt_tokens,
     ) -> None:
         self._scheduler = scheduler
         self._registry = registry
         self._on_done = on_done
-        self._has_gap = has_gap
+        self._has_gap, self._asked = has_gap, asked
         self._sessions: defaultdict[str, _Session] = defaultdict(_Session)
         self.coalesced: defaultdict[str, int] = defaultdict(int)
         """Skipped updates so far, by session."""
@@ -123,7 +125,7 @@ class FlashEvaluator(Generic[P]):
         if not standing:
             return
         self.coalesced[tape.name] += len(records) - 1
-        new = _Evaluation(version, [(item, tape.fork()) for item in standing], payloads, session.gap)
+        new = _Evaluation(version, [self._fork(tape, item) for item in standing], payloads, session.gap)
         session.gap = False
         if session.pending is not None:
             self._skip(tape.name, session.pending, new)
@@ -139,6 +141,10 @@ class FlashEvaluator(Generic[P]):
         """Note the gap in the tape; the next version's answers report it."""
         self._sessions[tape.name].gap = True
 
+    def _fork(self, tape: Tape, item: Standing) -> tuple[Standing, Fork, Sequence[int]]:
+        fork = tape.fork()
+        return item, fork, self._asked(item, fork)
+
     def _skip(self, name: str, old: _Evaluation, new: _Evaluation) -> None:
         """Cancel an evaluation that has not started, and hand its payloads to the new one."""
         self.coalesced[name] += 1
@@ -147,7 +153,7 @@ class FlashEvaluator(Generic[P]):
             for request in old.requests:
                 self._scheduler.cancel(request.id)
         else:
-            for _, reader in old.forks:
+            for _, reader, _ in old.forks:
                 reader.release()
 
     def _submit(self, session: _Session, evaluation: _Evaluation) -> None:
@@ -158,7 +164,7 @@ class FlashEvaluator(Generic[P]):
                 RequestSpec(
                     cls=PriorityClass.FLASH,
                     session=item.session,
-                    prompt=item.prepared.prompt_tokens,
+                    prompt=tokens,
                     max_tokens=item.prepared.answer_tokens(item.question),
                     on_done=partial(self._done, session, evaluation, item),
                     reader=reader,
@@ -166,7 +172,7 @@ class FlashEvaluator(Generic[P]):
                     choices=item.prepared.choice_tokens,
                 )
             )
-            for item, reader in evaluation.forks
+            for item, reader, tokens in evaluation.forks
         ]
         for request in evaluation.requests:
             self._scheduler.submit(request)

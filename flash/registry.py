@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,7 +13,7 @@ from flash.questions import Prepare, Prepared, Question
 class BadQuestion(ValueError):
     """A question that cannot be registered; the message says why. ``member``: the invalid member."""
 
-    def __init__(self, message: str, member: Literal["name", "choices"] = "choices") -> None:
+    def __init__(self, message: str, member: Literal["name", "text", "choices"] = "choices") -> None:
         super().__init__(message)
         self.member = member
 
@@ -37,25 +38,42 @@ class Registry:
     def register(self, session: str, question: Question) -> Standing:
         """Register a question from the session's next data version on. Idempotent.
 
-        Raises BadQuestion when two choices begin with the same token, when another question of the session
-        has the name, and when `prepare` raises ValueError.
+        Raises BadQuestion as `made` does.
         """
-        try:
-            prepared = self._prepare(question)
-        except ValueError as error:
-            raise BadQuestion(f"question {question.name!r}: {error}") from error
-        check_choices(question, prepared)
-        new = Standing(session, question, question.hash, prepared)
-        standing = self.standing(session)
-        for old in standing:
-            if old.question == question:
-                return old
-            if old.question.name == question.name:
+        asked = [each.question for each in self.standing(session)]
+        if question not in asked:
+            self.replace(session, self.made(session, [*asked, question]))
+        return next(each for each in self.standing(session) if each.question == question)
+
+    def made(self, session: str, questions: Sequence[Question]) -> tuple[Standing, ...]:
+        """Prepare ``questions`` for `replace`, which is for another thread.
+
+        Raises BadQuestion when two choices begin with the same token, when two questions have one name, and
+        when `prepare` raises ValueError.
+        """
+        known = {each.question: each for each in self.standing(session)}
+        made: list[Standing] = []
+        for question in questions:
+            if any(question.name == other.question.name for other in made):
                 raise BadQuestion(
                     f"session {session!r} already has another question named {question.name!r}", "name"
                 )
-        self._standing[session] = (*standing, new)
-        return new
+            made.append(known.get(question) or self._made(session, question))
+        return tuple(made)
+
+    def replace(self, session: str, standing: tuple[Standing, ...]) -> None:
+        """Let the session have exactly these questions, from its next data version on."""
+        self._standing[session] = standing
+
+    def _made(self, session: str, question: Question) -> Standing:
+        try:
+            prepared = self._prepare(question)
+        except BadQuestion:
+            raise
+        except ValueError as error:
+            raise BadQuestion(f"question {question.name!r}: {error}") from error
+        check_choices(question, prepared)
+        return Standing(session, question, question.hash, prepared)
 
     def standing(self, session: str) -> tuple[Standing, ...]:
         """The session's questions."""

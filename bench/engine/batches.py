@@ -176,7 +176,7 @@ class _Bench:
         self._repeats, self._found = run.sized(5, 2), list[tuple[Compared, Goals]]()
         self._loaded, self.plain = model_of(run)
         self.prompt = PromptFormat.of(self._loaded.tokenizer)
-        frozen = (*self.prompt.frozen, *chain.from_iterable(self._bars(prefix_bars, 0)))
+        frozen = (*self.prompt.frozen(), *chain.from_iterable(self._bars(prefix_bars, 0)))
         records = [self._bars(bars, i + bool(prefix_bars)) for i in range(n)]
         sizes = [sum(map(len, each)) for each in records]
         tokens, self._stopwatch = len(frozen) + sum(sizes), Stopwatch(CpuAttention())

@@ -66,7 +66,7 @@ def make_scenario(loaded: LoadedModel, size: Size, seed: int = 7) -> Scenario:
     lines = Tokeniser(prompt.encode).lines(synthetic_bars(size.total, seed), _LINE)
     rest = lines[size.first :]
     return Scenario(
-        prompt.frozen,
+        prompt.frozen(),
         lines[: size.first],
         [rest[i * size.bars : (i + 1) * size.bars] for i in range(size.rounds)],
         tuple(prompt.question(PAPER_SIX[0].text)),

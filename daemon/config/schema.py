@@ -220,6 +220,18 @@ class QuestionConfig(Table, frozen=True):
     sessions: Annotated[tuple[str, ...], about("sessions that answer it; empty is all")] = ()
 
 
+class FlashConfig(Table, frozen=True):
+    """How standing questions are asked."""
+
+    placement: Annotated[
+        Literal["ephemeral", "frozen"],
+        about(
+            "where their text stands: ephemeral asks each in full, behind the bars; frozen numbers them in "
+            "the frozen prefix and asks only for the number, which costs less"
+        ),
+    ] = "ephemeral"
+
+
 def _with_tables(name: str, connectors: Mapping[str, type[Connector]]) -> Any:
     """A struct with an optional table for each connector."""
     tables = [(key, connector | None, None) for key, connector in connectors.items()]
@@ -317,6 +329,7 @@ class Config(Table, frozen=True):
     bars: BarsConfig = BarsConfig()
     sessions: tuple[SessionConfig, ...] = ()
     questions: tuple[QuestionConfig, ...] = ()
+    flash: FlashConfig = FlashConfig()
     source: SourceConfig = SourceConfig()
     sink: SinkConfig = SinkConfig()
     query: QueryConfig = QueryConfig()

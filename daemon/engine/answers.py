@@ -99,7 +99,7 @@ class StandingAnswers:
         self._coalesced = {
             name: store.growth("foretick_flash_coalesced_total", session=name) for name in self._sessions
         }
-        self._evaluator = FlashEvaluator(scheduler, registry, self._evaluated, has_gap)
+        self._evaluator = FlashEvaluator(scheduler, registry, self._evaluated, has_gap, built.prefixes.asked)
 
     def _evaluated(self, done: Evaluated[Appended]) -> None:
         """One question at one version."""

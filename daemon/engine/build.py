@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from daemon.config.schema import Config, SessionConfig
-from daemon.config.standing import Asked
+from daemon.config.standing import Asked, questions_of
 from daemon.engine.maintenance import Tiers, identity_of, tiers_of
+from daemon.engine.prefixes import Prefixes
 from engine.device import in_own_thread
 from engine.engine import Engine
 from engine.model import canary
@@ -22,7 +24,7 @@ from engine.model.prompt import PromptFormat
 from feeds.connector import SettingError
 from flash.questions import EXACT_VALUE, PAPER_SIX, Prepared, Question
 from flash.registry import BadQuestion, Registry, Standing
-from ingest.compact import Anchor, CompactSpec
+from ingest.compact import WIDEST, CompactSpec
 from ingest.lines import LineSpec
 from regions.tape import Retention, Tape
 from scheduler.costs import OnlineCosts, guess
@@ -47,26 +49,31 @@ class Built:
     costs: OnlineCosts
     lines: dict[str, LineSpec | CompactSpec]
     """How bars are written, by session."""
+    prefixes: Prefixes
 
     def prepare(self, question: Question) -> Prepared:
         """Render and encode a question for this model.
 
-        Raises ValueError for an empty choice, and for a question or choice that the model does not know.
+        Raises ValueError for a choice that is empty or not the model's, and BadQuestion for a question that
+        the model does not answer.
         """
         prompt, terse = self.prompt, self.prompt.terse
-        text = question.text
-        if terse is not None and question in PAPER_SIX:
-            text = question.name  # its text is for models that read
-        tokens = tuple(prompt.question(text))
+        text = text_of(prompt, question)
+        try:
+            tokens = tuple(prompt.question(text))
+        except ValueError as error:
+            raise BadQuestion(f"question {question.name!r}: {error}", "text") from error
         choices = prompt.choices(text, question.choices) if question.choices else None
         if terse is None:
             return Prepared(tokens, choices, prompt.stop_ids, is_price=question.text == EXACT_VALUE.text)
         is_price = not terse.find(text).choices
         return Prepared(tokens, choices, prompt.stop_ids, LEVEL_TOKENS if is_price else 1, is_price)
 
-    def frozen(self, anchor: Anchor) -> tuple[int, ...]:
-        """The frozen prefix of compact lines around ``anchor``."""
-        return self.prompt.compact_frozen(anchor.header)
+
+def text_of(prompt: PromptFormat, question: Question) -> str:
+    """The text that the model knows ``question`` by."""
+    # the paper's texts are for models that read
+    return question.name if prompt.terse is not None and question in PAPER_SIX else question.text
 
 
 def register(registry: Registry, asked: Asked) -> Standing:
@@ -134,10 +141,11 @@ def _build(config: Config, versions: Mapping[str, int]) -> Built:
     costs = costs_of(config)
     loaded, prompt = load(config)
     lines = {session.name: line_spec(config, index, prompt) for index, session in enumerate(config.sessions)}
-    prefixes = [_prefix(prompt, spec) for spec in lines.values()]
-    longest = max(map(len, prefixes), default=0)
+    prefixes = prefixes_of(config, prompt, lines)
+    longest = max((len(prefixes.newest(name)) for name in lines), default=0)
+    header = len(prompt.encode(WIDEST.header))  # no anchor's header is longer
     compact = [name for name, spec in lines.items() if isinstance(spec, CompactSpec)]
-    blocks = config.pool.blocks or pool_blocks(config, longest, compact)
+    blocks = config.pool.blocks or pool_blocks(config, longest + (header if compact else 0), compact)
     size = config.pool.block_size
     # the pool less the cell budget; at least the longest frozen prefix
     cached = max(int(blocks * size * (1 - config.scheduler.cell_budget)), longest)
@@ -146,11 +154,13 @@ def _build(config: Config, versions: Mapping[str, int]) -> Built:
     )
     tiers = tiers_of(config, engine)
     tapes: dict[str, Tape] = {}
-    for index, (session, frozen) in enumerate(zip(config.sessions, prefixes, strict=True)):
+    for index, session in enumerate(config.sessions):
+        frozen = prefixes.newest(session.name)
         records = retained_records(session, prompt)
         retention = Retention(session.retention_tokens, records, session.retention_span)
         try:
             tape = engine.open_tape(session.name, frozen, retention)
+            tape.check_prefix(len(frozen) + (header if session.name in compact else 0))
         except ValueError as error:
             raise SettingError(f"sessions[{index}].retention_tokens", str(error)) from error
         except ModelError as error:
@@ -160,7 +170,7 @@ def _build(config: Config, versions: Mapping[str, int]) -> Built:
         tapes[session.name] = tape
         if tiers.residency is not None:
             tiers.residency.attach(tape, identity_of(engine, frozen))
-    return Built(loaded, prompt, engine, tapes, tiers, costs, lines)
+    return Built(loaded, prompt, engine, tapes, tiers, costs, lines, prefixes)
 
 
 def line_spec(config: Config, index: int, prompt: PromptFormat) -> LineSpec | CompactSpec:
@@ -185,31 +195,49 @@ def retained_records(session: SessionConfig, prompt: PromptFormat) -> int:
     return session.retention_records or (prompt.terse.window_bars if prompt.terse is not None else 0)
 
 
-def _prefix(prompt: PromptFormat, spec: LineSpec | CompactSpec) -> tuple[int, ...]:
-    """The frozen prefix before the first bar."""
-    return prompt.frozen if isinstance(spec, LineSpec) else prompt.compact_frozen(spec.blank.header)
+def prefixes_of(
+    config: Config, prompt: PromptFormat, lines: Mapping[str, LineSpec | CompactSpec]
+) -> Prefixes:
+    """The frozen prefixes before the first bar. Raises SettingError for questions that cannot be numbered."""
+    headers = {n: None if isinstance(spec, LineSpec) else spec.blank.header for n, spec in lines.items()}
+    numbered: dict[str, list[Question]] | None = None
+    if config.flash.placement == "frozen":
+        numbered = {name: [] for name in lines}
+        for asked in questions_of(config):
+            if asked.question not in numbered[asked.session]:
+                numbered[asked.session].append(asked.question)
+    try:
+        return Prefixes(prompt, partial(text_of, prompt), headers, numbered)
+    except ValueError as error:
+        raise SettingError("flash.placement", str(error)) from error
 
 
 def fresh_tokens(config: Config, compact: Collection[str] = ()) -> int:
     """The most tokens of freshly prefilled windows in the pool at a time; ``compact``: names of sessions."""
     exact = {s.name for s in config.sessions if s.semantics == "exact"}
     replaced = sum(s.retention_tokens for s in config.sessions if s.name in exact or s.name in compact)
-    compared = (s.retention_tokens for s in config.sessions if s.name not in exact and s.divergence_every)
-    return replaced + max(compared, default=0)
+    one = (
+        s.retention_tokens
+        for s in config.sessions
+        if s.name not in exact and (s.divergence_every or config.flash.placement == "frozen")
+    )
+    return replaced + max(one, default=0)
 
 
 def pool_blocks(config: Config, frozen_tokens: int, compact: Collection[str] = ()) -> int:
     """Blocks for every session at its retention, twice over.
 
     A tape needs its window and one batch. An `exact` tape, or one of the ``compact`` sessions, also needs the
-    window that replaces it, and a compact one a prefix of its own; the others share room for one window that
-    is only compared. Forks that read old versions keep what was evicted meanwhile, and the cell budget
-    reserves its share of the pool for questions.
+    window that replaces it, and a compact one a prefix of its own. The others share room for one window that
+    is only compared or that gets other numbered questions, and for prefixes with them. Forks that read old
+    versions keep what was evicted meanwhile, and the cell budget reserves its share of the pool for
+    questions.
     """
     size = config.pool.block_size
     batch = config.scheduler.max_batch_tokens
     tapes = sum(session.retention_tokens + batch for session in config.sessions)
     tapes += fresh_tokens(config, compact) + len(compact) * frozen_tokens
     question = config.scheduler.max_prompt_tokens + config.scheduler.max_new_tokens
-    tokens = frozen_tokens + 2 * tapes + int(2 * question / config.scheduler.cell_budget)
+    prefixes = (3 if config.flash.placement == "frozen" else 1) * frozen_tokens
+    tokens = prefixes + 2 * tapes + int(2 * question / config.scheduler.cell_budget)
     return -(-tokens // size) + 2 * len(config.sessions) + 1

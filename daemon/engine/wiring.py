@@ -112,7 +112,8 @@ def refresher_of(
         return RefreshPolicy(s.semantics == "exact", s.refresh_every, s.refresh_idle, s.divergence_every)
 
     def questions(session: str) -> list[Probe]:
-        return [(it.prepared.prompt_tokens, it.prepared.choice_tokens) for it in registry.standing(session)]
+        asked = partial(built.prefixes.asked_behind, prefix=built.tapes[session].prefix)
+        return [(asked(each), each.prepared.choice_tokens) for each in registry.standing(session)]
 
     return Refresher(
         scheduler,

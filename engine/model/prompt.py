@@ -3,7 +3,8 @@
 For a chat model, the template is rendered once with markers for the tape and the question, and cut at them.
 The frozen prefix ends where the data begins; a question's tokens end the user's message and begin the
 assistant's. A model of the terse layout reads no words: its prefix is the begin-of-text token and the header
-of the compact lines, a question is a token, and the answer follows at once.
+of the compact lines, a question is a token, and the answer follows at once. Either kind can have questions
+numbered in its prefix; a question is then its number.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ COMPACT_SCHEMA = (
     "typical volume), and 000 is none. The first line has the reference, the unit, the typical volume and "
     "the units in one percent of the reference. Give a price as its level, with three digits.\n"
 )
+LISTED = "Questions are asked by their number:\n"
 _TAPE, _QUESTION = "\x00tape\x00", "\x00question\x00"
 
 Lines = Literal["decimal", "compact"]
@@ -42,7 +44,8 @@ class TerseQuestion(msgspec.Struct, frozen=True):
 class Terse(msgspec.Struct, frozen=True, kw_only=True):
     """What a terse model says of itself, as `foretick` in its config.json.
 
-    ``none`` answers where a question is undefined. ``window_bars``: the bars it was trained to read.
+    ``none`` answers where a question is undefined. ``window_bars``: the bars it was trained to read. ``ask``
+    goes before the number of a question, which has three digits.
     """
 
     layout: Literal["terse"]
@@ -50,6 +53,7 @@ class Terse(msgspec.Struct, frozen=True, kw_only=True):
     window_bars: int
     none: str
     questions: dict[str, TerseQuestion]
+    ask: str = "<|ask|>"
 
     def find(self, asked: str) -> TerseQuestion:
         """The question with this name, text or token. Raises ValueError listing all that it answers."""
@@ -70,13 +74,11 @@ class Terse(msgspec.Struct, frozen=True, kw_only=True):
 class PromptFormat:
     """The fixed text around tape and question.
 
-    ``before_tape`` and ``compact`` are the frozen prefix of decimal lines, and that of compact lines without
-    its header.
+    ``before_tape``: the frozen prefix without what it says of questions and lines.
     """
 
     tokenizer: Any
     before_tape: str
-    compact: str
     before_question: str
     after_question: str
     answer_prefix: str = ""
@@ -105,7 +107,7 @@ class PromptFormat:
             raise PromptError("the chat template does not carry the user's message exactly once")
         frozen, rest = rendered.split(_TAPE)
         before, after = rest.split(_QUESTION)
-        return cls(tokenizer, frozen + SCHEMA, frozen + COMPACT_SCHEMA, before, after, answer_prefix)
+        return cls(tokenizer, frozen, before, after, answer_prefix)
 
     @classmethod
     def _terse(cls, tokenizer: Any, system_prompt: str, described: Mapping[str, Any]) -> PromptFormat:
@@ -117,7 +119,7 @@ class PromptFormat:
             ) from error
         if system_prompt:
             raise PromptError("this model reads no words but its questions': remove model.system_prompt")
-        format_ = cls(tokenizer, tokenizer.bos_token, tokenizer.bos_token, "", "", "", terse)
+        format_ = cls(tokenizer, tokenizer.bos_token, "", "", "", terse)
         for text in (terse.none, *(q.token for q in terse.questions.values())):
             if len(format_.encode(text)) != 1:
                 raise PromptError(f"{text!r} is not one token of the model's tokenizer")
@@ -128,14 +130,19 @@ class PromptFormat:
         """The lines that the model reads best."""
         return "decimal" if self.terse is None else self.terse.lines
 
-    @property
-    def frozen(self) -> tuple[int, ...]:
-        """The frozen prefix of decimal lines."""
-        return tuple(self.encode(self.before_tape))
+    def frozen(self, header: str | None = None, questions: Sequence[str] = ()) -> tuple[int, ...]:
+        """The frozen prefix; ``header`` says what the numbers of compact lines mean, None: decimal lines.
 
-    def compact_frozen(self, header: str) -> tuple[int, ...]:
-        """The frozen prefix of compact lines; ``header`` says what their numbers mean."""
-        return tuple(self.encode(self.compact + header))
+        ``questions`` get the numbers from 1 on, see `numbered`. Raises ValueError when a terse model does not
+        know one, or cannot number so many.
+        """
+        if self.terse is not None:
+            asked = [self._number(n) + self.terse.find(text).token for n, text in enumerate(questions, 1)]
+            listed = "".join(asked) + "\n" if asked else ""
+            return tuple(self.encode(f"{self.before_tape}{header}{listed}"))
+        schema = SCHEMA if header is None else COMPACT_SCHEMA + header
+        lines = "".join(f"{n}. {text}\n" for n, text in enumerate(questions, 1))
+        return tuple(self.encode(self.before_tape + (LISTED + lines + "\n" if lines else "") + schema))
 
     def question(self, text: str) -> list[int]:
         """The tokens of a question, from the end of the tape to the beginning of the answer.
@@ -145,6 +152,12 @@ class PromptFormat:
         if self.terse is not None:
             return self.encode(self.terse.find(text).token)
         return self.encode(self.before_question + text + self.after_question)
+
+    def numbered(self, number: int) -> list[int]:
+        """As `question`, for one that has this number in the frozen prefix."""
+        if self.terse is not None:
+            return self.encode(self._number(number))
+        return self.encode(f"{self.before_question}{number}{self.after_question}")
 
     def choices(self, text: str, choices: Sequence[str]) -> tuple[int, ...]:
         """The first token of each choice of the question ``text``.
@@ -173,6 +186,14 @@ class PromptFormat:
         if not text:
             return []
         return [*([] if begin is None else [int(begin)]), *self.encode(text)]
+
+    def _number(self, number: int) -> str:
+        """A number as a terse model reads it."""
+        if self.terse is None or len(self.encode(self.terse.ask)) != 1:
+            raise ValueError("this model cannot be asked for the number of a question")
+        if number > 999:
+            raise ValueError("this model can be asked for 999 questions by their number, no more")
+        return f"{self.terse.ask}{number:03d}"
 
     @property
     def stop_ids(self) -> frozenset[int]:

@@ -17,6 +17,7 @@ from ingest.compact import (
     FITTING,
     REVIEW,
     TINY,
+    WIDEST,
     Anchor,
     CompactEncoder,
     CompactSpec,
@@ -143,6 +144,13 @@ def test_the_header_prints_the_anchor_exactly_as_training_renders_it(
     assert anchor.percent == min(max(round(Decimal(abs(anchor.reference)) / unit / 100), 1), 999)
 
 
+@settings(deadline=None)
+@given(st.integers(-LIMIT, LIMIT), st.sampled_from([1, CENT, 25 * CENT, NANO]), st.integers(1, LIMIT))
+def test_no_header_is_longer_than_the_widest(reference: int, unit: int, volume: int) -> None:
+    anchor = Anchor(reference // unit * unit, unit, volume)
+    assert len(anchor.header) <= len(WIDEST.header)
+
+
 def test_a_level_is_printed_as_its_price() -> None:
     anchor = Anchor(61_230 * NANO, NANO // 2, NANO, 2)
     assert [anchor.printed(text) for text in ("500", "512", "000", "")] == [
@@ -244,6 +252,16 @@ class Reference:
         levels = [level(price, self.anchor) for price in bar[:4]]
         return "".join(f"{each:03d}" for each in [*levels, code]) + "\n"
 
+    def _evict(self, event: int, tokens: int) -> None:
+        """Make room for a bar."""
+        spec = self.spec
+        while self.window and (
+            sum(tokens for _, _, tokens in self.window) + tokens > spec.tokens
+            or (spec.records and len(self.window) + 1 > spec.records)
+            or (spec.span_ns and self.window[0][1] < event - spec.span_ns)
+        ):
+            self.window.pop(0)
+
     def add(self, bar: tuple[int, ...], event: int) -> None:
         seen = [each for each, _, _ in self.window] + [bar]
         low, high = min(min(each[:4]) for each in seen), max(max(each[:4]) for each in seen)
@@ -259,17 +277,17 @@ class Reference:
                 again |= anchor.unit > self.spec.finest and high - low <= TINY * anchor.unit
                 again |= not anchor.volume <= 10 * typical <= 100 * anchor.volume
         if again:
+            self._evict(event, 0)
+            seen = [each for each, _, _ in self.window] + [bar]
+            low, high = min(min(each[:4]) for each in seen), max(max(each[:4]) for each in seen)
+            volumes = sorted(each[4] for each in seen if each[4] > 0)
+            typical = volumes[len(volumes) // 2] if volumes else anchor.volume if anchor else NANO
             self.anchor, self.age = anchor_for(low, high, typical, self.spec), 0
+            self._evict(event, 16)
             self.out.append((self.anchor, [self.text(each) for each, _, _ in self.window]))
         self.age += 1
+        self._evict(event, 16)
         self.window.append((bar, event, 16))
-        spec = self.spec
-        while (
-            sum(tokens for _, _, tokens in self.window) > spec.tokens
-            or (spec.records and len(self.window) > spec.records)
-            or (spec.span_ns and self.window[0][1] < event - spec.span_ns)
-        ):
-            self.window.pop(0)
         assert self.anchor is not None
         unit = self.anchor.unit
         shows = any(price % unit for each, _, _ in self.window for price in each[:4])
@@ -429,7 +447,7 @@ def test_a_window_that_takes_more_tokens_around_another_anchor_loses_its_oldest_
     assert len(encoder.window) == 5  # 6 tokens each
     pieces = encoder.encode(bars_of([flat(2000 * CENT)]))
     (restart,) = [piece.restart for piece in pieces if piece.restart is not None]
-    assert len(restart.window) == 2  # 14 and 16 tokens
+    assert len(restart.window) == 1  # 14 tokens, as many as the new bar
     assert sum(len(tokens) for tokens, _ in restart.window) <= 32
 
 

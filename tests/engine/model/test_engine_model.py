@@ -95,7 +95,7 @@ def test_a_gpu_that_is_not_there_is_an_error() -> None:
 def test_the_prompt_is_cut_at_tape_and_question() -> None:
     tokenizer = build_tokenizer()
     prompt = PromptFormat.of(tokenizer, "Be brief.")
-    whole = list(prompt.frozen) + prompt.encode("TAPE\n") + prompt.question("Why?")
+    whole = list(prompt.frozen()) + prompt.encode("TAPE\n") + prompt.question("Why?")
     text = tokenizer.decode(whole)
     assert text.index("Be brief.") < text.index("TAPE") < text.index("Why?")
     assert text.endswith("<|assistant|>")
@@ -112,7 +112,7 @@ def test_a_template_without_a_system_role_gets_it_in_the_user_turn() -> None:
         "{% endif %}[{{ m['content'] }}]{% endfor %}"
     )
     prompt = PromptFormat.of(tokenizer, "Be brief.")
-    assert tokenizer.decode(list(prompt.frozen)).startswith("[Be brief.")
+    assert tokenizer.decode(list(prompt.frozen())).startswith("[Be brief.")
     tokenizer.chat_template = "nothing of it"
     with pytest.raises(PromptError, match="exactly once"):
         PromptFormat.of(tokenizer)

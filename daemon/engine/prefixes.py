@@ -1,0 +1,108 @@
+"""The frozen prefix of each session: what its lines mean and, in frozen placement, its numbered questions.
+
+A question is asked by its number only of a version whose prefix has it. Until a prefix with a new question is
+adopted, the question is asked in full.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from engine.model.prompt import PromptFormat
+from flash.questions import Question
+from flash.registry import Standing
+from regions.ephemeral import Fork
+
+
+class Listing(NamedTuple):
+    """What one frozen prefix says. ``asked``: the tokens that ask each numbered question."""
+
+    prefix: tuple[int, ...]
+    asked: Mapping[Question, tuple[int, ...]]
+
+
+class Prefixes:
+    """Makes prefixes, and remembers those that may still be read. Called from several threads.
+
+    ``text_of`` gives a question as the model knows it. ``headers``, by session, say what compact lines mean
+    (None: decimal lines). ``questions``: those to number, None: none ever.
+    """
+
+    def __init__(
+        self,
+        prompt: PromptFormat,
+        text_of: Callable[[Question], str],
+        headers: Mapping[str, str | None],
+        questions: Mapping[str, Sequence[Question]] | None,
+    ) -> None:
+        self._prompt, self._text_of = prompt, text_of
+        self._headers = dict(headers)
+        self.numbers = questions is not None
+        """Questions are numbered."""
+        self._questions = {name: tuple((questions or {}).get(name, ())) for name in headers}
+        self._listings: defaultdict[str, deque[Listing]] = defaultdict(deque)  # oldest first
+        self._lock = threading.Lock()
+        for name in headers:
+            self._listings[name].append(self._made(name, self._headers[name], self._questions[name]))
+
+    def newest(self, session: str) -> tuple[int, ...]:
+        """The prefix that the session has or is about to get."""
+        return self._listings[session][-1].prefix
+
+    def anchor(self, session: str, header: str, use: Callable[[tuple[int, ...]], None]) -> None:
+        """Make a prefix with another ``header`` and call ``use`` with it, in the order of all changes.
+
+        Nothing changes when ``use`` raises.
+        """
+        with self._lock:
+            self._change(session, header, self._questions[session], use)
+
+    def number(
+        self, session: str, questions: Sequence[Question], use: Callable[[tuple[int, ...]], None]
+    ) -> None:
+        """As `anchor`, with other ``questions``; does nothing where questions are not numbered."""
+        with self._lock:
+            if self.numbers and tuple(questions) != self._questions[session]:
+                self._change(session, self._headers[session], tuple(questions), use)
+
+    def asked(self, standing: Standing, reader: Fork) -> Sequence[int]:
+        """The tokens that ask ``standing`` of ``reader``, by its number if its prefix has one."""
+        return self.asked_behind(standing, reader.prefix)
+
+    def asked_behind(self, standing: Standing, prefix: tuple[int, ...]) -> Sequence[int]:
+        """As `asked`, for the newest version's ``prefix``: older ones are forgotten."""
+        whole = standing.prepared.prompt_tokens
+        if not self.numbers:
+            return whole
+        with self._lock:
+            listings = self._listings[standing.session]
+            # identity first: comparing thousands of tokens for each question would cost a millisecond
+            alike = (n for n, each in enumerate(listings) if each.prefix is prefix or each.prefix == prefix)
+            found = next(alike, None)
+            if found is None:
+                return whole
+            for _ in range(found):
+                listings.popleft()
+            return listings[0].asked.get(standing.question, whole)
+
+    def _change(
+        self,
+        session: str,
+        header: str | None,
+        questions: tuple[Question, ...],
+        use: Callable[[tuple[int, ...]], None],
+    ) -> None:
+        listing = self._made(session, header, questions)
+        use(listing.prefix)
+        self._headers[session], self._questions[session] = header, questions
+        if not self.numbers:
+            self._listings[session].clear()  # nobody asks by number
+        self._listings[session].append(listing)
+
+    def _made(self, session: str, header: str | None, questions: tuple[Question, ...]) -> Listing:
+        prefix = self._prompt.frozen(header, list(map(self._text_of, questions)))
+        asked = {question: tuple(self._prompt.numbered(n)) for n, question in enumerate(questions, 1)}
+        return Listing(prefix, asked)
