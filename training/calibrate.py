@@ -13,8 +13,8 @@ from training.evaluate import calibrated_probabilities, softmax
 from training.sources import Answers
 from training.tokenizer import NONE
 
-LEAST_LABELS = 200
-"""Labels of a question, on tapes to fit and apart, below which nothing is fitted."""
+LEAST_LABELS, LEAST_OF_A_CHOICE = 200, 10
+"""Labels of a question, on tapes to fit and apart, and of each choice, below which nothing is fitted."""
 
 
 def fit_temperature(logits: Floats, label: Ints) -> float:
@@ -65,7 +65,8 @@ def fit_question(
     """Fit on half of the tapes; choose the method and take scores on the others. None: too few labels."""
     apart = _half(tape)
     ours, theirs = label[~apart], label[apart]
-    if min(len(ours), len(theirs)) < LEAST_LABELS or len(np.unique(ours)) < len(choices):
+    rarest = np.bincount(ours, minlength=len(choices)).min()
+    if min(len(ours), len(theirs)) < LEAST_LABELS or rarest < LEAST_OF_A_CHOICE:
         return None
     temperature = fit_temperature(logits[~apart], ours)
     curves = fit_curves(softmax(logits[~apart], temperature), ours)

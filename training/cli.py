@@ -213,12 +213,13 @@ def evaluate(
     from rich.console import Console
     from rich.progress import Progress
 
+    from tapes.generate import EVALUATION
     from training.evaluate import Report, plot, score, tables
     from training.sources import Setting, collect
 
     model, name, revision = _read_model(path)
     fitted = _read_calibration(path, revision, calibration)
-    source = _source(tape, form, seed)
+    source = _source(tape, form, seed, EVALUATION)
     console, settings = Console(), {}
     if not console.is_terminal:
         console.width = 140
@@ -272,19 +273,20 @@ def calibrate(
 ) -> None:
     """Fit probabilities and choice sets of a model's answers on labelled tapes.
 
-    Half of the labels are asked in fresh windows, half in windows that slide. The file is for this model and
-    its line schema only; the daemon refuses it for another.
+    Half of the labels are asked in fresh windows, half in windows that slide. Generated tapes are drawn from
+    training's ranges with seeds of their own, so that `foretick evaluate` shows what a shift costs. The file
+    is for this model and its line schema only; the daemon refuses it for another.
     """
-
     from rich.progress import Progress
 
     from flash.confidence import Calibration, write_calibration
+    from tapes.generate import TRAINING
     from training.calibrate import fit
     from training.export import foretick_block
     from training.sources import Setting, collect, joined
 
     model, _, revision = _read_model(path)
-    source = _source(tape, form, seed)
+    source = _source(tape, form, seed, TRAINING)
     parts = []
     with Progress() as progress:
         for read in (1, 2):
@@ -349,11 +351,11 @@ def _read_calibration(path: Path, revision: str, file: Path | None) -> Any:
         raise click.ClickException(str(error)) from None
 
 
-def _source(tape: str, form: str | None, seed: int) -> Any:
+def _source(tape: str, form: str | None, seed: int, ranges: Any) -> Any:
     from training.sources import Generated, Recorded
 
     if tape == "generated":
-        return Generated(seed)
+        return Generated(seed, ranges)
     if not Path(tape).exists():
         raise click.UsageError(f"--tape {tape}: there is no such file; `generated` is the other choice")
     if form is None:

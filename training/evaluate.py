@@ -294,12 +294,13 @@ def tables(report: Report) -> list[Any]:
         for column in COLUMNS:
             table.add_column(column, justify="left" if column == "question" else "right", no_wrap=True)
         for each in scores:
-            table.add_row(*_row(each))
+            table.add_row(*row(each))
         found.append(table)
     return found
 
 
-def _row(scores: QuestionScores) -> list[str]:
+def row(scores: QuestionScores) -> list[str]:
+    """The cells of COLUMNS."""
     balanced, confidence = scores.balanced, scores.calibrated or scores.raw
     return [
         scores.question,
