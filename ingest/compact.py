@@ -85,6 +85,10 @@ class Anchor:
         return decimal(self.price(int(text)), self.price_decimals)
 
 
+WIDEST = Anchor(1 - 92 * 10**17, 1, 92 * 10**17 - 1)
+"""An anchor with the longest header."""
+
+
 @dataclass(frozen=True, slots=True)
 class CompactSpec:
     """A compact session: the decimals of its printed prices, its finest unit, and its tape's retention.
@@ -189,13 +193,13 @@ class CompactEncoder:
         at, restart = 0, None
         while at < len(bars):
             if self._anchor is None or self._is_due(bars[at]):
-                restart = self._restart(bars[at])
+                restart = self._restart(bars[at : at + 1])
             piece = self._encode(bars[at : at + self._until_review], restart)
             if piece.lines:
                 pieces.append(piece)
                 at, restart = at + len(piece.lines), None
             else:
-                restart = self._restart(bars[at])
+                restart = self._restart(bars[at : at + 1])
         return pieces
 
     @property
@@ -214,31 +218,26 @@ class CompactEncoder:
         fields, fitting, marks = _encode(bars, self._anchor)
         lines = self._tokeniser.compact(fields[:fitting])
         self._age += fitting
-        self.rounded += int(np.count_nonzero(marks[:fitting] & _ROUNDED))
-        self.saturated += int(np.count_nonzero(marks[:fitting] & _SATURATED))
-        return Encoded(lines, self._anchor, self._retain(bars[:fitting], lines, marks), restart)
+        return Encoded(lines, self._anchor, self._retain(bars, lines, marks), restart)
 
     def _retain(self, bars: Bars, lines: list[list[int]], marks: Flags) -> list[bool]:
-        """Retain these bars and evict what the tape evicts; whether rounding shows in each one's window."""
+        """Retain the bars of ``lines`` and evict as the tape does; whether each one's window is rounded."""
         n = len(lines)
         if self._end + n > len(self._rows):
             kept = self._rows[self._start : self._end]
             self._rows = np.zeros((2 * (len(kept) + n) + 64, _COLUMNS), np.int64)
             self._rows[: len(kept)] = kept
             self._start, self._end = 0, len(kept)
-        rows = self._rows[self._end : self._end + n]
-        for column, name in enumerate("ohlcv"):
-            rows[:, column] = bars[name]
-        rows[:, _EVENT] = bars["ts_last_event"]
-        rows[:, _TOKENS] = [len(line) for line in lines]
-        rows[:, _INEXACT] = marks[:n] & _ROUNDED
-        shown = np.zeros(n, np.bool_)
+        shown = np.empty(n, np.bool_)
+        lengths = np.fromiter(map(len, lines), np.int64, n)
         spec = self._spec
-        self._start, self._tokens, self._inexact = _evict(
-            self._rows, self._start, self._end, n, self._tokens, self._inexact,
+        self._start, self._tokens, self._inexact, rounded, saturated = _retain(
+            bars, lengths, marks, self._rows, self._start, self._end, self._tokens, self._inexact,
             spec.tokens, spec.records, spec.span_ns, shown,
         )  # fmt: skip
         self._end += n
+        self.rounded += rounded
+        self.saturated += saturated
         return list(shown.tolist())
 
     def _is_due(self, bar: np.void) -> bool:
@@ -263,28 +262,36 @@ class CompactEncoder:
         unknown = 10**9 if self._anchor is None else self._anchor.volume
         return low, high, int(volumes[len(volumes) // 2]) if len(volumes) else unknown
 
-    def _restart(self, bar: np.void) -> Restart:
-        """Choose the anchor for the window and ``bar``, and encode the window around it."""
-        low, high, volume = self._extent(bar)
-        self._anchor = anchor = anchor_for(low, high, volume, self._spec)
+    def _restart(self, bar: Bars) -> Restart:
+        """Make room for ``bar`` (BAR [1]), choose the anchor for both, and encode the window around it."""
+        spec, event = self._spec, int(bar["ts_last_event"][0])
+        events = self._rows[self._start : self._end, _EVENT]
+        beyond = len(events) + 1 - spec.records if spec.records else 0
+        if spec.span_ns:
+            inside = events >= event - spec.span_ns
+            beyond = max(beyond, int(inside.argmax()) if inside.any() else len(events))
+        self._start += max(beyond, 0)
+        low, high, volume = self._extent(bar[0])
+        self._anchor = anchor = anchor_for(low, high, volume, spec)
         self.anchors += 1
         self._age = 0
         rows = self._rows[self._start : self._end]
-        kept = np.zeros(len(rows), BAR)
+        kept = np.zeros(len(rows) + 1, BAR)
+        kept[-1] = bar[0]
         for column, name in enumerate("ohlcv"):
-            kept[name] = rows[:, column]
+            kept[name][:-1] = rows[:, column]
         fields, _, marks = _encode(kept, anchor)
         lines = self._tokeniser.compact(fields)
-        rows[:, _TOKENS] = [len(line) for line in lines]
-        rows[:, _INEXACT] = marks & _ROUNDED
+        rows[:, _TOKENS] = [len(line) for line in lines[:-1]]
+        rows[:, _INEXACT] = marks[:-1] & _ROUNDED
         # other numbers may be more tokens, where the tokenizer has no token for every group of digits
-        first, tokens = 0, int(rows[:, _TOKENS].sum())
-        while tokens > self._spec.tokens:
+        first, tokens = 0, sum(map(len, lines))
+        while tokens > spec.tokens and first < len(rows):
             tokens -= len(lines[first])
             first += 1
         self._start += first
-        self._tokens, self._inexact = tokens, int(rows[first:, _INEXACT].sum())
-        window = zip(lines[first:], rows[first:, _EVENT].tolist(), strict=True)
+        self._tokens, self._inexact = tokens - len(lines[-1]), int(rows[first:, _INEXACT].sum())
+        window = zip(lines[first:-1], rows[first:, _EVENT].tolist(), strict=True)
         return Restart(anchor, tuple((tuple(line), event) for line, event in window))
 
 
@@ -333,30 +340,36 @@ def _fill_fields(
             fields[r, 4] = min(max(code, 1), HIGHEST)
             if fields[r, 4] != code:
                 marks[r] |= _SATURATED
-    return bars.shape[0]
+    return len(bars)
 
 
 @kernel
-def _evict(
-    rows: Ints, start: int, end: int, n: int, tokens: int, inexact: int,
+def _retain(
+    bars: Bars, lengths: Ints, marks: Flags, rows: Ints, start: int, end: int, tokens: int, inexact: int,
     most_tokens: int, most_records: int, span_ns: int, shown: npt.NDArray[np.bool_],
-) -> tuple[int, int, int]:  # fmt: skip
-    """Take rows ``end`` to ``end + n`` in, one by one, and evict as `regions.tape.Tape.make_room` does.
+) -> tuple[int, int, int, int, int]:  # fmt: skip
+    """Add the first bars at row ``end``, one by one, and evict as `regions.tape.Tape.make_room` does.
 
-    Returns the new start, tokens and number of rounded rows.
+    Returns the new start, tokens and number of rounded rows; and of the new bars, how many are rounded and
+    how many have a saturated volume.
     """
-    for i in range(n):
-        new = end + i
-        newest = rows[new, _EVENT]
+    rounded, saturated = 0, 0
+    for i in range(len(lengths)):
+        new, bar = end + i, bars[i]
+        row = rows[new]
+        row[0], row[1], row[2], row[3], row[4] = bar["o"], bar["h"], bar["l"], bar["c"], bar["v"]
+        row[_EVENT], row[_TOKENS], row[_INEXACT] = bar["ts_last_event"], lengths[i], marks[i] & _ROUNDED
         while start < new and (
-            tokens + rows[new, _TOKENS] > most_tokens
+            tokens + row[_TOKENS] > most_tokens
             or (most_records > 0 and new + 1 - start > most_records)
-            or (span_ns > 0 and rows[start, _EVENT] < newest - span_ns)
+            or (span_ns > 0 and rows[start, _EVENT] < row[_EVENT] - span_ns)
         ):
             tokens -= rows[start, _TOKENS]
             inexact -= rows[start, _INEXACT]
             start += 1
-        tokens += rows[new, _TOKENS]
-        inexact += rows[new, _INEXACT]
+        tokens += row[_TOKENS]
+        inexact += row[_INEXACT]
+        rounded += row[_INEXACT]
+        saturated += marks[i] // _SATURATED
         shown[i] = inexact > 0
-    return start, tokens, inexact
+    return start, tokens, inexact, rounded, saturated

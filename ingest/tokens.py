@@ -217,15 +217,15 @@ def look_up_groups(groups: GroupTable, fields: Fields) -> list[list[int]]:
 
 
 def build_groups(encode: Encode, seed: int = 0) -> GroupTable | None:
-    """The table of compact lines; None where it would differ from `encode` on random lines."""
+    """The table of compact lines; None if it differs from `encode` on random lines or on flat bars."""
     three = _digit_table(encode, 3)
     newline = list(encode("\n"))
     if three is None or len(newline) != 1:
         return None
     groups = GroupTable(three, newline[0])
-    lines = np.random.default_rng(seed).integers(0, 1000, (_SELF_TEST_LINES, 5))
-    for start in range(0, _SELF_TEST_LINES, _JOINED):
-        fields = lines[start : start + _JOINED]
+    drawn = np.random.default_rng(seed).integers(0, 1000, (_SELF_TEST_LINES, 5))
+    flat = np.repeat(np.arange(1000)[:, None], 5, axis=1)  # as of bars without a trade
+    for fields in np.array_split(np.concatenate([drawn, flat]), 2 * _SELF_TEST_LINES // _JOINED):
         texts, ids = list(map(compact_line, fields.tolist())), look_up_groups(groups, fields)
         if [list(encode(text)) for text in texts] != ids:
             return None

@@ -318,6 +318,11 @@ METRICS: tuple[Metric, ...] = (
         "session",
     ),
     _counter(
+        "foretick_refresh_failures_total",
+        "Refreshes that failed; the old window stays, new prefixes are retried. Worry when it grows: see the log.",
+        "session",
+    ),
+    _counter(
         "foretick_refresh_restarts_total",
         "Refreshes restarted after the whole window was evicted. Worry when foretick_refreshes_total stops.",
     ),

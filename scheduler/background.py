@@ -360,7 +360,7 @@ class Refresher:
             self._between(running, then)
             return
         if request.error is not None:
-            log.warning("%s was not refreshed: %s", request.session, request.error.message)
+            self._report(request.session, request.error.message)
         self._end(running)
 
     def _between(self, running: _Prefill, then: Callable[[_Prefill], None]) -> None:
@@ -410,9 +410,14 @@ class Refresher:
         try:
             self._use(running, fresh)
         except NotResident as error:
-            log.warning("%s was not refreshed: %s", tape.name, error)
+            self._report(tape.name, str(error))
         finally:
             self._end(running)
+
+    def _report(self, session: str, why: str) -> None:
+        """Report a failed refresh."""
+        log.warning("%s was not refreshed: %s", session, why)
+        self._observer.refresh_failed(session)
 
     def _use(self, running: _Prefill, fresh: Fork) -> None:
         """Compare with the fresh window, adopt it, or both."""

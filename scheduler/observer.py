@@ -47,6 +47,9 @@ class Observer:
     def refresh_restarted(self) -> None:
         """A refresh restarted: its window was evicted before the prefill was done."""
 
+    def refresh_failed(self, session: str) -> None:
+        """A refresh failed: the session keeps its window and prefix. A replaced prefix is tried again."""
+
     def compared(self, session: str, found: Sequence[Divergence]) -> None:
         """A session's standing questions were answered from its carried and from a fresh state."""
 

@@ -24,7 +24,7 @@ from engine.model.prompt import PromptFormat
 from feeds.connector import SettingError
 from flash.questions import EXACT_VALUE, PAPER_SIX, Prepared, Question
 from flash.registry import BadQuestion, Registry, Standing
-from ingest.compact import CompactSpec
+from ingest.compact import WIDEST, CompactSpec
 from ingest.lines import LineSpec
 from regions.tape import Retention, Tape
 from scheduler.costs import OnlineCosts, guess
@@ -139,8 +139,9 @@ def _build(config: Config, versions: Mapping[str, int]) -> Built:
     lines = {session.name: line_spec(config, index, prompt) for index, session in enumerate(config.sessions)}
     prefixes = prefixes_of(config, prompt, lines)
     longest = max((len(prefixes.newest(name)) for name in lines), default=0)
+    header = len(prompt.encode(WIDEST.header))  # no anchor's header is longer
     compact = [name for name, spec in lines.items() if isinstance(spec, CompactSpec)]
-    blocks = config.pool.blocks or pool_blocks(config, longest, compact)
+    blocks = config.pool.blocks or pool_blocks(config, longest + (header if compact else 0), compact)
     size = config.pool.block_size
     # the pool less the cell budget; at least the longest frozen prefix
     cached = max(int(blocks * size * (1 - config.scheduler.cell_budget)), longest)
@@ -155,6 +156,7 @@ def _build(config: Config, versions: Mapping[str, int]) -> Built:
         retention = Retention(session.retention_tokens, records, session.retention_span)
         try:
             tape = engine.open_tape(session.name, frozen, retention)
+            tape.check_prefix(len(frozen) + (header if session.name in compact else 0))
         except ValueError as error:
             raise SettingError(f"sessions[{index}].retention_tokens", str(error)) from error
         except ModelError as error:

@@ -1,15 +1,9 @@
-"""The data plane's thread: from the ring to the tapes, counting the bars that wait for the engine.
-
-A compact session whose prices left its levels gets a new frozen prefix and window (`Scheduler.refresh`), then
-the bars around the new anchor. Both wait until all bars around the old anchor are committed.
-"""
+"""The data plane's thread: from the ring to the tapes, counting the bars that wait for the engine."""
 
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -58,19 +52,6 @@ def inputs_of(payloads: Sequence[Appended]) -> Inputs:
     )
 
 
-@dataclass(slots=True)
-class _Session:
-    """What a session has in the scheduler, and what waits for it to be committed."""
-
-    tape: Tape
-    bars: int = 0
-    """Bars so far."""
-    uncommitted: int = 0
-    """Bars in the scheduler."""
-    held: deque[Restart | list[TapeItem[Appended]]] = field(default_factory=deque)
-    """A restart that waits for these bars, and what follows it."""
-
-
 class EngineInput:
     """Appends the ring's records to the tapes; `run` is the data plane's thread."""
 
@@ -84,10 +65,10 @@ class EngineInput:
         store: MetricStore,
     ) -> None:
         self._ring, self._scheduler, self._prefixes = ring, scheduler, built.prefixes
-        self._sessions = [_Session(built.tapes[session.name]) for session in config.sessions]
-        self._by_tape = {session.tape: session for session in self._sessions}
+        self._tapes = [built.tapes[session.name] for session in config.sessions]
+        self._appended = [0] * len(self._tapes)
         self._waiting = 0
-        self._lock = threading.RLock()  # a closed scheduler drops what is appended, on this thread
+        self._lock = threading.Lock()
         self._stop = threading.Event()
         self._ended = threading.Event()
         self._leave_ring = threading.Event()
@@ -96,9 +77,7 @@ class EngineInput:
         self._plane = DataPlane(
             ring,
             source,
-            BarBuilder(
-                len(self._sessions), BarPolicy(bars.interval, bars.lateness, bars.empty, bars.max_fill)
-            ),
+            BarBuilder(len(self._tapes), BarPolicy(bars.interval, bars.lateness, bars.empty, bars.max_fill)),
             Tokeniser(built.prompt.encode),
             [SessionSpec(session.name, built.lines[session.name]) for session in config.sessions],
             self._append,
@@ -133,49 +112,30 @@ class EngineInput:
 
     def on_commit(self, tape: Tape, version: int, records: TapeItems) -> None:
         """These bars no longer wait."""
-        self._committed(tape, len(records))
+        self._count(-len(records))
 
     def on_drop(self, tape: Tape, records: TapeItems, failure: Failure) -> None:
         """As `on_commit`."""
-        self._committed(tape, len(records))
+        self._count(-len(records))
 
-    def _append(self, number: int, records: Sequence[TapeRecord]) -> None:
-        session = self._sessions[number]
-        items = [
-            TapeItem(record.tokens, Appended(record, session.bars + i), record.ts_last_event)
-            for i, record in enumerate(records)
-        ]
-        session.bars += len(records)
-        with self._lock:
-            self._waiting += len(records)
-            session.held.append(items)
-        self._proceed(session)
+    def _append(self, session: int, records: Sequence[TapeRecord]) -> None:
+        first = self._appended[session]
+        self._appended[session] += len(records)
+        self._count(len(records))
+        self._scheduler.append(
+            self._tapes[session],
+            [
+                TapeItem(record.tokens, Appended(record, first + i), record.ts_last_event)
+                for i, record in enumerate(records)
+            ],
+        )
 
-    def _restart(self, number: int, restart: Restart) -> None:
-        session = self._sessions[number]
-        with self._lock:
-            session.held.append(restart)
-        self._proceed(session)
-
-    def _proceed(self, session: _Session) -> None:
-        """Pass on what is held, in order; a restart goes when nothing before it is uncommitted."""
-        with self._lock:  # held while passing on: two threads must not change the order
-            while session.held and not (session.uncommitted and isinstance(session.held[0], Restart)):
-                piece = session.held.popleft()
-                if isinstance(piece, Restart):
-                    window = [TapeItem(tokens, None, event) for tokens, event in piece.window]
-                    refresh = partial(self._scheduler.refresh, session.tape, window=window)
-                    self._prefixes.anchor(session.tape.name, piece.anchor.header, refresh)
-                else:
-                    session.uncommitted += len(piece)
-                    self._scheduler.append(session.tape, piece)
-
-    def _committed(self, tape: Tape, records: int) -> None:
-        session = self._by_tape[tape]
-        with self._lock:
-            self._waiting -= records
-            session.uncommitted -= records
-        self._proceed(session)
+    def _restart(self, session: int, restart: Restart) -> None:
+        """Give a compact session its new anchor; its next bars wait for it, and questions do not."""
+        tape = self._tapes[session]
+        window = [TapeItem(tokens, None, event) for tokens, event in restart.window]
+        refresh = partial(self._scheduler.refresh, tape, window=window)
+        self._prefixes.anchor(tape.name, restart.anchor.header, refresh)
 
     def _finish(self, idle: Callable[[], bool]) -> bool:
         """Take the rest, at the engine's pace, and close the open bars; False if `stop` came first."""
@@ -189,3 +149,7 @@ class EngineInput:
             if self._stop.wait(0.005):
                 return False
         return True
+
+    def _count(self, records: int) -> None:
+        with self._lock:
+            self._waiting += records

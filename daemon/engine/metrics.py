@@ -86,6 +86,10 @@ class EngineObserver(Observer):
         """A window was evicted before its refresh finished."""
         self._store.inc("foretick_refresh_restarts_total")
 
+    def refresh_failed(self, session: str) -> None:
+        """A refresh failed; the log says why."""
+        self._store.inc("foretick_refresh_failures_total", session=session)
+
     def compared(self, session: str, found: Sequence[Divergence]) -> None:
         """Standing questions were answered from both the carried and a fresh state."""
         self._store.inc("foretick_divergence_samples_total", len(found), session=session)

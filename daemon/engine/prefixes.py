@@ -98,6 +98,8 @@ class Prefixes:
         listing = self._made(session, header, questions)
         use(listing.prefix)
         self._headers[session], self._questions[session] = header, questions
+        if not self.numbers:
+            self._listings[session].clear()  # nobody asks by number
         self._listings[session].append(listing)
 
     def _made(self, session: str, header: str | None, questions: tuple[Question, ...]) -> Listing:

@@ -72,9 +72,11 @@ def test_refreshes_and_comparisons_are_counted_by_session() -> None:
     observer = EngineObserver(store, KVPool([LayerShape(1, 2, 2)], 4))
     observer.refreshed("a")
     observer.refresh_restarted()
+    observer.refresh_failed("a")
     observer.compared("b", [Divergence(True, 0.5), Divergence(False, 1.0)])
     assert store.value("foretick_refreshes_total", session="a") == 1
     assert store.value("foretick_refresh_restarts_total") == 1
+    assert store.value("foretick_refresh_failures_total", session="a") == 1
     assert store.value("foretick_divergence_samples_total", session="b") == 2
     assert store.value("foretick_divergence_agreements_total", session="b") == 1
     assert store.value("foretick_divergence_kl_nats", session="b") == 0.75

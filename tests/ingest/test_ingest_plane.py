@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
 import ingest
 from ingest.bars import EMPTY, GAP, BarBuilder, BarPolicy
+from ingest.compact import CompactSpec, Restart
 from ingest.lines import LineSpec
 from ingest.plane import DataPlane, SessionSpec, TapeRecord
 from ingest.record import RECORD, TRADE, Records, RecordWriter
@@ -37,10 +39,19 @@ def packed(*items: tuple[int, int, int, int]) -> Records:
 class Harness:
     """A plane of three sessions on a ring; the test controls its clock and engine."""
 
-    def __init__(self, mode: Mode, policy: BarPolicy, idle_close_ns: int = 0, capacity: int = 16) -> None:
+    def __init__(
+        self,
+        mode: Mode,
+        policy: BarPolicy,
+        idle_close_ns: int = 0,
+        capacity: int = 16,
+        line: LineSpec | CompactSpec = LineSpec(2, 0),  # noqa: B008  # frozen
+    ) -> None:
         self.now = 1000
         self.ready = True
         self.seen: list[tuple[int, TapeRecord]] = []
+        self.restarts: list[tuple[int, int, Restart]] = []
+        """Records submitted before, session, restart."""
         self.metrics = MetricStore.local(LABELS)
         self.ring = Ring.create(capacity, mode, clock=lambda: self.now)
         self.builder = BarBuilder(3, policy)
@@ -50,7 +61,7 @@ class Harness:
             self.builder,
             Tokeniser(lambda text: list(map(ord, text))),
             [
-                SessionSpec("btc", LineSpec(2, 0)),
+                SessionSpec("btc", line),
                 SessionSpec("spx", LineSpec(0, 0)),
                 SessionSpec("eur", LineSpec(1, 1)),
             ],
@@ -59,6 +70,7 @@ class Harness:
             clock=lambda: self.now,
             ready=lambda: self.ready,
             idle_close_ns=idle_close_ns,
+            restart=lambda session, restart: self.restarts.append((len(self.seen), session, restart)),
         )
 
     def submit(self, session: int, records: list[TapeRecord]) -> None:
@@ -78,7 +90,7 @@ Make = Callable[..., Harness]
 def make() -> Iterator[Make]:
     made: list[Harness] = []
 
-    def build(mode: Mode = "pause", policy: BarPolicy | None = None, **options: int) -> Harness:
+    def build(mode: Mode = "pause", policy: BarPolicy | None = None, **options: Any) -> Harness:
         made.append(Harness(mode, policy or BarPolicy(SECOND), **options))
         return made[-1]
 
@@ -265,3 +277,28 @@ def test_after_warm_up_the_first_tick_compiles_nothing(make: Make) -> None:
         harness.plane.flush()
         assert len(harness.seen) == 2
     assert [len(kernel.signatures) for kernel in kernels] == before  # type: ignore[attr-defined]  # numba's
+
+
+def test_a_restart_comes_before_the_first_bar_around_its_anchor(make: Make) -> None:
+    harness = make(line=CompactSpec(0, records=2))
+    harness.ring.push(packed(*(trade(0, n, price, n) for n, price in enumerate((10, 11, 12, 900, 3000, 0)))))
+    harness.plane.step()
+    assert harness.texts(0) == [
+        "500500500500500\n",
+        "501501501501500\n",
+        "502502502502500\n",
+        "589589589589500\n",
+        "605605605605500\n",
+    ]
+    assert [(seen, session) for seen, session, _ in harness.restarts] == [(0, 0), (3, 0), (4, 0)]
+    windows = [[event for _, event in restart.window] for _, _, restart in harness.restarts]
+    assert windows == [[], [2 * SECOND], [3 * SECOND]]
+    records = [record for _, record in harness.seen]
+    assert [record.anchor and record.anchor.unit // SECOND for record in records] == [1, 1, 1, 5, 10]
+    assert [record.rounded for record in records] == [False, False, False, True, False]
+    assert [record.last_offset for record in records] == [0, 1, 2, 3, 4]
+    value = harness.metrics.value
+    assert value("foretick_anchors_total", session="btc") == 3
+    assert value("foretick_anchors_total", session="spx") == 0
+    assert value("foretick_bars_rounded_total", session="btc") == 0
+    assert value("foretick_volumes_saturated_total", session="btc") == 0

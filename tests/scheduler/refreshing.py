@@ -71,6 +71,9 @@ class Counts(Observer):
     def refresh_restarted(self) -> None:
         self.totals["refresh_restarts", ""] += 1
 
+    def refresh_failed(self, session: str) -> None:
+        self.totals["refresh_failures", session] += 1
+
     def compared(self, session: str, found: Sequence[Divergence]) -> None:
         self.totals["divergence_samples", session] += len(found)
         self.totals["divergence_agreements", session] += sum(one.agrees for one in found)

@@ -404,3 +404,37 @@ def test_costs_begin_with_the_profile():
     guessed = costs_of(load_config(None, {}))
     measured = costs_of(load_config(None, {}, {"scheduler.profile": "h200-paper"}))
     assert 0 < measured.recompute_ns(30_000) < guessed.recompute_ns(30_000)
+
+
+@pytest.mark.parametrize(("written", "nano"), [("0.25", 250_000_000), ("5", 5 * 10**9), ('"0.01"', 10**7)])
+def test_a_price_unit_is_read_exactly(tmp_path, written, nano):
+    text = f'[[sessions]]\nname = "a"\nsymbol = "X:A"\nlines = "compact"\nunit = {written}\n'
+    path = write(tmp_path, text)
+    assert load_config(path, {}).sessions[0].unit == nano
+    overridden = load_config(path, {"FORETICK_SESSIONS__0__UNIT": "0.5"}).sessions[0]
+    assert (overridden.unit, str(overridden.unit)) == (500_000_000, "0.5")
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ("unit = -1", "-1 is below 0"),
+        ('unit = 0.25\nlines = "decimal"', "is for compact lines"),
+        ("unit = 0.125", "more than 2 (price_decimals) decimals"),
+        ('unit = "1e-3"', "not a plain decimal number"),
+        ("unit = true", "expected a number, got True"),
+    ],
+)
+def test_an_unusable_price_unit_is_refused(tmp_path, keys, message):
+    found = problems(tmp_path, f'[[sessions]]\nname = "a"\nsymbol = "X:A"\n{keys}\n')
+    ((key, text),) = found.items()
+    assert key == "sessions[0].unit"
+    assert message in text
+
+
+def test_a_compact_session_needs_room_for_two_windows(tmp_path):
+    def blocks(lines):
+        text = f'[[sessions]]\nname = "a"\nsymbol = "X:A"\nlines = "{lines}"\n[pool]\nblocks = 1\n'
+        return int(problems(tmp_path, text)["pool.blocks"].partition(", but ")[2].split()[0])
+
+    assert blocks("compact") - blocks("decimal") == 4096
