@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 
 from daemon.api.messages import Ask
-from daemon.config.schema import ModelConfig
+from daemon.config.schema import FlashConfig, ModelConfig
 from engine.model.canary import dense_logits
 from engine.model.loading import load_model
 from engine.step import Chunk, Executor, SampledToken
@@ -79,12 +80,18 @@ def bars(seconds: int) -> np.ndarray:
     return made
 
 
+@pytest.mark.parametrize("placement", ["ephemeral", "frozen"])
 async def test_answers_equal_the_dense_model_and_prices_are_printed_by_their_versions_anchor(
-    directory: Path,
+    directory: Path, placement: Literal["ephemeral", "frozen"]
 ) -> None:
     vocabulary = Vocabulary()
     encode = vocabulary.encode
-    says = SaysALevel(vocabulary.id("<|exact_value|>"), vocabulary.id(LEVEL), vocabulary.end)
+    listed: list[int] = []
+    asks = {question.name: [vocabulary.id(f"<|{question.name}|>")] for question in PAPER_SIX}
+    if placement == "frozen":
+        asks = {name: [vocabulary.ask, vocabulary.id(f"{n:03d}")] for n, name in enumerate(asks, 1)}
+        listed = encode("".join(f"<|ask|>{n:03d}<|{name}|>" for n, name in enumerate(asks, 1)) + "\n")
+    says = SaysALevel(asks["exact_value"][-1], vocabulary.id(LEVEL), vocabulary.end)
     seconds = 40
     encoder = CompactEncoder(Tokeniser(encode), CompactSpec(2, records=WINDOW_BARS))
     texts: list[tuple[list[int], Anchor, bool, int]] = []
@@ -99,7 +106,8 @@ async def test_answers_equal_the_dense_model_and_prices_are_printed_by_their_ver
         for line, rounded in zip(piece.lines, piece.rounded, strict=True):
             evicted += len(window) == WINDOW_BARS
             window = [*window, line][-WINDOW_BARS:]
-            tokens = [vocabulary.bos, *encode(piece.anchor.header), *(t for each in window for t in each)]
+            header = [vocabulary.bos, *encode(piece.anchor.header), *listed]
+            tokens = [*header, *(t for each in window for t in each)]
             texts.append((tokens, piece.anchor, rounded, evicted))
     units = [anchor.unit for _, anchor, _, _ in texts]
     assert [units[0], units[4], units[16], units[20], units[-1]] == [CENT, 2 * CENT, CENT, 5 * CENT, CENT]
@@ -107,6 +115,7 @@ async def test_answers_equal_the_dense_model_and_prices_are_printed_by_their_ver
     config = inproc_config(
         sessions=sessions("V:AAA", warm_up_records=0),
         model=ModelConfig(path=str(directory)),
+        flash=FlashConfig(placement=placement),
         standing="paper_six",
     )
     async with running(config, source, sink, says) as front:
@@ -133,8 +142,7 @@ async def test_answers_equal_the_dense_model_and_prices_are_printed_by_their_ver
                 continue  # its bars carry what they absorbed
             compared += 1
             for question in PAPER_SIX[:5]:
-                asked = [*tokens, vocabulary.id(f"<|{question.name}|>")]
-                logits = dense_logits(loaded, asked)[-1]
+                logits = dense_logits(loaded, [*tokens, *asks[question.name]])[-1]
                 assert question.choices is not None
                 first, second = (float(logits[vocabulary.id(choice)]) for choice in question.choices)
                 answer = given[question.name]
@@ -147,8 +155,9 @@ async def test_answers_equal_the_dense_model_and_prices_are_printed_by_their_ver
         assert count(front, "versions", session="aaa") == seconds
 
         anchor = texts[-1][1]
-        reply = await front.sessions.ask_engine(Ask(1, "aaa", "exact_value", 8))
-        assert (reply.data_version, reply.text) == (seconds, decimal(anchor.price(int(LEVEL)), 2))
+        if placement == "ephemeral":  # an ask is not numbered
+            reply = await front.sessions.ask_engine(Ask(1, "aaa", "exact_value", 8))
+            assert (reply.data_version, reply.text) == (seconds, decimal(anchor.price(int(LEVEL)), 2))
         reply = await front.sessions.ask_engine(Ask(2, "aaa", "range_location", 8))
         assert len(encode(reply.text)) == 1
 
