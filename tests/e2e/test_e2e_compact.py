@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pytest
 
 from daemon.api.messages import Ask
-from daemon.config.schema import ModelConfig
+from daemon.config.schema import FlashConfig, ModelConfig
 from engine.model.embedded import embedded_directory
 from engine.model.loading import load_model
 from engine.model.prompt import PromptFormat
@@ -90,15 +90,20 @@ class Expected(NamedTuple):
     rows: list[int]
 
 
-def expected_of(prompt: PromptFormat, questions: Sequence[Sequence[int]], seconds: int) -> list[Expected]:
-    """Every version, and histories for the oracle: one for each anchor, with a fork for each question."""
+def expected_of(
+    prompt: PromptFormat, listed: Sequence[str], questions: Sequence[Sequence[int]], seconds: int
+) -> list[Expected]:
+    """Every version, and histories for the oracle: one for each anchor, with a fork for each question.
+
+    ``listed``: the texts of numbered questions.
+    """
     encoder = CompactEncoder(Tokeniser(prompt.encode), CompactSpec(2, records=WINDOW_BARS))
     versions: list[Expected] = []
     for piece in encoder.encode(bars(seconds)):
         assert piece.anchor is not None
         assert piece.rounded is not None
         if piece.restart is not None:
-            history, evicted, owner = History.begin(list(prompt.frozen(piece.anchor.header))), 0, 0
+            history, evicted, owner = History.begin(list(prompt.frozen(piece.anchor.header, listed))), 0, 0
             window = [list(tokens) for tokens, _ in piece.restart.window]
             tape = [token for line in window for token in line]
             history.add(tape, 0, 0)
@@ -117,15 +122,22 @@ def expected_of(prompt: PromptFormat, questions: Sequence[Sequence[int]], second
     return versions
 
 
-@pytest.mark.parametrize(("kind", "questions"), [("terse", 5), ("embedded", 1)])
+@pytest.mark.parametrize(
+    ("kind", "placement", "questions"),
+    [("terse", "ephemeral", 5), ("terse", "frozen", 5), ("embedded", "ephemeral", 1)],
+)
 async def test_answers_equal_the_dense_model_and_prices_are_printed_by_their_versions_anchor(
-    directory: Path, kind: str, questions: int
+    directory: Path, kind: str, placement: Literal["ephemeral", "frozen"], questions: int
 ) -> None:
     seconds, path = 40, directory if kind == "terse" else embedded_directory()
     loaded = load_model(path)
     prompt = PromptFormat.of(loaded.tokenizer, described=loaded.described)
     asked = [each.name if kind == "terse" else each.text for each in PAPER_SIX]
-    expected = expected_of(prompt, [prompt.question(text) for text in asked[:questions]], seconds)
+    if placement == "frozen":
+        listed, tokens = asked, [prompt.numbered(n) for n in range(1, 7)]
+    else:
+        listed, tokens = [], list(map(prompt.question, asked))
+    expected = expected_of(prompt, listed, tokens[:questions], seconds)
     units = [each.anchor.unit for each in expected]
     assert [units[0], units[4], units[16], units[20], units[-1]] == [CENT, 2 * CENT, CENT, 5 * CENT, CENT]
     (level,), (end,) = prompt.encode(LEVEL), prompt.stop_ids
@@ -133,9 +145,10 @@ async def test_answers_equal_the_dense_model_and_prices_are_printed_by_their_ver
     config = inproc_config(
         sessions=sessions("V:AAA", warm_up_records=0, lines="compact", retention_records=WINDOW_BARS),
         model=ModelConfig(path=str(path)),
+        flash=FlashConfig(placement=placement),
         standing="paper_six",
     )
-    async with running(config, source, sink, SaysALevel(prompt.question(asked[5])[-1], level, end)) as front:
+    async with running(config, source, sink, SaysALevel(tokens[5][-1], level, end)) as front:
         offset = 0
         for n in range(seconds + 1):
             batch = []
@@ -170,6 +183,8 @@ async def test_answers_equal_the_dense_model_and_prices_are_printed_by_their_ver
         assert count(front, "versions", session="aaa") == seconds
         assert count(front, "bars_rounded", session="aaa") > 0
 
+        if placement == "frozen":
+            return  # an ask is not numbered, and this executor knows only the number
         reply = await front.sessions.ask_engine(Ask(1, "aaa", asked[5], 8))
         price = decimal(expected[-1].anchor.price(int(LEVEL)), 2)
         assert (reply.data_version, reply.text, reply.flags) == (seconds, price, ("untrained",))
