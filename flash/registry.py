@@ -13,7 +13,7 @@ from flash.questions import Prepare, Prepared, Question
 class BadQuestion(ValueError):
     """A question that cannot be registered; the message says why. ``member``: the invalid member."""
 
-    def __init__(self, message: str, member: Literal["name", "choices"] = "choices") -> None:
+    def __init__(self, message: str, member: Literal["name", "text", "choices"] = "choices") -> None:
         super().__init__(message)
         self.member = member
 
@@ -68,6 +68,8 @@ class Registry:
     def _made(self, session: str, question: Question) -> Standing:
         try:
             prepared = self._prepare(question)
+        except BadQuestion:
+            raise
         except ValueError as error:
             raise BadQuestion(f"question {question.name!r}: {error}") from error
         check_choices(question, prepared)

@@ -319,7 +319,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     _counter(
         "foretick_refresh_failures_total",
-        "Refreshes that failed; the old window stays, new prefixes are retried. Worry when it grows: see the log.",
+        "Refreshes that failed; the old window stays, a new prefix is retried. If it grows, see the log.",
         "session",
     ),
     _counter(

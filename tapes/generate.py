@@ -1,8 +1,8 @@
 """Generated tapes: uptrends, corrections, consolidations and random walks with microstructure noise.
 
-The first three regimes are those of *Attention Once* section 4.2; jumps, gaps, volume regimes and price scales
-are added, so that a model can't learn one scale. Everything is drawn from one `numpy` generator and is equal
-for equal seeds. `EVALUATION` is wider than `TRAINING` in every range.
+The first three regimes are those of *Attention Once* section 4.2; jumps, gaps, volume regimes and price
+scales are added, so that a model can't learn one scale. Everything is drawn from one `numpy` generator and
+is equal for equal seeds. `EVALUATION` is wider than `TRAINING` in every range.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ EVALUATION = Ranges(
     tails=5.0,
     bounce=(0.0, 0.4),
     jump=0.015,
+    gap=0.2,
     wick=(0.1, 0.9),
     units=(0.9, 38.0),
     volume_segment=(3, 36),
@@ -70,7 +71,9 @@ EVALUATION = Ranges(
 )
 
 
-def generate(rng: np.random.Generator, tapes: int, bars: int, ranges: Ranges = TRAINING, window: int = 0) -> Levels:
+def generate(
+    rng: np.random.Generator, tapes: int, bars: int, ranges: Ranges = TRAINING, window: int = 0
+) -> Levels:
     """``tapes`` tapes of ``bars`` bars. The labels of a reader of ``window`` bars (0: of all)."""
     at = np.arange(tapes)[:, None]
     shape = (tapes, bars)
@@ -79,7 +82,9 @@ def generate(rng: np.random.Generator, tapes: int, bars: int, ranges: Ranges = T
     regime = rng.choice(4, (tapes, n), p=ranges.regimes)[at, segment]
     mean = (np.abs(rng.normal(0, ranges.drift, (tapes, n))) + 0.03)[at, segment]
     volatility = np.exp(rng.normal(0, ranges.spread, (tapes, n)))[at, segment]
-    volatility = volatility * np.where(regime == SIDEWAYS, rng.uniform(*ranges.calm, (tapes, n))[at, segment], 1.0)
+    volatility = volatility * np.where(
+        regime == SIDEWAYS, rng.uniform(*ranges.calm, (tapes, n))[at, segment], 1.0
+    )
     volatility = volatility * np.where(regime == DOWN, 1.2, 1.0)
     noise = rng.standard_t(ranges.tails, shape) * 0.775 if ranges.tails else rng.normal(size=shape)
     drift = np.where(regime == UP, mean, np.where(regime == DOWN, -1.2 * mean, 0.0))
@@ -95,7 +100,9 @@ def generate(rng: np.random.Generator, tapes: int, bars: int, ranges: Ranges = T
     low = np.minimum(opened, close) - rng.exponential(1.0, shape) * wick
     opened, high, low, close = _in_units(rng, (opened, high, low, close), ranges)
     volume = _volumes(rng, shape, np.abs(step), ranges)
-    percent = np.exp(rng.uniform(*np.log(ranges.percent), tapes)).astype(np.int64)
+    percent = np.exp(rng.uniform(np.log(ranges.percent[0]), np.log(ranges.percent[1]), tapes)).astype(
+        np.int64
+    )
     return Levels(opened, high, low, close, volume, np.clip(percent, 1, _HIGHEST), window)
 
 
@@ -127,17 +134,16 @@ def _in_units(
     rng: np.random.Generator, prices: tuple[Floats, ...], ranges: Ranges
 ) -> tuple[Ints, Ints, Ints, Ints]:
     """Prices as levels, somewhere between the lowest and the highest one."""
-    opened, high, low, close = prices
+    _, high, low, _ = prices
     bottom, span = low.min(1), high.max(1) - low.min(1)
     most = 990.0 / span
     least, largest = ranges.units
     scale = np.minimum(np.exp(rng.uniform(np.log(least), np.log(largest), len(span))), most)
     offset = rng.random(len(span)) * np.maximum(995.0 - span * scale, 0.0) + 2.0 - bottom * scale
-    o, h, l, c = (
-        np.clip(np.rint(x * scale[:, None] + offset[:, None]), 0, _HIGHEST).astype(np.int64)
-        for x in (opened, high, low, close)
+    o, h, lowest, c = (
+        np.clip(np.rint(x * scale[:, None] + offset[:, None]), 0, _HIGHEST).astype(np.int64) for x in prices
     )
-    return o, h, l, c
+    return o, h, lowest, c
 
 
 def _volumes(rng: np.random.Generator, shape: tuple[int, int], moves: Floats, ranges: Ranges) -> Ints:
@@ -152,4 +158,5 @@ def _volumes(rng: np.random.Generator, shape: tuple[int, int], moves: Floats, ra
         + (rng.random(shape) < ranges.burst) * rng.exponential(1.2, shape)
         + rng.normal(0, 0.5, (tapes, 1))
     )
-    return np.clip(np.rint(_CENTRE + 200 * log_volume / np.log(10)), 1, _HIGHEST).astype(np.int64)
+    codes: Ints = np.clip(np.rint(_CENTRE + 200 * log_volume / np.log(10)), 1, _HIGHEST).astype(np.int64)
+    return codes

@@ -1,4 +1,4 @@
-"""The questions a desk asks of a tape, as computable rules: vectorised labellers with distances to the boundary.
+"""The questions a desk asks of a tape, as computable rules with distances to the boundary, vectorised.
 
 All rules read what the compact line prints: price levels (integers, one price unit apart) and volume codes
 (`ingest.compact`). A label is the index of the right choice, or `UNDEFINED`: too few bars, a tie, or the
@@ -51,8 +51,8 @@ class Levels:
 class Labels(NamedTuple):
     """Labels of one question at every bar, [tapes, bars].
 
-    ``value``: index of the right choice or UNDEFINED. ``margin``: signed distance to the boundary, positive on
-    the side of the first choice; in R for prices, as a log ratio for volumes and ranges.
+    ``value``: index of the right choice or UNDEFINED. ``margin``: signed distance to the boundary in the
+    rule's unit, positive on the side of the first choice.
     """
 
     value: npt.NDArray[np.int8]
@@ -61,7 +61,11 @@ class Labels(NamedTuple):
 
 @dataclass(frozen=True)
 class Rule:
-    """A question with its labeller. ``text`` is how it is asked; ``means`` says when the first choice is right."""
+    """A question with its labeller.
+
+    ``text`` is how it is asked; ``means`` says when the first choice is right; it needs at least ``bars``
+    bars; ``unit`` is that of the margin.
+    """
 
     name: str
     text: str
@@ -69,14 +73,16 @@ class Rule:
     means: str
     undefined: str
     label: Callable[[Levels], Labels]
+    bars: int
+    unit: str = "R"
 
 
-def lag(x: npt.NDArray[np.generic], k: int) -> npt.NDArray[np.generic]:
+def lag(x: Ints, k: int) -> Ints:
     """The value ``k`` bars ago; the first bar's where there are fewer."""
     return x[:, np.maximum(np.arange(x.shape[1]) - k, 0)]
 
 
-def rolling(x: npt.NDArray[np.generic], k: int, reduce: Callable[..., Floats]) -> Floats:
+def rolling(x: Ints | Floats, k: int, reduce: Callable[..., Floats]) -> Floats:
     """``reduce`` (np.max, np.min or np.sum) over the last ``k`` bars at each bar; over fewer at the start."""
     if k >= x.shape[1] and reduce is not np.sum:
         accumulate = np.maximum if reduce is np.max else np.minimum
@@ -93,7 +99,8 @@ def before(x: Floats, k: int, empty: float) -> Floats:
 
 def _range(levels: Levels) -> Floats:
     count = np.minimum(np.arange(levels.close.shape[1]) + 1, 20)
-    return rolling(levels.high - levels.low, 20, np.sum) / count + 0.5
+    size: Floats = rolling(levels.high - levels.low, 20, np.sum) / count + 0.5
+    return size
 
 
 def _enough(levels: Levels, bars: int) -> Flags:
@@ -129,7 +136,7 @@ def _pullback(x: Levels) -> Labels:
 
 
 def _recent_high(x: Levels) -> Labels:
-    earlier = before(rolling(x.high, _shown(x) - 5, np.max), 5, -np.inf)
+    earlier = before(rolling(x.high, max(_shown(x) - 5, 1), np.max), 5, -np.inf)
     margin = (rolling(x.high, 5, np.max) - earlier) / _range(x)
     return _binary(np.minimum(margin, 9.0), _enough(x, 11))
 
@@ -173,10 +180,11 @@ def _volume_spike(x: Levels) -> Labels:
 
 def _vwap_reclaim(x: Levels) -> Labels:
     v = VOLUMES[x.volume] + 1.0
-    typical = (x.high + x.low + x.close) / 3
-    vwap = rolling(typical * v, LOOKBACK, np.sum) / rolling(v, LOOKBACK, np.sum)
-    below = lag(x.close, 5) < vwap
-    return _binary((x.close - vwap) / _range(x), _enough(x, LOOKBACK) & below)
+    # whole numbers below 2**53, so that a tie is one
+    traded = rolling((x.high + x.low + x.close) * v, LOOKBACK, np.sum)
+    volume = 3 * rolling(v, LOOKBACK, np.sum)
+    below = lag(x.close, 5) * volume < traded
+    return _binary((x.close * volume - traded) / (volume * _range(x)), _enough(x, LOOKBACK) & below)
 
 
 def _drawdown(x: Levels) -> Labels:
@@ -230,6 +238,7 @@ RULES = (
         "the last close is above the close ten bars before it",
         "the two closes are equal",
         _trend,
+        11,
     ),
     Rule(
         "pullback",
@@ -238,6 +247,7 @@ RULES = (
         "the close moved against the trend over the last 5 bars; the trend is the move of the 20 bars before",
         "the trend is smaller than 2 R, or the close did not move",
         _pullback,
+        26,
     ),
     Rule(
         "recent_high",
@@ -246,6 +256,7 @@ RULES = (
         "the highest high of the last 5 bars is above that of all earlier bars shown",
         "",
         _recent_high,
+        11,
     ),
     Rule(
         "consolidation",
@@ -254,6 +265,7 @@ RULES = (
         "the range of the last 10 bars is below half the range of the 20 bars before them",
         "",
         _consolidation,
+        30,
     ),
     Rule(
         "volume",
@@ -262,6 +274,8 @@ RULES = (
         "the mean volume of the last 5 bars is above that of the 20 bars before them",
         "",
         _volume,
+        25,
+        "log ratio",
     ),
     Rule(
         "breakout",
@@ -270,6 +284,7 @@ RULES = (
         "the last close is above the highest high of the 20 bars before it",
         "",
         _breakout,
+        21,
     ),
     Rule(
         "failed_breakout",
@@ -278,6 +293,7 @@ RULES = (
         "the last close is not above the highest high of the 20 bars that ended 6 bars ago",
         "none of the 5 closes before the last one was above that high",
         _failed_breakout,
+        26,
     ),
     Rule(
         "volatility",
@@ -286,6 +302,8 @@ RULES = (
         "the mean range of the last 10 bars is above that of the 20 bars before them",
         "",
         _volatility,
+        30,
+        "log ratio",
     ),
     Rule(
         "volume_spike",
@@ -294,6 +312,8 @@ RULES = (
         "the last volume is above 3 times the mean volume of the 20 bars before it",
         "",
         _volume_spike,
+        21,
+        "log ratio",
     ),
     Rule(
         "vwap_reclaim",
@@ -302,6 +322,7 @@ RULES = (
         "the last close is above the volume-weighted mean typical price of the last 30 bars",
         "the close 5 bars ago was not below it",
         _vwap_reclaim,
+        LOOKBACK,
     ),
     Rule(
         "drawdown",
@@ -310,6 +331,7 @@ RULES = (
         "the last close is more than 2 % below the highest high of all bars shown",
         "",
         _drawdown,
+        11,
     ),
     Rule(
         "jump",
@@ -318,6 +340,8 @@ RULES = (
         "the last change of the close exceeds 5 times the root mean square of the 20 changes before it",
         "",
         _jump,
+        22,
+        "log ratio",
     ),
     Rule(
         "higher_closes",
@@ -326,6 +350,7 @@ RULES = (
         "each of the last 6 closes is above the one before it",
         "",
         _higher_closes,
+        7,
     ),
     Rule(
         "divergence",
@@ -334,6 +359,7 @@ RULES = (
         "the close gained less over the last 10 bars than over the 10 bars before them",
         "the highest high of the last 5 bars is not above that of the 20 bars before them",
         _divergence,
+        25,
     ),
     Rule(
         "range_location",
@@ -342,6 +368,8 @@ RULES = (
         "the last close is in the upper, middle or lower third of the range of the last 30 bars",
         "the range is empty",
         _range_location,
+        LOOKBACK,
+        "sixth of the range",
     ),
     Rule(
         "flow",
@@ -350,6 +378,8 @@ RULES = (
         "over the last 10 bars, those that closed above their open had more volume than those below",
         "both had the same volume",
         _flow,
+        10,
+        "third of the volume",
     ),
     Rule(
         "block",
@@ -358,6 +388,8 @@ RULES = (
         "the largest volume of the last 5 bars is above a quarter of the volume of the last 20",
         "",
         _block,
+        20,
+        "log ratio",
     ),
 )
 """All questions with choices, in the order of their tokens; `exact_value` has a number for an answer."""

@@ -13,17 +13,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ingest.compact import header_text
+from ingest.compact import Anchor
 from tapes.generate import Ranges, generate
-from tapes.rules import EXACT_VALUE, LOOKBACK, RULES, UNDEFINED, VOLUMES, Ints, Levels, lag, rolling, before
+from tapes.rules import LOOKBACK, RULES, UNDEFINED, VOLUMES, Ints, Levels, before, lag, rolling
 from training.tokenizer import ASK, NONE, QUESTIONS, build_tokenizer, question_token
 
 BAR_TOKENS = 6
-_UNITS = ("1", "2", "5")
+_UNITS = (1, 2, 5)
 
 
 class Auxiliary(NamedTuple):
-    """A number that training asks for; ``values`` [tapes, bars] are levels or codes, ``smooth`` in the same."""
+    """A number that training asks for; ``values`` [tapes, bars] and ``smooth`` are levels or codes."""
 
     name: str
     values: Ints
@@ -32,7 +32,7 @@ class Auxiliary(NamedTuple):
 
 @dataclass(frozen=True)
 class Queries:
-    """The query rows of one kind of question: row numbers, kinds per tape and cut, targets and weights."""
+    """The query rows: their numbers, kinds, targets and labels."""
 
     rows: npt.NDArray[np.int64]
     """[queries] rows in the sequence whose next token is asked for."""
@@ -95,29 +95,28 @@ class Vocabulary:
 
 
 def draw_headers(rng: np.random.Generator, vocabulary: Vocabulary, percents: Ints) -> tuple[Ints, Ints]:
-    """Headers [tapes, tokens] for about these percents, and the percents they print; equally long."""
-    decimals, digit = int(rng.integers(0, 7)), _UNITS[int(rng.integers(3))]
-    volume_decimals = int(rng.integers(0, 4))
-    length, rows, printed = 0, [], []
-    for percent in percents:
+    """Headers [tapes, tokens] of anchors with about these percents, and what they print; equally long.
+
+    Units from 1e-6 to 500, volumes of three digits from 0.001 to 999,000,000.
+    """
+    unit = int(rng.choice(_UNITS)) * 10 ** int(rng.integers(3, 12))
+    scale = 10 ** int(rng.integers(6, 16))
+    headers: list[list[int]] = []
+    printed: list[int] = []
+    for percent in percents.tolist():
         for attempt in range(200):
-            p = int(percent) if attempt < 20 else int(rng.choice(percents))
-            if attempt >= 100:
-                p = printed[0]
-            n = max(p * 100 + int(rng.integers(-49, 50)), 1) * int(digit)
-            text = f"{n:0{decimals + 1}d}"
-            reference = f"{text[: len(text) - decimals]}.{text[len(text) - decimals :]}" if decimals else text
-            unit = f"0.{'0' * (decimals - 1)}{digit}" if decimals else digit
-            volume = f"{10 ** rng.uniform(0, 3.999):.{volume_decimals}f}"
-            ids = vocabulary.encode(header_text(reference, unit, volume, p))
-            if not rows or len(ids) == length:
+            # from the second tape on only headers as long as the first one's will do
+            wanted = percent if attempt < 20 else printed[0]
+            levels = max(100 * wanted + int(rng.integers(-49, 50)), 1)
+            anchor = Anchor(levels * unit, unit, int(rng.integers(100, 1000)) * scale)
+            ids = vocabulary.encode(anchor.header)
+            if not headers or len(ids) == len(headers[0]):
                 break
         else:
             raise RuntimeError("no header of the batch's length in 200 attempts")
-        length = len(ids)
-        rows.append(ids)
-        printed.append(p)
-    return np.array(rows), np.array(printed)
+        headers.append(ids)
+        printed.append(anchor.percent)
+    return np.array(headers), np.array(printed)
 
 
 def auxiliary(x: Levels) -> list[Auxiliary]:
@@ -125,10 +124,12 @@ def auxiliary(x: Levels) -> list[Auxiliary]:
     v = VOLUMES[x.volume]
 
     def code(volume: npt.NDArray[np.float64]) -> Ints:
-        return np.clip(np.rint(500 + 200 * (np.log10(np.maximum(volume, 1e-3)) - 6)), 0, 999).astype(np.int64)
+        codes: Ints = np.rint(500 + 200 * (np.log10(np.maximum(volume, 1e-3)) - 6)).astype(np.int64)
+        return np.clip(codes, 0, 999)
 
     def level(values: npt.NDArray[np.float64]) -> Ints:
-        return np.clip(values, 0, 999).astype(np.int64)
+        levels: Ints = np.clip(values, 0, 999).astype(np.int64)
+        return levels
 
     shown = x.window or x.close.shape[1]
     high, low = np.max, np.min
@@ -166,28 +167,47 @@ class Layout:
 def make_batch(
     rng: np.random.Generator, vocabulary: Vocabulary, layout: Layout, ranges: Ranges, cuts: Ints | None = None
 ) -> Batch:
-    """Draw a batch. The cuts (last bars shown) are the same for all its tapes."""
+    """Draw a batch of generated tapes. The cuts (last bars shown) are the same for all of them."""
     B, N = layout.tapes, layout.bars
     drawn = generate(rng, B, N, ranges, layout.window)
     header, percent = draw_headers(rng, vocabulary, drawn.percent)
     x = Levels(drawn.open, drawn.high, drawn.low, drawn.close, drawn.volume, percent, layout.window)
     if cuts is None:
-        first = layout.window - 1 if N > layout.window else 10
+        first = layout.window - 1 if layout.window < N else 10
         n = min(layout.cuts, N - first)
         cuts = np.sort(np.append(rng.choice(np.arange(first, N - 1), n - 1, replace=False), N - 1))
-    prefix = [np.full((B, 1), vocabulary.bos), header]
     order = np.tile(np.arange(len(QUESTIONS)), (B, 1))
     if layout.numbered:
         order = rng.permuted(order, axis=1)[:, : int(rng.integers(6, len(QUESTIONS) + 1))]
-        listed = np.stack(
-            [np.full_like(order, vocabulary.ask), vocabulary.numbers[1 + np.arange(order.shape[1])] + 0 * order,
-             vocabulary.questions[order]], -1
-        )  # fmt: skip
+    return pack(rng, vocabulary, layout, x, header, cuts, order)
+
+
+def pack(
+    rng: np.random.Generator,
+    vocabulary: Vocabulary,
+    layout: Layout,
+    x: Levels,
+    header: Ints,
+    cuts: Ints,
+    order: Ints,
+) -> Batch:
+    """Pack tapes and ask the questions ``order`` [tapes, asked] at each cut. ``header`` [tapes, tokens].
+
+    ``rng`` draws the auxiliary questions, if the layout has any.
+    """
+    B, N = x.close.shape
+    prefix = [np.full((B, 1), vocabulary.bos), header]
+    if layout.numbered:
+        ask = np.full_like(order, vocabulary.ask)
+        numbers = np.broadcast_to(vocabulary.numbers[1 + np.arange(order.shape[1])], order.shape)
+        listed = np.stack([ask, numbers, vocabulary.questions[order]], -1)
         prefix += [listed.reshape(B, -1), np.full((B, 1), vocabulary.newline)]
     frozen = np.concatenate(prefix, 1)
     fields = [vocabulary.numbers[field] for field in (x.open, x.high, x.low, x.close, x.volume)]
     tape = np.stack([*fields, np.full((B, N), vocabulary.newline)], -1).reshape(B, -1)
-    columns, places, queries = _branches(rng, vocabulary, layout, x, cuts, order, frozen.shape[1] + tape.shape[1])
+    columns, places, queries = _branches(
+        rng, vocabulary, layout, x, cuts, order, frozen.shape[1] + tape.shape[1]
+    )
     ids = np.concatenate([frozen, tape, columns], 1)
     F, T = frozen.shape[1], tape.shape[1]
     bar = np.concatenate([np.full(F, -1), np.repeat(np.arange(N), BAR_TOKENS), places[:, 0]])
@@ -226,13 +246,17 @@ def _branches(
     out: dict[str, list[Any]] = {"rows": [], "target": [], "kind": [], "value": [], "margin": []}
     tapes = np.arange(B)
 
-    def ask(tokens: list[Ints], cut: int, answer: Ints, kind: Ints, answer_value: Ints, distance: Any) -> None:
+    def ask(
+        tokens: list[Ints], cut: int, answer: Ints, kind: Ints, answer_value: Ints, distance: Any
+    ) -> None:
         branch = places[-1][1] + 1 if places else 0
         for offset, column in enumerate(tokens):
             columns.append(column)
             places.append((cut, branch, offset))
         out["rows"].append(start + len(columns) - 1)
-        for name, part in zip(("target", "kind", "value", "margin"), (answer, kind, answer_value, distance), strict=True):
+        for name, part in zip(
+            ("target", "kind", "value", "margin"), (answer, kind, answer_value, distance), strict=True
+        ):
             out[name].append(part)
 
     for ci, cut in enumerate(cuts.tolist()):
@@ -254,6 +278,13 @@ def _branches(
         for a in chosen.tolist():
             answer = numbers[a].values[:, cut]
             kind = np.full(B, len(QUESTIONS) + a)
-            ask([np.full(B, vocabulary.auxiliary[a])], cut, vocabulary.numbers[answer], kind, answer, np.zeros(B, np.float32))
+            ask(
+                [np.full(B, vocabulary.auxiliary[a])],
+                cut,
+                vocabulary.numbers[answer],
+                kind,
+                answer,
+                np.zeros(B, np.float32),
+            )
     stacked = {name: np.stack(parts, 1) if name != "rows" else np.array(parts) for name, parts in out.items()}
     return np.stack(columns, 1), np.array(places), Queries(**stacked)

@@ -60,11 +60,16 @@ class Layer(nn.Module):
 class TapeModel(nn.Module):
     """A Llama with tied embeddings, and a head that training alone uses: the distance to the boundary."""
 
+    inverse: Tensor
+    """Angular frequencies of RoPE."""
+
     def __init__(self, shape: Shape, seed: int = 0) -> None:
         super().__init__()
         self.shape = shape
         generator = torch.Generator().manual_seed(seed)
-        self.embed_tokens = nn.Parameter(torch.randn(VOCABULARY, shape.hidden, generator=generator) / shape.hidden**0.5)
+        self.embed_tokens = nn.Parameter(
+            torch.randn(VOCABULARY, shape.hidden, generator=generator) / shape.hidden**0.5
+        )
         self.layers = nn.ModuleList(Layer(shape, generator) for _ in range(shape.layers))
         self.norm = nn.Parameter(torch.ones(shape.hidden))
         self.margin = nn.Parameter(torch.zeros(len(QUESTIONS), shape.hidden))
@@ -73,11 +78,11 @@ class TapeModel(nn.Module):
         self.dtype = torch.bfloat16
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Logits [tapes, queries, vocabulary] and hidden states [tapes, queries, hidden] of the query rows."""
+        """Logits [tapes, queries, vocabulary] and last hidden states [tapes, queries, hidden]."""
         rows = torch.from_numpy(batch.queries.rows)
         x = functional.embedding(torch.from_numpy(batch.ids), self.embed_tokens)
         stream, local = (self._angles(positions) for positions in (batch.stream, batch.local))
-        tape = _masks(batch)
+        tape = _masks(batch, self.dtype)
         for layer in self.layers[:-1]:
             x = self._layer(layer, x, stream, local, tape, batch)
         x = self._last(self.layers[-1], x, stream, local, rows, batch)
@@ -89,53 +94,58 @@ class TapeModel(nn.Module):
         angles = torch.cat((angles, angles), -1)
         return angles.cos().to(self.dtype), angles.sin().to(self.dtype)
 
-    def _keys(self, layer: Any, h: Tensor, stream: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        k = _rotate(self._heads(functional.linear(h, layer.k_proj.to(self.dtype))), stream)
-        return k, self._heads(functional.linear(h, layer.v_proj.to(self.dtype)))
-
     def _heads(self, x: Tensor) -> Tensor:
-        return x.view(x.shape[0], x.shape[1], self.shape.heads, self.shape.head).transpose(1, 2)
+        return x.view(x.shape[0], x.shape[1], -1, self.shape.head).transpose(1, 2)
 
-    def _layer(self, layer: Any, x: Tensor, stream: Any, local: Any, masks: list[_Block], batch: Batch) -> Tensor:
+    def _cast(self, *weights: Tensor) -> Tensor:
+        return torch.cat(weights).to(self.dtype)
+
+    def _layer(
+        self, layer: Any, x: Tensor, stream: Any, local: Any, blocks: list[_Block], batch: Batch
+    ) -> Tensor:
         h = _norm(x, layer.input_layernorm).to(self.dtype)
-        k, v = self._keys(layer, h, stream)
-        q = self._heads(functional.linear(h, layer.q_proj.to(self.dtype)))
-        qs, ql = _rotate(q, stream), _rotate(q, local)
-        out = [_attend(qs, ql, k, v, block, batch.prefix, self.shape.head) for block in masks]
-        return self._mix(layer, x, torch.cat(out, 2))
+        qkv = self._heads(functional.linear(h, self._cast(layer.q_proj, layer.k_proj, layer.v_proj)))
+        q, k, v = qkv.split(self.shape.heads, 1)
+        keys = _two_ways(_rotate(k, stream), batch.prefix)
+        queries = torch.cat((_rotate(q, stream), _rotate(q, local)), -1)
+        attended = [_attend(queries[:, :, block.first : block.last], keys, v, block) for block in blocks]
+        return self._mix(layer, x, torch.cat(attended, 2))
 
     def _last(self, layer: Any, x: Tensor, stream: Any, local: Any, rows: Tensor, batch: Batch) -> Tensor:
         h = _norm(x, layer.input_layernorm).to(self.dtype)
-        k, v = self._keys(layer, h, stream)
-        q = self._heads(functional.linear(h[:, rows], layer.q_proj.to(self.dtype)))
-        qs = _rotate(q, (stream[0][rows], stream[1][rows]))
-        ql = _rotate(q, (local[0][rows], local[1][rows]))
+        kv = self._heads(functional.linear(h, self._cast(layer.k_proj, layer.v_proj)))
+        k, v = kv.split(self.shape.heads, 1)
+        q = self._heads(functional.linear(h[:, rows], self._cast(layer.q_proj)))
+        queries = torch.cat([_rotate(q, (cosine[rows], sine[rows])) for cosine, sine in (stream, local)], -1)
+        keys = _two_ways(_rotate(k, stream), batch.prefix)
         everything = np.arange(len(batch.stream))
-        block = _Block(0, len(rows), 0, len(everything), _visible(batch, batch.queries.rows, everything))
-        return self._mix(layer, x[:, rows], _attend(qs, ql, k, v, block, batch.prefix, self.shape.head))
+        block = _Block(
+            0, len(rows), 0, 0, len(everything), _visible(batch, batch.queries.rows, everything, self.dtype)
+        )
+        return self._mix(layer, x[:, rows], _attend(queries, keys, v, block))
 
     def _mix(self, layer: Any, x: Tensor, attended: Tensor) -> Tensor:
         attended = attended.transpose(1, 2).reshape(x.shape)
-        x = x + functional.linear(attended, layer.o_proj.to(self.dtype)).float()
+        x = x + functional.linear(attended, layer.o_proj.to(self.dtype))
         h = _norm(x, layer.post_attention_layernorm).to(self.dtype)
-        gated = functional.silu(functional.linear(h, layer.gate_proj.to(self.dtype)))
-        gated = gated * functional.linear(h, layer.up_proj.to(self.dtype))
-        return x + functional.linear(gated, layer.down_proj.to(self.dtype)).float()
+        gate, up = functional.linear(h, self._cast(layer.gate_proj, layer.up_proj)).chunk(2, -1)
+        return x + functional.linear(functional.silu(gate) * up, layer.down_proj.to(self.dtype))
 
 
 @dataclass(frozen=True)
 class _Block:
-    """Rows [first, last) and the keys [begin, end) of the tape that they may see, besides the prefix."""
+    """Rows [first, last) and the keys that they may see: the prefix and [begin, end) of the tape."""
 
     first: int
     last: int
+    prefix: int
     begin: int
     end: int
     bias: Tensor
     """[rows, prefix + keys]: 0 where visible, else minus infinity."""
 
 
-def _visible(batch: Batch, rows: Any, keys: Any) -> Tensor:
+def _visible(batch: Batch, rows: Any, keys: Any, dtype: torch.dtype) -> Tensor:
     """The bias of ``rows`` [rows] over ``keys`` [keys]."""
     bar, branch = batch.bar, batch.branch
     causal = rows[:, None] >= keys[None, :]
@@ -145,10 +155,10 @@ def _visible(batch: Batch, rows: Any, keys: Any) -> Tensor:
     shown = bar[keys][None, :] <= bar[rows][:, None]
     same = (branch[rows][:, None] == branch[keys][None, :]) & ~on_tape
     allowed = causal & (in_prefix | (in_window & on_tape & shown) | same)
-    return torch.zeros(allowed.shape).masked_fill_(~torch.from_numpy(allowed), float("-inf")).bfloat16()
+    return torch.zeros(allowed.shape, dtype=dtype).masked_fill_(~torch.from_numpy(allowed), float("-inf"))
 
 
-def _masks(batch: Batch) -> list[_Block]:
+def _masks(batch: Batch, dtype: torch.dtype) -> list[_Block]:
     """The prefix and the tape in blocks, then the query rows."""
     total, prefix, tape_end = len(batch.stream), batch.prefix, batch.prefix + batch.tape
     spans = [(0, prefix, prefix, prefix)]
@@ -159,19 +169,29 @@ def _masks(batch: Batch) -> list[_Block]:
     oldest = int(batch.bar[tape_end:].min()) - batch.window + 1
     spans.append((tape_end, total, prefix + max(oldest, 0) * BAR_TOKENS, total))
     return [
-        _Block(a, b, k, e, _visible(batch, np.arange(a, b), np.r_[0:prefix, k:e])) for a, b, k, e in spans
+        _Block(a, b, prefix, k, e, _visible(batch, np.arange(a, b), np.r_[0:prefix, k:e], dtype))
+        for a, b, k, e in spans
     ]
 
 
-def _attend(qs: Tensor, ql: Tensor, k: Tensor, v: Tensor, block: _Block, prefix: int, width: int) -> Tensor:
-    """Attention of a block's rows over the prefix (local positions) and the tape (stream positions)."""
-    rows, begin = slice(block.first, block.last), max(block.begin, prefix)
-    scores = torch.cat(
-        (ql[:, :, rows] @ k[:, :, :prefix].transpose(-1, -2), qs[:, :, rows] @ k[:, :, begin : block.end].transpose(-1, -2)),
-        -1,
-    )
-    weights = torch.softmax(scores * width**-0.5 + block.bias, -1)
-    return weights[..., :prefix] @ v[:, :, :prefix] + weights[..., prefix:] @ v[:, :, begin : block.end]
+def _two_ways(k: Tensor, prefix: int) -> Tensor:
+    """Keys of twice the width: the tape's meet queries at stream positions, the prefix's at local ones."""
+    zero = torch.zeros_like(k)
+    frozen = torch.cat((zero[:, :, :prefix], k[:, :, :prefix]), -1)
+    return torch.cat((frozen, torch.cat((k[:, :, prefix:], zero[:, :, prefix:]), -1)), 2)
+
+
+def _attend(queries: Tensor, keys: Tensor, v: Tensor, block: _Block) -> Tensor:
+    """Attention of a block's rows; one product for prefix and tape, the bias added by the same call."""
+    prefix, begin, end = block.prefix, block.begin, block.end
+    if begin > prefix:
+        keys, v = (torch.cat((t[:, :, :prefix], t[:, :, begin:end]), 2) for t in (keys, v))
+    else:
+        keys, v = keys[:, :, :end], v[:, :, :end]
+    shape = queries.shape
+    q, k = queries.flatten(0, 1), keys.flatten(0, 1)
+    scores = torch.baddbmm(block.bias, q, k.transpose(1, 2), alpha=(shape[-1] // 2) ** -0.5)
+    return (torch.softmax(scores, -1) @ v.flatten(0, 1)).view(*shape[:-1], -1)
 
 
 def _norm(x: Tensor, weight: Tensor) -> Tensor:
@@ -187,8 +207,8 @@ def _rotate(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
 def initialise_numbers(model: TapeModel, numbers: Any, seed: int) -> None:
     """Start number tokens as points on a line and on circles of several periods.
 
-    Without this a model of this size learns nothing of the levels' order in hours (a trial of 132 s of one core
-    at 16 bars stayed at chance, 52 % against 62 %).
+    Without this a model of this size learns nothing of the levels' order in hours (a trial of 132 s of one
+    core at 16 bars stayed at chance, 52 % against 62 %).
     """
     generator = torch.Generator().manual_seed(seed + 7)
     n = torch.arange(1000).float()
@@ -209,7 +229,9 @@ def initialise_numbers(model: TapeModel, numbers: Any, seed: int) -> None:
 class Optimiser:
     """Muon (Jordan et al., 2024) for the layers' matrices, AdamW for the rest."""
 
-    def __init__(self, model: TapeModel, *, rate: float = 3e-3, muon_rate: float = 0.02, decay: float = 0.01) -> None:
+    def __init__(
+        self, model: TapeModel, *, rate: float = 3e-3, muon_rate: float = 0.02, decay: float = 0.01
+    ) -> None:
         named = dict(model.named_parameters())
         self._matrices = [p for name, p in named.items() if p.ndim == 2 and name.startswith("layers")]
         rest = [p for name, p in named.items() if not (p.ndim == 2 and name.startswith("layers"))]
@@ -252,7 +274,8 @@ def _orthogonal(gradient: Tensor) -> Tensor:
     for _ in range(5):
         m = x @ x.T
         x = 3.4445 * x + (-4.775 * m + 2.0315 * (m @ m)) @ x
-    return (x.T if tall else x).float()
+    near: Tensor = (x.T if tall else x).float()
+    return near
 
 
 def transformers_model(model: TapeModel, **extra: Any) -> Any:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 from torch.nn import functional
 
 from tapes.generate import EVALUATION, TRAINING
@@ -28,7 +27,7 @@ _SIGMA = (-2, -1, 0, 1, 2)
 
 @dataclass(frozen=True)
 class Plan:
-    """A training run. ``steps`` include the last ``cooldown`` of them, over which the rate falls to nothing."""
+    """A training run. Over the last ``cooldown`` of its ``steps`` the rate falls to nothing."""
 
     steps: int
     cooldown: int
@@ -72,7 +71,12 @@ class Balance:
             share = np.clip(self.frequency[question], 0.04, 1.0)
             weight = 1 / share[answers]
             weight[answers == UNDEFINED] *= _UNDEFINED_WEIGHT
-            out[rows] = weight * answers.size / max(weight[answers != UNDEFINED].sum(), 1e-6) * (answers != UNDEFINED).mean()
+            out[rows] = (
+                weight
+                * answers.size
+                / max(weight[answers != UNDEFINED].sum(), 1e-6)
+                * (answers != UNDEFINED).mean()
+            )
         return out
 
 
@@ -82,7 +86,9 @@ def loss_of(model: TapeModel, batch: Batch, vocabulary: Vocabulary, balance: Bal
     q = batch.queries
     kind, value = q.kind, q.value
     target = torch.from_numpy(q.target)
-    entropy = functional.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="none").view(target.shape)
+    entropy = functional.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="none").view(
+        target.shape
+    )
     main = kind < _EXACT
     auxiliary = (kind > _EXACT) & (q.target != vocabulary.end)
     weight = balance.weights(kind, value)
@@ -92,7 +98,9 @@ def loss_of(model: TapeModel, batch: Batch, vocabulary: Vocabulary, balance: Bal
     predicted = (hidden * model.margin[torch.from_numpy(np.minimum(kind, _EXACT))]).sum(-1)
     wanted = torch.from_numpy(np.arcsinh(2 * np.clip(q.margin, -6, 6)).astype(np.float32))
     distance = functional.smooth_l1_loss(predicted, wanted, reduction="none", beta=0.3)
-    loss = loss + 0.5 * (distance * torch.from_numpy(defined.astype(np.float32))).sum() / max(int(defined.sum()), 1)
+    loss = loss + 0.5 * (distance * torch.from_numpy(defined.astype(np.float32))).sum() / max(
+        int(defined.sum()), 1
+    )
     return loss, entropy.detach().numpy()
 
 
@@ -120,10 +128,23 @@ def load(path: Path) -> tuple[TapeModel, dict[str, Any]]:
     return model, state
 
 
-def train(plan: Plan, directory: Path, shape: Shape, resume: Path | None = None, pause: Path | None = None) -> Iterator[dict[str, Any]]:
+def average_gradients(model: TapeModel) -> None:
+    """Average the gradients of all workers."""
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    distributed.all_reduce(flat)
+    flat /= distributed.get_world_size()
+    for gradient, part in zip(gradients, torch.split(flat, [g.numel() for g in gradients]), strict=True):
+        gradient.copy_(part.view_as(gradient))
+
+
+def train(
+    plan: Plan, directory: Path, shape: Shape, resume: Path | None = None, worker: int = 0, workers: int = 1
+) -> Iterator[dict[str, Any]]:
     """Run the plan from its beginning or from a checkpoint; yields the log.
 
-    Checkpoints: `last.pt` every 200 steps, `stable.pt` when the cooldown begins. While ``pause`` exists it waits.
+    Checkpoints: `last.pt` every 100 steps, `stable.pt` when the cooldown begins. With several ``workers``
+    each is a process of `torch.distributed`; the first one writes.
     """
     vocabulary, balance = Vocabulary(), Balance()
     step = 0
@@ -139,28 +160,38 @@ def train(plan: Plan, directory: Path, shape: Shape, resume: Path | None = None,
     began, tokens = time.monotonic(), 0
     smooth: dict[str, float] = {}
     while step < plan.steps:
-        while pause is not None and pause.exists():
-            time.sleep(2)
-        rng = np.random.default_rng([plan.seed, step])
-        batch = make_batch(rng, vocabulary, layout_of(rng, step, plan), TRAINING)
+        layout = layout_of(np.random.default_rng([plan.seed, step]), step, plan)
+        batch = make_batch(np.random.default_rng([plan.seed, step, worker]), vocabulary, layout, TRAINING)
         loss, entropy = loss_of(model, batch, vocabulary, balance)
         loss.backward()  # type: ignore[no-untyped-call]  # torch's own backward has no annotation
+        if workers > 1:
+            average_gradients(model)
         optimiser.step(rate(step, plan))
         step += 1
-        tokens += batch.ids.size
+        tokens += batch.ids.size * workers
         for i, name in enumerate(QUESTIONS):
             rows = (batch.queries.kind == i) & (batch.queries.value != UNDEFINED)
             if rows.any():
                 smooth[name] = 0.98 * smooth.get(name, 1.0) + 0.02 * float(entropy[rows].mean())
+        if worker:
+            continue
         if step == plan.steps - plan.cooldown:
             save(directory / "stable.pt", model, optimiser, step, balance, plan)
-        if step % 200 == 0 or step == plan.steps:
+        if step % 100 == 0 or step == plan.steps:
             save(directory / "last.pt", model, optimiser, step, balance, plan)
             yield {"step": step, "seconds": round(time.monotonic() - began), "tokens": tokens, "loss": smooth}
 
 
 @torch.no_grad()
-def score(model: TapeModel, vocabulary: Vocabulary, window: int, sliding: bool, numbered: bool, tapes: int = 96, seed: int = 1) -> dict[str, float]:
+def score(
+    model: TapeModel,
+    vocabulary: Vocabulary,
+    window: int,
+    sliding: bool,
+    numbered: bool,
+    tapes: int = 96,
+    seed: int = 1,
+) -> dict[str, float]:
     """Balanced accuracy by question on unseen tapes of the wider ranges; `exact_value` is the share right."""
     right: dict[tuple[int, int], list[float]] = {}
     layout = Layout(window, window * 2 if sliding else window, 1, 16, 0, numbered)

@@ -54,11 +54,15 @@ class Built:
     def prepare(self, question: Question) -> Prepared:
         """Render and encode a question for this model.
 
-        Raises ValueError for an empty choice, and for a question or choice that the model does not know.
+        Raises ValueError for a choice that is empty or not the model's, and BadQuestion for a question that
+        the model does not answer.
         """
         prompt, terse = self.prompt, self.prompt.terse
         text = text_of(prompt, question)
-        tokens = tuple(prompt.question(text))
+        try:
+            tokens = tuple(prompt.question(text))
+        except ValueError as error:
+            raise BadQuestion(f"question {question.name!r}: {error}", "text") from error
         choices = prompt.choices(text, question.choices) if question.choices else None
         if terse is None:
             return Prepared(tokens, choices, prompt.stop_ids, is_price=question.text == EXACT_VALUE.text)

@@ -1,0 +1,267 @@
+"""Confidence that means something: calibrated probabilities, conformal choice sets, abstention, their scores.
+
+A `Calibration` is fitted on labelled tapes (`foretick calibrate`) for one model and one line schema, and is
+refused for any other. Per question it has a temperature (Guo et al., 2017), isotonic curves behind it where
+they win, and order statistics of the conformity scores, from which choice sets of any coverage follow (split
+conformal prediction, least ambiguous sets: Sadinle, Lei and Wasserman, 2019). `AdaptiveCoverage`
+keeps the coverage where labels arrive later and the market has changed (Gibbs and Candes, 2021).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import ceil, exp, inf
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+COVERAGE = 0.9
+"""Share of choice sets that contain the right answer, by default."""
+QUANTILES = 500
+"""Order statistics kept of a question's scores; sets cover at most 1 / QUANTILES too much."""
+_LEAST = 1e-12
+
+
+class CalibrationError(ValueError):
+    """The file is no calibration, or not one for this model and line schema; the message says what to do."""
+
+
+class Curve(msgspec.Struct, frozen=True):
+    """A rising curve through points, constant outside them."""
+
+    x: list[float]
+    y: list[float]
+
+    def __call__(self, value: float) -> float:
+        """The curve at ``value``, between points along a line."""
+        right = bisect_left(self.x, value)
+        if right == 0 or right == len(self.x):
+            return self.y[min(right, len(self.y) - 1)]
+        share = (value - self.x[right - 1]) / (self.x[right] - self.x[right - 1])
+        return self.y[right - 1] + share * (self.y[right] - self.y[right - 1])
+
+
+class QuestionCalibration(msgspec.Struct, frozen=True, kw_only=True):
+    """What was fitted for one question with its choices.
+
+    ``curves``: isotonic ones, a choice each, from the probability at the temperature; empty without.
+    ``scores``: ascending order statistics of 1 - p(right choice) on ``labels`` tapes apart from those fitted.
+    ``mean_gap``: of the logits, against which drift is measured.
+    """
+
+    name: str
+    choices: list[str]
+    temperature: float
+    curves: list[Curve] = []
+    scores: list[float]
+    labels: int
+    mean_gap: float
+
+    def scaled(self, logits: Sequence[float]) -> list[float]:
+        """Probabilities of the choices at the temperature."""
+        top = max(logits)
+        weights = [exp((logit - top) / self.temperature) for logit in logits]
+        total = sum(weights)
+        return [weight / total for weight in weights]
+
+    def probabilities(self, logits: Sequence[float]) -> list[float]:
+        """Calibrated probabilities of the choices."""
+        scaled = self.scaled(logits)
+        if not self.curves:
+            return scaled
+        risen = [curve(p) for curve, p in zip(self.curves, scaled, strict=True)]
+        total = sum(risen)
+        return [p / total for p in risen]
+
+    def threshold(self, coverage: float) -> float:
+        """The largest score of a choice that belongs to a set of this coverage."""
+        return threshold(self.scores, self.labels, coverage)
+
+    def choice_set(self, logits: Sequence[float], coverage: float) -> tuple[str, ...]:
+        """The choices that can't be excluded at this coverage, likeliest first.
+
+        Empty where even the likeliest one is less likely than right answers usually are.
+        """
+        limit = self.threshold(coverage)
+        scored = sorted((1 - p, i) for i, p in enumerate(self.scaled(logits)))
+        return tuple(self.choices[i] for score, i in scored if score <= limit)
+
+
+class Calibration(msgspec.Struct, frozen=True, kw_only=True):
+    """A calibration file. ``questions`` by `Question.hash`; ``data`` says what it was fitted on."""
+
+    model: str
+    """Revision of the model."""
+    lines: str
+    """The line schema, such as ``compact``."""
+    data: dict[str, str | int | float]
+    questions: dict[str, QuestionCalibration]
+    version: int = 1
+
+
+class Judged(NamedTuple):
+    """What an answer's confidence amounts to."""
+
+    probability: float
+    """Of the answer that was given."""
+    choice_set: tuple[str, ...]
+    abstained: bool
+    """The probability is below what the session asks for."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptiveCoverage:
+    """The coverage to ask for, so that ``target`` is kept in the long run (adaptive conformal inference).
+
+    Whatever the data do, the share covered after n labels is within (1 + rate) / (rate * n) of the target.
+    """
+
+    target: float = COVERAGE
+    rate: float = 0.005
+    asked: float = COVERAGE
+
+    @classmethod
+    def of(cls, target: float, rate: float = 0.005) -> AdaptiveCoverage:
+        """Begin at the target."""
+        return cls(target, rate, target)
+
+    def after(self, covered: bool) -> AdaptiveCoverage:
+        """The next state, once it is known whether a set contained the right answer."""
+        missed = 0.0 if covered else 1.0
+        return replace(self, asked=self.asked - self.rate * ((1 - self.target) - missed))
+
+
+def threshold(scores: Sequence[float], labels: int, coverage: float) -> float:
+    """The conformal quantile: the ceil((n + 1) * coverage)-th smallest of n = ``labels`` scores.
+
+    ``scores`` are order statistics at equally spaced ranks; between two the larger one is taken. At a
+    coverage of 0 no choice is kept; all are kept where there are too few scores.
+    """
+    if coverage <= 0:
+        return -inf
+    rank = ceil((labels + 1) * coverage - 1e-9)
+    if coverage >= 1 or rank > labels:
+        return inf
+    return scores[ceil(rank * len(scores) / labels) - 1]
+
+
+def order_statistics(scores: Floats, most: int = QUANTILES) -> list[float]:
+    """At most ``most`` of the sorted scores, at equally spaced ranks, the largest one included."""
+    ordered = np.sort(scores)
+    count = min(most, len(ordered))
+    ranks = np.array([(j * len(ordered)) // count for j in range(1, count + 1)])
+    found: list[float] = ordered[ranks - 1].tolist()
+    return found
+
+
+def judge(
+    fitted: QuestionCalibration, logits: Sequence[float], given: int, coverage: float, abstain_below: float
+) -> Judged:
+    """The confidence in choice number ``given``."""
+    probability = fitted.probabilities(logits)[given]
+    return Judged(probability, fitted.choice_set(logits, coverage), probability < abstain_below)
+
+
+def write_calibration(path: Path, calibration: Calibration) -> None:
+    """Write the file."""
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(calibration), indent=0) + b"\n")
+
+
+def read_calibration(path: Path, model: str, lines: str) -> Calibration:
+    """Read a file that must be for this revision of a model and this line schema. Raises CalibrationError."""
+    again = f"fit it again: foretick calibrate --model DIR --out {path}"
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=Calibration)
+    except OSError as error:
+        raise CalibrationError(f"cannot read the calibration {path}: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise CalibrationError(f"{path} is no calibration: {error}; {again}") from error
+    if found.version != 1:
+        raise CalibrationError(f"{path} has version {found.version} instead of 1; {again}")
+    if found.model != model:
+        raise CalibrationError(f"{path} was fitted for model {found.model}, this one is {model}; {again}")
+    if found.lines != lines:
+        raise CalibrationError(
+            f"{path} was fitted on {found.lines!r} lines, this session writes {lines!r}; {again}"
+        )
+    return found
+
+
+# --- scores of confidence
+
+
+class Bin(NamedTuple):
+    """Answers of about equal confidence: their number, mean confidence, and share that is right."""
+
+    answers: int
+    confidence: float
+    right: float
+
+
+def reliability(confidence: Floats, right: Flags, bins: int = 15) -> list[Bin]:
+    """Bins of equal mass by confidence; equal confidences share a bin, so the order of ties has no say."""
+    _, inverse, counts = np.unique(confidence, return_inverse=True, return_counts=True)
+    middle = np.cumsum(counts) - counts / 2
+    of_value = np.minimum((middle * bins / len(confidence)).astype(np.int64), bins - 1)
+    of_answer = of_value[inverse]
+    found = []
+    for number in np.unique(of_value):
+        inside = of_answer == number
+        found.append(Bin(int(inside.sum()), float(confidence[inside].mean()), float(right[inside].mean())))
+    return found
+
+
+def expected_calibration_error(confidence: Floats, right: Flags, bins: int = 15) -> float:
+    """Mean distance between confidence and accuracy over bins of equal mass."""
+    parts = reliability(confidence, right, bins)
+    return sum(part.answers * abs(part.confidence - part.right) for part in parts) / len(confidence)
+
+
+def brier(probabilities: Floats, label: Ints) -> float:
+    """Mean squared distance of [answers, choices] probabilities from the right choice's certainty."""
+    wanted = np.eye(probabilities.shape[1])[label]
+    return float(((probabilities - wanted) ** 2).sum(1).mean())
+
+
+def log_loss(probabilities: Floats, label: Ints) -> float:
+    """Mean negative log probability of the right choice, nats."""
+    given = probabilities[np.arange(len(label)), label]
+    return float(-np.log(np.maximum(given, _LEAST)).mean())
+
+
+class RiskCoverage(NamedTuple):
+    """Share of wrong answers among the most confident ones, at each coverage that a threshold can reach."""
+
+    coverage: Floats
+    risk: Floats
+
+    @property
+    def area(self) -> float:
+        """Area under the curve (trapezoids, from the first coverage on); smaller is better."""
+        return float(np.trapezoid(self.risk, self.coverage))
+
+
+def risk_coverage(confidence: Floats, right: Flags) -> RiskCoverage:
+    """Answers of equal confidence are kept or dropped together."""
+    order = np.argsort(-confidence, kind="stable")
+    ordered, wrong = confidence[order], np.cumsum(~right[order])
+    last = np.append(ordered[1:] != ordered[:-1], True)
+    kept = np.arange(1, len(ordered) + 1)[last]
+    return RiskCoverage(kept / len(ordered), wrong[last] / kept)
+
+
+def accuracy_at(confidence: Floats, right: Flags, coverage: float) -> float:
+    """Share right among the most confident ``coverage`` of the answers; ties at the edge count in part."""
+    found = risk_coverage(confidence, right)
+    kept = found.coverage * len(right)
+    wrong = np.interp(coverage * len(right), np.append(0.0, kept), np.append(0.0, found.risk * kept))
+    return float(1 - wrong / (coverage * len(right)))

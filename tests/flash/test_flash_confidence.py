@@ -1,0 +1,266 @@
+"""Probabilities, choice sets and scores of confidence: against brute force and values known in advance."""
+
+from __future__ import annotations
+
+from math import ceil, exp, inf
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flash.confidence import (
+    AdaptiveCoverage,
+    Calibration,
+    CalibrationError,
+    Curve,
+    Flags,
+    Floats,
+    QuestionCalibration,
+    accuracy_at,
+    brier,
+    expected_calibration_error,
+    judge,
+    log_loss,
+    order_statistics,
+    read_calibration,
+    reliability,
+    risk_coverage,
+    threshold,
+    write_calibration,
+)
+from tests.tolerance import near, of_float64
+
+EXACT = of_float64(1.0)
+
+
+def fitted(
+    temperature: float = 2.0, curves: tuple[Curve, ...] = (), scores: tuple[float, ...] = (0.1, 0.3, 0.6, 0.9)
+) -> QuestionCalibration:
+    return QuestionCalibration(
+        name="trend",
+        choices=["UP", "DOWN"],
+        temperature=temperature,
+        curves=list(curves),
+        scores=list(scores),
+        labels=len(scores),
+        mean_gap=3.0,
+    )
+
+
+answers = st.lists(
+    st.tuples(st.sampled_from((0.5, 0.6, 0.61, 0.9, 0.95, 1.0)), st.booleans()), min_size=1, max_size=60
+)
+
+
+def arrays(drawn: list[tuple[float, bool]]) -> tuple[Floats, Flags]:
+    return np.array([p for p, _ in drawn]), np.array([right for _, right in drawn])
+
+
+class TestProbability:
+    def test_a_temperature_divides_the_logits(self) -> None:
+        up, down = fitted(2.0).probabilities([3.0, 1.0])
+        assert up == near(1 / (1 + exp(-1.0)), EXACT)
+        assert up + down == near(1.0, EXACT)
+
+    def test_large_logits_do_not_overflow(self) -> None:
+        assert fitted(0.01).probabilities([5000.0, -5000.0]) == [1.0, 0.0]
+
+    def test_curves_apply_behind_the_temperature_and_sum_to_one(self) -> None:
+        curves = (Curve([0.0, 1.0], [0.1, 0.5]), Curve([0.0, 1.0], [0.3, 0.3]))
+        up, down = fitted(1.0, curves).probabilities([0.0, 0.0])
+        assert (up, down) == (near(0.5, EXACT), near(0.5, EXACT))
+        up, down = fitted(1.0, curves).probabilities([50.0, 0.0])
+        assert up == near(0.5 / 0.8, EXACT)
+
+    @given(value=st.floats(-1, 2), n=st.integers(1, 6))
+    def test_a_curve_is_interpolation(self, value: float, n: int) -> None:
+        x = [i / 5 for i in range(n)]
+        y = [i * i / 25 for i in range(n)]
+        assert Curve(x, y)(value) == near(float(np.interp(value, x, y)), EXACT)
+
+
+class TestChoiceSets:
+    @given(
+        scores=st.lists(st.integers(0, 20), min_size=1, max_size=40),
+        coverage=st.sampled_from((0.5, 0.8, 0.9, 0.99)),
+    )
+    def test_the_threshold_is_the_conformal_quantile(self, scores: list[int], coverage: float) -> None:
+        """The ceil((n + 1) coverage)-th smallest."""
+        found = threshold(order_statistics(np.array(scores, float)), len(scores), coverage)
+        rank = ceil(round((len(scores) + 1) * coverage, 9))
+        assert found == (inf if rank > len(scores) else sorted(scores)[rank - 1])
+
+    @given(n=st.integers(1, 400), most=st.integers(1, 50), coverage=st.floats(0.01, 0.999))
+    def test_fewer_order_statistics_never_cover_less(self, n: int, most: int, coverage: float) -> None:
+        scores = np.random.default_rng(n).random(n)
+        thinned = threshold(order_statistics(scores, most), n, coverage)
+        full = threshold(order_statistics(scores, n), n, coverage)
+        assert thinned >= full
+        assert np.mean((scores > full) & (scores <= thinned)) <= 1 / min(most, n) + EXACT
+
+    def test_coverage_of_exchangeable_data_is_the_one_asked_for(self) -> None:
+        """Over many splits, but for the noise of the mean: 90 of 100 ranks are covered."""
+        rng, held = np.random.default_rng(0), []
+        for _ in range(2000):
+            scores = rng.random(100)
+            limit = threshold(order_statistics(scores[:99]), 99, 0.9)
+            held.append(scores[99] <= limit)
+        assert abs(np.mean(held) - 0.9) < 4 * (0.09 / 2000) ** 0.5
+
+    def test_sets_grow_with_coverage_and_list_the_likeliest_first(self) -> None:
+        question = fitted(1.0)
+        logits = [0.0, 1.0]  # DOWN at 0.73: scores 0.73 and 0.27
+        sizes = [question.choice_set(logits, coverage) for coverage in (0.1, 0.4, 0.5, 0.99)]
+        assert sizes == [(), ("DOWN",), ("DOWN",), ("DOWN", "UP")]
+
+    def test_nothing_is_kept_below_a_coverage_of_zero_and_everything_at_one(self) -> None:
+        assert fitted().choice_set([9.0, 0.0], -0.1) == ()
+        assert set(fitted().choice_set([90.0, 0.0], 1.0)) == {"UP", "DOWN"}
+
+    def test_judge_gives_probability_set_and_abstention_of_the_given_answer(self) -> None:
+        found = judge(fitted(1.0), [1.0, 0.0], 0, 0.5, 0.8)
+        assert found.probability == near(1 / (1 + exp(-1.0)), EXACT)
+        assert found.choice_set == ("UP",)
+        assert found.abstained
+        assert not judge(fitted(1.0), [1.0, 0.0], 0, 0.5, 0.7).abstained
+
+
+class TestAdaptiveCoverage:
+    def test_a_miss_asks_for_more_and_a_hit_for_a_little_less(self) -> None:
+        start = AdaptiveCoverage.of(0.9, 0.01)
+        assert start.after(False).asked == near(0.9 + 0.009, EXACT)
+        assert start.after(True).asked == near(0.9 - 0.001, EXACT)
+
+    @settings(max_examples=30)
+    @given(seed=st.integers(0, 1000), drift=st.floats(-0.9, 0.9))
+    def test_the_share_covered_is_kept_whatever_the_data_do(self, seed: int, drift: float) -> None:
+        """Scores whose scale drifts away from the calibration's; the bound is the paper's proposition 4.1."""
+        rng = np.random.default_rng(seed)
+        scores = order_statistics(rng.random(200))
+        state, covered, steps = AdaptiveCoverage.of(0.9, 0.05), 0, 600
+        for step in range(steps):
+            score = rng.random() * (1 + drift * step / steps)
+            hit = bool(score <= threshold(scores, 200, state.asked))
+            covered += hit
+            state = state.after(hit)
+        assert abs(covered / steps - 0.9) <= (0.9 + 0.05) / (0.05 * steps) + EXACT
+
+
+class TestFile:
+    @staticmethod
+    def written(path: Path) -> Calibration:
+        found = Calibration(
+            model="0123abcd",
+            lines="compact",
+            data={"tape": "generated", "seed": 7},
+            questions={"ab": fitted()},
+        )
+        write_calibration(path, found)
+        return found
+
+    def test_it_is_read_as_it_was_written(self, tmp_path: Path) -> None:
+        path = tmp_path / "calibration.json"
+        expected = self.written(path)
+        assert read_calibration(path, "0123abcd", "compact") == expected
+
+    @pytest.mark.parametrize(
+        ("model", "lines", "message"),
+        [
+            (
+                "ffff0000",
+                "compact",
+                "was fitted for model 0123abcd, this one is ffff0000; fit it again",
+            ),
+            (
+                "0123abcd",
+                "decimal",
+                "was fitted on 'compact' lines, this session writes 'decimal'; fit it",
+            ),
+        ],
+    )
+    def test_another_model_or_line_schema_is_refused(
+        self, tmp_path: Path, model: str, lines: str, message: str
+    ) -> None:
+        path = tmp_path / "calibration.json"
+        self.written(path)
+        with pytest.raises(CalibrationError, match=message):
+            read_calibration(path, model, lines)
+
+    def test_other_files_are_refused(self, tmp_path: Path) -> None:
+        path = tmp_path / "calibration.json"
+        with pytest.raises(CalibrationError, match="cannot read the calibration"):
+            read_calibration(path, "a", "b")
+        path.write_text("{}")
+        with pytest.raises(CalibrationError, match="is no calibration"):
+            read_calibration(path, "a", "b")
+        self.written(path)
+        path.write_bytes(msgspec.json.encode(msgspec.json.decode(path.read_bytes()) | {"version": 2}))
+        with pytest.raises(CalibrationError, match="has version 2 instead of 1"):
+            read_calibration(path, "0123abcd", "compact")
+
+
+class TestScores:
+    @given(drawn=answers, bins=st.integers(1, 8), seed=st.integers(0, 3))
+    def test_bins_hold_equal_mass_and_ties_stay_together(
+        self, drawn: list[tuple[float, bool]], bins: int, seed: int
+    ) -> None:
+        """The order of the answers has no say, every answer is in one bin, and no confidence in two."""
+        confidence, right = arrays(drawn)
+        found = reliability(confidence, right, bins)
+        shuffled = np.random.default_rng(seed).permutation(len(right))
+        again = reliability(confidence[shuffled], right[shuffled], bins)
+        assert [part.answers for part in again] == [part.answers for part in found]
+        assert sum(part.answers for part in found) == len(right)
+        assert len(found) <= min(bins, len(set(confidence.tolist())))
+        assert sum(part.answers * part.right for part in found) == near(right.sum(), of_float64(60))
+        edges = [part.confidence for part in found]
+        assert edges == sorted(edges)
+
+    def test_bins_of_different_values_are_equally_large(self) -> None:
+        confidence = np.linspace(0.5, 1, 150)
+        assert [part.answers for part in reliability(confidence, confidence > 0.7, 15)] == [10] * 15
+
+    def test_calibration_error_of_known_answers(self) -> None:
+        """Nine of ten right at 0.9 is perfect; at 1.0 it is off by 0.1, in one tie."""
+        right = np.array([True] * 9 + [False])
+        assert expected_calibration_error(np.full(10, 0.9), right) == near(0.0, EXACT)
+        assert expected_calibration_error(np.full(10, 1.0), right) == near(0.1, EXACT)
+        half = np.array([0.6] * 10 + [0.8] * 10)
+        assert expected_calibration_error(half, np.array([True] * 20), 2) == near(0.3, EXACT)
+
+    def test_the_error_of_a_perfect_predictor_shrinks_with_its_labels(self) -> None:
+        """0.007 at 20,000 labels and 90 %: what is left is noise, so 0.02 can be asked for."""
+        rng = np.random.default_rng(0)
+        confidence = rng.uniform(0.85, 0.95, 20_000)
+        assert expected_calibration_error(confidence, rng.random(20_000) < confidence) < 0.012
+
+    def test_brier_and_log_loss_of_known_answers(self) -> None:
+        probabilities, label = np.array([[0.8, 0.2], [0.5, 0.5], [0.0, 1.0]]), np.array([0, 1, 1])
+        assert brier(probabilities, label) == near((0.08 + 0.5 + 0) / 3, EXACT)
+        assert log_loss(probabilities, label) == near(-(np.log(0.8) + np.log(0.5)) / 3, EXACT)
+
+    @given(drawn=answers)
+    def test_risk_at_a_coverage_is_the_share_wrong_above_a_threshold(
+        self, drawn: list[tuple[float, bool]]
+    ) -> None:
+        confidence, right = arrays(drawn)
+        found = risk_coverage(confidence, right)
+        thresholds = sorted(set(confidence.tolist()), reverse=True)
+        for limit, coverage, risk in zip(thresholds, found.coverage, found.risk, strict=True):
+            kept = confidence >= limit
+            assert coverage == near(kept.mean(), EXACT)
+            assert risk == near((~right[kept]).mean(), EXACT)
+
+    def test_accuracy_at_a_coverage_takes_the_mean_of_ties_at_the_edge(self) -> None:
+        confidence = np.array([0.9, 0.8, 0.8, 0.7])
+        right = np.array([True, True, False, False])
+        assert accuracy_at(confidence, right, 0.25) == near(1.0, EXACT)
+        assert accuracy_at(confidence, right, 0.5) == near(0.75, EXACT)
+        assert accuracy_at(confidence, right, 1.0) == near(0.5, EXACT)
+
+    def test_area_of_known_risks(self) -> None:
+        found = risk_coverage(np.array([0.9, 0.8]), np.array([True, False]))
+        assert found.area == near(0.125, EXACT)

@@ -1,0 +1,76 @@
+"""The exported directory is a plain transformers model that says how its prompts are rendered."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tapes.generate import TRAINING
+from tapes.rules import RULES
+from tests.tolerance import apart, largest, rounding
+from tests.training import brute
+from training.batches import Layout, Vocabulary, make_batch
+from training.export import LARGEST, export, read_block, tape_model
+from training.model import Shape, TapeModel
+from training.tokenizer import QUESTIONS
+
+SMALL = Shape(hidden=32, layers=2, heads=2, inner=48)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("exported")
+    export(TapeModel(SMALL, seed=4), path, torch.float32)
+    return path
+
+
+def test_transformers_loads_it_and_answers_as_the_packed_model(directory: Path) -> None:
+    """With the tokenizer beside it; the weights come back as they were."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    plain = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    model, vocabulary = tape_model(directory), Vocabulary(AutoTokenizer.from_pretrained(directory))
+    original = dict(TapeModel(SMALL, seed=4).named_parameters())
+    assert all(torch.equal(value, original[name]) for name, value in model.named_parameters())
+    batch = make_batch(np.random.default_rng(0), vocabulary, Layout(16, 16, 1, 2, 0), TRAINING)
+    with torch.no_grad():
+        packed, _ = model(batch)
+        logits = plain(torch.from_numpy(batch.ids[:, brute.dense_rows(batch, 5)])).logits[:, -1]
+    assert apart(packed[:, 5], logits) <= rounding(largest(logits), width=SMALL.inner, depth=SMALL.layers)
+
+
+def test_the_configuration_lists_every_question_with_its_token(directory: Path) -> None:
+    block = read_block(directory)
+    assert block is not None
+    assert (block["layout"], block["lines"], block["window_bars"], block["none"]) == (
+        "terse",
+        "compact",
+        64,
+        "NONE",
+    )
+    assert list(block["questions"]) == list(QUESTIONS)
+    vocabulary = Vocabulary()
+    for rule in RULES:
+        entry = block["questions"][rule.name]
+        assert entry["text"] == rule.text
+        assert entry["choices"] == list(rule.choices)
+        assert vocabulary.id(entry["token"]) == vocabulary.questions[QUESTIONS.index(rule.name)]
+    assert block["questions"]["exact_value"]["choices"] == []
+
+
+def test_generation_is_greedy_and_ends_with_the_end_token(directory: Path) -> None:
+    config = json.loads((directory / "generation_config.json").read_text())
+    vocabulary = Vocabulary()
+    assert (config["bos_token_id"], config["eos_token_id"]) == (vocabulary.bos, vocabulary.end)
+    assert not config.get("do_sample", False)
+
+
+def test_weights_too_large_to_commit_are_refused(tmp_path: Path) -> None:
+    large = TapeModel(Shape(hidden=512, layers=2, heads=8, inner=2048))
+    assert sum(p.numel() for p in large.parameters()) * 4 > LARGEST
+    with pytest.raises(ValueError, match="export them as bfloat16"):
+        export(large, tmp_path, torch.float32)

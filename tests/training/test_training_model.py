@@ -1,0 +1,148 @@
+"""The packed forward is the dense one, and training goes on from a checkpoint as if it had never stopped."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tapes.generate import TRAINING
+from tests.tolerance import apart, largest, rounding
+from tests.training import brute
+from training.batches import Batch, Layout, Vocabulary, make_batch
+from training.model import Optimiser, Shape, TapeModel, initialise_numbers, transformers_model
+from training.train import Balance, Plan, loss_of, train
+
+SMALL = Shape(hidden=32, layers=2, heads=2, inner=48)
+LAYOUTS = {
+    "terse": Layout(32, 32, 3, 2, 2),
+    "numbered": Layout(32, 32, 3, 2, 0, True),
+    "terse sliding": Layout(12, 28, 3, 2, 0),
+    "numbered sliding": Layout(12, 28, 3, 2, 0, True),
+}
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Vocabulary:
+    return Vocabulary()
+
+
+@pytest.fixture(scope="module")
+def model(vocabulary: Vocabulary) -> TapeModel:
+    """In float32, so that differences are rounding alone."""
+    model = TapeModel(SMALL, seed=3)
+    initialise_numbers(model, vocabulary.numbers, 3)
+    model.dtype = torch.float32
+    return model
+
+
+def drawn(vocabulary: Vocabulary, layout: Layout, seed: int = 0) -> Batch:
+    return make_batch(np.random.default_rng(seed), vocabulary, layout, TRAINING)
+
+
+def assert_logits(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    """Equal but for the rounding of float32 sums in another order."""
+    bound = rounding(largest(expected), width=SMALL.inner, depth=SMALL.layers)
+    assert apart(actual, expected) <= bound
+
+
+@pytest.mark.parametrize("name", ["terse", "numbered"])
+def test_packed_queries_equal_the_dense_model_prompt_by_prompt(
+    model: TapeModel, vocabulary: Vocabulary, name: str
+) -> None:
+    batch = drawn(vocabulary, LAYOUTS[name])
+    plain = transformers_model(model)
+    with torch.no_grad():
+        packed, _ = model(batch)
+        for query in range(len(batch.queries.rows)):
+            prompt = torch.from_numpy(batch.ids[:, brute.dense_rows(batch, query)])
+            assert_logits(packed[:, query], plain(prompt).logits[:, -1])
+
+
+@pytest.mark.parametrize("name", list(LAYOUTS))
+def test_packed_queries_equal_a_loop_over_what_each_row_sees(
+    model: TapeModel, vocabulary: Vocabulary, name: str
+) -> None:
+    """Sliding too: evicted bars are unseen, carried state keeps what it read, the prefix stays close."""
+    batch = drawn(vocabulary, LAYOUTS[name])
+    with torch.no_grad():
+        packed, _ = model(batch)
+    expected = torch.from_numpy(brute.forward(model, batch, 0))
+    assert_logits(packed[0], expected.float())
+
+
+def test_a_prompt_reads_as_the_daemon_writes_it(vocabulary: Vocabulary) -> None:
+    """Header, bars of five groups of three digits, then one token a question, or a number behind <|ask|>."""
+    for numbered in (False, True):
+        batch = drawn(vocabulary, Layout(16, 16, 2, 2, 0, numbered))
+        prompt = vocabulary.tokenizer.decode(batch.ids[0, brute.dense_rows(batch, 0)])
+        begin, *bars, question = prompt.split("\n")
+        assert begin.startswith("<|bos|>reference ")
+        assert " unit " in begin
+        assert " percent " in begin
+        if numbered:
+            listed, *bars = bars
+            assert listed.startswith("<|ask|>001<|")
+        assert all(len(bar) == 15 and bar.isdigit() for bar in bars)
+        assert len(bars) == batch.bar[batch.queries.rows[0]] + 1
+        assert question == ("<|ask|>001" if numbered else "<|trend|>")
+
+
+def test_a_few_steps_lower_the_loss(vocabulary: Vocabulary) -> None:
+    model = TapeModel(SMALL)
+    initialise_numbers(model, vocabulary.numbers, 0)
+    optimiser, balance, losses = Optimiser(model), Balance(), []
+    batch = drawn(vocabulary, Layout(32, 32, 4, 3, 2))
+    for _ in range(8):
+        loss, _ = loss_of(model, batch, vocabulary, balance)
+        loss.backward()  # type: ignore[no-untyped-call]  # torch's own backward has no annotation
+        optimiser.step(1.0)
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def finished(directory: Path, **options: Any) -> dict[str, Any]:
+    plan = Plan(steps=4, cooldown=2, short=2, tokens=256, warm=1)
+    list(train(plan, directory, SMALL, **options))
+    state: dict[str, Any] = torch.load(directory / "last.pt", weights_only=True)
+    return state
+
+
+def test_resumed_training_is_bit_equal(tmp_path: Path) -> None:
+    """Weights, optimiser and frequencies, after resuming where the cooldown begins."""
+    whole, again = tmp_path / "whole", tmp_path / "again"
+    whole.mkdir()
+    again.mkdir()
+    expected = finished(whole)
+    resumed = finished(again, resume=whole / "stable.pt")
+    assert torch.load(whole / "stable.pt", weights_only=True)["step"] == 2
+    assert resumed["step"] == expected["step"] == 4
+    assert resumed["frequency"] == expected["frequency"]
+    assert all(torch.equal(resumed["model"][name], expected["model"][name]) for name in expected["model"])
+    ours, theirs = resumed["optimiser"]["momentum"], expected["optimiser"]["momentum"]
+    assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
+
+
+def test_equal_seeds_make_equal_batches_and_weights(vocabulary: Vocabulary) -> None:
+    one, same, other = (drawn(vocabulary, LAYOUTS["terse"], seed) for seed in (1, 1, 2))
+    assert np.array_equal(one.ids, same.ids)
+    assert not np.array_equal(one.ids[:, -100:], other.ids[:, -100:])
+    weights = [TapeModel(SMALL, seed).embed_tokens for seed in (1, 1, 2)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+def test_labels_and_targets_agree(vocabulary: Vocabulary) -> None:
+    """A defined label's target is its choice's token, an undefined one's is NONE."""
+    batch = drawn(vocabulary, replace(LAYOUTS["terse"], auxiliary=0))
+    q = batch.queries
+    for index in range(len(q.rows)):
+        kind = int(q.kind[0, index])
+        target, value = q.target[:, index], q.value[:, index]
+        if kind < len(vocabulary.questions) - 1:
+            choices = vocabulary.choices[kind][np.maximum(value, 0)]
+            assert np.array_equal(target, np.where(value < 0, vocabulary.none, choices))

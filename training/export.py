@@ -1,0 +1,96 @@
+"""The trained model as a transformers directory that the daemon, or anyone, loads; and back again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tapes.rules import EXACT_TEXT, EXACT_VALUE, RULES
+from training.model import Shape, TapeModel, transformers_model
+from training.tokenizer import NONE, build_tokenizer, question_token
+
+WINDOW = 64
+"""Bars of the window that the model is trained for."""
+LARGEST = 20 * 2**20
+"""Bytes of weights that may be committed."""
+
+
+def foretick_block(window: int = WINDOW) -> dict[str, Any]:
+    """The ``foretick`` block of config.json: how the daemon renders prompts for this model."""
+    questions: dict[str, Any] = {
+        rule.name: {"text": rule.text, "token": question_token(rule.name), "choices": list(rule.choices)}
+        for rule in RULES
+    }
+    questions[EXACT_VALUE] = {"text": EXACT_TEXT, "token": question_token(EXACT_VALUE), "choices": []}
+    return {
+        "layout": "terse",
+        "lines": "compact",
+        "window_bars": window,
+        "none": NONE,
+        "questions": questions,
+    }
+
+
+def export(model: TapeModel, directory: Path, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Write weights in ``dtype``, configuration, generation configuration and tokenizer.
+
+    Raises ValueError when the weights are larger than LARGEST.
+    """
+    size = sum(p.numel() for name, p in model.named_parameters() if name != "margin") * dtype.itemsize
+    if size > LARGEST:
+        raise ValueError(
+            f"the weights take {size / 2**20:.1f} MiB of at most {LARGEST >> 20}; export them as bfloat16"
+        )
+    tokenizer = build_tokenizer()
+    plain = transformers_model(model).to(dtype)
+    plain.generation_config.update(
+        do_sample=False,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    plain.save_pretrained(directory, safe_serialization=True)
+    file = directory / "config.json"
+    config = json.loads(file.read_text(encoding="utf-8"))
+    config["foretick"] = foretick_block()  # transformers sorts the questions
+    file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    tokenizer.save_pretrained(directory)
+
+
+def read_block(directory: Path) -> dict[str, Any] | None:
+    """The ``foretick`` block of a model's configuration; None where it has none."""
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    block: dict[str, Any] | None = config.get("foretick")
+    return block
+
+
+def tape_model(directory: Path, dtype: torch.dtype = torch.float32) -> TapeModel:
+    """The model of an exported directory, for packed batches in ``dtype``."""
+    from safetensors.torch import load_file
+
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    theta = config.get("rope_theta") or config["rope_parameters"]["rope_theta"]
+    shape = Shape(
+        config["hidden_size"],
+        config["num_hidden_layers"],
+        config["num_attention_heads"],
+        config["intermediate_size"],
+        theta,
+    )
+    model = TapeModel(shape)
+    weights: dict[str, torch.Tensor] = {}
+    for file in sorted(directory.glob("*.safetensors")):
+        weights |= load_file(file)
+    own = {_own_name(name): weight.float() for name, weight in weights.items() if name != "lm_head.weight"}
+    model.load_state_dict({"margin": model.margin.detach(), **own})
+    model.dtype = dtype
+    return model.eval()
+
+
+def _own_name(name: str) -> str:
+    """The parameter of `TapeModel` for a name of transformers'."""
+    parts = [part for part in name.split(".") if part not in ("model", "mlp", "self_attn", "weight")]
+    return ".".join(parts)
