@@ -58,20 +58,19 @@ class Questions:
 
     def configured(self, config: Config) -> Config:
         """``config`` with the standing questions as they are now, for an engine that is started again."""
-        now = tuple(
+        now = {name: state.questions for name, state in self._sessions.states.items()}
+        if now == self._wanted(config):
+            return config
+        questions = tuple(
             QuestionConfig(q.name, q.text, q.choices or (), q.max_tokens, (name,))
-            for name, state in self._sessions.states.items()
-            for q in state.questions
+            for name, asked in now.items()
+            for q in asked
         )
-        return msgspec.structs.replace(config, standing="none", questions=now)
+        return msgspec.structs.replace(config, standing="none", questions=questions)
 
     async def reload(self, config: Config) -> None:
         """Give every session the questions that ``config`` has for it; failures are logged."""
-        wanted: dict[str, list[Question]] = {name: [] for name in self._sessions.states}
-        for asked in questions_of(config):
-            if asked.session in wanted and asked.question not in wanted[asked.session]:
-                wanted[asked.session].append(asked.question)
-        for session, questions in wanted.items():
+        for session, questions in self._wanted(config).items():
             try:
                 async with self._locks[session]:
                     if questions != self._sessions.states[session].questions:
@@ -79,6 +78,14 @@ class Questions:
                         log.info("%s: %d standing questions from now on", session, len(questions))
             except messages.QueryError as error:
                 log.error("%s keeps its standing questions: %s", session, error)
+
+    def _wanted(self, config: Config) -> dict[str, list[Question]]:
+        """The questions that ``config`` has for each session."""
+        wanted: dict[str, list[Question]] = {name: [] for name in self._sessions.states}
+        for asked in questions_of(config):
+            if asked.session in wanted:
+                wanted[asked.session].append(asked.question)
+        return wanted
 
     # Called for clients.
 

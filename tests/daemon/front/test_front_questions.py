@@ -159,6 +159,7 @@ async def test_a_configuration_read_again_replaces_what_clients_changed(rig: Rig
 
 
 async def test_an_engine_that_is_started_again_gets_the_questions_as_they_are(rig: Rig) -> None:
+    assert rig.questions.configured(rig.config) is rig.config
     rig.sessions.questions_set("bbb", [*PAPER_SIX, UP])
     config = rig.questions.configured(rig.config)
     asked = {name: [a.question for a in questions_of(config) if a.session == name] for name in ("aaa", "bbb")}
