@@ -14,6 +14,7 @@ import msgspec
 from daemon.api import messages
 from feeds.decoding import decoded
 from feeds.messages import Answer
+from flash.questions import Question
 
 
 class CancelAsk(msgspec.Struct, frozen=True, tag="cancel"):
@@ -36,6 +37,17 @@ class OpenPrompt(msgspec.Struct, frozen=True, tag="open_prompt"):
 PromptCommand = OpenPrompt | messages.Append | messages.Update | messages.Finish | messages.Close
 
 
+class SetQuestions(msgspec.Struct, frozen=True, tag="set_questions"):
+    """Let ``session`` have exactly these standing questions.
+
+    Answered by `QuestionsSet` or, with nothing changed, `QuestionsRefused`.
+    """
+
+    id: int
+    session: str
+    questions: tuple[Question, ...]
+
+
 class EndInput(msgspec.Struct, frozen=True, tag="end_input"):
     """The source has ended: take what the ring holds, without time limit, and close the open bars."""
 
@@ -46,7 +58,7 @@ class StopEngine(msgspec.Struct, frozen=True, tag="stop"):
     drain_s: float
 
 
-Command = messages.Ask | CancelAsk | PromptCommand | EndInput | StopEngine
+Command = messages.Ask | CancelAsk | SetQuestions | PromptCommand | EndInput | StopEngine
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -110,6 +122,23 @@ class AskFailed(msgspec.Struct, frozen=True, tag="ask_failed"):
     message: str
 
 
+class QuestionsSet(msgspec.Struct, frozen=True, tag="questions_set"):
+    """Versions of ``session`` after ``version`` are asked these questions."""
+
+    id: int
+    session: str
+    version: int
+    questions: tuple[Question, ...]
+
+
+class QuestionsRefused(msgspec.Struct, frozen=True, tag="questions_refused"):
+    """Why a `SetQuestions` changed nothing."""
+
+    id: int
+    code: str
+    message: str
+
+
 class PromptFailed(msgspec.Struct, frozen=True, tag="prompt_failed"):
     """Why a prompt failed; it takes no more input."""
 
@@ -159,6 +188,8 @@ EngineEvent = (
     | AnswerFailed
     | messages.AskReply
     | AskFailed
+    | QuestionsSet
+    | QuestionsRefused
     | PromptEvent
     | Heartbeat
     | InputDone
@@ -168,10 +199,14 @@ EngineEvent = (
 )
 
 
-def failure_of(command: Command, code: str, message: str) -> AskFailed | PromptFailed | None:
+def failure_of(
+    command: Command, code: str, message: str
+) -> AskFailed | QuestionsRefused | PromptFailed | None:
     """The event that tells the client of ``command`` that it failed; None where no client waits."""
     if isinstance(command, messages.Ask):
         return AskFailed(command.id, code, message)
+    if isinstance(command, SetQuestions):
+        return QuestionsRefused(command.id, code, message)
     return PromptFailed(command.prompt, code, message) if isinstance(command, PromptCommand) else None
 
 

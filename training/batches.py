@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ingest.compact import header_text
+from ingest.compact import Anchor
 from tapes.generate import Ranges, generate
 from tapes.rules import LOOKBACK, RULES, UNDEFINED, VOLUMES, Ints, Levels, before, lag, rolling
 from training.tokenizer import ASK, NONE, QUESTIONS, build_tokenizer, question_token
 
 BAR_TOKENS = 6
-_UNITS = ("1", "2", "5")
+_UNITS = (1, 2, 5)
 
 
 class Auxiliary(NamedTuple):
@@ -95,31 +95,28 @@ class Vocabulary:
 
 
 def draw_headers(rng: np.random.Generator, vocabulary: Vocabulary, percents: Ints) -> tuple[Ints, Ints]:
-    """Headers [tapes, tokens] for about these percents, and the percents they print; equally long."""
-    decimals, digit = int(rng.integers(0, 7)), _UNITS[int(rng.integers(3))]
-    volume_decimals = int(rng.integers(0, 4))
-    length = 0
-    rows: list[list[int]] = []
+    """Headers [tapes, tokens] of anchors with about these percents, and what they print; equally long.
+
+    Units from 1e-6 to 500, volumes of three digits from 0.001 to 999,000,000.
+    """
+    unit = int(rng.choice(_UNITS)) * 10 ** int(rng.integers(3, 12))
+    scale = 10 ** int(rng.integers(6, 16))
+    headers: list[list[int]] = []
     printed: list[int] = []
-    for percent in percents:
+    for percent in percents.tolist():
         for attempt in range(200):
-            p = int(percent) if attempt < 20 else int(rng.choice(percents))
-            if attempt >= 100:
-                p = printed[0]
-            n = max(p * 100 + int(rng.integers(-49, 50)), 1) * int(digit)
-            text = f"{n:0{decimals + 1}d}"
-            reference = f"{text[: len(text) - decimals]}.{text[len(text) - decimals :]}" if decimals else text
-            unit = f"0.{'0' * (decimals - 1)}{digit}" if decimals else digit
-            volume = f"{10 ** rng.uniform(0, 3.999):.{volume_decimals}f}"
-            ids = vocabulary.encode(header_text(reference, unit, volume, p))
-            if not rows or len(ids) == length:
+            # from the second tape on only headers as long as the first one's will do
+            wanted = percent if attempt < 20 else printed[0]
+            levels = max(100 * wanted + int(rng.integers(-49, 50)), 1)
+            anchor = Anchor(levels * unit, unit, int(rng.integers(100, 1000)) * scale)
+            ids = vocabulary.encode(anchor.header)
+            if not headers or len(ids) == len(headers[0]):
                 break
         else:
             raise RuntimeError("no header of the batch's length in 200 attempts")
-        length = len(ids)
-        rows.append(ids)
-        printed.append(p)
-    return np.array(rows), np.array(printed)
+        headers.append(ids)
+        printed.append(anchor.percent)
+    return np.array(headers), np.array(printed)
 
 
 def auxiliary(x: Levels) -> list[Auxiliary]:

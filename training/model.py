@@ -82,7 +82,7 @@ class TapeModel(nn.Module):
         rows = torch.from_numpy(batch.queries.rows)
         x = functional.embedding(torch.from_numpy(batch.ids), self.embed_tokens)
         stream, local = (self._angles(positions) for positions in (batch.stream, batch.local))
-        tape = _masks(batch)
+        tape = _masks(batch, self.dtype)
         for layer in self.layers[:-1]:
             x = self._layer(layer, x, stream, local, tape, batch)
         x = self._last(self.layers[-1], x, stream, local, rows, batch)
@@ -94,55 +94,58 @@ class TapeModel(nn.Module):
         angles = torch.cat((angles, angles), -1)
         return angles.cos().to(self.dtype), angles.sin().to(self.dtype)
 
-    def _keys(self, layer: Any, h: Tensor, stream: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        k = _rotate(self._heads(functional.linear(h, layer.k_proj.to(self.dtype))), stream)
-        return k, self._heads(functional.linear(h, layer.v_proj.to(self.dtype)))
-
     def _heads(self, x: Tensor) -> Tensor:
-        return x.view(x.shape[0], x.shape[1], self.shape.heads, self.shape.head).transpose(1, 2)
+        return x.view(x.shape[0], x.shape[1], -1, self.shape.head).transpose(1, 2)
+
+    def _cast(self, *weights: Tensor) -> Tensor:
+        return torch.cat(weights).to(self.dtype)
 
     def _layer(
-        self, layer: Any, x: Tensor, stream: Any, local: Any, masks: list[_Block], batch: Batch
+        self, layer: Any, x: Tensor, stream: Any, local: Any, blocks: list[_Block], batch: Batch
     ) -> Tensor:
         h = _norm(x, layer.input_layernorm).to(self.dtype)
-        k, v = self._keys(layer, h, stream)
-        q = self._heads(functional.linear(h, layer.q_proj.to(self.dtype)))
-        qs, ql = _rotate(q, stream), _rotate(q, local)
-        out = [_attend(qs, ql, k, v, block, batch.prefix, self.shape.head) for block in masks]
-        return self._mix(layer, x, torch.cat(out, 2))
+        qkv = self._heads(functional.linear(h, self._cast(layer.q_proj, layer.k_proj, layer.v_proj)))
+        q, k, v = qkv.chunk(3, 1)
+        keys = _two_ways(_rotate(k, stream), batch.prefix)
+        queries = torch.cat((_rotate(q, stream), _rotate(q, local)), -1)
+        attended = [_attend(queries[:, :, block.first : block.last], keys, v, block) for block in blocks]
+        return self._mix(layer, x, torch.cat(attended, 2))
 
     def _last(self, layer: Any, x: Tensor, stream: Any, local: Any, rows: Tensor, batch: Batch) -> Tensor:
         h = _norm(x, layer.input_layernorm).to(self.dtype)
-        k, v = self._keys(layer, h, stream)
-        q = self._heads(functional.linear(h[:, rows], layer.q_proj.to(self.dtype)))
-        qs = _rotate(q, (stream[0][rows], stream[1][rows]))
-        ql = _rotate(q, (local[0][rows], local[1][rows]))
+        kv = self._heads(functional.linear(h, self._cast(layer.k_proj, layer.v_proj)))
+        k, v = kv.chunk(2, 1)
+        q = self._heads(functional.linear(h[:, rows], self._cast(layer.q_proj)))
+        queries = torch.cat([_rotate(q, (cosine[rows], sine[rows])) for cosine, sine in (stream, local)], -1)
+        keys = _two_ways(_rotate(k, stream), batch.prefix)
         everything = np.arange(len(batch.stream))
-        block = _Block(0, len(rows), 0, len(everything), _visible(batch, batch.queries.rows, everything))
-        return self._mix(layer, x[:, rows], _attend(qs, ql, k, v, block, batch.prefix, self.shape.head))
+        block = _Block(
+            0, len(rows), 0, 0, len(everything), _visible(batch, batch.queries.rows, everything, self.dtype)
+        )
+        return self._mix(layer, x[:, rows], _attend(queries, keys, v, block))
 
     def _mix(self, layer: Any, x: Tensor, attended: Tensor) -> Tensor:
         attended = attended.transpose(1, 2).reshape(x.shape)
-        x = x + functional.linear(attended, layer.o_proj.to(self.dtype)).float()
+        x = x + functional.linear(attended, layer.o_proj.to(self.dtype))
         h = _norm(x, layer.post_attention_layernorm).to(self.dtype)
-        gated = functional.silu(functional.linear(h, layer.gate_proj.to(self.dtype)))
-        gated = gated * functional.linear(h, layer.up_proj.to(self.dtype))
-        return x + functional.linear(gated, layer.down_proj.to(self.dtype)).float()
+        gate, up = functional.linear(h, self._cast(layer.gate_proj, layer.up_proj)).chunk(2, -1)
+        return x + functional.linear(functional.silu(gate) * up, layer.down_proj.to(self.dtype))
 
 
 @dataclass(frozen=True)
 class _Block:
-    """Rows [first, last) and the keys [begin, end) of the tape that they may see, besides the prefix."""
+    """Rows [first, last) and the keys that they may see: the prefix and [begin, end) of the tape."""
 
     first: int
     last: int
+    prefix: int
     begin: int
     end: int
     bias: Tensor
     """[rows, prefix + keys]: 0 where visible, else minus infinity."""
 
 
-def _visible(batch: Batch, rows: Any, keys: Any) -> Tensor:
+def _visible(batch: Batch, rows: Any, keys: Any, dtype: torch.dtype) -> Tensor:
     """The bias of ``rows`` [rows] over ``keys`` [keys]."""
     bar, branch = batch.bar, batch.branch
     causal = rows[:, None] >= keys[None, :]
@@ -152,10 +155,10 @@ def _visible(batch: Batch, rows: Any, keys: Any) -> Tensor:
     shown = bar[keys][None, :] <= bar[rows][:, None]
     same = (branch[rows][:, None] == branch[keys][None, :]) & ~on_tape
     allowed = causal & (in_prefix | (in_window & on_tape & shown) | same)
-    return torch.zeros(allowed.shape).masked_fill_(~torch.from_numpy(allowed), float("-inf")).bfloat16()
+    return torch.zeros(allowed.shape, dtype=dtype).masked_fill_(~torch.from_numpy(allowed), float("-inf"))
 
 
-def _masks(batch: Batch) -> list[_Block]:
+def _masks(batch: Batch, dtype: torch.dtype) -> list[_Block]:
     """The prefix and the tape in blocks, then the query rows."""
     total, prefix, tape_end = len(batch.stream), batch.prefix, batch.prefix + batch.tape
     spans = [(0, prefix, prefix, prefix)]
@@ -166,22 +169,29 @@ def _masks(batch: Batch) -> list[_Block]:
     oldest = int(batch.bar[tape_end:].min()) - batch.window + 1
     spans.append((tape_end, total, prefix + max(oldest, 0) * BAR_TOKENS, total))
     return [
-        _Block(a, b, k, e, _visible(batch, np.arange(a, b), np.r_[0:prefix, k:e])) for a, b, k, e in spans
+        _Block(a, b, prefix, k, e, _visible(batch, np.arange(a, b), np.r_[0:prefix, k:e], dtype))
+        for a, b, k, e in spans
     ]
 
 
-def _attend(qs: Tensor, ql: Tensor, k: Tensor, v: Tensor, block: _Block, prefix: int, width: int) -> Tensor:
-    """Attention of a block's rows over the prefix (local positions) and the tape (stream positions)."""
-    rows, begin = slice(block.first, block.last), max(block.begin, prefix)
-    scores = torch.cat(
-        (
-            ql[:, :, rows] @ k[:, :, :prefix].transpose(-1, -2),
-            qs[:, :, rows] @ k[:, :, begin : block.end].transpose(-1, -2),
-        ),
-        -1,
-    )
-    weights = torch.softmax(scores * width**-0.5 + block.bias, -1)
-    return weights[..., :prefix] @ v[:, :, :prefix] + weights[..., prefix:] @ v[:, :, begin : block.end]
+def _two_ways(k: Tensor, prefix: int) -> Tensor:
+    """Keys of twice the width: the tape's meet queries at stream positions, the prefix's at local ones."""
+    zero = torch.zeros_like(k)
+    frozen = torch.cat((zero[:, :, :prefix], k[:, :, :prefix]), -1)
+    return torch.cat((frozen, torch.cat((k[:, :, prefix:], zero[:, :, prefix:]), -1)), 2)
+
+
+def _attend(queries: Tensor, keys: Tensor, v: Tensor, block: _Block) -> Tensor:
+    """Attention of a block's rows; one product for prefix and tape, the bias added by the same call."""
+    prefix, begin, end = block.prefix, block.begin, block.end
+    if begin > prefix:
+        keys, v = (torch.cat((t[:, :, :prefix], t[:, :, begin:end]), 2) for t in (keys, v))
+    else:
+        keys, v = keys[:, :, :end], v[:, :, :end]
+    shape = queries.shape
+    q, k = queries.flatten(0, 1), keys.flatten(0, 1)
+    scores = torch.baddbmm(block.bias, q, k.transpose(1, 2), alpha=(shape[-1] // 2) ** -0.5)
+    return (torch.softmax(scores, -1) @ v.flatten(0, 1)).view(*shape[:-1], -1)
 
 
 def _norm(x: Tensor, weight: Tensor) -> Tensor:

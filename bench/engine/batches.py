@@ -16,6 +16,7 @@ from bench.engine.contenders import (
     agree,
     append,
     ask_together,
+    embedded,
     engine_for,
     model_of,
 )
@@ -25,6 +26,7 @@ from bench.figures import Figure, Goal, median_ratio, quantiles
 from bench.run import SuiteRun, Turns, timed
 from engine.attention.base import Attention, LayerCall
 from engine.attention.cpu import CpuAttention
+from engine.model.loading import LoadedModel
 from engine.model.prompt import PromptFormat
 from flash.questions import PAPER_SIX
 from regions.tape import Retention, Tape
@@ -134,7 +136,9 @@ def sessions(run: SuiteRun) -> Iterator[Figure]:
 def standing(run: SuiteRun) -> Iterator[Figure]:
     """Whole questions on one tape, and one further token of each answer: one pass against one each. Every
     row multiplies every key and weight itself either way; a pass only saves reading the same bytes again
-    and the fixed cost of each pass.
+    and the fixed cost of each pass. Then both placements (`flash.placement`): so many questions of a window
+    of 64 bars, in full, or numbered in the frozen prefix and asked by number, against one in the same
+    placement.
     """
     numbers = run.sized((6, 25), (2, 4))
     bench = _Bench(run, 1, run.sized(480, 30), readers=max(numbers))
@@ -144,6 +148,55 @@ def standing(run: SuiteRun) -> Iterator[Figure]:
         bench.whole(f"{n} questions on one tape", questions, goals)
         bench.decode(f"{n} answers on one tape, a token each", questions, goals)
     yield from bench.figures()
+    yield from placements(run, "80m" if not run.quick else "embedded", model_of(run)[0])
+    if not run.quick:
+        yield from placements(run, "embedded", embedded(run))
+
+
+_PLACED = {6: 1.5, 25: 3.0}
+"""Goals for this many numbered questions: at most so many times the time of one."""
+
+
+def placements(run: SuiteRun, model: str, loaded: LoadedModel) -> Iterator[Figure]:
+    """Questions of one version in one pass, in both placements, all in turn."""
+    numbers, bars = run.sized((1, 6, 25, 100), (1, 2, 4)), run.sized(64, 6)
+    prompt, window = PromptFormat.of(loaded.tokenizer), make_scenario(loaded, Size(bars, 0, 0)).first
+    cases: list[tuple[str, int, tuple[int, ...], list[list[int]]]] = []
+    for n in numbers:
+        texts = standing_texts(n)
+        cases.append(("ephemeral", n, prompt.frozen(), [prompt.question(text) for text in texts]))
+        cases.append(
+            ("frozen", n, prompt.frozen(questions=texts), [prompt.numbered(i) for i in range(1, n + 1)])
+        )
+    tokens = sum(len(frozen) for *_, frozen, _ in cases) + len(cases) * sum(map(len, window))
+    engine = engine_for(loaded, tokens, readers=max(numbers))
+    ways: list[Callable[[], list[Reply]]] = []
+    for placement, n, frozen, questions in cases:
+        regions = Regions(engine, frozen, Retention(sum(map(len, window))), f"{placement} {n}")
+        regions.fill(window)
+        ways.append(partial(ask_together, engine, [regions.tape] * n, questions))
+    turns = Turns(*ways)
+    turns()
+    turns.clear()
+    for _ in range(run.sized(7, 2)):
+        turns()
+    times = {case[:2]: ns for case, ns in zip(cases, turns.ns, strict=True)}
+    for placement, n, frozen, questions in cases:
+        one, ns = times[placement, 1], times[placement, n]
+        ours, alone = (quantiles(each, 0.5)[0] / 1e6 for each in (ns, one))
+        limit = _PLACED.get(n) if placement == "frozen" else None
+        yield Figure(
+            "one version's answers P50",
+            ours,
+            "ms",
+            f"Placements, {model}",
+            {"placement": placement, "questions": n, "rows": sum(map(len, questions)), "frozen": len(frozen)},
+            "one question",
+            alone,
+            paired=median_ratio(ns, one),
+            goal=None if limit is None else Goal(limit),
+            n=len(ns),
+        )
 
 
 def prefix(run: SuiteRun) -> Iterator[Figure]:

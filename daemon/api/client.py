@@ -20,12 +20,16 @@ from daemon.api.messages import (
     ErrorReply,
     Finish,
     FinishReply,
+    ListQuestions,
     ListSessions,
     Open,
     PromptReply,
     QueryError,
+    QuestionsReply,
+    RemoveQuestion,
     Reply,
     SessionsReply,
+    SetQuestion,
     Stats,
     StatsReply,
     Update,
@@ -34,7 +38,17 @@ from daemon.api.messages import (
 )
 from feeds.decoding import Undecodable
 
-R = TypeVar("R", AskReply, SessionsReply, AnswersReply, StatsReply, PromptReply, FinishReply, ClosedReply)
+R = TypeVar(
+    "R",
+    AskReply,
+    SessionsReply,
+    AnswersReply,
+    QuestionsReply,
+    StatsReply,
+    PromptReply,
+    FinishReply,
+    ClosedReply,
+)
 
 
 class QueryClient:
@@ -73,6 +87,22 @@ class QueryClient:
     ) -> AnswersReply:
         """Latest standing answers, waiting for `min_version`; QueryError on refusal or timeout."""
         return self._request(Answers(self._next(), session, question, min_version, timeout_s), AnswersReply)
+
+    def questions(self, session: str) -> QuestionsReply:
+        """A session's standing questions; QueryError on refusal or timeout."""
+        return self._request(ListQuestions(self._next(), session), QuestionsReply)
+
+    def set_question(
+        self, session: str, name: str, text: str, choices: tuple[str, ...] = (), max_tokens: int = 8
+    ) -> QuestionsReply:
+        """Add a standing question, or change the one with its name; QueryError on refusal or timeout."""
+        return self._request(
+            SetQuestion(self._next(), session, name, text, choices, max_tokens), QuestionsReply
+        )
+
+    def remove_question(self, session: str, name: str) -> QuestionsReply:
+        """Remove a standing question; QueryError on refusal or timeout."""
+        return self._request(RemoveQuestion(self._next(), session, name), QuestionsReply)
 
     def stats(self) -> StatsReply:
         """Counters and latencies; QueryError on refusal or timeout."""

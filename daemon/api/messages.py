@@ -75,6 +75,36 @@ class Answers(msgspec.Struct, frozen=True, tag="answers", forbid_unknown_fields=
     timeout_s: Annotated[float, Meta(ge=0, le=3600)] = 10.0
 
 
+class ListQuestions(msgspec.Struct, frozen=True, tag="questions", forbid_unknown_fields=True):
+    """List a session's standing questions."""
+
+    id: Id
+    session: Name
+
+
+class SetQuestion(msgspec.Struct, frozen=True, tag="set_question", forbid_unknown_fields=True):
+    """Give a session a standing question, in place of the one with this name, if there is one.
+
+    It is answered from the session's next data version on, until the daemon ends or reads its configuration
+    again.
+    """
+
+    id: Id
+    session: Name
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=64)]
+    text: Annotated[str, Meta(min_length=1)]
+    choices: tuple[str, ...] = ()
+    max_tokens: Annotated[int, Meta(ge=1)] = 8
+
+
+class RemoveQuestion(msgspec.Struct, frozen=True, tag="remove_question", forbid_unknown_fields=True):
+    """Remove a session's standing question; later data versions are not asked."""
+
+    id: Id
+    session: Name
+    name: Name
+
+
 class Stats(msgspec.Struct, frozen=True, tag="stats", forbid_unknown_fields=True):
     """Counters and latency quantiles, by metric name."""
 
@@ -136,7 +166,8 @@ class Complete(msgspec.Struct, frozen=True, tag="complete", forbid_unknown_field
 
 
 PromptRequest = Open | Append | Update | Finish | Close | Complete
-ClientRequest = Ask | ListSessions | Answers | Stats | PromptRequest
+QuestionRequest = ListQuestions | SetQuestion | RemoveQuestion
+ClientRequest = Ask | ListSessions | Answers | QuestionRequest | Stats | PromptRequest
 
 
 class AskReply(msgspec.Struct, frozen=True, tag="ask_reply"):
@@ -188,6 +219,23 @@ class AnswersReply(msgspec.Struct, frozen=True, tag="answers_reply"):
     id: Id
     session: str
     answers: tuple[Answer, ...]
+
+
+class QuestionInfo(msgspec.Struct, frozen=True):
+    """A standing question; without choices its answer is text of at most ``max_tokens`` tokens."""
+
+    name: str
+    text: str
+    choices: tuple[str, ...]
+    max_tokens: int
+
+
+class QuestionsReply(msgspec.Struct, frozen=True, tag="questions_reply"):
+    """A session's standing questions, in the order they are asked, after the change."""
+
+    id: Id
+    session: str
+    questions: tuple[QuestionInfo, ...]
 
 
 class Quantiles(msgspec.Struct, frozen=True):
@@ -260,6 +308,7 @@ Reply = (
     AskReply
     | SessionsReply
     | AnswersReply
+    | QuestionsReply
     | StatsReply
     | PromptReply
     | ClosedReply

@@ -13,6 +13,7 @@ COMMANDS = {
     "demo": "Run the whole pipeline: no broker, no GPU, no download.",
     "feasible": "Find a schedule that meets a TTFT bound, or show that none does.",
     "profile": "Measure recompute and swap on this device.",
+    "questions": "List, add, change and remove standing questions of a running daemon.",
     "replay": "Play a recorded file as if it were live.",
     "run": "Run the daemon until SIGTERM.",
     "simulate": "Compare scheduling policies in simulated time.",

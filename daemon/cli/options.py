@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -29,16 +29,21 @@ set_option = click.option(
 
 def read_config(path: Path | None, settings: tuple[str, ...]) -> Config:
     """Load the configuration; on error, print each problem by key and exit with status 2."""
+    try:
+        return load_config(path, None, overrides_of(settings))
+    except ConfigError as error:
+        refuse(error)
+
+
+def overrides_of(settings: tuple[str, ...]) -> dict[str, object]:
+    """The values of ``--set`` by key."""
     overrides: dict[str, object] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals:
             raise click.BadParameter(f"{setting!r} is not KEY=VALUE", param_hint="--set")
         overrides[key] = value
-    try:
-        return load_config(path, None, overrides)
-    except ConfigError as error:
-        refuse(error)
+    return overrides
 
 
 def refuse(error: Exception) -> NoReturn:
@@ -65,3 +70,23 @@ def stopping_on_signals(stop: asyncio.Event) -> Iterator[None]:
     finally:
         for number in signals:
             loop.remove_signal_handler(number)
+
+
+@contextlib.contextmanager
+def calling_on_hangup(callback: Callable[[], Coroutine[None, None, None]]) -> Iterator[None]:
+    """SIGHUP runs ``callback`` as a task."""
+    loop = asyncio.get_running_loop()
+    running: set[asyncio.Task[None]] = set()
+
+    def on_signal() -> None:
+        task = loop.create_task(callback())
+        running.add(task)
+        task.add_done_callback(running.discard)
+
+    loop.add_signal_handler(signal.SIGHUP, on_signal)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)
+        for task in running:
+            task.cancel()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import click
@@ -13,12 +15,16 @@ import uvloop
 from daemon.cli.options import (
     EXIT_CONFIG,
     EXIT_FAILED,
+    calling_on_hangup,
     config_option,
+    overrides_of,
     read_config,
     set_option,
     stopping_on_signals,
 )
 from daemon.config.checks import exposure_warnings
+from daemon.config.errors import ConfigError
+from daemon.config.load import load_config
 from daemon.config.schema import Config
 from daemon.front.wiring import make_front
 from daemon.logs import set_up_logging
@@ -33,24 +39,36 @@ log = logging.getLogger(__name__)
 @set_option
 def command(config_path: Path, settings: tuple[str, ...]) -> None:
     """Run the daemon until SIGTERM."""
-    sys.exit(serve(read_config(config_path, settings)))
+    config = read_config(config_path, settings)
+    sys.exit(serve(config, partial(load_config, config_path, None, overrides_of(settings))))
 
 
-def serve(config: Config) -> int:
-    """Run until SIGTERM or SIGINT, drain, and return the exit status (0: nothing was left behind)."""
+def serve(config: Config, read_again: Callable[[], Config]) -> int:
+    """Run until SIGTERM or SIGINT, drain, and return the exit status (0: nothing was left behind).
+
+    At SIGHUP the standing questions of ``read_again()`` are taken over.
+    """
     set_up_logging(config.log, "front")
     for warning in exposure_warnings(config):
         log.warning("%s", warning)
     try:
-        return uvloop.run(_serve(config))
+        return uvloop.run(_serve(config, read_again))
     except SettingError as error:  # the signal came before start-up
         log.error("%s", error)
         return EXIT_CONFIG
 
 
-async def _serve(config: Config) -> int:
-    stop = asyncio.Event()
-    with stopping_on_signals(stop):
+async def _serve(config: Config, read_again: Callable[[], Config]) -> int:
+    stop, reading = asyncio.Event(), asyncio.Lock()
+
+    async def reload() -> None:
+        async with reading:
+            try:
+                await front.reload(read_again())
+            except ConfigError as error:
+                log.error("the configuration was not read again: %s", error)
+
+    with stopping_on_signals(stop), calling_on_hangup(reload):
         front = make_front(config)
         status = 0
         try:

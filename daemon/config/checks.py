@@ -131,6 +131,8 @@ def _pool(config: Config) -> Iterator[Problem]:
         session.retention_tokens * (2 if session.semantics == "exact" or session.lines == "compact" else 1)
         for session in config.sessions
     )
+    if config.flash.placement == "frozen":  # one session at a time gets other numbered questions
+        kept += max((s.retention_tokens for s in config.sessions if s.semantics == "carry"), default=0)
     limits = config.scheduler
     # readers of a version keep what the next append evicts: allow one more append per session
     appends = sum(min(session.retention_tokens, limits.max_batch_tokens) for session in config.sessions)

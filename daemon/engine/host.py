@@ -18,6 +18,7 @@ from daemon.engine.answers import EngineAsks
 from daemon.engine.input import EngineInput
 from daemon.engine.metrics import MemoryMetrics
 from daemon.engine.prompts import EnginePrompts
+from daemon.engine.questions import StandingQuestions
 from daemon.supervision import Threads
 from ingest import warm_up
 from scheduler.scheduler import Scheduler
@@ -40,6 +41,7 @@ class EngineHost:
     worker: Worker
     input: EngineInput
     asks: EngineAsks
+    questions: StandingQuestions
     prompts: EnginePrompts
     memory: MemoryMetrics
     stop_background: Callable[[], None]
@@ -90,6 +92,8 @@ class EngineHost:
                 self.asks.ask(command)
             case protocol.CancelAsk():
                 self.asks.cancel(command.id)
+            case protocol.SetQuestions():
+                self.questions.set(command)
             case protocol.EndInput():
                 self.input.end()
             case protocol.StopEngine():

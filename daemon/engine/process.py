@@ -57,6 +57,7 @@ def main() -> int:
     # Signals from Ctrl-C or a service manager reach the whole group; the front decides what happens.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     spec: EngineSpec = pickle.load(sys.stdin.buffer)
     set_up_logging(spec.config.log, "engine")
     front_gone = partial(_wait_for_end, sys.stdin.fileno())

@@ -17,6 +17,7 @@ from daemon.engine.input import EngineInput
 from daemon.engine.maintenance import Maintenance
 from daemon.engine.metrics import EngineObserver, MemoryMetrics
 from daemon.engine.prompts import EnginePrompts
+from daemon.engine.questions import StandingQuestions
 from daemon.supervision import Threads
 from engine.divergence import Probe, probe
 from engine.step import Executor
@@ -73,6 +74,9 @@ def wire_engine(
         ),
         input=entering,
         asks=asks,
+        questions=StandingQuestions(
+            registry, built.prefixes, built.tapes, scheduler, limits_of(config), emit
+        ),
         prompts=EnginePrompts(
             prompt, scheduler, engine.open_prompt, engine.frame_limit, loaded.untrained, emit
         ),

@@ -37,13 +37,20 @@ class _Version:
 
 @dataclass
 class _Published:
-    """One session's answers. ``inputs``: the input ranges of one version, shared by all its questions."""
+    """One session's answers. ``inputs``: the input ranges of one version, shared by all its questions.
+
+    ``questions``: (version, number of questions that later versions are asked), oldest first.
+    """
 
     symbol: str
-    questions: int
+    questions: list[tuple[int, int]]
     stale_after_ns: int
     versions: dict[int, _Version] = field(default_factory=dict)
     inputs: tuple[int, list[InputRange]] = (0, [])
+
+    def asked(self, version: int) -> int:
+        """Number of questions that ``version`` is asked."""
+        return next(n for after, n in reversed(self.questions) if after < version)
 
 
 class Publisher:
@@ -62,7 +69,7 @@ class Publisher:
         self.delivery = Delivery(routes, ["", *sessions.states], lossless=lossless)
         self._tracker, self._sessions, self._store = tracker, sessions, store
         self._published = {
-            s.name: _Published(s.symbol, len(sessions.states[s.name].questions), s.stale_after)
+            s.name: _Published(s.symbol, [(-1, len(sessions.states[s.name].questions))], s.stale_after)
             for s in config.sessions
         }
         self._sent = 0
@@ -71,7 +78,7 @@ class Publisher:
         """A new data version; without standing questions its own event acknowledges it."""
         published = self._published[event.session]
         done: Done = _nothing
-        if not published.questions:
+        if not published.asked(event.version):
             published.versions[event.version] = _Version(1, event.inputs.low_watermark)
             done = self._acknowledging(event.session, event.version)
         update = DataUpdated(
@@ -114,6 +121,10 @@ class Publisher:
         headers = {"error": letter.error.encode(), "reason": letter.reason.encode()}
         self._put("", letter, f"{letter.topic}:{letter.partition}", headers, _nothing)
 
+    def questions_set(self, event: protocol.QuestionsSet) -> None:
+        """A session's later versions are asked other questions."""
+        self._published[event.session].questions.append((event.version, len(event.questions)))
+
     def forget(self) -> None:
         """Forget the engine's versions: what was not acknowledged will be read again."""
         for published in self._published.values():
@@ -139,7 +150,7 @@ class Publisher:
     def _expect(self, session: str, version: int, inputs: protocol.Inputs) -> None:
         """Expect an answer or a failure for each of the session's questions at this version."""
         published = self._published[session]
-        published.versions.setdefault(version, _Version(published.questions, inputs.low_watermark))
+        published.versions.setdefault(version, _Version(published.asked(version), inputs.low_watermark))
 
     def _acknowledging(self, session: str, version: int) -> Done:
         versions = self._published[session].versions

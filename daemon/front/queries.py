@@ -10,6 +10,7 @@ import msgspec
 
 from daemon.api import messages
 from daemon.front.prompts import Prompts
+from daemon.front.questions import Questions
 from daemon.front.sessions import Sessions
 
 log = logging.getLogger(__name__)
@@ -18,8 +19,9 @@ log = logging.getLogger(__name__)
 class Queries:
     """Answers every request within ``max_wait_s`` seconds."""
 
-    def __init__(self, sessions: Sessions, prompts: Prompts, max_wait_s: float) -> None:
-        self._sessions, self._prompts, self._max_wait_s = sessions, prompts, max_wait_s
+    def __init__(self, sessions: Sessions, questions: Questions, prompts: Prompts, max_wait_s: float) -> None:
+        self._sessions, self._questions, self._prompts = sessions, questions, prompts
+        self._max_wait_s = max_wait_s
 
     async def answer(self, request: messages.ClientRequest, client: str, since: int) -> messages.Reply:
         """The reply. ``client``: identity for limits; ``since``: the request's arrival, monotonic ns."""
@@ -45,6 +47,12 @@ class Queries:
                 return await self._sessions.sessions(request)
             case messages.Answers():
                 return await self._sessions.answers(request)
+            case messages.ListQuestions():
+                return await self._questions.list(request)
+            case messages.SetQuestion():
+                return await self._questions.set(request)
+            case messages.RemoveQuestion():
+                return await self._questions.remove(request)
             case messages.Stats():
                 return await self._sessions.stats(request)
             case messages.Open():

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from daemon import protocol
 from daemon.api.http import HttpServer
 from daemon.api.messages import AskReply, FinishReply, PromptReply
@@ -24,6 +26,7 @@ from daemon.front.input import COMMIT, FeedInput
 from daemon.front.notify import Notifier
 from daemon.front.prompts import Prompts
 from daemon.front.publish import Publisher
+from daemon.front.questions import Questions
 from daemon.front.sessions import Sessions
 from daemon.supervision import Tasks
 from feeds.connector import Route, SettingError
@@ -49,6 +52,7 @@ class Front:
     engine: EngineManager
     input: FeedInput
     sessions: Sessions
+    questions: Questions
     publisher: Publisher
     prompts: Prompts
     http: HttpServer
@@ -95,6 +99,13 @@ class Front:
         await self._or_failure(self.input.exhausted.wait())
         self.engine.send(protocol.EndInput())
         await self._or_failure(self._input_done.wait())
+
+    async def reload(self, config: Config) -> None:
+        """Take over the standing questions of a configuration that was read again, and nothing else."""
+        now = msgspec.structs.replace(config, standing=self.config.standing, questions=self.config.questions)
+        if now != self.config:
+            log.warning("only standing questions are read again; other changes take effect at the next start")
+        await self.questions.reload(config)
 
     async def stop(self) -> bool:
         """Drain and close within about the configured time; True if nothing was left behind."""
@@ -158,6 +169,11 @@ class Front:
                 self.publisher.failed(event)
             case AskReply() | protocol.AskFailed():
                 self.sessions.asked(event)
+            case protocol.QuestionsSet():
+                self.publisher.questions_set(event)
+                self.questions.heard(event)
+            case protocol.QuestionsRefused():
+                self.questions.heard(event)
             case PromptReply() | FinishReply() | protocol.PromptFailed():
                 self.prompts.heard(event)
             case protocol.Ready():
@@ -185,6 +201,7 @@ class Front:
     def _refuse_all(self, message: str) -> None:
         """Fail all client requests that wait for the engine."""
         self.sessions.engine_gone(message)
+        self.questions.engine_gone(message)
         self.prompts.engine_gone(message)
 
     async def _restart(self, earlier: asyncio.Task[None] | None) -> None:

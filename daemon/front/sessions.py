@@ -82,6 +82,13 @@ class Sessions:
         state.news.set()
         state.news = asyncio.Event()
 
+    def questions_set(self, session: str, questions: Sequence[Question]) -> None:
+        """A session has these standing questions from now on; answers to others are forgotten."""
+        state = self.states[session]
+        state.questions = list(questions)
+        asked = {question.hash for question in questions}
+        state.answers = {key: answer for key, answer in state.answers.items() if key in asked}
+
     def asked(self, event: messages.AskReply | protocol.AskFailed) -> None:
         """The engine replied to an ask."""
         future = self._asks.pop(event.id, None)
@@ -110,7 +117,7 @@ class Sessions:
 
     async def ask(self, request: messages.Ask) -> messages.AskReply:
         """Answer from the cache for a standing question at the current version, else from the engine."""
-        state = self._state(request.session)
+        state = self.state(request.session)
         try:
             question = Question("ask", request.question, request.choices or None, request.max_tokens)
         except ValueError as error:
@@ -173,7 +180,7 @@ class Sessions:
 
     async def answers(self, request: messages.Answers) -> messages.AnswersReply:
         """Latest answers; waits for ``min_version``."""
-        state, least = self._state(request.session), request.min_version
+        state, least = self.state(request.session), request.min_version
         wanted = [q for q in state.questions if request.question in ("", q.name, q.text)]
         if not wanted:
             raise messages.QueryError(
@@ -200,7 +207,8 @@ class Sessions:
             stages[stage] = messages.Quantiles(n, *(quantile(q=q) if n else 0.0 for q in (0.5, 0.9, 0.99)))
         return messages.StatsReply(request.id, series_values(self._store), stages)
 
-    def _state(self, session: str) -> SessionState:
+    def state(self, session: str) -> SessionState:
+        """The state of a session; QueryError when there is none."""
         state = self.states.get(session)
         if state is None:
             known = ", ".join(self.states) or "none"

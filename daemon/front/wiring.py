@@ -21,6 +21,7 @@ from daemon.front.offsets import OffsetTracker
 from daemon.front.prompts import Prompts
 from daemon.front.publish import Publisher
 from daemon.front.queries import Queries
+from daemon.front.questions import Questions
 from daemon.front.server import Front
 from daemon.front.sessions import Sessions
 from daemon.supervision import TaskEnded, Tasks
@@ -68,12 +69,14 @@ def make_front(
 
     def connect_configured(ring: Ring, wake_fd: int) -> EngineClient:
         versions = {name: state.version for name, state in sessions.states.items()}
+        now = questions.configured(config)
         if config.process.mode == "two":
-            return ProcessEngine(config, ring, store, labels, versions, wake_fd, tasks, engine_command)
-        return InprocEngine(partial(_make_host, config, ring, store, labels["source"][0], versions, executor))
+            return ProcessEngine(now, ring, store, labels, versions, wake_fd, tasks, engine_command)
+        return InprocEngine(partial(_make_host, now, ring, store, labels["source"][0], versions, executor))
 
     tracker = OffsetTracker()
     sessions = Sessions(config, store, send)
+    questions = Questions(sessions, send)
     lossless = source is None or source.kind == "pausing"
     publisher = Publisher(config, routes, tracker, sessions, store, lossless=lossless)
     entering = FeedInput(config, source, tracker, store, publisher.dead_letter, tasks, commit_every_s)
@@ -85,7 +88,7 @@ def make_front(
         "pause" if lossless else "overwrite",
         restart_after_s,
     )
-    queries = Queries(sessions, prompts, config.query.max_wait / 1e9)
+    queries = Queries(sessions, questions, prompts, config.query.max_wait / 1e9)
     front = Front(
         config=config,
         store=store,
@@ -96,6 +99,7 @@ def make_front(
         engine=engine,
         input=entering,
         sessions=sessions,
+        questions=questions,
         publisher=publisher,
         prompts=prompts,
         http=HttpServer(

@@ -23,7 +23,8 @@ COMPACT_SCHEMA = (
     "typical volume), and 000 is none. The first line has the reference, the unit, the typical volume and "
     "the units in one percent of the reference. Give a price as its level, with three digits.\n"
 )
-LISTED = "Questions are asked by their number:\n"
+LISTED = "After the bars, # and a number asks one of these questions:\n"
+_ASK = "\nQuestion: "
 _TAPE, _QUESTION = "\x00tape\x00", "\x00question\x00"
 
 Lines = Literal["decimal", "compact"]
@@ -97,7 +98,7 @@ class PromptFormat:
             return cls._terse(tokenizer, system_prompt, described)
         system = system_prompt or SYSTEM_PROMPT
         answer_prefix = ""
-        user = f"{_TAPE}\nQuestion: {_QUESTION}"
+        user = f"{_TAPE}{_ASK}{_QUESTION}"
         if getattr(tokenizer, "chat_template", None):
             rendered = _render(tokenizer, system, user)
         else:
@@ -141,7 +142,7 @@ class PromptFormat:
             listed = "".join(asked) + "\n" if asked else ""
             return tuple(self.encode(f"{self.before_tape}{header}{listed}"))
         schema = SCHEMA if header is None else COMPACT_SCHEMA + header
-        lines = "".join(f"{n}. {text}\n" for n, text in enumerate(questions, 1))
+        lines = "".join(f"#{n} {text}\n" for n, text in enumerate(questions, 1))
         return tuple(self.encode(self.before_tape + (LISTED + lines + "\n" if lines else "") + schema))
 
     def question(self, text: str) -> list[int]:
@@ -157,7 +158,8 @@ class PromptFormat:
         """As `question`, for one that has this number in the frozen prefix."""
         if self.terse is not None:
             return self.encode(self._number(number))
-        return self.encode(f"{self.before_question}{number}{self.after_question}")
+        before = self.before_question.removesuffix(_ASK)  # the tape ends with a line break
+        return self.encode(f"{before}#{number}{self.after_question}")
 
     def choices(self, text: str, choices: Sequence[str]) -> tuple[int, ...]:
         """The first token of each choice of the question ``text``.

@@ -58,6 +58,12 @@ def test_every_part_is_measured(tmp_path: Path) -> None:
     attention, passes = (_named(parts["standing"], name) for name in ("attention in one pass", "one pass"))
     assert all(0 < a.ours < p.ours for a, p in zip(attention, passes[::2], strict=True))
     assert all(f.reference for f in passes if f.against == "floor")
+    placed = _named(parts["standing"], "one version's answers P50")
+    assert [(f.setting["placement"], f.setting["questions"]) for f in placed] == [
+        (placement, n) for n in (1, 2, 4) for placement in ("ephemeral", "frozen")
+    ]
+    rows = {(f.setting["placement"], f.setting["questions"]): f.setting["rows"] for f in placed}
+    assert rows["frozen", 4] < rows["ephemeral", 4] / 2  # type: ignore[operator]  # numbers
     (extents,) = _named(parts["window"], "extents seen, most")
     assert extents.setting["tokens evicted"] > 0  # type: ignore[operator]  # a number
     assert extents.ratio is not None

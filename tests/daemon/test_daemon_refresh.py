@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from daemon.config.checks import cross_check
-from daemon.config.schema import Config, PoolConfig, QuestionConfig, SchedulerConfig
+from daemon.config.schema import Config, FlashConfig, PoolConfig, QuestionConfig, SchedulerConfig
 from daemon.engine.build import fresh_tokens, pool_blocks
 from daemon.engine.metrics import EngineObserver
 from engine.divergence import Divergence
@@ -31,6 +31,8 @@ def test_the_pool_has_room_for_the_fresh_windows() -> None:
     assert fresh_tokens(config()) == 1000
     assert fresh_tokens(config(semantics="exact")) == 3000
     assert pool_blocks(config(semantics="exact"), 0) >= pool_blocks(off, 0) + 2 * 3000 // 16
+    numbered = msgspec.structs.replace(off, flash=FlashConfig(placement="frozen"))
+    assert fresh_tokens(numbered) == 1000
     least = 3 * (1000 + 1000) + 2048 + 256  # windows, appends, a question and its answer
     for semantics, needed in (("carry", least), ("exact", least + 3000)):
         for blocks, refused in ((-(-needed // 16) - 1, True), (-(-needed // 16), False)):
@@ -38,6 +40,8 @@ def test_the_pool_has_room_for_the_fresh_windows() -> None:
             set_by_hand = msgspec.structs.replace(set_by_hand, pool=PoolConfig(blocks=blocks))
             keys = [problem.key for problem in cross_check(set_by_hand)]
             assert keys == (["pool.blocks"] if refused else [])
+            numbered = msgspec.structs.replace(set_by_hand, flash=FlashConfig(placement="frozen"))
+            assert bool(cross_check(numbered)) == (refused or semantics == "carry")
 
 
 async def test_the_daemon_refreshes_compares_and_keeps_event_time() -> None:

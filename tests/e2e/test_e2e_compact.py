@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pytest
 
 from daemon.api.messages import Ask
-from daemon.config.schema import ModelConfig
-from engine.model.canary import dense_logits
+from daemon.config.schema import FlashConfig, ModelConfig
+from engine.model.embedded import embedded_directory
 from engine.model.loading import load_model
+from engine.model.prompt import PromptFormat
 from engine.step import Chunk, Executor, SampledToken
 from feeds.messages import Answer
 from flash.questions import PAPER_SIX
@@ -33,8 +35,8 @@ from tests.e2e.support import (
     trade,
     until,
 )
+from tests.engine.oracle import History, oracle_logits
 from tests.terse import WINDOW_BARS, terse_directory
-from training.batches import Vocabulary
 
 CENT = SECOND // 100
 LEVEL = "512"
@@ -79,37 +81,74 @@ def bars(seconds: int) -> np.ndarray:
     return made
 
 
-async def test_answers_equal_the_dense_model_and_prices_are_printed_by_their_versions_anchor(
-    directory: Path,
-) -> None:
-    vocabulary = Vocabulary()
-    encode = vocabulary.encode
-    says = SaysALevel(vocabulary.id("<|exact_value|>"), vocabulary.id(LEVEL), vocabulary.end)
-    seconds = 40
-    encoder = CompactEncoder(Tokeniser(encode), CompactSpec(2, records=WINDOW_BARS))
-    texts: list[tuple[list[int], Anchor, bool, int]] = []
-    """By version: the tokens it reads, its anchor, whether it is rounded, bars evicted since the anchor."""
-    evicted = 0
+class Expected(NamedTuple):
+    """A version: how its numbers are meant, and the row of each question in its history."""
+
+    anchor: Anchor
+    rounded: bool
+    history: History
+    rows: list[int]
+
+
+def expected_of(
+    prompt: PromptFormat, listed: Sequence[str], questions: Sequence[Sequence[int]], seconds: int
+) -> list[Expected]:
+    """Every version, and histories for the oracle: one for each anchor, with a fork for each question.
+
+    ``listed``: the texts of numbered questions.
+    """
+    encoder = CompactEncoder(Tokeniser(prompt.encode), CompactSpec(2, records=WINDOW_BARS))
+    versions: list[Expected] = []
     for piece in encoder.encode(bars(seconds)):
         assert piece.anchor is not None
         assert piece.rounded is not None
         if piece.restart is not None:
+            history, evicted, owner = History.begin(list(prompt.frozen(piece.anchor.header, listed))), 0, 0
             window = [list(tokens) for tokens, _ in piece.restart.window]
-            evicted = 0
+            tape = [token for line in window for token in line]
+            history.add(tape, 0, 0)
+            written = len(tape)
         for line, rounded in zip(piece.lines, piece.rounded, strict=True):
-            evicted += len(window) == WINDOW_BARS
-            window = [*window, line][-WINDOW_BARS:]
-            tokens = [vocabulary.bos, *encode(piece.anchor.header), *(t for each in window for t in each)]
-            texts.append((tokens, piece.anchor, rounded, evicted))
-    units = [anchor.unit for _, anchor, _, _ in texts]
+            if len(window) == WINDOW_BARS:
+                evicted += len(window.pop(0))
+            window.append(line)
+            history.add(line, written, evicted)
+            written += len(line)
+            rows = []
+            for tokens in questions:
+                owner += 1
+                rows.append(history.add(list(tokens), written, evicted, owner).stop - 1)
+            versions.append(Expected(piece.anchor, rounded, history, rows))
+    return versions
+
+
+@pytest.mark.parametrize(
+    ("kind", "placement", "questions"),
+    [("terse", "ephemeral", 5), ("terse", "frozen", 5), ("embedded", "ephemeral", 1)],
+)
+async def test_answers_equal_the_dense_model_and_prices_are_printed_by_their_versions_anchor(
+    directory: Path, kind: str, placement: Literal["ephemeral", "frozen"], questions: int
+) -> None:
+    seconds, path = 40, directory if kind == "terse" else embedded_directory()
+    loaded = load_model(path)
+    prompt = PromptFormat.of(loaded.tokenizer, described=loaded.described)
+    asked = [each.name if kind == "terse" else each.text for each in PAPER_SIX]
+    if placement == "frozen":
+        listed, tokens = asked, [prompt.numbered(n) for n in range(1, 7)]
+    else:
+        listed, tokens = [], list(map(prompt.question, asked))
+    expected = expected_of(prompt, listed, tokens[:questions], seconds)
+    units = [each.anchor.unit for each in expected]
     assert [units[0], units[4], units[16], units[20], units[-1]] == [CENT, 2 * CENT, CENT, 5 * CENT, CENT]
+    (level,), (end,) = prompt.encode(LEVEL), prompt.stop_ids
     source, sink = QueueSource(), MemorySink()
     config = inproc_config(
-        sessions=sessions("V:AAA", warm_up_records=0),
-        model=ModelConfig(path=str(directory)),
+        sessions=sessions("V:AAA", warm_up_records=0, lines="compact", retention_records=WINDOW_BARS),
+        model=ModelConfig(path=str(path)),
+        flash=FlashConfig(placement=placement),
         standing="paper_six",
     )
-    async with running(config, source, sink, says) as front:
+    async with running(config, source, sink, SaysALevel(tokens[5][-1], level, end)) as front:
         offset = 0
         for n in range(seconds + 1):
             batch = []
@@ -123,34 +162,32 @@ async def test_answers_equal_the_dense_model_and_prices_are_printed_by_their_ver
         for answer in answers(sink):
             found.setdefault(answer.data_version, {})[answer.question] = answer
         assert list(found) == list(range(1, seconds + 1))
-        loaded = load_model(directory)
-        compared = 0
-        for (tokens, anchor, rounded, gone), given in zip(texts, found.values(), strict=True):
-            assert given["exact_value"].text == decimal(anchor.price(int(LEVEL)), 2)
+        histories = {id(each.history): each.history for each in expected}
+        logits = {number: oracle_logits(loaded, history) for number, history in histories.items()}
+        for version, given in zip(expected, found.values(), strict=True):
+            assert given["exact_value"].text == decimal(version.anchor.price(int(LEVEL)), 2)
             assert given["exact_value"].choice is None
-            assert all(("rounded" in answer.flags) is rounded for answer in given.values())
-            if gone:
-                continue  # its bars carry what they absorbed
-            compared += 1
-            for question in PAPER_SIX[:5]:
-                asked = [*tokens, vocabulary.id(f"<|{question.name}|>")]
-                logits = dense_logits(loaded, asked)[-1]
-                assert question.choices is not None
-                first, second = (float(logits[vocabulary.id(choice)]) for choice in question.choices)
-                answer = given[question.name]
-                bound = tolerance.of_gap(loaded, tolerance.largest(logits))
+            assert all(("rounded" in answer.flags) is version.rounded for answer in given.values())
+            for row, question in zip(version.rows, PAPER_SIX[:questions], strict=True):
+                answer, choices = given[question.name], question.choices or ()
+                dense = logits[id(version.history)][row]
+                first, second = (float(dense[prompt.choice(choice)]) for choice in choices)
+                bound = tolerance.of_gap(loaded, tolerance.largest(dense))
                 assert answer.logit_gap == tolerance.near(abs(first - second), bound)
-                assert answer.choice == question.choices[first < second] or abs(first - second) <= bound
-        assert compared >= 8 + 3  # until the first eviction, and at each new anchor
-        assert count(front, "anchors", session="aaa") == encoder.anchors
-        assert count(front, "bars_rounded", session="aaa") == encoder.rounded > 0
+                assert answer.choice == choices[first < second] or abs(first - second) <= bound
+        assert (
+            count(front, "anchors", session="aaa")
+            == count(front, "refreshes", session="aaa")
+            == len(histories)
+        )
         assert count(front, "versions", session="aaa") == seconds
+        assert count(front, "bars_rounded", session="aaa") > 0
 
-        anchor = texts[-1][1]
-        reply = await front.sessions.ask_engine(Ask(1, "aaa", "exact_value", 8))
-        assert (reply.data_version, reply.text) == (seconds, decimal(anchor.price(int(LEVEL)), 2))
-        reply = await front.sessions.ask_engine(Ask(2, "aaa", "range_location", 8))
-        assert len(encode(reply.text)) == 1
+        if placement == "frozen":
+            return  # an ask is not numbered, and this executor knows only the number
+        reply = await front.sessions.ask_engine(Ask(1, "aaa", asked[5], 8))
+        price = decimal(expected[-1].anchor.price(int(LEVEL)), 2)
+        assert (reply.data_version, reply.text, reply.flags) == (seconds, price, ("untrained",))
 
 
 async def test_bars_that_arrive_faster_than_anchors_change_are_all_answered_in_order(directory: Path) -> None:

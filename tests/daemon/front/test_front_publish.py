@@ -343,3 +343,28 @@ async def test_dead_letters_go_to_their_topic_with_the_reason_in_the_headers(rig
     assert sink.sent[0][3]["reason"] == b"json"
     assert deaf.sent == []
     assert r.count("foretick_dead_letters_total") == 1
+
+
+async def test_versions_are_acknowledged_by_the_number_of_questions_they_were_asked(rig):
+    """The questions change after version 1: its answers may come after the change."""
+    sink = MemorySink()
+    r = rig(Route(sink, "answers"))
+    r.arrive("aaa", 10, 11, 12, 13)
+    asked = PAPER_SIX[:2]
+    r.publisher.questions_set(protocol.QuestionsSet(1, "aaa", 1, asked))
+    r.answer("aaa", 1, 2, NAMES[:5])
+    r.answer("aaa", 2, 3, NAMES[:2])
+    await until(lambda: len(sink.sent) == 7)
+    assert r.tracker.to_commit() == {STREAM: 10}
+    r.answer("aaa", 1, 2, NAMES[5:])
+    await until(lambda: r.tracker.outstanding() == 2)
+    r.publisher.questions_set(protocol.QuestionsSet(2, "aaa", 2, ()))
+    r.committed("aaa", 3, 4)
+    await until(lambda: r.tracker.outstanding() == 1)
+    r.publisher.questions_set(protocol.QuestionsSet(3, "aaa", 3, asked))
+    r.answer("aaa", 4, 5, NAMES[:1])
+    r.committed("aaa", 4, 5)
+    await until(lambda: len(sink.sent) == 9)
+    assert r.tracker.outstanding() == 1
+    r.answer("aaa", 4, 5, NAMES[1:2])
+    await until(lambda: r.tracker.outstanding() == 0)

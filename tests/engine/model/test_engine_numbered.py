@@ -53,12 +53,13 @@ def test_a_numbered_question_is_the_prompt_of_a_list_and_a_number(
     numbered = decode(
         list(prompt.frozen(header, ["One?", "Two?"])) + prompt.encode("TAPE\n") + prompt.numbered(2)
     )
-    listed = f"{LISTED}1. One?\n2. Two?\n\n"
+    listed = f"{LISTED}#1 One?\n#2 Two?\n\n"
     assert numbered.count(listed) == 1
     before, after = numbered.split(listed)
-    assert before + after == bare.replace("Question: Two?", "Question: 2")
+    assert before + after == bare.replace("\nQuestion: Two?", "#2")
     assert (header or "") in before + after
-    assert len(prompt.numbered(2)) <= len(prompt.question("x"))
+    after = decode(prompt.question("Two?")).split("Two?")[1]
+    assert len(prompt.numbered(2)) <= 3 + len(prompt.encode(after))
 
 
 def test_the_list_stands_before_what_differs_between_sessions() -> None:

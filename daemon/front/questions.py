@@ -1,0 +1,143 @@
+"""Changes of standing questions while the daemon runs: by clients, and by a configuration that is read again.
+
+They last until the daemon ends or reads its configuration again. An engine that is started again gets them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from itertools import count
+
+import msgspec
+
+from daemon import protocol
+from daemon.api import messages
+from daemon.config.schema import Config, QuestionConfig
+from daemon.config.standing import questions_of
+from daemon.front.sessions import Sessions
+from flash.questions import Question
+
+log = logging.getLogger(__name__)
+
+MOST = 999
+"""Standing questions of a session."""
+
+
+class Questions:
+    """Standing questions of every session. Lives on the event loop; one change of a session at a time."""
+
+    def __init__(self, sessions: Sessions, send: Callable[[protocol.Command], None]) -> None:
+        self._sessions, self._send = sessions, send
+        self._changes: dict[int, asyncio.Future[None]] = {}
+        self._numbers = count(1)
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    # Called by the front.
+
+    def heard(self, event: protocol.QuestionsSet | protocol.QuestionsRefused) -> None:
+        """The engine replied to a change."""
+        if isinstance(event, protocol.QuestionsSet):
+            self._sessions.questions_set(event.session, event.questions)
+        future = self._changes.pop(event.id, None)
+        if future is None or future.done():
+            return
+        if isinstance(event, protocol.QuestionsSet):
+            future.set_result(None)
+        else:
+            future.set_exception(messages.QueryError(messages.code_of(event.code), event.message))
+
+    def engine_gone(self, message: str) -> None:
+        """Fail every change in flight: the engine is gone."""
+        for future in self._changes.values():
+            if not future.done():
+                future.set_exception(messages.QueryError("engine", message))
+        self._changes.clear()
+
+    def configured(self, config: Config) -> Config:
+        """``config`` with the standing questions as they are now, for an engine that is started again."""
+        now = {name: state.questions for name, state in self._sessions.states.items()}
+        if now == self._wanted(config):
+            return config
+        questions = tuple(
+            QuestionConfig(q.name, q.text, q.choices or (), q.max_tokens, (name,))
+            for name, asked in now.items()
+            for q in asked
+        )
+        return msgspec.structs.replace(config, standing="none", questions=questions)
+
+    async def reload(self, config: Config) -> None:
+        """Give every session the questions that ``config`` has for it; failures are logged."""
+        for session, questions in self._wanted(config).items():
+            try:
+                async with self._locks[session]:
+                    if questions != self._sessions.states[session].questions:
+                        await self._change(session, questions)
+                        log.info("%s: %d standing questions from now on", session, len(questions))
+            except messages.QueryError as error:
+                log.error("%s keeps its standing questions: %s", session, error)
+
+    def _wanted(self, config: Config) -> dict[str, list[Question]]:
+        """The questions that ``config`` has for each session."""
+        wanted: dict[str, list[Question]] = {name: [] for name in self._sessions.states}
+        for asked in questions_of(config):
+            if asked.session in wanted:
+                wanted[asked.session].append(asked.question)
+        return wanted
+
+    # Called for clients.
+
+    async def list(self, request: messages.ListQuestions) -> messages.QuestionsReply:
+        """A session's questions."""
+        return self._reply(request)
+
+    async def set(self, request: messages.SetQuestion) -> messages.QuestionsReply:
+        """Add a question, or change the one with its name."""
+        try:
+            new = Question(request.name, request.text, request.choices or None, request.max_tokens)
+        except ValueError as error:
+            raise messages.QueryError("bad_request", str(error)) from None
+        self._sessions.state(request.session)
+        async with self._locks[request.session]:
+            now = self._sessions.state(request.session).questions
+            changed = [new if each.name == new.name else each for each in now]
+            if new not in changed:
+                changed.append(new)
+            if len(changed) > MOST:
+                raise messages.QueryError("bad_request", f"a session has at most {MOST} standing questions")
+            await self._change(request.session, changed)
+        return self._reply(request)
+
+    async def remove(self, request: messages.RemoveQuestion) -> messages.QuestionsReply:
+        """Remove a question."""
+        self._sessions.state(request.session)
+        async with self._locks[request.session]:
+            now = self._sessions.state(request.session).questions
+            kept = [each for each in now if each.name != request.name]
+            if len(kept) == len(now):
+                raise messages.QueryError(
+                    "bad_request", f"{request.session} has no standing question {request.name!r}"
+                )
+            await self._change(request.session, kept)
+        return self._reply(request)
+
+    async def _change(self, session: str, questions: Sequence[Question]) -> None:
+        number = next(self._numbers)
+        self._changes[number] = future = asyncio.get_running_loop().create_future()
+        try:
+            self._send(protocol.SetQuestions(number, session, tuple(questions)))
+            await future
+        finally:
+            self._changes.pop(number, None)
+
+    def _reply(self, request: messages.QuestionRequest) -> messages.QuestionsReply:
+        return messages.QuestionsReply(
+            request.id,
+            request.session,
+            tuple(
+                messages.QuestionInfo(q.name, q.text, q.choices or (), q.max_tokens)
+                for q in self._sessions.state(request.session).questions
+            ),
+        )

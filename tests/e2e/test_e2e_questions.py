@@ -1,0 +1,145 @@
+"""Standing questions changed while a daemon runs, in both placements, over the query socket and by SIGHUP."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from daemon.api.client import QueryClient
+from daemon.api.messages import QueryError
+from daemon.config.schema import FlashConfig, QuestionConfig, SchedulerConfig
+from daemon.front.server import Front
+from tests.e2e.inproc import Tape, answers, count, running
+from tests.e2e.process import START_S, Daemon, until_slowly
+from tests.e2e.support import MemorySink, QueueSource, inproc_config, until
+from tests.kafka_server import free_ports
+
+TREND = QuestionConfig(name="trend", text="Is it going up or down?", choices=("UP", "DOWN"))
+FREE = QuestionConfig(name="free", text="What is happening on this market right now?", max_tokens=2)
+
+
+async def ask_front(front: Front, method: str, *arguments: Any, **options: Any) -> Any:
+    """Call a method of a client of its own."""
+    assert front.query is not None
+    endpoint = front.query.endpoint
+
+    def work() -> Any:
+        with QueryClient(endpoint) as client:
+            return getattr(client, method)(*arguments, **options)
+
+    return await asyncio.to_thread(work)
+
+
+@pytest.mark.parametrize("placement", ["ephemeral", "frozen"])
+async def test_questions_come_and_go_while_the_daemon_runs(placement: Any) -> None:
+    """Each version is answered for the questions of its time, and offsets follow."""
+    source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
+    config = inproc_config(
+        standing="none",
+        questions=(TREND, FREE),
+        flash=FlashConfig(placement=placement),
+        scheduler=SchedulerConfig(max_new_tokens=64, chunk_min=64),
+    )
+    async with running(config, source, sink) as front:
+        second = 0
+
+        async def bars(n: int) -> list[tuple[int, str]]:
+            """Close so many bars one by one; returns the answers (version, question) to them."""
+            nonlocal second
+            known = len(answers(sink))
+            for _ in range(n):
+                version = front.sessions.states["aaa"].version
+                asked = len(front.sessions.states["aaa"].questions)
+                before = len(answers(sink))
+                source.put(tape.second(second))
+                second += 1
+                if second > 1:
+                    await until(lambda v=version: front.sessions.states["aaa"].version == v + 1)
+                    await until(lambda n=before + asked: len(answers(sink)) == n)
+            return [(a.data_version, a.question) for a in answers(sink)[known:]]
+
+        await bars(1)
+        assert sorted(await bars(2)) == [(1, "free"), (1, "trend"), (2, "free"), (2, "trend")]
+        full = answers(sink)[-1].computed_tokens
+        reply = await ask_front(front, "set_question", "aaa", "quiet", "Is it quiet?", ("YES", "NO"))
+        assert [question.name for question in reply.questions] == ["trend", "free", "quiet"]
+        if placement == "frozen":
+            await until(lambda: count(front, "refreshes", session="aaa") == 1)
+        else:
+            assert count(front, "refreshes", session="aaa") == 0
+        assert {name for _, name in await bars(2)} == {"trend", "free", "quiet"}
+        by_name = {a.question: a.computed_tokens for a in answers(sink)}
+        assert (by_name["quiet"] == by_name["trend"]) == (placement == "frozen")
+        assert full > 0
+        reply = await ask_front(front, "remove_question", "aaa", "free")
+        assert [question.name for question in reply.questions] == ["trend", "quiet"]
+        assert {name for _, name in await bars(2)} == {"trend", "quiet"}
+        reply = await ask_front(front, "set_question", "aaa", "quiet", "Calm?", ("NO", "YES"))
+        assert {name for _, name in await bars(1)} == {"trend", "quiet"}
+        newest = next(a for a in reversed(answers(sink)) if a.question == "quiet")
+        assert newest.choice in ("YES", "NO")
+        with pytest.raises(QueryError, match="begin with the same token"):
+            await ask_front(front, "set_question", "aaa", "same", "Same?", ("YES A", "YES B"))
+        with pytest.raises(QueryError, match="the limit is"):
+            await ask_front(front, "set_question", "aaa", "long", "Why? " * 4000)
+        assert await ask_front(front, "questions", "aaa") == msgspec.structs.replace(reply, id=1)
+        for name in ("trend", "quiet"):
+            await ask_front(front, "remove_question", "aaa", name)
+        assert await bars(1) == []
+        await until(lambda: front.publisher._tracker.outstanding() <= 4)  # those of the open bar
+        assert await front.stop()
+
+
+async def test_a_configuration_read_again_changes_the_questions_and_nothing_else(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
+    config = inproc_config(standing="none", questions=(TREND,))
+    async with running(config, source, sink) as front:
+        changed = msgspec.structs.replace(
+            config, questions=(FREE,), scheduler=msgspec.structs.replace(config.scheduler, k=3)
+        )
+        await front.reload(changed)
+        assert "other changes take effect at the next start" in caplog.text
+        for n in range(3):
+            source.put(tape.second(n))
+        await until(lambda: {a.question for a in answers(sink)} == {"free"})
+        await front.reload(msgspec.structs.replace(config, standing="paper_six", questions=(FREE,)))
+        assert len(front.sessions.states["aaa"].questions) == 7
+        assert await front.stop()
+
+
+async def test_a_hangup_makes_the_process_read_its_questions_again(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    endpoint = f"tcp://127.0.0.1:{port}"
+    config = "\n".join(
+        [
+            'standing = "none"',
+            '[[sessions]]\nname = "aaa"\nsymbol = "V:AAA"\nretention_tokens = 512',
+            f'[query]\nendpoint = "{endpoint}"',
+            '[[questions]]\nname = "first"\ntext = "Up?"\n',
+        ]
+    )
+
+    def names() -> list[str]:
+        with QueryClient(endpoint) as client:
+            return [question.name for question in client.questions("aaa").questions]
+
+    with Daemon(tmp_path, config) as daemon:
+        await until_slowly(lambda: daemon.get("/healthz")[0] == 200)
+        await until_slowly(lambda: daemon.metric("foretick_engine_up") == 1)
+        assert names() == ["first"]
+        file = tmp_path / "foretick.toml"
+        file.write_text(file.read_text().replace("first", "second"))
+        daemon.signal(signal.SIGHUP)
+        await until_slowly(lambda: names() == ["second"])
+        file.write_text("nothing of it")
+        daemon.signal(signal.SIGHUP)
+        await until_slowly(lambda: "was not read again" in daemon.log)
+        assert names() == ["second"]
+        assert daemon.terminate(START_S) == 0
