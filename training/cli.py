@@ -135,7 +135,11 @@ def _free_port() -> int:
 
 
 _MODEL = click.option(
-    "--model", "path", type=click.Path(exists=True, path_type=Path), required=True, help="Exported directory."
+    "--model",
+    "path",
+    type=click.Path(exists=True, path_type=Path),
+    required=True,
+    help="Directory of a model.",
 )
 _TAPE = click.option(
     "--tape",
@@ -203,6 +207,9 @@ def evaluate(
     plots: Path | None,
 ) -> None:
     """Score a model's answers against computed labels, beside two baselines.
+
+    The tape model reads a tape once for all questions. Any other model is asked prompt by prompt on compact
+    lines, which takes its time: begin with few --labels. It reads the last window only, as exact sessions do.
 
     Generated tapes are drawn from wider ranges than training's, with seeds of their own. Shares are in
     percent, `95 %` is the interval of the balanced accuracy. `majority` gives the most frequent answer,
@@ -319,23 +326,23 @@ def _advance(progress: Any, task: Any, share: float) -> None:
 
 
 def _read_model(path: Path) -> tuple[Any, str, str]:
-    """A model for packed batches, its name and revision."""
+    """A reader of tapes, its name and revision."""
     import torch
 
     from engine.model.revision import revision_of
-    from training.export import read_block, tape_model
+    from training.dense import Dense
+    from training.export import is_packed, tape_model
+    from training.sources import Packed
     from training.train import load
 
     torch.set_num_threads(1)
     if path.suffix == ".pt":
-        return load(path)[0].eval(), path.name, "checkpoint"
-    block = read_block(path) if (path / "config.json").exists() else None
-    if block is None or block.get("layout") != "terse":
-        raise click.ClickException(
-            f"{path} is no tape model: its config.json has no `foretick` block of layout terse; "
-            "export one with `foretick train --export DIR`"
-        )
-    return tape_model(path, torch.bfloat16), path.name, revision_of(path)
+        return Packed(load(path)[0].eval()), path.name, "checkpoint"
+    if not (path / "config.json").exists():
+        raise click.ClickException(f"{path} is no model: it has no config.json")
+    if not is_packed(path):
+        return Dense.load(path), path.name, revision_of(path)
+    return Packed(tape_model(path, torch.bfloat16)), path.name, revision_of(path)
 
 
 def _read_calibration(path: Path, revision: str, file: Path | None) -> Any:
