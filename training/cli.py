@@ -155,14 +155,7 @@ _WINDOW = click.option(
     "--window", type=click.IntRange(32), default=64, show_default=True, help="Bars that the model sees."
 )
 
-
-@click.command()
-@_MODEL
-@_TAPE
-@_FORMAT
-@_LABELS
-@_WINDOW
-@click.option(
+_PLACEMENT = click.option(
     "--placement",
     "placements",
     type=click.Choice(["terse", "numbered"]),
@@ -171,6 +164,15 @@ _WINDOW = click.option(
     show_default=True,
     help="How questions are asked: by their token, or by number from the frozen prefix.",
 )
+
+
+@click.command()
+@_MODEL
+@_TAPE
+@_FORMAT
+@_LABELS
+@_WINDOW
+@_PLACEMENT
 @click.option(
     "--windows",
     type=click.IntRange(1, 8),
@@ -259,6 +261,7 @@ def evaluate(
 @_FORMAT
 @_LABELS
 @_WINDOW
+@_PLACEMENT
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -274,15 +277,16 @@ def calibrate(
     form: str | None,
     labels: int,
     window: int,
+    placements: tuple[Any, ...],
     out: Path | None,
     seed: int,
     most_tapes: int,
 ) -> None:
     """Fit probabilities and choice sets of a model's answers on labelled tapes.
 
-    Half of the labels are asked in fresh windows, half in windows that slide. Generated tapes are drawn from
-    training's ranges with seeds of their own, so that `foretick evaluate` shows what a shift costs. The file
-    is for this model and its line schema only; the daemon refuses it for another.
+    Half of the labels are asked in fresh windows, half in sliding ones; each placement has its share. Generated
+    tapes are drawn from training's ranges with seeds of their own, so that `foretick evaluate` shows what a
+    shift costs. The file is for this model and its line schema only; the daemon refuses it for another.
     """
     from rich.progress import Progress
 
@@ -296,19 +300,10 @@ def calibrate(
     source = _source(tape, form, seed, TRAINING)
     parts = []
     with Progress() as progress:
-        for read in (1, 2):
-            setting = Setting("terse", read, window)
-            task = progress.add_task(setting.name)
-            parts.append(
-                collect(
-                    model,
-                    source,
-                    setting,
-                    -(-labels // 2),
-                    most_tapes,
-                    partial(_advance, progress, task),
-                )
-            )
+        for setting in [Setting(placement, read, window) for placement in placements for read in (1, 2)]:
+            advance = partial(_advance, progress, progress.add_task(setting.name))
+            share = -(-labels // (2 * len(placements)))
+            parts.append(collect(model, source, setting, share, most_tapes, advance))
     texts = {name: entry["text"] for name, entry in foretick_block()["questions"].items()}
     questions = fit(joined(parts), texts)
     if not questions:
