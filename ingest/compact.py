@@ -20,8 +20,6 @@ from ingest.lines import decimal
 from ingest.tokens import Fields, Tokeniser
 from metrics.kernel import kernel
 
-__all__ = ["Anchor", "CompactEncoder", "CompactSpec", "Encoded", "Restart", "fields_of", "header_text"]
-
 CENTRE, HIGHEST = 500, 999
 CODES_PER_DECADE = 200
 FITTING = 400

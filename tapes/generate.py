@@ -45,8 +45,8 @@ class Ranges:
     volume_step: float = 0.5
     volume_noise: tuple[float, float] = (0.12, 0.7)
     burst: float = 0.025
-    percent: tuple[float, float] = (8.0, 600.0)
-    """Price units in one percent of the price."""
+    percent: tuple[float, float] = (8.0, 2000.0)
+    """Price units in one percent of the price; the line prints at most 999."""
 
 
 TRAINING = Ranges()
@@ -67,7 +67,7 @@ EVALUATION = Ranges(
     volume_step=0.56,
     volume_noise=(0.1, 0.8),
     burst=0.03,
-    percent=(6.0, 700.0),
+    percent=(6.0, 2500.0),
 )
 
 

@@ -6,26 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from engine.model.embedded import build_model
-from tapes.rules import EXACT_TEXT, EXACT_VALUE, RULES
-from training.tokenizer import NONE, VOCABULARY, build_tokenizer, question_token
+from training.export import foretick_block
+from training.tokenizer import VOCABULARY, build_tokenizer
 
 WINDOW_BARS = 8
 
 
 def description() -> dict[str, Any]:
     """What such a model has as `foretick` in its config.json."""
-    questions = {
-        rule.name: {"text": rule.text, "token": question_token(rule.name), "choices": list(rule.choices)}
-        for rule in RULES
-    }
-    exact = {"text": EXACT_TEXT, "token": question_token(EXACT_VALUE), "choices": []}
-    return {
-        "layout": "terse",
-        "lines": "compact",
-        "window_bars": WINDOW_BARS,
-        "none": NONE,
-        "questions": {**questions, EXACT_VALUE: exact},
-    }
+    return foretick_block(WINDOW_BARS)
 
 
 def terse_directory(path: Path) -> Path:

@@ -105,7 +105,7 @@ class TapeModel(nn.Module):
     ) -> Tensor:
         h = _norm(x, layer.input_layernorm).to(self.dtype)
         qkv = self._heads(functional.linear(h, self._cast(layer.q_proj, layer.k_proj, layer.v_proj)))
-        q, k, v = qkv.split(self.shape.heads, 1)
+        q, k, v = qkv.chunk(3, 1)
         keys = _two_ways(_rotate(k, stream), batch.prefix)
         queries = torch.cat((_rotate(q, stream), _rotate(q, local)), -1)
         attended = [_attend(queries[:, :, block.first : block.last], keys, v, block) for block in blocks]
@@ -114,7 +114,7 @@ class TapeModel(nn.Module):
     def _last(self, layer: Any, x: Tensor, stream: Any, local: Any, rows: Tensor, batch: Batch) -> Tensor:
         h = _norm(x, layer.input_layernorm).to(self.dtype)
         kv = self._heads(functional.linear(h, self._cast(layer.k_proj, layer.v_proj)))
-        k, v = kv.split(self.shape.heads, 1)
+        k, v = kv.chunk(2, 1)
         q = self._heads(functional.linear(h[:, rows], self._cast(layer.q_proj)))
         queries = torch.cat([_rotate(q, (cosine[rows], sine[rows])) for cosine, sine in (stream, local)], -1)
         keys = _two_ways(_rotate(k, stream), batch.prefix)

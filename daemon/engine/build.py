@@ -179,6 +179,10 @@ def line_spec(config: Config, index: int, prompt: PromptFormat) -> LineSpec | Co
     lines = prompt.lines if session.lines == "auto" else session.lines
     if prompt.terse is not None and lines != prompt.lines:
         raise SettingError(f"sessions[{index}].lines", f"this model reads {prompt.lines} lines only")
+    if lines == "decimal" and session.unit:
+        raise SettingError(
+            f"sessions[{index}].unit", 'is for compact lines: remove it, or set lines = "compact"'
+        )
     if lines == "decimal":
         return LineSpec(session.price_decimals, session.volume_decimals)
     return CompactSpec(

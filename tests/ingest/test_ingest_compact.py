@@ -23,12 +23,12 @@ from ingest.compact import (
     CompactSpec,
     anchor_for,
     fields_of,
+    header_text,
     round_half_even,
     unit_for,
 )
 from ingest.tokens import Tokeniser, compact_line
 from tests.ingest.bpe import make_encode
-from training.batches import header_text
 from training.tokenizer import build_tokenizer
 
 NANO = 10**9
@@ -131,9 +131,7 @@ def test_no_volume_is_code_zero() -> None:
     unit=st.sampled_from([1, 5 * 10**6, CENT, 25 * CENT, NANO, 20 * NANO]),
     volume=st.integers(1, 10**15),
 )
-def test_the_header_prints_the_anchor_exactly_as_training_renders_it(
-    reference: int, unit: int, volume: int
-) -> None:
+def test_the_header_prints_the_anchor_exactly(reference: int, unit: int, volume: int) -> None:
     anchor = Anchor(reference * unit % LIMIT // unit * unit, unit, volume)
     words = anchor.header.split()
     assert words[::2] == ["reference", "unit", "volume", "percent"]

@@ -55,6 +55,12 @@ def test_a_terse_model_refuses_decimal_lines(terse: Path) -> None:
     assert refused.value.key == "sessions[1].lines"
 
 
+def test_a_unit_without_compact_lines_is_refused() -> None:
+    with pytest.raises(SettingError, match="is for compact lines") as refused:
+        build(config(None, session("a", unit=QUARTER)), {})
+    assert refused.value.key == "sessions[0].unit"
+
+
 def test_other_models_take_either(terse: Path) -> None:
     made = build(config(None, session("a"), session("b", lines="compact", price_decimals=4)), {})
     assert made.lines == {"a": LineSpec(2, 3), "b": CompactSpec(4, 0, 256, 0, 0)}
