@@ -50,12 +50,14 @@ def choose(
         best = _restricted(_top2(noisy), noisy, None if allowed is None else allowed[rows])
         token = token.index_copy(0, rows, best.token)
     # ids are exact in fp32 up to 2**24
-    table = torch.stack((token.float(), top1, top2, spread), -1).tolist()
+    table = torch.stack((token.float(), top1, top2, spread), -1)
+    if allowed is not None:
+        table = torch.cat((table, logits.gather(1, allowed.clamp(min=0))), -1)
     return [
-        SampledToken(int(token), top1, top2)
+        SampledToken(int(token), top1, top2, logits=tuple(rest[: len(among or ())]))
         if math.isfinite(spread)
         else SampledToken(0, 0.0, 0.0, NOT_FINITE)
-        for token, top1, top2, spread in table
+        for (token, top1, top2, spread, *rest), among in zip(table.tolist(), choices, strict=True)
     ]
 
 

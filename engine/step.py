@@ -70,6 +70,8 @@ class SampledToken:
     """Why the logits are invalid (NaN); the other fields are then meaningless."""
     accepted: tuple[SampledToken, ...] = ()
     """The tokens before this one that confirmed drafts, oldest first."""
+    logits: tuple[float, ...] = ()
+    """The logits of the chunk's choices, in their order."""
 
     @property
     def gap(self) -> float:

@@ -17,7 +17,7 @@ Side = Literal["buy", "sell", "unknown"]
 Clock = Literal["exchange", "receive"]
 """Whose clock stamped ``ts_event``: ``receive`` if the venue sends no time."""
 
-Flag = Literal["stale", "gap", "warm_up", "skewed_clock", "untrained", "rounded"]
+Flag = Literal["stale", "gap", "warm_up", "skewed_clock", "untrained", "rounded", "abstained"]
 ZERO = Fixed9(0)
 
 
@@ -102,9 +102,9 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
 
     ``as_of`` is the event time of the newest record in the data version. ``staleness_ns`` is the time since
     this daemon received that record (monotonic clock). ``logit_gap`` is the best logit minus the second best
-    over the choices (or the vocabulary); ``probability`` is set where the gap was calibrated. ``choice`` is
-    None for free text. Preemption dropped ``recomputed_tokens`` and moved ``swapped_tokens`` to the host and
-    back.
+    over the choices (or the vocabulary). Where there is a calibration, ``probability`` is the choice's, and
+    ``choice_set`` has the choices that can't be excluded, likeliest first. ``choice`` is None for free text.
+    Preemption dropped ``recomputed_tokens`` and moved ``swapped_tokens`` to the host and back.
     """
 
     session: str
@@ -115,6 +115,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
     choice: str | None
     logit_gap: float
     probability: float | None
+    choice_set: list[str] | None = None
     data_version: int
     inputs: list[InputRange] = []
     as_of: int

@@ -51,7 +51,7 @@ class Curve(msgspec.Struct, frozen=True):
 
 
 class QuestionCalibration(msgspec.Struct, frozen=True, kw_only=True):
-    """What was fitted for one question with its choices.
+    """What was fitted for the question ``name``, or ``text`` in full, with its choices.
 
     ``curves``: isotonic ones, a choice each, from the probability at the temperature; empty without.
     ``scores``: ascending order statistics of 1 - p(right choice) on ``labels`` tapes apart from those fitted.
@@ -59,12 +59,17 @@ class QuestionCalibration(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str
+    text: str
     choices: list[str]
     temperature: float
     curves: list[Curve] = []
     scores: list[float]
     labels: int
     mean_gap: float
+
+    def without_curves(self) -> QuestionCalibration:
+        """The temperature alone."""
+        return msgspec.structs.replace(self, curves=[])
 
     def scaled(self, logits: Sequence[float]) -> list[float]:
         """Probabilities of the choices at the temperature."""
@@ -97,15 +102,22 @@ class QuestionCalibration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
-    """A calibration file. ``questions`` by `Question.hash`; ``data`` says what it was fitted on."""
+    """A calibration file; ``data`` says what it was fitted on."""
 
     model: str
     """Revision of the model."""
     lines: str
     """The line schema, such as ``compact``."""
     data: dict[str, str | int | float]
-    questions: dict[str, QuestionCalibration]
+    questions: list[QuestionCalibration]
     version: int = 1
+
+    def find(self, asked: str, choices: Sequence[str]) -> QuestionCalibration | None:
+        """What was fitted for a question, by name or text, with just these choices in this order."""
+        for question in self.questions:
+            if asked in (question.name, question.text) and tuple(question.choices) == tuple(choices):
+                return question
+        return None
 
 
 class Judged(NamedTuple):

@@ -48,6 +48,8 @@ Reason = Literal[
     "encoding",
 ]
 REASONS: tuple[str, ...] = (*get_args(Reason), OTHER)
+SET_SIZES: tuple[str, ...] = ("empty", "one", "several")
+
 # Why a question got no answer.
 FAILURES: tuple[str, ...] = (
     "too_long",
@@ -237,6 +239,13 @@ METRICS: tuple[Metric, ...] = (
         "Bars answered only together with a later version. Worry when it grows steadily: overload.",
         "session",
     ),
+    _counter(
+        "foretick_choice_sets_total",
+        "Choice sets of calibrated answers, by size. Worry when empty or several grow: the market is unlike "
+        "the tapes of the calibration.",
+        "session",
+        size=SET_SIZES,
+    ),
     _counter("foretick_asks_total", "Ad-hoc questions, by outcome.", outcome=OUTCOMES),
     _counter(
         "foretick_publish_retries_total",
@@ -344,6 +353,11 @@ METRICS: tuple[Metric, ...] = (
     _gauge(
         "foretick_staleness_seconds",
         "Time since receipt of the latest version's newest record. Worry when it far exceeds a bar's length.",
+        "session",
+    ),
+    _gauge(
+        "foretick_gap_ratio",
+        "Mean logit gap of the latest answers over that at calibration. Worry below 0.7 or above 1.5: drift.",
         "session",
     ),
     _gauge("foretick_data_version", "Latest data version.", "session"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -131,3 +132,232 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+_MODEL = click.option(
+    "--model", "path", type=click.Path(exists=True, path_type=Path), required=True, help="Exported directory."
+)
+_TAPE = click.option(
+    "--tape",
+    default="generated",
+    show_default=True,
+    help="`generated`, or a recorded file; never one that the model was trained on.",
+)
+_FORMAT = click.option("--format", "form", help="Format of the file: a built-in name, or a TOML file.")
+_LABELS = click.option(
+    "--labels", type=click.IntRange(1), default=20_000, show_default=True, help="Labels of each question."
+)
+_WINDOW = click.option(
+    "--window", type=click.IntRange(32), default=64, show_default=True, help="Bars that the model sees."
+)
+
+
+@click.command()
+@_MODEL
+@_TAPE
+@_FORMAT
+@_LABELS
+@_WINDOW
+@click.option(
+    "--placement",
+    "placements",
+    type=click.Choice(["terse", "numbered"]),
+    multiple=True,
+    default=("terse", "numbered"),
+    show_default=True,
+    help="How questions are asked: by their token, or by number from the frozen prefix.",
+)
+@click.option(
+    "--windows",
+    type=click.IntRange(1, 8),
+    multiple=True,
+    default=(1, 2, 3),
+    show_default=True,
+    help="Windows of bars read before a question: 1 is a fresh window, others slide.",
+)
+@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Seed of generated tapes.")
+@click.option(
+    "--most-tapes", type=click.IntRange(1), default=20_000, show_default=True, help="Where to stop."
+)
+@click.option("--calibration", type=_FILE, help="Default: calibration.json in the model's directory.")
+@click.option(
+    "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write scores here."
+)
+@click.option(
+    "--plots",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write NAME-reliability.png and NAME-risk-coverage.png for each setting.",
+)
+def evaluate(
+    path: Path,
+    tape: str,
+    form: str | None,
+    labels: int,
+    window: int,
+    placements: tuple[Any, ...],
+    windows: tuple[int, ...],
+    seed: int,
+    most_tapes: int,
+    calibration: Path | None,
+    json_file: Path | None,
+    plots: Path | None,
+) -> None:
+    """Score a model's answers against computed labels, beside two baselines.
+
+    Generated tapes are drawn from wider ranges than training's, with seeds of their own. Shares are in
+    percent, `95 %` is the interval of the balanced accuracy. `majority` gives the most frequent answer,
+    `simple` a plain guess from the last bars. ECE, `at 80 %` (share right among the most confident 80 %) and
+    `covered` (choice sets with the right answer) are of calibrated probabilities where there are any.
+    """
+    import msgspec
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from tapes.generate import EVALUATION
+    from training.evaluate import Report, plot, score, tables
+    from training.sources import Setting, collect
+
+    model, name, revision = _read_model(path)
+    fitted = _read_calibration(path, revision, calibration)
+    source = _source(tape, form, seed, EVALUATION)
+    console, settings = Console(), {}
+    if not console.is_terminal:
+        console.width = 140
+    for placement in dict.fromkeys(placements):
+        for read in dict.fromkeys(windows):
+            setting = Setting(placement, read, window)
+            with Progress(console=console, transient=True) as progress:
+                task = progress.add_task(setting.name)
+                answers = collect(
+                    model,
+                    source,
+                    setting,
+                    labels,
+                    most_tapes,
+                    partial(_advance, progress, task),
+                )
+            settings[setting.name] = [score(each, fitted) for each in answers]
+            if plots is not None:
+                plot(plots.with_name(f"{plots.stem}-{placement}-{read}"), answers, fitted)
+    report = Report(name, revision, source.described, settings)
+    for table in tables(report):
+        console.print(table)
+    if json_file is not None:
+        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+
+
+@click.command()
+@_MODEL
+@_TAPE
+@_FORMAT
+@_LABELS
+@_WINDOW
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Default: calibration.json in the directory.",
+)
+@click.option("--seed", type=click.IntRange(0), default=2, show_default=True, help="Seed of generated tapes.")
+@click.option(
+    "--most-tapes", type=click.IntRange(1), default=20_000, show_default=True, help="Where to stop."
+)
+def calibrate(
+    path: Path,
+    tape: str,
+    form: str | None,
+    labels: int,
+    window: int,
+    out: Path | None,
+    seed: int,
+    most_tapes: int,
+) -> None:
+    """Fit probabilities and choice sets of a model's answers on labelled tapes.
+
+    Half of the labels are asked in fresh windows, half in windows that slide. Generated tapes are drawn from
+    training's ranges with seeds of their own, so that `foretick evaluate` shows what a shift costs. The file
+    is for this model and its line schema only; the daemon refuses it for another.
+    """
+    from rich.progress import Progress
+
+    from flash.confidence import Calibration, write_calibration
+    from tapes.generate import TRAINING
+    from training.calibrate import fit
+    from training.export import foretick_block
+    from training.sources import Setting, collect, joined
+
+    model, _, revision = _read_model(path)
+    source = _source(tape, form, seed, TRAINING)
+    parts = []
+    with Progress() as progress:
+        for read in (1, 2):
+            setting = Setting("terse", read, window)
+            task = progress.add_task(setting.name)
+            parts.append(
+                collect(
+                    model,
+                    source,
+                    setting,
+                    -(-labels // 2),
+                    most_tapes,
+                    partial(_advance, progress, task),
+                )
+            )
+    texts = {name: entry["text"] for name, entry in foretick_block()["questions"].items()}
+    questions = fit(joined(parts), texts)
+    if not questions:
+        raise click.ClickException("no question has enough labels; ask for more --labels")
+    target = out or path / "calibration.json"
+    described = {**source.described, "window": window, "labels": labels}
+    write_calibration(
+        target, Calibration(model=revision, lines="compact", data=described, questions=questions)
+    )
+    click.echo(f"{len(questions)} calibrations written to {target}")
+
+
+def _advance(progress: Any, task: Any, share: float) -> None:
+    progress.update(task, completed=100 * share)
+
+
+def _read_model(path: Path) -> tuple[Any, str, str]:
+    """A model for packed batches, its name and revision."""
+    import torch
+
+    from engine.model.revision import revision_of
+    from training.export import read_block, tape_model
+    from training.train import load
+
+    torch.set_num_threads(1)
+    if path.suffix == ".pt":
+        return load(path)[0].eval(), path.name, "checkpoint"
+    block = read_block(path) if (path / "config.json").exists() else None
+    if block is None or block.get("layout") != "terse":
+        raise click.ClickException(
+            f"{path} is no tape model: its config.json has no `foretick` block of layout terse; "
+            "export one with `foretick train --export DIR`"
+        )
+    return tape_model(path, torch.bfloat16), path.name, revision_of(path)
+
+
+def _read_calibration(path: Path, revision: str, file: Path | None) -> Any:
+    """The calibration to evaluate with; None where there is no file."""
+    from flash.confidence import CalibrationError, read_calibration
+
+    file = file or path / "calibration.json"
+    if not file.exists():
+        return None
+    try:
+        return read_calibration(file, revision, "compact")
+    except CalibrationError as error:
+        raise click.ClickException(str(error)) from None
+
+
+def _source(tape: str, form: str | None, seed: int, ranges: Any) -> Any:
+    from training.sources import Generated, Recorded
+
+    if tape == "generated":
+        return Generated(seed, ranges)
+    if not Path(tape).exists():
+        raise click.UsageError(f"--tape {tape}: there is no such file; `generated` is the other choice")
+    if form is None:
+        raise click.UsageError("--tape FILE needs --format, such as btc_perp_bars")
+    return Recorded(Path(tape), form)

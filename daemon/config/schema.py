@@ -43,6 +43,19 @@ class ModelConfig(Table, frozen=True):
     ] = ""
     threads: Annotated[int, about("CPU threads of the engine; 0 leaves it to PyTorch", ge=0)] = 0
     seed: Annotated[int, about("seed of the embedded model's weights", ge=0)] = 0
+    calibration: Annotated[
+        str,
+        about(
+            'file of `foretick calibrate`; "" is calibration.json in the directory of the model, if there is '
+            "one; off is none"
+        ),
+    ] = ""
+    coverage: Annotated[
+        float, about("share of choice sets that are to contain the right answer", gt=0, lt=1)
+    ] = 0.9
+    abstain_below: Annotated[
+        float, about("probability below which an answer has the flag `abstained`", ge=0, le=1)
+    ] = 0.0
 
 
 class PoolConfig(Table, frozen=True):

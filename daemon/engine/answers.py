@@ -17,8 +17,10 @@ from daemon import protocol
 from daemon.api.messages import Ask, AskReply
 from daemon.config.schema import Config
 from daemon.engine.build import Built
+from daemon.engine.confidence import Confidence
 from daemon.engine.input import Appended, has_gap, inputs_of, newest
 from feeds.messages import Answer, Flag, Latency
+from flash.confidence import Judged
 from flash.evaluator import Evaluated, FlashEvaluator
 from flash.questions import Prepared, Question
 from flash.registry import Registry, check_choices
@@ -96,6 +98,7 @@ class StandingAnswers:
     ) -> None:
         self._loaded, self._decode, self._emit = built.loaded, built.prompt.decode, emit
         self._sessions = {session.name: session for session in config.sessions}
+        self._confidence = Confidence(config, built.prompt, built.calibration, store)
         self._coalesced = {
             name: store.growth("foretick_flash_coalesced_total", session=name) for name in self._sessions
         }
@@ -117,13 +120,18 @@ class StandingAnswers:
         standing, request = done.standing, done.request
         record = done.payloads[-1].record
         decode = decoder(self._decode, standing.prepared, record)
+        found = generated(request, standing.question.choices, decode)
+        judged = self._confidence.of(
+            standing.session, standing.question, request.samples[0].logits, found["choice"]
+        )
         return Answer(
             session=standing.session,
             symbol=self._sessions[standing.session].symbol,
             question=standing.question.name,
             question_hash=standing.question_hash,
-            **generated(request, standing.question.choices, decode),
-            probability=None,
+            **found,
+            probability=judged.probability if judged else None,
+            choice_set=list(judged.choice_set) if judged else None,
             data_version=done.version,
             as_of=record.ts_last_event,
             model=self._loaded.name,
@@ -140,10 +148,10 @@ class StandingAnswers:
             computed_tokens=len(request.prompt) + len(request.answer),
             recomputed_tokens=request.recomputed_tokens,
             swapped_tokens=request.swapped_tokens,
-            flags=self._flags(done),
+            flags=self._flags(done, judged),
         )
 
-    def _flags(self, done: Evaluated[Appended]) -> list[Flag]:
+    def _flags(self, done: Evaluated[Appended], judged: Judged | None) -> list[Flag]:
         record, ordinal = done.payloads[-1]
         owned: dict[Flag, bool] = {
             "gap": done.gap,
@@ -151,6 +159,7 @@ class StandingAnswers:
             "skewed_clock": bool(record.flags & SKEWED),
             "untrained": self._loaded.untrained,
             "rounded": record.rounded,
+            "abstained": judged is not None and judged.abstained,
         }
         return [flag for flag, is_set in owned.items() if is_set]
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import torch
 
-from daemon.config.schema import Config, SessionConfig
+from daemon.config.schema import Config, ModelConfig, SessionConfig
 from daemon.config.standing import Asked, questions_of
+from daemon.engine.confidence import calibration_of
 from daemon.engine.maintenance import Tiers, identity_of, tiers_of
 from daemon.engine.prefixes import Prefixes
 from engine.device import in_own_thread
@@ -22,6 +23,7 @@ from engine.model.embedded import embedded_directory
 from engine.model.loading import LoadedModel, load_model
 from engine.model.prompt import PromptFormat
 from feeds.connector import SettingError
+from flash.confidence import Calibration
 from flash.questions import EXACT_VALUE, PAPER_SIX, Prepared, Question
 from flash.registry import BadQuestion, Registry, Standing
 from ingest.compact import WIDEST, CompactSpec
@@ -50,6 +52,7 @@ class Built:
     lines: dict[str, LineSpec | CompactSpec]
     """How bars are written, by session."""
     prefixes: Prefixes
+    calibration: Calibration | None = None
 
     def prepare(self, question: Question) -> Prepared:
         """Render and encode a question for this model.
@@ -112,12 +115,16 @@ def costs_of(config: Config) -> OnlineCosts:
     return OnlineCosts(profile)
 
 
+def directory_of(settings: ModelConfig) -> Path:
+    """The model's directory."""
+    return Path(settings.path) if settings.path else embedded_directory(seed=settings.seed)
+
+
 def load(config: Config) -> tuple[LoadedModel, PromptFormat]:
     """Load the model and run its canary. Raises SettingError naming the key at fault."""
     settings = config.model
-    path = Path(settings.path) if settings.path else embedded_directory(seed=settings.seed)
     try:
-        loaded = load_model(path, dtype=settings.dtype, device=settings.device)
+        loaded = load_model(directory_of(settings), dtype=settings.dtype, device=settings.device)
         canary.check(loaded)
         prompt = PromptFormat.of(loaded.tokenizer, settings.system_prompt, loaded.described)
     except (ModelError, ValueError) as error:
@@ -141,6 +148,8 @@ def _build(config: Config, versions: Mapping[str, int]) -> Built:
     costs = costs_of(config)
     loaded, prompt = load(config)
     lines = {session.name: line_spec(config, index, prompt) for index, session in enumerate(config.sessions)}
+    names = {"compact" if isinstance(spec, CompactSpec) else "decimal" for spec in lines.values()}
+    calibration = calibration_of(config.model, directory_of(config.model), loaded.revision, names)
     prefixes = prefixes_of(config, prompt, lines)
     longest = max((len(prefixes.newest(name)) for name in lines), default=0)
     header = len(prompt.encode(WIDEST.header))  # no anchor's header is longer
@@ -170,7 +179,7 @@ def _build(config: Config, versions: Mapping[str, int]) -> Built:
         tapes[session.name] = tape
         if tiers.residency is not None:
             tiers.residency.attach(tape, identity_of(engine, frozen))
-    return Built(loaded, prompt, engine, tapes, tiers, costs, lines, prefixes)
+    return Built(loaded, prompt, engine, tapes, tiers, costs, lines, prefixes, calibration)
 
 
 def line_spec(config: Config, index: int, prompt: PromptFormat) -> LineSpec | CompactSpec:

@@ -13,6 +13,8 @@ from typing import BinaryIO
 
 SAMPLE = 4096
 """Bytes read at the beginning, middle and end of each tensor; training changes every part of a tensor."""
+CALIBRATION = "calibration.json"
+"""The calibration beside a model, which is fitted for its revision and so has no part in it."""
 TEXTS = frozenset({".json", ".jinja", ".model", ".txt"})
 """Suffixes of configuration, chat template and tokenizer files."""
 
@@ -26,7 +28,7 @@ def revision_of(path: Path) -> str:
             with file.open("rb") as stream:
                 for piece in _samples(stream):
                     digest.update(piece)
-        elif file.suffix in TEXTS:
+        elif file.suffix in TEXTS and file.name != CALIBRATION:
             digest.update(file.read_bytes())
     return digest.hexdigest()
 

@@ -41,6 +41,7 @@ def test_the_choice_is_the_first_of_the_best_and_the_gap_is_over_the_same_set(
     for row, allowed, choice in zip(logits.tolist(), choices, choose(logits, choices), strict=True):
         assert (choice.token, choice.top1, choice.top2) == naive(row, allowed)
         assert choice.error is None
+        assert choice.logits == tuple(row[token] for token in allowed or ())
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])

@@ -41,6 +41,7 @@ def fitted(
 ) -> QuestionCalibration:
     return QuestionCalibration(
         name="trend",
+        text="Up or down?",
         choices=["UP", "DOWN"],
         temperature=temperature,
         curves=list(curves),
@@ -156,7 +157,7 @@ class TestFile:
             model="0123abcd",
             lines="compact",
             data={"tape": "generated", "seed": 7},
-            questions={"ab": fitted()},
+            questions=[fitted()],
         )
         write_calibration(path, found)
         return found
@@ -165,6 +166,13 @@ class TestFile:
         path = tmp_path / "calibration.json"
         expected = self.written(path)
         assert read_calibration(path, "0123abcd", "compact") == expected
+
+    def test_a_question_is_found_by_name_or_text_with_its_choices_in_order(self, tmp_path: Path) -> None:
+        found = self.written(tmp_path / "calibration.json")
+        assert found.find("trend", ("UP", "DOWN")) == found.find("Up or down?", ("UP", "DOWN")) == fitted()
+        assert found.find("trend", ("DOWN", "UP")) is None
+        assert found.find("trend", ("UP", "DOWN", "NONE")) is None
+        assert found.find("volume", ("UP", "DOWN")) is None
 
     @pytest.mark.parametrize(
         ("model", "lines", "message"),

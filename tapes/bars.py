@@ -1,0 +1,36 @@
+"""Real bars as levels, so that the rules label them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from ingest.bar_kernel import BAR, Bars
+from ingest.compact import Anchor, CompactSpec, anchor_for, fields_of
+from tapes.rules import Levels
+
+
+def levels_of(bars: Bars, anchor: Anchor, window: int = 0) -> Levels:
+    """One tape, [1, bars], as compact lines print it around ``anchor``.
+
+    Raises ValueError when a price leaves the levels.
+    """
+    opened, high, low, close, volume = (column[None] for column in fields_of(bars, anchor).T)
+    return Levels(opened, high, low, close, volume, np.array([anchor.percent]), window)
+
+
+def anchor_of(bars: Bars, spec: CompactSpec) -> Anchor:
+    """The anchor that suits all these bars; the volume is their median above 0."""
+    volumes = np.sort(bars["v"][bars["v"] > 0])
+    volume = int(volumes[len(volumes) // 2]) if len(volumes) else 10**9
+    return anchor_for(int(bars["l"].min()), int(bars["h"].max()), volume, spec)
+
+
+def bars_of(rows: Iterable[tuple[int, ...]]) -> Bars:
+    """BAR [n] of (event time in ns, open, high, low, close, volume), prices and volumes in 1e-9."""
+    values = np.array(list(rows), np.int64).reshape(-1, 6)
+    bars = np.zeros(len(values), BAR)
+    for column, name in enumerate(("ts_last_event", "o", "h", "l", "c", "v")):
+        bars[name] = values[:, column]
+    return bars

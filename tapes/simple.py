@@ -1,0 +1,60 @@
+"""One plain guess per question, from the last bars alone: what a model has to beat."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from tapes.rules import Flags, Floats, Ints, Levels, lag, rolling
+
+
+def simple_guess(name: str, x: Levels) -> Ints:
+    """The index of the guessed choice at every bar, [tapes, bars]. KeyError: an unknown question."""
+    if name == "range_location":
+        return _third(x)
+    return np.where(_FIRST[name](x), 0, 1).astype(np.int64)
+
+
+def _third(x: Levels) -> Ints:
+    """Where the close is in the range of the last ten bars."""
+    low, high = rolling(x.low, 10, np.min), rolling(x.high, 10, np.max)
+    share: Floats = (x.close - low) / np.maximum(high - low, 1)
+    return np.where(share > 2 / 3, 0, np.where(share < 1 / 3, 2, 1)).astype(np.int64)
+
+
+def _change(x: Levels, k: int = 1) -> Ints:
+    change: Ints = x.close - lag(x.close, k)
+    return change
+
+
+def _spread(x: Levels) -> Ints:
+    spread: Ints = x.high - x.low
+    return spread
+
+
+def _sharp_fall(x: Levels) -> Flags:
+    """More than two percent below the highest high of the last ten bars."""
+    top = rolling(x.high, 10, np.max)
+    fall: Flags = top - x.close > 0.02 * (100 * x.percent[:, None] + top - 500)
+    return fall
+
+
+_FIRST: dict[str, Callable[[Levels], Flags]] = {
+    "trend": lambda x: _change(x) > 0,
+    "pullback": lambda x: _change(x) * _change(x, 10) < 0,
+    "recent_high": lambda x: x.high >= rolling(x.high, 10, np.max),
+    "consolidation": lambda x: _spread(x) < rolling(_spread(x), 20, np.sum) / 40,
+    "volume": lambda x: x.volume > lag(x.volume, 1),
+    "breakout": lambda x: x.close > lag(x.high, 1),
+    "failed_breakout": lambda x: _change(x) < 0,
+    "volatility": lambda x: _spread(x) > lag(_spread(x), 1),
+    "volume_spike": lambda x: x.volume > lag(x.volume, 1) + 95,  # three times as much
+    "vwap_reclaim": lambda x: x.close > x.open,
+    "drawdown": _sharp_fall,
+    "jump": lambda x: np.abs(_change(x)) > rolling(_spread(x), 20, np.sum) * 3 / 20,
+    "higher_closes": lambda x: (_change(x) > 0) & (lag(_change(x), 1) > 0),
+    "divergence": lambda x: _change(x) < lag(_change(x), 1),
+    "flow": lambda x: _change(x, 10) > 0,
+    "block": lambda x: x.volume > lag(x.volume, 1) + 60,  # twice as much
+}

@@ -1,0 +1,112 @@
+"""A calibrated model through the daemon: probability, choice set and abstention of every answer."""
+
+from __future__ import annotations
+
+from math import exp
+from pathlib import Path
+
+import pytest
+
+from daemon.config.schema import ModelConfig
+from daemon.engine.confidence import calibration_of
+from engine.model.revision import CALIBRATION, revision_of
+from feeds.connector import SettingError
+from flash.confidence import Calibration, QuestionCalibration, write_calibration
+from tests import tolerance
+from tests.e2e.inproc import answers, count, running
+from tests.e2e.support import (
+    SECOND,
+    START,
+    MemorySink,
+    QueueSource,
+    incoming,
+    inproc_config,
+    sessions,
+    trade,
+    until,
+)
+from tests.terse import terse_directory
+
+TEMPERATURE, COVERAGE, ABSTAIN_BELOW = 2.0, 0.6, 0.52
+FITTED = QuestionCalibration(
+    name="trend",
+    text="Is the last close above or below the close ten bars before it?",
+    choices=["UP", "DOWN"],
+    temperature=TEMPERATURE,
+    scores=[0.2, 0.48, 0.49, 0.9],
+    labels=4,
+    mean_gap=0.5,
+)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return terse_directory(tmp_path / "model")
+
+
+def write(path: Path, revision: str, lines: str = "compact") -> None:
+    write_calibration(path, Calibration(model=revision, lines=lines, data={}, questions=[FITTED]))
+
+
+async def test_answers_carry_what_the_calibration_says_of_their_logits(directory: Path) -> None:
+    """The file lies in the model's directory; questions that it does not list stay as they were."""
+    write(directory / CALIBRATION, revision_of(directory))
+    source, sink = QueueSource(), MemorySink()
+    model = ModelConfig(path=str(directory), coverage=COVERAGE, abstain_below=ABSTAIN_BELOW)
+    config = inproc_config(sessions=sessions("V:AAA"), model=model, standing="paper_six")
+    async with running(config, source, sink) as front:
+        for n in range(31):
+            price = 100 + (n * n) % 7 / 10
+            source.put([incoming(trade("V:AAA", START + n * SECOND, f"{price:.2f}"), n)])
+            await until(lambda n=n: len(answers(sink)) == 6 * n)
+        trend = [answer for answer in answers(sink) if answer.question == "trend"]
+        sizes = {
+            size: count(front, "choice_sets", session="aaa", size=size)
+            for size in ("empty", "one", "several")
+        }
+    others = [answer for answer in answers(sink) if answer.question != "trend"]
+    assert all(answer.probability is None and answer.choice_set is None for answer in others)
+    assert not any("abstained" in answer.flags for answer in others)
+    assert len(trend) == 30
+    for answer in trend:
+        expected = 1 / (1 + exp(-answer.logit_gap / TEMPERATURE))
+        assert answer.probability == tolerance.near(expected, tolerance.of_float64(1.0))
+        other = {"UP": "DOWN", "DOWN": "UP"}[answer.choice or ""]
+        # of four scores the third smallest: coverage of 0.6 allows a score of 0.49
+        allowed = [(1 - expected, answer.choice), (expected, other)]
+        assert answer.choice_set == [choice for score, choice in allowed if score <= 0.49]
+        assert ("abstained" in answer.flags) is (answer.probability < ABSTAIN_BELOW)
+    assert sum(sizes.values()) == 30
+    assert sizes["one"] == sum(len(answer.choice_set or ()) == 1 for answer in trend)
+
+
+class TestFile:
+    def test_without_one_there_is_no_calibration(self, directory: Path) -> None:
+        assert calibration_of(ModelConfig(), directory, "r", ["compact"]) is None
+
+    def test_one_beside_the_model_is_read_unless_it_is_off(self, directory: Path) -> None:
+        write(directory / CALIBRATION, "r")
+        found = calibration_of(ModelConfig(), directory, "r", ["compact"])
+        assert found is not None
+        assert found.questions == [FITTED]
+        assert calibration_of(ModelConfig(calibration="off"), directory, "r", ["compact"]) is None
+
+    @pytest.mark.parametrize(
+        ("revision", "lines", "message"),
+        [
+            ("other", ["compact"], "was fitted for model r, this one is other"),
+            ("r", ["compact", "decimal"], "was fitted on 'compact' lines, this session writes 'decimal'"),
+        ],
+    )
+    def test_one_for_another_model_or_schema_is_refused_under_its_key(
+        self, directory: Path, revision: str, lines: list[str], message: str
+    ) -> None:
+        write(directory / CALIBRATION, "r")
+        with pytest.raises(SettingError, match=message) as refused:
+            calibration_of(ModelConfig(), directory, revision, lines)
+        assert refused.value.key == "model.calibration"
+
+    def test_a_configured_file_must_exist(self, directory: Path) -> None:
+        settings = ModelConfig(calibration=str(directory / "none.json"))
+        with pytest.raises(SettingError, match="cannot read the calibration"):
+            calibration_of(settings, directory, "r", ["compact"])

@@ -1,0 +1,231 @@
+"""Scores against brute force, and what is asked on generated and recorded tapes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from ingest.compact import CompactSpec
+from tapes.bars import anchor_of, bars_of, levels_of
+from tapes.rules import RULES, UNDEFINED
+from tapes.simple import simple_guess
+from tests.tolerance import near, of_float64
+from tests.training.answered import answers
+from training.batches import Vocabulary
+from training.cli import calibrate, evaluate
+from training.evaluate import Report, balanced_accuracy, by_distance, score, wilson
+from training.export import export
+from training.model import Shape, TapeModel
+from training.sources import Generated, Recorded, Setting, collect, joined
+from training.tokenizer import QUESTIONS
+
+EXACT = of_float64(1.0)
+SMALL = Shape(hidden=24, layers=1, heads=2, inner=16)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    export(TapeModel(SMALL), path, torch.float32)
+    return path
+
+
+class TestScores:
+    def test_wilson_intervals_of_known_shares(self) -> None:
+        """Newcombe (1998), table I: 81 of 263, and none of 20."""
+        found = wilson(81, 263)
+        assert (round(found.low, 4), round(found.high, 4)) == (0.2553, 0.3662)
+        assert (wilson(0, 20).low, round(wilson(0, 20).high, 4)) == (0.0, 0.1611)
+
+    def test_balanced_accuracy_is_the_mean_over_labels_and_tapes_are_resampled_whole(self) -> None:
+        """One tape repeated a hundred times tells no more than that tape."""
+        rng = np.random.default_rng(0)
+        right, label, tape = rng.random(3000) < 0.8, rng.integers(0, 2, 3000), np.arange(3000)
+        found = balanced_accuracy(right, label, tape)
+        assert found.share == near(float(np.mean([right[label == k].mean() for k in (0, 1)])), EXACT)
+        assert found.low < found.share < found.high
+        clustered = balanced_accuracy(right, label, tape // 100)
+        repeated = balanced_accuracy(np.repeat(right[:30], 100), np.repeat(label[:30], 100), tape // 100)
+        assert clustered.share == found.share
+        assert repeated.high - repeated.low > 3 * (found.high - found.low)
+
+    def test_accuracy_by_distance_counts_every_answer_once(self) -> None:
+        margin, right = np.array([0.05, -0.05, 0.3, -5.0]), np.array([True, False, True, True])
+        found = by_distance(margin, right)
+        assert [(band.begin, band.end, band.answers, band.accuracy) for band in found] == [
+            (0.0, 0.1, 2, 0.5),
+            (0.25, 0.5, 1, 1.0),
+            (2.0, None, 1, 1.0),
+        ]
+
+    def test_onset_persistence_baselines_and_none_equal_a_loop(self) -> None:
+        each = answers(800)
+        found = score(each)
+        counted: dict[str, list[bool]] = defaultdict(list)
+        for i in range(800):
+            says_none = bool(each.logits[i].argmax() == 2)
+            if each.label[i] == UNDEFINED:
+                counted["undefined"].append(says_none)
+                continue
+            right = bool(each.logits[i, :2].argmax() == each.label[i])
+            counted["all"].append(right)
+            counted["onset" if each.before[i] != each.label[i] else "persistence"].append(right)
+            counted["claimed"].append(says_none)
+            counted["simple"].append(bool(each.guess[i] == each.label[i]))
+            counted["majority"].append(bool(each.label[i] == 0))
+        assert found.undefined == len(counted["undefined"])
+        assert found.accuracy.share == near(float(np.mean(counted["all"])), EXACT)
+        assert found.onset is not None
+        assert found.persistence is not None
+        assert found.onset.share == near(float(np.mean(counted["onset"])), EXACT)
+        assert found.persistence.share == near(float(np.mean(counted["persistence"])), EXACT)
+        assert (found.undefined_found, found.undefined_claimed) == (1.0, 0.0)
+        assert found.simple == near(float(np.mean(counted["simple"])), EXACT)
+        share = float(np.mean(counted["majority"]))
+        assert found.majority == near(max(share, 1 - share), EXACT)
+
+
+class TestAsking:
+    @pytest.mark.parametrize("placement", ["terse", "numbered"])
+    @pytest.mark.parametrize("windows", [1, 2])
+    def test_labels_are_those_of_the_rules(self, placement: str, windows: int) -> None:
+        """Of the tapes that the source draws, at the last bars; every question gets its number."""
+        model, source = TapeModel(SMALL), Generated(seed=3)
+        setting = Setting("numbered" if placement == "numbered" else "terse", windows, 32)
+        found = {each.name: each for each in collect(model, source, setting, 20)}
+        assert list(found) == list(QUESTIONS)
+        drawn = {}
+        for number, part in enumerate(source.batches(Vocabulary(), 32 * windows, 32)):
+            drawn.update({int(name): (part.levels, row) for row, name in enumerate(part.name)})
+            if number > 20:
+                break
+        for rule in RULES:
+            own = found[rule.name]
+            assert (own.label != UNDEFINED).sum() >= 20
+            for name in np.unique(own.tape)[:4]:
+                levels, row = drawn[int(name)]
+                value = rule.label(levels).value[row, -16:]
+                asked = own.label[own.tape == name]
+                assert np.array_equal(asked, value[: len(asked)])
+                guesses = simple_guess(rule.name, levels)[row, -16:]
+                assert np.array_equal(own.guess[own.tape == name], guesses[: len(asked)])
+
+    def test_joined_collections_keep_their_tapes_apart(self) -> None:
+        one, other = answers(10, tapes=5), answers(10, seed=1, tapes=5)
+        (both,) = joined([[one], [other]])
+        assert len(both.label) == 20
+        assert len(np.unique(both.tape)) == 10
+
+
+class TestRecorded:
+    @staticmethod
+    def bars_file(path: Path, n: int = 120) -> Path:
+        rng = np.random.default_rng(0)
+        close = 40_000 + np.cumsum(rng.integers(-30, 31, n))
+        rows = ["timestamp,open,high,low,close,volume"]
+        for i in range(n):
+            o, c = (close[i - 1] if i else close[0]), close[i]
+            stamp = f"2022-01-01 {i // 60:02d}:{i % 60:02d}:00"
+            rows.append(f"{stamp},{o},{max(o, c) + 5},{min(o, c) - 5},{c},{rng.integers(1, 9) * 1000}")
+        path.write_text("\n".join(rows) + "\n")
+        return path
+
+    def test_windows_of_a_file_are_the_bars_around_an_anchor_of_their_own(self, tmp_path: Path) -> None:
+        source, vocabulary = Recorded(self.bars_file(tmp_path / "a.csv"), "btc_perp_bars"), Vocabulary()
+        bars, decimals = source.bars()
+        assert (len(bars), decimals) == (120, 0)
+        windows = 0
+        for drawn in source.batches(vocabulary, 64, 64):
+            for row in range(len(drawn.name)):
+                text = vocabulary.tokenizer.decode(drawn.header[row])
+                words = text.split()
+                reference, unit = int(words[1]), int(words[3])
+                prices = (drawn.levels.close[row] - 500) * unit + reference
+                assert any(np.array_equal(prices * 10**9, bars["c"][at : at + 64]) for at in range(57))
+                windows += 1
+        assert windows == 4
+
+    def test_ticks_become_bars(self, tmp_path: Path) -> None:
+        path = tmp_path / "ticks.csv"
+        path.write_text(
+            "".join(
+                f"20200101 17{m:02d}{s:02d}000,1.{1200 + m + s},1.{1202 + m + s},0\n"
+                for m in range(3)
+                for s in (1, 30)
+            )
+        )
+        bars, decimals = Recorded(path, "histdata_quotes").bars()
+        assert (len(bars), decimals) == (3, 4)
+        assert [int(bar["c"]) for bar in bars] == [10**5 * (11_200 + m + 30 + 1) for m in range(3)]
+
+    def test_levels_of_bars_are_what_compact_lines_print(self) -> None:
+        rows = [(i, p, p + 50, p - 30, p + 20, 10 * (i % 3)) for i, p in enumerate(range(1000, 1400, 10))]
+        bars = bars_of((at, *(value * 10**7 for value in values)) for at, *values in rows)
+        anchor = anchor_of(bars, CompactSpec(price_decimals=2))
+        x = levels_of(bars, anchor)
+        assert [anchor.price(level) for level in x.close[0]] == bars["c"].tolist()
+        assert (x.volume[0] == 0).tolist() == [i % 3 == 0 for i in range(40)]
+
+
+class TestCommands:
+    def test_evaluate_writes_table_json_and_plots(self, model: Path, tmp_path: Path) -> None:
+        options = ["--labels", "30", "--window", "32", "--windows", "1", "--placement", "terse"]
+        files = ["--json", str(tmp_path / "found.json"), "--plots", str(tmp_path / "found.png")]
+        result = CliRunner().invoke(
+            evaluate, ["--model", str(model), *options, *files], catch_exceptions=False
+        )
+        assert result.exit_code == 0, result.output
+        assert "balanced" in result.output
+        report = msgspec.json.decode((tmp_path / "found.json").read_bytes(), type=Report)
+        (scores,) = report.settings.values()
+        assert [each.question for each in scores] == list(QUESTIONS)
+        assert all(each.accuracy.answers >= 30 for each in scores)
+        for kind in ("reliability", "risk-coverage"):
+            assert (tmp_path / f"found-terse-1-{kind}.png").read_bytes().startswith(b"\x89PNG")
+
+    def test_calibrate_writes_what_evaluate_then_uses(self, model: Path, tmp_path: Path) -> None:
+        own = tmp_path / "model"
+        own.symlink_to(model)
+        out = tmp_path / "calibration.json"
+        options = ["--model", str(own), "--window", "32", "--labels", "1000", "--most-tapes", "80"]
+        result = CliRunner().invoke(calibrate, [*options, "--out", str(out)], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        asked = ["--windows", "1", "--placement", "terse", "--json", str(tmp_path / "found.json")]
+        small = ["--model", str(own), "--window", "32", "--labels", "30", "--calibration", str(out)]
+        result = CliRunner().invoke(evaluate, [*small, *asked], catch_exceptions=False)
+        report = msgspec.json.decode((tmp_path / "found.json").read_bytes(), type=Report)
+        (scores,) = report.settings.values()
+        by_name = {each.question: each for each in scores}
+        assert by_name["trend"].calibrated is not None
+        assert by_name["trend"].sets is not None
+
+    def test_a_calibration_of_another_model_is_refused(self, model: Path, tmp_path: Path) -> None:
+        out = tmp_path / "calibration.json"
+        out.write_text('{"model": "ffff", "lines": "compact", "data": {}, "questions": []}')
+        result = CliRunner().invoke(evaluate, ["--model", str(model), "--calibration", str(out)])
+        assert result.exit_code == 1
+        assert "was fitted for model ffff" in result.output
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["--tape", "nowhere.csv"], "there is no such file"),
+            (["--tape", __file__], "--tape FILE needs --format"),
+        ],
+    )
+    def test_unusable_tapes_are_refused(self, model: Path, arguments: list[str], message: str) -> None:
+        result = CliRunner().invoke(evaluate, ["--model", str(model), *arguments])
+        assert result.exit_code == 2
+        assert message in " ".join(result.output.split())
+
+    def test_another_model_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "config.json").write_text("{}")
+        result = CliRunner().invoke(evaluate, ["--model", str(tmp_path)])
+        assert result.exit_code == 1
+        assert "is no tape model" in result.output

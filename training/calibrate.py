@@ -1,0 +1,111 @@
+"""Fits a calibration: a temperature per question, isotonic curves where they win, and conformity scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from flash.confidence import Curve, QuestionCalibration, log_loss, order_statistics
+from tapes.rules import UNDEFINED, Floats, Ints
+from training.evaluate import calibrated_probabilities, softmax
+from training.sources import Answers
+from training.tokenizer import NONE
+
+LEAST_LABELS, LEAST_OF_A_CHOICE = 200, 10
+"""Labels of a question, on tapes to fit and apart, and of each choice, below which nothing is fitted."""
+
+
+def fit_temperature(logits: Floats, label: Ints) -> float:
+    """The temperature with the smallest log loss; each choice must be right somewhere."""
+    from sklearn.base import BaseEstimator, ClassifierMixin
+    from sklearn.calibration import CalibratedClassifierCV
+    from sklearn.frozen import FrozenEstimator
+
+    class Given(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotations
+        """Its input is its logits."""
+
+        def fit(self, x: Floats, y: Ints) -> Given:
+            self.classes_ = np.unique(y)
+            return self
+
+        def decision_function(self, x: Floats) -> Floats:
+            # of two choices scikit-learn scales -d and d
+            return x if x.shape[1] > 2 else (x[:, 1] - x[:, 0]) / 2
+
+        def predict(self, x: Floats) -> Ints:
+            best: Ints = x.argmax(1)
+            return best
+
+    known = np.arange(logits.shape[1])
+    frozen = FrozenEstimator(Given().fit(logits[: len(known)], known))
+    calibrated = CalibratedClassifierCV(frozen, method="temperature").fit(logits, label)
+    (inner,) = calibrated.calibrated_classifiers_[0].calibrators
+    return float(1 / inner.beta_)
+
+
+def fit_curves(scaled: Floats, label: Ints) -> list[Curve]:
+    """Isotonic regression of each choice against the others, from probabilities [answers, choices]."""
+    from sklearn.isotonic import IsotonicRegression
+
+    least = 0.5 / len(label)  # no probability is 0 or 1: the next label may be the first of its kind
+    curves = []
+    for choice in range(scaled.shape[1]):
+        fitted = IsotonicRegression(y_min=least, y_max=1 - least, out_of_bounds="clip")
+        fitted.fit(scaled[:, choice], label == choice)
+        x, y = fitted.X_thresholds_.tolist(), fitted.y_thresholds_.tolist()
+        curves.append(Curve([round(v, 6) for v in x], [round(v, 6) or least for v in y]))
+    return curves
+
+
+def fit_question(
+    name: str, text: str, choices: tuple[str, ...], logits: Floats, label: Ints, tape: Ints
+) -> QuestionCalibration | None:
+    """Fit on half of the tapes; choose the method and take scores on the others. None: too few labels."""
+    apart = _half(tape)
+    ours, theirs = label[~apart], label[apart]
+    rarest = np.bincount(ours, minlength=len(choices)).min()
+    if min(len(ours), len(theirs)) < LEAST_LABELS or rarest < LEAST_OF_A_CHOICE:
+        return None
+    temperature = fit_temperature(logits[~apart], ours)
+    curves = fit_curves(softmax(logits[~apart], temperature), ours)
+    held = softmax(logits[apart], temperature)
+    ordered = np.sort(logits, axis=1)
+    fitted = QuestionCalibration(
+        name=name,
+        text=text,
+        choices=list(choices),
+        temperature=temperature,
+        curves=curves,
+        scores=[round(s, 6) for s in order_statistics(1 - held[np.arange(len(theirs)), theirs])],
+        labels=len(theirs),
+        mean_gap=float((ordered[:, -1] - ordered[:, -2]).mean()),
+    )
+    isotonic = log_loss(calibrated_probabilities(fitted, logits[apart]), theirs)
+    return fitted if isotonic < log_loss(held, theirs) else fitted.without_curves()
+
+
+def fit(answers: Iterable[Answers], texts: dict[str, str]) -> list[QuestionCalibration]:
+    """Every question with choices, without NONE (where the rule is defined) and with it."""
+    found = []
+    for each in answers:
+        if not each.choices:
+            continue
+        defined, with_none = each.defined, np.where(each.label == UNDEFINED, len(each.choices), each.label)
+        ways = (
+            (each.choices, defined.logits[:, :-1], defined.label, defined.tape),
+            ((*each.choices, NONE), each.logits, with_none, each.tape),
+        )
+        for choices, logits, label, tape in ways:
+            fitted = fit_question(each.name, texts[each.name], choices, logits, label, tape)
+            if fitted is not None:
+                found.append(fitted)
+    return found
+
+
+def _half(tape: Ints) -> npt.NDArray[np.bool_]:
+    """True for about half of the tapes, drawn once."""
+    names, inverse = np.unique(tape, return_inverse=True)
+    drawn: npt.NDArray[np.bool_] = (np.random.default_rng(0).permutation(len(names)) % 2 == 1)[inverse]
+    return drawn

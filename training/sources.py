@@ -1,0 +1,299 @@
+"""Labelled tapes to evaluate on: generated ones, or windows of a recorded file; and what a model answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from feeds.decimal9 import format_fixed9
+from feeds.file_format import load_format
+from feeds.messages import Bar, Quote, Trade
+from feeds.replay import read_records
+from ingest.bars import BarBuilder, BarPolicy, Bars
+from ingest.compact import CompactSpec
+from ingest.record import QUOTE, RecordWriter
+from ingest.record import TRADE as TRADED
+from tapes.bars import anchor_of, bars_of, levels_of
+from tapes.generate import EVALUATION, Ranges, generate
+from tapes.rules import RULES, UNDEFINED, Floats, Ints, Levels
+from tapes.simple import simple_guess
+from training.batches import Layout, Vocabulary, draw_headers, pack
+from training.model import TapeModel
+from training.tokenizer import QUESTIONS
+
+Placement = Literal["terse", "numbered"]
+_EXACT = len(QUESTIONS) - 1
+_SECOND = 10**9
+_TAPES = 8
+_CUTS = 16
+_BAR_FIELDS = ("open", "high", "low", "close", "volume")
+
+
+class Drawn(NamedTuple):
+    """Tapes, token ids of their headers [tapes, tokens], and ``name`` [tapes], equal where they overlap."""
+
+    levels: Levels
+    header: Ints
+    name: Ints
+
+
+class Source(Protocol):
+    """Where labelled tapes come from."""
+
+    @property
+    def described(self) -> dict[str, str | int | float]:
+        """What a calibration file says of it."""
+
+    def batches(self, vocabulary: Vocabulary, bars: int, window: int) -> Iterator[Drawn]:
+        """Tapes of ``bars`` bars for a reader of ``window``, as many as there are."""
+
+
+@dataclass(frozen=True)
+class Generated:
+    """Generated tapes; without end."""
+
+    seed: int = 1
+    ranges: Ranges = EVALUATION
+
+    @property
+    def described(self) -> dict[str, str | int | float]:
+        """Seed and ranges."""
+        return {"tape": "generated", "seed": self.seed, "ranges": repr(self.ranges)}
+
+    def batches(self, vocabulary: Vocabulary, bars: int, window: int) -> Iterator[Drawn]:
+        """Every batch has a seed of its own; training's seeds are shorter, so none is met again."""
+        number = 0
+        while True:
+            rng = np.random.default_rng([990_001, self.seed, bars, window, number])
+            x = generate(rng, _TAPES, bars, self.ranges, window)
+            header, percent = draw_headers(rng, vocabulary, x.percent)
+            levels = Levels(x.open, x.high, x.low, x.close, x.volume, percent, window)
+            yield Drawn(levels, header, number * _TAPES + np.arange(_TAPES))
+            number += 1
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Windows of a file's bars, one bar further each, each around an anchor of its own."""
+
+    path: Path
+    form: str
+    interval_ns: int = 60 * _SECOND
+
+    @property
+    def described(self) -> dict[str, str | int | float]:
+        """The file's name and format."""
+        return {"tape": self.path.name, "format": self.form}
+
+    def batches(self, vocabulary: Vocabulary, bars: int, window: int) -> Iterator[Drawn]:
+        """Windows in an order that is drawn once; those with headers of equal length go together."""
+        everything, decimals = self.bars()
+        spec = CompactSpec(price_decimals=decimals)
+        waiting: dict[int, list[tuple[Levels, list[int], int]]] = {}
+        starts = np.arange(0, max(len(everything) - bars + 1, 0), max(window // 4, 1))
+        for start in np.random.default_rng(0).permutation(starts):
+            part = everything[start : start + bars]
+            anchor = anchor_of(part, spec)
+            header = vocabulary.encode(anchor.header)
+            group = waiting.setdefault(len(header), [])
+            group.append((levels_of(part, anchor, window), header, int(start) // bars))
+            if len(group) == _TAPES:
+                yield _together(waiting.pop(len(header)), window)
+        for group in waiting.values():
+            yield _together(group, window)
+
+    def bars(self) -> tuple[Bars, int]:
+        """All bars, and the decimals of their prices. Ticks become bars of ``interval_ns``."""
+        decimals, ready, built = 0, [], []
+        builder, writer = BarBuilder(1, BarPolicy(self.interval_ns)), RecordWriter(4096)
+        for record in read_records(self.path, load_format(self.form)):
+            if isinstance(record, Bar):
+                price = record.close
+                ready.append((record.ts_event, *(getattr(record, name) for name in _BAR_FIELDS)))
+            else:
+                price = record.price if isinstance(record, Trade) else record.bid
+                kind, values = _tick(record)
+                writer.add(kind, 0, record.ts_event, record.ts_recv, values)
+            decimals = max(decimals, len(format_fixed9(price).partition(".")[2].rstrip("0")))
+            if len(writer) == writer.capacity:
+                built.append(builder.update(writer.records, 0))
+                writer.clear()
+        if ready:
+            return bars_of(ready), decimals
+        return np.concatenate([*built, builder.update(writer.records, 0), builder.flush()]), decimals
+
+
+def _tick(record: Trade | Quote) -> tuple[int, tuple[int, int, int, int, int]]:
+    if isinstance(record, Trade):
+        return TRADED, (record.price, record.size, 0, 0, 0)
+    return QUOTE, (record.bid, record.ask, record.bid_size, record.ask_size, 0)
+
+
+def _together(group: list[tuple[Levels, list[int], int]], window: int) -> Drawn:
+    def column(name: str) -> Ints:
+        return np.concatenate([getattr(levels, name) for levels, _, _ in group])
+
+    opened, high, low, close, volume = map(column, ("open", "high", "low", "close", "volume"))
+    levels = Levels(opened, high, low, close, volume, column("percent"), window)
+    return Drawn(levels, np.array([header for _, header, _ in group]), np.array([name for *_, name in group]))
+
+
+@dataclass(frozen=True)
+class Answers:
+    """A model's answers to one question, [answers]; for a question with a number only ``right`` and ``gap``.
+
+    ``logits`` [answers, choices + 1] are those of the choices and of NONE. ``before`` is the label one bar
+    before, ``guess`` the plain guess, ``tape`` tells independent tapes apart.
+    """
+
+    name: str
+    choices: tuple[str, ...]
+    logits: Floats
+    label: Ints
+    before: Ints
+    margin: Floats
+    guess: Ints
+    tape: Ints
+    right: npt.NDArray[np.bool_]
+    gap: Floats
+
+    @property
+    def defined(self) -> Answers:
+        """Those that have a right choice."""
+        kept = self.label != UNDEFINED
+        fields = ("logits", "label", "before", "margin", "guess", "tape", "right", "gap")
+        return Answers(self.name, self.choices, **{name: getattr(self, name)[kept] for name in fields})
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How questions are asked: placement, and how many windows of bars were read (1: a fresh one)."""
+
+    placement: Placement = "terse"
+    windows: int = 1
+    window: int = 64
+
+    @property
+    def name(self) -> str:
+        """As it is shown."""
+        read = ("fresh", "one window later", "two windows later")[min(self.windows, 3) - 1]
+        if self.windows > 3:
+            read = f"{self.windows - 1} windows later"
+        return f"{self.placement}, {read}"
+
+
+def collect(
+    model: TapeModel,
+    source: Source,
+    setting: Setting,
+    labels: int,
+    most_tapes: int = 20_000,
+    progress: Callable[[float], None] = lambda share: None,
+) -> list[Answers]:
+    """Ask all questions until each has ``labels`` labels, or the source ends, or so many tapes are read.
+
+    Questions are asked at bars of the second half of the last window, with the tape read once for all.
+    """
+    vocabulary, bars = Vocabulary(), setting.window * setting.windows
+    last = np.arange(bars - setting.window // 2, bars)
+    found: list[list[dict[str, Any]]] = [[] for _ in QUESTIONS]
+    have = np.zeros(len(QUESTIONS), np.int64)
+    read = 0
+    for number, drawn in enumerate(source.batches(vocabulary, bars, setting.window)):
+        if read >= most_tapes or have.min() >= labels:
+            break
+        rng = np.random.default_rng([7, number])
+        cuts = np.sort(rng.choice(last, min(_CUTS, len(last)), replace=False))
+        for question, part in _ask(model, vocabulary, drawn, setting, cuts, have < labels, rng):
+            found[question].append(part)
+            have[question] += int((part["label"] != UNDEFINED).sum())
+        read += len(drawn.levels.close)
+        progress(float(np.minimum(have, labels).sum() / (labels * len(have))))
+    joined = []
+    for question, parts in enumerate(found):
+        if parts:
+            choices = RULES[question].choices if question < _EXACT else ()
+            columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+            joined.append(Answers(QUESTIONS[question], choices, **columns))
+    return joined
+
+
+def _ask(
+    model: TapeModel,
+    vocabulary: Vocabulary,
+    drawn: Drawn,
+    setting: Setting,
+    cuts: Ints,
+    wanted: npt.NDArray[np.bool_],
+    rng: np.random.Generator,
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The answers of one batch of tapes, by question."""
+    x = drawn.levels
+    tapes, bars = x.close.shape
+    numbered = setting.placement == "numbered"
+    order = np.tile(np.flatnonzero(wanted), (tapes, 1))
+    if numbered:
+        everything = np.tile(np.arange(len(QUESTIONS)), (tapes, 1))
+        order = rng.permuted(everything, axis=1)[:, : int(rng.integers(6, len(QUESTIONS) + 1))]
+    layout = Layout(setting.window, bars, len(cuts), tapes, 0, numbered)
+    batch = pack(rng, vocabulary, layout, x, drawn.header, cuts, order)
+    with torch.no_grad():
+        logits = model(batch)[0].numpy()
+    queries, at = batch.queries, batch.bar[batch.queries.rows]
+    for question in np.flatnonzero(wanted).tolist():
+        tape, query = np.nonzero(queries.kind == question)
+        if not len(tape):
+            continue
+        bar, own = at[query], logits[tape, query]
+        if question == _EXACT:
+            best = np.partition(own, -2, axis=-1)[:, -2:].astype(np.float64)
+            blank = np.zeros(len(tape), np.int64)
+            part = {
+                "logits": np.zeros((len(tape), 0)),
+                "label": blank,
+                "before": blank,
+                "margin": blank.astype(np.float64),
+                "guess": blank,
+                "right": own.argmax(-1) == queries.target[tape, query],
+                "gap": best[:, 1] - best[:, 0],
+            }
+        else:
+            rule = RULES[question]
+            label = rule.label(x)
+            value = label.value.astype(np.int64)
+            ids = [*vocabulary.choices[question][: len(rule.choices)], vocabulary.none]
+            chosen = own[:, ids].astype(np.float64)
+            ordered = np.sort(chosen[:, :-1], axis=-1)
+            part = {
+                "logits": chosen,
+                "label": value[tape, bar],
+                "before": value[tape, bar - 1],
+                "margin": label.margin[tape, bar],
+                "guess": simple_guess(rule.name, x)[tape, bar],
+                "right": chosen[:, :-1].argmax(-1) == value[tape, bar],
+                "gap": ordered[:, -1] - ordered[:, -2],
+            }
+        yield question, {"tape": drawn.name[tape], **part}
+
+
+def joined(parts: Sequence[Sequence[Answers]]) -> list[Answers]:
+    """Answers of several collections as one, by question; their tapes stay apart."""
+    found: dict[str, list[Answers]] = {}
+    for number, part in enumerate(parts):
+        for each in part:
+            found.setdefault(each.name, []).append(replace(each, tape=each.tape * len(parts) + number))
+    names = ("logits", "label", "before", "margin", "guess", "tape", "right", "gap")
+    return [
+        Answers(
+            name,
+            group[0].choices,
+            **{field: np.concatenate([getattr(each, field) for each in group]) for field in names},
+        )
+        for name, group in found.items()
+    ]
