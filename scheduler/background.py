@@ -109,7 +109,7 @@ class _Window:
     begun_records: int = 0
     """Records evicted by then."""
     replacements: deque[_Replacement] = field(default_factory=deque)
-    """The next one first; one without records has no other beside it."""
+    """The next one first; one without records is alone."""
     retry: int = 0
     """A replacement that failed is not tried again before."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, cycle, islice
 from typing import NamedTuple
 
 import torch
@@ -21,7 +21,7 @@ from bench.engine.contenders import (
     model_of,
 )
 from bench.engine.floor import Floors, LimitsProbe, causal
-from bench.engine.scenario import Records, Size, make_scenario
+from bench.engine.scenario import Records, Size, make_scenario, synthetic_bars
 from bench.figures import Figure, Goal, median_ratio, quantiles
 from bench.run import SuiteRun, Turns, timed
 from engine.attention.base import Attention, LayerCall
@@ -29,6 +29,8 @@ from engine.attention.cpu import CpuAttention
 from engine.model.loading import LoadedModel
 from engine.model.prompt import PromptFormat
 from flash.questions import PAPER_SIX
+from ingest.compact import CompactEncoder, CompactSpec
+from ingest.tokens import Tokeniser
 from regions.tape import Retention, Tape
 
 Ask = Callable[[], list[Reply]]
@@ -154,20 +156,22 @@ def standing(run: SuiteRun) -> Iterator[Figure]:
 
 
 _PLACED = {6: 1.5, 25: 3.0}
-"""Goals for this many numbered questions: at most so many times the time of one."""
+"""Goals for this many terse or numbered questions: at most so many times the time of one."""
 
 
 def placements(run: SuiteRun, model: str, loaded: LoadedModel) -> Iterator[Figure]:
     """Questions of one version in one pass, in both placements, all in turn."""
     numbers, bars = run.sized((1, 6, 25, 100), (1, 2, 4)), run.sized(64, 6)
-    prompt, window = PromptFormat.of(loaded.tokenizer), make_scenario(loaded, Size(bars, 0, 0)).first
+    prompt = PromptFormat.of(loaded.tokenizer, described=loaded.described)
+    header, window = _window(loaded, prompt, bars)
     cases: list[tuple[str, int, tuple[int, ...], list[list[int]]]] = []
     for n in numbers:
         texts = standing_texts(n)
-        cases.append(("ephemeral", n, prompt.frozen(), [prompt.question(text) for text in texts]))
-        cases.append(
-            ("frozen", n, prompt.frozen(questions=texts), [prompt.numbered(i) for i in range(1, n + 1)])
-        )
+        if prompt.terse is not None:  # it knows fewer questions than that
+            texts = list(islice(cycle(prompt.terse.questions), n))
+        numbered = [prompt.numbered(number) for number in range(1, n + 1)]
+        cases.append(("ephemeral", n, prompt.frozen(header), list(map(prompt.question, texts))))
+        cases.append(("frozen", n, prompt.frozen(header, texts), numbered))
     tokens = sum(len(frozen) for *_, frozen, _ in cases) + len(cases) * sum(map(len, window))
     engine = engine_for(loaded, tokens, readers=max(numbers))
     ways: list[Callable[[], list[Reply]]] = []
@@ -184,7 +188,7 @@ def placements(run: SuiteRun, model: str, loaded: LoadedModel) -> Iterator[Figur
     for placement, n, frozen, questions in cases:
         one, ns = times[placement, 1], times[placement, n]
         ours, alone = (quantiles(each, 0.5)[0] / 1e6 for each in (ns, one))
-        limit = _PLACED.get(n) if placement == "frozen" else None
+        limit = _PLACED.get(n) if placement == "frozen" or prompt.terse is not None else None
         yield Figure(
             "one version's answers P50",
             ours,
@@ -197,6 +201,19 @@ def placements(run: SuiteRun, model: str, loaded: LoadedModel) -> Iterator[Figur
             goal=None if limit is None else Goal(limit),
             n=len(ns),
         )
+
+
+def _window(loaded: LoadedModel, prompt: PromptFormat, bars: int) -> tuple[str | None, Records]:
+    """So many bars in the lines that the model reads best, and their header."""
+    if prompt.lines == "decimal":
+        return None, make_scenario(loaded, Size(bars, 0, 0)).first
+    header, window = "", list[list[int]]()
+    for piece in CompactEncoder(Tokeniser(prompt.encode), CompactSpec(2)).encode(synthetic_bars(bars, 7)):
+        if piece.restart is not None:
+            header = piece.restart.anchor.header
+            window = [list(tokens) for tokens, _ in piece.restart.window]
+        window += piece.lines
+    return header, window
 
 
 def prefix(run: SuiteRun) -> Iterator[Figure]:
