@@ -284,7 +284,7 @@ def calibrate(
 ) -> None:
     """Fit probabilities and choice sets of a model's answers on labelled tapes.
 
-    Half of the labels are asked in fresh windows, half in sliding ones; each placement has its share. Generated
+    Half of the labels are asked in fresh windows, half in sliding ones; placements share alike. Generated
     tapes are drawn from training's ranges with seeds of their own, so that `foretick evaluate` shows what a
     shift costs. The file is for this model and its line schema only; the daemon refuses it for another.
     """
