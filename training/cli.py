@@ -192,7 +192,7 @@ _PLACEMENT = click.option(
 @click.option(
     "--plots",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write NAME-reliability.png and NAME-risk-coverage.png for each setting.",
+    help="Write NAME-...-reliability.png, -risk-coverage.png and -distance.png for each setting.",
 )
 def evaluate(
     path: Path,

@@ -190,7 +190,7 @@ class TestCommands:
         (scores,) = report.settings.values()
         assert [each.question for each in scores] == list(QUESTIONS)
         assert all(each.accuracy.answers >= 30 for each in scores)
-        for kind in ("reliability", "risk-coverage"):
+        for kind in ("reliability", "risk-coverage", "distance"):
             assert (tmp_path / f"found-terse-1-{kind}.png").read_bytes().startswith(b"\x89PNG")
 
     def test_calibrate_writes_what_evaluate_then_uses(self, model: Path, tmp_path: Path) -> None:
