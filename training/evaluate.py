@@ -133,9 +133,17 @@ def balanced_accuracy(right: Flags, label: Ints, tape: Ints, seed: int = 0) -> S
     return Share(float((hits.sum(0) / total.sum(0)).mean()), float(low), float(high), len(label))
 
 
-def by_distance(margin: Floats, right: Flags) -> list[AtDistance]:
+def distance_of(answers: Answers) -> Floats:
+    """Distance to the nearest boundary. The margin of a middle choice is 0 in its middle and 1 at its ends."""
+    distance: Floats = np.abs(answers.margin)
+    if len(answers.choices) == 3:
+        distance = np.where(answers.label == 1, np.maximum(1 - distance, 0.0), distance)
+    return distance
+
+
+def by_distance(distance: Floats, right: Flags) -> list[AtDistance]:
     """Accuracy in bands of distance; bands without answers are left out."""
-    found, distance = [], np.abs(margin)
+    found = []
     for begin, end in pairwise(DISTANCES):
         inside = (distance >= begin) & (distance < end)
         if inside.any():
@@ -223,7 +231,7 @@ def score(answers: Answers, calibration: Calibration | None = None) -> QuestionS
         persistence=wilson(int(right[kept].sum()), int(kept.sum())) if kept.any() else None,
         undefined_found=float(claims[is_undefined].mean()) if is_undefined.any() else None,
         undefined_claimed=float(claims[~is_undefined].mean()),
-        distances=by_distance(own.margin, right),
+        distances=by_distance(distance_of(own), right),
         majority=float(shares.max()),
         simple=float(simple.mean()),
         simple_balanced=balanced_accuracy(simple, label, own.tape).share,
@@ -268,7 +276,7 @@ def plot(path: Path, answers: Sequence[Answers], calibration: Calibration | None
 
 def _draw(panel: Any, kind: str, answers: Answers, calibration: Calibration | None) -> None:
     if kind == "distance":
-        bands = by_distance(answers.margin, answers.right)
+        bands = by_distance(distance_of(answers), answers.right)
         panel.bar([str(band.begin) for band in bands], [band.accuracy for band in bands])
         panel.axhline(1 / len(answers.choices), color="0.8", linewidth=1)
         return

@@ -22,7 +22,7 @@ from tests.training.answered import answers
 from training.batches import Layout, Vocabulary, pack
 from training.cli import calibrate, evaluate
 from training.dense import Dense
-from training.evaluate import Report, balanced_accuracy, by_distance, score, wilson
+from training.evaluate import Report, balanced_accuracy, by_distance, distance_of, score, wilson
 from training.export import export, tape_model
 from training.model import Shape, TapeModel
 from training.sources import Drawn, Generated, Packed, Recorded, Setting, collect, joined
@@ -60,13 +60,18 @@ class TestScores:
         assert repeated.high - repeated.low > 3 * (found.high - found.low)
 
     def test_accuracy_by_distance_counts_every_answer_once(self) -> None:
-        margin, right = np.array([0.05, -0.05, 0.3, -5.0]), np.array([True, False, True, True])
-        found = by_distance(margin, right)
+        each = replace(answers(4), margin=np.array([0.05, -0.05, 0.3, -5.0]))
+        found = by_distance(distance_of(each), np.array([True, False, True, True]))
         assert [(band.begin, band.end, band.answers, band.accuracy) for band in found] == [
             (0.0, 0.1, 2, 0.5),
             (0.25, 0.5, 1, 1.0),
             (2.0, None, 1, 1.0),
         ]
+
+    def test_a_middle_choice_is_farthest_from_its_boundaries_in_the_middle(self) -> None:
+        three = answers(4, choices=("UPPER", "MIDDLE", "LOWER"))
+        each = replace(three, margin=np.array([0.5, -0.75, 0.0, -2.0]), label=np.array([0, 1, 1, 2]))
+        assert distance_of(each).tolist() == [0.5, 0.25, 1.0, 2.0]
 
     def test_onset_persistence_baselines_and_none_equal_a_loop(self) -> None:
         each = answers(800)
