@@ -134,7 +134,7 @@ def balanced_accuracy(right: Flags, label: Ints, tape: Ints, seed: int = 0) -> S
 
 
 def distance_of(answers: Answers) -> Floats:
-    """Distance to the nearest boundary. The margin of a middle choice is 0 in its middle and 1 at its ends."""
+    """Distance to the nearest boundary. A middle choice's margin is 0 in its middle and 1 at its ends."""
     distance: Floats = np.abs(answers.margin)
     if len(answers.choices) == 3:
         distance = np.where(answers.label == 1, np.maximum(1 - distance, 0.0), distance)
