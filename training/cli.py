@@ -208,7 +208,7 @@ def evaluate(
     json_file: Path | None,
     plots: Path | None,
 ) -> None:
-    """Score a model's answers against computed labels, beside two baselines.
+    """Score a model's answers against computed labels, next to two baselines.
 
     The tape model reads a tape once for all questions. Any other model is asked prompt by prompt on compact
     lines, which takes its time: begin with few --labels. It reads the last window only, as exact sessions do.

@@ -252,7 +252,7 @@ AXES = {
 
 
 def plot(path: Path, answers: Sequence[Answers], calibration: Calibration | None) -> None:
-    """An image for each of AXES beside ``path``, a panel a question."""
+    """An image for each of AXES, named after ``path``; a panel a question."""
     from matplotlib.figure import Figure
 
     shown = [each.defined for each in answers if each.choices and len(each.defined.label)]
