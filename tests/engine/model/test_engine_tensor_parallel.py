@@ -31,7 +31,7 @@ def both_ranks(
     directory = tmp_path_factory.mktemp("ranks")
     alone = {}
     for kind in KINDS:
-        alone[kind] = tiny(kind)
+        alone[kind] = tiny(kind, layers=2)
         alone[kind].model.save_pretrained(directory / kind)
         build_tokenizer().save_pretrained(directory / kind)
     command = [sys.executable, "-m", "tests.engine.model.tensor_parallel_rank"]
