@@ -62,6 +62,27 @@ def bf16_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interpreter, "_convert_float", convert)
 
 
+@pytest.fixture(autouse=True)
+def language_patched_once_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter looks through the whole language at each call inside a kernel: a third of its time."""
+    patch_language, launch = interpreter._patch_lang, interpreter.GridExecutor.__call__
+    patched: set[int] = set()
+
+    def launch_patching_anew(self: Any, *arguments: Any, **options: Any) -> None:
+        patched.clear()  # a launch takes its patches back when it ends
+        launch(self, *arguments, **options)
+
+    def patch(function: Any) -> Any:
+        where = id(function.__globals__)
+        if where not in patched:
+            patched.add(where)
+            return patch_language(function)
+        return None
+
+    monkeypatch.setattr(interpreter.GridExecutor, "__call__", launch_patching_anew)
+    monkeypatch.setattr(interpreter, "_patch_lang", patch)
+
+
 def layer_call(
     metadata: AttentionMetadata,
     slots: int,
