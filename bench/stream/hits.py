@@ -38,7 +38,6 @@ _PRELOAD_S = 60.0
 @dataclass(frozen=True)
 class HitsPlan:
     """``threads``: of the engine, one front per number. ``batch``: records the source yields at a time.
-
     ``fill_s``: seconds of flood before measuring, so that the ring is full.
     """
 
