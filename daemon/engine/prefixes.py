@@ -99,7 +99,9 @@ class Prefixes:
         use: Callable[[tuple[int, ...]], None],
     ) -> None:
         listing, newest = self._made(session, header, questions), self._listings[session][-1]
-        if questions != self._questions[session] and listing.prefix == newest.prefix:  # other choices: the same numbers ask
+        if (
+            questions != self._questions[session] and listing.prefix == newest.prefix
+        ):  # other choices: the same numbers ask
             self._questions[session] = questions
             self._listings[session][-1] = Listing(newest.prefix, {**newest.asked, **listing.asked})
             return
