@@ -63,7 +63,10 @@ class Prefixes:
     def number(
         self, session: str, questions: Sequence[Question], use: Callable[[tuple[int, ...]], None]
     ) -> None:
-        """As `anchor`, with other ``questions``; does nothing where questions are not numbered."""
+        """As `anchor`, with other ``questions``; does nothing where questions are not numbered.
+
+        ``use`` is not called where the prefix stays the same.
+        """
         with self._lock:
             if self.numbers and tuple(questions) != self._questions[session]:
                 self._change(session, self._headers[session], tuple(questions), use)
@@ -95,7 +98,13 @@ class Prefixes:
         questions: tuple[Question, ...],
         use: Callable[[tuple[int, ...]], None],
     ) -> None:
-        listing = self._made(session, header, questions)
+        listing, newest = self._made(session, header, questions), self._listings[session][-1]
+        if (
+            questions != self._questions[session] and listing.prefix == newest.prefix
+        ):  # other choices: the same numbers ask
+            self._questions[session] = questions
+            self._listings[session][-1] = Listing(newest.prefix, {**newest.asked, **listing.asked})
+            return
         use(listing.prefix)
         self._headers[session], self._questions[session] = header, questions
         if not self.numbers:

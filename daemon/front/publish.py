@@ -29,10 +29,14 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class _Version:
-    """``open``: answers of one version not acknowledged yet, including those still to come."""
+    """``open``: answers of one version not acknowledged yet, including those still to come.
+
+    ``begun``: the first of them is there; until then a newer version may be answered instead.
+    """
 
     open: int
     low_watermark: int
+    begun: bool = True
 
 
 @dataclass
@@ -47,6 +51,8 @@ class _Published:
     stale_after_ns: int
     versions: dict[int, _Version] = field(default_factory=dict)
     inputs: tuple[int, list[InputRange]] = (0, [])
+    newest: tuple[int, int] | None = None
+    """The newest version that is asked, and its low watermark, until its first answer."""
 
     def asked(self, version: int) -> int:
         """Number of questions that ``version`` is asked."""
@@ -78,7 +84,10 @@ class Publisher:
         """A new data version; without standing questions its own event acknowledges it."""
         published = self._published[event.session]
         done: Done = _nothing
-        if not published.asked(event.version):
+        if published.asked(event.version):
+            published.newest = event.version, event.inputs.low_watermark
+        else:
+            self._await_newest(published)
             published.versions[event.version] = _Version(1, event.inputs.low_watermark)
             done = self._acknowledging(event.session, event.version)
         update = DataUpdated(
@@ -129,6 +138,7 @@ class Publisher:
         """Forget the engine's versions: what was not acknowledged will be read again."""
         for published in self._published.values():
             published.versions.clear()
+            published.newest = None
 
     def _complete(self, event: protocol.Answered) -> Answer:
         """Add what only the front knows: the inputs' offsets and the answer's age."""
@@ -150,7 +160,19 @@ class Publisher:
     def _expect(self, session: str, version: int, inputs: protocol.Inputs) -> None:
         """Expect an answer or a failure for each of the session's questions at this version."""
         published = self._published[session]
-        published.versions.setdefault(version, _Version(published.asked(version), inputs.low_watermark))
+        versions = published.versions
+        if published.newest is not None and published.newest[0] <= version:
+            published.newest = None
+        for skipped in [each for each, state in versions.items() if each < version and not state.begun]:
+            del versions[skipped]
+        versions.setdefault(version, _Version(published.asked(version), inputs.low_watermark)).begun = True
+
+    def _await_newest(self, published: _Published) -> None:
+        """Later versions are asked nothing, and acknowledge themselves: not before the answers to come."""
+        if published.newest is not None:
+            version, low_watermark = published.newest
+            published.versions[version] = _Version(published.asked(version), low_watermark, begun=False)
+            published.newest = None
 
     def _acknowledging(self, session: str, version: int) -> Done:
         versions = self._published[session].versions
