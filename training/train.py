@@ -22,6 +22,8 @@ from training.tokenizer import QUESTIONS
 
 _EXACT = len(QUESTIONS) - 1
 _UNDEFINED_WEIGHT = 0.3
+_LAYOUT = 1 << 20
+"""Stream of the layouts; those of the batches are the workers' numbers."""
 _SIGMA = (-2, -1, 0, 1, 2)
 
 
@@ -160,7 +162,7 @@ def train(
     began, tokens = time.monotonic(), 0
     smooth: dict[str, float] = {}
     while step < plan.steps:
-        layout = layout_of(np.random.default_rng([plan.seed, step]), step, plan)
+        layout = layout_of(np.random.default_rng([plan.seed, step, _LAYOUT]), step, plan)
         batch = make_batch(np.random.default_rng([plan.seed, step, worker]), vocabulary, layout, TRAINING)
         loss, entropy = loss_of(model, batch, vocabulary, balance)
         loss.backward()  # type: ignore[no-untyped-call]  # torch's own backward has no annotation

@@ -15,7 +15,18 @@ _TCP = re.compile(r"tcp://(.*):[^:]*")
 
 def cross_check(config: Config) -> list[Problem]:
     """Every contradiction between settings."""
-    checks = (_sessions, _units, _questions, _positions, _pool, _batches, _eviction, _bars, _source, _query)
+    checks = (
+        _sessions,
+        _units,
+        _questions,
+        _positions,
+        pool_size,
+        _batches,
+        _eviction,
+        _bars,
+        _source,
+        _query,
+    )
     return [problem for check in checks for problem in check(config)]
 
 
@@ -124,7 +135,8 @@ def _positions(config: Config) -> Iterator[Problem]:
             )
 
 
-def _pool(config: Config) -> Iterator[Problem]:
+def pool_size(config: Config) -> Iterator[Problem]:
+    """Whether the pool holds all windows. The engine checks again: with lines = "auto" the model decides."""
     tokens = config.pool.blocks * config.pool.block_size
     # an exact session has two windows during a refresh, a compact one while it gets another anchor
     kept = sum(

@@ -9,7 +9,9 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from msgspec.structs import replace
 
+from daemon.config.checks import pool_size
 from daemon.config.schema import Config, ModelConfig, SessionConfig
 from daemon.config.standing import Asked, questions_of
 from daemon.engine.confidence import calibration_of
@@ -154,6 +156,7 @@ def _build(config: Config, versions: Mapping[str, int]) -> Built:
     longest = max((len(prefixes.newest(name)) for name in lines), default=0)
     header = len(prompt.encode(WIDEST.header))  # no anchor's header is longer
     compact = [name for name, spec in lines.items() if isinstance(spec, CompactSpec)]
+    _check_pool(config, compact)
     blocks = config.pool.blocks or pool_blocks(config, longest + (header if compact else 0), compact)
     size = config.pool.block_size
     # the pool less the cell budget; at least the longest frozen prefix
@@ -180,6 +183,13 @@ def _build(config: Config, versions: Mapping[str, int]) -> Built:
         if tiers.residency is not None:
             tiers.residency.attach(tape, identity_of(engine, frozen))
     return Built(loaded, prompt, engine, tapes, tiers, costs, lines, prefixes, calibration)
+
+
+def _check_pool(config: Config, compact: Collection[str]) -> None:
+    """`pool_size` again, now that it is known which sessions are ``compact``."""
+    known = (replace(s, lines="compact") if s.name in compact else s for s in config.sessions)
+    for problem in pool_size(replace(config, sessions=tuple(known))):
+        raise SettingError(problem.key, problem.message)
 
 
 def line_spec(config: Config, index: int, prompt: PromptFormat) -> LineSpec | CompactSpec:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from engine.model.prompt import PromptFormat
 from flash.questions import Question
 from flash.registry import Standing
+from ingest.compact import WIDEST
 from regions.ephemeral import Fork
 
 
@@ -71,6 +72,11 @@ class Prefixes:
             if self.numbers and tuple(questions) != self._questions[session]:
                 self._change(session, self._headers[session], tuple(questions), use)
 
+    def longest(self, session: str, questions: Sequence[Question]) -> int:
+        """Most tokens of a prefix with these ``questions``, whatever anchor the session gets."""
+        header = None if self._headers[session] is None else WIDEST.header
+        return len(self._made(session, header, tuple(questions) if self.numbers else ()).prefix)
+
     def asked(self, standing: Standing, reader: Fork) -> Sequence[int]:
         """The tokens that ask ``standing`` of ``reader``, by its number if its prefix has one."""
         return self.asked_behind(standing, reader.prefix)
@@ -99,9 +105,8 @@ class Prefixes:
         use: Callable[[tuple[int, ...]], None],
     ) -> None:
         listing, newest = self._made(session, header, questions), self._listings[session][-1]
-        if (
-            questions != self._questions[session] and listing.prefix == newest.prefix
-        ):  # other choices: the same numbers ask
+        if questions != self._questions[session] and listing.prefix == newest.prefix:
+            # other choices: the same numbers ask
             self._questions[session] = questions
             self._listings[session][-1] = Listing(newest.prefix, {**newest.asked, **listing.asked})
             return

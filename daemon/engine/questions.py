@@ -41,6 +41,8 @@ class StandingQuestions:
         refresh = partial(self._scheduler.refresh, tape)
         try:
             standing = self._made(command.session, command.questions)
+            # a prefix that fits now must fit behind every later anchor, too
+            tape.check_prefix(self._prefixes.longest(command.session, command.questions))
             self._prefixes.number(command.session, command.questions, refresh)
         except BadQuestion as error:
             self._refuse(command, Failure("bad_request", str(error)))

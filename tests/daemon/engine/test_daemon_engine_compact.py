@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from daemon.config.schema import Config, ModelConfig, QuestionConfig, SessionConfig
+from daemon.config.checks import cross_check
+from daemon.config.schema import (
+    Config,
+    ModelConfig,
+    PoolConfig,
+    QuestionConfig,
+    SchedulerConfig,
+    SessionConfig,
+)
 from daemon.config.standing import questions_of
-from daemon.engine.build import Built, build, register
+from daemon.engine.build import Built, build, register, text_of
+from daemon.engine.prefixes import Prefixes
 from feeds.connector import SettingError
 from flash.questions import PAPER_SIX, Question
 from flash.registry import Registry
-from ingest.compact import CompactSpec
+from ingest.compact import WIDEST, Anchor, CompactSpec
 from ingest.lines import LineSpec
 from tests.terse import WINDOW_BARS, terse_directory
 
@@ -105,3 +116,29 @@ def test_an_answer_without_choices_ends_where_the_model_s_answer_ends(built: Bui
     for text, tokens in (("trend", 1), ("exact_value", 2)):
         question = Question("ask", text, max_tokens=64)
         assert built.prepare(question).answer_tokens(question) == tokens
+
+
+def test_a_pool_without_room_for_a_second_window_is_refused_when_the_model_chooses_compact_lines(
+    terse: Path,
+) -> None:
+    """`foretick check` without the model cannot know that a session with lines = "auto" is compact."""
+    small = replace(
+        config(terse, session("a")),
+        pool=PoolConfig(blocks=50, block_size=16, frame_limit=2048),
+        scheduler=SchedulerConfig(max_prompt_tokens=64, max_new_tokens=64),
+    )
+    assert not cross_check(small)
+    with pytest.raises(SettingError, match="blocks of 16 have room for") as refused:
+        build(small, {})
+    assert refused.value.key == "pool.blocks"
+
+
+def test_numbered_questions_must_leave_room_for_the_longest_header(built: Built) -> None:
+    """Otherwise a later anchor could not be used, in the middle of the stream."""
+    prompt = built.prompt
+    header = Anchor(0, 10**7, 10**9).header
+    prefixes = Prefixes(prompt, partial(text_of, prompt), {"a": header}, {"a": ()})
+    questions = [Question(q.name, q.text, q.choices) for q in PAPER_SIX[:2]]
+    shown = len(prompt.frozen(header, [text_of(prompt, q) for q in questions]))
+    widest = len(prompt.encode(WIDEST.header)) - len(prompt.encode(header))
+    assert prefixes.longest("a", questions) == shown + widest > shown
