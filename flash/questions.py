@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Literal
+
+PublishWhen = Literal["always", "changed", "confident", "crossed", "every"]
+"""See `flash.publishing`."""
+_DECIMAL = re.compile(r"[+-]?[0-9]{1,10}(\.[0-9]{1,9})?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,20 +19,36 @@ class Question:
     """A standing question, answered for every data version.
 
     With `choices` the answer is the likeliest one and takes one token; without them it is greedy text of at
-    most `max_tokens` tokens. Raises ValueError for an empty name or text, for repeated or single choices, and
-    for `max_tokens` below 1.
+    most `max_tokens` tokens. `min_probability` and `min_logit_gap` belong to `confident`, `level` (decimal
+    text) to `crossed`, `publish_every` (data versions) to `every`.
+
+    Raises ValueError for an empty name or text, for repeated or single choices, for choices of a question
+    that crosses a level, for a `level` that is not a number, and for other numbers out of range.
     """
 
     name: str
     text: str
     choices: tuple[str, ...] | None = None
     max_tokens: int = 8
+    publish_when: PublishWhen = "always"
+    min_probability: float = 0.8
+    min_logit_gap: float = 2.0
+    level: str = "0"
+    publish_every: int = 1
 
     def __post_init__(self) -> None:
         if not self.name.strip() or not self.text.strip():
             raise ValueError("a question needs a name and a text")
         if self.max_tokens < 1:
             raise ValueError(f"question {self.name!r}: max_tokens must be at least 1, not {self.max_tokens}")
+        if self.publish_every < 1:
+            raise ValueError(
+                f"question {self.name!r}: publish_every must be at least 1, not {self.publish_every}"
+            )
+        if self.publish_when == "crossed" and self.choices is not None:
+            raise ValueError(f"question {self.name!r}: only a number crosses a level: remove the choices")
+        if _DECIMAL.fullmatch(self.level) is None:
+            raise ValueError(f"question {self.name!r}: level {self.level!r} is not a plain decimal number")
         if self.choices is not None:
             if len(self.choices) < 2:
                 raise ValueError(f"question {self.name!r}: needs at least two choices, or none")
@@ -39,8 +61,8 @@ class Question:
     def hash(self) -> str:
         """Identity of the question under any name: h of *Attention Once* equation 11, 32 hex digits.
 
-        Ignores differences in Unicode form and white space, but not in the choices or their order. Each part
-        is preceded by its length, so that no two lists of parts hash the same bytes.
+        Ignores differences in Unicode form and white space, but not in the choices or their order, and what
+        is published. Each part is preceded by its length, so that no two lists of parts hash the same bytes.
         """
         digest = blake2b(digest_size=16)
         for part in (self.text, *(self.choices or ())):

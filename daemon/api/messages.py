@@ -16,6 +16,7 @@ from msgspec import Meta
 
 from feeds.decoding import Undecodable, decoded
 from feeds.messages import Answer
+from flash.questions import PublishWhen
 
 Code = Literal[
     "bad_request",
@@ -95,6 +96,11 @@ class SetQuestion(msgspec.Struct, frozen=True, tag="set_question", forbid_unknow
     text: Annotated[str, Meta(min_length=1)]
     choices: tuple[str, ...] = ()
     max_tokens: Annotated[int, Meta(ge=1)] = 8
+    publish_when: PublishWhen = "always"
+    min_probability: Annotated[float, Meta(ge=0, le=1)] = 0.8
+    min_logit_gap: Annotated[float, Meta(ge=0)] = 2.0
+    level: str = "0"
+    publish_every: Annotated[int, Meta(ge=1)] = 1
 
 
 class RemoveQuestion(msgspec.Struct, frozen=True, tag="remove_question", forbid_unknown_fields=True):
@@ -214,7 +220,7 @@ class SessionsReply(msgspec.Struct, frozen=True, tag="sessions_reply"):
 
 
 class AnswersReply(msgspec.Struct, frozen=True, tag="answers_reply"):
-    """The latest published answers; a question without an answer yet is missing from the list."""
+    """The latest answers, published or not; a question without an answer yet is missing from the list."""
 
     id: Id
     session: str
@@ -228,6 +234,11 @@ class QuestionInfo(msgspec.Struct, frozen=True):
     text: str
     choices: tuple[str, ...]
     max_tokens: int
+    publish_when: PublishWhen
+    min_probability: float
+    min_logit_gap: float
+    level: str
+    publish_every: int
 
 
 class QuestionsReply(msgspec.Struct, frozen=True, tag="questions_reply"):

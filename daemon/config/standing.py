@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
+from decimal import Decimal
 from typing import NamedTuple
 
-from daemon.config.schema import Config
+from daemon.config.schema import Config, QuestionConfig
+from feeds.decimal9 import SCALE, Fixed9
 from flash.questions import PAPER_SIX, Question
 
 
@@ -25,5 +28,17 @@ def questions_of(config: Config) -> Iterator[Asked]:
             yield Asked("standing", session.name, question)
         for index, asked in enumerate(config.questions):
             if not asked.sessions or session.name in asked.sessions:
-                question = Question(asked.name, asked.text, asked.choices or None, asked.max_tokens)
-                yield Asked(f"questions[{index}]", session.name, question)
+                yield Asked(f"questions[{index}]", session.name, question_of(asked))
+
+
+def question_of(asked: QuestionConfig) -> Question:
+    """The question that a table declares."""
+    members = {f.name: getattr(asked, f.name) for f in fields(Question) if hasattr(asked, f.name)}
+    return Question(**members | {"choices": asked.choices or None, "level": str(asked.level)})
+
+
+def table_of(question: Question, session: str) -> QuestionConfig:
+    """The table that declares ``question`` for one session."""
+    members = {f.name: getattr(question, f.name) for f in fields(Question)}
+    changed = {"choices": question.choices or (), "level": Fixed9(Decimal(question.level) * SCALE)}
+    return QuestionConfig(**members | changed, sessions=(session,))

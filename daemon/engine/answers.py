@@ -19,6 +19,7 @@ from daemon.config.schema import Config
 from daemon.engine.build import Built
 from daemon.engine.confidence import Confidence
 from daemon.engine.input import Appended, has_gap, inputs_of, newest
+from feeds.decimal9 import parse_fixed9
 from feeds.messages import Answer, Flag, Latency
 from flash.confidence import Judged
 from flash.evaluator import Evaluated, FlashEvaluator
@@ -46,6 +47,14 @@ def generated(
     choice = request.chosen(choices)
     text = decode(list(request.answer)) if choice is None else choice
     return {"text": text, "choice": choice, "logit_gap": request.samples[0].gap}
+
+
+def number_in(text: str) -> str | None:
+    """``text`` as the shortest decimal; None if it is not a number."""
+    try:
+        return str(parse_fixed9(text.strip()))
+    except ValueError:
+        return None
 
 
 def decoder(
@@ -130,6 +139,7 @@ class StandingAnswers:
             question=standing.question.name,
             question_hash=standing.question_hash,
             **found,
+            value=number_in(found["text"]) if found["choice"] is None else None,
             probability=judged.probability if judged else None,
             choice_set=list(judged.choice_set) if judged else None,
             data_version=done.version,

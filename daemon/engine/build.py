@@ -76,7 +76,10 @@ class Built:
 def text_of(prompt: PromptFormat, question: Question) -> str:
     """The text that the model knows ``question`` by."""
     # the paper's texts are for models that read
-    return question.name if prompt.terse is not None and question in PAPER_SIX else question.text
+    if prompt.terse is None:
+        return question.text
+    paper = {each.hash: each.name for each in PAPER_SIX}
+    return paper.get(question.hash, question.text)
 
 
 def register(registry: Registry, asked: Asked) -> Standing:

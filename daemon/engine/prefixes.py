@@ -18,10 +18,10 @@ from regions.ephemeral import Fork
 
 
 class Listing(NamedTuple):
-    """What one frozen prefix says. ``asked``: the tokens that ask each numbered question."""
+    """What one frozen prefix says. ``asked``: the tokens that ask each numbered question, by its text."""
 
     prefix: tuple[int, ...]
-    asked: Mapping[Question, tuple[int, ...]]
+    asked: Mapping[str, tuple[int, ...]]
 
 
 class Prefixes:
@@ -65,7 +65,8 @@ class Prefixes:
     ) -> None:
         """As `anchor`, with other ``questions``; does nothing where questions are not numbered."""
         with self._lock:
-            if self.numbers and tuple(questions) != self._questions[session]:
+            texts = [list(map(self._text_of, each)) for each in (questions, self._questions[session])]
+            if self.numbers and texts[0] != texts[1]:
                 self._change(session, self._headers[session], tuple(questions), use)
 
     def asked(self, standing: Standing, reader: Fork) -> Sequence[int]:
@@ -86,7 +87,7 @@ class Prefixes:
                 return whole
             for _ in range(found):
                 listings.popleft()
-            return listings[0].asked.get(standing.question, whole)
+            return listings[0].asked.get(standing.question.text, whole)
 
     def _change(
         self,
@@ -104,5 +105,5 @@ class Prefixes:
 
     def _made(self, session: str, header: str | None, questions: tuple[Question, ...]) -> Listing:
         prefix = self._prompt.frozen(header, list(map(self._text_of, questions)))
-        asked = {question: tuple(self._prompt.numbered(n)) for n, question in enumerate(questions, 1)}
+        asked = {question.text: tuple(self._prompt.numbered(n)) for n, question in enumerate(questions, 1)}
         return Listing(prefix, asked)

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 
 import msgspec
 
@@ -21,6 +22,8 @@ from daemon.front.sessions import Sessions
 from feeds.codec import make_headers
 from feeds.connector import Route
 from feeds.messages import Answer, AnyMessage, DataUpdated, DeadLetter, InputRange
+from flash.publishing import Said, suppressed
+from flash.questions import Question
 from metrics.catalogue import FAILURES
 from metrics.store import MetricStore
 
@@ -39,6 +42,7 @@ class _Version:
 class _Published:
     """One session's answers. ``inputs``: the input ranges of one version, shared by all its questions.
 
+    ``policies`` and ``last``: the questions of today and what was last published of them, by name and hash.
     ``questions``: (version, number of questions that later versions are asked), oldest first.
     """
 
@@ -47,6 +51,8 @@ class _Published:
     stale_after_ns: int
     versions: dict[int, _Version] = field(default_factory=dict)
     inputs: tuple[int, list[InputRange]] = (0, [])
+    policies: dict[tuple[str, str], Question] = field(default_factory=dict)
+    last: dict[tuple[str, str], Said] = field(default_factory=dict)
 
     def asked(self, version: int) -> int:
         """Number of questions that ``version`` is asked."""
@@ -68,10 +74,12 @@ class Publisher:
     ) -> None:
         self.delivery = Delivery(routes, ["", *sessions.states], lossless=lossless)
         self._tracker, self._sessions, self._store = tracker, sessions, store
-        self._published = {
-            s.name: _Published(s.symbol, [(-1, len(sessions.states[s.name].questions))], s.stale_after)
-            for s in config.sessions
-        }
+        self._published: dict[str, _Published] = {}
+        for s in config.sessions:
+            asked = sessions.states[s.name].questions
+            self._published[s.name] = _Published(
+                s.symbol, [(-1, len(asked))], s.stale_after, policies=by_key(asked)
+            )
         self._sent = 0
 
     def committed(self, event: protocol.Committed) -> None:
@@ -92,12 +100,22 @@ class Publisher:
         self._sessions.answered(answer)
         self._expect(answer.session, answer.data_version, event.inputs)
         acknowledge = self._acknowledging(answer.session, answer.data_version)
+        state, key = self._published[answer.session], (answer.question, answer.question_hash)
+        question, said = state.policies.get(key), _said(answer)
+        reason = question and suppressed(question, said, state.last.get(key))
+        if reason:
+            self._store.inc("foretick_answers_suppressed_total", reason=reason)
+            acknowledge(Outcome.DELIVERED)
+            return
+        state.last[key] = said
         published = time.monotonic_ns()
 
         def done(outcome: Outcome) -> None:
             now = time.monotonic_ns()
             if outcome is Outcome.REFUSED:
                 self._store.inc("foretick_answers_failed_total", reason="publish")
+                if state.last.get(key) is said:
+                    del state.last[key]
             elif outcome is Outcome.DELIVERED:
                 self._store.inc("foretick_answers_total", session=answer.session)
                 self._store.observe("foretick_stage_seconds", now - published, stage="publish")
@@ -123,7 +141,10 @@ class Publisher:
 
     def questions_set(self, event: protocol.QuestionsSet) -> None:
         """A session's later versions are asked other questions."""
-        self._published[event.session].questions.append((event.version, len(event.questions)))
+        state = self._published[event.session]
+        state.questions.append((event.version, len(event.questions)))
+        state.policies = by_key(event.questions)
+        state.last = {key: last for key, last in state.last.items() if key in state.policies}
 
     def forget(self) -> None:
         """Forget the engine's versions: what was not acknowledged will be read again."""
@@ -173,8 +194,18 @@ class Publisher:
         self.delivery.put(queue, message, key, headers, done)
 
 
+def by_key(questions: Sequence[Question]) -> dict[tuple[str, str], Question]:
+    """Questions by name and hash."""
+    return {(question.name, question.hash): question for question in questions}
+
+
 def _nothing(_outcome: Outcome) -> None:
     pass
+
+
+def _said(answer: Answer) -> Said:
+    value = None if answer.value is None else Decimal(answer.value)
+    return Said(answer.data_version, answer.text, value, answer.probability, answer.logit_gap)
 
 
 def _answer_id(answer: Answer) -> dict[str, bytes]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 
 from daemon import protocol
-from daemon.config.schema import Config
+from daemon.config.schema import Config, QuestionConfig
+from daemon.config.standing import question_of
 from daemon.front.delivery import BACKLOG
 from daemon.front.offsets import OffsetTracker
 from daemon.front.publish import Publisher
@@ -17,7 +19,7 @@ from daemon.supervision import Tasks
 from feeds.connector import Route
 from feeds.durations import Duration
 from feeds.messages import Answer, DataUpdated, DeadLetter, InputRange, Latency
-from flash.questions import PAPER_SIX
+from flash.questions import PAPER_SIX, Question
 from metrics.catalogue import FAILURES
 from metrics.store import MetricStore
 from tests.daemon.engine_events import answered
@@ -368,3 +370,61 @@ async def test_versions_are_acknowledged_by_the_number_of_questions_they_were_as
     assert r.tracker.outstanding() == 1
     r.answer("aaa", 4, 5, NAMES[1:2])
     await until(lambda: r.tracker.outstanding() == 0)
+
+
+def policy_rig(rig: Callable[..., Rig], sink: MemorySink, **policy: Any) -> tuple[Rig, str]:
+    """One session with one question; and the question's hash."""
+    table = QuestionConfig(name="up", text="Up?", **policy)
+    r = rig(Route(sink, "answers.v1"), config=inproc_config(["V:AAA"], standing="none", questions=(table,)))
+    return r, question_of(table).hash
+
+
+async def test_a_suppressed_answer_is_acknowledged_and_kept_for_asks(rig):
+    sink = MemorySink()
+    r, key = policy_rig(rig, sink, publish_when="changed")
+    for number, text in enumerate(("UP", "UP", "DOWN"), 1):
+        r.arrive("aaa", number)
+        r.answer("aaa", number, number + 1, ["up"], question_hash=key, text=text)
+        assert r.sessions.states["aaa"].answers[key].data_version == number
+    await until(lambda: not r.tracker.outstanding())
+    assert [(a.data_version, a.text) for a in sink.messages("answers.v1")] == [(1, "UP"), (3, "DOWN")]
+    assert r.tracker.to_commit() == {STREAM: 4}
+    assert r.count("foretick_answers_suppressed_total", reason="unchanged") == 1
+
+
+async def test_a_suppressed_answer_does_not_overtake_the_acknowledgement_of_a_published_one(rig):
+    sink = MemorySink()
+    sink.acknowledging.clear()
+    r, key = policy_rig(rig, sink, publish_when="changed")
+    r.arrive("aaa", 1, 2)
+    for version in (1, 2):
+        r.answer("aaa", version, version + 1, ["up"], question_hash=key)
+    assert r.tracker.outstanding() == 2
+    sink.acknowledging.set()
+    await until(lambda: not r.tracker.outstanding())
+
+
+async def test_a_changed_policy_goes_on_from_the_last_published_answer(rig):
+    sink = MemorySink()
+    r, key = policy_rig(rig, sink)
+    r.answer("aaa", 1, 1, ["up"], question_hash=key)
+    changed = (Question("up", "Up?", publish_when="changed"),)
+    r.publisher.questions_set(protocol.QuestionsSet(1, "aaa", 1, changed))
+    r.answer("aaa", 2, 1, ["up"], question_hash=key)
+    r.publisher.questions_set(protocol.QuestionsSet(2, "aaa", 2, ()))
+    r.publisher.questions_set(protocol.QuestionsSet(3, "aaa", 2, changed))
+    r.answer("aaa", 3, 1, ["up"], question_hash=key)
+    await until(lambda: len(sink.sent) == 2)
+    assert [answer.data_version for answer in sink.messages("answers.v1")] == [1, 3]
+
+
+async def test_an_answer_that_the_sink_refused_was_not_published(rig):
+    sink = MemorySink()
+    sink.refuses = lambda payload: True
+    r, key = policy_rig(rig, sink, publish_when="changed")
+    r.answer("aaa", 1, 1, ["up"], question_hash=key)
+    await until(lambda: r.count("foretick_answers_failed_total", reason="publish"))
+    sink.refuses = lambda payload: False
+    r.answer("aaa", 2, 1, ["up"], question_hash=key)
+    await until(lambda: sink.sent)
+    assert [answer.data_version for answer in sink.messages("answers.v1")] == [2]
