@@ -35,7 +35,7 @@ def suppressed(question: Question, said: Said, last: Said | None) -> Suppressed 
             return "unchanged"
         case "confident" if not _is_confident(question, said):
             return "unsure"
-        case "crossed" if not _crossed(Decimal(question.level), said.value, last and last.value):
+        case "crossed" if not _crossed(Decimal(question.level), said, last):
             return "not_crossed"
         case "every" if last is not None and said.version < last.version + question.publish_every:
             return "not_due"
@@ -48,8 +48,10 @@ def _is_confident(question: Question, said: Said) -> bool:
     return said.probability >= question.min_probability
 
 
-def _crossed(level: Decimal, value: Decimal | None, last: Decimal | None) -> bool:
+def _crossed(level: Decimal, said: Said, last: Said | None) -> bool:
     """A number at the level counts as above it; text that is no number crosses nothing."""
-    if value is None:
+    if said.value is None:
         return False
-    return last is None or (value >= level) != (last >= level)
+    if last is None or last.value is None:
+        return True
+    return (said.value >= level) != (last.value >= level)

@@ -13,6 +13,8 @@ PublishWhen = Literal["always", "changed", "confident", "crossed", "every"]
 """See `flash.publishing`."""
 _DECIMAL = re.compile(r"[+-]?[0-9]{1,10}(\.[0-9]{1,9})?")
 
+_LEAST = {"max_tokens": 1, "publish_every": 1, "ask_every_bars": 1, "ask_every_ns": 0}
+
 
 @dataclass(frozen=True, slots=True)
 class Question:
@@ -20,7 +22,8 @@ class Question:
 
     With `choices` the answer is the likeliest one and takes one token; without them it is greedy text of at
     most `max_tokens` tokens. `min_probability` and `min_logit_gap` belong to `confident`, `level` (decimal
-    text) to `crossed`, `publish_every` (data versions) to `every`.
+    text) to `crossed`, `publish_every` (data versions) to `every`. It is asked every `ask_every_bars`, or
+    every `ask_every_ns` of event time (see `flash.schedules`).
 
     Raises ValueError for an empty name or text, for repeated or single choices, for choices of a question
     that crosses a level, for a `level` that is not a number, and for other numbers out of range.
@@ -35,16 +38,17 @@ class Question:
     min_logit_gap: float = 2.0
     level: str = "0"
     publish_every: int = 1
+    ask_every_bars: int = 1
+    ask_every_ns: int = 0
 
     def __post_init__(self) -> None:
         if not self.name.strip() or not self.text.strip():
             raise ValueError("a question needs a name and a text")
-        if self.max_tokens < 1:
-            raise ValueError(f"question {self.name!r}: max_tokens must be at least 1, not {self.max_tokens}")
-        if self.publish_every < 1:
-            raise ValueError(
-                f"question {self.name!r}: publish_every must be at least 1, not {self.publish_every}"
-            )
+        for member, least in _LEAST.items():
+            if (value := getattr(self, member)) < least:
+                raise ValueError(f"question {self.name!r}: {member} must be at least {least}, not {value}")
+        if self.ask_every_bars > 1 and self.ask_every_ns:
+            raise ValueError(f"question {self.name!r}: asked every so many bars or every so long, not both")
         if self.publish_when == "crossed" and self.choices is not None:
             raise ValueError(f"question {self.name!r}: only a number crosses a level: remove the choices")
         if _DECIMAL.fullmatch(self.level) is None:

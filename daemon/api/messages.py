@@ -101,6 +101,8 @@ class SetQuestion(msgspec.Struct, frozen=True, tag="set_question", forbid_unknow
     min_logit_gap: Annotated[float, Meta(ge=0)] = 2.0
     level: str = "0"
     publish_every: Annotated[int, Meta(ge=1)] = 1
+    ask_every_bars: Annotated[int, Meta(ge=1)] = 1
+    ask_every_ns: Annotated[int, Meta(ge=0)] = 0
 
 
 class RemoveQuestion(msgspec.Struct, frozen=True, tag="remove_question", forbid_unknown_fields=True):
@@ -239,6 +241,8 @@ class QuestionInfo(msgspec.Struct, frozen=True):
     min_logit_gap: float
     level: str
     publish_every: int
+    ask_every_bars: int
+    ask_every_ns: int
 
 
 class QuestionsReply(msgspec.Struct, frozen=True, tag="questions_reply"):

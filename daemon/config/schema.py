@@ -250,6 +250,13 @@ class QuestionConfig(Table, frozen=True):
     publish_every: Annotated[
         int, about("every only: data versions from one published answer to the next", ge=1)
     ] = 1
+    ask_every_bars: Annotated[
+        int, about("asked again after this many bars; 1 is every data version", ge=1)
+    ] = 1
+    ask_every: Annotated[
+        Duration,
+        about("asked of the first data version in each such period of event time instead; 0s is off"),
+    ] = OFF
 
 
 class FlashConfig(Table, frozen=True):

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from daemon.config.schema import Config, QuestionConfig
 from feeds.decimal9 import SCALE, Fixed9
+from feeds.durations import Duration
 from flash.questions import PAPER_SIX, Question
 
 
@@ -34,11 +35,20 @@ def questions_of(config: Config) -> Iterator[Asked]:
 def question_of(asked: QuestionConfig) -> Question:
     """The question that a table declares."""
     members = {f.name: getattr(asked, f.name) for f in fields(Question) if hasattr(asked, f.name)}
-    return Question(**members | {"choices": asked.choices or None, "level": str(asked.level)})
+    changed = {
+        "choices": asked.choices or None,
+        "level": str(asked.level),
+        "ask_every_ns": int(asked.ask_every),
+    }
+    return Question(**members | changed)
 
 
 def table_of(question: Question, session: str) -> QuestionConfig:
     """The table that declares ``question`` for one session."""
-    members = {f.name: getattr(question, f.name) for f in fields(Question)}
-    changed = {"choices": question.choices or (), "level": Fixed9(Decimal(question.level) * SCALE)}
+    members = {f.name: getattr(question, f.name) for f in fields(Question) if not f.name.endswith("_ns")}
+    changed = {
+        "choices": question.choices or (),
+        "level": Fixed9(Decimal(question.level) * SCALE),
+        "ask_every": Duration(question.ask_every_ns),
+    }
     return QuestionConfig(**members | changed, sessions=(session,))

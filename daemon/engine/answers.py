@@ -111,7 +111,9 @@ class StandingAnswers:
         self._coalesced = {
             name: store.growth("foretick_flash_coalesced_total", session=name) for name in self._sessions
         }
-        self._evaluator = FlashEvaluator(scheduler, registry, self._evaluated, has_gap, built.prefixes.asked)
+        self._evaluator = FlashEvaluator(
+            scheduler, registry, self._evaluated, has_gap, self._not_due, built.prefixes.asked
+        )
 
     def _evaluated(self, done: Evaluated[Appended]) -> None:
         """One question at one version."""
@@ -120,10 +122,14 @@ class StandingAnswers:
         self._coalesced[name].update(self._evaluator.coalesced[name])
         if done.request.state is State.FINISHED:
             ts_ring = done.payloads[-1].record.ts_ring
-            self._emit(protocol.Answered(self._answer(done), inputs, ts_ring))
+            self._emit(protocol.Answered(self._answer(done), inputs, ts_ring, done.asked))
         elif error is not None:
             question = standing.question.name
-            self._emit(protocol.AnswerFailed(name, question, done.version, error.code, error.message, inputs))
+            why = error.code, error.message
+            self._emit(protocol.AnswerFailed(name, question, done.version, *why, inputs, done.asked))
+
+    def _not_due(self, session: str, version: int, payloads: tuple[Appended, ...]) -> None:
+        self._emit(protocol.NotDue(session, version, inputs_of(payloads)))
 
     def _answer(self, done: Evaluated[Appended]) -> Answer:
         standing, request = done.standing, done.request

@@ -98,7 +98,7 @@ class Publisher:
         """A standing question's answer."""
         answer = self._complete(event)
         self._sessions.answered(answer)
-        self._expect(answer.session, answer.data_version, event.inputs)
+        self._expect(answer.session, answer.data_version, event.inputs, event.asked)
         acknowledge = self._acknowledging(answer.session, answer.data_version)
         state, key = self._published[answer.session], (answer.question, answer.question_hash)
         question, said = state.policies.get(key), _said(answer)
@@ -129,9 +129,14 @@ class Publisher:
         log.warning("%s/%s version %d: %s", event.session, event.question, event.version, event.message)
         reason = event.code if event.code in FAILURES else "other"
         self._store.inc("foretick_answers_failed_total", reason=reason)
-        self._expect(event.session, event.version, event.inputs)
+        self._expect(event.session, event.version, event.inputs, event.asked)
         stopping = event.code == "stopping"
         self._acknowledging(event.session, event.version)(Outcome.STOPPED if stopping else Outcome.REFUSED)
+
+    def not_due(self, event: protocol.NotDue) -> None:
+        """A version without answers: it is acknowledged after those before it."""
+        self._expect(event.session, event.version, event.inputs, 1)
+        self._acknowledging(event.session, event.version)(Outcome.DELIVERED)
 
     def dead_letter(self, letter: DeadLetter) -> None:
         """A message that could not be used."""
@@ -168,10 +173,9 @@ class Publisher:
             published_at=time.time_ns(),
         )
 
-    def _expect(self, session: str, version: int, inputs: protocol.Inputs) -> None:
-        """Expect an answer or a failure for each of the session's questions at this version."""
-        published = self._published[session]
-        published.versions.setdefault(version, _Version(published.asked(version), inputs.low_watermark))
+    def _expect(self, session: str, version: int, inputs: protocol.Inputs, asked: int) -> None:
+        """Expect ``asked`` answers and failures of this version."""
+        self._published[session].versions.setdefault(version, _Version(asked, inputs.low_watermark))
 
     def _acknowledging(self, session: str, version: int) -> Done:
         versions = self._published[session].versions

@@ -63,8 +63,11 @@ class Rig:
     def answer(
         self, session: str, version: int, low_watermark: int, names: list[str] = NAMES, **fields: object
     ) -> None:
+        asked = len(self.sessions.states[session].questions)
         for name in names:
-            self.publisher.answered(answered(session, version, low_watermark, question=name, **fields))
+            self.publisher.answered(
+                answered(session, version, low_watermark, question=name, **{"asked": asked} | fields)
+            )
 
     def count(self, name: str, **labels: str) -> float:
         return self.store.value(name, **labels)
@@ -210,7 +213,7 @@ async def test_a_question_without_an_answer_does_not_hold_its_records_back(rig):
     r.arrive("aaa", 0, 1)
     r.answer("aaa", 1, 2, NAMES[:5])
     r.publisher.failed(
-        protocol.AnswerFailed("aaa", NAMES[5], 1, "nan_logits", "NaN", protocol.Inputs(1, 1, 2))
+        protocol.AnswerFailed("aaa", NAMES[5], 1, "nan_logits", "NaN", protocol.Inputs(1, 1, 2), 6)
     )
     await until(lambda: r.tracker.outstanding() == 1)
     assert r.count("foretick_answers_failed_total", reason="nan_logits") == 1
@@ -219,7 +222,9 @@ async def test_a_question_without_an_answer_does_not_hold_its_records_back(rig):
 @pytest.mark.parametrize("code", ["no_memory", "open_failed", "nan_logits", "whatever comes next"])
 async def test_every_code_of_the_engine_is_counted(rig, code):
     r = rig()
-    r.publisher.failed(protocol.AnswerFailed("aaa", "trend", 1, code, "a message", protocol.Inputs(1, 1, 2)))
+    r.publisher.failed(
+        protocol.AnswerFailed("aaa", "trend", 1, code, "a message", protocol.Inputs(1, 1, 2), 6)
+    )
     reason = code if code in FAILURES else "other"
     assert r.count("foretick_answers_failed_total", reason=reason) == 1
 
@@ -230,7 +235,7 @@ async def test_records_of_questions_interrupted_by_a_stop_stay_uncommitted(rig):
     r.arrive("aaa", 0, 1)
     for name in NAMES:
         r.publisher.failed(
-            protocol.AnswerFailed("aaa", name, 1, "stopping", "shutting down", protocol.Inputs(1, 2, 3))
+            protocol.AnswerFailed("aaa", name, 1, "stopping", "shutting down", protocol.Inputs(1, 2, 3), 6)
         )
     assert r.tracker.to_commit() == {STREAM: 0}
 
@@ -355,7 +360,7 @@ async def test_versions_are_acknowledged_by_the_number_of_questions_they_were_as
     asked = PAPER_SIX[:2]
     r.publisher.questions_set(protocol.QuestionsSet(1, "aaa", 1, asked))
     r.answer("aaa", 1, 2, NAMES[:5])
-    r.answer("aaa", 2, 3, NAMES[:2])
+    r.answer("aaa", 2, 3, NAMES[:2], asked=2)
     await until(lambda: len(sink.sent) == 7)
     assert r.tracker.to_commit() == {STREAM: 10}
     r.answer("aaa", 1, 2, NAMES[5:])
@@ -364,11 +369,11 @@ async def test_versions_are_acknowledged_by_the_number_of_questions_they_were_as
     r.committed("aaa", 3, 4)
     await until(lambda: r.tracker.outstanding() == 1)
     r.publisher.questions_set(protocol.QuestionsSet(3, "aaa", 3, asked))
-    r.answer("aaa", 4, 5, NAMES[:1])
+    r.answer("aaa", 4, 5, NAMES[:1], asked=2)
     r.committed("aaa", 4, 5)
     await until(lambda: len(sink.sent) == 9)
     assert r.tracker.outstanding() == 1
-    r.answer("aaa", 4, 5, NAMES[1:2])
+    r.answer("aaa", 4, 5, NAMES[1:2], asked=2)
     await until(lambda: r.tracker.outstanding() == 0)
 
 
@@ -428,3 +433,16 @@ async def test_an_answer_that_the_sink_refused_was_not_published(rig):
     r.answer("aaa", 2, 1, ["up"], question_hash=key)
     await until(lambda: sink.sent)
     assert [answer.data_version for answer in sink.messages("answers.v1")] == [2]
+
+
+async def test_a_version_without_due_questions_is_acknowledged_after_those_before_it(rig):
+    sink = MemorySink()
+    r, key = policy_rig(rig, sink, ask_every_bars=2)
+    r.arrive("aaa", 1, 2)
+    sink.acknowledging.clear()
+    r.answer("aaa", 1, 2, ["up"], question_hash=key)
+    r.publisher.not_due(protocol.NotDue("aaa", 2, protocol.Inputs(2, 2, 3)))
+    assert r.tracker.outstanding() == 2
+    sink.acknowledging.set()
+    await until(lambda: not r.tracker.outstanding())
+    assert r.tracker.to_commit() == {STREAM: 3}
