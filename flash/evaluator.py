@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from flash.registry import Key, Registry, Standing
-from flash.schedules import Moment, is_due
+from flash.schedules import TOO_LATE, Moment, is_due, is_late
 from regions.ephemeral import Fork
 from regions.tape import Tape
 from scheduler.request import Event, Failure, Request, RequestSpec, State
@@ -77,10 +77,12 @@ class _Evaluation:
     requests: list[Request] = field(default_factory=list)
     open: int = 0
     answered: bool = False
+    reported: bool = False
+    """Some question has its result, so that the others must get theirs of this version too."""
 
     @property
     def started(self) -> bool:
-        return any(request.first(Event.SCHEDULED) is not None for request in self.requests)
+        return self.reported or any(request.first(Event.SCHEDULED) is not None for request in self.requests)
 
     def absorb(self, older: _Evaluation) -> None:
         """Take over the payloads and the gaps of a skipped evaluation."""
@@ -113,7 +115,8 @@ class FlashEvaluator(Generic[P]):
     `has_gap` says whether data was lost before the record of a payload. `on_done` is called on the stepping
     thread, once per question and evaluated version. `on_not_due` gets session, version and payloads where no
     question is due, after the results of all earlier versions. `asked` gives the tokens that ask a question
-    of a fork.
+    of a fork. `age_ns` is the time since the receipt of a payload: a question past its deadline when its turn
+    comes is not asked, but fails as `TOO_LATE`.
     """
 
     def __init__(
@@ -124,11 +127,12 @@ class FlashEvaluator(Generic[P]):
         has_gap: Callable[[P], bool],
         on_not_due: Callable[[str, int, tuple[P, ...]], None],
         asked: Callable[[Standing, Fork], Sequence[int]] = lambda item, fork: item.prepared.prompt_tokens,
+        age_ns: Callable[[P], int] = lambda payload: 0,
     ) -> None:
         self._scheduler = scheduler
         self._registry = registry
         self._on_done, self._on_not_due = on_done, on_not_due
-        self._has_gap, self._asked = has_gap, asked
+        self._has_gap, self._asked, self._age_ns = has_gap, asked, age_ns
         self._sessions: dict[str, _Session] = {}
         self.coalesced: defaultdict[str, int] = defaultdict(int)
         """Skipped updates so far, by session."""
@@ -211,8 +215,10 @@ class FlashEvaluator(Generic[P]):
     def _submit(self, session: _Session, evaluation: _Evaluation) -> None:
         session.current = evaluation
         evaluation.open = len(evaluation.forks)
-        evaluation.requests = [
-            Request(
+        age = self._age_ns(evaluation.payloads[-1])
+        late: list[Request] = []
+        for item, reader, tokens in evaluation.forks:
+            request = Request(
                 RequestSpec(
                     cls=PriorityClass.FLASH,
                     session=item.session,
@@ -224,10 +230,12 @@ class FlashEvaluator(Generic[P]):
                     choices=item.prepared.choice_tokens,
                 )
             )
-            for item, reader, tokens in evaluation.forks
-        ]
+            (late if is_late(item.question, age) else evaluation.requests).append(request)
         for request in evaluation.requests:
             self._scheduler.submit(request)
+        for request in late:
+            request.end(State.FAILED, 0, Failure(TOO_LATE, "its deadline passed before its turn came"))
+            request.spec.on_done(request)
 
     def _done(self, session: _Session, evaluation: _Evaluation, item: Standing, request: Request) -> None:
         evaluation.open -= 1
@@ -254,6 +262,7 @@ class FlashEvaluator(Generic[P]):
         answered = request.state is State.FINISHED
         evaluation.answered |= answered
         if answered or request.error is not None:
+            evaluation.reported = True
             gap = evaluation.gap or item.key in evaluation.unreported
             asked = len(evaluation.forks)
             self._on_done(Evaluated(item, evaluation.version, request, evaluation.payloads, gap, asked))

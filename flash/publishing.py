@@ -12,8 +12,9 @@ from decimal import Decimal
 from typing import Literal
 
 from flash.questions import Question
+from flash.schedules import is_late
 
-Suppressed = Literal["unchanged", "unsure", "not_crossed", "not_due"]
+Suppressed = Literal["late", "unchanged", "unsure", "not_crossed", "not_due"]
 """Why an answer is not published."""
 
 
@@ -26,10 +27,14 @@ class Said:
     value: Decimal | None
     probability: float | None
     logit_gap: float
+    age_ns: int = 0
+    """Since the receipt of the data it was read from."""
 
 
 def suppressed(question: Question, said: Said, last: Said | None) -> Suppressed | None:
-    """Why the policy of ``question`` does not publish this answer after the ``last`` one; None: it does."""
+    """Why ``question`` does not publish this answer after the ``last`` published one; None: it does."""
+    if is_late(question, said.age_ns):
+        return "late"
     match question.publish_when:
         case "changed" if last is not None and said.text == last.text:
             return "unchanged"

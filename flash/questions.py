@@ -13,7 +13,7 @@ PublishWhen = Literal["always", "changed", "confident", "crossed", "every"]
 """See `flash.publishing`."""
 _DECIMAL = re.compile(r"[+-]?[0-9]{1,10}(\.[0-9]{1,9})?")
 
-_LEAST = {"max_tokens": 1, "publish_every": 1, "ask_every_bars": 1, "ask_every_ns": 0}
+_LEAST = {"max_tokens": 1, "publish_every": 1, "ask_every_bars": 1, "ask_every_ns": 0, "answer_within_ns": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,8 @@ class Question:
     With `choices` the answer is the likeliest one and takes one token; without them it is greedy text of at
     most `max_tokens` tokens. `min_probability` and `min_logit_gap` belong to `confident`, `level` (decimal
     text) to `crossed`, `publish_every` (data versions) to `every`. It is asked every `ask_every_bars`, or
-    every `ask_every_ns` of event time (see `flash.schedules`).
+    every `ask_every_ns` of event time, and answered within `answer_within_ns` of the data's receipt or not at
+    all (see `flash.schedules`).
 
     Raises ValueError for an empty name or text, for repeated or single choices, for choices of a question
     that crosses a level, for a `level` that is not a number, and for other numbers out of range.
@@ -40,6 +41,7 @@ class Question:
     publish_every: int = 1
     ask_every_bars: int = 1
     ask_every_ns: int = 0
+    answer_within_ns: int = 0
 
     def __post_init__(self) -> None:
         if not self.name.strip() or not self.text.strip():

@@ -103,6 +103,7 @@ class SetQuestion(msgspec.Struct, frozen=True, tag="set_question", forbid_unknow
     publish_every: Annotated[int, Meta(ge=1)] = 1
     ask_every_bars: Annotated[int, Meta(ge=1)] = 1
     ask_every_ns: Annotated[int, Meta(ge=0)] = 0
+    answer_within_ns: Annotated[int, Meta(ge=0)] = 0
 
 
 class RemoveQuestion(msgspec.Struct, frozen=True, tag="remove_question", forbid_unknown_fields=True):
@@ -243,6 +244,7 @@ class QuestionInfo(msgspec.Struct, frozen=True):
     publish_every: int
     ask_every_bars: int
     ask_every_ns: int
+    answer_within_ns: int
 
 
 class QuestionsReply(msgspec.Struct, frozen=True, tag="questions_reply"):

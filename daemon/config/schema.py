@@ -257,6 +257,13 @@ class QuestionConfig(Table, frozen=True):
         Duration,
         about("asked of the first data version in each such period of event time instead; 0s is off"),
     ] = OFF
+    answer_within: Annotated[
+        Duration,
+        about(
+            "deadline, from the receipt of a version's newest record: a later answer is skipped before it "
+            "costs a pass, or else not published; 0s is none"
+        ),
+    ] = OFF
 
 
 class FlashConfig(Table, frozen=True):

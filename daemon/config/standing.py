@@ -39,6 +39,7 @@ def question_of(asked: QuestionConfig) -> Question:
         "choices": asked.choices or None,
         "level": str(asked.level),
         "ask_every_ns": int(asked.ask_every),
+        "answer_within_ns": int(asked.answer_within),
     }
     return Question(**members | changed)
 
@@ -50,5 +51,6 @@ def table_of(question: Question, session: str) -> QuestionConfig:
         "choices": question.choices or (),
         "level": Fixed9(Decimal(question.level) * SCALE),
         "ask_every": Duration(question.ask_every_ns),
+        "answer_within": Duration(question.answer_within_ns),
     }
     return QuestionConfig(**members | changed, sessions=(session,))

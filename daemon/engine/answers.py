@@ -112,7 +112,7 @@ class StandingAnswers:
             name: store.growth("foretick_flash_coalesced_total", session=name) for name in self._sessions
         }
         self._evaluator = FlashEvaluator(
-            scheduler, registry, self._evaluated, has_gap, self._not_due, built.prefixes.asked
+            scheduler, registry, self._evaluated, has_gap, self._not_due, built.prefixes.asked, _age_ns
         )
 
     def _evaluated(self, done: Evaluated[Appended]) -> None:
@@ -178,6 +178,10 @@ class StandingAnswers:
             "abstained": judged is not None and judged.abstained,
         }
         return [flag for flag, is_set in owned.items() if is_set]
+
+
+def _age_ns(payload: Appended) -> int:
+    return time.monotonic_ns() - payload.record.ts_ring
 
 
 class EngineAsks:

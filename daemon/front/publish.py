@@ -24,6 +24,7 @@ from feeds.connector import Route
 from feeds.messages import Answer, AnyMessage, DataUpdated, DeadLetter, InputRange
 from flash.publishing import Said, suppressed
 from flash.questions import Question
+from flash.schedules import TOO_LATE
 from metrics.catalogue import FAILURES
 from metrics.store import MetricStore
 
@@ -126,9 +127,12 @@ class Publisher:
 
     def failed(self, event: protocol.AnswerFailed) -> None:
         """A question without an answer: its records count as acknowledged, unless the engine was stopped."""
-        log.warning("%s/%s version %d: %s", event.session, event.question, event.version, event.message)
-        reason = event.code if event.code in FAILURES else "other"
-        self._store.inc("foretick_answers_failed_total", reason=reason)
+        if event.code == TOO_LATE:
+            self._store.inc("foretick_answers_suppressed_total", reason="skipped")
+        else:
+            log.warning("%s/%s version %d: %s", event.session, event.question, event.version, event.message)
+            reason = event.code if event.code in FAILURES else "other"
+            self._store.inc("foretick_answers_failed_total", reason=reason)
         self._expect(event.session, event.version, event.inputs, event.asked)
         stopping = event.code == "stopping"
         self._acknowledging(event.session, event.version)(Outcome.STOPPED if stopping else Outcome.REFUSED)
@@ -209,7 +213,9 @@ def _nothing(_outcome: Outcome) -> None:
 
 def _said(answer: Answer) -> Said:
     value = None if answer.value is None else Decimal(answer.value)
-    return Said(answer.data_version, answer.text, value, answer.probability, answer.logit_gap)
+    return Said(
+        answer.data_version, answer.text, value, answer.probability, answer.logit_gap, answer.staleness_ns
+    )
 
 
 def _answer_id(answer: Answer) -> dict[str, bytes]:

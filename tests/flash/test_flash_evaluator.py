@@ -42,6 +42,7 @@ class Flash:
         self.results: list[Evaluated] = []
         self.failures: list[Evaluated] = []
         self.not_due: list[tuple[int, tuple[int, ...]]] = []
+        self.age = 0
         self.broken = False
         self.numbers = count(1)
         self.evaluator = FlashEvaluator(
@@ -49,6 +50,7 @@ class Flash:
             self.registry,
             self.done,
             has_gap=lambda payload: isinstance(payload, int) and payload < 0,
+            age_ns=lambda payload: self.age,
             on_not_due=lambda name, version, payloads: self.not_due.append((version, payloads)),
         )
 
@@ -391,6 +393,58 @@ def test_a_gap_is_reported_to_every_question_at_its_next_answer() -> None:
         flash.h.run()
     gaps = {(r.standing.question.name, r.version) for r in flash.results if r.gap}
     assert gaps == {("yes", 2), ("rare", 4)}
+
+
+def test_a_question_past_its_deadline_is_not_computed() -> None:
+    soon = replace(YES_NO, name="soon", answer_within_ns=5)
+    flash = Flash(soon, YES_NO)
+    tape = flash.session()
+    for flash.age in (5, 6):
+        flash.feed(tape)
+        flash.h.run()
+    assert (asked_at(flash, "soon"), asked_at(flash, "yes")) == ([1], [1, 2])
+    [late] = flash.failures
+    assert (late.version, late.request.error.code, late.asked) == (2, "late", 2)
+    assert [len(batch) for batch in flash.h.executor.batches] == [1, 2, 1, 1]
+    assert flash.h.memory.references == dict.fromkeys(tape.blocks, 1)
+
+
+def test_where_every_question_is_late_the_session_goes_on() -> None:
+    flash = Flash(replace(LONG, answer_within_ns=5))
+    tape = flash.session()
+    flash.feed(tape, gap=True)
+    for _ in range(3):
+        flash.h.scheduler.step()
+    flash.feed(tape)
+    flash.h.scheduler.step()
+    flash.age = 6  # when the first answer ends, the second version is too late
+    flash.h.run()
+    flash.age = 0
+    flash.feed(tape)
+    flash.h.run()
+    assert [item.version for item in flash.failures] == [2]
+    assert [result.version for result in flash.results] == [1, 3]
+
+
+def test_a_version_with_a_late_question_is_not_replaced() -> None:
+    """A version that has a result gets all of them: it is acknowledged by their number."""
+    soon = replace(YES_NO, name="soon", answer_within_ns=5)
+    flash = Flash(LONG, soon, blocks=10)
+    busy, calm = flash.h.tape("busy", retention=4), flash.h.tape("calm", retention=4)
+    flash.registry.register("busy", LONG)
+    for question in (soon, LONG):
+        flash.registry.register("calm", question)
+    flash.feed(busy)
+    flash.h.scheduler.step()
+    flash.h.scheduler.step()
+    flash.age = 6
+    for _ in range(2):
+        flash.feed(calm)
+        flash.h.scheduler.step()
+    flash.h.run()
+    calm_results = [(r.version, r.payloads) for r in flash.results if r.standing.session == "calm"]
+    assert calm_results == [(1, (2,)), (2, (3,))]
+    assert [item.version for item in flash.failures] == [1, 2]
 
 
 actions = st.lists(

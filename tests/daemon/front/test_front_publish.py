@@ -446,3 +446,19 @@ async def test_a_version_without_due_questions_is_acknowledged_after_those_befor
     sink.acknowledging.set()
     await until(lambda: not r.tracker.outstanding())
     assert r.tracker.to_commit() == {STREAM: 3}
+
+
+async def test_late_answers_are_acknowledged_but_not_published(rig):
+    sink = MemorySink()
+    r, key = policy_rig(rig, sink, answer_within=Duration(SECOND))
+    r.arrive("aaa", 1, 2, 3)
+    r.answer("aaa", 1, 2, ["up"], question_hash=key, ts_ring=time.monotonic_ns() - 2 * SECOND)
+    r.publisher.failed(
+        protocol.AnswerFailed("aaa", "up", 2, "late", "its deadline passed", protocol.Inputs(2, 2, 3), 1)
+    )
+    r.answer("aaa", 3, 4, ["up"], question_hash=key)
+    await until(lambda: not r.tracker.outstanding())
+    assert [answer.data_version for answer in sink.messages("answers.v1")] == [3]
+    for reason in ("late", "skipped"):
+        assert r.count("foretick_answers_suppressed_total", reason=reason) == 1
+    assert all(r.count("foretick_answers_failed_total", reason=reason) == 0 for reason in FAILURES)

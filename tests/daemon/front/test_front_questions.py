@@ -19,7 +19,9 @@ from metrics.store import MetricStore
 from tests.e2e.support import inproc_config, until
 
 UP = Question("up", "Up?", ("YES", "NO"))
-PRICE = Question("price", "Price?", publish_when="crossed", level="0.5", ask_every_ns=5 * 10**9)
+PRICE = Question(
+    "price", "Price?", publish_when="crossed", level="0.5", ask_every_ns=5 * 10**9, answer_within_ns=10**9
+)
 
 
 class Rig:
