@@ -143,6 +143,15 @@ class DataUpdated(msgspec.Struct, frozen=True, kw_only=True, tag="data_updated")
     bars: int
 
 
+class FlashReady(msgspec.Struct, frozen=True, kw_only=True, tag="flash_ready"):
+    """Every question that was due at ``data_version`` has its result; ``answers`` of them were answered."""
+
+    session: str
+    data_version: int
+    as_of: int
+    answers: int
+
+
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, tag="dead_letter"):
     """A payload that could not be used. ``payload`` is base64 text in JSON, raw bytes in msgpack."""
 
@@ -154,4 +163,4 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, tag="dead_letter"):
     payload: bytes
 
 
-AnyMessage = Trade | Quote | Bar | Answer | DataUpdated | DeadLetter
+AnyMessage = Trade | Quote | Bar | Answer | DataUpdated | FlashReady | DeadLetter

@@ -21,7 +21,7 @@ from daemon.front.offsets import OffsetTracker
 from daemon.front.sessions import Sessions
 from feeds.codec import make_headers
 from feeds.connector import Route
-from feeds.messages import Answer, AnyMessage, DataUpdated, DeadLetter, InputRange
+from feeds.messages import Answer, AnyMessage, DataUpdated, DeadLetter, FlashReady, InputRange
 from flash.publishing import Said, suppressed
 from flash.questions import Question
 from flash.schedules import TOO_LATE
@@ -33,10 +33,16 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class _Version:
-    """``open``: answers of one version not acknowledged yet, including those still to come."""
+    """``open``: answers of one version not acknowledged yet, including the ``awaited`` ones still to come.
+
+    ``answers``: those that came, failures excluded. ``as_of``: theirs.
+    """
 
     open: int
     low_watermark: int
+    awaited: int = 0
+    answers: int = 0
+    as_of: int = 0
 
 
 @dataclass
@@ -99,7 +105,13 @@ class Publisher:
         """A standing question's answer."""
         answer = self._complete(event)
         self._sessions.answered(answer)
-        self._expect(answer.session, answer.data_version, event.inputs, event.asked)
+        version = self._expect(answer.session, answer.data_version, event.inputs, event.asked)
+        version.answers, version.as_of = version.answers + 1, answer.as_of
+        self._publish(answer, event.ts_ring)
+        self._arrived(answer.session, answer.data_version, version)
+
+    def _publish(self, answer: Answer, ts_ring: int) -> None:
+        """Publish an answer, or acknowledge it at once where its question suppresses it."""
         acknowledge = self._acknowledging(answer.session, answer.data_version)
         state, key = self._published[answer.session], (answer.question, answer.question_hash)
         question, said = state.policies.get(key), _said(answer)
@@ -120,7 +132,7 @@ class Publisher:
             elif outcome is Outcome.DELIVERED:
                 self._store.inc("foretick_answers_total", session=answer.session)
                 self._store.observe("foretick_stage_seconds", now - published, stage="publish")
-                self._store.observe("foretick_stage_seconds", now - event.ts_ring, stage="end_to_end")
+                self._store.observe("foretick_stage_seconds", now - ts_ring, stage="end_to_end")
             acknowledge(outcome)
 
         self._put(answer.session, answer, answer.symbol, _answer_id(answer), done)
@@ -133,9 +145,10 @@ class Publisher:
             log.warning("%s/%s version %d: %s", event.session, event.question, event.version, event.message)
             reason = event.code if event.code in FAILURES else "other"
             self._store.inc("foretick_answers_failed_total", reason=reason)
-        self._expect(event.session, event.version, event.inputs, event.asked)
+        version = self._expect(event.session, event.version, event.inputs, event.asked)
         stopping = event.code == "stopping"
         self._acknowledging(event.session, event.version)(Outcome.STOPPED if stopping else Outcome.REFUSED)
+        self._arrived(event.session, event.version, version)
 
     def not_due(self, event: protocol.NotDue) -> None:
         """A version without answers: it is acknowledged after those before it."""
@@ -177,9 +190,19 @@ class Publisher:
             published_at=time.time_ns(),
         )
 
-    def _expect(self, session: str, version: int, inputs: protocol.Inputs, asked: int) -> None:
+    def _expect(self, session: str, version: int, inputs: protocol.Inputs, asked: int) -> _Version:
         """Expect ``asked`` answers and failures of this version."""
-        self._published[session].versions.setdefault(version, _Version(asked, inputs.low_watermark))
+        new = _Version(asked, inputs.low_watermark, asked)
+        return self._published[session].versions.setdefault(version, new)
+
+    def _arrived(self, session: str, number: int, version: _Version) -> None:
+        """One more result of ``version``; after the last one it is ready."""
+        version.awaited -= 1
+        if not version.awaited and version.answers:
+            ready = FlashReady(
+                session=session, data_version=number, as_of=version.as_of, answers=version.answers
+            )
+            self._put(session, ready, session, {}, _nothing)
 
     def _acknowledging(self, session: str, version: int) -> Done:
         versions = self._published[session].versions

@@ -18,7 +18,7 @@ from daemon.front.sessions import Sessions
 from daemon.supervision import Tasks
 from feeds.connector import Route
 from feeds.durations import Duration
-from feeds.messages import Answer, DataUpdated, DeadLetter, InputRange, Latency
+from feeds.messages import Answer, DataUpdated, DeadLetter, FlashReady, InputRange, Latency
 from flash.questions import PAPER_SIX, Question
 from metrics.catalogue import FAILURES
 from metrics.store import MetricStore
@@ -462,3 +462,33 @@ async def test_late_answers_are_acknowledged_but_not_published(rig):
     for reason in ("late", "skipped"):
         assert r.count("foretick_answers_suppressed_total", reason=reason) == 1
     assert all(r.count("foretick_answers_failed_total", reason=reason) == 0 for reason in FAILURES)
+
+
+async def test_a_version_is_ready_behind_its_last_answer_failures_included(rig):
+    sink = MemorySink()
+    r = rig(Route(sink, "answers.v1", ready="ready.v1"))
+    r.publisher.failed(
+        protocol.AnswerFailed("aaa", NAMES[0], 1, "nan_logits", "NaN", protocol.Inputs(1, 1, 2), 6)
+    )
+    r.answer("aaa", 1, 2, NAMES[1:5])
+    await until(lambda: len(sink.sent) == 4)
+    r.answer("aaa", 1, 2, NAMES[5:])
+    await until(lambda: len(sink.sent) == 6)
+    ready = FlashReady(session="aaa", data_version=1, as_of=START, answers=5)
+    assert sink.messages("ready.v1") == [ready]
+    assert sink.sent[-1][0] == "ready.v1"
+
+
+async def test_suppressed_answers_make_a_version_ready_too(rig):
+    sink = MemorySink()
+    config = inproc_config(
+        ["V:AAA"],
+        standing="none",
+        questions=(QuestionConfig(name="up", text="Up?", publish_when="changed"),),
+    )
+    r = rig(Route(sink, "answers.v1", ready="ready.v1"), config=config)
+    for version in (1, 2):
+        r.answer("aaa", version, 2, ["up"], question_hash=question_of(config.questions[0]).hash)
+    r.publisher.not_due(protocol.NotDue("aaa", 3, protocol.Inputs(2, 2, 3)))
+    await until(lambda: len(sink.messages("ready.v1")) == 2)
+    assert len(sink.messages("answers.v1")) == 1
