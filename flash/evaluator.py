@@ -228,6 +228,7 @@ class FlashEvaluator(Generic[P]):
                     reader=reader,
                     stop_ids=item.prepared.stop_ids,
                     choices=item.prepared.choice_tokens,
+                    grammar=item.prepared.grammar,
                 )
             )
             (late if is_late(item.question, age) else evaluation.requests).append(request)

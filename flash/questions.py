@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Literal
 
 PublishWhen = Literal["always", "changed", "confident", "crossed", "every"]
 """See `flash.publishing`."""
+AnswerForm = Literal["text", "number"]
 _DECIMAL = re.compile(r"[+-]?[0-9]{1,10}(\.[0-9]{1,9})?")
 
 _LEAST = {"max_tokens": 1, "publish_every": 1, "ask_every_bars": 1, "ask_every_ns": 0, "answer_within_ns": 0}
@@ -21,10 +22,10 @@ class Question:
     """A standing question, answered for every data version.
 
     With `choices` the answer is the likeliest one and takes one token; without them it is greedy text of at
-    most `max_tokens` tokens. `min_probability` and `min_logit_gap` belong to `confident`, `level` (decimal
-    text) to `crossed`, `publish_every` (data versions) to `every`. It is asked every `ask_every_bars`, or
-    every `ask_every_ns` of event time, and answered within `answer_within_ns` of the data's receipt or not at
-    all (see `flash.schedules`).
+    most `max_tokens` tokens, or with `answer` a number only. `min_probability` and `min_logit_gap` belong to
+    `confident`, `level` (decimal text) to `crossed`, `publish_every` (data versions) to `every`. It is asked
+    every `ask_every_bars`, or every `ask_every_ns` of event time, and answered within `answer_within_ns` of
+    the data's receipt or not at all (see `flash.schedules`).
 
     Raises ValueError for an empty name or text, for repeated or single choices, for choices of a question
     that crosses a level, for a `level` that is not a number, and for other numbers out of range.
@@ -34,6 +35,7 @@ class Question:
     text: str
     choices: tuple[str, ...] | None = None
     max_tokens: int = 8
+    answer: AnswerForm = "text"
     publish_when: PublishWhen = "always"
     min_probability: float = 0.8
     min_logit_gap: float = 2.0
@@ -51,6 +53,10 @@ class Question:
                 raise ValueError(f"question {self.name!r}: {member} must be at least {least}, not {value}")
         if self.ask_every_bars > 1 and self.ask_every_ns:
             raise ValueError(f"question {self.name!r}: asked every so many bars or every so long, not both")
+        if self.answer == "number" and self.choices is not None:
+            raise ValueError(
+                f"question {self.name!r}: the answer is a number or one of the choices, not both"
+            )
         if self.publish_when == "crossed" and self.choices is not None:
             raise ValueError(f"question {self.name!r}: only a number crosses a level: remove the choices")
         if _DECIMAL.fullmatch(self.level) is None:
@@ -67,14 +73,20 @@ class Question:
     def hash(self) -> str:
         """Identity of the question under any name: h of *Attention Once* equation 11, 32 hex digits.
 
-        Ignores differences in Unicode form and white space, but not in the choices or their order, and what
-        is published. Each part is preceded by its length, so that no two lists of parts hash the same bytes.
+        Ignores differences in Unicode form and white space, but not in the choices, their order or the form
+        of the answer, and what is published. Each part is preceded by its length, so that no two lists of
+        parts hash the same bytes.
         """
         digest = blake2b(digest_size=16)
-        for part in (self.text, *(self.choices or ())):
+        form = () if self.answer == "text" else (self.answer,)
+        for part in (self.text, *(self.choices or ()), *form):
             data = " ".join(unicodedata.normalize("NFC", part).split()).encode()
             digest.update(len(data).to_bytes(8, "big") + data)
         return digest.hexdigest()
+
+
+Grammar = Callable[[Sequence[int], int], tuple[int, ...]]
+"""Token ids that may follow the generated ones, given how many more fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +101,7 @@ class Prepared:
     most_tokens: int | None = None
     """Tokens after which the model's answer ends in any case; None: as many as asked for."""
     is_price: bool = False
+    grammar: Grammar | None = None
     """The answer is a price: in a compact session, its level."""
 
     def answer_tokens(self, question: Question) -> int:

@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from feeds.decoding import Undecodable, decoded
 from feeds.messages import Answer
-from flash.questions import PublishWhen
+from flash.questions import AnswerForm, PublishWhen
 
 Code = Literal[
     "bad_request",
@@ -96,6 +96,7 @@ class SetQuestion(msgspec.Struct, frozen=True, tag="set_question", forbid_unknow
     text: Annotated[str, Meta(min_length=1)]
     choices: tuple[str, ...] = ()
     max_tokens: Annotated[int, Meta(ge=1)] = 8
+    answer: AnswerForm = "text"
     publish_when: PublishWhen = "always"
     min_probability: Annotated[float, Meta(ge=0, le=1)] = 0.8
     min_logit_gap: Annotated[float, Meta(ge=0)] = 2.0
@@ -237,6 +238,7 @@ class QuestionInfo(msgspec.Struct, frozen=True):
     text: str
     choices: tuple[str, ...]
     max_tokens: int
+    answer: AnswerForm
     publish_when: PublishWhen
     min_probability: float
     min_logit_gap: float

@@ -17,7 +17,7 @@ from feeds.connector import SOCKET, Connector, SinkConnector, SourceConnector, a
 from feeds.connectors import SINKS, SOURCES
 from feeds.decimal9 import Fixed9
 from feeds.durations import Duration, parse_duration
-from flash.questions import PublishWhen
+from flash.questions import AnswerForm, PublishWhen
 from scheduler.policies import PolicyName
 from scheduler.types import Eviction
 
@@ -231,6 +231,9 @@ class QuestionConfig(Table, frozen=True):
         tuple[str, ...], about("allowed answers, which must differ in their first token; empty is free text")
     ] = ()
     max_tokens: Annotated[int, about("longest free-text answer, in tokens", ge=1)] = 8
+    answer: Annotated[AnswerForm, about("form of a free-text answer: any text, or a decimal number only")] = (
+        "text"
+    )
     sessions: Annotated[tuple[str, ...], about("sessions that answer it; empty is all")] = ()
     publish_when: Annotated[
         PublishWhen,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 
@@ -445,6 +446,28 @@ def test_a_version_with_a_late_question_is_not_replaced() -> None:
     calm_results = [(r.version, r.payloads) for r in flash.results if r.standing.session == "calm"]
     assert calm_results == [(1, (2,)), (2, (3,))]
     assert [item.version for item in flash.failures] == [1, 2]
+
+
+def test_a_grammar_decides_what_may_follow_each_token() -> None:
+    asked: list[tuple[int, int]] = []
+
+    def grammar(output: Sequence[int], left: int) -> tuple[int, ...]:
+        asked.append((len(output), left))
+        return (7, 8) if left == 1 else (20 + len(output), 40)
+
+    flash = Flash()
+    flash.registry = Registry(lambda question: replace(prepare(question), grammar=grammar))
+    flash.evaluator = FlashEvaluator(
+        flash.h.scheduler, flash.registry, flash.done, lambda payload: False, lambda *version: None
+    )
+    flash.registry.register("A", replace(LONG, max_tokens=4))
+    flash.feed(flash.h.tape("A", 24))
+    flash.h.run()
+    [result] = flash.results
+    assert len(result.request.output) == 4
+    assert all(token in (20 + n, 40) for n, token in enumerate(result.request.output[:3]))
+    assert result.request.output[3] in (7, 8)
+    assert list(dict.fromkeys(asked)) == [(0, 4), (1, 3), (2, 2), (3, 1)]
 
 
 actions = st.lists(
