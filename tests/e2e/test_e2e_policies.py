@@ -10,20 +10,24 @@ from tests.e2e.inproc import Tape, answers, count, running
 from tests.e2e.support import MemorySink, QueueSource, inproc_config, until
 
 
-async def test_numbers_schedules_and_policies_and_every_offset_is_committed() -> None:
+async def test_numbers_schedules_and_policies_together() -> None:
     source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
     config = inproc_config(
         standing="none",
         questions=(
             QuestionConfig(name="number", text="What is the price?", answer="number", max_tokens=5),
             QuestionConfig(
-                name="once", text="Up or down?", choices=("UP", "DOWN"), publish_when="every", publish_every=99
+                name="once",
+                text="Up or down?",
+                choices=("UP", "DOWN"),
+                publish_when="every",
+                publish_every=99,
             ),
             QuestionConfig(name="rare", text="Is it quiet?", choices=("YES", "NO"), ask_every_bars=3),
         ),
         scheduler=SchedulerConfig(max_new_tokens=64, chunk_min=64),
     )
-    async with running(config, source, sink) as front:
+    async with running(config, source, sink, ready="flash_ready.v1") as front:
         for second in range(7):
             version = front.sessions.states["aaa"].version
             source.put(tape.second(second))
@@ -45,4 +49,4 @@ async def test_numbers_schedules_and_policies_and_every_offset_is_committed() ->
         ]
         cached = front.sessions.states["aaa"].answers
         assert sum(answer.data_version == 6 for answer in cached.values()) == 2
-        await until(lambda: count(front, "foretick_answers_suppressed_total", reason="not_due") == 5)
+        await until(lambda: count(front, "answers_suppressed", reason="not_due") == 5)
