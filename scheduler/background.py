@@ -1,7 +1,8 @@
 """Background prefill: windows are refreshed, compared, or rebuilt after their KV was lost.
 
-`Refresher` prefills one window at a time, over all sessions, with the tokens that questions and appends leave
-free in each batch, and catches up with records appended meanwhile. Then, between two batches, the standing
+`Refresher` prefills one window at a time, over all sessions, first those that records wait for. The others
+get the tokens that questions and appends leave free in each batch, and catch up with records appended
+meanwhile. Then, between two batches, the standing
 questions are asked of both states, and an `exact` tape adopts the fresh one. It also replaces a tape's frozen
 prefix (`Scheduler.refresh`): the other prefix is prefilled first, then the window behind it. `Rebuilder`
 prefills the window of a session whose stored KV is lost as soon as work waits for it, as an ordinary request
@@ -189,6 +190,7 @@ class Refresher:
         self._queue: deque[_Window] = deque()
         self._failed: set[_Window] = set()  # their replacement is tried again
         self._running: _Prefill | None = None
+        self._stopping = False
         scheduler.subscribe(self.on_commit, self.on_drop)
         scheduler.on_refresh(self._replace)
 
@@ -243,13 +245,11 @@ class Refresher:
     def stop(self) -> None:
         """Begin no more refreshes and cancel the one under way: shutdown does not wait for it.
 
-        Records that wait for another prefix still get it.
+        Records that wait for another prefix still get it, also those that arrive later.
         """
-        for tape, window in list(self._windows.items()):
-            if window.barrier is None:
-                self.forget(tape)
-            else:
-                window.policy = RefreshPolicy(exact=False)
+        self._stopping = True
+        if self._running is not None and not self._running.urgent:
+            self._cancel(self._running)
 
     # When.
 
@@ -306,23 +306,35 @@ class Refresher:
         return tape.evicted_tokens - begins >= running.tokens > 0 or end > self._frame_limit
 
     def _is_wanted(self, running: _Prefill) -> bool:
-        """Its tape is still refreshed, and not to get another prefix."""
+        """Its tape is still refreshed, and not to get another prefix; at a stop, records wait for it."""
         window = running.window
+        if self._stopping and not running.urgent:
+            return False
         return window.tape in self._windows and running.replacement is window.replacement
 
     # One window.
 
     def _enqueue(self, window: _Window) -> None:
         self._failed.discard(window)
-        running = self._running is not None and self._running.window is window
-        if not running and window not in self._queue:
+        running = self._running
+        if running is not None and running.window is window:
+            return
+        if window not in self._queue:
             self._queue.append(window)
+        if running is not None and not running.urgent and window.barrier is not None:
+            running.overtaken = True  # it may never get a token, and records wait for this one
+            self._cancel(running)
         self._begin()
+
+    def _next(self) -> _Window | None:
+        """The first window of the queue that records wait for, else the first one."""
+        urgent = next((window for window in self._queue if window.barrier is not None), None)
+        return urgent or (self._queue[0] if self._queue and not self._stopping else None)
 
     def _begin(self) -> None:
         """Begin the next refresh of the queue unless one is under way."""
-        while self._queue and self._running is None:
-            window = self._queue.popleft()
+        while self._running is None and (window := self._next()) is not None:
+            self._queue.remove(window)
             window.begun, window.begun_records = self._clock(), window.tape.evicted_records
             following = window.replacement
             if following is None and not window.tape.live_records:
@@ -372,7 +384,7 @@ class Refresher:
     def _prefix_complete(self, running: _Prefill) -> None:
         assert running.replacement is not None  # its prefix
         assert running.prompt is not None  # was prefilled
-        if not self._is_wanted(running):
+        if running.overtaken or not self._is_wanted(running):
             self._end(running)
             return
         running.frozen = self._prefixes.close_prefix(running.replacement.frozen, running.prompt)

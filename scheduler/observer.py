@@ -45,7 +45,7 @@ class Observer:
         """A session adopted a freshly prefilled window."""
 
     def refresh_restarted(self) -> None:
-        """A refresh restarted: its window was evicted before the prefill was done."""
+        """A refresh restarted: its window was evicted, or records of another session waited for theirs."""
 
     def refresh_failed(self, session: str) -> None:
         """A refresh failed: the session keeps its window and prefix. A replaced prefix is tried again."""

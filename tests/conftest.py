@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,8 @@ from typing import Any
 from weakref import ref
 
 import pytest
+
+from regions.block_pool import BlockPool
 
 pytest_plugins = ["tests.fixtures_kafka", "tests.fixtures_prometheus", "tests.fixtures_triton"]
 
@@ -37,30 +38,37 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: packages.get(item.path.relative_to(ROOT).parts[0], len(packages)))
 
 
+_pools: list[ref[BlockPool]] = []
+"""The pools made in this process: the product keeps no register for its tests."""
+
+
+def pytest_configure() -> None:
+    """Note every pool that is made."""
+    plain = BlockPool.__init__
+
+    def noted(pool: BlockPool, *arguments: Any, **options: Any) -> None:
+        _pools.append(ref(pool))
+        plain(pool, *arguments, **options)
+
+    BlockPool.__init__ = noted  # type: ignore[method-assign]  # wrapped, so that none is missed
+
+
 def pytest_collection_finish() -> None:
-    """Take what imports made out of the collector's lists: to find the pools among the rest is quick."""
+    """Take what imports made out of the collector's lists: collections are quicker without it."""
     gc.collect()
     gc.freeze()
-
-
-def _pools() -> list[ref[Any]]:
-    """The pools alive, as the collector knows them: the product keeps no register for its tests."""
-    module = sys.modules.get("regions.block_pool")
-    if module is None:
-        return []
-    kinds = (module.BlockPool, *module.BlockPool.__subclasses__())
-    return [ref(found) for found in gc.get_referrers(*kinds) if isinstance(found, kinds)]
 
 
 @pytest.fixture(autouse=True)
 def every_block_is_accounted_for() -> Iterator[None]:
     """After every test each pool's counts, owners and free list agree."""
     yield
-    for pool in _pools():
+    _pools[:] = [pool for pool in _pools if pool() is not None]
+    for pool in _pools:
         _audit(pool)
 
 
-def _audit(pool: ref[Any]) -> None:
+def _audit(pool: ref[BlockPool]) -> None:
     """A pool that fails gets a moment: a worker may be ending, and garbage may wait for collection."""
     for _ in range(30):
         try:

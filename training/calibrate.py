@@ -78,7 +78,7 @@ def fit_question(
         choices=list(choices),
         temperature=temperature,
         curves=curves,
-        scores=[round(s, 6) for s in order_statistics(1 - held[np.arange(len(theirs)), theirs])],
+        scores=[_above(s) for s in order_statistics(1 - held[np.arange(len(theirs)), theirs])],
         labels=len(theirs),
         mean_gap=float((ordered[:, -1] - ordered[:, -2]).mean()),
     )
@@ -102,6 +102,11 @@ def fit(answers: Iterable[Answers], texts: dict[str, str]) -> list[QuestionCalib
             if fitted is not None:
                 found.append(fitted)
     return found
+
+
+def _above(score: float) -> float:
+    """A few digits, and never below ``score``: equal scores belong to the set however they were computed."""
+    return float(f"{score * (1 + 1e-6) + 1e-15:.7g}")
 
 
 def _half(tape: Ints) -> npt.NDArray[np.bool_]:

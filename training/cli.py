@@ -135,7 +135,11 @@ def _free_port() -> int:
 
 
 _MODEL = click.option(
-    "--model", "path", type=click.Path(exists=True, path_type=Path), required=True, help="Exported directory."
+    "--model",
+    "path",
+    type=click.Path(exists=True, path_type=Path),
+    required=True,
+    help="Directory of a model.",
 )
 _TAPE = click.option(
     "--tape",
@@ -151,14 +155,7 @@ _WINDOW = click.option(
     "--window", type=click.IntRange(32), default=64, show_default=True, help="Bars that the model sees."
 )
 
-
-@click.command()
-@_MODEL
-@_TAPE
-@_FORMAT
-@_LABELS
-@_WINDOW
-@click.option(
+_PLACEMENT = click.option(
     "--placement",
     "placements",
     type=click.Choice(["terse", "numbered"]),
@@ -167,6 +164,15 @@ _WINDOW = click.option(
     show_default=True,
     help="How questions are asked: by their token, or by number from the frozen prefix.",
 )
+
+
+@click.command()
+@_MODEL
+@_TAPE
+@_FORMAT
+@_LABELS
+@_WINDOW
+@_PLACEMENT
 @click.option(
     "--windows",
     type=click.IntRange(1, 8),
@@ -186,7 +192,7 @@ _WINDOW = click.option(
 @click.option(
     "--plots",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write NAME-reliability.png and NAME-risk-coverage.png for each setting.",
+    help="Write NAME-...-reliability.png, -risk-coverage.png and -distance.png for each setting.",
 )
 def evaluate(
     path: Path,
@@ -202,7 +208,10 @@ def evaluate(
     json_file: Path | None,
     plots: Path | None,
 ) -> None:
-    """Score a model's answers against computed labels, beside two baselines.
+    """Score a model's answers against computed labels, next to two baselines.
+
+    The tape model reads a tape once for all questions. Any other model is asked prompt by prompt on compact
+    lines, which takes its time: begin with few --labels. It reads the last window only, as exact sessions do.
 
     Generated tapes are drawn from wider ranges than training's, with seeds of their own. Shares are in
     percent, `95 %` is the interval of the balanced accuracy. `majority` gives the most frequent answer,
@@ -252,6 +261,7 @@ def evaluate(
 @_FORMAT
 @_LABELS
 @_WINDOW
+@_PLACEMENT
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -267,15 +277,16 @@ def calibrate(
     form: str | None,
     labels: int,
     window: int,
+    placements: tuple[Any, ...],
     out: Path | None,
     seed: int,
     most_tapes: int,
 ) -> None:
     """Fit probabilities and choice sets of a model's answers on labelled tapes.
 
-    Half of the labels are asked in fresh windows, half in windows that slide. Generated tapes are drawn from
-    training's ranges with seeds of their own, so that `foretick evaluate` shows what a shift costs. The file
-    is for this model and its line schema only; the daemon refuses it for another.
+    Half of the labels are asked in fresh windows, half in sliding ones; placements share alike. Generated
+    tapes are drawn from training's ranges with seeds of their own, so that `foretick evaluate` shows what a
+    shift costs. The file is for this model and its line schema only; the daemon refuses it for another.
     """
     from rich.progress import Progress
 
@@ -289,19 +300,10 @@ def calibrate(
     source = _source(tape, form, seed, TRAINING)
     parts = []
     with Progress() as progress:
-        for read in (1, 2):
-            setting = Setting("terse", read, window)
-            task = progress.add_task(setting.name)
-            parts.append(
-                collect(
-                    model,
-                    source,
-                    setting,
-                    -(-labels // 2),
-                    most_tapes,
-                    partial(_advance, progress, task),
-                )
-            )
+        for setting in [Setting(placement, read, window) for placement in placements for read in (1, 2)]:
+            advance = partial(_advance, progress, progress.add_task(setting.name))
+            share = -(-labels // (2 * len(placements)))
+            parts.append(collect(model, source, setting, share, most_tapes, advance))
     texts = {name: entry["text"] for name, entry in foretick_block()["questions"].items()}
     questions = fit(joined(parts), texts)
     if not questions:
@@ -319,23 +321,23 @@ def _advance(progress: Any, task: Any, share: float) -> None:
 
 
 def _read_model(path: Path) -> tuple[Any, str, str]:
-    """A model for packed batches, its name and revision."""
+    """A reader of tapes, its name and revision."""
     import torch
 
     from engine.model.revision import revision_of
-    from training.export import read_block, tape_model
+    from training.dense import Dense
+    from training.export import is_packed, tape_model
+    from training.sources import Packed
     from training.train import load
 
     torch.set_num_threads(1)
     if path.suffix == ".pt":
-        return load(path)[0].eval(), path.name, "checkpoint"
-    block = read_block(path) if (path / "config.json").exists() else None
-    if block is None or block.get("layout") != "terse":
-        raise click.ClickException(
-            f"{path} is no tape model: its config.json has no `foretick` block of layout terse; "
-            "export one with `foretick train --export DIR`"
-        )
-    return tape_model(path, torch.bfloat16), path.name, revision_of(path)
+        return Packed(load(path)[0].eval()), path.name, "checkpoint"
+    if not (path / "config.json").exists():
+        raise click.ClickException(f"{path} is no model: it has no config.json")
+    if not is_packed(path):
+        return Dense.load(path), path.name, revision_of(path)
+    return Packed(tape_model(path, torch.bfloat16)), path.name, revision_of(path)
 
 
 def _read_calibration(path: Path, revision: str, file: Path | None) -> Any:

@@ -133,9 +133,17 @@ def balanced_accuracy(right: Flags, label: Ints, tape: Ints, seed: int = 0) -> S
     return Share(float((hits.sum(0) / total.sum(0)).mean()), float(low), float(high), len(label))
 
 
-def by_distance(margin: Floats, right: Flags) -> list[AtDistance]:
+def distance_of(answers: Answers) -> Floats:
+    """Distance to the nearest boundary. A middle choice's margin is 0 in its middle and 1 at its ends."""
+    distance: Floats = np.abs(answers.margin)
+    if len(answers.choices) == 3:
+        distance = np.where(answers.label == 1, np.maximum(1 - distance, 0.0), distance)
+    return distance
+
+
+def by_distance(distance: Floats, right: Flags) -> list[AtDistance]:
     """Accuracy in bands of distance; bands without answers are left out."""
-    found, distance = [], np.abs(margin)
+    found = []
     for begin, end in pairwise(DISTANCES):
         inside = (distance >= begin) & (distance < end)
         if inside.any():
@@ -223,7 +231,7 @@ def score(answers: Answers, calibration: Calibration | None = None) -> QuestionS
         persistence=wilson(int(right[kept].sum()), int(kept.sum())) if kept.any() else None,
         undefined_found=float(claims[is_undefined].mean()) if is_undefined.any() else None,
         undefined_claimed=float(claims[~is_undefined].mean()),
-        distances=by_distance(own.margin, right),
+        distances=by_distance(distance_of(own), right),
         majority=float(shares.max()),
         simple=float(simple.mean()),
         simple_balanced=balanced_accuracy(simple, label, own.tape).share,
@@ -235,32 +243,49 @@ def score(answers: Answers, calibration: Calibration | None = None) -> QuestionS
     )
 
 
+AXES = {
+    "reliability": ("confidence", "share right"),
+    "risk-coverage": ("coverage", "share wrong"),
+    "distance": ("distance to the boundary, at least", "share right"),
+}
+"""The images of an evaluation, and what their axes show."""
+
+
 def plot(path: Path, answers: Sequence[Answers], calibration: Calibration | None) -> None:
-    """Two images beside ``path``: reliability diagrams and risk-coverage curves, a panel a question."""
+    """An image for each of AXES, named after ``path``; a panel a question."""
     from matplotlib.figure import Figure
 
     shown = [each.defined for each in answers if each.choices and len(each.defined.label)]
     columns = 5
     rows = -(-len(shown) // columns)
-    for kind in ("reliability", "risk-coverage"):
+    for kind, (x, y) in AXES.items():
         figure = Figure(figsize=(3 * columns, 2.8 * rows), layout="constrained")
         panels = figure.subplots(rows, columns, squeeze=False).ravel()
         for panel in panels[len(shown) :]:
             panel.axis("off")
         for panel, each in zip(panels, shown, strict=False):
             panel.set_title(each.name, fontsize=9)
-            for label, confidence in _confidences(each, calibration).items():
-                if kind == "reliability":
-                    _reliability(panel, label, reliability(confidence, each.right))
-                else:
-                    curve = risk_coverage(confidence, each.right)
-                    panel.plot(curve.coverage, curve.risk, label=label)
             panel.tick_params(labelsize=7)
-        panels[0].legend(fontsize=7)
-        x, y = ("confidence", "share right") if kind == "reliability" else ("coverage", "share wrong")
+            _draw(panel, kind, each, calibration)
+        if kind != "distance":
+            panels[0].legend(fontsize=7)
         figure.supxlabel(x)
         figure.supylabel(y)
         figure.savefig(path.with_name(f"{path.stem}-{kind}.png"), dpi=110)
+
+
+def _draw(panel: Any, kind: str, answers: Answers, calibration: Calibration | None) -> None:
+    if kind == "distance":
+        bands = by_distance(distance_of(answers), answers.right)
+        panel.bar([str(band.begin) for band in bands], [band.accuracy for band in bands])
+        panel.axhline(1 / len(answers.choices), color="0.8", linewidth=1)
+        return
+    for label, confidence in _confidences(answers, calibration).items():
+        if kind == "reliability":
+            _reliability(panel, label, reliability(confidence, answers.right))
+        else:
+            curve = risk_coverage(confidence, answers.right)
+            panel.plot(curve.coverage, curve.risk, label=label)
 
 
 def _reliability(panel: Any, label: str, bins: list[Bin]) -> None:

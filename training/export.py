@@ -10,7 +10,7 @@ import torch
 
 from tapes.rules import EXACT_TEXT, EXACT_VALUE, RULES
 from training.model import Shape, TapeModel, transformers_model
-from training.tokenizer import NONE, build_tokenizer, question_token
+from training.tokenizer import NONE, VOCABULARY, build_tokenizer, question_token
 
 WINDOW = 64
 """Bars of the window that the model is trained for."""
@@ -62,16 +62,27 @@ def export(model: TapeModel, directory: Path, dtype: torch.dtype = torch.bfloat1
 
 def read_block(directory: Path) -> dict[str, Any] | None:
     """The ``foretick`` block of a model's configuration; None where it has none."""
-    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    block: dict[str, Any] | None = config.get("foretick")
+    block: dict[str, Any] | None = _config(directory).get("foretick")
     return block
+
+
+def is_packed(directory: Path) -> bool:
+    """Whether `tape_model` reads this model: a terse Llama of our tokenizer and one KV head a query head."""
+    config = _config(directory)
+    ours = config.get("model_type") == "llama" and config.get("vocab_size") == VOCABULARY
+    return "foretick" in config and ours and config["num_attention_heads"] == config["num_key_value_heads"]
+
+
+def _config(directory: Path) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    return config
 
 
 def tape_model(directory: Path, dtype: torch.dtype = torch.float32) -> TapeModel:
     """The model of an exported directory, for packed batches in ``dtype``."""
     from safetensors.torch import load_file
 
-    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    config = _config(directory)
     theta = config.get("rope_theta") or config["rope_parameters"]["rope_theta"]
     shape = Shape(
         config["hidden_size"],

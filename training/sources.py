@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -31,7 +31,6 @@ Placement = Literal["terse", "numbered"]
 _EXACT = len(QUESTIONS) - 1
 _SECOND = 10**9
 _TAPES = 8
-_CUTS = 16
 _BAR_FIELDS = ("open", "high", "low", "close", "volume")
 
 
@@ -188,8 +187,71 @@ class Setting:
         return f"{self.placement}, {read}"
 
 
+class Read(NamedTuple):
+    """What a model answers to one question on several tapes, each at some bars.
+
+    ``tape`` and ``bar`` [answers] are indices. ``chosen`` [answers, choices + 1] are the logits of the
+    choices and of NONE; of a number [answers, 0]. ``right`` and ``gap`` are of a number only.
+    """
+
+    question: int
+    tape: Ints
+    bar: Ints
+    chosen: Floats
+    right: npt.NDArray[np.bool_] | None = None
+    gap: Floats | None = None
+
+
+class Reader(Protocol):
+    """A model that answers questions about tapes."""
+
+    @property
+    def cuts(self) -> int:
+        """At how many bars of a tape it is asked."""
+
+    def read(
+        self, drawn: Drawn, setting: Setting, cuts: Ints, wanted: Ints, rng: np.random.Generator
+    ) -> Iterator[Read]:
+        """Answer the questions ``wanted`` with each of ``cuts`` as the last bar."""
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The tape model: a tape is read once for all questions at all its bars, as a sliding session does it."""
+
+    model: TapeModel
+    vocabulary: Vocabulary = field(default_factory=Vocabulary)
+    cuts: int = 16
+
+    def read(
+        self, drawn: Drawn, setting: Setting, cuts: Ints, wanted: Ints, rng: np.random.Generator
+    ) -> Iterator[Read]:
+        """See `Reader`. Numbered questions are drawn, 6 to all of them in any order."""
+        tapes, bars = drawn.levels.close.shape
+        numbered = setting.placement == "numbered"
+        order = np.tile(wanted, (tapes, 1))
+        if numbered:
+            everything = np.tile(np.arange(len(QUESTIONS)), (tapes, 1))
+            order = rng.permuted(everything, axis=1)[:, : int(rng.integers(6, len(QUESTIONS) + 1))]
+        layout = Layout(setting.window, bars, len(cuts), tapes, 0, numbered)
+        batch = pack(rng, self.vocabulary, layout, drawn.levels, drawn.header, cuts, order)
+        with torch.no_grad():
+            logits = self.model(batch)[0].numpy()
+        queries, at = batch.queries, batch.bar[batch.queries.rows]
+        for question in wanted.tolist():
+            tape, query = np.nonzero(queries.kind == question)
+            own = logits[tape, query].astype(np.float64)
+            if question == _EXACT:
+                best = np.partition(own, -2, axis=-1)[:, -2:]
+                right = own.argmax(-1) == queries.target[tape, query]
+                yield Read(question, tape, at[query], own[:, :0], right, best[:, 1] - best[:, 0])
+            else:
+                choices = self.vocabulary.choices[question][: len(RULES[question].choices)]
+                yield Read(question, tape, at[query], own[:, [*choices, self.vocabulary.none]])
+
+
 def collect(
-    model: TapeModel,
+    reader: Reader,
     source: Source,
     setting: Setting,
     labels: int,
@@ -198,88 +260,60 @@ def collect(
 ) -> list[Answers]:
     """Ask all questions until each has ``labels`` labels, or the source ends, or so many tapes are read.
 
-    Questions are asked at bars of the second half of the last window, with the tape read once for all.
+    Questions are asked at bars of the second half of a tape's last window.
     """
-    vocabulary, bars = Vocabulary(), setting.window * setting.windows
+    bars = setting.window * setting.windows
     last = np.arange(bars - setting.window // 2, bars)
     found: list[list[dict[str, Any]]] = [[] for _ in QUESTIONS]
     have = np.zeros(len(QUESTIONS), np.int64)
     read = 0
-    for number, drawn in enumerate(source.batches(vocabulary, bars, setting.window)):
+    for number, drawn in enumerate(source.batches(Vocabulary(), bars, setting.window)):
         if read >= most_tapes or have.min() >= labels:
             break
         rng = np.random.default_rng([7, number])
-        cuts = np.sort(rng.choice(last, min(_CUTS, len(last)), replace=False))
-        for question, part in _ask(model, vocabulary, drawn, setting, cuts, have < labels, rng):
-            found[question].append(part)
-            have[question] += int((part["label"] != UNDEFINED).sum())
+        at = np.sort(rng.choice(last, min(reader.cuts, len(last)), replace=False))
+        for part in reader.read(drawn, setting, at, np.flatnonzero(have < labels), rng):
+            if len(part.tape):
+                labelled = _labelled(part, drawn)
+                found[part.question].append(labelled)
+                have[part.question] += int((labelled["label"] != UNDEFINED).sum())
         read += len(drawn.levels.close)
         progress(float(np.minimum(have, labels).sum() / (labels * len(have))))
-    joined = []
-    for question, parts in enumerate(found):
-        if parts:
-            choices = RULES[question].choices if question < _EXACT else ()
-            columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-            joined.append(Answers(QUESTIONS[question], choices, **columns))
-    return joined
+    return [
+        Answers(
+            QUESTIONS[question],
+            RULES[question].choices if question < _EXACT else (),
+            **{name: np.concatenate([part[name] for part in parts]) for name in parts[0]},
+        )
+        for question, parts in enumerate(found)
+        if parts
+    ]
 
 
-def _ask(
-    model: TapeModel,
-    vocabulary: Vocabulary,
-    drawn: Drawn,
-    setting: Setting,
-    cuts: Ints,
-    wanted: npt.NDArray[np.bool_],
-    rng: np.random.Generator,
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The answers of one batch of tapes, by question."""
-    x = drawn.levels
-    tapes, bars = x.close.shape
-    numbered = setting.placement == "numbered"
-    order = np.tile(np.flatnonzero(wanted), (tapes, 1))
-    if numbered:
-        everything = np.tile(np.arange(len(QUESTIONS)), (tapes, 1))
-        order = rng.permuted(everything, axis=1)[:, : int(rng.integers(6, len(QUESTIONS) + 1))]
-    layout = Layout(setting.window, bars, len(cuts), tapes, 0, numbered)
-    batch = pack(rng, vocabulary, layout, x, drawn.header, cuts, order)
-    with torch.no_grad():
-        logits = model(batch)[0].numpy()
-    queries, at = batch.queries, batch.bar[batch.queries.rows]
-    for question in np.flatnonzero(wanted).tolist():
-        tape, query = np.nonzero(queries.kind == question)
-        if not len(tape):
-            continue
-        bar, own = at[query], logits[tape, query]
-        if question == _EXACT:
-            best = np.partition(own, -2, axis=-1)[:, -2:].astype(np.float64)
-            blank = np.zeros(len(tape), np.int64)
-            part = {
-                "logits": np.zeros((len(tape), 0)),
-                "label": blank,
-                "before": blank,
-                "margin": blank.astype(np.float64),
-                "guess": blank,
-                "right": own.argmax(-1) == queries.target[tape, query],
-                "gap": best[:, 1] - best[:, 0],
-            }
-        else:
-            rule = RULES[question]
-            label = rule.label(x)
-            value = label.value.astype(np.int64)
-            ids = [*vocabulary.choices[question][: len(rule.choices)], vocabulary.none]
-            chosen = own[:, ids].astype(np.float64)
-            ordered = np.sort(chosen[:, :-1], axis=-1)
-            part = {
-                "logits": chosen,
-                "label": value[tape, bar],
-                "before": value[tape, bar - 1],
-                "margin": label.margin[tape, bar],
-                "guess": simple_guess(rule.name, x)[tape, bar],
-                "right": chosen[:, :-1].argmax(-1) == value[tape, bar],
-                "gap": ordered[:, -1] - ordered[:, -2],
-            }
-        yield question, {"tape": drawn.name[tape], **part}
+def _labelled(part: Read, drawn: Drawn) -> dict[str, Any]:
+    """The fields of `Answers` but name and choices."""
+    tape, bar, x = part.tape, part.bar, drawn.levels
+    if part.right is not None:
+        blank = np.zeros(len(tape), np.int64)
+        labels = {"label": blank, "before": blank, "margin": blank.astype(np.float64), "guess": blank}
+        given = {"right": part.right, "gap": part.gap}
+    else:
+        rule = RULES[part.question]
+        label = rule.label(x)
+        value = label.value.astype(np.int64)
+        labels = {
+            "label": value[tape, bar],
+            "before": value[tape, bar - 1],
+            "margin": label.margin[tape, bar],
+            "guess": simple_guess(rule.name, x)[tape, bar],
+        }
+        choices = part.chosen[:, :-1]
+        ordered = np.sort(choices, axis=-1)
+        given = {
+            "right": choices.argmax(-1) == labels["label"],
+            "gap": ordered[:, -1] - ordered[:, -2],
+        }
+    return {"tape": drawn.name[tape], "logits": part.chosen, **labels, **given}
 
 
 def joined(parts: Sequence[Sequence[Answers]]) -> list[Answers]:
@@ -293,7 +327,7 @@ def joined(parts: Sequence[Sequence[Answers]]) -> list[Answers]:
         Answers(
             name,
             group[0].choices,
-            **{field: np.concatenate([getattr(each, field) for each in group]) for field in names},
+            **{column: np.concatenate([getattr(each, column) for each in group]) for column in names},
         )
         for name, group in found.items()
     ]

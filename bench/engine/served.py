@@ -1,7 +1,6 @@
 """Questions behind the daemon's scheduler and worker: during an `exact` session's refresh, and in a flood.
 
-Each question arrives at a random moment of a pass. It may wait for the current pass, and its own pass may
-hold other work.
+Each question arrives at a random moment of a pass, waits for it, and may share its own pass with other work.
 """
 
 from __future__ import annotations
@@ -106,8 +105,8 @@ class Served(Observer):
     def refresh(self) -> int:
         """Prefill the window again, and drop it; the ns it took."""
         fresh = self.tape.fresh_window()
-        again = partial(RequestSpec, PriorityClass.STREAM, "asked", self.tape.window, 0, reader=fresh)
-        took = self.wait_for(again)
+        spec = partial(RequestSpec, PriorityClass.STREAM, "asked", self.tape.window, 0, background=True)
+        took = self.wait_for(partial(spec, reader=fresh))
         self.scheduler.run_between(fresh.release)
         return took
 
@@ -214,9 +213,7 @@ def flood(run: SuiteRun) -> Iterator[Figure]:
         # now: the worker reads the backlog when it stops
         computed = {cls: served.tokens[cls] - before[cls] for cls in PriorityClass}
         flood.flowing = False
-    setting: Setting = {
-        "prompts waiting": prompts, "bars waiting": bars, "tokens a pass": batch_tokens,
-    }  # fmt: skip
+    setting: Setting = {"prompts waiting": prompts, "bars waiting": bars, "tokens a pass": batch_tokens}
     for cls, ns, alone in zip(asked, flooded, idle, strict=True):
         by_class = {**setting, "class": cls.name}
         yield from bounded("in the flood", by_class, ns, alone, 1.5, quantiles(passes, 0.99)[0])

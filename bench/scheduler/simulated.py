@@ -52,7 +52,8 @@ CRAWLER = Workload("crawler", (0.5, 1.0, 2.0, 4.0), 2000, 4.0, 10.0, (0, 1, 2))
 ANNS = Workload("anns", (0.25, 0.5, 1.0, 2.0), 500, 2.0, 30.0, tuple(range(8)))
 
 
-QUICK = replace(CRAWLER, qps=(4.0,), requests=24), replace(ANNS, qps=(2.0,), requests=12, seeds=(0,))
+_FEW = partial(replace, seeds=(0,))
+QUICK = _FEW(CRAWLER, qps=(4.0,), requests=24), _FEW(ANNS, qps=(2.0,), requests=12)
 
 
 @dataclass(frozen=True)

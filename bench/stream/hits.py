@@ -33,16 +33,17 @@ _FIRST = 400
 """Records of the idle session."""
 _PRELOAD_S = 60.0
 """Longest wait for the first answers."""
-_FILL_S = 1.0
-"""Duration of a flood before measuring: the ring is full by then."""
 
 
 @dataclass(frozen=True)
 class HitsPlan:
-    """``threads``: of the engine, one front per number. ``batch``: records the source yields at a time."""
+    """``threads``: of the engine, one front per number. ``batch``: records the source yields at a time.
+    ``fill_s``: seconds of flood before measuring, so that the ring is full.
+    """
 
     threads: tuple[int, ...] = (1, 2)
     seconds: float = 6.0
+    fill_s: float = 1.0
     records: int = 400_000
     batch: int = 2000
 
@@ -94,7 +95,7 @@ async def _measure(plan: HitsPlan, threads: int, source: FloodSource) -> list[Fi
             measure = partial(_condition, front, source, echo, plan, threads)
             found = await measure("engine idle", still)
             source.open()
-            await asyncio.sleep(_FILL_S)
+            await asyncio.sleep(plan.fill_s)
             found += await measure("other sessions flooded", still)
             found += await measure("this session flooded", moving)
         if source.dry:

@@ -20,7 +20,7 @@ MEMORY = 256
 def calibration_of(
     settings: ModelConfig, directory: Path, revision: str, lines: Collection[str]
 ) -> Calibration | None:
-    """The configured calibration, or the one beside the model; None where there is none.
+    """The configured calibration, or the one in the model's directory; None where there is none.
 
     ``lines`` are those of the sessions. Raises SettingError for a file that is not for this model and them.
     """

@@ -63,7 +63,10 @@ class Prefixes:
     def number(
         self, session: str, questions: Sequence[Question], use: Callable[[tuple[int, ...]], None]
     ) -> None:
-        """As `anchor`, with other ``questions``; does nothing where questions are not numbered."""
+        """As `anchor`, with other ``questions``; does nothing where questions are not numbered.
+
+        ``use`` is not called where the prefix stays the same.
+        """
         with self._lock:
             texts = [list(map(self._text_of, each)) for each in (questions, self._questions[session])]
             if self.numbers and texts[0] != texts[1]:

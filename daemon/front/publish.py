@@ -35,7 +35,8 @@ log = logging.getLogger(__name__)
 class _Version:
     """``open``: answers of one version not acknowledged yet, including the ``awaited`` ones still to come.
 
-    ``answers``: those that came, failures excluded. ``as_of``: theirs.
+    ``answers``: those that came, failures excluded. ``as_of``: theirs. ``begun``: the first result is there;
+    until then a newer version may be answered instead.
     """
 
     open: int
@@ -43,6 +44,7 @@ class _Version:
     awaited: int = 0
     answers: int = 0
     as_of: int = 0
+    begun: bool = True
 
 
 @dataclass
@@ -60,6 +62,8 @@ class _Published:
     inputs: tuple[int, list[InputRange]] = (0, [])
     policies: dict[tuple[str, str], Question] = field(default_factory=dict)
     last: dict[tuple[str, str], Said] = field(default_factory=dict)
+    newest: tuple[int, int] | None = None
+    """The newest version that is asked, and its low watermark, until its first answer."""
 
     def asked(self, version: int) -> int:
         """Number of questions that ``version`` is asked."""
@@ -93,7 +97,10 @@ class Publisher:
         """A new data version; without standing questions its own event acknowledges it."""
         published = self._published[event.session]
         done: Done = _nothing
-        if not published.asked(event.version):
+        if published.asked(event.version):
+            published.newest = event.version, event.inputs.low_watermark
+        else:
+            self._await_newest(published)
             published.versions[event.version] = _Version(1, event.inputs.low_watermark)
             done = self._acknowledging(event.session, event.version)
         update = DataUpdated(
@@ -172,6 +179,7 @@ class Publisher:
         """Forget the engine's versions: what was not acknowledged will be read again."""
         for published in self._published.values():
             published.versions.clear()
+            published.newest = None
 
     def _complete(self, event: protocol.Answered) -> Answer:
         """Add what only the front knows: the inputs' offsets and the answer's age."""
@@ -192,8 +200,23 @@ class Publisher:
 
     def _expect(self, session: str, version: int, inputs: protocol.Inputs, asked: int) -> _Version:
         """Expect ``asked`` answers and failures of this version."""
-        new = _Version(asked, inputs.low_watermark, asked)
-        return self._published[session].versions.setdefault(version, new)
+        published = self._published[session]
+        versions = published.versions
+        if published.newest is not None and published.newest[0] <= version:
+            published.newest = None
+        for skipped in [each for each, state in versions.items() if each < version and not state.begun]:
+            del versions[skipped]
+        state = versions.setdefault(version, _Version(asked, inputs.low_watermark, asked))
+        if not state.begun:
+            state.open, state.awaited, state.begun = asked, asked, True
+        return state
+
+    def _await_newest(self, published: _Published) -> None:
+        """Later versions are asked nothing, and acknowledge themselves: not before the answers to come."""
+        if published.newest is not None:
+            version, low_watermark = published.newest
+            published.versions[version] = _Version(published.asked(version), low_watermark, begun=False)
+            published.newest = None
 
     def _arrived(self, session: str, number: int, version: _Version) -> None:
         """One more result of ``version``; after the last one it is ready."""
@@ -213,9 +236,8 @@ class Publisher:
                 return
             state.open -= 1
             # In order: a version's offsets cover those of all earlier ones, whichever is acknowledged first.
-            while versions and not (oldest := next(iter(versions.items())))[1].open:
-                del versions[oldest[0]]
-                self._tracker.acknowledge(session, oldest[1].low_watermark)
+            while versions and not versions[oldest := min(versions)].open:
+                self._tracker.acknowledge(session, versions.pop(oldest).low_watermark)
 
         return acknowledge
 

@@ -14,7 +14,7 @@ from typing import BinaryIO
 SAMPLE = 4096
 """Bytes read at the beginning, middle and end of each tensor; training changes every part of a tensor."""
 CALIBRATION = "calibration.json"
-"""The calibration beside a model, which is fitted for its revision and so has no part in it."""
+"""The calibration in a model's directory; fitted for its revision, so no part of it."""
 TEXTS = frozenset({".json", ".jinja", ".model", ".txt"})
 """Suffixes of configuration, chat template and tokenizer files."""
 

@@ -38,7 +38,10 @@ INLINE_LINK = re.compile(r"\]\(\s*<?([^)\s>]+)")
 REFERENCE = re.compile(r"\[[^\]]+\]\[([^\]]+)\]")
 DEFINITION = re.compile(r"^\[([^\]]+)\]: *<?([^\s>]+)", re.M)
 HTML_LINK = re.compile(r"<(?:a|img)\b[^>]*\b(?:href|src)=\"([^\"]+)")
-PACKAGES = "bench|daemon|dashboards|docs|engine|examples|feeds|flash|ingest|metrics|regions|scheduler|systemd|tapes|tests|training"
+PACKAGES = (
+    "bench|daemon|dashboards|docs|engine|examples|feeds|flash|ingest|metrics|regions|scheduler|systemd"
+    "|tapes|tests|training"
+)
 PATH = re.compile(rf"`((?:{PACKAGES})/[\w./-]*)`")
 VERBS = "assert|check|compare|do|fail|find|hold|keep|prove|say|set|show|want"
 CLAIM = re.compile(rf"\btests? (?:(?:{VERBS})(?:e?s)?|has|have)\b")

@@ -268,8 +268,8 @@ async def test_a_daemon_s_life_on_apache_kafka(
 def test_an_unknown_key_is_named(tmp_path: Path) -> None:
     file = tmp_path / "bad.toml"
     file.write_text("[pool]\nblokcs = 3\n")
-    done = command("run", "--config", str(file))
-    assert done.returncode == 2
+    done = invoke("run", "--config", str(file))
+    assert done.exit_code == 2
     assert done.stderr.startswith("pool.blokcs: there is no such key")
 
 

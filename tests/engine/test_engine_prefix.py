@@ -192,7 +192,7 @@ OPERATIONS = st.tuples(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(st.lists(OPERATIONS, min_size=5, max_size=40), st.integers(0, 1 << 20))
 def test_any_history_of_a_prompt_gives_the_logits_of_a_fresh_prefill(
     operations: list[tuple[str, int, int]], seed: int

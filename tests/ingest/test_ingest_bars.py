@@ -78,7 +78,7 @@ def build(policy: BarPolicy, items: list[tuple[int, Tick]], cuts: list[int]) -> 
     items=st.lists(st.tuples(st.integers(0, 1), ticks), max_size=60),
     cuts=st.lists(st.integers(0, 60), max_size=4),
 )
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 def test_bars_equal_the_reference_in_any_batches(
     policy: BarPolicy, items: list[tuple[int, Tick]], cuts: list[int]
 ) -> None:

@@ -1,4 +1,4 @@
-"""The ring: ten million records between two processes in both modes, and corner cases."""
+"""The ring: four million records between two processes in both modes, and corner cases."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ingest.record import BAR, QUOTE, RECORD, SIDE_SELL, TRADE, RecordWriter
 from ingest.ring import CONTROL_WORDS, HEAD, Mode, Ring
 from tests.ingest import ring_processes as two
 
-TOTAL = 10_000_000
+TOTAL = 4_000_000
 BATCH = 256
 
 

@@ -94,7 +94,7 @@ def tape_load(run: Run, rng: random.Random, span: int, n: int) -> None:
         run.world.executor.at(rng.randrange(span), partial(run.feed, name, sizes))
 
 
-@settings(max_examples=60, deadline=None, phases=PHASES)
+@settings(max_examples=30, deadline=None, phases=PHASES)
 @given(limits, orderings, flashes, st.integers(0, 10**6), st.booleans())
 def test_a_flash_waits_for_one_batch_in_flight_at_most(
     limits: Limits, ordering: Ordering, wanted: list[Flash], seed: int, bounded: bool
@@ -208,7 +208,7 @@ def has_capacity(feeds: Sequence[Feed], bounds: dict[str, int], batch_ns: int, m
     return True
 
 
-@settings(max_examples=40, deadline=None, phases=PHASES)
+@settings(max_examples=20, deadline=None, phases=PHASES)
 @given(
     st.integers(16, 40),
     st.sampled_from([1.0, 1.0, 0.5, 3.0]),

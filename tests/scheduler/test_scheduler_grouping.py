@@ -126,7 +126,7 @@ BEGINNINGS = st.lists(
 )
 
 
-@settings(deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(BEGINNINGS, st.integers(12, 40), st.booleans())
 def test_grouped_or_not_the_answers_are_the_same_and_no_token_is_computed_in_vain(
     prompts: list[tuple[int, list[int], bool]], blocks: int, collide: bool

@@ -17,7 +17,7 @@ from regions.offload.host import HostTier
 from regions.offload.residency import Idleness, Residency
 from regions.tape import Tape
 from scheduler.background import RETRY_NS, Rebuilder
-from scheduler.request import Failure, State
+from scheduler.request import Failure, Request, RequestSpec, State
 from scheduler.tapes import TapeItem, TapeItems
 from scheduler.types import PriorityClass
 from tests import tolerance
@@ -432,6 +432,58 @@ def test_whenever_it_is_ended_no_block_is_lost(how: str, steps: int, given_windo
     elif how == "forget" and steps:
         assert world.total("refreshes") == refreshed
     world.close()
+
+
+def test_records_that_arrive_after_the_stop_get_their_window() -> None:
+    """A draining daemon still reads what is in the ring."""
+    world = World(carry())
+    world.feed_one_by_one(3)
+    world.steps.run_between(world.refresher.stop)
+    world.run()
+    window = window_of(4, 4)
+    world.steps.refresh(world.tape, LONGER, window)
+    world.steps.append(world.tape, [TapeItem([150, 151])])
+    world.run()
+    assert world.tape.prefix == LONGER
+    assert world.tape.window == [*tokens(window), 150, 151]
+    assert world.off() <= 1
+    world.steps.refresh(world.tape, SHORTER)  # no record waits for it
+    world.run()
+    assert world.total("refreshes") == 1
+    world.close()
+
+
+@pytest.mark.parametrize("steps", range(5))
+def test_records_do_not_wait_for_another_session_s_background_refresh(steps: int) -> None:
+    """It gets no token while other work fills every batch; it restarts afterwards."""
+    world = World(exact("a", every=1), carry("b"))
+    a, b = world.tapes
+    world.feed_one_by_one(3, b)
+    world.evict(1, a)
+
+    def step_under_load() -> None:
+        for _ in range(3):
+            prompt = [world.rng.randrange(3, 100) for _ in range(LIMITS.max_batch_tokens)]
+            open_prompt = world.engine.open_prompt
+            world.steps.submit(Request(RequestSpec(POOL, "p", prompt, 1, ignore, open_prompt=open_prompt)))
+        world.steps.step()
+
+    for _ in range(steps):
+        world.steps.step()
+    step_under_load()
+    world.steps.refresh(b, LONGER, window_of(4, 4))
+    world.steps.append(b, [TapeItem([150, 151])])
+    for _ in range(40):
+        step_under_load()
+    assert b.prefix == LONGER
+    world.run()
+    assert world.total("refreshes", "a") == 1
+    assert world.off(b) <= 1
+    world.close()
+
+
+def ignore(request: Request) -> None:
+    pass
 
 
 def test_a_tape_without_a_refresher_is_left_alone() -> None:

@@ -95,7 +95,7 @@ def test_drafts_that_prove_right_save_passes_and_change_nothing() -> None:
     assert len(drafted.executor.batches) * 3 < len(plain.executor.batches)
 
 
-@settings(deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(FEW.filter(bool), min_size=1, max_size=4), st.integers(1, 5))
 def test_answers_are_token_for_token_those_without_drafts(prompts: list[list[int]], most: int) -> None:
     """The fakes' model is a hash of all it sees: a draft left in KV, or one too many, would change it."""

@@ -12,7 +12,7 @@ from tapes.rules import UNDEFINED, Floats, Ints
 from tests.tolerance import near, of_float64
 from tests.training.answered import answers
 from training.calibrate import fit, fit_curves, fit_question, fit_temperature
-from training.evaluate import calibrated_probabilities, score, softmax
+from training.evaluate import calibrated_probabilities, score, set_scores, softmax
 
 EXACT = of_float64(1.0)
 TEXTS = {"trend": "Up or down?"}
@@ -118,3 +118,26 @@ def test_too_few_labels_fit_nothing() -> None:
         fit_question("trend", "", ("UP", "DOWN"), only.logits[:, :2], np.maximum(one_label, 0), only.tape)
         is None
     )
+
+
+def test_sets_of_very_confident_answers_cover_what_is_asked() -> None:
+    """A right answer's score is far below a millionth; logits in steps of 1/8 tie."""
+    rng = np.random.default_rng(0)
+
+    def draw() -> tuple[np.ndarray, np.ndarray]:
+        label, hard = rng.integers(0, 2, 8000), rng.random(8000) < 0.03
+        gap = np.round(8 * np.where(hard, rng.normal(0.5, 1, 8000), rng.normal(24, 3, 8000))) / 8
+        logits = np.zeros((8000, 2))
+        logits[np.arange(8000), label] = gap
+        return logits, label
+
+    logits, label = draw()
+    fitted = fit_question("q", "Q?", ("A", "B"), logits, label, np.arange(8000))
+    assert fitted is not None
+    logits, label = draw()
+    served = [
+        fitted.choices[right] in fitted.choice_set(row, 0.9)
+        for row, right in zip(logits.tolist(), label.tolist(), strict=True)
+    ]
+    assert set_scores(fitted, logits, label).covered > 0.88
+    assert np.mean(served) > 0.88

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -11,22 +12,25 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from engine.model.embedded import embedded_directory
 from ingest.compact import CompactSpec
 from tapes.bars import anchor_of, bars_of, levels_of
 from tapes.rules import RULES, UNDEFINED
 from tapes.simple import simple_guess
-from tests.tolerance import near, of_float64
+from tests.tolerance import apart, largest, near, of_float64, rounding
 from tests.training.answered import answers
-from training.batches import Vocabulary
+from training.batches import Layout, Vocabulary, pack
 from training.cli import calibrate, evaluate
-from training.evaluate import Report, balanced_accuracy, by_distance, score, wilson
-from training.export import export
+from training.dense import Dense
+from training.evaluate import Report, balanced_accuracy, by_distance, distance_of, score, wilson
+from training.export import export, tape_model
 from training.model import Shape, TapeModel
-from training.sources import Generated, Recorded, Setting, collect, joined
+from training.sources import Drawn, Generated, Packed, Recorded, Setting, collect, joined
 from training.tokenizer import QUESTIONS
 
 EXACT = of_float64(1.0)
 SMALL = Shape(hidden=24, layers=1, heads=2, inner=16)
+FIELDS = ("open", "high", "low", "close", "volume", "percent")
 
 
 @pytest.fixture(scope="module")
@@ -56,13 +60,18 @@ class TestScores:
         assert repeated.high - repeated.low > 3 * (found.high - found.low)
 
     def test_accuracy_by_distance_counts_every_answer_once(self) -> None:
-        margin, right = np.array([0.05, -0.05, 0.3, -5.0]), np.array([True, False, True, True])
-        found = by_distance(margin, right)
+        each = replace(answers(4), margin=np.array([0.05, -0.05, 0.3, -5.0]))
+        found = by_distance(distance_of(each), np.array([True, False, True, True]))
         assert [(band.begin, band.end, band.answers, band.accuracy) for band in found] == [
             (0.0, 0.1, 2, 0.5),
             (0.25, 0.5, 1, 1.0),
             (2.0, None, 1, 1.0),
         ]
+
+    def test_a_middle_choice_is_farthest_from_its_boundaries_in_the_middle(self) -> None:
+        three = answers(4, choices=("UPPER", "MIDDLE", "LOWER"))
+        each = replace(three, margin=np.array([0.5, -0.75, 0.0, -2.0]), label=np.array([0, 1, 1, 2]))
+        assert distance_of(each).tolist() == [0.5, 0.25, 1.0, 2.0]
 
     def test_onset_persistence_baselines_and_none_equal_a_loop(self) -> None:
         each = answers(800)
@@ -96,9 +105,9 @@ class TestAsking:
     @pytest.mark.parametrize("windows", [1, 2])
     def test_labels_are_those_of_the_rules(self, placement: str, windows: int) -> None:
         """Of the tapes that the source draws, at the last bars; every question gets its number."""
-        model, source = TapeModel(SMALL), Generated(seed=3)
+        reader, source = Packed(TapeModel(SMALL)), Generated(seed=3)
         setting = Setting("numbered" if placement == "numbered" else "terse", windows, 32)
-        found = {each.name: each for each in collect(model, source, setting, 20)}
+        found = {each.name: each for each in collect(reader, source, setting, 20)}
         assert list(found) == list(QUESTIONS)
         drawn = {}
         for number, part in enumerate(source.batches(Vocabulary(), 32 * windows, 32)):
@@ -186,7 +195,7 @@ class TestCommands:
         (scores,) = report.settings.values()
         assert [each.question for each in scores] == list(QUESTIONS)
         assert all(each.accuracy.answers >= 30 for each in scores)
-        for kind in ("reliability", "risk-coverage"):
+        for kind in ("reliability", "risk-coverage", "distance"):
             assert (tmp_path / f"found-terse-1-{kind}.png").read_bytes().startswith(b"\x89PNG")
 
     def test_calibrate_writes_what_evaluate_then_uses(self, model: Path, tmp_path: Path) -> None:
@@ -224,8 +233,68 @@ class TestCommands:
         assert result.exit_code == 2
         assert message in " ".join(result.output.split())
 
-    def test_another_model_is_refused(self, tmp_path: Path) -> None:
-        (tmp_path / "config.json").write_text("{}")
+    def test_a_directory_without_a_model_is_refused(self, tmp_path: Path) -> None:
         result = CliRunner().invoke(evaluate, ["--model", str(tmp_path)])
         assert result.exit_code == 1
-        assert "is no tape model" in result.output
+        assert "is no model: it has no config.json" in result.output
+
+
+@pytest.mark.parametrize("placement", ["terse", "numbered"])
+def test_a_model_read_prompt_by_prompt_answers_as_the_packed_one(model: Path, placement: str) -> None:
+    """The tape model both ways, in a fresh window; numbered questions stand in the same order."""
+    setting = Setting("numbered" if placement == "numbered" else "terse", 1, 32)
+    drawn = next(Generated(seed=4).batches(Vocabulary(), 32, 32))
+    two = Drawn(
+        replace(drawn.levels, **{name: getattr(drawn.levels, name)[:2] for name in FIELDS}),
+        drawn.header[:2],
+        drawn.name[:2],
+    )
+    wanted, cuts = np.arange(len(QUESTIONS)), np.array([25, 31])
+    dense = Dense.load(model)
+    loaded = tape_model(model)
+    by_question = {
+        part.question: part for part in dense.read(two, setting, cuts, wanted, np.random.default_rng(0))
+    }
+    layout = Layout(32, 32, 2, 2, 0, placement == "numbered")
+    order = np.tile(wanted, (2, 1))
+    batch = pack(np.random.default_rng(0), Vocabulary(), layout, two.levels, two.header, cuts, order)
+    with torch.no_grad():
+        logits = loaded(batch)[0]
+    vocabulary = Vocabulary()
+    for question, rule in enumerate(RULES):
+        part = by_question[question]
+        ids = [*vocabulary.choices[question][: len(rule.choices)], vocabulary.none]
+        tape, query = np.nonzero(batch.queries.kind == question)
+        packed = torch.from_numpy(
+            np.array([logits[t, q, ids].tolist() for t, q in zip(tape, query, strict=True)])
+        )
+        order_of = np.lexsort((part.bar, part.tape))
+        theirs = torch.from_numpy(part.chosen[order_of])
+        bound = rounding(largest(logits), width=SMALL.hidden, depth=SMALL.layers)
+        assert apart(packed, theirs) <= bound
+
+
+def test_any_other_model_can_be_evaluated(tmp_path: Path) -> None:
+    """With a tokenizer of words that knows nothing of tapes."""
+    path = embedded_directory(tmp_path)
+    options = [
+        "--labels",
+        "2",
+        "--most-tapes",
+        "8",
+        "--window",
+        "32",
+        "--windows",
+        "1",
+        "--placement",
+        "terse",
+    ]
+    result = CliRunner().invoke(
+        evaluate,
+        ["--model", str(path), *options, "--json", str(tmp_path / "found.json")],
+        catch_exceptions=False,
+    )
+    assert result.exit_code == 0, result.output
+    report = msgspec.json.decode((tmp_path / "found.json").read_bytes(), type=Report)
+    (scores,) = report.settings.values()
+    assert len(scores) == len(QUESTIONS)

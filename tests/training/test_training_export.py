@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import torch
 
+from engine.model.embedded import embedded_directory
+from engine.model.prompt import PromptFormat
 from tapes.generate import TRAINING
 from tapes.rules import RULES
 from tests.tolerance import apart, largest, rounding
 from tests.training import brute
 from training.batches import Layout, Vocabulary, make_batch
-from training.export import LARGEST, export, read_block, tape_model
+from training.export import LARGEST, export, is_packed, read_block, tape_model
 from training.model import Shape, TapeModel
 from training.tokenizer import QUESTIONS
 
@@ -60,6 +62,25 @@ def test_the_configuration_lists_every_question_with_its_token(directory: Path) 
         assert entry["choices"] == list(rule.choices)
         assert vocabulary.id(entry["token"]) == vocabulary.questions[QUESTIONS.index(rule.name)]
     assert block["questions"]["exact_value"]["choices"] == []
+
+
+def test_the_daemon_reads_its_prompts_and_only_it_is_packed(directory: Path, tmp_path: Path) -> None:
+    """The prompts of the daemon are those of training; other models are read prompt by prompt."""
+    from transformers import AutoTokenizer
+
+    assert is_packed(directory)
+    assert not is_packed(embedded_directory(tmp_path))
+    prompt = PromptFormat.of(AutoTokenizer.from_pretrained(directory), described=read_block(directory))
+    vocabulary = Vocabulary()
+    for numbered in (False, True):
+        batch = make_batch(np.random.default_rng(0), vocabulary, Layout(16, 16, 1, 2, 0, numbered), TRAINING)
+        header = vocabulary.tokenizer.decode(batch.ids[0, : batch.prefix]).split("<|bos|>")[1]
+        header = header[: header.index("\n") + 1]
+        asked = [QUESTIONS[kind] for kind in batch.queries.kind[0]] if numbered else []
+        assert list(prompt.frozen(header, asked)) == batch.ids[0, : batch.prefix].tolist()
+        first = brute.dense_rows(batch, 0)[batch.prefix + batch.tape :]
+        expected = prompt.numbered(1) if numbered else prompt.question(QUESTIONS[0])
+        assert batch.ids[0, first].tolist() == expected
 
 
 def test_generation_is_greedy_and_ends_with_the_end_token(directory: Path) -> None:

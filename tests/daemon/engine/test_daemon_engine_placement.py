@@ -233,6 +233,17 @@ def test_a_changed_question_is_never_asked_by_the_number_of_its_old_text() -> No
     world.close()
 
 
+def test_a_question_with_other_choices_keeps_its_number_and_its_prefix() -> None:
+    world = World("a", questions=[UP, FREE])
+    (tape,) = world.tapes
+    before = tape.prefix
+    world.set(tape, Question("up", UP.text, ("UP", "DOWN")), FREE)
+    world.feed(tape)
+    assert tape.prefix is before
+    world.check(by_number=True)
+    world.close()
+
+
 def test_one_session_s_questions_change_no_other_session() -> None:
     world = World("a", "b")
     a, b = world.tapes

@@ -492,3 +492,29 @@ async def test_suppressed_answers_make_a_version_ready_too(rig):
     r.publisher.not_due(protocol.NotDue("aaa", 3, protocol.Inputs(2, 2, 3)))
     await until(lambda: len(sink.messages("ready.v1")) == 2)
     assert len(sink.messages("answers.v1")) == 1
+
+
+async def test_a_session_that_lost_its_questions_waits_for_the_answers_that_are_still_to_come(rig):
+    sink = MemorySink()
+    r = rig(Route(sink, "answers", "updates"))
+    r.arrive("aaa", 10, 11, 12)
+    r.committed("aaa", 1, 2)
+    r.publisher.questions_set(protocol.QuestionsSet(1, "aaa", 1, ()))
+    r.committed("aaa", 2, 3)
+    await until(lambda: len(sink.sent) == 2)
+    assert r.tracker.to_commit() == {STREAM: 10}
+    r.answer("aaa", 1, 2)
+    await until(lambda: r.tracker.outstanding() == 1)
+
+
+async def test_a_version_whose_evaluation_was_skipped_for_a_newer_one_holds_nothing_up(rig):
+    sink = MemorySink()
+    r = rig(Route(sink, "answers"))
+    r.arrive("aaa", 10, 11, 12)
+    r.committed("aaa", 1, 2)
+    r.publisher.questions_set(protocol.QuestionsSet(1, "aaa", 1, ()))
+    r.committed("aaa", 2, 3)
+    r.publisher.questions_set(protocol.QuestionsSet(2, "aaa", 2, PAPER_SIX[:1]))
+    r.committed("aaa", 3, 4)
+    r.answer("aaa", 3, 4, NAMES[:1], asked=1)
+    await until(lambda: r.tracker.outstanding() == 0)

@@ -1,13 +1,13 @@
-"""One rank of the tensor-parallel test: run as a module with (rank, ranks, directory) by the test.
+"""One rank of the tensor-parallel test: the test runs `main` in a process for each rank.
 
 The directory has the models, one folder each, and the group's file store. Every rank writes the results of
-`scenario` for each model.
+`scenario` for each model, and its output to a log.
 """
 
 from __future__ import annotations
 
+import os
 import random
-import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,9 @@ def weight_bytes(model: Any) -> int:
 
 
 def main(rank: int, ranks: int, directory: Path) -> None:
+    with (directory / f"{rank}.log").open("w") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
     torch.set_num_threads(1)
     distributed.init_process_group(
         "gloo",
@@ -84,7 +87,3 @@ def main(rank: int, ranks: int, directory: Path) -> None:
         }
         torch.save(found, directory / f"{path.name}.{rank}.pt")
     distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from engine.model.architectures import ModelError
 from engine.model.embedded import build_tokenizer
 from engine.model.loading import LoadedModel, load_model
 from tests import tolerance
+from tests.engine.model import tensor_parallel_rank
 from tests.engine.model.tensor_parallel_rank import scenario, weight_bytes
 from tests.engine.oracle import tiny
 
@@ -31,28 +31,25 @@ def both_ranks(
     directory = tmp_path_factory.mktemp("ranks")
     alone = {}
     for kind in KINDS:
-        alone[kind] = tiny(kind)
+        alone[kind] = tiny(kind, layers=2)
         alone[kind].model.save_pretrained(directory / kind)
         build_tokenizer().save_pretrained(directory / kind)
-    command = [sys.executable, "-m", "tests.engine.model.tensor_parallel_rank"]
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([tensor_parallel_rank.__name__])  # PyTorch is imported once for both
     ranks = [
-        subprocess.Popen(
-            [*command, str(rank), str(RANKS), str(directory)],
-            cwd=Path(__file__).parents[3],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        context.Process(target=tensor_parallel_rank.main, args=(rank, RANKS, directory))
         for rank in range(RANKS)
     ]
+    for process in ranks:
+        process.start()
     try:
-        for rank in ranks:
-            output, _ = rank.communicate(timeout=240)
-            assert rank.returncode == 0, output
+        for rank, process in enumerate(ranks):
+            process.join(240)
+            assert process.exitcode == 0, (directory / f"{rank}.log").read_text()
     finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+        for process in ranks:
+            process.kill()
+            process.join()
     found = {kind: [torch.load(directory / f"{kind}.{rank}.pt") for rank in range(RANKS)] for kind in KINDS}
     return alone, found
 
