@@ -149,7 +149,7 @@ class FlashEvaluator(Generic[P]):
         replaced = [each for each in (session.pending, session.current) if each and not each.started]
         due = self._due(session, standing, Moment(session.bars, records[-1].ts_event), replaced)
         if not due:
-            self._rest(session, version, payloads)
+            self._not_asked(session, version, payloads)
             return
         self.coalesced[tape.name] += len(records) - 1
         if session.not_due is not None:
@@ -190,7 +190,7 @@ class FlashEvaluator(Generic[P]):
         session.asked |= {item.key: now for item in found}
         return found
 
-    def _rest(self, session: _Session, version: int, payloads: tuple[Any, ...]) -> None:
+    def _not_asked(self, session: _Session, version: int, payloads: tuple[Any, ...]) -> None:
         """Report a version that no question is due at, after the evaluations before it."""
         if session.current is None:
             self._on_not_due(session.name, version, payloads)
