@@ -96,21 +96,34 @@ class Committed(msgspec.Struct, frozen=True, tag="committed"):
 
 
 class Answered(msgspec.Struct, frozen=True, tag="answered"):
-    """One standing question's answer; the front adds input offsets and ages. ``ts_ring``: monotonic ns."""
+    """One standing question's answer; the front adds input offsets and ages.
+
+    ``ts_ring``: monotonic ns. ``asked``: answers and failures that this version has in all.
+    """
 
     answer: Answer
     inputs: Inputs
     ts_ring: int
+    asked: int
 
 
 class AnswerFailed(msgspec.Struct, frozen=True, tag="answer_failed"):
-    """One standing question failed at one version."""
+    """One standing question failed at one version. ``asked``: as in `Answered`."""
 
     session: str
     question: str
     version: int
     code: str
     message: str
+    inputs: Inputs
+    asked: int
+
+
+class NotDue(msgspec.Struct, frozen=True, tag="not_due"):
+    """No standing question was due at this version; all events of earlier versions came before."""
+
+    session: str
+    version: int
     inputs: Inputs
 
 
@@ -186,6 +199,7 @@ EngineEvent = (
     | Committed
     | Answered
     | AnswerFailed
+    | NotDue
     | messages.AskReply
     | AskFailed
     | QuestionsSet

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import Meta
 
-from feeds.messages import AnyMessage, DataUpdated, DeadLetter
+from feeds.messages import AnyMessage, DataUpdated, DeadLetter, FlashReady
 from feeds.source import Sink, Source
 
 SOCKET = r"^(tcp|ipc)://.+$"
@@ -45,11 +45,14 @@ class Route:
     answers: str
     updates: str = ""
     dead_letters: str = ""
+    ready: str = ""
 
     def topic(self, message: AnyMessage) -> str:
         """The message's topic."""
         if isinstance(message, DataUpdated):
             return self.updates
+        if isinstance(message, FlashReady):
+            return self.ready
         return self.dead_letters if isinstance(message, DeadLetter) else self.answers
 
 

@@ -103,7 +103,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
     ``as_of`` is the event time of the newest record in the data version. ``staleness_ns`` is the time since
     this daemon received that record (monotonic clock). ``logit_gap`` is the best logit minus the second best
     over the choices (or the vocabulary). Where there is a calibration, ``probability`` is the choice's, and
-    ``choice_set`` has the choices that can't be excluded, likeliest first. ``choice`` is None for free text.
+    ``choice_set`` has the choices that can't be excluded, likeliest first. ``choice`` is None for free text,
+    ``value`` for text that is not a number.
     Preemption dropped ``recomputed_tokens`` and moved ``swapped_tokens`` to the host and back.
     """
 
@@ -113,6 +114,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
     question_hash: str
     text: str
     choice: str | None
+    value: str | None = None
     logit_gap: float
     probability: float | None
     choice_set: list[str] | None = None
@@ -141,6 +143,15 @@ class DataUpdated(msgspec.Struct, frozen=True, kw_only=True, tag="data_updated")
     bars: int
 
 
+class FlashReady(msgspec.Struct, frozen=True, kw_only=True, tag="flash_ready"):
+    """Every question that was due at ``data_version`` has its result; ``answers`` of them were answered."""
+
+    session: str
+    data_version: int
+    as_of: int
+    answers: int
+
+
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, tag="dead_letter"):
     """A payload that could not be used. ``payload`` is base64 text in JSON, raw bytes in msgpack."""
 
@@ -152,4 +163,4 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, tag="dead_letter"):
     payload: bytes
 
 
-AnyMessage = Trade | Quote | Bar | Answer | DataUpdated | DeadLetter
+AnyMessage = Trade | Quote | Bar | Answer | DataUpdated | FlashReady | DeadLetter

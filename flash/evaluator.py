@@ -1,10 +1,10 @@
-"""Ahead-of-time evaluation: answers the standing questions for every data version, on forks of that version.
+"""Ahead-of-time evaluation: answers the standing questions for each data version, on forks of that version.
 
-On each commit the tape is forked once per question, and all questions are submitted together, so they run in
-one batch (*Attention Once* section 3.9.3, with forks instead of strip and restore). Overload skips versions,
-never questions: a new version replaces one whose evaluation has not started; while one runs, the newest
-version waits. Skipped versions are counted and their records are reported with the next answers, so every
-input is accounted for.
+On each commit the tape is forked once per question that is due (`flash.schedules`), and these questions are
+submitted together, so they run in one batch (*Attention Once* section 3.9.3, with forks instead of strip and
+restore). Overload skips versions, never questions: a new version replaces one whose evaluation has not
+started, and takes over its questions; while one runs, the newest version waits. Skipped versions are counted
+and their records are reported with the next answers, so every input is accounted for.
 
 All state belongs to the thread that steps the scheduler.
 """
@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from flash.registry import Registry, Standing
+from flash.registry import Key, Registry, Standing
+from flash.schedules import TOO_LATE, Moment, is_due, is_late
 from regions.ephemeral import Fork
 from regions.tape import Tape
 from scheduler.request import Event, Failure, Request, RequestSpec, State
@@ -42,6 +43,8 @@ class Evaluated(Generic[P]):
     payloads: tuple[P, ...]
     gap: bool
     """Data was lost since the last answered version."""
+    asked: int
+    """Questions asked of this version; so many results it has."""
 
     @property
     def queue_ns(self) -> int:
@@ -62,42 +65,58 @@ class Evaluated(Generic[P]):
 
 @dataclass(eq=False, slots=True)
 class _Evaluation:
-    """The evaluation of all standing questions of a session at one version."""
+    """The evaluation of a session's due questions at one version."""
 
     version: int
     forks: list[tuple[Standing, Fork, Sequence[int]]]
     """Each question's reader, and the tokens that ask it."""
     payloads: tuple[Any, ...]
     gap: bool
+    unreported: set[Key]
+    """Questions to which an earlier gap was not reported: they were not due."""
     requests: list[Request] = field(default_factory=list)
     open: int = 0
     answered: bool = False
+    reported: bool = False
+    """Some question has its result, so that the others must get theirs of this version too."""
 
     @property
     def started(self) -> bool:
-        return any(request.first(Event.SCHEDULED) is not None for request in self.requests)
+        return self.reported or any(request.first(Event.SCHEDULED) is not None for request in self.requests)
 
     def absorb(self, older: _Evaluation) -> None:
-        """Take over the payloads and the gap of a skipped evaluation."""
+        """Take over the payloads and the gaps of a skipped evaluation."""
         self.payloads = older.payloads + self.payloads
         self.gap |= older.gap
+        self.unreported |= older.unreported
 
 
 @dataclass(slots=True)
 class _Session:
+    name: str
     current: _Evaluation | None = None
     """Submitted, not finished."""
     pending: _Evaluation | None = None
     """The newest version, which waits for `current`."""
     gap: bool = False
     """Data was lost, and no evaluation has reported it yet."""
+    bars: int = 0
+    asked: dict[Key, Moment] = field(default_factory=dict)
+    """When each standing question was asked last."""
+    unreported: set[Key] = field(default_factory=set)
+    """Those that were not asked when a gap was reported."""
+    not_due: tuple[int, tuple[Any, ...]] | None = None
+    """The newest version that no question was due at while an evaluation ran, and the payloads since it."""
 
 
 class FlashEvaluator(Generic[P]):
     """Submits the registry's questions on each commit of a scheduler.
 
     `has_gap` says whether data was lost before the record of a payload. `on_done` is called on the stepping
-    thread, once per question and evaluated version. `asked` gives the tokens that ask a question of a fork.
+    thread, once per question and evaluated version. `on_not_due` gets session, version and payloads where no
+    question is due, after the results of all earlier versions. `asked` gives the tokens that ask a question
+    of a fork. `age_ns` is the time since the receipt of a payload: a question past its deadline when its turn
+    comes is not asked, but fails as `TOO_LATE`.
     """
 
     def __init__(
@@ -106,40 +125,77 @@ class FlashEvaluator(Generic[P]):
         registry: Registry,
         on_done: Callable[[Evaluated[P]], None],
         has_gap: Callable[[P], bool],
+        on_not_due: Callable[[str, int, tuple[P, ...]], None],
         asked: Callable[[Standing, Fork], Sequence[int]] = lambda item, fork: item.prepared.prompt_tokens,
+        age_ns: Callable[[P], int] = lambda payload: 0,
     ) -> None:
         self._scheduler = scheduler
         self._registry = registry
-        self._on_done = on_done
-        self._has_gap, self._asked = has_gap, asked
-        self._sessions: defaultdict[str, _Session] = defaultdict(_Session)
+        self._on_done, self._on_not_due = on_done, on_not_due
+        self._has_gap, self._asked, self._age_ns = has_gap, asked, age_ns
+        self._sessions: dict[str, _Session] = {}
         self.coalesced: defaultdict[str, int] = defaultdict(int)
         """Skipped updates so far, by session."""
         scheduler.subscribe(self.on_commit, self.on_drop)
 
     def on_commit(self, tape: Tape, version: int, records: TapeItems) -> None:
         """Evaluate the new version now, or after the running evaluation."""
-        session, standing = self._sessions[tape.name], self._registry.standing(tape.name)
+        session, standing = self._session(tape.name), self._registry.standing(tape.name)
         payloads = tuple(record.payload for record in records)
         session.gap |= any(map(self._has_gap, payloads))
+        session.bars += len(records)
         if not standing:
             return
+        replaced = [each for each in (session.pending, session.current) if each and not each.started]
+        due = self._due(session, standing, Moment(session.bars, records[-1].ts_event), replaced)
+        if not due:
+            self._not_asked(session, version, payloads)
+            return
         self.coalesced[tape.name] += len(records) - 1
-        new = _Evaluation(version, [self._fork(tape, item) for item in standing], payloads, session.gap)
+        if session.not_due is not None:
+            payloads, session.not_due = session.not_due[1] + payloads, None
+        asked = {item.key for item in due}
+        forks = [self._fork(tape, item) for item in due]
+        new = _Evaluation(version, forks, payloads, session.gap, session.unreported & asked)
+        session.unreported -= asked
+        if session.gap:
+            session.unreported |= {item.key for item in standing} - asked
         session.gap = False
-        if session.pending is not None:
-            self._skip(tape.name, session.pending, new)
-            session.pending = None
+        for each in replaced:
+            self._skip(tape.name, each, new)
         if session.current is not None and session.current.started:
             session.pending = new
-            return
-        if session.current is not None:
-            self._skip(tape.name, session.current, new)
-        self._submit(session, new)
+        else:
+            session.pending = None
+            self._submit(session, new)
 
     def on_drop(self, tape: Tape, records: TapeItems, failure: Failure) -> None:
         """Note the gap in the tape; the next version's answers report it."""
-        self._sessions[tape.name].gap = True
+        self._session(tape.name).gap = True
+
+    def _session(self, name: str) -> _Session:
+        return self._sessions.setdefault(name, _Session(name))
+
+    def _due(
+        self, session: _Session, standing: Sequence[Standing], now: Moment, replaced: Sequence[_Evaluation]
+    ) -> list[Standing]:
+        """The questions to ask ``now``: none, or those due and those of ``replaced`` evaluations."""
+        due = {item.key for item in standing if is_due(item.question, now, session.asked.get(item.key))}
+        if not due:
+            return []
+        due |= {item.key for each in replaced for item, _, _ in each.forks}
+        found = [item for item in standing if item.key in due]
+        kept = {item.key for item in standing}
+        session.asked = {key: then for key, then in session.asked.items() if key in kept}
+        session.asked |= {item.key: now for item in found}
+        return found
+
+    def _not_asked(self, session: _Session, version: int, payloads: tuple[Any, ...]) -> None:
+        """Report a version that no question is due at, after the evaluations before it."""
+        if session.current is None:
+            self._on_not_due(session.name, version, payloads)
+        else:
+            session.not_due = version, (session.not_due[1] if session.not_due else ()) + payloads
 
     def _fork(self, tape: Tape, item: Standing) -> tuple[Standing, Fork, Sequence[int]]:
         fork = tape.fork()
@@ -159,8 +215,10 @@ class FlashEvaluator(Generic[P]):
     def _submit(self, session: _Session, evaluation: _Evaluation) -> None:
         session.current = evaluation
         evaluation.open = len(evaluation.forks)
-        evaluation.requests = [
-            Request(
+        age = self._age_ns(evaluation.payloads[-1])
+        late: list[Request] = []
+        for item, reader, tokens in evaluation.forks:
+            request = Request(
                 RequestSpec(
                     cls=PriorityClass.FLASH,
                     session=item.session,
@@ -170,12 +228,15 @@ class FlashEvaluator(Generic[P]):
                     reader=reader,
                     stop_ids=item.prepared.stop_ids,
                     choices=item.prepared.choice_tokens,
+                    grammar=item.prepared.grammar,
                 )
             )
-            for item, reader, tokens in evaluation.forks
-        ]
+            (late if is_late(item.question, age) else evaluation.requests).append(request)
         for request in evaluation.requests:
             self._scheduler.submit(request)
+        for request in late:
+            request.end(State.FAILED, 0, Failure(TOO_LATE, "its deadline passed before its turn came"))
+            request.spec.on_done(request)
 
     def _done(self, session: _Session, evaluation: _Evaluation, item: Standing, request: Request) -> None:
         evaluation.open -= 1
@@ -194,9 +255,15 @@ class FlashEvaluator(Generic[P]):
             self._submit(session, pending)
         else:
             session.gap |= lost
+            if session.not_due is not None:
+                (version, payloads), session.not_due = session.not_due, None
+                self._on_not_due(session.name, version, payloads)
 
     def _report(self, evaluation: _Evaluation, item: Standing, request: Request) -> None:
         answered = request.state is State.FINISHED
         evaluation.answered |= answered
         if answered or request.error is not None:
-            self._on_done(Evaluated(item, evaluation.version, request, evaluation.payloads, evaluation.gap))
+            evaluation.reported = True
+            gap = evaluation.gap or item.key in evaluation.unreported
+            asked = len(evaluation.forks)
+            self._on_done(Evaluated(item, evaluation.version, request, evaluation.payloads, gap, asked))

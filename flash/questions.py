@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Literal
+
+PublishWhen = Literal["always", "changed", "confident", "crossed", "every"]
+"""See `flash.publishing`."""
+AnswerForm = Literal["text", "number"]
+_DECIMAL = re.compile(r"[+-]?[0-9]{1,10}(\.[0-9]{1,9})?")
+
+_LEAST = {"max_tokens": 1, "publish_every": 1, "ask_every_bars": 1, "ask_every_ns": 0, "answer_within_ns": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,20 +22,45 @@ class Question:
     """A standing question, answered for every data version.
 
     With `choices` the answer is the likeliest one and takes one token; without them it is greedy text of at
-    most `max_tokens` tokens. Raises ValueError for an empty name or text, for repeated or single choices, and
-    for `max_tokens` below 1.
+    most `max_tokens` tokens, or with `answer` a number only. `min_probability` and `min_logit_gap` belong to
+    `confident`, `level` (decimal text) to `crossed`, `publish_every` (data versions) to `every`. It is asked
+    every `ask_every_bars`, or every `ask_every_ns` of event time, and answered within `answer_within_ns` of
+    the data's receipt or not at all (see `flash.schedules`).
+
+    Raises ValueError for an empty name or text, for repeated or single choices, for choices of a question
+    that crosses a level, for a `level` that is not a number, and for other numbers out of range.
     """
 
     name: str
     text: str
     choices: tuple[str, ...] | None = None
     max_tokens: int = 8
+    answer: AnswerForm = "text"
+    publish_when: PublishWhen = "always"
+    min_probability: float = 0.8
+    min_logit_gap: float = 2.0
+    level: str = "0"
+    publish_every: int = 1
+    ask_every_bars: int = 1
+    ask_every_ns: int = 0
+    answer_within_ns: int = 0
 
     def __post_init__(self) -> None:
         if not self.name.strip() or not self.text.strip():
             raise ValueError("a question needs a name and a text")
-        if self.max_tokens < 1:
-            raise ValueError(f"question {self.name!r}: max_tokens must be at least 1, not {self.max_tokens}")
+        for member, least in _LEAST.items():
+            if (value := getattr(self, member)) < least:
+                raise ValueError(f"question {self.name!r}: {member} must be at least {least}, not {value}")
+        if self.ask_every_bars > 1 and self.ask_every_ns:
+            raise ValueError(f"question {self.name!r}: asked every so many bars or every so long, not both")
+        if self.answer == "number" and self.choices is not None:
+            raise ValueError(
+                f"question {self.name!r}: the answer is a number or one of the choices, not both"
+            )
+        if self.publish_when == "crossed" and self.choices is not None:
+            raise ValueError(f"question {self.name!r}: only a number crosses a level: remove the choices")
+        if _DECIMAL.fullmatch(self.level) is None:
+            raise ValueError(f"question {self.name!r}: level {self.level!r} is not a plain decimal number")
         if self.choices is not None:
             if len(self.choices) < 2:
                 raise ValueError(f"question {self.name!r}: needs at least two choices, or none")
@@ -39,14 +73,20 @@ class Question:
     def hash(self) -> str:
         """Identity of the question under any name: h of *Attention Once* equation 11, 32 hex digits.
 
-        Ignores differences in Unicode form and white space, but not in the choices or their order. Each part
-        is preceded by its length, so that no two lists of parts hash the same bytes.
+        Ignores differences in Unicode form and white space, but not in the choices, their order or the form
+        of the answer, and what is published. Each part is preceded by its length, so that no two lists of
+        parts hash the same bytes.
         """
         digest = blake2b(digest_size=16)
-        for part in (self.text, *(self.choices or ())):
+        form = () if self.answer == "text" else (self.answer,)
+        for part in (self.text, *(self.choices or ()), *form):
             data = " ".join(unicodedata.normalize("NFC", part).split()).encode()
             digest.update(len(data).to_bytes(8, "big") + data)
         return digest.hexdigest()
+
+
+Grammar = Callable[[Sequence[int], int], tuple[int, ...]]
+"""Token ids that may follow the generated ones, given how many more fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +101,7 @@ class Prepared:
     most_tokens: int | None = None
     """Tokens after which the model's answer ends in any case; None: as many as asked for."""
     is_price: bool = False
+    grammar: Grammar | None = None
     """The answer is a price: in a compact session, its level."""
 
     def answer_tokens(self, question: Question) -> int:

@@ -18,6 +18,10 @@ class BadQuestion(ValueError):
         self.member = member
 
 
+Key = tuple[str, str]
+"""Name and hash of a question."""
+
+
 @dataclass(frozen=True, slots=True)
 class Standing:
     """A question registered for a session."""
@@ -26,6 +30,11 @@ class Standing:
     question: Question
     question_hash: str
     prepared: Prepared
+
+    @property
+    def key(self) -> Key:
+        """Identity within the session."""
+        return self.question.name, self.question_hash
 
 
 class Registry:

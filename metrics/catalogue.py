@@ -51,6 +51,7 @@ REASONS: tuple[str, ...] = (*get_args(Reason), OTHER)
 SET_SIZES: tuple[str, ...] = ("empty", "one", "several")
 
 # Why a question got no answer.
+SUPPRESSED: tuple[str, ...] = ("unchanged", "unsure", "not_crossed", "not_due", "late", "skipped")
 FAILURES: tuple[str, ...] = (
     "too_long",
     "engine",
@@ -233,6 +234,12 @@ METRICS: tuple[Metric, ...] = (
         "foretick_answers_failed_total",
         "Standing questions without a published answer, by reason. Worry when it grows.",
         reason=FAILURES,
+    ),
+    _counter(
+        "foretick_answers_suppressed_total",
+        "Answers that a question's publish_when or deadline kept from the sinks; skipped ones were not "
+        "computed. Worry when late or skipped grow: overload.",
+        reason=SUPPRESSED,
     ),
     _counter(
         "foretick_flash_coalesced_total",

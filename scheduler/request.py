@@ -81,6 +81,8 @@ class RequestSpec:
     stop_ids: frozenset[int] = frozenset()
     choices: tuple[int, ...] | None = None
     """Token ids to choose the answer from; such a request ends after one token."""
+    grammar: Callable[[Sequence[int], int], tuple[int, ...]] | None = None
+    """Token ids that may follow the generated ones, given how many more fit; None: any."""
     temperature: float = 0.0
     """0 takes the best token. Above 0 tokens are drawn, always the same ones for a prompt (equation 20)."""
     salt: str = ""
@@ -101,6 +103,8 @@ class RequestSpec:
             raise ValueError("an unfinished prompt needs an open_prompt and max_tokens above 0")
         if self.background and self.max_tokens:
             raise ValueError("a background request only prefills: its max_tokens must be 0")
+        if self.choices is not None and self.grammar is not None:
+            raise ValueError("a request has choices or a grammar, not both")
         if self.temperature:
             Sampling(self.temperature, 0, 0)  # raises for an invalid temperature
 
@@ -293,7 +297,14 @@ class Request:
         tokens = self.next_tokens(n)
         if drafts:
             tokens = [*tokens, *drafts]
-        return Chunk(self.reader, tokens, sample, self.spec.choices, self.sampling, len(drafts))
+        return Chunk(self.reader, tokens, sample, self._choices, self.sampling, len(drafts))
+
+    @property
+    def _choices(self) -> tuple[int, ...] | None:
+        """The token ids that its next token is chosen from."""
+        if self.spec.grammar is None:
+            return self.spec.choices
+        return self.spec.grammar(self.output, self.spec.max_tokens - len(self.output))
 
     def next_tokens(self, n: int) -> Sequence[int]:
         """The next ``n`` known tokens to compute."""

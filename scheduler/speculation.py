@@ -98,6 +98,8 @@ class Speculation:
         self._proposers.pop(request.id, None)
 
     def _propose(self, request: Request, left: int, decoders: int) -> list[int]:
+        if request.spec.grammar is not None:  # what may follow a draft is known only after it
+            return []
         limits, proposer, generated = self._limits, self._proposers.get(request.id), len(request.output)
         acceptance = 1.0 if proposer is None else proposer.acceptance
         cap = draft_cap(limits.max_drafts, limits.max_draft_rows, decoders, acceptance, generated)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import zmq
 
@@ -93,11 +93,20 @@ class QueryClient:
         return self._request(ListQuestions(self._next(), session), QuestionsReply)
 
     def set_question(
-        self, session: str, name: str, text: str, choices: tuple[str, ...] = (), max_tokens: int = 8
+        self,
+        session: str,
+        name: str,
+        text: str,
+        choices: tuple[str, ...] = (),
+        max_tokens: int = 8,
+        **options: Any,
     ) -> QuestionsReply:
-        """Add a standing question, or change the one with its name; QueryError on refusal or timeout."""
+        """Add a standing question, or change the one with its name; QueryError on refusal or timeout.
+
+        ``options``: further members of `SetQuestion`.
+        """
         return self._request(
-            SetQuestion(self._next(), session, name, text, choices, max_tokens), QuestionsReply
+            SetQuestion(self._next(), session, name, text, choices, max_tokens, **options), QuestionsReply
         )
 
     def remove_question(self, session: str, name: str) -> QuestionsReply:

@@ -16,6 +16,7 @@ from msgspec import Meta
 
 from feeds.decoding import Undecodable, decoded
 from feeds.messages import Answer
+from flash.questions import AnswerForm, PublishWhen
 
 Code = Literal[
     "bad_request",
@@ -95,6 +96,15 @@ class SetQuestion(msgspec.Struct, frozen=True, tag="set_question", forbid_unknow
     text: Annotated[str, Meta(min_length=1)]
     choices: tuple[str, ...] = ()
     max_tokens: Annotated[int, Meta(ge=1)] = 8
+    answer: AnswerForm = "text"
+    publish_when: PublishWhen = "always"
+    min_probability: Annotated[float, Meta(ge=0, le=1)] = 0.8
+    min_logit_gap: Annotated[float, Meta(ge=0)] = 2.0
+    level: str = "0"
+    publish_every: Annotated[int, Meta(ge=1)] = 1
+    ask_every_bars: Annotated[int, Meta(ge=1)] = 1
+    ask_every_ns: Annotated[int, Meta(ge=0)] = 0
+    answer_within_ns: Annotated[int, Meta(ge=0)] = 0
 
 
 class RemoveQuestion(msgspec.Struct, frozen=True, tag="remove_question", forbid_unknown_fields=True):
@@ -214,7 +224,7 @@ class SessionsReply(msgspec.Struct, frozen=True, tag="sessions_reply"):
 
 
 class AnswersReply(msgspec.Struct, frozen=True, tag="answers_reply"):
-    """The latest published answers; a question without an answer yet is missing from the list."""
+    """The latest answers, published or not; a question without an answer yet is missing from the list."""
 
     id: Id
     session: str
@@ -228,6 +238,15 @@ class QuestionInfo(msgspec.Struct, frozen=True):
     text: str
     choices: tuple[str, ...]
     max_tokens: int
+    answer: AnswerForm
+    publish_when: PublishWhen
+    min_probability: float
+    min_logit_gap: float
+    level: str
+    publish_every: int
+    ask_every_bars: int
+    ask_every_ns: int
+    answer_within_ns: int
 
 
 class QuestionsReply(msgspec.Struct, frozen=True, tag="questions_reply"):

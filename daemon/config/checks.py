@@ -116,6 +116,12 @@ def _questions(config: Config) -> Iterator[Problem]:
             yield Problem(f"{here}.choices", f"{question.choices[at]!r} appears twice: remove one")
         if len(question.choices) == 1:
             yield Problem(f"{here}.choices", "a single choice decides nothing: give two or more, or none")
+        if question.answer == "number" and question.choices:
+            yield Problem(f"{here}.answer", "is a number or one of the choices: remove one of the keys")
+        if question.publish_when == "crossed" and question.choices:
+            yield Problem(f"{here}.publish_when", "only a number crosses a level: remove the choices")
+        if question.ask_every and question.ask_every_bars > 1:
+            yield Problem(f"{here}.ask_every", "contradicts ask_every_bars: remove one")
         if question.max_tokens > limit:
             yield Problem(
                 f"{here}.max_tokens", f"{question.max_tokens} is above scheduler.max_new_tokens {limit}"

@@ -17,6 +17,7 @@ from feeds.connector import SOCKET, Connector, SinkConnector, SourceConnector, a
 from feeds.connectors import SINKS, SOURCES
 from feeds.decimal9 import Fixed9
 from feeds.durations import Duration, parse_duration
+from flash.questions import AnswerForm, PublishWhen
 from scheduler.policies import PolicyName
 from scheduler.types import Eviction
 
@@ -230,7 +231,42 @@ class QuestionConfig(Table, frozen=True):
         tuple[str, ...], about("allowed answers, which must differ in their first token; empty is free text")
     ] = ()
     max_tokens: Annotated[int, about("longest free-text answer, in tokens", ge=1)] = 8
+    answer: Annotated[AnswerForm, about("form of a free-text answer: any text, or a decimal number only")] = (
+        "text"
+    )
     sessions: Annotated[tuple[str, ...], about("sessions that answer it; empty is all")] = ()
+    publish_when: Annotated[
+        PublishWhen,
+        about(
+            "which answers are published: always all; changed, those that differ from the last published "
+            "one; confident, those at least as sure as below; crossed, numbers that went from one side of "
+            "`level` to the other; every, one in so many data versions"
+        ),
+    ] = "always"
+    min_probability: Annotated[
+        float, about("confident only: least calibrated probability of the choice", ge=0, le=1)
+    ] = 0.8
+    min_logit_gap: Annotated[
+        float, about("confident only: least logit gap of an answer without a calibration", ge=0)
+    ] = 2.0
+    level: Annotated[Fixed9, about("crossed only: the number that answers cross")] = Fixed9(0)
+    publish_every: Annotated[
+        int, about("every only: data versions from one published answer to the next", ge=1)
+    ] = 1
+    ask_every_bars: Annotated[
+        int, about("asked again after this many bars; 1 is every data version", ge=1)
+    ] = 1
+    ask_every: Annotated[
+        Duration,
+        about("asked of the first data version in each such period of event time instead; 0s is off"),
+    ] = OFF
+    answer_within: Annotated[
+        Duration,
+        about(
+            "deadline, from the receipt of a version's newest record: a later answer is skipped before it "
+            "costs a pass, or else not published; 0s is none"
+        ),
+    ] = OFF
 
 
 class FlashConfig(Table, frozen=True):

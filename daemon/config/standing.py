@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
+from decimal import Decimal
 from typing import NamedTuple
 
-from daemon.config.schema import Config
+from daemon.config.schema import Config, QuestionConfig
+from feeds.decimal9 import SCALE, Fixed9
+from feeds.durations import Duration
 from flash.questions import PAPER_SIX, Question
 
 
@@ -25,5 +29,28 @@ def questions_of(config: Config) -> Iterator[Asked]:
             yield Asked("standing", session.name, question)
         for index, asked in enumerate(config.questions):
             if not asked.sessions or session.name in asked.sessions:
-                question = Question(asked.name, asked.text, asked.choices or None, asked.max_tokens)
-                yield Asked(f"questions[{index}]", session.name, question)
+                yield Asked(f"questions[{index}]", session.name, question_of(asked))
+
+
+def question_of(asked: QuestionConfig) -> Question:
+    """The question that a table declares."""
+    members = {f.name: getattr(asked, f.name) for f in fields(Question) if hasattr(asked, f.name)}
+    changed = {
+        "choices": asked.choices or None,
+        "level": str(asked.level),
+        "ask_every_ns": int(asked.ask_every),
+        "answer_within_ns": int(asked.answer_within),
+    }
+    return Question(**members | changed)
+
+
+def table_of(question: Question, session: str) -> QuestionConfig:
+    """The table that declares ``question`` for one session."""
+    members = {f.name: getattr(question, f.name) for f in fields(Question) if not f.name.endswith("_ns")}
+    changed = {
+        "choices": question.choices or (),
+        "level": Fixed9(Decimal(question.level) * SCALE),
+        "ask_every": Duration(question.ask_every_ns),
+        "answer_within": Duration(question.answer_within_ns),
+    }
+    return QuestionConfig(**members | changed, sessions=(session,))

@@ -19,6 +19,7 @@ from daemon.config.schema import Config
 from daemon.engine.build import Built
 from daemon.engine.confidence import Confidence
 from daemon.engine.input import Appended, has_gap, inputs_of, newest
+from feeds.decimal9 import parse_fixed9
 from feeds.messages import Answer, Flag, Latency
 from flash.confidence import Judged
 from flash.evaluator import Evaluated, FlashEvaluator
@@ -46,6 +47,14 @@ def generated(
     choice = request.chosen(choices)
     text = decode(list(request.answer)) if choice is None else choice
     return {"text": text, "choice": choice, "logit_gap": request.samples[0].gap}
+
+
+def number_in(text: str) -> str | None:
+    """``text`` as the shortest decimal; None if it is not a number."""
+    try:
+        return str(parse_fixed9(text.strip()))
+    except ValueError:
+        return None
 
 
 def decoder(
@@ -102,7 +111,9 @@ class StandingAnswers:
         self._coalesced = {
             name: store.growth("foretick_flash_coalesced_total", session=name) for name in self._sessions
         }
-        self._evaluator = FlashEvaluator(scheduler, registry, self._evaluated, has_gap, built.prefixes.asked)
+        self._evaluator = FlashEvaluator(
+            scheduler, registry, self._evaluated, has_gap, self._not_due, built.prefixes.asked, _age_ns
+        )
 
     def _evaluated(self, done: Evaluated[Appended]) -> None:
         """One question at one version."""
@@ -111,10 +122,14 @@ class StandingAnswers:
         self._coalesced[name].update(self._evaluator.coalesced[name])
         if done.request.state is State.FINISHED:
             ts_ring = done.payloads[-1].record.ts_ring
-            self._emit(protocol.Answered(self._answer(done), inputs, ts_ring))
+            self._emit(protocol.Answered(self._answer(done), inputs, ts_ring, done.asked))
         elif error is not None:
             question = standing.question.name
-            self._emit(protocol.AnswerFailed(name, question, done.version, error.code, error.message, inputs))
+            why = error.code, error.message
+            self._emit(protocol.AnswerFailed(name, question, done.version, *why, inputs, done.asked))
+
+    def _not_due(self, session: str, version: int, payloads: tuple[Appended, ...]) -> None:
+        self._emit(protocol.NotDue(session, version, inputs_of(payloads)))
 
     def _answer(self, done: Evaluated[Appended]) -> Answer:
         standing, request = done.standing, done.request
@@ -130,6 +145,7 @@ class StandingAnswers:
             question=standing.question.name,
             question_hash=standing.question_hash,
             **found,
+            value=number_in(found["text"]) if found["choice"] is None else None,
             probability=judged.probability if judged else None,
             choice_set=list(judged.choice_set) if judged else None,
             data_version=done.version,
@@ -162,6 +178,10 @@ class StandingAnswers:
             "abstained": judged is not None and judged.abstained,
         }
         return [flag for flag, is_set in owned.items() if is_set]
+
+
+def _age_ns(payload: Appended) -> int:
+    return time.monotonic_ns() - payload.record.ts_ring
 
 
 class EngineAsks:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 
@@ -69,16 +69,21 @@ class Built:
         except ValueError as error:
             raise BadQuestion(f"question {question.name!r}: {error}", "text") from error
         choices = prompt.choices(text, question.choices) if question.choices else None
+        grammar = prompt.numbers.allowed if question.answer == "number" else None
         if terse is None:
-            return Prepared(tokens, choices, prompt.stop_ids, is_price=question.text == EXACT_VALUE.text)
+            is_price = question.text == EXACT_VALUE.text
+            return Prepared(tokens, choices, prompt.stop_ids, None, is_price, grammar)
         is_price = not terse.find(text).choices
-        return Prepared(tokens, choices, prompt.stop_ids, LEVEL_TOKENS if is_price else 1, is_price)
+        return Prepared(tokens, choices, prompt.stop_ids, LEVEL_TOKENS if is_price else 1, is_price, grammar)
 
 
 def text_of(prompt: PromptFormat, question: Question) -> str:
     """The text that the model knows ``question`` by."""
     # the paper's texts are for models that read
-    return question.name if prompt.terse is not None and question in PAPER_SIX else question.text
+    if prompt.terse is None:
+        return question.text
+    paper = {each.hash: each.name for each in PAPER_SIX}
+    return paper.get(replace(question, answer="text").hash, question.text)
 
 
 def register(registry: Registry, asked: Asked) -> Standing:

@@ -19,10 +19,10 @@ from regions.ephemeral import Fork
 
 
 class Listing(NamedTuple):
-    """What one frozen prefix says. ``asked``: the tokens that ask each numbered question."""
+    """What one frozen prefix says. ``asked``: the tokens that ask each numbered question, by its text."""
 
     prefix: tuple[int, ...]
-    asked: Mapping[Question, tuple[int, ...]]
+    asked: Mapping[str, tuple[int, ...]]
 
 
 class Prefixes:
@@ -69,7 +69,8 @@ class Prefixes:
         ``use`` is not called where the prefix stays the same.
         """
         with self._lock:
-            if self.numbers and tuple(questions) != self._questions[session]:
+            texts = [list(map(self._text_of, each)) for each in (questions, self._questions[session])]
+            if self.numbers and texts[0] != texts[1]:
                 self._change(session, self._headers[session], tuple(questions), use)
 
     def longest(self, session: str, questions: Sequence[Question]) -> int:
@@ -95,7 +96,7 @@ class Prefixes:
                 return whole
             for _ in range(found):
                 listings.popleft()
-            return listings[0].asked.get(standing.question, whole)
+            return listings[0].asked.get(standing.question.text, whole)
 
     def _change(
         self,
@@ -104,12 +105,7 @@ class Prefixes:
         questions: tuple[Question, ...],
         use: Callable[[tuple[int, ...]], None],
     ) -> None:
-        listing, newest = self._made(session, header, questions), self._listings[session][-1]
-        if questions != self._questions[session] and listing.prefix == newest.prefix:
-            # other choices: the same numbers ask
-            self._questions[session] = questions
-            self._listings[session][-1] = Listing(newest.prefix, {**newest.asked, **listing.asked})
-            return
+        listing = self._made(session, header, questions)
         use(listing.prefix)
         self._headers[session], self._questions[session] = header, questions
         if not self.numbers:
@@ -118,5 +114,5 @@ class Prefixes:
 
     def _made(self, session: str, header: str | None, questions: tuple[Question, ...]) -> Listing:
         prefix = self._prompt.frozen(header, list(map(self._text_of, questions)))
-        asked = {question: tuple(self._prompt.numbered(n)) for n, question in enumerate(questions, 1)}
+        asked = {question.text: tuple(self._prompt.numbered(n)) for n, question in enumerate(questions, 1)}
         return Listing(prefix, asked)

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 
 import msgspec
 
@@ -20,7 +21,10 @@ from daemon.front.offsets import OffsetTracker
 from daemon.front.sessions import Sessions
 from feeds.codec import make_headers
 from feeds.connector import Route
-from feeds.messages import Answer, AnyMessage, DataUpdated, DeadLetter, InputRange
+from feeds.messages import Answer, AnyMessage, DataUpdated, DeadLetter, FlashReady, InputRange
+from flash.publishing import Said, suppressed
+from flash.questions import Question
+from flash.schedules import TOO_LATE
 from metrics.catalogue import FAILURES
 from metrics.store import MetricStore
 
@@ -29,13 +33,17 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class _Version:
-    """``open``: answers of one version not acknowledged yet, including those still to come.
+    """``open``: answers of one version not acknowledged yet, including the ``awaited`` ones still to come.
 
-    ``begun``: the first of them is there; until then a newer version may be answered instead.
+    ``answers``: those that came, failures excluded. ``as_of``: theirs. ``begun``: the first result is there;
+    until then a newer version may be answered instead.
     """
 
     open: int
     low_watermark: int
+    awaited: int = 0
+    answers: int = 0
+    as_of: int = 0
     begun: bool = True
 
 
@@ -43,6 +51,7 @@ class _Version:
 class _Published:
     """One session's answers. ``inputs``: the input ranges of one version, shared by all its questions.
 
+    ``policies`` and ``last``: the questions of today and what was last published of them, by name and hash.
     ``questions``: (version, number of questions that later versions are asked), oldest first.
     """
 
@@ -51,6 +60,8 @@ class _Published:
     stale_after_ns: int
     versions: dict[int, _Version] = field(default_factory=dict)
     inputs: tuple[int, list[InputRange]] = (0, [])
+    policies: dict[tuple[str, str], Question] = field(default_factory=dict)
+    last: dict[tuple[str, str], Said] = field(default_factory=dict)
     newest: tuple[int, int] | None = None
     """The newest version that is asked, and its low watermark, until its first answer."""
 
@@ -74,10 +85,12 @@ class Publisher:
     ) -> None:
         self.delivery = Delivery(routes, ["", *sessions.states], lossless=lossless)
         self._tracker, self._sessions, self._store = tracker, sessions, store
-        self._published = {
-            s.name: _Published(s.symbol, [(-1, len(sessions.states[s.name].questions))], s.stale_after)
-            for s in config.sessions
-        }
+        self._published: dict[str, _Published] = {}
+        for s in config.sessions:
+            asked = sessions.states[s.name].questions
+            self._published[s.name] = _Published(
+                s.symbol, [(-1, len(asked))], s.stale_after, policies=by_key(asked)
+            )
         self._sent = 0
 
     def committed(self, event: protocol.Committed) -> None:
@@ -99,30 +112,55 @@ class Publisher:
         """A standing question's answer."""
         answer = self._complete(event)
         self._sessions.answered(answer)
-        self._expect(answer.session, answer.data_version, event.inputs)
+        version = self._expect(answer.session, answer.data_version, event.inputs, event.asked)
+        version.answers, version.as_of = version.answers + 1, answer.as_of
+        self._publish(answer, event.ts_ring)
+        self._arrived(answer.session, answer.data_version, version)
+
+    def _publish(self, answer: Answer, ts_ring: int) -> None:
+        """Publish an answer, or acknowledge it at once where its question suppresses it."""
         acknowledge = self._acknowledging(answer.session, answer.data_version)
+        state, key = self._published[answer.session], (answer.question, answer.question_hash)
+        question, said = state.policies.get(key), _said(answer)
+        reason = question and suppressed(question, said, state.last.get(key))
+        if reason:
+            self._store.inc("foretick_answers_suppressed_total", reason=reason)
+            acknowledge(Outcome.DELIVERED)
+            return
+        state.last[key] = said
         published = time.monotonic_ns()
 
         def done(outcome: Outcome) -> None:
             now = time.monotonic_ns()
             if outcome is Outcome.REFUSED:
                 self._store.inc("foretick_answers_failed_total", reason="publish")
+                if state.last.get(key) is said:
+                    del state.last[key]
             elif outcome is Outcome.DELIVERED:
                 self._store.inc("foretick_answers_total", session=answer.session)
                 self._store.observe("foretick_stage_seconds", now - published, stage="publish")
-                self._store.observe("foretick_stage_seconds", now - event.ts_ring, stage="end_to_end")
+                self._store.observe("foretick_stage_seconds", now - ts_ring, stage="end_to_end")
             acknowledge(outcome)
 
         self._put(answer.session, answer, answer.symbol, _answer_id(answer), done)
 
     def failed(self, event: protocol.AnswerFailed) -> None:
         """A question without an answer: its records count as acknowledged, unless the engine was stopped."""
-        log.warning("%s/%s version %d: %s", event.session, event.question, event.version, event.message)
-        reason = event.code if event.code in FAILURES else "other"
-        self._store.inc("foretick_answers_failed_total", reason=reason)
-        self._expect(event.session, event.version, event.inputs)
+        if event.code == TOO_LATE:
+            self._store.inc("foretick_answers_suppressed_total", reason="skipped")
+        else:
+            log.warning("%s/%s version %d: %s", event.session, event.question, event.version, event.message)
+            reason = event.code if event.code in FAILURES else "other"
+            self._store.inc("foretick_answers_failed_total", reason=reason)
+        version = self._expect(event.session, event.version, event.inputs, event.asked)
         stopping = event.code == "stopping"
         self._acknowledging(event.session, event.version)(Outcome.STOPPED if stopping else Outcome.REFUSED)
+        self._arrived(event.session, event.version, version)
+
+    def not_due(self, event: protocol.NotDue) -> None:
+        """A version without answers: it is acknowledged after those before it."""
+        self._expect(event.session, event.version, event.inputs, 1)
+        self._acknowledging(event.session, event.version)(Outcome.DELIVERED)
 
     def dead_letter(self, letter: DeadLetter) -> None:
         """A message that could not be used."""
@@ -132,7 +170,10 @@ class Publisher:
 
     def questions_set(self, event: protocol.QuestionsSet) -> None:
         """A session's later versions are asked other questions."""
-        self._published[event.session].questions.append((event.version, len(event.questions)))
+        state = self._published[event.session]
+        state.questions.append((event.version, len(event.questions)))
+        state.policies = by_key(event.questions)
+        state.last = {key: last for key, last in state.last.items() if key in state.policies}
 
     def forget(self) -> None:
         """Forget the engine's versions: what was not acknowledged will be read again."""
@@ -157,15 +198,18 @@ class Publisher:
             published_at=time.time_ns(),
         )
 
-    def _expect(self, session: str, version: int, inputs: protocol.Inputs) -> None:
-        """Expect an answer or a failure for each of the session's questions at this version."""
+    def _expect(self, session: str, version: int, inputs: protocol.Inputs, asked: int) -> _Version:
+        """Expect ``asked`` answers and failures of this version."""
         published = self._published[session]
         versions = published.versions
         if published.newest is not None and published.newest[0] <= version:
             published.newest = None
         for skipped in [each for each, state in versions.items() if each < version and not state.begun]:
             del versions[skipped]
-        versions.setdefault(version, _Version(published.asked(version), inputs.low_watermark)).begun = True
+        state = versions.setdefault(version, _Version(asked, inputs.low_watermark, asked))
+        if not state.begun:
+            state.open, state.awaited, state.begun = asked, asked, True
+        return state
 
     def _await_newest(self, published: _Published) -> None:
         """Later versions are asked nothing, and acknowledge themselves: not before the answers to come."""
@@ -173,6 +217,15 @@ class Publisher:
             version, low_watermark = published.newest
             published.versions[version] = _Version(published.asked(version), low_watermark, begun=False)
             published.newest = None
+
+    def _arrived(self, session: str, number: int, version: _Version) -> None:
+        """One more result of ``version``; after the last one it is ready."""
+        version.awaited -= 1
+        if not version.awaited and version.answers:
+            ready = FlashReady(
+                session=session, data_version=number, as_of=version.as_of, answers=version.answers
+            )
+            self._put(session, ready, session, {}, _nothing)
 
     def _acknowledging(self, session: str, version: int) -> Done:
         versions = self._published[session].versions
@@ -183,9 +236,8 @@ class Publisher:
                 return
             state.open -= 1
             # In order: a version's offsets cover those of all earlier ones, whichever is acknowledged first.
-            while versions and not (oldest := next(iter(versions.items())))[1].open:
-                del versions[oldest[0]]
-                self._tracker.acknowledge(session, oldest[1].low_watermark)
+            while versions and not versions[oldest := min(versions)].open:
+                self._tracker.acknowledge(session, versions.pop(oldest).low_watermark)
 
         return acknowledge
 
@@ -195,8 +247,20 @@ class Publisher:
         self.delivery.put(queue, message, key, headers, done)
 
 
+def by_key(questions: Sequence[Question]) -> dict[tuple[str, str], Question]:
+    """Questions by name and hash."""
+    return {(question.name, question.hash): question for question in questions}
+
+
 def _nothing(_outcome: Outcome) -> None:
     pass
+
+
+def _said(answer: Answer) -> Said:
+    value = None if answer.value is None else Decimal(answer.value)
+    return Said(
+        answer.data_version, answer.text, value, answer.probability, answer.logit_gap, answer.staleness_ns
+    )
 
 
 def _answer_id(answer: Answer) -> dict[str, bytes]:

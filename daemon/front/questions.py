@@ -9,14 +9,15 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, fields
 from itertools import count
 
 import msgspec
 
 from daemon import protocol
 from daemon.api import messages
-from daemon.config.schema import Config, QuestionConfig
-from daemon.config.standing import questions_of
+from daemon.config.schema import Config
+from daemon.config.standing import questions_of, table_of
 from daemon.front.sessions import Sessions
 from flash.questions import Question
 
@@ -61,11 +62,7 @@ class Questions:
         now = {name: state.questions for name, state in self._sessions.states.items()}
         if now == self._wanted(config):
             return config
-        questions = tuple(
-            QuestionConfig(q.name, q.text, q.choices or (), q.max_tokens, (name,))
-            for name, asked in now.items()
-            for q in asked
-        )
+        questions = tuple(table_of(question, name) for name, asked in now.items() for question in asked)
         return msgspec.structs.replace(config, standing="none", questions=questions)
 
     async def reload(self, config: Config) -> None:
@@ -96,7 +93,8 @@ class Questions:
     async def set(self, request: messages.SetQuestion) -> messages.QuestionsReply:
         """Add a question, or change the one with its name."""
         try:
-            new = Question(request.name, request.text, request.choices or None, request.max_tokens)
+            members = {f.name: getattr(request, f.name) for f in fields(Question)}
+            new = Question(**members | {"choices": request.choices or None})
         except ValueError as error:
             raise messages.QueryError("bad_request", str(error)) from None
         self._sessions.state(request.session)
@@ -137,7 +135,7 @@ class Questions:
             request.id,
             request.session,
             tuple(
-                messages.QuestionInfo(q.name, q.text, q.choices or (), q.max_tokens)
+                messages.QuestionInfo(**asdict(q) | {"choices": q.choices or ()})
                 for q in self._sessions.state(request.session).questions
             ),
         )

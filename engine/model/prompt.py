@@ -11,9 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import msgspec
+
+from engine.model.numbers import NumberGrammar, number_grammar
 
 SYSTEM_PROMPT = "You are a market analyst. Answer the question about the bars with one word or one number."
 SCHEMA = "Each line is one bar, oldest first: time,open,high,low,close,volume\n"
@@ -202,6 +205,11 @@ class PromptFormat:
         """Tokens that end an answer."""
         ids = getattr(self.tokenizer, "eos_token_id", None)
         return frozenset() if ids is None else frozenset({int(ids)})
+
+    @cached_property
+    def numbers(self) -> NumberGrammar:
+        """Constrains an answer to a number. Raises ValueError for a tokenizer that cannot write one."""
+        return number_grammar(self.tokenizer, self.stop_ids)
 
     def decode(self, tokens: list[int]) -> str:
         """The text of ``tokens``."""

@@ -42,17 +42,18 @@ class KafkaSinkConnector(SinkConnector, frozen=True):
     bootstrap: Annotated[str, about("brokers, host:port, comma separated", min_length=1)]
     topic: Annotated[str, about("topic for answers", min_length=1)] = "answers.v1"
     dlq: Annotated[str, about("topic for records that could not be read", min_length=1)] = "dlq.v1"
+    events: Annotated[str, about('topic for data_updated and flash_ready events; "" sends none')] = ""
 
     def open(self, name: str, stop_timeout_s: float) -> Route:
-        """An idempotent producer. It sends no updates: on Kafka the answers show that the data changed."""
+        """An idempotent producer."""
         from feeds.kafka_sink import KafkaSink
 
         sink = KafkaSink(name, self.bootstrap, stop_timeout_s=stop_timeout_s)
-        return Route(sink, self.topic, dead_letters=self.dlq)
+        return Route(sink, self.topic, self.events, self.dlq, self.events)
 
     def check(self) -> Iterator[Finding]:
         """The broker answers and has the topics."""
-        return _topics(self.bootstrap, (self.topic, self.dlq))
+        return _topics(self.bootstrap, tuple(filter(None, (self.topic, self.dlq, self.events))))
 
 
 def _topics(bootstrap: str, topics: tuple[str, ...]) -> Iterator[Finding]:

@@ -43,7 +43,7 @@ class ZmqSinkConnector(SinkConnector, frozen=True):
         from feeds.zeromq import ZmqSink
 
         sink = ZmqSink(name, self.endpoint, bind=self.bind)
-        return Route(sink, "answers.v1", "data_updated.v1", "dlq.v1")
+        return Route(sink, "answers.v1", "data_updated.v1", "dlq.v1", "flash_ready.v1")
 
 
 SOURCE, SINK = ZmqSourceConnector, ZmqSinkConnector

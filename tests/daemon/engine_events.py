@@ -9,6 +9,7 @@ import msgspec
 
 from daemon import protocol
 from feeds.messages import Answer, Latency
+from flash.questions import PAPER_SIX
 from tests.e2e.support import START
 
 ANSWER = Answer(
@@ -41,6 +42,7 @@ def answered(
     *,
     inputs: protocol.Inputs | None = None,
     ts_ring: int | None = None,
+    asked: int = len(PAPER_SIX),
     **fields: Any,
 ) -> protocol.Answered:
     """A standing question's answer; ``fields`` replace those of `ANSWER`."""
@@ -52,4 +54,5 @@ def answered(
         answer,
         inputs or protocol.Inputs(low_watermark - 1, low_watermark - 1, low_watermark),
         time.monotonic_ns() if ts_ring is None else ts_ring,
+        asked,
     )

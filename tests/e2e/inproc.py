@@ -67,8 +67,9 @@ async def running(
     source: QueueSource,
     sink: MemorySink,
     executor: Callable[[Executor], Executor] | None = None,
+    ready: str = "",
 ) -> AsyncIterator[Front]:
-    routes = [Route(sink, ANSWERS, UPDATES, DEAD)]
+    routes = [Route(sink, ANSWERS, UPDATES, DEAD, ready)]
     front = make_front(config, source=source, routes=routes, executor=executor)
     try:
         await asyncio.wait_for(front.start(), 60)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -40,6 +42,8 @@ class Flash:
         self.questions = questions
         self.results: list[Evaluated] = []
         self.failures: list[Evaluated] = []
+        self.not_due: list[tuple[int, tuple[int, ...]]] = []
+        self.age = 0
         self.broken = False
         self.numbers = count(1)
         self.evaluator = FlashEvaluator(
@@ -47,6 +51,8 @@ class Flash:
             self.registry,
             self.done,
             has_gap=lambda payload: isinstance(payload, int) and payload < 0,
+            age_ns=lambda payload: self.age,
+            on_not_due=lambda name, version, payloads: self.not_due.append((version, payloads)),
         )
 
     def done(self, evaluated: Evaluated) -> None:
@@ -60,10 +66,10 @@ class Flash:
             self.registry.register(name, question)
         return self.h.tape(name, retention)
 
-    def feed(self, tape: FakeTape, n: int = 1, *, gap: bool = False) -> None:
+    def feed(self, tape: FakeTape, n: int = 1, *, gap: bool = False, at: int = 0) -> None:
         numbers = [next(self.numbers) for _ in range(n)]
         self.h.scheduler.append(
-            tape, [TapeItem((number % 80, number % 7), -number if gap else number) for number in numbers]
+            tape, [TapeItem((number % 80, number % 7), -number if gap else number, at) for number in numbers]
         )
 
     def check(self, result: Evaluated, tape: FakeTape) -> None:
@@ -294,6 +300,174 @@ def test_closing_the_scheduler_ends_running_and_waiting_evaluations() -> None:
         ("yes", 2, "stopping"),
     ]
     assert set(flash.h.memory.references) == set(tape.blocks)
+
+
+def asked_at(flash: Flash, name: str) -> list[int]:
+    return [result.version for result in flash.results if result.standing.question.name == name]
+
+
+def test_a_question_that_is_not_due_costs_no_rows() -> None:
+    third = replace(YES_NO, name="third", ask_every_bars=3)
+    flash = Flash(YES_NO, third)
+    tape = flash.session()
+    for _ in range(8):
+        flash.feed(tape)
+        flash.h.run()
+    assert asked_at(flash, "third") == [1, 4, 7]
+    assert asked_at(flash, "yes") == list(range(1, 9))
+    assert [len(batch) for batch in flash.h.executor.batches if len(batch) > 1] == [2, 2, 2]
+    assert {result.version: result.asked for result in flash.results} == {
+        version: 2 if version in (1, 4, 7) else 1 for version in range(1, 9)
+    }
+    assert flash.not_due == []
+
+
+def test_event_time_makes_a_question_due_once_in_each_period() -> None:
+    flash = Flash(replace(YES_NO, ask_every_ns=10))
+    tape = flash.session()
+    for at in (8, 9, 10, 19, 19, 35, 34, 40):
+        flash.feed(tape, at=at)
+        flash.h.run()
+    assert asked_at(flash, "yes") == [1, 3, 6, 8]
+    assert [version for version, _ in flash.not_due] == [2, 4, 5, 7]
+
+
+def test_versions_that_are_not_due_are_reported_after_those_before_them_and_are_not_coalesced() -> None:
+    flash = Flash(replace(LONG, ask_every_bars=4))
+    tape = flash.session()
+    flash.feed(tape)
+    for _ in range(3):
+        flash.h.scheduler.step()
+    for _ in range(2):
+        flash.feed(tape)
+        flash.h.scheduler.step()
+    assert (flash.results, flash.not_due) == ([], [])
+    flash.h.run()
+    assert asked_at(flash, "long") == [1]
+    assert flash.not_due == [(3, (2, 3))]
+    flash.feed(tape)
+    flash.h.run()
+    flash.feed(tape)
+    flash.h.run()
+    assert [(result.version, result.payloads) for result in flash.results] == [(1, (1,)), (5, (5,))]
+    assert flash.not_due[1:] == [(4, (4,))]
+    assert flash.evaluator.coalesced["A"] == 0
+
+
+def test_records_that_were_not_due_go_with_the_evaluation_that_waits_behind_them() -> None:
+    flash = Flash(replace(LONG, ask_every_bars=2))
+    tape = flash.session()
+    flash.feed(tape)
+    for _ in range(3):
+        flash.h.scheduler.step()
+    for _ in range(2):
+        flash.feed(tape)
+        flash.h.scheduler.step()
+    flash.h.run()
+    assert [(result.version, result.payloads) for result in flash.results] == [(1, (1,)), (3, (2, 3))]
+    assert flash.not_due == []
+
+
+def test_a_question_of_a_skipped_version_is_asked_of_the_version_that_replaces_it() -> None:
+    rare = replace(YES_NO, name="rare", ask_every_bars=2)
+    flash = Flash(LONG, rare)
+    tape = flash.session()
+    flash.feed(tape)
+    for _ in range(3):
+        flash.h.scheduler.step()
+    for _ in range(3):  # versions 2 to 4 wait, each in place of the one before; 3 has the rare question
+        flash.feed(tape)
+        flash.h.scheduler.step()
+    flash.h.run()
+    assert (asked_at(flash, "long"), asked_at(flash, "rare")) == ([1, 4], [1, 4])
+    flash.feed(tape)
+    flash.h.run()
+    assert asked_at(flash, "rare") == [1, 4], "it counts from when it was asked"
+
+
+def test_a_gap_is_reported_to_every_question_at_its_next_answer() -> None:
+    rare = replace(YES_NO, name="rare", ask_every_bars=3)
+    flash = Flash(YES_NO, rare)
+    tape = flash.session()
+    for number in range(1, 8):
+        flash.feed(tape, gap=number == 2)
+        flash.h.run()
+    gaps = {(r.standing.question.name, r.version) for r in flash.results if r.gap}
+    assert gaps == {("yes", 2), ("rare", 4)}
+
+
+def test_a_question_past_its_deadline_is_not_computed() -> None:
+    soon = replace(YES_NO, name="soon", answer_within_ns=5)
+    flash = Flash(soon, YES_NO)
+    tape = flash.session()
+    for flash.age in (5, 6):
+        flash.feed(tape)
+        flash.h.run()
+    assert (asked_at(flash, "soon"), asked_at(flash, "yes")) == ([1], [1, 2])
+    [late] = flash.failures
+    assert (late.version, late.request.error.code, late.asked) == (2, "late", 2)
+    assert [len(batch) for batch in flash.h.executor.batches] == [1, 2, 1, 1]
+    assert flash.h.memory.references == dict.fromkeys(tape.blocks, 1)
+
+
+def test_where_every_question_is_late_the_session_goes_on() -> None:
+    flash = Flash(replace(LONG, answer_within_ns=5))
+    tape = flash.session()
+    flash.feed(tape, gap=True)
+    for _ in range(3):
+        flash.h.scheduler.step()
+    flash.feed(tape)
+    flash.h.scheduler.step()
+    flash.age = 6  # when the first answer ends, the second version is too late
+    flash.h.run()
+    flash.age = 0
+    flash.feed(tape)
+    flash.h.run()
+    assert [item.version for item in flash.failures] == [2]
+    assert [result.version for result in flash.results] == [1, 3]
+
+
+def test_a_version_with_a_late_question_is_not_replaced() -> None:
+    """A version that has a result gets all of them: it is acknowledged by their number."""
+    soon = replace(YES_NO, name="soon", answer_within_ns=5)
+    flash = Flash(LONG, soon, blocks=10)
+    busy, calm = flash.h.tape("busy", retention=4), flash.h.tape("calm", retention=4)
+    flash.registry.register("busy", LONG)
+    for question in (soon, LONG):
+        flash.registry.register("calm", question)
+    flash.feed(busy)
+    flash.h.scheduler.step()
+    flash.h.scheduler.step()
+    flash.age = 6
+    for _ in range(2):
+        flash.feed(calm)
+        flash.h.scheduler.step()
+    flash.h.run()
+    calm_results = [(r.version, r.payloads) for r in flash.results if r.standing.session == "calm"]
+    assert calm_results == [(1, (2,)), (2, (3,))]
+    assert [item.version for item in flash.failures] == [1, 2]
+
+
+def test_a_grammar_decides_what_may_follow_each_token() -> None:
+    asked: list[tuple[int, int]] = []
+
+    def grammar(output: Sequence[int], left: int) -> tuple[int, ...]:
+        asked.append((len(output), left))
+        return (7, 8) if left == 1 else (20 + len(output), 40)
+
+    flash = Flash()
+    flash.registry = Registry(lambda question: replace(prepare(question), grammar=grammar))
+    flash.evaluator = FlashEvaluator(
+        flash.h.scheduler, flash.registry, flash.done, lambda payload: False, lambda *version: None
+    )
+    flash.registry.register("A", replace(LONG, max_tokens=4))
+    flash.feed(flash.h.tape("A", 24))
+    flash.h.run()
+    [result] = flash.results
+    assert len(result.request.output) == 4
+    assert all(token in (20 + n, 40) for n, token in enumerate(result.request.output[:3]))
+    assert result.request.output[3] in (7, 8)
+    assert list(dict.fromkeys(asked)) == [(0, 4), (1, 3), (2, 2), (3, 1)]
 
 
 actions = st.lists(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from daemon.config.checks import exposure_warnings
 from daemon.config.load import POLICIES, ConfigError, load_config
 from daemon.config.reference import configuration_reference
+from daemon.config.standing import question_of, table_of
 from daemon.engine.build import costs_of, limits_of
 from feeds.connector import SettingError
 from feeds.durations import Duration, parse_duration
@@ -438,3 +439,32 @@ def test_a_compact_session_needs_room_for_two_windows(tmp_path):
         return int(problems(tmp_path, text)["pool.blocks"].partition(", but ")[2].split()[0])
 
     assert blocks("compact") - blocks("decimal") == 4096
+
+
+def test_contradictory_policies_of_a_question_are_named(tmp_path):
+    text = """
+[[questions]]
+name = "q"
+text = "Up?"
+choices = ["YES", "NO"]
+publish_when = "crossed"
+ask_every_bars = 2
+ask_every = "1m"
+"""
+    found = problems(tmp_path, TWO_SESSIONS + text)
+    assert found.keys() == {"questions[0].publish_when", "questions[0].ask_every"}
+
+
+def test_a_question_keeps_its_policies_through_its_table(tmp_path):
+    text = """
+[[questions]]
+name = "q"
+text = "Price?"
+publish_when = "crossed"
+level = 100.25
+ask_every = "1m"
+"""
+    config = load_config(write(tmp_path, TWO_SESSIONS + text), {})
+    question = question_of(config.questions[0])
+    assert (question.level, question.ask_every_ns) == ("100.25", 60 * 10**9)
+    assert question_of(table_of(question, "a")) == question

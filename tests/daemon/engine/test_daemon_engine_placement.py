@@ -73,7 +73,12 @@ class World:
         self.done: list[Evaluated[int]] = []
         self.scheduler.subscribe(self.committed)
         FlashEvaluator(
-            self.scheduler, self.registry, self.done.append, lambda payload: False, self.prefixes.asked
+            self.scheduler,
+            self.registry,
+            self.done.append,
+            lambda payload: False,
+            lambda session, version, payloads: None,
+            self.prefixes.asked,
         )
         self.refresher = Refresher(
             self.scheduler,

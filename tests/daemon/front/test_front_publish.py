@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 
 from daemon import protocol
-from daemon.config.schema import Config
+from daemon.config.schema import Config, QuestionConfig
+from daemon.config.standing import question_of
 from daemon.front.delivery import BACKLOG
 from daemon.front.offsets import OffsetTracker
 from daemon.front.publish import Publisher
@@ -16,8 +18,8 @@ from daemon.front.sessions import Sessions
 from daemon.supervision import Tasks
 from feeds.connector import Route
 from feeds.durations import Duration
-from feeds.messages import Answer, DataUpdated, DeadLetter, InputRange, Latency
-from flash.questions import PAPER_SIX
+from feeds.messages import Answer, DataUpdated, DeadLetter, FlashReady, InputRange, Latency
+from flash.questions import PAPER_SIX, Question
 from metrics.catalogue import FAILURES
 from metrics.store import MetricStore
 from tests.daemon.engine_events import answered
@@ -61,8 +63,11 @@ class Rig:
     def answer(
         self, session: str, version: int, low_watermark: int, names: list[str] = NAMES, **fields: object
     ) -> None:
+        asked = len(self.sessions.states[session].questions)
         for name in names:
-            self.publisher.answered(answered(session, version, low_watermark, question=name, **fields))
+            self.publisher.answered(
+                answered(session, version, low_watermark, question=name, **{"asked": asked} | fields)
+            )
 
     def count(self, name: str, **labels: str) -> float:
         return self.store.value(name, **labels)
@@ -208,7 +213,7 @@ async def test_a_question_without_an_answer_does_not_hold_its_records_back(rig):
     r.arrive("aaa", 0, 1)
     r.answer("aaa", 1, 2, NAMES[:5])
     r.publisher.failed(
-        protocol.AnswerFailed("aaa", NAMES[5], 1, "nan_logits", "NaN", protocol.Inputs(1, 1, 2))
+        protocol.AnswerFailed("aaa", NAMES[5], 1, "nan_logits", "NaN", protocol.Inputs(1, 1, 2), 6)
     )
     await until(lambda: r.tracker.outstanding() == 1)
     assert r.count("foretick_answers_failed_total", reason="nan_logits") == 1
@@ -217,7 +222,9 @@ async def test_a_question_without_an_answer_does_not_hold_its_records_back(rig):
 @pytest.mark.parametrize("code", ["no_memory", "open_failed", "nan_logits", "whatever comes next"])
 async def test_every_code_of_the_engine_is_counted(rig, code):
     r = rig()
-    r.publisher.failed(protocol.AnswerFailed("aaa", "trend", 1, code, "a message", protocol.Inputs(1, 1, 2)))
+    r.publisher.failed(
+        protocol.AnswerFailed("aaa", "trend", 1, code, "a message", protocol.Inputs(1, 1, 2), 6)
+    )
     reason = code if code in FAILURES else "other"
     assert r.count("foretick_answers_failed_total", reason=reason) == 1
 
@@ -228,7 +235,7 @@ async def test_records_of_questions_interrupted_by_a_stop_stay_uncommitted(rig):
     r.arrive("aaa", 0, 1)
     for name in NAMES:
         r.publisher.failed(
-            protocol.AnswerFailed("aaa", name, 1, "stopping", "shutting down", protocol.Inputs(1, 2, 3))
+            protocol.AnswerFailed("aaa", name, 1, "stopping", "shutting down", protocol.Inputs(1, 2, 3), 6)
         )
     assert r.tracker.to_commit() == {STREAM: 0}
 
@@ -353,7 +360,7 @@ async def test_versions_are_acknowledged_by_the_number_of_questions_they_were_as
     asked = PAPER_SIX[:2]
     r.publisher.questions_set(protocol.QuestionsSet(1, "aaa", 1, asked))
     r.answer("aaa", 1, 2, NAMES[:5])
-    r.answer("aaa", 2, 3, NAMES[:2])
+    r.answer("aaa", 2, 3, NAMES[:2], asked=2)
     await until(lambda: len(sink.sent) == 7)
     assert r.tracker.to_commit() == {STREAM: 10}
     r.answer("aaa", 1, 2, NAMES[5:])
@@ -362,12 +369,129 @@ async def test_versions_are_acknowledged_by_the_number_of_questions_they_were_as
     r.committed("aaa", 3, 4)
     await until(lambda: r.tracker.outstanding() == 1)
     r.publisher.questions_set(protocol.QuestionsSet(3, "aaa", 3, asked))
-    r.answer("aaa", 4, 5, NAMES[:1])
+    r.answer("aaa", 4, 5, NAMES[:1], asked=2)
     r.committed("aaa", 4, 5)
     await until(lambda: len(sink.sent) == 9)
     assert r.tracker.outstanding() == 1
-    r.answer("aaa", 4, 5, NAMES[1:2])
+    r.answer("aaa", 4, 5, NAMES[1:2], asked=2)
     await until(lambda: r.tracker.outstanding() == 0)
+
+
+def policy_rig(rig: Callable[..., Rig], sink: MemorySink, **policy: Any) -> tuple[Rig, str]:
+    """One session with one question; and the question's hash."""
+    table = QuestionConfig(name="up", text="Up?", **policy)
+    r = rig(Route(sink, "answers.v1"), config=inproc_config(["V:AAA"], standing="none", questions=(table,)))
+    return r, question_of(table).hash
+
+
+async def test_a_suppressed_answer_is_acknowledged_and_kept_for_asks(rig):
+    sink = MemorySink()
+    r, key = policy_rig(rig, sink, publish_when="changed")
+    for number, text in enumerate(("UP", "UP", "DOWN"), 1):
+        r.arrive("aaa", number)
+        r.answer("aaa", number, number + 1, ["up"], question_hash=key, text=text)
+        assert r.sessions.states["aaa"].answers[key].data_version == number
+    await until(lambda: not r.tracker.outstanding())
+    assert [(a.data_version, a.text) for a in sink.messages("answers.v1")] == [(1, "UP"), (3, "DOWN")]
+    assert r.tracker.to_commit() == {STREAM: 4}
+    assert r.count("foretick_answers_suppressed_total", reason="unchanged") == 1
+
+
+async def test_a_suppressed_answer_does_not_overtake_the_acknowledgement_of_a_published_one(rig):
+    sink = MemorySink()
+    sink.acknowledging.clear()
+    r, key = policy_rig(rig, sink, publish_when="changed")
+    r.arrive("aaa", 1, 2)
+    for version in (1, 2):
+        r.answer("aaa", version, version + 1, ["up"], question_hash=key)
+    assert r.tracker.outstanding() == 2
+    sink.acknowledging.set()
+    await until(lambda: not r.tracker.outstanding())
+
+
+async def test_a_changed_policy_goes_on_from_the_last_published_answer(rig):
+    sink = MemorySink()
+    r, key = policy_rig(rig, sink)
+    r.answer("aaa", 1, 1, ["up"], question_hash=key)
+    changed = (Question("up", "Up?", publish_when="changed"),)
+    r.publisher.questions_set(protocol.QuestionsSet(1, "aaa", 1, changed))
+    r.answer("aaa", 2, 1, ["up"], question_hash=key)
+    r.publisher.questions_set(protocol.QuestionsSet(2, "aaa", 2, ()))
+    r.publisher.questions_set(protocol.QuestionsSet(3, "aaa", 2, changed))
+    r.answer("aaa", 3, 1, ["up"], question_hash=key)
+    await until(lambda: len(sink.sent) == 2)
+    assert [answer.data_version for answer in sink.messages("answers.v1")] == [1, 3]
+
+
+async def test_an_answer_that_the_sink_refused_was_not_published(rig):
+    sink = MemorySink()
+    sink.refuses = lambda payload: True
+    r, key = policy_rig(rig, sink, publish_when="changed")
+    r.answer("aaa", 1, 1, ["up"], question_hash=key)
+    await until(lambda: r.count("foretick_answers_failed_total", reason="publish"))
+    sink.refuses = lambda payload: False
+    r.answer("aaa", 2, 1, ["up"], question_hash=key)
+    await until(lambda: sink.sent)
+    assert [answer.data_version for answer in sink.messages("answers.v1")] == [2]
+
+
+async def test_a_version_without_due_questions_is_acknowledged_after_those_before_it(rig):
+    sink = MemorySink()
+    r, key = policy_rig(rig, sink, ask_every_bars=2)
+    r.arrive("aaa", 1, 2)
+    sink.acknowledging.clear()
+    r.answer("aaa", 1, 2, ["up"], question_hash=key)
+    r.publisher.not_due(protocol.NotDue("aaa", 2, protocol.Inputs(2, 2, 3)))
+    assert r.tracker.outstanding() == 2
+    sink.acknowledging.set()
+    await until(lambda: not r.tracker.outstanding())
+    assert r.tracker.to_commit() == {STREAM: 3}
+
+
+async def test_late_answers_are_acknowledged_but_not_published(rig):
+    sink = MemorySink()
+    r, key = policy_rig(rig, sink, answer_within=Duration(SECOND))
+    r.arrive("aaa", 1, 2, 3)
+    r.answer("aaa", 1, 2, ["up"], question_hash=key, ts_ring=time.monotonic_ns() - 2 * SECOND)
+    r.publisher.failed(
+        protocol.AnswerFailed("aaa", "up", 2, "late", "its deadline passed", protocol.Inputs(2, 2, 3), 1)
+    )
+    r.answer("aaa", 3, 4, ["up"], question_hash=key)
+    await until(lambda: not r.tracker.outstanding())
+    assert [answer.data_version for answer in sink.messages("answers.v1")] == [3]
+    for reason in ("late", "skipped"):
+        assert r.count("foretick_answers_suppressed_total", reason=reason) == 1
+    assert all(r.count("foretick_answers_failed_total", reason=reason) == 0 for reason in FAILURES)
+
+
+async def test_a_version_is_ready_behind_its_last_answer_failures_included(rig):
+    sink = MemorySink()
+    r = rig(Route(sink, "answers.v1", ready="ready.v1"))
+    r.publisher.failed(
+        protocol.AnswerFailed("aaa", NAMES[0], 1, "nan_logits", "NaN", protocol.Inputs(1, 1, 2), 6)
+    )
+    r.answer("aaa", 1, 2, NAMES[1:5])
+    await until(lambda: len(sink.sent) == 4)
+    r.answer("aaa", 1, 2, NAMES[5:])
+    await until(lambda: len(sink.sent) == 6)
+    ready = FlashReady(session="aaa", data_version=1, as_of=START, answers=5)
+    assert sink.messages("ready.v1") == [ready]
+    assert sink.sent[-1][0] == "ready.v1"
+
+
+async def test_suppressed_answers_make_a_version_ready_too(rig):
+    sink = MemorySink()
+    config = inproc_config(
+        ["V:AAA"],
+        standing="none",
+        questions=(QuestionConfig(name="up", text="Up?", publish_when="changed"),),
+    )
+    r = rig(Route(sink, "answers.v1", ready="ready.v1"), config=config)
+    for version in (1, 2):
+        r.answer("aaa", version, 2, ["up"], question_hash=question_of(config.questions[0]).hash)
+    r.publisher.not_due(protocol.NotDue("aaa", 3, protocol.Inputs(2, 2, 3)))
+    await until(lambda: len(sink.messages("ready.v1")) == 2)
+    assert len(sink.messages("answers.v1")) == 1
 
 
 async def test_a_session_that_lost_its_questions_waits_for_the_answers_that_are_still_to_come(rig):
@@ -392,5 +516,5 @@ async def test_a_version_whose_evaluation_was_skipped_for_a_newer_one_holds_noth
     r.committed("aaa", 2, 3)
     r.publisher.questions_set(protocol.QuestionsSet(2, "aaa", 2, PAPER_SIX[:1]))
     r.committed("aaa", 3, 4)
-    r.answer("aaa", 3, 4, NAMES[:1])
+    r.answer("aaa", 3, 4, NAMES[:1], asked=1)
     await until(lambda: r.tracker.outstanding() == 0)

@@ -19,6 +19,9 @@ from metrics.store import MetricStore
 from tests.e2e.support import inproc_config, until
 
 UP = Question("up", "Up?", ("YES", "NO"))
+PRICE = Question(
+    "price", "Price?", publish_when="crossed", level="0.5", ask_every_ns=5 * 10**9, answer_within_ns=10**9
+)
 
 
 class Rig:
@@ -127,6 +130,7 @@ async def test_changes_of_one_session_are_made_one_after_the_other(rig: Rig) -> 
         ({"choices": ("YES",)}, "at least two choices"),
         ({"choices": ("YES", "YES")}, "repeat"),
         ({"text": "  "}, "a name and a text"),
+        ({"level": "high"}, "not a plain decimal"),
     ],
 )
 async def test_what_is_wrong_at_sight_never_reaches_the_engine(
@@ -160,10 +164,10 @@ async def test_a_configuration_read_again_replaces_what_clients_changed(rig: Rig
 
 async def test_an_engine_that_is_started_again_gets_the_questions_as_they_are(rig: Rig) -> None:
     assert rig.questions.configured(rig.config) is rig.config
-    rig.sessions.questions_set("bbb", [*PAPER_SIX, UP])
+    rig.sessions.questions_set("bbb", [*PAPER_SIX, UP, PRICE])
     config = rig.questions.configured(rig.config)
     asked = {name: [a.question for a in questions_of(config) if a.session == name] for name in ("aaa", "bbb")}
-    assert asked["bbb"] == [*PAPER_SIX, UP]
+    assert asked["bbb"] == [*PAPER_SIX, UP, PRICE]
     assert [question.name for question in asked["aaa"]] == ["trend"]
 
 
