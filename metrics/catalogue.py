@@ -340,8 +340,8 @@ METRICS: tuple[Metric, ...] = (
     ),
     _counter(
         "foretick_refresh_restarts_total",
-        "Refreshes restarted: the whole window was evicted, or records of another session waited for its refresh. "
-        "Worry when foretick_refreshes_total stops.",
+        "Refreshes restarted: the whole window was evicted, or records of another session waited for its "
+        "refresh. Worry when foretick_refreshes_total stops.",
     ),
     _counter(
         "foretick_divergence_samples_total",

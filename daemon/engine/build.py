@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from msgspec.structs import replace
+from msgspec import structs
 
 from daemon.config.checks import pool_size
 from daemon.config.schema import Config, ModelConfig, SessionConfig
@@ -192,8 +192,8 @@ def _build(config: Config, versions: Mapping[str, int]) -> Built:
 
 def _check_pool(config: Config, compact: Collection[str]) -> None:
     """`pool_size` again, now that it is known which sessions are ``compact``."""
-    known = (replace(s, lines="compact") if s.name in compact else s for s in config.sessions)
-    for problem in pool_size(replace(config, sessions=tuple(known))):
+    known = (structs.replace(s, lines="compact") if s.name in compact else s for s in config.sessions)
+    for problem in pool_size(structs.replace(config, sessions=tuple(known))):
         raise SettingError(problem.key, problem.message)
 
 
