@@ -86,9 +86,8 @@ class HttpServer:
         if task is not None:
             server.should_exit = True
             await task
-        elif server.started:  # uvicorn did not get as far as closing them
-            for each in server.servers:
-                each.close()
+        elif server.started:  # the task was killed before uvicorn closed listeners and connections
+            await server.shutdown()
         self._listener.close()
 
     def _application(self) -> Starlette:

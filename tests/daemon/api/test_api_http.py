@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from daemon.api.http import HttpServer
+from daemon.api.http import NAME, HttpServer
 from daemon.supervision import Tasks
 
 
@@ -107,3 +107,19 @@ async def test_ipv6_loopback(daemon):
     with socket.create_connection(("::1", server.port), 1):
         pass
     await server.stop()
+
+
+async def test_stop_closes_connections_of_a_server_that_was_killed(daemon):
+    tasks = Tasks()
+    server = HttpServer(daemon.metrics, lambda: [])
+    await server.start(tasks)
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(b"GET /healthz HTTP/1.1\r\nHost: foretick\r\n\r\n")
+    assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+    [task] = [each for each in asyncio.all_tasks() if each.get_name() == NAME]
+    task.cancel()
+    await asyncio.wait([task])
+    await server.stop()
+    assert (await asyncio.wait_for(reader.read(), 5)).endswith(b'{"status":"alive"}')
+    writer.close()
+    await writer.wait_closed()
