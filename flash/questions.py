@@ -101,8 +101,9 @@ class Prepared:
     most_tokens: int | None = None
     """Tokens after which the model's answer ends in any case; None: as many as asked for."""
     is_price: bool = False
-    grammar: Grammar | None = None
     """The answer is a price: in a compact session, its level."""
+    grammar: Grammar | None = None
+    """What the answer may consist of; None: anything."""
 
     def answer_tokens(self, question: Question) -> int:
         """Longest answer to ``question``."""

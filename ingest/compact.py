@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ingest.bar_kernel import BAR, Bars
-from ingest.lines import decimal
-from ingest.tokens import Fields, Tokeniser
+from ingest.lines import decimal, round_half_even
+from ingest.tokens import Fields, Tokeniser, whole_units
 from metrics.kernel import kernel
 
 CENTRE, HIGHEST = 500, 999
@@ -28,6 +28,8 @@ TINY = 40
 """Levels of a window at or below which a finer unit is chosen, if there is one."""
 REVIEW = 64
 """After so many bars, and after 1, 2, 4 ... before, it is checked whether the anchor suits the window."""
+NO_VOLUME = 10**9
+"""The volume of an anchor, 1e-9, where none was traded yet."""
 _SHIFTED = 10
 """A window's median volume differs from the anchor's by more than this factor: the anchor is replaced."""
 _VOLUME_DIGITS = 3
@@ -114,7 +116,7 @@ class CompactSpec:
     @property
     def blank(self) -> Anchor:
         """The anchor before the first bar."""
-        return Anchor(0, self.finest, 10**9, self.price_decimals)
+        return Anchor(0, self.finest, NO_VOLUME, self.price_decimals)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +140,6 @@ class Encoded(NamedTuple):
     restart: Restart | None = None
 
 
-def round_half_even(value: int, unit: int) -> int:
-    """``value`` in whole units."""
-    whole, rest = divmod(value, unit)
-    return whole + (2 * rest > unit or (2 * rest == unit and whole % 2 == 1))
-
-
 def unit_for(span: int, finest: int) -> int:
     """The finest of ``finest`` times 1, 2, 5, 10, 20 ... that makes ``span`` at most `FITTING` levels."""
     unit, step = finest, 0
@@ -151,6 +147,12 @@ def unit_for(span: int, finest: int) -> int:
         step += 1
         unit = finest * (1, 2, 5)[step % 3] * 10 ** (step // 3)
     return unit
+
+
+def typical_volume(volumes: Ints, unknown: int = NO_VOLUME) -> int:
+    """The median of the volumes above 0, 1e-9; ``unknown`` where there are none."""
+    traded = np.sort(volumes[volumes > 0])
+    return int(traded[len(traded) // 2]) if len(traded) else unknown
 
 
 def anchor_for(low: int, high: int, volume: int, spec: CompactSpec) -> Anchor:
@@ -255,10 +257,8 @@ class CompactEncoder:
         if len(window):
             low = min(low, int(window[:, _PRICES].min()))
             high = max(high, int(window[:, _PRICES].max()))
-        volumes = np.append(window[:, _VOLUME], own[_VOLUME])
-        volumes = np.sort(volumes[volumes > 0])
-        unknown = 10**9 if self._anchor is None else self._anchor.volume
-        return low, high, int(volumes[len(volumes) // 2]) if len(volumes) else unknown
+        unknown = NO_VOLUME if self._anchor is None else self._anchor.volume
+        return low, high, typical_volume(np.append(window[:, _VOLUME], own[_VOLUME]), unknown)
 
     def _restart(self, bar: Bars) -> Restart:
         """Make room for ``bar`` (BAR [1]), choose the anchor for both, and encode the window around it."""
@@ -322,13 +322,9 @@ def _fill_fields(
                 price = bar["l"]
             elif f == 3:
                 price = bar["c"]
-            whole = price // unit
-            rest = price - whole * unit
-            if rest > 0:
+            if price % unit:
                 marks[r] |= _ROUNDED
-                if rest > unit - rest or (rest == unit - rest and whole % 2 == 1):
-                    whole += 1
-            level = whole - lowest
+            level = whole_units(price, unit) - lowest
             if level < 0 or level > HIGHEST:
                 return r
             fields[r, f] = level

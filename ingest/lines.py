@@ -28,12 +28,15 @@ class LineSpec:
                 raise ValueError(f"{name} must be from 0 to 9, not {getattr(self, name)}")
 
 
+def round_half_even(value: int, unit: int) -> int:
+    """``value`` in whole units."""
+    whole, rest = divmod(value, unit)
+    return whole + (2 * rest > unit or (2 * rest == unit and whole % 2 == 1))
+
+
 def decimal(nano: int, decimals: int) -> str:
     """`nano` (1e-9 fixed point) with `decimals` decimals, rounded half to even."""
-    unit = 10 ** (9 - decimals)
-    whole, rest = divmod(abs(nano), unit)
-    if 2 * rest > unit or (2 * rest == unit and whole % 2):
-        whole += 1
+    whole = round_half_even(abs(nano), 10 ** (9 - decimals))
     digits = f"{whole:0{decimals + 1}d}"
     sign = "-" if nano < 0 and whole else ""
     return sign + (f"{digits[:-decimals]}.{digits[-decimals:]}" if decimals else digits)

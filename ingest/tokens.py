@@ -84,17 +84,23 @@ def _split_digits(value: int, width: int, digits: Ids) -> int:
 
 
 @kernel
+def whole_units(value: int, unit: int) -> int:
+    """`ingest.lines.round_half_even` as a kernel; nothing in it exceeds `value` and `unit`."""
+    whole = value // unit
+    rest = value - whole * unit
+    half = unit - rest
+    if rest > half or (rest == half and whole % 2 == 1):
+        whole += 1
+    return whole
+
+
+@kernel
 def _round_half_even(nano: int, decimals: int) -> int:
     """`nano` in units of 10^-decimals."""
     unit = 1
     for _ in range(9 - decimals):
         unit *= 10
-    whole = nano // unit
-    rest = nano - whole * unit
-    half = unit - rest
-    if rest > half or (rest == half and whole % 2 == 1):
-        whole += 1
-    return whole
+    return whole_units(nano, unit)
 
 
 @kernel

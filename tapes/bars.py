@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from ingest.bar_kernel import BAR, Bars
-from ingest.compact import Anchor, CompactSpec, anchor_for, fields_of
+from ingest.compact import Anchor, CompactSpec, anchor_for, fields_of, typical_volume
 from tapes.rules import Levels
 
 
@@ -21,10 +21,8 @@ def levels_of(bars: Bars, anchor: Anchor, window: int = 0) -> Levels:
 
 
 def anchor_of(bars: Bars, spec: CompactSpec) -> Anchor:
-    """The anchor that suits all these bars; the volume is their median above 0."""
-    volumes = np.sort(bars["v"][bars["v"] > 0])
-    volume = int(volumes[len(volumes) // 2]) if len(volumes) else 10**9
-    return anchor_for(int(bars["l"].min()), int(bars["h"].max()), volume, spec)
+    """The anchor that suits all these bars; with their typical volume."""
+    return anchor_for(int(bars["l"].min()), int(bars["h"].max()), typical_volume(bars["v"]), spec)
 
 
 def bars_of(rows: Iterable[tuple[int, ...]]) -> Bars:

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ingest.compact import CENTRE, CODES_PER_DECADE, HIGHEST
 from tapes.rules import Floats, Ints, Levels
 
 UP, DOWN, SIDEWAYS, WALK = range(4)
-_CENTRE = 500
-_HIGHEST = 999
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,7 @@ def generate(
     percent = np.exp(rng.uniform(np.log(ranges.percent[0]), np.log(ranges.percent[1]), tapes)).astype(
         np.int64
     )
-    return Levels(opened, high, low, close, volume, np.clip(percent, 1, _HIGHEST), window)
+    return Levels(opened, high, low, close, volume, np.clip(percent, 1, HIGHEST), window)
 
 
 def _segments(
@@ -141,7 +140,7 @@ def _in_units(
     scale = np.minimum(np.exp(rng.uniform(np.log(least), np.log(largest), len(span))), most)
     offset = rng.random(len(span)) * np.maximum(995.0 - span * scale, 0.0) + 2.0 - bottom * scale
     o, h, lowest, c = (
-        np.clip(np.rint(x * scale[:, None] + offset[:, None]), 0, _HIGHEST).astype(np.int64) for x in prices
+        np.clip(np.rint(x * scale[:, None] + offset[:, None]), 0, HIGHEST).astype(np.int64) for x in prices
     )
     return o, h, lowest, c
 
@@ -158,5 +157,7 @@ def _volumes(rng: np.random.Generator, shape: tuple[int, int], moves: Floats, ra
         + (rng.random(shape) < ranges.burst) * rng.exponential(1.2, shape)
         + rng.normal(0, 0.5, (tapes, 1))
     )
-    codes: Ints = np.clip(np.rint(_CENTRE + 200 * log_volume / np.log(10)), 1, _HIGHEST).astype(np.int64)
+    codes: Ints = np.clip(np.rint(CENTRE + CODES_PER_DECADE * log_volume / np.log(10)), 1, HIGHEST).astype(
+        np.int64
+    )
     return codes

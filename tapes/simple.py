@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ingest.compact import CENTRE
 from tapes.rules import Flags, Floats, Ints, Levels, lag, rolling
 
 
@@ -36,7 +37,7 @@ def _spread(x: Levels) -> Ints:
 def _sharp_fall(x: Levels) -> Flags:
     """More than two percent below the highest high of the last ten bars."""
     top = rolling(x.high, 10, np.max)
-    fall: Flags = top - x.close > 0.02 * (100 * x.percent[:, None] + top - 500)
+    fall: Flags = top - x.close > 0.02 * (100 * x.percent[:, None] + top - CENTRE)
     return fall
 
 

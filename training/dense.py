@@ -11,8 +11,9 @@ import numpy as np
 import torch
 
 from engine.model.prompt import PromptFormat
+from flash.questions import EXACT_VALUE
 from ingest.tokens import Tokeniser
-from tapes.rules import EXACT_TEXT, RULES, Ints
+from tapes.rules import RULES, Ints
 from training.batches import Vocabulary
 from training.sources import Drawn, Read, Setting
 from training.tokenizer import NONE, QUESTIONS
@@ -49,7 +50,7 @@ class Dense:
     ) -> Iterator[Read]:
         """See `Reader`. Numbered questions are all of them, in their order."""
         numbered = setting.placement == "numbered"
-        texts = [*(rule.text for rule in RULES), EXACT_TEXT]
+        texts = [*(rule.text for rule in RULES), EXACT_VALUE.text]
         tokeniser, x = Tokeniser(self.prompt.encode), drawn.levels
         rows: dict[int, list[tuple[int, int, Any]]] = {question: [] for question in wanted.tolist()}
         for tape in range(len(x.close)):

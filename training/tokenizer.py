@@ -5,13 +5,14 @@ from __future__ import annotations
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from tapes.rules import EXACT_VALUE, RULES
+from flash.questions import EXACT_VALUE
+from tapes.rules import RULES
 
 VOCABULARY = 1472
 PAD, BOS, END, ASK = "<|pad|>", "<|bos|>", "<|end|>", "<|ask|>"
 NONE = "NONE"
 """The answer where a rule is undefined."""
-QUESTIONS = (*(rule.name for rule in RULES), EXACT_VALUE)
+QUESTIONS = (*(rule.name for rule in RULES), EXACT_VALUE.name)
 AUXILIARY = 24
 """Tokens for the questions that only training asks."""
 # numbers in groups of three digits from the left, as in Llama 3

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
 from daemon.api.client import QueryClient
-from daemon.api.messages import QueryError
-from daemon.cli.options import EXIT_FAILED
+from daemon.cli.options import endpoint_option, exiting_on_refusal
 
 
 @click.command("ask")
 @click.argument("session")
 @click.argument("question")
-@click.option(
-    "--endpoint", default="tcp://127.0.0.1:7801", show_default=True, help="the daemon's query socket"
-)
+@endpoint_option
 @click.option("--choice", "choices", multiple=True, help="an allowed answer; give the option at least twice")
 @click.option("--max-tokens", type=click.IntRange(min=1), default=16, show_default=True)
 @click.option("--timeout", type=float, default=30.0, show_default=True, help="seconds")
@@ -24,12 +19,8 @@ def command(
     session: str, question: str, endpoint: str, choices: tuple[str, ...], max_tokens: int, timeout: float
 ) -> None:
     """Ask a running daemon; the answer names its data version."""
-    try:
-        with QueryClient(endpoint, timeout) as client:
-            reply = client.ask(session, question, max_tokens, choices)
-    except QueryError as error:
-        click.echo(str(error), err=True)
-        sys.exit(EXIT_FAILED)
+    with exiting_on_refusal(), QueryClient(endpoint, timeout) as client:
+        reply = client.ask(session, question, max_tokens, choices)
     source = "answered ahead" if reply.cached else "computed now"
     untrained = ", untrained model" if reply.untrained else ""
     click.echo(

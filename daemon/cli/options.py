@@ -13,6 +13,7 @@ from typing import NoReturn
 
 import click
 
+from daemon.api.messages import QueryError
 from daemon.config.load import Config, ConfigError, load_config
 
 EXIT_FAILED = 1
@@ -21,6 +22,9 @@ EXIT_FORCED = 130
 
 config_option = click.option(
     "--config", "config_path", type=click.Path(path_type=Path), required=True, help="configuration file"
+)
+endpoint_option = click.option(
+    "--endpoint", default="tcp://127.0.0.1:7801", show_default=True, help="the daemon's query socket"
 )
 set_option = click.option(
     "--set", "settings", multiple=True, metavar="KEY=VALUE", help="override one configuration key"
@@ -50,6 +54,16 @@ def refuse(error: Exception) -> NoReturn:
     """Print the error and exit with status 2."""
     click.echo(str(error), err=True)
     sys.exit(EXIT_CONFIG)
+
+
+@contextlib.contextmanager
+def exiting_on_refusal() -> Iterator[None]:
+    """Print the error of a query that a running daemon refused, and exit with status 1."""
+    try:
+        yield
+    except QueryError as error:
+        click.echo(str(error), err=True)
+        sys.exit(EXIT_FAILED)
 
 
 @contextlib.contextmanager

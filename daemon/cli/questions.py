@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 
 import click
 
 from daemon.api.client import QueryClient
-from daemon.api.messages import QueryError, QuestionsReply
-from daemon.cli.options import EXIT_FAILED
-
-_endpoint = click.option(
-    "--endpoint", default="tcp://127.0.0.1:7801", show_default=True, help="the daemon's query socket"
-)
+from daemon.api.messages import QuestionsReply
+from daemon.cli.options import endpoint_option, exiting_on_refusal
 
 
 @click.group("questions")
@@ -23,7 +18,7 @@ def command() -> None:
 
 @command.command("list")
 @click.argument("session")
-@_endpoint
+@endpoint_option
 def list_(session: str, endpoint: str) -> None:
     """The standing questions of SESSION."""
     _run(endpoint, lambda client: client.questions(session))
@@ -35,7 +30,7 @@ def list_(session: str, endpoint: str) -> None:
 @click.argument("text")
 @click.option("--choice", "choices", multiple=True, help="an allowed answer; give the option at least twice")
 @click.option("--max-tokens", type=click.IntRange(min=1), default=8, show_default=True)
-@_endpoint
+@endpoint_option
 def set_(
     session: str, name: str, text: str, choices: tuple[str, ...], max_tokens: int, endpoint: str
 ) -> None:
@@ -49,7 +44,7 @@ def set_(
 @command.command("remove")
 @click.argument("session")
 @click.argument("name")
-@_endpoint
+@endpoint_option
 def remove(session: str, name: str, endpoint: str) -> None:
     """Remove the question NAME of SESSION."""
     _run(endpoint, lambda client: client.remove_question(session, name))
@@ -57,12 +52,8 @@ def remove(session: str, name: str, endpoint: str) -> None:
 
 def _run(endpoint: str, work: Callable[[QueryClient], QuestionsReply]) -> None:
     """Print the questions that the session then has."""
-    try:
-        with QueryClient(endpoint) as client:
-            reply = work(client)
-    except QueryError as error:
-        click.echo(str(error), err=True)
-        sys.exit(EXIT_FAILED)
+    with exiting_on_refusal(), QueryClient(endpoint) as client:
+        reply = work(client)
     for question in reply.questions:
         how = " | ".join(question.choices) or f"text of at most {question.max_tokens} tokens"
         click.echo(f"{question.name}: {question.text} [{how}]")

@@ -72,6 +72,18 @@ class Flash:
             tape, [TapeItem((number % 80, number % 7), -number if gap else number, at) for number in numbers]
         )
 
+    def begin(self, tape: FakeTape, *, gap: bool = False) -> None:
+        """Commit a version and leave its evaluation running."""
+        self.feed(tape, gap=gap)
+        for _ in range(3):
+            self.h.scheduler.step()
+
+    def commit(self, tape: FakeTape, versions: int = 1) -> None:
+        """Commit so many versions, a pass each."""
+        for _ in range(versions):
+            self.feed(tape)
+            self.h.scheduler.step()
+
     def check(self, result: Evaluated, tape: FakeTape) -> None:
         """The result equals that of the question alone on exactly its version."""
         standing, request = result.standing, result.request
@@ -141,9 +153,7 @@ def test_while_an_answer_runs_only_the_newest_version_waits() -> None:
     flash.feed(tape)
     for _ in range(4):
         flash.h.scheduler.step()
-    for _ in range(3):
-        flash.feed(tape)
-        flash.h.scheduler.step()
+    flash.commit(tape, 3)
     assert tape.version == 4
     flash.h.run()
     assert [(result.version, result.payloads) for result in flash.results] == [
@@ -225,11 +235,8 @@ def test_a_failed_evaluation_is_reported_and_its_gap_passed_on() -> None:
 def test_a_gap_lost_by_a_running_evaluation_reaches_the_version_that_waits() -> None:
     flash = Flash(LONG)
     tape = flash.session()
-    flash.feed(tape, gap=True)
-    for _ in range(3):
-        flash.h.scheduler.step()
-    flash.feed(tape)
-    flash.h.scheduler.step()
+    flash.begin(tape, gap=True)
+    flash.commit(tape)
     flash.h.executor.fail_next = 1
     flash.h.run()
     assert [item.version for item in flash.failures] == [1]
@@ -286,11 +293,8 @@ def test_a_receiver_that_raises_does_not_stop_the_session(caplog: pytest.LogCapt
 def test_closing_the_scheduler_ends_running_and_waiting_evaluations() -> None:
     flash = Flash(LONG, YES_NO)
     tape = flash.session()
-    flash.feed(tape)
-    for _ in range(3):
-        flash.h.scheduler.step()
-    flash.feed(tape)
-    flash.h.scheduler.step()
+    flash.begin(tape)
+    flash.commit(tape)
     flash.h.scheduler.close()
     assert [
         (item.standing.question.name, item.version, item.request.error.code) for item in flash.failures
@@ -335,12 +339,8 @@ def test_event_time_makes_a_question_due_once_in_each_period() -> None:
 def test_versions_that_are_not_due_are_reported_after_those_before_them_and_are_not_coalesced() -> None:
     flash = Flash(replace(LONG, ask_every_bars=4))
     tape = flash.session()
-    flash.feed(tape)
-    for _ in range(3):
-        flash.h.scheduler.step()
-    for _ in range(2):
-        flash.feed(tape)
-        flash.h.scheduler.step()
+    flash.begin(tape)
+    flash.commit(tape, 2)
     assert (flash.results, flash.not_due) == ([], [])
     flash.h.run()
     assert asked_at(flash, "long") == [1]
@@ -357,12 +357,8 @@ def test_versions_that_are_not_due_are_reported_after_those_before_them_and_are_
 def test_records_that_were_not_due_go_with_the_evaluation_that_waits_behind_them() -> None:
     flash = Flash(replace(LONG, ask_every_bars=2))
     tape = flash.session()
-    flash.feed(tape)
-    for _ in range(3):
-        flash.h.scheduler.step()
-    for _ in range(2):
-        flash.feed(tape)
-        flash.h.scheduler.step()
+    flash.begin(tape)
+    flash.commit(tape, 2)
     flash.h.run()
     assert [(result.version, result.payloads) for result in flash.results] == [(1, (1,)), (3, (2, 3))]
     assert flash.not_due == []
@@ -372,12 +368,8 @@ def test_a_question_of_a_skipped_version_is_asked_of_the_version_that_replaces_i
     rare = replace(YES_NO, name="rare", ask_every_bars=2)
     flash = Flash(LONG, rare)
     tape = flash.session()
-    flash.feed(tape)
-    for _ in range(3):
-        flash.h.scheduler.step()
-    for _ in range(3):  # versions 2 to 4 wait, each in place of the one before; 3 has the rare question
-        flash.feed(tape)
-        flash.h.scheduler.step()
+    flash.begin(tape)
+    flash.commit(tape, 3)  # versions 2 to 4 wait, each in place of the one before; 3 has the rare question
     flash.h.run()
     assert (asked_at(flash, "long"), asked_at(flash, "rare")) == ([1, 4], [1, 4])
     flash.feed(tape)
@@ -413,11 +405,8 @@ def test_a_question_past_its_deadline_is_not_computed() -> None:
 def test_where_every_question_is_late_the_session_goes_on() -> None:
     flash = Flash(replace(LONG, answer_within_ns=5))
     tape = flash.session()
-    flash.feed(tape, gap=True)
-    for _ in range(3):
-        flash.h.scheduler.step()
-    flash.feed(tape)
-    flash.h.scheduler.step()
+    flash.begin(tape, gap=True)
+    flash.commit(tape)
     flash.age = 6  # when the first answer ends, the second version is too late
     flash.h.run()
     flash.age = 0

@@ -24,10 +24,10 @@ from ingest.compact import (
     anchor_for,
     fields_of,
     header_text,
-    round_half_even,
     unit_for,
 )
-from ingest.tokens import Tokeniser, compact_line
+from ingest.lines import round_half_even
+from ingest.tokens import Tokeniser, compact_line, whole_units
 from tests.ingest.bpe import make_encode
 from training.tokenizer import build_tokenizer
 
@@ -453,7 +453,7 @@ def test_a_window_that_takes_more_tokens_around_another_anchor_loses_its_oldest_
     ("value", "unit", "expected"), [(5, 10, 0), (15, 10, 2), (-5, 10, 0), (-15, 10, -2), (-16, 10, -2)]
 )
 def test_whole_units(value: int, unit: int, expected: int) -> None:
-    assert round_half_even(value, unit) == expected
+    assert round_half_even(value, unit) == whole_units(value, unit) == expected
 
 
 def test_decimals_outside_the_fixed_point_and_negative_units_are_refused() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tapes.rules import EXACT_TEXT, EXACT_VALUE, RULES
+from flash.questions import EXACT_VALUE
+from tapes.rules import RULES
 
 PAGE = Path(__file__).parents[2] / "docs" / "questions.md"
 BEGIN, END = "<!-- questions:begin -->\n", "<!-- questions:end -->\n"
@@ -21,7 +22,7 @@ def table() -> str:
         f"| {rule.undefined or 'never'} | {rule.bars} | {rule.unit} |\n"
         for rule in RULES
     ]
-    exact = f"| `{EXACT_VALUE}` | {EXACT_TEXT} | a number | it is the last close | never | 1 | |\n"
+    exact = f"| `{EXACT_VALUE.name}` | {EXACT_VALUE.text} | a number | it is the last close | never | 1 | |\n"
     return head + "".join(rows) + exact
 
 
