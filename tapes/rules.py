@@ -17,6 +17,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ingest.compact import CENTRE, CODES_PER_DECADE, HIGHEST
+
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
@@ -26,8 +28,9 @@ YES_NO = ("YES", "NO")
 LOOKBACK = 30
 """Most bars a rule reads, but for those about all bars shown."""
 
-_CODES_PER_DECADE = 200
-VOLUMES = np.concatenate([[0.0], np.rint(10 ** (6 + (np.arange(1, 1000) - 500) / _CODES_PER_DECADE))])
+VOLUMES = np.concatenate(
+    [[0.0], np.rint(10 ** (6 + (np.arange(1, HIGHEST + 1) - CENTRE) / CODES_PER_DECADE))]
+)
 """The volume of each code, in millionths of the session's reference volume; code 0 is no volume."""
 
 
@@ -97,7 +100,8 @@ def before(x: Floats, k: int, empty: float) -> Floats:
     return np.concatenate([np.full((x.shape[0], min(k, x.shape[1])), empty), x[:, :-k]], 1)
 
 
-def _range(levels: Levels) -> Floats:
+def mean_range(levels: Levels) -> Floats:
+    """R at every bar, [tapes, bars]."""
     count = np.minimum(np.arange(levels.close.shape[1]) + 1, 20)
     size: Floats = rolling(levels.high - levels.low, 20, np.sum) / count + 0.5
     return size
@@ -124,12 +128,12 @@ def _shown(levels: Levels) -> int:
 
 
 def _trend(x: Levels) -> Labels:
-    change = (x.close - lag(x.close, 10)) / _range(x)
+    change = (x.close - lag(x.close, 10)) / mean_range(x)
     return _binary(change, _enough(x, 11) & (change != 0))
 
 
 def _pullback(x: Levels) -> Labels:
-    size = _range(x)
+    size = mean_range(x)
     trend = (lag(x.close, 5) - lag(x.close, 25)) / size
     move = (x.close - lag(x.close, 5)) / size
     return _binary(-np.sign(trend) * move, _enough(x, 26) & (np.abs(trend) >= 2) & (move != 0))
@@ -137,14 +141,14 @@ def _pullback(x: Levels) -> Labels:
 
 def _recent_high(x: Levels) -> Labels:
     earlier = before(rolling(x.high, max(_shown(x) - 5, 1), np.max), 5, -np.inf)
-    margin = (rolling(x.high, 5, np.max) - earlier) / _range(x)
+    margin = (rolling(x.high, 5, np.max) - earlier) / mean_range(x)
     return _binary(np.minimum(margin, 9.0), _enough(x, 11))
 
 
 def _consolidation(x: Levels) -> Labels:
     narrow = rolling(x.high, 10, np.max) - rolling(x.low, 10, np.min)
     wide = before(rolling(x.high, 20, np.max) - rolling(x.low, 20, np.min), 10, 0.0)
-    return _binary((wide - 2 * narrow) / _range(x), _enough(x, 30))
+    return _binary((wide - 2 * narrow) / mean_range(x), _enough(x, 30))
 
 
 def _volume(x: Levels) -> Labels:
@@ -156,13 +160,13 @@ def _volume(x: Levels) -> Labels:
 
 def _breakout(x: Levels) -> Labels:
     top = before(rolling(x.high, 20, np.max), 1, np.inf)
-    return _binary(np.maximum((x.close - top) / _range(x), -9.0), _enough(x, 21))
+    return _binary(np.maximum((x.close - top) / mean_range(x), -9.0), _enough(x, 21))
 
 
 def _failed_breakout(x: Levels) -> Labels:
     top = before(rolling(x.high, 20, np.max), 6, np.inf)
     broke = before(rolling(x.close, 5, np.max), 1, -np.inf) > top
-    margin = np.where(np.isfinite(top), (top - x.close + 0.5) / _range(x), 0.0)
+    margin = np.where(np.isfinite(top), (top - x.close + 0.5) / mean_range(x), 0.0)
     return _binary(margin, _enough(x, 26) & broke)
 
 
@@ -184,13 +188,13 @@ def _vwap_reclaim(x: Levels) -> Labels:
     traded = rolling((x.high + x.low + x.close) * v, LOOKBACK, np.sum)
     volume = 3 * rolling(v, LOOKBACK, np.sum)
     below = lag(x.close, 5) * volume < traded
-    return _binary((x.close * volume - traded) / (volume * _range(x)), _enough(x, LOOKBACK) & below)
+    return _binary((x.close * volume - traded) / (volume * mean_range(x)), _enough(x, LOOKBACK) & below)
 
 
 def _drawdown(x: Levels) -> Labels:
     top = rolling(x.high, _shown(x), np.max)
-    limit = 0.02 * (100 * x.percent[:, None] + top - 500)
-    return _binary((top - x.close - limit) / _range(x), _enough(x, 11))
+    limit = 0.02 * (100 * x.percent[:, None] + top - CENTRE)
+    return _binary((top - x.close - limit) / mean_range(x), _enough(x, 11))
 
 
 def _jump(x: Levels) -> Labels:
@@ -201,12 +205,12 @@ def _jump(x: Levels) -> Labels:
 
 def _higher_closes(x: Levels) -> Labels:
     least = rolling(x.close - lag(x.close, 1), 6, np.min)
-    return _binary((least - 0.5) / _range(x), _enough(x, 7))
+    return _binary((least - 0.5) / mean_range(x), _enough(x, 7))
 
 
 def _divergence(x: Levels) -> Labels:
     new_high = rolling(x.high, 5, np.max) > before(rolling(x.high, 20, np.max), 5, np.inf)
-    slowing = (2 * lag(x.close, 10) - lag(x.close, 20) - x.close) / _range(x)
+    slowing = (2 * lag(x.close, 10) - lag(x.close, 20) - x.close) / mean_range(x)
     return _binary(slowing, _enough(x, 25) & new_high)
 
 
@@ -393,6 +397,3 @@ RULES = (
     ),
 )
 """All questions with choices, in the order of their tokens; `exact_value` has a number for an answer."""
-
-EXACT_VALUE = "exact_value"
-EXACT_TEXT = "What is the closing price of the last bar? Answer with the number only."

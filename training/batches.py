@@ -13,12 +13,26 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ingest.compact import Anchor
+from ingest.compact import CENTRE, CODES_PER_DECADE, HIGHEST, Anchor
 from tapes.generate import Ranges, generate
-from tapes.rules import LOOKBACK, RULES, UNDEFINED, VOLUMES, Ints, Levels, before, lag, rolling
-from training.tokenizer import ASK, NONE, QUESTIONS, build_tokenizer, question_token
+from tapes.rules import (
+    LOOKBACK,
+    RULES,
+    UNDEFINED,
+    VOLUMES,
+    Ints,
+    Labels,
+    Levels,
+    before,
+    lag,
+    mean_range,
+    rolling,
+)
+from training.tokenizer import ASK, AUXILIARY, NONE, QUESTIONS, build_tokenizer, question_token
 
 BAR_TOKENS = 6
+AUXILIARIES = 15
+"""Numbers that training asks for: `auxiliary`."""
 _UNITS = (1, 2, 5)
 
 
@@ -45,6 +59,17 @@ class Queries:
     margin: npt.NDArray[np.float32]
 
 
+class Measures(NamedTuple):
+    """What training alone reads off a bar's last token: the questions' margins and what they are made of.
+
+    A tape costs much and its few cuts teach little; these are there at every bar. Both are
+    [tapes, bars, measures].
+    """
+
+    wanted: npt.NDArray[np.float32]
+    known: npt.NDArray[np.bool_]
+
+
 @dataclass(frozen=True)
 class Batch:
     """One packed batch: ``ids`` [tapes, tokens]; positions and visibility are the same for all its tapes."""
@@ -57,6 +82,7 @@ class Batch:
     """[tokens] the bar a token belongs to; a query's cut; -1 in the prefix."""
     branch: Ints
     """[tokens] the branch of a query row, -1 elsewhere."""
+    measures: Measures
     stream: Ints
     """[tokens] positions that grow with the stream."""
     local: Ints
@@ -76,7 +102,7 @@ class Vocabulary:
         self.numbers = np.array([one(f"{i:03d}") for i in range(1000)])
         self.newline, self.ask, self.none = one("\n"), one(ASK), one(NONE)
         self.questions = np.array([one(question_token(name)) for name in QUESTIONS])
-        self.auxiliary = np.array([one(f"<|aux{i}|>") for i in range(24)])
+        self.auxiliary = np.array([one(f"<|aux{i}|>") for i in range(AUXILIARY)])
         most = max(len(rule.choices) for rule in RULES)
         self.choices = np.full((len(QUESTIONS), most), self.none)
         for i, rule in enumerate(RULES):
@@ -102,21 +128,21 @@ def draw_headers(rng: np.random.Generator, vocabulary: Vocabulary, percents: Int
     unit = int(rng.choice(_UNITS)) * 10 ** int(rng.integers(3, 12))
     scale = 10 ** int(rng.integers(6, 16))
     headers: list[list[int]] = []
-    printed: list[int] = []
+    anchors: list[Anchor] = []
     for percent in percents.tolist():
-        for attempt in range(200):
+        for attempt in range(40):
             # from the second tape on only headers as long as the first one's will do
-            wanted = percent if attempt < 20 else printed[0]
+            wanted = percent if attempt < 20 else anchors[0].percent
             levels = max(100 * wanted + int(rng.integers(-49, 50)), 1)
             anchor = Anchor(levels * unit, unit, int(rng.integers(100, 1000)) * scale)
             ids = vocabulary.encode(anchor.header)
             if not headers or len(ids) == len(headers[0]):
                 break
         else:
-            raise RuntimeError("no header of the batch's length in 200 attempts")
+            ids, anchor = headers[0], anchors[0]
         headers.append(ids)
-        printed.append(anchor.percent)
-    return np.array(headers), np.array(printed)
+        anchors.append(anchor)
+    return np.array(headers), np.array([anchor.percent for anchor in anchors])
 
 
 def auxiliary(x: Levels) -> list[Auxiliary]:
@@ -124,11 +150,12 @@ def auxiliary(x: Levels) -> list[Auxiliary]:
     v = VOLUMES[x.volume]
 
     def code(volume: npt.NDArray[np.float64]) -> Ints:
-        codes: Ints = np.rint(500 + 200 * (np.log10(np.maximum(volume, 1e-3)) - 6)).astype(np.int64)
-        return np.clip(codes, 0, 999)
+        decades = np.log10(np.maximum(volume, 1e-3)) - 6
+        codes: Ints = np.rint(CENTRE + CODES_PER_DECADE * decades).astype(np.int64)
+        return np.clip(codes, 0, HIGHEST)
 
     def level(values: npt.NDArray[np.float64]) -> Ints:
-        levels: Ints = np.clip(values, 0, 999).astype(np.int64)
+        levels: Ints = np.clip(values, 0, HIGHEST).astype(np.int64)
         return levels
 
     shown = x.window or x.close.shape[1]
@@ -150,6 +177,29 @@ def auxiliary(x: Levels) -> list[Auxiliary]:
         Auxiliary("volume_20", code(before(rolling(v, 20, np.sum), 5, 0.0) / 20), 5),
         Auxiliary("range_20", level(10 * rolling(x.high - x.low, 20, np.sum) / 20), 5),
     ]
+
+
+def compress(x: npt.NDArray[np.floating[Any]], limit: float) -> npt.NDArray[np.float32]:
+    """Distances as training asks for them: finest around 0, cut at ``limit``."""
+    distances: npt.NDArray[np.float32] = np.arcsinh(2 * np.clip(x, -limit, limit)).astype(np.float32)
+    return distances
+
+
+def measure(x: Levels, labels: list[Labels], numbers: list[Auxiliary]) -> Measures:
+    """The measures of every bar: margins where the rule is defined, prices from the close in R, volumes."""
+    size = mean_range(x)
+    wanted = [compress(label.margin, 6) for label in labels]
+    known = [label.value != UNDEFINED for label in labels]
+    for each in numbers:
+        if each.name.startswith("volume"):
+            distance = (each.values - x.volume) / 40
+        elif each.name.startswith("range"):
+            distance = np.log(size)
+        else:
+            distance = (each.values - x.close) / size
+        wanted.append(compress(distance, 12))
+        known.append(np.ones(x.close.shape, bool))
+    return Measures(np.stack(wanted, -1), np.stack(known, -1))
 
 
 @dataclass(frozen=True)
@@ -205,8 +255,9 @@ def pack(
     frozen = np.concatenate(prefix, 1)
     fields = [vocabulary.numbers[field] for field in (x.open, x.high, x.low, x.close, x.volume)]
     tape = np.stack([*fields, np.full((B, N), vocabulary.newline)], -1).reshape(B, -1)
+    labels, parts = [rule.label(x) for rule in RULES], auxiliary(x)
     columns, places, queries = _branches(
-        rng, vocabulary, layout, x, cuts, order, frozen.shape[1] + tape.shape[1]
+        rng, vocabulary, layout, x.close, labels, parts, cuts, order, frozen.shape[1] + tape.shape[1]
     )
     ids = np.concatenate([frozen, tape, columns], 1)
     F, T = frozen.shape[1], tape.shape[1]
@@ -214,21 +265,23 @@ def pack(
     branch = np.concatenate([np.full(F + T, -1), places[:, 1]])
     stream = np.concatenate([np.arange(F + T), F + (places[:, 0] + 1) * BAR_TOKENS + places[:, 2]])
     evicted = BAR_TOKENS * np.maximum(bar - layout.window + 1, 0)
-    return Batch(ids, F, T, layout.window, bar, branch, stream, stream - evicted, queries)
+    measures = measure(x, labels, parts)
+    return Batch(ids, F, T, layout.window, bar, branch, measures, stream, stream - evicted, queries)
 
 
 def _branches(
     rng: np.random.Generator,
     vocabulary: Vocabulary,
     layout: Layout,
-    x: Levels,
+    closes: Ints,
+    labels: list[Labels],
+    numbers: list[Auxiliary],
     cuts: Ints,
     order: Ints,
     start: int,
 ) -> tuple[Ints, Ints, Queries]:
     """Query columns [tapes, rows]; cut, branch and offset of each [rows, 3]; and what they must answer."""
     B, asked = order.shape
-    labels = [rule.label(x) for rule in RULES]
     exact = len(QUESTIONS) - 1
     value = np.full((len(QUESTIONS), B, len(cuts)), 0, np.int64)
     margin = np.zeros((len(QUESTIONS), B, len(cuts)), np.float32)
@@ -237,9 +290,7 @@ def _branches(
         value[i], margin[i] = label.value[:, cuts], label.margin[:, cuts]
         right = vocabulary.choices[i][np.maximum(value[i], 0)]
         target[i] = np.where(value[i] == UNDEFINED, vocabulary.none, right)
-    close = x.close[:, cuts]
-    target[exact] = vocabulary.numbers[close]
-    numbers = auxiliary(x)
+    target[exact] = vocabulary.numbers[closes[:, cuts]]
     chosen = rng.choice(len(numbers), min(layout.auxiliary, len(numbers)), replace=False)
     columns: list[Ints] = []
     places: list[tuple[int, int, int]] = []

@@ -37,7 +37,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     "--tokens", type=click.IntRange(256), default=8192, show_default=True, help="Tokens of a worker's step."
 )
 @click.option("--hidden", type=click.IntRange(20), default=160, show_default=True, help="Width of the model.")
-@click.option("--layers", type=click.IntRange(1), default=6, show_default=True, help="Layers of the model.")
+@click.option("--layers", type=click.IntRange(2), default=6, show_default=True, help="Layers of the model.")
 @click.option("--heads", type=click.IntRange(1), default=5, show_default=True, help="Heads of a layer.")
 @click.option(
     "--inner", type=click.IntRange(8), default=416, show_default=True, help="Width of the feed-forward part."

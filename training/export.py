@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from tapes.rules import EXACT_TEXT, EXACT_VALUE, RULES
-from training.model import Shape, TapeModel, transformers_model
+from flash.questions import EXACT_VALUE
+from tapes.rules import RULES
+from training.model import HEADS, Shape, TapeModel, transformers_model
 from training.tokenizer import NONE, VOCABULARY, build_tokenizer, question_token
 
 WINDOW = 64
@@ -24,7 +25,8 @@ def foretick_block(window: int = WINDOW) -> dict[str, Any]:
         rule.name: {"text": rule.text, "token": question_token(rule.name), "choices": list(rule.choices)}
         for rule in RULES
     }
-    questions[EXACT_VALUE] = {"text": EXACT_TEXT, "token": question_token(EXACT_VALUE), "choices": []}
+    exact = EXACT_VALUE
+    questions[exact.name] = {"text": exact.text, "token": question_token(exact.name), "choices": []}
     return {
         "layout": "terse",
         "lines": "compact",
@@ -39,7 +41,7 @@ def export(model: TapeModel, directory: Path, dtype: torch.dtype = torch.bfloat1
 
     Raises ValueError when the weights are larger than LARGEST.
     """
-    size = sum(p.numel() for name, p in model.named_parameters() if name != "margin") * dtype.itemsize
+    size = sum(p.numel() for name, p in model.named_parameters() if name not in HEADS) * dtype.itemsize
     if size > LARGEST:
         raise ValueError(
             f"the weights take {size / 2**20:.1f} MiB of at most {LARGEST >> 20}; export them as bfloat16"
@@ -96,7 +98,8 @@ def tape_model(directory: Path, dtype: torch.dtype = torch.float32) -> TapeModel
     for file in sorted(directory.glob("*.safetensors")):
         weights |= load_file(file)
     own = {_own_name(name): weight.float() for name, weight in weights.items() if name != "lm_head.weight"}
-    model.load_state_dict({"margin": model.margin.detach(), **own})
+    heads = {name: value for name, value in model.state_dict().items() if name in HEADS}
+    model.load_state_dict(heads | own)
     model.dtype = dtype
     return model.eval()
 

@@ -17,9 +17,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from training.batches import BAR_TOKENS, Batch
+from tapes.rules import RULES
+from training.batches import AUXILIARIES, BAR_TOKENS, Batch
 from training.tokenizer import QUESTIONS, VOCABULARY
 
+HEADS = ("margin", "measures")
+"""Parameters that training alone uses."""
+MEASURES = len(RULES) + AUXILIARIES
 _BLOCK = 192
 """Rows of the tape whose attention is computed at a time, against the keys that they can see."""
 
@@ -38,6 +42,11 @@ class Shape:
     def head(self) -> int:
         """Width of a head."""
         return self.hidden // self.heads
+
+    @property
+    def measured(self) -> int:
+        """Layers whose output training measures: the second half but the last."""
+        return self.layers - self.layers // 2
 
 
 class Layer(nn.Module):
@@ -58,7 +67,7 @@ class Layer(nn.Module):
 
 
 class TapeModel(nn.Module):
-    """A Llama with tied embeddings, and a head that training alone uses: the distance to the boundary."""
+    """A Llama with tied embeddings, and heads that training alone uses: distances to boundaries."""
 
     inverse: Tensor
     """Angular frequencies of RoPE."""
@@ -73,21 +82,27 @@ class TapeModel(nn.Module):
         self.layers = nn.ModuleList(Layer(shape, generator) for _ in range(shape.layers))
         self.norm = nn.Parameter(torch.ones(shape.hidden))
         self.margin = nn.Parameter(torch.zeros(len(QUESTIONS), shape.hidden))
+        self.measures = nn.Parameter(torch.zeros(shape.measured, MEASURES, shape.hidden))
         inverse = 1.0 / shape.theta ** (torch.arange(0, shape.head, 2).float() / shape.head)
         self.register_buffer("inverse", inverse, persistent=False)
         self.dtype = torch.bfloat16
 
-    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Logits [tapes, queries, vocabulary] and last hidden states [tapes, queries, hidden]."""
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits [tapes, queries, vocabulary], last hidden states [tapes, queries, hidden] and the bars'
+        measures [layers measured, tapes, bars, measures]."""
         rows = torch.from_numpy(batch.queries.rows)
         x = functional.embedding(torch.from_numpy(batch.ids), self.embed_tokens)
         stream, local = (self._angles(positions) for positions in (batch.stream, batch.local))
         tape = _masks(batch, self.dtype)
+        measured = []
         for layer in self.layers[:-1]:
             x = self._layer(layer, x, stream, local, tape, batch)
+            measured.append(x[:, batch.prefix + BAR_TOKENS - 1 : batch.prefix + batch.tape : BAR_TOKENS])
+        ends = _norm(torch.stack(measured[-self.shape.measured :]), 1.0)
         x = self._last(self.layers[-1], x, stream, local, rows, batch)
         x = _norm(x, self.norm)
-        return functional.linear(x.to(self.dtype), self.embed_tokens.to(self.dtype)).float(), x
+        logits = functional.linear(x.to(self.dtype), self.embed_tokens.to(self.dtype)).float()
+        return logits, x, ends @ self.measures[:, None].transpose(-1, -2)
 
     def _angles(self, positions: Any) -> tuple[Tensor, Tensor]:
         angles = torch.from_numpy(positions).float()[:, None] * self.inverse
@@ -194,7 +209,7 @@ def _attend(queries: Tensor, keys: Tensor, v: Tensor, block: _Block) -> Tensor:
     return (torch.softmax(scores, -1) @ v.flatten(0, 1)).view(*shape[:-1], -1)
 
 
-def _norm(x: Tensor, weight: Tensor) -> Tensor:
+def _norm(x: Tensor, weight: Tensor | float) -> Tensor:
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * weight
 
 

@@ -18,7 +18,7 @@ SIZES = {
     "--short": 2,
     "--tokens": 256,
     "--hidden": 24,
-    "--layers": 1,
+    "--layers": 2,
     "--heads": 2,
     "--inner": 16,
 }

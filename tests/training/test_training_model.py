@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from tapes.generate import TRAINING
+from tapes.rules import UNDEFINED
 from tests.tolerance import apart, largest, rounding
 from tests.training import brute
 from training.batches import Batch, Layout, Vocabulary, make_batch
 from training.model import Optimiser, Shape, TapeModel, initialise_numbers, transformers_model
+from training.tokenizer import QUESTIONS
 from training.train import Balance, Plan, loss_of, train
 
 SMALL = Shape(hidden=32, layers=2, heads=2, inner=48)
@@ -57,7 +59,7 @@ def test_packed_queries_equal_the_dense_model_prompt_by_prompt(
     batch = drawn(vocabulary, LAYOUTS[name])
     plain = transformers_model(model)
     with torch.no_grad():
-        packed, _ = model(batch)
+        packed, _, _ = model(batch)
         for query in range(len(batch.queries.rows)):
             prompt = torch.from_numpy(batch.ids[:, brute.dense_rows(batch, query)])
             assert_logits(packed[:, query], plain(prompt).logits[:, -1])
@@ -70,7 +72,7 @@ def test_packed_queries_equal_a_loop_over_what_each_row_sees(
     """Sliding too: evicted bars are unseen, carried state keeps what it read, the prefix stays close."""
     batch = drawn(vocabulary, LAYOUTS[name])
     with torch.no_grad():
-        packed, _ = model(batch)
+        packed, _, _ = model(batch)
     expected = torch.from_numpy(brute.forward(model, batch, 0))
     assert_logits(packed[0], expected.float())
 
@@ -146,3 +148,31 @@ def test_labels_and_targets_agree(vocabulary: Vocabulary) -> None:
         if kind < len(vocabulary.questions) - 1:
             choices = vocabulary.choices[kind][np.maximum(value, 0)]
             assert np.array_equal(target, np.where(value < 0, vocabulary.none, choices))
+
+
+def test_a_bar_is_measured_behind_its_last_token(model: TapeModel, vocabulary: Vocabulary) -> None:
+    """Other prices from bar 9 on change the measures of bars 9 and later, and no others."""
+    batch = drawn(vocabulary, LAYOUTS["terse sliding"])
+    ids, first = batch.ids.copy(), batch.prefix + 9 * 6
+    ids[:, first : batch.prefix + batch.tape] = vocabulary.numbers[7]
+    with torch.no_grad():
+        model.measures.fill_(0.1).mul_(torch.arange(SMALL.hidden))
+        (_, _, one), (_, _, other) = model(batch), model(replace(batch, ids=ids))
+    assert one.shape == (SMALL.measured, 2, 28, batch.measures.wanted.shape[-1])
+    changed = (one != other).any(0).any(-1)
+    assert not changed[:, :9].any()
+    assert changed[:, 9:].all()
+
+
+def test_measures_are_the_margins_and_prices_in_units_of_the_mean_range(vocabulary: Vocabulary) -> None:
+    batch = drawn(vocabulary, LAYOUTS["terse"])
+    q, (wanted, known) = batch.queries, batch.measures
+    for query in range(len(q.rows)):
+        kind, bar = int(q.kind[0, query]), int(batch.bar[q.rows[query]])
+        if kind < len(QUESTIONS) - 1:
+            assert (known[:, bar, kind] == (q.value[:, query] != UNDEFINED)).all()
+            assert np.allclose(wanted[:, bar, kind], np.arcsinh(2 * np.clip(q.margin[:, query], -6, 6)))
+    numbers = batch.ids[:, batch.prefix : batch.prefix + batch.tape].reshape(2, -1, 6) - vocabulary.numbers[0]
+    close, size = numbers[:, :, 3], (numbers[:, -20:, 1] - numbers[:, -20:, 2]).mean(1) + 0.5
+    five = (close[:, -6] - close[:, -1]) / size
+    assert np.allclose(wanted[:, -1, len(QUESTIONS) - 1], np.arcsinh(2 * np.clip(five, -12, 12)), atol=1e-6)
