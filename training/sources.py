@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from feeds.decimal9 import format_fixed9
+from feeds.decimal9 import Fixed9, format_fixed9
 from feeds.file_format import load_format
 from feeds.messages import Bar, Quote, Trade
 from feeds.replay import read_records
@@ -31,6 +31,8 @@ Placement = Literal["terse", "numbered"]
 _EXACT = len(QUESTIONS) - 1
 _SECOND = 10**9
 _TAPES = 8
+_STRETCH = 4
+"""A stretch of a file, in lengths of a window's bars."""
 _BAR_FIELDS = ("open", "high", "low", "close", "volume")
 
 
@@ -91,17 +93,22 @@ class Recorded:
         return {"tape": self.path.name, "format": self.form}
 
     def batches(self, vocabulary: Vocabulary, bars: int, window: int) -> Iterator[Drawn]:
-        """Windows in an order that is drawn once; those with headers of equal length go together."""
+        """Windows in an order that is drawn once; those with headers of equal length go together.
+
+        Windows of one stretch of the file share bars and are one tape; none reaches into the next stretch.
+        """
         everything, decimals = self.bars()
         spec = CompactSpec(price_decimals=decimals)
         waiting: dict[int, list[tuple[Levels, list[int], int]]] = {}
+        stretch = _STRETCH * bars
         starts = np.arange(0, max(len(everything) - bars + 1, 0), max(window // 4, 1))
+        starts = starts[starts % stretch + bars <= stretch]
         for start in np.random.default_rng(0).permutation(starts):
             part = everything[start : start + bars]
             anchor = anchor_of(part, spec)
             header = vocabulary.encode(anchor.header)
             group = waiting.setdefault(len(header), [])
-            group.append((levels_of(part, anchor, window), header, int(start) // bars))
+            group.append((levels_of(part, anchor, window), header, int(start) // stretch))
             if len(group) == _TAPES:
                 yield _together(waiting.pop(len(header)), window)
         for group in waiting.values():
@@ -113,19 +120,23 @@ class Recorded:
         builder, writer = BarBuilder(1, BarPolicy(self.interval_ns)), RecordWriter(4096)
         for record in read_records(self.path, load_format(self.form)):
             if isinstance(record, Bar):
-                price = record.close
+                prices = [record.open, record.high, record.low, record.close]
                 ready.append((record.ts_event, *(getattr(record, name) for name in _BAR_FIELDS)))
             else:
-                price = record.price if isinstance(record, Trade) else record.bid
+                prices = [record.price] if isinstance(record, Trade) else [record.bid, record.ask]
                 kind, values = _tick(record)
                 writer.add(kind, 0, record.ts_event, record.ts_recv, values)
-            decimals = max(decimals, len(format_fixed9(price).partition(".")[2].rstrip("0")))
+            decimals = max(decimals, *map(_decimals, prices))
             if len(writer) == writer.capacity:
                 built.append(builder.update(writer.records, 0))
                 writer.clear()
         if ready:
             return bars_of(ready), decimals
         return np.concatenate([*built, builder.update(writer.records, 0), builder.flush()]), decimals
+
+
+def _decimals(price: Fixed9) -> int:
+    return len(format_fixed9(price).partition(".")[2].rstrip("0"))
 
 
 def _tick(record: Trade | Quote) -> tuple[int, tuple[int, int, int, int, int]]:

@@ -29,7 +29,7 @@ from training.sources import Drawn, Generated, Packed, Recorded, Setting, collec
 from training.tokenizer import QUESTIONS
 
 EXACT = of_float64(1.0)
-SMALL = Shape(hidden=24, layers=1, heads=2, inner=16)
+SMALL = Shape(hidden=24, layers=2, heads=2, inner=16)
 FIELDS = ("open", "high", "low", "close", "volume", "percent")
 
 
@@ -159,6 +159,20 @@ class TestRecorded:
                 assert any(np.array_equal(prices * 10**9, bars["c"][at : at + 64]) for at in range(57))
                 windows += 1
         assert windows == 4
+
+    def test_windows_of_different_tapes_share_no_bars(self, tmp_path: Path) -> None:
+        source, vocabulary = Recorded(self.bars_file(tmp_path / "a.csv", 700), "btc_perp_bars"), Vocabulary()
+        bars, _ = source.bars()
+        closes = bars["c"] // 10**9
+        tapes: dict[int, set[int]] = {}
+        for drawn in source.batches(vocabulary, 64, 64):
+            for row, name in enumerate(drawn.name.tolist()):
+                moves = np.diff(drawn.levels.close[row])
+                fits = [at for at in range(637) if np.array_equal(np.diff(closes[at : at + 64]), moves)]
+                assert len(fits) == 1
+                tapes.setdefault(name, set()).update(range(fits[0], fits[0] + 64))
+        assert len(tapes) == 3
+        assert sum(map(len, tapes.values())) == len(set.union(*tapes.values())) >= 600
 
     def test_ticks_become_bars(self, tmp_path: Path) -> None:
         path = tmp_path / "ticks.csv"
