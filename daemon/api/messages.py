@@ -184,6 +184,7 @@ class AskReply(msgspec.Struct, frozen=True, tag="ask_reply"):
     """The answer, read from exactly `data_version`.
 
     `logit_gap` is the top logit minus the second at the first answer token (over the choices, if any).
+    `probability` and `choice_set` are those of an `Answer`; None where the question has no calibration.
     `cached`: a standing question's answer, ready before the request. `latency_ns` runs from the request's
     arrival to its reply, on the daemon's clock. `as_of` is the event time (ns since 1970) of the newest
     record in the version, `staleness_ns` the time since this daemon received it.
@@ -201,6 +202,8 @@ class AskReply(msgspec.Struct, frozen=True, tag="ask_reply"):
     as_of: int = 0
     staleness_ns: int = 0
     latency_ns: int = 0
+    probability: float | None = None
+    choice_set: tuple[str, ...] | None = None
 
 
 class SessionInfo(msgspec.Struct, frozen=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from daemon.api.client import QueryClient
+from daemon.api.messages import AskReply
 from daemon.cli.options import endpoint_option, exiting_on_refusal
 
 
@@ -21,9 +22,17 @@ def command(
     """Ask a running daemon; the answer names its data version."""
     with exiting_on_refusal(), QueryClient(endpoint, timeout) as client:
         reply = client.ask(session, question, max_tokens, choices)
+    click.echo(shown(reply))
+
+
+def shown(reply: AskReply) -> str:
+    """The answer, and below it what it is worth."""
     source = "answered ahead" if reply.cached else "computed now"
     untrained = ", untrained model" if reply.untrained else ""
-    click.echo(
-        f"{reply.text}\n  version {reply.data_version}, logit gap {reply.logit_gap:.3f}, "
+    judged = ""
+    if reply.probability is not None and reply.choice_set is not None:
+        judged = f"probability {reply.probability:.3f}, choice set {{{', '.join(reply.choice_set)}}}, "
+    return (
+        f"{reply.text}\n  version {reply.data_version}, logit gap {reply.logit_gap:.3f}, {judged}"
         f"stale {reply.staleness_ns / 1e9:.3f} s, {reply.latency_ns / 1e6:.2f} ms, {source}{untrained}"
     )

@@ -102,12 +102,13 @@ class StandingAnswers:
         built: Built,
         scheduler: Scheduler,
         registry: Registry,
+        confidence: Confidence,
         store: MetricStore,
         emit: Emit,
     ) -> None:
         self._loaded, self._decode, self._emit = built.loaded, built.prompt.decode, emit
         self._sessions = {session.name: session for session in config.sessions}
-        self._confidence = Confidence(config, built.prompt, built.calibration, store)
+        self._confidence = confidence
         self._coalesced = {
             name: store.growth("foretick_flash_coalesced_total", session=name) for name in self._sessions
         }
@@ -136,7 +137,7 @@ class StandingAnswers:
         record = done.payloads[-1].record
         decode = decoder(self._decode, standing.prepared, record)
         found = generated(request, standing.question.choices, decode)
-        judged = self._confidence.of(
+        judged = self._confidence.of_standing(
             standing.session, standing.question, request.samples[0].logits, found["choice"]
         )
         return Answer(
@@ -188,9 +189,15 @@ class EngineAsks:
     """Ad-hoc questions of sessions. Commands come from one thread; replies go out on the scheduler's."""
 
     def __init__(
-        self, built: Built, scheduler: Scheduler, emit: Emit, clock: Callable[[], int] = time.monotonic_ns
+        self,
+        built: Built,
+        scheduler: Scheduler,
+        confidence: Confidence,
+        emit: Emit,
+        clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self._built, self._scheduler, self._emit, self._clock = built, scheduler, emit, clock
+        self._built, self._scheduler, self._confidence = built, scheduler, confidence
+        self._emit, self._clock = emit, clock
         self._open: dict[int, Request] = {}
         self._newest: defaultdict[str, dict[int, TapeRecord]] = defaultdict(dict)
         """By session and version: of the newest version, and of those that open asks read."""
@@ -215,7 +222,7 @@ class EngineAsks:
                 session=ask.session,
                 prompt=prepared.prompt_tokens,
                 max_tokens=prepared.answer_tokens(question),
-                on_done=partial(self._done, ask, prepared),
+                on_done=partial(self._done, ask, question, prepared),
                 tape=tape,
                 stop_ids=prepared.stop_ids,
                 choices=prepared.choice_tokens,
@@ -238,22 +245,29 @@ class EngineAsks:
             del kept[old]
         kept[version] = newest(records)
 
-    def _done(self, ask: Ask, prepared: Prepared, request: Request) -> None:
+    def _done(self, ask: Ask, question: Question, prepared: Prepared, request: Request) -> None:
         self._open.pop(ask.id, None)
         if request.state is not State.FINISHED:
             self._fail(ask, request.error or CANCELLED)
             return
         record = self._newest[ask.session].get(request.version)
-        untrained = self._built.loaded.untrained
-        rounded = record is not None and record.rounded
-        flags: dict[Flag, bool] = {"untrained": untrained, "rounded": rounded}
         decode = decoder(self._built.prompt.decode, prepared, record)
+        found = generated(request, question.choices, decode)
+        judged = self._confidence.of(question, request.samples[0].logits, found["choice"])
+        untrained = self._built.loaded.untrained
+        flags: dict[Flag, bool] = {
+            "untrained": untrained,
+            "rounded": record is not None and record.rounded,
+            "abstained": judged is not None and judged.abstained,
+        }
         self._emit(
             AskReply(
                 id=ask.id,
                 session=ask.session,
                 data_version=request.version,
-                **generated(request, ask.choices, decode),
+                **found,
+                probability=judged.probability if judged else None,
+                choice_set=judged.choice_set if judged else None,
                 cached=False,
                 untrained=untrained,
                 flags=tuple(flag for flag, is_set in flags.items() if is_set),

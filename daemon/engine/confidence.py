@@ -1,4 +1,4 @@
-"""What a calibration says of standing answers, and how far their logit gaps have moved from it."""
+"""What a calibration says of answers, and how far the logit gaps of standing ones have moved from it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from daemon.config.schema import Config, ModelConfig
 from engine.model.prompt import PromptFormat
 from engine.model.revision import CALIBRATION
 from feeds.connector import SettingError
-from flash.confidence import Calibration, CalibrationError, Judged, judge, read_calibration
+from flash.confidence import (
+    Calibration,
+    CalibrationError,
+    Judged,
+    QuestionCalibration,
+    judge,
+    read_calibration,
+)
 from flash.questions import Question
 from metrics.store import MetricStore
 
@@ -39,7 +46,10 @@ def calibration_of(
 
 
 class Confidence:
-    """Judges answers, as the only writer of their metrics; on the scheduler's thread."""
+    """Judges answers of standing questions, as the only writer of their metrics, and replies to asks.
+
+    On the scheduler's thread.
+    """
 
     def __init__(
         self, config: Config, prompt: PromptFormat, calibration: Calibration | None, store: MetricStore
@@ -48,21 +58,22 @@ class Confidence:
         self._store = store
         self._gap_ratio: dict[str, float] = {}
 
-    def of(
-        self, session: str, question: Question, logits: Sequence[float], given: str | None
-    ) -> Judged | None:
+    def of(self, question: Question, logits: Sequence[float], given: str | None) -> Judged | None:
         """Probability, choice set and abstention; None for a question that was not calibrated.
 
         ``logits`` of the choices in their order; ``given``: the chosen one.
         """
-        choices = question.choices
-        if self._calibration is None or not choices or given is None or len(logits) != len(choices):
-            return None
-        fitted = self._calibration.find(self._asked(question), choices)
+        fitted = self._fitted(question)
+        return None if fitted is None else self._judge(fitted, logits, given)
+
+    def of_standing(
+        self, session: str, question: Question, logits: Sequence[float], given: str | None
+    ) -> Judged | None:
+        """As `of`, and counted: asks would tell more of their clients than of the market."""
+        fitted = self._fitted(question)
         if fitted is None:
             return None
-        settings = self._settings
-        found = judge(fitted, logits, choices.index(given), settings.coverage, settings.abstain_below)
+        found = self._judge(fitted, logits, given)
         best, second = sorted(logits, reverse=True)[:2]
         ratio = (best - second) / fitted.mean_gap if fitted.mean_gap else 1.0
         mean = self._gap_ratio.get(session, ratio)
@@ -71,6 +82,17 @@ class Confidence:
         size = ("empty", "one", "several")[min(len(found.choice_set), 2)]
         self._store.inc("foretick_choice_sets_total", session=session, size=size)
         return found
+
+    def _judge(self, fitted: QuestionCalibration, logits: Sequence[float], given: str | None) -> Judged:
+        assert given is not None  # a question with choices is answered by one
+        settings = self._settings
+        return judge(fitted, logits, fitted.choices.index(given), settings.coverage, settings.abstain_below)
+
+    def _fitted(self, question: Question) -> QuestionCalibration | None:
+        """What was fitted for a question with choices."""
+        if self._calibration is None or not question.choices:
+            return None
+        return self._calibration.find(self._asked(question), question.choices)
 
     def _asked(self, question: Question) -> str:
         """As the calibration lists it: a terse model knows questions by name too."""

@@ -12,6 +12,7 @@ from daemon.config.schema import Config, SessionConfig
 from daemon.config.standing import questions_of
 from daemon.engine.answers import Emit, EngineAsks, StandingAnswers, Versions
 from daemon.engine.build import Built, limits_of, register
+from daemon.engine.confidence import Confidence
 from daemon.engine.host import EngineHost
 from daemon.engine.input import EngineInput
 from daemon.engine.maintenance import Maintenance
@@ -56,8 +57,9 @@ def wire_engine(
     # Order of listeners on a commit: first those that record the version, then those that query it.
     entering = EngineInput(config, ring, source, built, scheduler, store)
     scheduler.subscribe(Versions(store, emit, built.tiers.inputs).on_commit)
-    asks = EngineAsks(built, scheduler, emit)
-    StandingAnswers(config, built, scheduler, registry, store, emit)
+    confidence = Confidence(config, prompt, built.calibration, store)
+    asks = EngineAsks(built, scheduler, confidence, emit)
+    StandingAnswers(config, built, scheduler, registry, confidence, store, emit)
     refresher = refresher_of(config, built, scheduler, registry, observer)
     rebuilder = Rebuilder(scheduler, time.monotonic_ns)
     maintenance = Maintenance(engine.pool, built.tapes.values(), built.tiers, store)

@@ -135,6 +135,8 @@ class Sessions:
                 cached=True,
                 untrained=known.untrained,
                 flags=tuple(known.flags),
+                probability=known.probability,
+                choice_set=None if known.choice_set is None else tuple(known.choice_set),
                 as_of=known.as_of,
                 staleness_ns=state.staleness_ns(),
             )

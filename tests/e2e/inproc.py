@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
 
+from daemon.api.client import QueryClient
 from daemon.config.schema import Config
 from daemon.front.server import Front
 from daemon.front.wiring import make_front
@@ -81,6 +83,18 @@ async def running(
 
 def answers(sink: MemorySink, session: str = "aaa") -> list[Answer]:
     return [a for a in sink.messages(ANSWERS) if isinstance(a, Answer) and a.session == session]
+
+
+async def ask_front(front: Front, method: str, *arguments: Any, **options: Any) -> Any:
+    """Call a method of a client of its own."""
+    assert front.query is not None
+    endpoint = front.query.endpoint
+
+    def work() -> Any:
+        with QueryClient(endpoint) as client:
+            return getattr(client, method)(*arguments, **options)
+
+    return await asyncio.to_thread(work)
 
 
 def count(front: Front, name: str, **labels: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import exp
 from pathlib import Path
 
@@ -12,8 +13,9 @@ from daemon.engine.confidence import calibration_of
 from engine.model.revision import CALIBRATION, revision_of
 from feeds.connector import SettingError
 from flash.confidence import Calibration, QuestionCalibration, write_calibration
+from flash.questions import PAPER_SIX
 from tests import tolerance
-from tests.e2e.inproc import answers, count, running
+from tests.e2e.inproc import answers, ask_front, count, running
 from tests.e2e.support import (
     SECOND,
     START,
@@ -48,6 +50,14 @@ def write(path: Path, revision: str, lines: str = "compact") -> None:
     write_calibration(path, Calibration(model=revision, lines=lines, data={}, questions=[FITTED]))
 
 
+async def feed(source: QueueSource, sink: MemorySink, seconds: Iterable[int]) -> None:
+    """A trade in each second; the six answers to each bar that it closes."""
+    for n in seconds:
+        price = 100 + (n * n) % 7 / 10
+        source.put([incoming(trade("V:AAA", START + n * SECOND, f"{price:.2f}"), n)])
+        await until(lambda n=n: len(answers(sink)) == 6 * n)
+
+
 async def test_answers_carry_what_the_calibration_says_of_their_logits(directory: Path) -> None:
     """The file lies in the model's directory; questions that it does not list stay as they were."""
     write(directory / CALIBRATION, revision_of(directory))
@@ -55,10 +65,7 @@ async def test_answers_carry_what_the_calibration_says_of_their_logits(directory
     model = ModelConfig(path=str(directory), coverage=COVERAGE, abstain_below=ABSTAIN_BELOW)
     config = inproc_config(sessions=sessions("V:AAA"), model=model, standing="paper_six")
     async with running(config, source, sink) as front:
-        for n in range(31):
-            price = 100 + (n * n) % 7 / 10
-            source.put([incoming(trade("V:AAA", START + n * SECOND, f"{price:.2f}"), n)])
-            await until(lambda n=n: len(answers(sink)) == 6 * n)
+        await feed(source, sink, range(31))
         trend = [answer for answer in answers(sink) if answer.question == "trend"]
         sizes = {
             size: count(front, "choice_sets", session="aaa", size=size)
@@ -78,6 +85,37 @@ async def test_answers_carry_what_the_calibration_says_of_their_logits(directory
         assert ("abstained" in answer.flags) is (answer.probability < ABSTAIN_BELOW)
     assert sum(sizes.values()) == 30
     assert sizes["one"] == sum(len(answer.choice_set or ()) == 1 for answer in trend)
+
+
+async def test_asks_are_judged_as_standing_answers_are(directory: Path) -> None:
+    """From the cache and computed; those of other choices or without choices are not."""
+    write(directory / CALIBRATION, revision_of(directory))
+    source, sink = QueueSource(), MemorySink()
+    model = ModelConfig(path=str(directory), coverage=COVERAGE, abstain_below=0.99)
+    config = inproc_config(sessions=sessions("V:AAA"), model=model, standing="paper_six")
+    async with running(config, source, sink) as front:
+        await feed(source, sink, range(4))
+        counted = count(front, "choice_sets", session="aaa", size="one")
+        standing = front.sessions.states["aaa"].answers[PAPER_SIX[0].hash]
+        cached = await ask_front(front, "ask", "aaa", PAPER_SIX[0].text, 1, ("UP", "DOWN"))
+        computed = await ask_front(front, "ask", "aaa", "trend", 1, ("UP", "DOWN"))
+        others = [
+            await ask_front(front, "ask", "aaa", "trend", 1, ("DOWN", "UP")),
+            await ask_front(front, "ask", "aaa", "pullback", 1, ("YES", "NO")),
+            await ask_front(front, "ask", "aaa", "exact_value", 4),
+        ]
+        assert count(front, "choice_sets", session="aaa", size="one") == counted
+    assert (cached.cached, computed.cached) == (True, False)
+    assert (cached.probability, list(cached.choice_set)) == (standing.probability, standing.choice_set)
+    expected = 1 / (1 + exp(-computed.logit_gap / TEMPERATURE))
+    assert computed.probability == tolerance.near(expected, tolerance.of_float64(1.0))
+    assert computed.choice_set == FITTED.choice_set(
+        [computed.logit_gap, 0.0] if computed.choice == "UP" else [0.0, computed.logit_gap], COVERAGE
+    )
+    assert "abstained" in cached.flags
+    assert "abstained" in computed.flags
+    assert all(each.probability is None and each.choice_set is None for each in others)
+    assert not any("abstained" in each.flags for each in others)
 
 
 class TestFile:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 from pathlib import Path
 from typing import Any
@@ -13,26 +12,13 @@ import pytest
 from daemon.api.client import QueryClient
 from daemon.api.messages import QueryError
 from daemon.config.schema import FlashConfig, QuestionConfig, SchedulerConfig
-from daemon.front.server import Front
-from tests.e2e.inproc import Tape, answers, count, running
+from tests.e2e.inproc import Tape, answers, ask_front, count, running
 from tests.e2e.process import START_S, Daemon, until_slowly
 from tests.e2e.support import MemorySink, QueueSource, inproc_config, until
 from tests.kafka_server import free_ports
 
 TREND = QuestionConfig(name="trend", text="Is it going up or down?", choices=("UP", "DOWN"))
 FREE = QuestionConfig(name="free", text="What is happening on this market right now?", max_tokens=2)
-
-
-async def ask_front(front: Front, method: str, *arguments: Any, **options: Any) -> Any:
-    """Call a method of a client of its own."""
-    assert front.query is not None
-    endpoint = front.query.endpoint
-
-    def work() -> Any:
-        with QueryClient(endpoint) as client:
-            return getattr(client, method)(*arguments, **options)
-
-    return await asyncio.to_thread(work)
 
 
 @pytest.mark.parametrize("placement", ["ephemeral", "frozen"])
