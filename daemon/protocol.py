@@ -58,7 +58,7 @@ class StopEngine(msgspec.Struct, frozen=True, tag="stop"):
     drain_s: float
 
 
-Command = messages.Ask | CancelAsk | SetQuestions | PromptCommand | EndInput | StopEngine
+Command = messages.Ask | CancelAsk | SetQuestions | messages.Label | PromptCommand | EndInput | StopEngine
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -152,6 +152,14 @@ class QuestionsRefused(msgspec.Struct, frozen=True, tag="questions_refused"):
     message: str
 
 
+class LabelRefused(msgspec.Struct, frozen=True, tag="label_refused"):
+    """Why a `Label` changed nothing."""
+
+    id: int
+    code: str
+    message: str
+
+
 class PromptFailed(msgspec.Struct, frozen=True, tag="prompt_failed"):
     """Why a prompt failed; it takes no more input."""
 
@@ -204,6 +212,8 @@ EngineEvent = (
     | AskFailed
     | QuestionsSet
     | QuestionsRefused
+    | messages.LabelReply
+    | LabelRefused
     | PromptEvent
     | Heartbeat
     | InputDone
@@ -215,12 +225,14 @@ EngineEvent = (
 
 def failure_of(
     command: Command, code: str, message: str
-) -> AskFailed | QuestionsRefused | PromptFailed | None:
+) -> AskFailed | QuestionsRefused | LabelRefused | PromptFailed | None:
     """The event that tells the client of ``command`` that it failed; None where no client waits."""
     if isinstance(command, messages.Ask):
         return AskFailed(command.id, code, message)
     if isinstance(command, SetQuestions):
         return QuestionsRefused(command.id, code, message)
+    if isinstance(command, messages.Label):
+        return LabelRefused(command.id, code, message)
     return PromptFailed(command.prompt, code, message) if isinstance(command, PromptCommand) else None
 
 

@@ -75,6 +75,20 @@ OUTCOMES: tuple[str, ...] = (
     "engine",
     "shutting_down",
 )
+# How a label ended: what it says of the answer, or an error's code.
+LABEL_OUTCOMES: tuple[str, ...] = (
+    "right",
+    "wrong",
+    "bad_request",
+    "unknown_session",
+    "unknown_version",
+    "not_calibrated",
+    "repeated",
+    "timeout",
+    "busy",
+    "engine",
+    "shutting_down",
+)
 # A batch without device memory is retried at half its size; failed: half did not fit either.
 OOM_OUTCOMES: tuple[str, ...] = ("retried", "failed")
 # Why a request was left out of a batch: an exhausted budget, or a class that goes first.
@@ -253,6 +267,19 @@ METRICS: tuple[Metric, ...] = (
         "session",
         size=SET_SIZES,
     ),
+    _counter(
+        "foretick_labels_total",
+        "Labels of past answers, by what they say of them or by error. If unknown_version grows, they come "
+        "too late.",
+        outcome=LABEL_OUTCOMES,
+    ),
+    _counter(
+        "foretick_labelled_sets_total",
+        "Choice sets that got a label, by whether they had it. Worry when the share of yes stays below "
+        "model.coverage.",
+        "session",
+        covered=("yes", "no"),
+    ),
     _counter("foretick_asks_total", "Ad-hoc questions, by outcome.", outcome=OUTCOMES),
     _counter(
         "foretick_publish_retries_total",
@@ -366,6 +393,12 @@ METRICS: tuple[Metric, ...] = (
     _gauge(
         "foretick_gap_ratio",
         "Mean logit gap of the latest answers over that at calibration. Worry below 0.7 or above 1.5: drift.",
+        "session",
+    ),
+    _gauge(
+        "foretick_adapted_coverage",
+        "Largest coverage that labels make a question's choice sets ask for; 0 before the first label. Worry "
+        "near 1: the sets hold every choice.",
         "session",
     ),
     _gauge("foretick_data_version", "Latest data version.", "session"),

@@ -20,6 +20,8 @@ from daemon.api.messages import (
     ErrorReply,
     Finish,
     FinishReply,
+    Label,
+    LabelReply,
     ListQuestions,
     ListSessions,
     Open,
@@ -44,6 +46,7 @@ R = TypeVar(
     SessionsReply,
     AnswersReply,
     QuestionsReply,
+    LabelReply,
     StatsReply,
     PromptReply,
     FinishReply,
@@ -112,6 +115,10 @@ class QueryClient:
     def remove_question(self, session: str, name: str) -> QuestionsReply:
         """Remove a standing question; QueryError on refusal or timeout."""
         return self._request(RemoveQuestion(self._next(), session, name), QuestionsReply)
+
+    def label(self, session: str, question: str, version: int, choice: str) -> LabelReply:
+        """Tell the right choice of a standing answer; QueryError on refusal or timeout."""
+        return self._request(Label(self._next(), session, question, version, choice), LabelReply)
 
     def stats(self) -> StatsReply:
         """Counters and latencies; QueryError on refusal or timeout."""

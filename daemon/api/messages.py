@@ -22,6 +22,9 @@ Code = Literal[
     "bad_request",
     "unknown_session",
     "unknown_prompt",
+    "unknown_version",
+    "not_calibrated",
+    "repeated",
     "finished",
     "abandoned",
     "too_long",
@@ -32,6 +35,9 @@ Code = Literal[
 ]
 _CODES: dict[str, Code] = {
     "unknown_session": "unknown_session",
+    "unknown_version": "unknown_version",
+    "not_calibrated": "not_calibrated",
+    "repeated": "repeated",
     "bad_request": "bad_request",
     "bad_prompt": "bad_request",
     "too_long": "too_long",
@@ -115,6 +121,19 @@ class RemoveQuestion(msgspec.Struct, frozen=True, tag="remove_question", forbid_
     name: Name
 
 
+class Label(msgspec.Struct, frozen=True, tag="label", forbid_unknown_fields=True):
+    """Tell the right choice of a standing question's answer at a past data version, once.
+
+    `question` is the question's name or text.
+    """
+
+    id: Id
+    session: Name
+    question: Annotated[str, Meta(min_length=1)]
+    data_version: Annotated[int, Meta(ge=1)]
+    choice: Annotated[str, Meta(min_length=1)]
+
+
 class Stats(msgspec.Struct, frozen=True, tag="stats", forbid_unknown_fields=True):
     """Counters and latency quantiles, by metric name."""
 
@@ -177,7 +196,7 @@ class Complete(msgspec.Struct, frozen=True, tag="complete", forbid_unknown_field
 
 PromptRequest = Open | Append | Update | Finish | Close | Complete
 QuestionRequest = ListQuestions | SetQuestion | RemoveQuestion
-ClientRequest = Ask | ListSessions | Answers | QuestionRequest | Stats | PromptRequest
+ClientRequest = Ask | ListSessions | Answers | QuestionRequest | Label | Stats | PromptRequest
 
 
 class AskReply(msgspec.Struct, frozen=True, tag="ask_reply"):
@@ -260,6 +279,21 @@ class QuestionsReply(msgspec.Struct, frozen=True, tag="questions_reply"):
     questions: tuple[QuestionInfo, ...]
 
 
+class LabelReply(msgspec.Struct, frozen=True, tag="label_reply"):
+    """What the label says of the answer: it was `right`, its choice set had the right choice (`covered`).
+
+    `coverage` is asked for in the question's later choice sets.
+    """
+
+    id: Id
+    session: str
+    question: str
+    data_version: int
+    right: bool
+    covered: bool
+    coverage: float
+
+
 class Quantiles(msgspec.Struct, frozen=True):
     """Latency of one stage: number of samples, and p50, p90, p99 in seconds."""
 
@@ -331,6 +365,7 @@ Reply = (
     | SessionsReply
     | AnswersReply
     | QuestionsReply
+    | LabelReply
     | StatsReply
     | PromptReply
     | ClosedReply

@@ -137,9 +137,8 @@ class StandingAnswers:
         record = done.payloads[-1].record
         decode = decoder(self._decode, standing.prepared, record)
         found = generated(request, standing.question.choices, decode)
-        judged = self._confidence.of_standing(
-            standing.session, standing.question, request.samples[0].logits, found["choice"]
-        )
+        logits = request.samples[0].logits
+        judged = self._confidence.of_standing(standing, done.version, logits, found["choice"])
         return Answer(
             session=standing.session,
             symbol=self._sessions[standing.session].symbol,
@@ -253,7 +252,7 @@ class EngineAsks:
         record = self._newest[ask.session].get(request.version)
         decode = decoder(self._built.prompt.decode, prepared, record)
         found = generated(request, question.choices, decode)
-        judged = self._confidence.of(question, request.samples[0].logits, found["choice"])
+        judged = self._confidence.of(ask.session, question, request.samples[0].logits, found["choice"])
         untrained = self._built.loaded.untrained
         flags: dict[Flag, bool] = {
             "untrained": untrained,

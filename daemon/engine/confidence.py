@@ -1,4 +1,4 @@
-"""What a calibration says of answers, and how far the logit gaps of standing ones have moved from it."""
+"""What a calibration says of answers, how far their logit gaps have moved from it, and what labels tell."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from flash.confidence import (
     judge,
     read_calibration,
 )
+from flash.labels import REMEMBERED, JudgedAnswer, LabelError, Labelled, LateLabels
 from flash.questions import Question
+from flash.registry import Standing
 from metrics.store import MetricStore
 
 MEMORY = 256
@@ -57,23 +59,33 @@ class Confidence:
         self._settings, self._prompt, self._calibration = config.model, prompt, calibration
         self._store = store
         self._gap_ratio: dict[str, float] = {}
+        each = max(1, REMEMBERED // max(1, len(config.sessions)))
+        self._labels = {s.name: LateLabels(config.model.coverage, each) for s in config.sessions}
 
-    def of(self, question: Question, logits: Sequence[float], given: str | None) -> Judged | None:
+    def of(
+        self, session: str, question: Question, logits: Sequence[float], given: str | None
+    ) -> Judged | None:
         """Probability, choice set and abstention; None for a question that was not calibrated.
 
         ``logits`` of the choices in their order; ``given``: the chosen one.
         """
         fitted = self._fitted(question)
-        return None if fitted is None else self._judge(fitted, logits, given)
+        if fitted is None or given is None:
+            return None
+        return self._judge(fitted, self._labels[session].coverage(question.hash), logits, given)
 
     def of_standing(
-        self, session: str, question: Question, logits: Sequence[float], given: str | None
+        self, standing: Standing, version: int, logits: Sequence[float], given: str | None
     ) -> Judged | None:
-        """As `of`, and counted: asks would tell more of their clients than of the market."""
-        fitted = self._fitted(question)
-        if fitted is None:
+        """As `of`, and remembered for its label, and counted: asks would tell more of their clients."""
+        fitted = self._fitted(standing.question)
+        if fitted is None or given is None:
             return None
-        found = self._judge(fitted, logits, given)
+        session, asked = standing.session, standing.question_hash
+        labels = self._labels[session]
+        found = self._judge(fitted, labels.coverage(asked), logits, given)
+        number = fitted.choices.index(given)
+        labels.remember(asked, version, JudgedAnswer(fitted, tuple(logits), number, found.choice_set))
         best, second = sorted(logits, reverse=True)[:2]
         ratio = (best - second) / fitted.mean_gap if fitted.mean_gap else 1.0
         mean = self._gap_ratio.get(session, ratio)
@@ -83,10 +95,25 @@ class Confidence:
         self._store.inc("foretick_choice_sets_total", session=session, size=size)
         return found
 
-    def _judge(self, fitted: QuestionCalibration, logits: Sequence[float], given: str | None) -> Judged:
-        assert given is not None  # a question with choices is answered by one
-        settings = self._settings
-        return judge(fitted, logits, fitted.choices.index(given), settings.coverage, settings.abstain_below)
+    def label(self, standing: Standing, version: int, choice: str) -> Labelled:
+        """Tell the right choice of an answer. Raises LabelError, with nothing changed."""
+        session, name = standing.session, standing.question.name
+        if self._fitted(standing.question) is None:
+            raise LabelError("not_calibrated", f"{session}/{name} has no calibration with its choices")
+        try:
+            found = self._labels[session].label(standing.question_hash, version, choice)
+        except LabelError as error:
+            raise LabelError(error.code, f"{session}/{name}: {error}") from None
+        covered = "yes" if found.covered else "no"
+        self._store.inc("foretick_labelled_sets_total", session=session, covered=covered)
+        self._store.set("foretick_adapted_coverage", self._labels[session].largest, session=session)
+        return found
+
+    def _judge(
+        self, fitted: QuestionCalibration, coverage: float, logits: Sequence[float], given: str
+    ) -> Judged:
+        number = fitted.choices.index(given)
+        return judge(fitted, logits, number, coverage, self._settings.abstain_below)
 
     def _fitted(self, question: Question) -> QuestionCalibration | None:
         """What was fitted for a question with choices."""

@@ -13,9 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from daemon import protocol
-from daemon.api.messages import Ask
+from daemon.api.messages import Ask, Label
 from daemon.engine.answers import EngineAsks
 from daemon.engine.input import EngineInput
+from daemon.engine.labels import EngineLabels
 from daemon.engine.metrics import MemoryMetrics
 from daemon.engine.prompts import EnginePrompts
 from daemon.engine.questions import StandingQuestions
@@ -42,6 +43,7 @@ class EngineHost:
     input: EngineInput
     asks: EngineAsks
     questions: StandingQuestions
+    labels: EngineLabels
     prompts: EnginePrompts
     memory: MemoryMetrics
     stop_background: Callable[[], None]
@@ -94,6 +96,8 @@ class EngineHost:
                 self.asks.cancel(command.id)
             case protocol.SetQuestions():
                 self.questions.set(command)
+            case Label():
+                self.labels.label(command)
             case protocol.EndInput():
                 self.input.end()
             case protocol.StopEngine():

@@ -15,6 +15,7 @@ from daemon.engine.build import Built, limits_of, register
 from daemon.engine.confidence import Confidence
 from daemon.engine.host import EngineHost
 from daemon.engine.input import EngineInput
+from daemon.engine.labels import EngineLabels
 from daemon.engine.maintenance import Maintenance
 from daemon.engine.metrics import EngineObserver, MemoryMetrics
 from daemon.engine.prompts import EnginePrompts
@@ -79,6 +80,7 @@ def wire_engine(
         questions=StandingQuestions(
             registry, built.prefixes, built.tapes, scheduler, limits_of(config), emit
         ),
+        labels=EngineLabels(registry, confidence, scheduler, emit),
         prompts=EnginePrompts(
             prompt, scheduler, engine.open_prompt, engine.frame_limit, loaded.untrained, emit
         ),

@@ -9,6 +9,7 @@ import time
 import msgspec
 
 from daemon.api import messages
+from daemon.front.labels import Labels
 from daemon.front.prompts import Prompts
 from daemon.front.questions import Questions
 from daemon.front.sessions import Sessions
@@ -19,9 +20,11 @@ log = logging.getLogger(__name__)
 class Queries:
     """Answers every request within ``max_wait_s`` seconds."""
 
-    def __init__(self, sessions: Sessions, questions: Questions, prompts: Prompts, max_wait_s: float) -> None:
-        self._sessions, self._questions, self._prompts = sessions, questions, prompts
-        self._max_wait_s = max_wait_s
+    def __init__(
+        self, sessions: Sessions, questions: Questions, labels: Labels, prompts: Prompts, max_wait_s: float
+    ) -> None:
+        self._sessions, self._questions, self._labels = sessions, questions, labels
+        self._prompts, self._max_wait_s = prompts, max_wait_s
 
     async def answer(self, request: messages.ClientRequest, client: str, since: int) -> messages.Reply:
         """The reply. ``client``: identity for limits; ``since``: the request's arrival, monotonic ns."""
@@ -53,6 +56,8 @@ class Queries:
                 return await self._questions.set(request)
             case messages.RemoveQuestion():
                 return await self._questions.remove(request)
+            case messages.Label():
+                return await self._labels.label(request)
             case messages.Stats():
                 return await self._sessions.stats(request)
             case messages.Open():

@@ -10,7 +10,6 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
-from itertools import count
 
 import msgspec
 
@@ -19,6 +18,7 @@ from daemon.api import messages
 from daemon.config.schema import Config
 from daemon.config.standing import questions_of, table_of
 from daemon.front.sessions import Sessions
+from daemon.front.waiting import Waiting
 from flash.questions import Question
 
 log = logging.getLogger(__name__)
@@ -32,8 +32,7 @@ class Questions:
 
     def __init__(self, sessions: Sessions, send: Callable[[protocol.Command], None]) -> None:
         self._sessions, self._send = sessions, send
-        self._changes: dict[int, asyncio.Future[None]] = {}
-        self._numbers = count(1)
+        self._changes: Waiting[None] = Waiting()
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     # Called by the front.
@@ -42,20 +41,13 @@ class Questions:
         """The engine replied to a change."""
         if isinstance(event, protocol.QuestionsSet):
             self._sessions.questions_set(event.session, event.questions)
-        future = self._changes.pop(event.id, None)
-        if future is None or future.done():
-            return
-        if isinstance(event, protocol.QuestionsSet):
-            future.set_result(None)
+            self._changes.done(event.id, None)
         else:
-            future.set_exception(messages.QueryError(messages.code_of(event.code), event.message))
+            self._changes.refused(event)
 
     def engine_gone(self, message: str) -> None:
         """Fail every change in flight: the engine is gone."""
-        for future in self._changes.values():
-            if not future.done():
-                future.set_exception(messages.QueryError("engine", message))
-        self._changes.clear()
+        self._changes.engine_gone(message)
 
     def configured(self, config: Config) -> Config:
         """``config`` with the standing questions as they are now, for an engine that is started again."""
@@ -122,13 +114,9 @@ class Questions:
         return self._reply(request)
 
     async def _change(self, session: str, questions: Sequence[Question]) -> None:
-        number = next(self._numbers)
-        self._changes[number] = future = asyncio.get_running_loop().create_future()
-        try:
-            self._send(protocol.SetQuestions(number, session, tuple(questions)))
-            await future
-        finally:
-            self._changes.pop(number, None)
+        await self._changes.reply(
+            lambda number: self._send(protocol.SetQuestions(number, session, tuple(questions)))
+        )
 
     def _reply(self, request: messages.QuestionRequest) -> messages.QuestionsReply:
         return messages.QuestionsReply(

@@ -18,11 +18,12 @@ import msgspec
 
 from daemon import protocol
 from daemon.api.http import HttpServer
-from daemon.api.messages import AskReply, FinishReply, PromptReply
+from daemon.api.messages import AskReply, FinishReply, LabelReply, PromptReply
 from daemon.api.zmq import QueryServer
 from daemon.config.schema import Config
 from daemon.front.engine_manager import EngineManager
 from daemon.front.input import COMMIT, FeedInput
+from daemon.front.labels import Labels
 from daemon.front.notify import Notifier
 from daemon.front.prompts import Prompts
 from daemon.front.publish import Publisher
@@ -53,6 +54,7 @@ class Front:
     input: FeedInput
     sessions: Sessions
     questions: Questions
+    labels: Labels
     publisher: Publisher
     prompts: Prompts
     http: HttpServer
@@ -176,6 +178,8 @@ class Front:
                 self.questions.heard(event)
             case protocol.QuestionsRefused():
                 self.questions.heard(event)
+            case LabelReply() | protocol.LabelRefused():
+                self.labels.heard(event)
             case PromptReply() | FinishReply() | protocol.PromptFailed():
                 self.prompts.heard(event)
             case protocol.Ready():
@@ -204,6 +208,7 @@ class Front:
         """Fail all client requests that wait for the engine."""
         self.sessions.engine_gone(message)
         self.questions.engine_gone(message)
+        self.labels.engine_gone(message)
         self.prompts.engine_gone(message)
 
     async def _restart(self, earlier: asyncio.Task[None] | None) -> None:

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
 
 import msgspec
 
@@ -19,6 +18,7 @@ from daemon import protocol
 from daemon.api import messages
 from daemon.config.schema import Config
 from daemon.config.standing import questions_of
+from daemon.front.waiting import Waiting
 from feeds.messages import Answer
 from flash.questions import Question
 from metrics.catalogue import METRICS, STAGES
@@ -62,8 +62,7 @@ class Sessions:
         self.states = {s.name: SessionState(s.symbol) for s in config.sessions}
         for asked in questions_of(config):
             self.states[asked.session].questions.append(asked.question)
-        self._asks: dict[int, asyncio.Future[messages.AskReply]] = {}
-        self._numbers = count(1)
+        self._asks: Waiting[messages.AskReply] = Waiting()
 
     # Called by the front.
 
@@ -91,20 +90,14 @@ class Sessions:
 
     def asked(self, event: messages.AskReply | protocol.AskFailed) -> None:
         """The engine replied to an ask."""
-        future = self._asks.pop(event.id, None)
-        if future is None or future.done():
-            return
         if isinstance(event, messages.AskReply):
-            future.set_result(event)
+            self._asks.done(event.id, event)
         else:
-            future.set_exception(messages.QueryError(messages.code_of(event.code), event.message))
+            self._asks.refused(event)
 
     def engine_gone(self, message: str) -> None:
         """Fail every ask in flight: the engine is gone."""
-        for future in self._asks.values():
-            if not future.done():
-                future.set_exception(messages.QueryError("engine", message))
-        self._asks.clear()
+        self._asks.engine_gone(message)
 
     def observe(self, request: messages.ClientRequest, outcome: str, latency_ns: int) -> None:
         """Count a request that was answered or refused."""
@@ -112,6 +105,8 @@ class Sessions:
             self._store.observe("foretick_stage_seconds", latency_ns, stage="ask")
             if outcome != "ok":
                 self._store.inc("foretick_asks_total", outcome=outcome)
+        elif isinstance(request, messages.Label) and outcome != "ok":
+            self._store.inc("foretick_labels_total", outcome=outcome)
 
     # Called for clients.
 
@@ -146,20 +141,16 @@ class Sessions:
 
     async def ask_engine(self, request: messages.Ask) -> messages.AskReply:
         """Answer from the engine, ignoring the cache."""
-        number = next(self._numbers)
-        future: asyncio.Future[messages.AskReply] = asyncio.get_running_loop().create_future()
-        self._asks[number] = future
-        self._send(msgspec.structs.replace(request, id=number))
-        try:
-            reply = msgspec.structs.replace(await future, id=request.id)
-            if reply.as_of:
-                return reply
-            # an engine without input since its restart does not know the times, but this process does
-            state = self.states[request.session]
-            return msgspec.structs.replace(reply, as_of=state.as_of, staleness_ns=state.staleness_ns())
-        finally:
-            if self._asks.pop(number, None) is not None:  # timed out, or the client is gone
-                self._send(protocol.CancelAsk(number))
+        found = await self._asks.reply(
+            lambda number: self._send(msgspec.structs.replace(request, id=number)),
+            lambda number: self._send(protocol.CancelAsk(number)),
+        )
+        reply = msgspec.structs.replace(found, id=request.id)
+        if reply.as_of:
+            return reply
+        # an engine without input since its restart does not know the times, but this process does
+        state = self.states[request.session]
+        return msgspec.structs.replace(reply, as_of=state.as_of, staleness_ns=state.staleness_ns())
 
     async def sessions(self, request: messages.ListSessions) -> messages.SessionsReply:
         """All sessions."""

@@ -16,6 +16,7 @@ from daemon.front.connectors import make_routes, make_source
 from daemon.front.engine_client import ENGINE, EngineClient, InprocEngine, OnEvent, ProcessEngine
 from daemon.front.engine_manager import RESTART_AFTER_S, Connect, EngineManager
 from daemon.front.input import COMMIT_EVERY_S, FeedInput
+from daemon.front.labels import Labels
 from daemon.front.notify import Notifier
 from daemon.front.offsets import OffsetTracker
 from daemon.front.prompts import Prompts
@@ -77,6 +78,7 @@ def make_front(
     tracker = OffsetTracker()
     sessions = Sessions(config, store, send)
     questions = Questions(sessions, send)
+    labelling = Labels(sessions, store, send)
     lossless = source is None or source.kind == "pausing"
     publisher = Publisher(config, routes, tracker, sessions, store, lossless=lossless)
     entering = FeedInput(config, source, tracker, store, publisher.dead_letter, tasks, commit_every_s)
@@ -88,7 +90,7 @@ def make_front(
         "pause" if lossless else "overwrite",
         restart_after_s,
     )
-    queries = Queries(sessions, questions, prompts, config.query.max_wait / 1e9)
+    queries = Queries(sessions, questions, labelling, prompts, config.query.max_wait / 1e9)
     front = Front(
         config=config,
         store=store,
@@ -100,6 +102,7 @@ def make_front(
         input=entering,
         sessions=sessions,
         questions=questions,
+        labels=labelling,
         publisher=publisher,
         prompts=prompts,
         http=HttpServer(

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from math import exp
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
-from daemon.config.schema import ModelConfig
+from daemon.api.messages import AskReply, QueryError
+from daemon.config.schema import ModelConfig, ProcessConfig
 from daemon.engine.confidence import calibration_of
 from engine.model.revision import CALIBRATION, revision_of
 from feeds.connector import SettingError
-from flash.confidence import Calibration, QuestionCalibration, write_calibration
+from feeds.durations import Duration
+from feeds.messages import Answer
+from flash.confidence import AdaptiveCoverage, Calibration, QuestionCalibration, write_calibration
 from flash.questions import PAPER_SIX
 from tests import tolerance
 from tests.e2e.inproc import answers, ask_front, count, running
+from tests.e2e.process import invoke
 from tests.e2e.support import (
     SECOND,
     START,
@@ -29,6 +35,7 @@ from tests.e2e.support import (
 )
 from tests.terse import terse_directory
 
+OTHER: dict[str | None, str] = {"UP": "DOWN", "DOWN": "UP"}
 TEMPERATURE, COVERAGE, ABSTAIN_BELOW = 2.0, 0.6, 0.52
 FITTED = QuestionCalibration(
     name="trend",
@@ -78,7 +85,7 @@ async def test_answers_carry_what_the_calibration_says_of_their_logits(directory
     for answer in trend:
         expected = 1 / (1 + exp(-answer.logit_gap / TEMPERATURE))
         assert answer.probability == tolerance.near(expected, tolerance.of_float64(1.0))
-        other = {"UP": "DOWN", "DOWN": "UP"}[answer.choice or ""]
+        other = OTHER[answer.choice]
         # of four scores the third smallest: coverage of 0.6 allows a score of 0.49
         allowed = [(1 - expected, answer.choice), (expected, other)]
         assert answer.choice_set == [choice for score, choice in allowed if score <= 0.49]
@@ -109,13 +116,78 @@ async def test_asks_are_judged_as_standing_answers_are(directory: Path) -> None:
     assert (cached.probability, list(cached.choice_set)) == (standing.probability, standing.choice_set)
     expected = 1 / (1 + exp(-computed.logit_gap / TEMPERATURE))
     assert computed.probability == tolerance.near(expected, tolerance.of_float64(1.0))
-    assert computed.choice_set == FITTED.choice_set(
-        [computed.logit_gap, 0.0] if computed.choice == "UP" else [0.0, computed.logit_gap], COVERAGE
-    )
+    assert computed.choice_set == FITTED.choice_set(judged(computed), COVERAGE)
     assert "abstained" in cached.flags
     assert "abstained" in computed.flags
     assert all(each.probability is None and each.choice_set is None for each in others)
     assert not any("abstained" in each.flags for each in others)
+
+
+def judged(answer: Answer | AskReply) -> list[float]:
+    """Logits with the answer's gap."""
+    return [answer.logit_gap, 0.0] if answer.choice == "UP" else [0.0, answer.logit_gap]
+
+
+@pytest.mark.parametrize("mode", ["inproc", "two"])
+async def test_labels_that_come_later_adapt_the_coverage_of_their_question(
+    directory: Path, mode: Literal["inproc", "two"]
+) -> None:
+    """Against `AdaptiveCoverage` alone; what is of no use is refused, counted, and changes nothing."""
+    write(directory / CALIBRATION, revision_of(directory))
+    source, sink = QueueSource(), MemorySink()
+    model = ModelConfig(path=str(directory), coverage=COVERAGE)
+    process = ProcessConfig(mode=mode, drain=Duration(5 * SECOND))
+    config = inproc_config(sessions=sessions("V:AAA"), model=model, standing="paper_six", process=process)
+    async with running(config, source, sink) as front:
+        assert front.query is not None
+        await feed(source, sink, range(11))
+        trend = [answer for answer in answers(sink) if answer.question == "trend"]
+        state, in_set = AdaptiveCoverage.of(COVERAGE), 0
+        for answer in trend[:1:-1]:  # in any order
+            told = answer.choice if answer.data_version > 7 else OTHER[answer.choice]
+            reply = await ask_front(front, "label", "aaa", "trend", answer.data_version, told)
+            state = state.after(told in FITTED.choice_set(judged(answer), state.asked))
+            covered = told in (answer.choice_set or ())
+            in_set += covered
+            assert (reply.question, reply.data_version) == ("trend", answer.data_version)
+            assert (reply.right, reply.covered) == (answer.choice == told, covered)
+            assert reply.coverage == state.asked
+        told = OTHER[trend[1].choice]
+        typed = ["label", "aaa", "trend", "2", told, "--endpoint", front.query.endpoint]
+        state = state.after(told in FITTED.choice_set(judged(trend[1]), state.asked))
+        in_set += told in (trend[1].choice_set or ())
+        done, again = [await asyncio.to_thread(invoke, *typed) for _ in range(2)]
+        assert (done.exit_code, again.exit_code) == (0, 1)
+        assert done.stdout.startswith(f"the answer was wrong, {told} ")
+        assert done.stdout.endswith(f"in the choice set; coverage {state.asked:.4f} from now on\n")
+        assert again.stderr == "aaa/trend: the answer of version 2 has its label (repeated)\n"
+        assert state.asked != COVERAGE
+        refused = {
+            "bad_request": [("aaa", "tren", 3, "UP"), ("aaa", "trend", 11, "SIDEWAYS")],
+            "unknown_session": [("bbb", "trend", 3, "UP")],
+            "unknown_version": [("aaa", "trend", 99, "UP")],
+            "not_calibrated": [("aaa", "volume", 3, "YES"), ("aaa", "exact_value", 3, "1")],
+            "repeated": [("aaa", PAPER_SIX[0].text, 3, "UP")],
+        }
+        await feed(source, sink, [11])
+        for code, labels in refused.items():
+            for label in labels:
+                with pytest.raises(QueryError) as error:
+                    await ask_front(front, "label", *label)
+                assert error.value.code == code
+        newest = next(answer for answer in reversed(answers(sink)) if answer.question == "trend")
+        assert newest.data_version == 11
+        assert newest.choice_set == list(FITTED.choice_set(judged(newest), state.asked))
+        asked = await ask_front(front, "ask", "aaa", PAPER_SIX[0].text, 1, ("UP", "DOWN"))
+        assert list(asked.choice_set) == newest.choice_set
+        values = (await ask_front(front, "stats")).values
+    counted = {code: len(labels) for code, labels in refused.items()}
+    counted |= {"right": 3, "wrong": 6, "repeated": 2}
+    for outcome, n in counted.items():
+        assert values[f'foretick_labels_total{{outcome="{outcome}"}}'] == n
+    assert values['foretick_labelled_sets_total{session="aaa",covered="yes"}'] == in_set
+    assert values['foretick_labelled_sets_total{session="aaa",covered="no"}'] == 9 - in_set
+    assert values['foretick_adapted_coverage{session="aaa"}'] == state.asked
 
 
 class TestFile:

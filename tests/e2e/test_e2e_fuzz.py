@@ -38,6 +38,7 @@ VALID = [
     {"type": "finish", "id": 8, "prompt": "nobody"},
     {"type": "complete", "id": 9, "text": "One", "max_tokens": 1},
     {"type": "close", "id": 10, "prompt": "nobody"},
+    {"type": "label", "id": 11, "session": "aaa", "question": "trend", "data_version": 1, "choice": "UP"},
 ]
 GENERATING = {"ask", "open", "complete"}
 WEIGHTS = [1 if message["type"] in GENERATING else 6 for message in VALID]

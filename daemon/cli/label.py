@@ -1,0 +1,26 @@
+"""`foretick label`: the right choice of a past answer."""
+
+from __future__ import annotations
+
+import click
+
+from daemon.api.client import QueryClient
+from daemon.cli.options import endpoint_option, exiting_on_refusal
+
+
+@click.command("label")
+@click.argument("session")
+@click.argument("question")
+@click.argument("version", type=click.IntRange(min=1))
+@click.argument("choice")
+@endpoint_option
+def command(session: str, question: str, version: int, choice: str, endpoint: str) -> None:
+    """Tell that CHOICE was the right answer to the standing QUESTION of SESSION at VERSION.
+
+    Choice sets of the question then ask for as much coverage as keeps model.coverage in the long run.
+    """
+    with exiting_on_refusal(), QueryClient(endpoint) as client:
+        reply = client.label(session, question, version, choice)
+    answer = "right" if reply.right else "wrong"
+    covered = "in the choice set" if reply.covered else "not in the choice set"
+    click.echo(f"the answer was {answer}, {choice} {covered}; coverage {reply.coverage:.4f} from now on")

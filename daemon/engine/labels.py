@@ -1,0 +1,48 @@
+"""Labels that clients send later: the right choices of standing answers."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from daemon import protocol
+from daemon.api.messages import Label, LabelReply
+from daemon.engine.answers import Emit
+from daemon.engine.confidence import Confidence
+from flash.labels import LabelError
+from flash.registry import Registry
+from scheduler.live import STOPPING
+from scheduler.scheduler import Scheduler
+
+
+class EngineLabels:
+    """Passes labels on to `Confidence`. Commands come from one thread; replies go out on the scheduler's."""
+
+    def __init__(self, registry: Registry, confidence: Confidence, scheduler: Scheduler, emit: Emit) -> None:
+        self._registry, self._confidence = registry, confidence
+        self._scheduler, self._emit = scheduler, emit
+
+    def label(self, command: Label) -> None:
+        """Answer with a `LabelReply` or, with nothing changed, `LabelRefused`."""
+        if not self._scheduler.run_between(partial(self._label, command)):
+            self._emit(protocol.LabelRefused(command.id, STOPPING.code, STOPPING.message))
+
+    def _label(self, command: Label) -> None:
+        """Between two batches."""
+        session, version = command.session, command.data_version
+        standing = next(
+            (
+                each
+                for each in self._registry.standing(session)
+                if command.question in (each.question.name, each.question.text)
+            ),
+            None,
+        )
+        try:
+            if standing is None:
+                raise LabelError("bad_request", f"{session} has no standing question {command.question!r}")
+            found = self._confidence.label(standing, version, command.choice)
+        except LabelError as error:
+            self._emit(protocol.LabelRefused(command.id, error.code, str(error)))
+        else:
+            name = standing.question.name
+            self._emit(LabelReply(command.id, session, name, version, *found))
