@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict, fields
+from typing import Any
 
 import click
+from msgspec import inspect
 
 from daemon.api.client import QueryClient
-from daemon.api.messages import QuestionsReply
+from daemon.api.messages import QuestionInfo, QuestionsReply
 from daemon.cli.options import endpoint_option, exiting_on_refusal
+from daemon.config.errors import ConfigError
+from daemon.config.layers import bare
+from daemon.config.load import load_table
+from daemon.config.reference import description
+from daemon.config.schema import QuestionConfig
+from daemon.config.standing import question_of
+from flash.questions import Question
+
+_NAMED = {"name", "text", "choices", "sessions"}
+"""Keys of a standing question that `set` takes under other names."""
 
 
 @click.group("questions")
@@ -24,21 +37,39 @@ def list_(session: str, endpoint: str) -> None:
     _run(endpoint, lambda client: client.questions(session))
 
 
+def key_options(function: Callable[..., None]) -> Callable[..., None]:
+    """An option for each key of a standing question, with its default and meaning in the configuration."""
+    info = inspect.type_info(QuestionConfig)
+    assert isinstance(info, inspect.StructType)
+    for key in reversed(info.fields):
+        if key.encode_name not in _NAMED:
+            kind = bare(key.type)
+            values = click.Choice(list(kind.values)) if isinstance(kind, inspect.LiteralType) else None
+            function = click.option(
+                f"--{key.encode_name.replace('_', '-')}",
+                type=values or str,
+                default=str(key.default),
+                show_default=True,
+                help=description(key.type),
+            )(function)
+    return function
+
+
 @command.command("set")
 @click.argument("session")
 @click.argument("name")
 @click.argument("text")
 @click.option("--choice", "choices", multiple=True, help="an allowed answer; give the option at least twice")
-@click.option("--max-tokens", type=click.IntRange(min=1), default=8, show_default=True)
+@key_options
 @endpoint_option
-def set_(
-    session: str, name: str, text: str, choices: tuple[str, ...], max_tokens: int, endpoint: str
-) -> None:
+def set_(session: str, name: str, text: str, choices: tuple[str, ...], endpoint: str, **keys: str) -> None:
     """Give SESSION the question NAME, in place of the one with this name, if there is one.
 
-    It stays until the daemon ends or reads its configuration again.
+    It stays until the daemon ends or reads its configuration again. The options are keys of [[questions]].
     """
-    _run(endpoint, lambda client: client.set_question(session, name, text, choices, max_tokens))
+    question = question_from({"name": name, "text": text, "choices": choices, **keys})
+    members = asdict(question) | {"choices": choices}
+    _run(endpoint, lambda client: client.set_question(session, **members))
 
 
 @command.command("remove")
@@ -50,10 +81,29 @@ def remove(session: str, name: str, endpoint: str) -> None:
     _run(endpoint, lambda client: client.remove_question(session, name))
 
 
+def question_from(keys: dict[str, Any]) -> Question:
+    """The question that keys of the configuration declare, numbers as text. Raises click.UsageError."""
+    try:
+        return question_of(load_table(QuestionConfig, keys))
+    except ConfigError as error:
+        (problem,) = error.problems
+        key = problem.key.upper() if problem.key in ("name", "text") else "--" + problem.key.replace("_", "-")
+        raise click.BadParameter(problem.message, param_hint=key) from None
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def shown(question: QuestionInfo) -> str:
+    """A question, and the keys that differ from their defaults."""
+    how = " | ".join(question.choices) or f"text of at most {question.max_tokens} tokens"
+    keys = [f for f in fields(Question) if f.name not in {*_NAMED, "max_tokens"}]
+    changed = [(key.name, value) for key in keys if (value := getattr(question, key.name)) != key.default]
+    return f"{question.name}: {question.text} [{how}]" + "".join(f" {k}={v}" for k, v in changed)
+
+
 def _run(endpoint: str, work: Callable[[QueryClient], QuestionsReply]) -> None:
     """Print the questions that the session then has."""
     with exiting_on_refusal(), QueryClient(endpoint) as client:
         reply = work(client)
     for question in reply.questions:
-        how = " | ".join(question.choices) or f"text of at most {question.max_tokens} tokens"
-        click.echo(f"{question.name}: {question.text} [{how}]")
+        click.echo(shown(question))

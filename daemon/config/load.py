@@ -13,20 +13,22 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from daemon.config.checks import cross_check
 from daemon.config.errors import ConfigError, Problem
 from daemon.config.layers import Layered
-from daemon.config.schema import Config
+from daemon.config.schema import Config, Table
 from feeds.decimal9 import Fixed9, parse_fixed9
 from feeds.durations import Duration, parse_duration
 from feeds.timestamps import Instant, parse_instant
 from scheduler.policies import NAMES
 
-__all__ = ["RESERVED_VARIABLES", "Config", "ConfigError", "Problem", "load_config"]
+__all__ = ["RESERVED_VARIABLES", "Config", "ConfigError", "Problem", "load_config", "load_table"]
+
+T = TypeVar("T", bound=Table)
 
 ENVIRONMENT_PREFIX = "FORETICK_"
 # Variables with our prefix that are not settings: the cache directory, and the tests' data and broker.
@@ -66,6 +68,14 @@ def load_config(
     if problems:
         raise ConfigError(problems)
     return config
+
+
+def load_table(kind: type[T], values: Mapping[str, object]) -> T:
+    """One table of the file from values that may be text. Raises ConfigError, with keys of this table."""
+    try:
+        return msgspec.convert(values, kind, strict=False, dec_hook=_decode_unit)
+    except msgspec.ValidationError as error:
+        raise ConfigError([_explain(str(error), {})]) from None
 
 
 def _policy(name: str) -> str:

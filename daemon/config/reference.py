@@ -65,15 +65,16 @@ def _table(kind: inspect.Type) -> tuple[type[msgspec.Struct], bool] | None:
 
 
 def _row(field: inspect.Field) -> str:
-    meaning = _description(field.type)
+    meaning = description(field.type).replace("|", "\\|")
     if not meaning:
         raise TypeError(f"the configuration key {field.encode_name} has no description")
     return f"| `{field.encode_name}` | {_type(field.type)} | {_default(field)} | {meaning} |"
 
 
-def _description(kind: inspect.Type) -> str:
+def description(kind: inspect.Type) -> str:
+    """What a key means; empty without a description."""
     if isinstance(kind, inspect.Metadata):
-        return str((kind.extra_json_schema or {}).get("description", "")).replace("|", "\\|")
+        return str((kind.extra_json_schema or {}).get("description", ""))
     return ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ from daemon.api.client import QueryClient
 from daemon.api.messages import QueryError
 from daemon.config.schema import FlashConfig, QuestionConfig, SchedulerConfig
 from tests.e2e.inproc import Tape, answers, ask_front, count, running
-from tests.e2e.process import START_S, Daemon, until_slowly
-from tests.e2e.support import MemorySink, QueueSource, inproc_config, until
+from tests.e2e.process import START_S, Daemon, invoke, until_slowly
+from tests.e2e.support import SECOND, MemorySink, QueueSource, inproc_config, until
 from tests.kafka_server import free_ports
 
 TREND = QuestionConfig(name="trend", text="Is it going up or down?", choices=("UP", "DOWN"))
@@ -77,6 +78,15 @@ async def test_questions_come_and_go_while_the_daemon_runs(placement: Any) -> No
         for name in ("trend", "quiet"):
             await ask_front(front, "remove_question", "aaa", name)
         assert await bars(1) == []
+        assert front.query is not None
+        options = ["--publish-when", "changed", "--ask-every", "1m", "--choice", "UP", "--choice", "DOWN"]
+        typed = ["questions", "set", "aaa", "typed", "Which way?", *options]
+        done = await asyncio.to_thread(invoke, *typed, "--endpoint", front.query.endpoint)
+        assert (
+            done.stdout == f"typed: Which way? [UP | DOWN] publish_when=changed ask_every_ns={60 * SECOND}\n"
+        )
+        (question,) = front.sessions.states["aaa"].questions
+        assert (question.publish_when, question.ask_every_ns) == ("changed", 60 * SECOND)
         await until(lambda: front.publisher._tracker.outstanding() <= 4)  # those of the open bar
         assert await front.stop()
 
