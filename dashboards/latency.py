@@ -64,6 +64,7 @@ def build() -> str:
         "Now": _now(),
         "Tick to answer": _tick_to_answer(),
         "Questions": _questions(),
+        "Confidence": _confidence(),
         "Freshness": _freshness(),
         "Carried state": _carried_state(),
         "Losses": _losses(),
@@ -122,6 +123,7 @@ def _tick_to_answer() -> list[Any]:
 
 
 def _questions() -> list[Any]:
+    suppressed = "Answers suppressed by publish_when (late, skipped: by a deadline), a second"
     return [
         _series("Standing questions: wait and forward pass", "s", _THIRD, _quantiles("queue_flash|forward")),
         _series("Asks: wait", "s", _THIRD, _quantiles("queue_session")),
@@ -129,6 +131,22 @@ def _questions() -> list[Any]:
         _rates("Answers a second", "foretick_answers_total", "session"),
         _rates("Asks a second, by outcome", "foretick_asks_total", "outcome"),
         _rates("Questions without an answer, a second", "foretick_answers_failed_total", "reason"),
+        _stacked(_rates(suppressed, "foretick_answers_suppressed_total", "reason")),
+    ]
+
+
+def _confidence() -> list[Any]:
+    sets = increase("foretick_labelled_sets_total", "session")
+    covered = increase("foretick_labelled_sets_total", "session", covered="yes")
+    coverage = [
+        (f"{covered} / {sets}", "covered {{session}}"),
+        (gauge("foretick_adapted_coverage", "session"), "asked for {{session}}"),
+    ]
+    return [
+        _gauges("Logit gap over that at calibration", "short", "foretick_gap_ratio", "session"),
+        _rates("Choice sets a second, by size", "foretick_choice_sets_total", "size"),
+        _rates("Labels a second, by outcome", "foretick_labels_total", "outcome"),
+        _series("Choice sets that have their label, in this range", "percentunit", _THIRD, coverage),
     ]
 
 

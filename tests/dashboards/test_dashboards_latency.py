@@ -73,6 +73,8 @@ def test_every_expression_uses_names_labels_and_values_of_the_catalogue(dashboar
     [
         "foretick_stage_seconds",
         "foretick_staleness_seconds",
+        "foretick_answers_suppressed_total",
+        "foretick_labelled_sets_total",
         "foretick_ring_dropped_total",
         "foretick_records_late_total",
         "foretick_records_malformed_total",
