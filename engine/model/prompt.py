@@ -217,13 +217,18 @@ class PromptFormat:
 
 
 def _render(tokenizer: Any, system: str, user: str) -> str:
+    """The template around both, without a thought: an answer is judged by its first token."""
     for messages in (
         [{"role": "system", "content": system}, {"role": "user", "content": user}],
         # some templates (Gemma's, early Mistral's) refuse a system role
         [{"role": "user", "content": f"{system}\n\n{user}"}],
     ):
         try:
-            return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+            return str(
+                tokenizer.apply_chat_template(
+                    messages, tokenize=False, add_generation_prompt=True, enable_thinking=False
+                )
+            )
         except Exception as error:
             last = error
     raise PromptError(f"the chat template refuses both a system and a lone user message: {last}")
