@@ -124,7 +124,7 @@ def _tick_to_answer() -> list[Any]:
 def _questions() -> list[Any]:
     return [
         _series("Standing questions: wait and forward pass", "s", _THIRD, _quantiles("queue_flash|forward")),
-        _series("Asks: wait", "s", _THIRD, _quantiles("queue_session")),
+        _series("Asks and free text: wait", "s", _THIRD, _quantiles("queue_session")),
         _series("Asks: request to reply", "s", _THIRD, _quantiles("ask")),
         _rates("Answers a second", "foretick_answers_total", "session"),
         _rates("Asks a second, by outcome", "foretick_asks_total", "outcome"),

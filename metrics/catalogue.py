@@ -51,7 +51,15 @@ REASONS: tuple[str, ...] = (*get_args(Reason), OTHER)
 SET_SIZES: tuple[str, ...] = ("empty", "one", "several")
 
 # Why a question got no answer.
-SUPPRESSED: tuple[str, ...] = ("unchanged", "unsure", "not_crossed", "not_due", "late", "skipped")
+SUPPRESSED: tuple[str, ...] = (
+    "unchanged",
+    "unsure",
+    "not_crossed",
+    "not_due",
+    "late",
+    "skipped",
+    "superseded",
+)
 FAILURES: tuple[str, ...] = (
     "too_long",
     "engine",
@@ -237,8 +245,8 @@ METRICS: tuple[Metric, ...] = (
     ),
     _counter(
         "foretick_answers_suppressed_total",
-        "Answers that a question's publish_when or deadline kept from the sinks; skipped ones were not "
-        "computed. Worry when late or skipped grow: overload.",
+        "Answers that a question's publish_when or deadline kept from the sinks; skipped and "
+        "superseded ones were not computed. Worry when late, skipped or superseded grow: overload.",
         reason=SUPPRESSED,
     ),
     _counter(

@@ -112,7 +112,14 @@ class StandingAnswers:
             name: store.growth("foretick_flash_coalesced_total", session=name) for name in self._sessions
         }
         self._evaluator = FlashEvaluator(
-            scheduler, registry, self._evaluated, has_gap, self._not_due, built.prefixes.asked, _age_ns
+            scheduler,
+            registry,
+            self._evaluated,
+            has_gap,
+            self._not_due,
+            self._texts_asked,
+            built.prefixes.asked,
+            _age_ns,
         )
 
     def _evaluated(self, done: Evaluated[Appended]) -> None:
@@ -130,6 +137,9 @@ class StandingAnswers:
 
     def _not_due(self, session: str, version: int, payloads: tuple[Appended, ...]) -> None:
         self._emit(protocol.NotDue(session, version, inputs_of(payloads)))
+
+    def _texts_asked(self, session: str, version: int, payloads: tuple[Appended, ...], asked: int) -> None:
+        self._emit(protocol.TextsAsked(session, version, inputs_of(payloads), asked))
 
     def _answer(self, done: Evaluated[Appended]) -> Answer:
         standing, request = done.standing, done.request
