@@ -24,7 +24,9 @@ STAGES: tuple[str, ...] = (
     "forward",  # one forward pass
     "publish",  # answer handed to the sink -> acknowledged
     "end_to_end",  # ring entry of the newest tick in the version -> answer acknowledged
-    "ask",  # query socket request -> reply
+    "ask_cached",  # query socket request -> reply, by the tier that answered (see OUTCOMES)
+    "ask_ready",
+    "ask_computed",
 )
 CLASSES: tuple[str, ...] = ("flash", "session", "pool", "stream")
 # The classes that generate; STREAM only prefills.
@@ -71,9 +73,11 @@ FAILURES: tuple[str, ...] = (
     "stopping",
     OTHER,
 )
-# How an ask on the query socket ended: served from the cache, computed, or an error's code.
+# How an ask on the query socket ended: by the tier that answered it (Attention Once section 3.9.7: a standing
+# question's answer, the ready position's, a forward pass), or with an error's code.
 OUTCOMES: tuple[str, ...] = (
     "cached",
+    "ready",
     "computed",
     "bad_request",
     "unknown_session",
@@ -261,7 +265,11 @@ METRICS: tuple[Metric, ...] = (
         "session",
         size=SET_SIZES,
     ),
-    _counter("foretick_asks_total", "Ad-hoc questions, by outcome.", outcome=OUTCOMES),
+    _counter(
+        "foretick_asks_total",
+        "Ad-hoc questions, by the tier that answered, or by error.",
+        outcome=OUTCOMES,
+    ),
     _counter(
         "foretick_publish_retries_total",
         "Retries of publishing. Worry when it grows: the broker is down or slow.",

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from daemon import protocol
-from daemon.api.messages import Ask, AskReply
+from daemon.api.messages import READY_EXIT, Ask, AskReply
 from daemon.config.schema import Config
 from daemon.engine.build import Built
 from daemon.engine.confidence import Confidence
@@ -24,6 +24,7 @@ from feeds.messages import Answer, Flag, Latency
 from flash.confidence import Judged
 from flash.evaluator import Evaluated, FlashEvaluator
 from flash.questions import Prepared, Question
+from flash.ready import ReadyPosition, exits
 from flash.registry import Registry, check_choices
 from ingest.bars import SKEWED
 from ingest.plane import TapeRecord
@@ -195,12 +196,22 @@ def _age_ns(payload: Appended) -> int:
 
 
 class EngineAsks:
-    """Ad-hoc questions of sessions. Commands come from one thread; replies go out on the scheduler's."""
+    """Ad-hoc questions of sessions. Commands come from one thread; replies go out on the scheduler's.
+
+    With a ``ready`` position, asks may exit early above ``tau``: these replies go out on the caller's thread.
+    """
 
     def __init__(
-        self, built: Built, scheduler: Scheduler, emit: Emit, clock: Callable[[], int] = time.monotonic_ns
+        self,
+        built: Built,
+        scheduler: Scheduler,
+        emit: Emit,
+        ready: ReadyPosition | None = None,
+        tau: float = 0.0,
+        clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._built, self._scheduler, self._emit, self._clock = built, scheduler, emit, clock
+        self._ready, self._tau = ready, tau
         self._open: dict[int, Request] = {}
         self._newest: defaultdict[str, dict[int, TapeRecord]] = defaultdict(dict)
         """By session and version: of the newest version, and of those that open asks read."""
@@ -219,6 +230,8 @@ class EngineAsks:
         except ValueError as error:
             self._fail(ask, Failure("bad_request", str(error)))
             return
+        if self._exited(ask, prepared, tape.version):
+            return
         request = Request(
             RequestSpec(
                 cls=PriorityClass.SESSION,
@@ -233,6 +246,17 @@ class EngineAsks:
         )
         self._open[ask.id] = request  # before submitting: the worker may finish first
         self._scheduler.submit(request)
+
+    def _exited(self, ask: Ask, prepared: Prepared, version: int) -> bool:
+        """Answer from the ready position, if that is allowed and sure enough."""
+        tau = self._tau if ask.early_exit is None else ask.early_exit
+        ready = self._ready.newest(ask.session) if self._ready is not None else None
+        tokens = prepared.choice_tokens or ()
+        if ready is None or not exits(ready, version, tokens, tau):
+            return False
+        choice = ask.choices[tokens.index(ready.token)]
+        self._reply(ask, version, {"text": choice, "choice": choice, "logit_gap": ready.gap}, READY_EXIT)
+        return True
 
     def cancel(self, number: int) -> None:
         """Cancel an ask."""
@@ -254,19 +278,24 @@ class EngineAsks:
             self._fail(ask, request.error or CANCELLED)
             return
         record = self._newest[ask.session].get(request.version)
+        decode = decoder(self._built.prompt.decode, prepared, record)
+        self._reply(ask, request.version, generated(request, ask.choices, decode))
+
+    def _reply(self, ask: Ask, version: int, found: dict[str, Any], *more: str) -> None:
+        """Reply with the answer's members ``found``, read from ``version``, and with ``more`` flags."""
+        record = self._newest[ask.session].get(version)
         untrained = self._built.loaded.untrained
         rounded = record is not None and record.rounded
         flags: dict[Flag, bool] = {"untrained": untrained, "rounded": rounded}
-        decode = decoder(self._built.prompt.decode, prepared, record)
         self._emit(
             AskReply(
                 id=ask.id,
                 session=ask.session,
-                data_version=request.version,
-                **generated(request, ask.choices, decode),
+                data_version=version,
+                **found,
                 cached=False,
                 untrained=untrained,
-                flags=tuple(flag for flag, is_set in flags.items() if is_set),
+                flags=(*(flag for flag, is_set in flags.items() if is_set), *more),
                 as_of=record.ts_last_event if record else 0,
                 staleness_ns=self._clock() - record.ts_ring if record else 0,
             )
