@@ -14,6 +14,7 @@ SUITES: dict[str, dict[str, tuple[str, str]]] = {
         "sessions": ("bench.engine.batches:sessions", "Several sessions in one pass"),
         "window": ("bench.engine.questions:window", "A tape at its retention limit"),
         "standing": ("bench.engine.batches:standing", "Standing questions in one pass"),
+        "ready": ("bench.engine.ready:measure", "Early exit at the ready position"),
         "prefix": ("bench.engine.batches:prefix", "Sessions behind one frozen prefix"),
         "refresh": ("bench.engine.served:refresh", "An `exact` session's refresh"),
         "bookkeeping": ("bench.engine.metadata:calls", "Metadata"),

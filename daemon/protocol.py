@@ -119,8 +119,20 @@ class AnswerFailed(msgspec.Struct, frozen=True, tag="answer_failed"):
     asked: int
 
 
+class TextsAsked(msgspec.Struct, frozen=True, tag="texts_asked"):
+    """All questions due at this version are free text: their results may come after those of later versions.
+
+    ``asked``: as in `Answered`.
+    """
+
+    session: str
+    version: int
+    inputs: Inputs
+    asked: int
+
+
 class NotDue(msgspec.Struct, frozen=True, tag="not_due"):
-    """No standing question was due at this version; all events of earlier versions came before."""
+    """No standing question was due at this version; each earlier one had its first event."""
 
     session: str
     version: int
@@ -207,6 +219,7 @@ EngineEvent = (
     | Committed
     | Answered
     | AnswerFailed
+    | TextsAsked
     | NotDue
     | messages.AskReply
     | AskFailed

@@ -48,9 +48,18 @@ def buckets(name: str, *by: str, **match: str) -> str:
 
 def stage_mean(stages: str) -> str:
     """Mean time in each stage, in seconds."""
+    return _mean(stages, "stage")
+
+
+def overall_mean(stages: str) -> str:
+    """Mean over the observations of all ``stages``, in seconds: their means weighted by their shares."""
+    return _mean(stages)
+
+
+def _mean(stages: str, *by: str) -> str:
     selector = _selector(_metric(STAGE, "histogram", ("stage",)), {"stage": stages})
     total, count = (
-        f"sum by (stage) (rate({STAGE}_{part}{selector}[$__rate_interval]))" for part in ("sum", "count")
+        f"sum{_by(by)} (rate({STAGE}_{part}{selector}[$__rate_interval]))" for part in ("sum", "count")
     )
     return f"{total} / {count}"
 

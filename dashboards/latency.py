@@ -30,6 +30,7 @@ from dashboards.expressions import (
     gauge,
     increase,
     labelled,
+    overall_mean,
     per_second,
     quantile,
     stage_mean,
@@ -40,6 +41,7 @@ _SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 _HALF, _THIRD, _SIXTH = 12, 8, 4
 # Measured from ring entry; the time before it is unknown.
 _WHOLE = "end_to_end"
+_ASKS = "ask_cached|ask_ready|ask_computed"
 _STEPS = "ring_wait|bars|tokenise|queue_flash|forward|publish"
 
 Query = tuple[str, str]
@@ -124,12 +126,15 @@ def _tick_to_answer() -> list[Any]:
 
 def _questions() -> list[Any]:
     suppressed = "Answers suppressed by publish_when (late, skipped: by a deadline), a second"
+    # Attention Once, equation 18: the tiers' means, weighted by their shares of all answers
+    effective = [(overall_mean(_ASKS), "effective"), (stage_mean(_ASKS), "{{stage}}")]
     return [
         _series("Standing questions: wait and forward pass", "s", _THIRD, _quantiles("queue_flash|forward")),
-        _series("Asks: wait", "s", _THIRD, _quantiles("queue_session")),
-        _series("Asks: request to reply", "s", _THIRD, _quantiles("ask")),
+        _series("Asks and free text: wait", "s", _THIRD, _quantiles("queue_session")),
+        _series("Asks: request to reply, by tier", "s", _THIRD, _quantiles(_ASKS)),
         _rates("Answers a second", "foretick_answers_total", "session"),
         _rates("Asks a second, by outcome", "foretick_asks_total", "outcome"),
+        _series("Asks: effective average latency, and by tier", "s", _THIRD, effective),
         _rates("Questions without an answer, a second", "foretick_answers_failed_total", "reason"),
         _stacked(_rates(suppressed, "foretick_answers_suppressed_total", "reason")),
     ]

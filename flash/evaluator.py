@@ -1,10 +1,15 @@
 """Ahead-of-time evaluation: answers the standing questions for each data version, on forks of that version.
 
-On each commit the tape is forked once per question that is due (`flash.schedules`), and these questions are
-submitted together, so they run in one batch (*Attention Once* section 3.9.3, with forks instead of strip and
-restore). Overload skips versions, never questions: a new version replaces one whose evaluation has not
-started, and takes over its questions; while one runs, the newest version waits. Skipped versions are counted
-and their records are reported with the next answers, so every input is accounted for.
+On each commit the tape is forked once per question that is due (`flash.schedules`). There are two stages.
+
+1. The questions with one answer token are submitted together, so they run in one batch (*Attention Once*
+   section 3.9.3, with forks instead of strip and restore). Overload skips versions, never questions: a new
+   version replaces one whose evaluation has not started, and takes over its questions; while one runs, the
+   newest version waits. Skipped versions are counted and their records are reported with the next answers, so
+   every input is accounted for.
+2. Those with longer answers (free text) follow, in the class of asks, so that no one-token answer of any
+   session waits for them. Each such question is asked of one version at a time; the newest of the versions
+   that wait for it supersedes the others, which fail as `SUPERSEDED`.
 
 All state belongs to the thread that steps the scheduler.
 """
@@ -15,12 +20,13 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from flash.registry import Key, Registry, Standing
-from flash.schedules import TOO_LATE, Moment, is_due, is_late
+from flash.schedules import SUPERSEDED, TOO_LATE, Moment, is_due, is_late
 from regions.ephemeral import Fork
 from regions.tape import Tape
+from scheduler.live import call
 from scheduler.request import Event, Failure, Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
 from scheduler.tapes import TapeItems
@@ -48,7 +54,7 @@ class Evaluated(Generic[P]):
 
     @property
     def queue_ns(self) -> int:
-        """Time from the commit to the first batch."""
+        """Time from the submission to the first batch."""
         return self._scheduled_at - self.request.events[0][1]
 
     @property
@@ -63,22 +69,41 @@ class Evaluated(Generic[P]):
         return scheduled
 
 
+class _Ask(NamedTuple):
+    """A question about one version: its reader, and the tokens that ask it."""
+
+    item: Standing
+    reader: Fork
+    tokens: Sequence[int]
+
+    @property
+    def is_text(self) -> bool:
+        """Its answer may have several tokens."""
+        return self.item.prepared.answer_tokens(self.item.question) > 1
+
+
 @dataclass(eq=False, slots=True)
 class _Evaluation:
     """The evaluation of a session's due questions at one version."""
 
     version: int
-    forks: list[tuple[Standing, Fork, Sequence[int]]]
-    """Each question's reader, and the tokens that ask it."""
+    first: list[_Ask]
+    second: list[_Ask]
     payloads: tuple[Any, ...]
     gap: bool
     unreported: set[Key]
     """Questions to which an earlier gap was not reported: they were not due."""
     requests: list[Request] = field(default_factory=list)
+    """Submitted so far."""
     open: int = 0
-    answered: bool = False
+    """Questions of both stages that have no result."""
     reported: bool = False
     """Some question has its result, so that the others must get theirs of this version too."""
+
+    @property
+    def asks(self) -> list[_Ask]:
+        """All questions."""
+        return self.first + self.second
 
     @property
     def started(self) -> bool:
@@ -95,9 +120,11 @@ class _Evaluation:
 class _Session:
     name: str
     current: _Evaluation | None = None
-    """Submitted, not finished."""
+    """In its first stage."""
     pending: _Evaluation | None = None
     """The newest version, which waits for `current`."""
+    texts: dict[Key, tuple[_Evaluation, _Ask] | None] = field(default_factory=dict)
+    """Free-text questions that are being answered, and of which version each is asked next."""
     gap: bool = False
     """Data was lost, and no evaluation has reported it yet."""
     bars: int = 0
@@ -113,10 +140,11 @@ class FlashEvaluator(Generic[P]):
     """Submits the registry's questions on each commit of a scheduler.
 
     `has_gap` says whether data was lost before the record of a payload. `on_done` is called on the stepping
-    thread, once per question and evaluated version. `on_not_due` gets session, version and payloads where no
-    question is due, after the results of all earlier versions. `asked` gives the tokens that ask a question
-    of a fork. `age_ns` is the time since the receipt of a payload: a question past its deadline when its turn
-    comes is not asked, but fails as `TOO_LATE`.
+    thread, once per question and evaluated version. `on_texts` gets session, version, payloads and the number
+    of questions where all are free text: their results may come after those of later versions. `on_not_due`
+    gets session, version and payloads where no question is due, after the first stages of all earlier
+    versions. `asked` gives the tokens that ask a question of a fork. `age_ns` is the time since the receipt
+    of a payload: a question past its deadline when its turn comes is not asked, but fails as `TOO_LATE`.
     """
 
     def __init__(
@@ -126,12 +154,13 @@ class FlashEvaluator(Generic[P]):
         on_done: Callable[[Evaluated[P]], None],
         has_gap: Callable[[P], bool],
         on_not_due: Callable[[str, int, tuple[P, ...]], None],
+        on_texts: Callable[[str, int, tuple[P, ...], int], None],
         asked: Callable[[Standing, Fork], Sequence[int]] = lambda item, fork: item.prepared.prompt_tokens,
         age_ns: Callable[[P], int] = lambda payload: 0,
     ) -> None:
         self._scheduler = scheduler
         self._registry = registry
-        self._on_done, self._on_not_due = on_done, on_not_due
+        self._on_done, self._on_not_due, self._on_texts = on_done, on_not_due, on_texts
         self._has_gap, self._asked, self._age_ns = has_gap, asked, age_ns
         self._sessions: dict[str, _Session] = {}
         self.coalesced: defaultdict[str, int] = defaultdict(int)
@@ -155,8 +184,9 @@ class FlashEvaluator(Generic[P]):
         if session.not_due is not None:
             payloads, session.not_due = session.not_due[1] + payloads, None
         asked = {item.key for item in due}
-        forks = [self._fork(tape, item) for item in due]
-        new = _Evaluation(version, forks, payloads, session.gap, session.unreported & asked)
+        asks = [self._fork(tape, item) for item in due]
+        first, second = ([ask for ask in asks if ask.is_text == text] for text in (False, True))
+        new = _Evaluation(version, first, second, payloads, session.gap, session.unreported & asked)
         session.unreported -= asked
         if session.gap:
             session.unreported |= {item.key for item in standing} - asked
@@ -183,87 +213,131 @@ class FlashEvaluator(Generic[P]):
         due = {item.key for item in standing if is_due(item.question, now, session.asked.get(item.key))}
         if not due:
             return []
-        due |= {item.key for each in replaced for item, _, _ in each.forks}
+        due |= {ask.item.key for each in replaced for ask in each.asks}
         found = [item for item in standing if item.key in due]
         kept = {item.key for item in standing}
         session.asked = {key: then for key, then in session.asked.items() if key in kept}
         session.asked |= {item.key: now for item in found}
         return found
 
+    def _pass_on(self, session: _Session, evaluation: _Evaluation, key: Key) -> None:
+        """A question that had to report a gap got no answer: its next one reports it."""
+        waits = session.texts.get(key)
+        coming = (waits[0] if waits else None, session.current, session.pending)
+        later = (each for each in coming if each and each is not evaluation)
+        asked = (each for each in later if any(ask.item.key == key for ask in each.asks))
+        heir: _Evaluation | _Session = next(asked, None) or session
+        heir.unreported.add(key)
+
     def _not_asked(self, session: _Session, version: int, payloads: tuple[Any, ...]) -> None:
-        """Report a version that no question is due at, after the evaluations before it."""
+        """Report a version that no question is due at, after the first stages before it."""
         if session.current is None:
             self._on_not_due(session.name, version, payloads)
         else:
             session.not_due = version, (session.not_due[1] if session.not_due else ()) + payloads
 
-    def _fork(self, tape: Tape, item: Standing) -> tuple[Standing, Fork, Sequence[int]]:
+    def _fork(self, tape: Tape, item: Standing) -> _Ask:
         fork = tape.fork()
-        return item, fork, self._asked(item, fork)
+        return _Ask(item, fork, self._asked(item, fork))
 
     def _skip(self, name: str, old: _Evaluation, new: _Evaluation) -> None:
         """Cancel an evaluation that has not started, and hand its payloads to the new one."""
         self.coalesced[name] += 1
         new.absorb(old)
-        if old.requests:
-            for request in old.requests:
-                self._scheduler.cancel(request.id)
-        else:
-            for _, reader, _ in old.forks:
-                reader.release()
+        for request in old.requests:
+            self._scheduler.cancel(request.id)
+        for ask in old.second if old.requests else old.asks:
+            ask.reader.release()
 
     def _submit(self, session: _Session, evaluation: _Evaluation) -> None:
-        session.current = evaluation
-        evaluation.open = len(evaluation.forks)
-        age = self._age_ns(evaluation.payloads[-1])
-        late: list[Request] = []
-        for item, reader, tokens in evaluation.forks:
-            request = Request(
-                RequestSpec(
-                    cls=PriorityClass.FLASH,
-                    session=item.session,
-                    prompt=tokens,
-                    max_tokens=item.prepared.answer_tokens(item.question),
-                    on_done=partial(self._done, session, evaluation, item),
-                    reader=reader,
-                    stop_ids=item.prepared.stop_ids,
-                    choices=item.prepared.choice_tokens,
-                    grammar=item.prepared.grammar,
+        """Begin the first stage, or the second where that is empty."""
+        evaluation.open = len(evaluation.asks)
+        if evaluation.first:
+            session.current = evaluation
+            self._ask(session, evaluation, evaluation.first)
+        else:
+            call(
+                partial(
+                    self._on_texts, session.name, evaluation.version, evaluation.payloads, evaluation.open
                 )
             )
-            (late if is_late(item.question, age) else evaluation.requests).append(request)
-        for request in evaluation.requests:
+            self._ask_texts(session, evaluation)
+
+    def _ask_texts(self, session: _Session, evaluation: _Evaluation) -> None:
+        """Begin the second stage: ask each question now, or after the version that it is being asked of."""
+        for ask in evaluation.second:
+            key = ask.item.key
+            if key not in session.texts:
+                session.texts[key] = None
+                self._ask(session, evaluation, [ask])
+                continue
+            older, session.texts[key] = session.texts[key], (evaluation, ask)
+            if older is not None:
+                request = self._request(session, *older)
+                why = f"version {evaluation.version} came before its turn"
+                request.end(State.FAILED, 0, Failure(SUPERSEDED, why))
+                self._ended(session, *older, request)
+
+    def _ask(self, session: _Session, evaluation: _Evaluation, asks: Sequence[_Ask]) -> None:
+        age = self._age_ns(evaluation.payloads[-1])
+        requests, late = list[Request](), list[Request]()
+        for ask in asks:
+            chosen = late if is_late(ask.item.question, age) else requests
+            chosen.append(self._request(session, evaluation, ask))
+        evaluation.requests += requests
+        for request in requests:
             self._scheduler.submit(request)
         for request in late:
             request.end(State.FAILED, 0, Failure(TOO_LATE, "its deadline passed before its turn came"))
             request.spec.on_done(request)
 
-    def _done(self, session: _Session, evaluation: _Evaluation, item: Standing, request: Request) -> None:
-        evaluation.open -= 1
-        try:
-            self._report(evaluation, item, request)
-        finally:
-            # A receiver that raises must not stop the session's next evaluation.
-            if not evaluation.open and session.current is evaluation:
-                self._next(session, evaluation)
+    def _request(self, session: _Session, evaluation: _Evaluation, ask: _Ask) -> Request:
+        item, prepared = ask.item, ask.item.prepared
+        return Request(
+            RequestSpec(
+                # free text goes behind the one-token questions of every session
+                cls=PriorityClass.SESSION if ask.is_text else PriorityClass.FLASH,
+                session=item.session,
+                prompt=ask.tokens,
+                max_tokens=prepared.answer_tokens(item.question),
+                on_done=partial(self._done, session, evaluation, ask),
+                reader=ask.reader,
+                stop_ids=prepared.stop_ids,
+                choices=prepared.choice_tokens,
+                grammar=prepared.grammar,
+            )
+        )
+
+    def _done(self, session: _Session, evaluation: _Evaluation, ask: _Ask, request: Request) -> None:
+        self._ended(session, evaluation, ask, request)
+        if ask.is_text:
+            waits = session.texts.pop(ask.item.key)
+            if waits is not None:
+                session.texts[ask.item.key] = None
+                self._ask(session, waits[0], [waits[1]])
+        elif session.current is evaluation and evaluation.open == len(evaluation.second):
+            self._next(session, evaluation)
 
     def _next(self, session: _Session, finished: _Evaluation) -> None:
+        """After a first stage: its second stage, and the newest version that waits."""
         session.current, pending, session.pending = None, session.pending, None
-        lost = finished.gap and not finished.answered
+        self._ask_texts(session, finished)
         if pending is not None:
-            pending.gap |= lost
             self._submit(session, pending)
-        else:
-            session.gap |= lost
-            if session.not_due is not None:
-                (version, payloads), session.not_due = session.not_due, None
-                self._on_not_due(session.name, version, payloads)
+        if session.current is None and session.not_due is not None:
+            (version, payloads), session.not_due = session.not_due, None
+            self._on_not_due(session.name, version, payloads)
 
-    def _report(self, evaluation: _Evaluation, item: Standing, request: Request) -> None:
-        answered = request.state is State.FINISHED
-        evaluation.answered |= answered
-        if answered or request.error is not None:
-            evaluation.reported = True
-            gap = evaluation.gap or item.key in evaluation.unreported
-            asked = len(evaluation.forks)
-            self._on_done(Evaluated(item, evaluation.version, request, evaluation.payloads, gap, asked))
+    def _ended(self, session: _Session, evaluation: _Evaluation, ask: _Ask, request: Request) -> None:
+        """Report a result; a receiver that raises must not stop the session's next evaluation."""
+        evaluation.open -= 1
+        answered, key = request.state is State.FINISHED, ask.item.key
+        if not answered and request.error is None:
+            return  # another evaluation replaced this one
+        evaluation.reported = True
+        gap = evaluation.gap or key in evaluation.unreported
+        if gap and not answered:
+            self._pass_on(session, evaluation, key)
+        asked = len(evaluation.asks)
+        done = Evaluated(ask.item, evaluation.version, request, evaluation.payloads, gap, asked)
+        call(partial(self._on_done, done))

@@ -11,6 +11,8 @@ from flash.questions import Question
 
 TOO_LATE = "late"
 """Failure code of a question whose deadline passed before its turn came."""
+SUPERSEDED = "superseded"
+"""Failure code of a free-text question that is asked of a newer version instead."""
 
 
 class Moment(NamedTuple):

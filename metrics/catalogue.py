@@ -24,7 +24,9 @@ STAGES: tuple[str, ...] = (
     "forward",  # one forward pass
     "publish",  # answer handed to the sink -> acknowledged
     "end_to_end",  # ring entry of the newest tick in the version -> answer acknowledged
-    "ask",  # query socket request -> reply
+    "ask_cached",  # query socket request -> reply, by the tier that answered (see OUTCOMES)
+    "ask_ready",
+    "ask_computed",
 )
 CLASSES: tuple[str, ...] = ("flash", "session", "pool", "stream")
 # The classes that generate; STREAM only prefills.
@@ -51,7 +53,15 @@ REASONS: tuple[str, ...] = (*get_args(Reason), OTHER)
 SET_SIZES: tuple[str, ...] = ("empty", "one", "several")
 
 # Why a question got no answer.
-SUPPRESSED: tuple[str, ...] = ("unchanged", "unsure", "not_crossed", "not_due", "late", "skipped")
+SUPPRESSED: tuple[str, ...] = (
+    "unchanged",
+    "unsure",
+    "not_crossed",
+    "not_due",
+    "late",
+    "skipped",
+    "superseded",
+)
 FAILURES: tuple[str, ...] = (
     "too_long",
     "engine",
@@ -63,9 +73,11 @@ FAILURES: tuple[str, ...] = (
     "stopping",
     OTHER,
 )
-# How an ask on the query socket ended: served from the cache, computed, or an error's code.
+# How an ask on the query socket ended: by the tier that answered it (Attention Once section 3.9.7: a standing
+# question's answer, the ready position's, a forward pass), or with an error's code.
 OUTCOMES: tuple[str, ...] = (
     "cached",
+    "ready",
     "computed",
     "bad_request",
     "unknown_session",
@@ -251,8 +263,8 @@ METRICS: tuple[Metric, ...] = (
     ),
     _counter(
         "foretick_answers_suppressed_total",
-        "Answers that a question's publish_when or deadline kept from the sinks; skipped ones were not "
-        "computed. Worry when late or skipped grow: overload.",
+        "Answers that a question's publish_when or deadline kept from the sinks; skipped and "
+        "superseded ones were not computed. Worry when late, skipped or superseded grow: overload.",
         reason=SUPPRESSED,
     ),
     _counter(
@@ -280,7 +292,11 @@ METRICS: tuple[Metric, ...] = (
         "session",
         covered=("yes", "no"),
     ),
-    _counter("foretick_asks_total", "Ad-hoc questions, by outcome.", outcome=OUTCOMES),
+    _counter(
+        "foretick_asks_total",
+        "Ad-hoc questions, by the tier that answered, or by error.",
+        outcome=OUTCOMES,
+    ),
     _counter(
         "foretick_publish_retries_total",
         "Retries of publishing. Worry when it grows: the broker is down or slow.",

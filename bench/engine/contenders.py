@@ -84,23 +84,33 @@ def engine_for(
     )
 
 
-def ask_together(engine: Engine, tapes: Sequence[Tape], questions: Sequence[Sequence[int]]) -> list[Reply]:
+def ask_together(
+    engine: Engine,
+    tapes: Sequence[Tape],
+    questions: Sequence[Sequence[int]],
+    choices: tuple[int, ...] | None = None,
+) -> list[Reply]:
     """One pass with a fork per question; includes creating and dropping the forks."""
     forks = [tape.fork() for tape in tapes]
     try:
-        return append(engine, forks, questions)
+        return append(engine, forks, questions, choices)
     finally:
         for fork in forks:
             fork.release()
 
 
 @torch.inference_mode()
-def append(engine: Engine, forks: Sequence[Fork], tokens: Sequence[Sequence[int]]) -> list[Reply]:
-    """One pass that appends to every fork and samples its next token."""
+def append(
+    engine: Engine,
+    forks: Sequence[Fork],
+    tokens: Sequence[Sequence[int]],
+    choices: tuple[int, ...] | None = None,
+) -> list[Reply]:
+    """One pass that appends to every fork and samples its next token, one of ``choices`` if there are any."""
     for fork, own in zip(forks, tokens, strict=True):
         if not fork.acquire(len(own)):
             raise RuntimeError("the pool is too small for the questions")
-    chunks = [Chunk(fork, own) for fork, own in zip(forks, tokens, strict=True)]
+    chunks = [Chunk(fork, own, choices=choices) for fork, own in zip(forks, tokens, strict=True)]
     return [
         Reply(choice.token, choice.top1, choice.top1 - choice.top2)
         for choice in engine.execute(chunks)
@@ -137,9 +147,9 @@ class Regions:
         for start in range(0, len(records), PAPER.bars):
             self.ingest(records[start : start + PAPER.bars])
 
-    def ask(self, question: Sequence[int]) -> Reply:
+    def ask(self, question: Sequence[int], choices: tuple[int, ...] | None = None) -> Reply:
         """Fork, one pass, release."""
-        (reply,) = ask_together(self.engine, [self.tape], [question])
+        (reply,) = ask_together(self.engine, [self.tape], [question], choices)
         return reply
 
 

@@ -76,10 +76,16 @@ class QueryClient:
             ) from None
 
     def ask(
-        self, session: str, question: str, max_tokens: int = 8, choices: tuple[str, ...] = ()
+        self,
+        session: str,
+        question: str,
+        max_tokens: int = 8,
+        choices: tuple[str, ...] = (),
+        early_exit: float | None = None,
     ) -> AskReply:
         """Ask a question of a session; QueryError on refusal or timeout."""
-        return self._request(Ask(self._next(), session, question, max_tokens, choices), AskReply)
+        ask = Ask(self._next(), session, question, max_tokens, choices, early_exit)
+        return self._request(ask, AskReply)
 
     def sessions(self) -> SessionsReply:
         """List the sessions; QueryError on refusal or timeout."""

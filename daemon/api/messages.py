@@ -53,6 +53,7 @@ class Ask(msgspec.Struct, frozen=True, tag="ask", forbid_unknown_fields=True):
     """Ask `question` of the session's newest data version.
 
     With `choices` the answer is one of them; without, greedy text of at most `max_tokens` tokens.
+    `early_exit` replaces `flash.early_exit`, where that is on; 0 turns it off.
     """
 
     id: Id
@@ -60,6 +61,7 @@ class Ask(msgspec.Struct, frozen=True, tag="ask", forbid_unknown_fields=True):
     question: Annotated[str, Meta(min_length=1)]
     max_tokens: Annotated[int, Meta(ge=1)] = 8
     choices: tuple[str, ...] = ()
+    early_exit: Annotated[float, Meta(ge=0)] | None = None
 
 
 class ListSessions(msgspec.Struct, frozen=True, tag="sessions", forbid_unknown_fields=True):
@@ -194,6 +196,9 @@ class Complete(msgspec.Struct, frozen=True, tag="complete", forbid_unknown_field
     temperature: Annotated[float, Meta(ge=0, le=100)] = 0.0
 
 
+READY_EXIT = "ready_exit"
+"""Flag of an ask's reply from the ready position."""
+
 PromptRequest = Open | Append | Update | Finish | Close | Complete
 QuestionRequest = ListQuestions | SetQuestion | RemoveQuestion
 ClientRequest = Ask | ListSessions | Answers | QuestionRequest | Label | Stats | PromptRequest
@@ -204,9 +209,10 @@ class AskReply(msgspec.Struct, frozen=True, tag="ask_reply"):
 
     `logit_gap` is the top logit minus the second at the first answer token (over the choices, if any).
     `probability` and `choice_set` are those of an `Answer`; None where the question has no calibration.
-    `cached`: a standing question's answer, ready before the request. `latency_ns` runs from the request's
-    arrival to its reply, on the daemon's clock. `as_of` is the event time (ns since 1970) of the newest
-    record in the version, `staleness_ns` the time since this daemon received it.
+    `cached`: a standing question's answer, ready before the request. The flag `ready_exit` says that this is
+    the model's answer before it read any question, so not an answer to this one. `latency_ns` runs from the
+    request's arrival to its reply, on the daemon's clock. `as_of` is the event time (ns since 1970) of the
+    newest record in the version, `staleness_ns` the time since this daemon received it.
     """
 
     id: Id

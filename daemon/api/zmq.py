@@ -37,9 +37,9 @@ class QueryServer:
         *,
         max_in_flight: int = 256,
         max_request_bytes: int = 1 << 18,
-        observe: Callable[[ClientRequest, str, int], None] = lambda request, outcome, latency_ns: None,
+        observe: Callable[[ClientRequest, Reply, int], None] = lambda request, reply, latency_ns: None,
     ) -> None:
-        """`observe(request, outcome, latency_ns)`, per readable request; outcome is ok or an error code."""
+        """`observe(request, reply, latency_ns)`, per readable request."""
         self._answer = answer
         self._asked_endpoint = endpoint
         self._max_in_flight = max_in_flight
@@ -126,7 +126,7 @@ class QueryServer:
             )
         if refusal is None:
             return request
-        self._observe(request, refusal.code, time.monotonic_ns() - since)
+        self._observe(request, refusal, time.monotonic_ns() - since)
         return refusal
 
     async def _serve(
@@ -137,8 +137,7 @@ class QueryServer:
         except asyncio.CancelledError:
             # Only `stop` cancels a request; its client gets an error.
             reply = ErrorReply(request.id, "shutting_down", "the daemon stopped before the answer was ready")
-        outcome = reply.code if isinstance(reply, ErrorReply) else "ok"
-        self._observe(request, outcome, time.monotonic_ns() - since)
+        self._observe(request, reply, time.monotonic_ns() - since)
         try:
             payload = encode(reply)
         except Exception:

@@ -279,6 +279,16 @@ class FlashConfig(Table, frozen=True):
             "the frozen prefix and asks only for the number, which costs less"
         ),
     ] = "ephemeral"
+    early_exit: Annotated[
+        float,
+        about(
+            "logit gap (tau) above which an ask is answered at once with the choice that the model favours "
+            "before it reads any question, with the flag `ready_exit`; *Attention Once* uses 2.0. 0 is "
+            "off, the default, because such an answer is blind to the question. No effect on a tape model, "
+            "whose answers have no header",
+            ge=0,
+        ),
+    ] = 0.0
 
 
 def _with_tables(name: str, connectors: Mapping[str, type[Connector]]) -> Any:

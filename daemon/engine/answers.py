@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from daemon import protocol
-from daemon.api.messages import Ask, AskReply
+from daemon.api.messages import READY_EXIT, Ask, AskReply
 from daemon.config.schema import Config
 from daemon.engine.build import Built
 from daemon.engine.confidence import Confidence
@@ -24,6 +24,7 @@ from feeds.messages import Answer, Flag, Latency
 from flash.confidence import Judged
 from flash.evaluator import Evaluated, FlashEvaluator
 from flash.questions import Prepared, Question
+from flash.ready import ReadyPosition, exits
 from flash.registry import Registry, check_choices
 from ingest.bars import SKEWED
 from ingest.plane import TapeRecord
@@ -113,7 +114,14 @@ class StandingAnswers:
             name: store.growth("foretick_flash_coalesced_total", session=name) for name in self._sessions
         }
         self._evaluator = FlashEvaluator(
-            scheduler, registry, self._evaluated, has_gap, self._not_due, built.prefixes.asked, _age_ns
+            scheduler,
+            registry,
+            self._evaluated,
+            has_gap,
+            self._not_due,
+            self._texts_asked,
+            built.prefixes.asked,
+            _age_ns,
         )
 
     def _evaluated(self, done: Evaluated[Appended]) -> None:
@@ -131,6 +139,9 @@ class StandingAnswers:
 
     def _not_due(self, session: str, version: int, payloads: tuple[Appended, ...]) -> None:
         self._emit(protocol.NotDue(session, version, inputs_of(payloads)))
+
+    def _texts_asked(self, session: str, version: int, payloads: tuple[Appended, ...], asked: int) -> None:
+        self._emit(protocol.TextsAsked(session, version, inputs_of(payloads), asked))
 
     def _answer(self, done: Evaluated[Appended]) -> Answer:
         standing, request = done.standing, done.request
@@ -185,7 +196,10 @@ def _age_ns(payload: Appended) -> int:
 
 
 class EngineAsks:
-    """Ad-hoc questions of sessions. Commands come from one thread; replies go out on the scheduler's."""
+    """Ad-hoc questions of sessions. Commands come from one thread; replies go out on the scheduler's.
+
+    With a ``ready`` position, asks may exit early above ``tau``: these replies go out on the caller's thread.
+    """
 
     def __init__(
         self,
@@ -193,10 +207,13 @@ class EngineAsks:
         scheduler: Scheduler,
         confidence: Confidence,
         emit: Emit,
+        ready: ReadyPosition | None = None,
+        tau: float = 0.0,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._built, self._scheduler, self._confidence = built, scheduler, confidence
         self._emit, self._clock = emit, clock
+        self._ready, self._tau = ready, tau
         self._open: dict[int, Request] = {}
         self._newest: defaultdict[str, dict[int, TapeRecord]] = defaultdict(dict)
         """By session and version: of the newest version, and of those that open asks read."""
@@ -215,6 +232,8 @@ class EngineAsks:
         except ValueError as error:
             self._fail(ask, Failure("bad_request", str(error)))
             return
+        if self._exited(ask, prepared, tape.version):
+            return
         request = Request(
             RequestSpec(
                 cls=PriorityClass.SESSION,
@@ -229,6 +248,18 @@ class EngineAsks:
         )
         self._open[ask.id] = request  # before submitting: the worker may finish first
         self._scheduler.submit(request)
+
+    def _exited(self, ask: Ask, prepared: Prepared, version: int) -> bool:
+        """Answer from the ready position, if that is allowed and sure enough."""
+        tau = self._tau if ask.early_exit is None else ask.early_exit
+        ready = self._ready.newest(ask.session) if self._ready is not None else None
+        tokens = prepared.choice_tokens or ()
+        if ready is None or not exits(ready, version, tokens, tau):
+            return False
+        choice = ask.choices[tokens.index(ready.token)]
+        found = {"text": choice, "choice": choice, "logit_gap": ready.gap}
+        self._reply(ask, version, found, flag=READY_EXIT)
+        return True
 
     def cancel(self, number: int) -> None:
         """Cancel an ask."""
@@ -253,6 +284,13 @@ class EngineAsks:
         decode = decoder(self._built.prompt.decode, prepared, record)
         found = generated(request, question.choices, decode)
         judged = self._confidence.of(ask.session, question, request.samples[0].logits, found["choice"])
+        self._reply(ask, request.version, found, judged)
+
+    def _reply(
+        self, ask: Ask, version: int, found: dict[str, Any], judged: Judged | None = None, flag: str = ""
+    ) -> None:
+        """Reply with the answer's members ``found``, read from ``version``, and with one more ``flag``."""
+        record = self._newest[ask.session].get(version)
         untrained = self._built.loaded.untrained
         flags: dict[Flag, bool] = {
             "untrained": untrained,
@@ -263,13 +301,13 @@ class EngineAsks:
             AskReply(
                 id=ask.id,
                 session=ask.session,
-                data_version=request.version,
+                data_version=version,
                 **found,
                 probability=judged.probability if judged else None,
                 choice_set=judged.choice_set if judged else None,
                 cached=False,
                 untrained=untrained,
-                flags=tuple(flag for flag, is_set in flags.items() if is_set),
+                flags=(*(name for name, is_set in flags.items() if is_set), *([flag] if flag else [])),
                 as_of=record.ts_last_event if record else 0,
                 staleness_ns=self._clock() - record.ts_ring if record else 0,
             )

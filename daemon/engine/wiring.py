@@ -23,6 +23,7 @@ from daemon.engine.questions import StandingQuestions
 from daemon.supervision import Threads
 from engine.divergence import Probe, probe
 from engine.step import Executor
+from flash.ready import ReadyPosition
 from flash.registry import Registry
 from ingest.ring import Ring
 from metrics.store import MetricStore
@@ -59,7 +60,8 @@ def wire_engine(
     entering = EngineInput(config, ring, source, built, scheduler, store)
     scheduler.subscribe(Versions(store, emit, built.tiers.inputs).on_commit)
     confidence = Confidence(config, prompt, built.calibration, store)
-    asks = EngineAsks(built, scheduler, confidence, emit)
+    ready = ready_position(config, built, scheduler)
+    asks = EngineAsks(built, scheduler, confidence, emit, ready, config.flash.early_exit)
     StandingAnswers(config, built, scheduler, registry, confidence, store, emit)
     refresher = refresher_of(config, built, scheduler, registry, observer)
     rebuilder = Rebuilder(scheduler, time.monotonic_ns)
@@ -89,6 +91,12 @@ def wire_engine(
         threads=threads,
         emit=emit,
     )
+
+
+def ready_position(config: Config, built: Built, scheduler: Scheduler) -> ReadyPosition | None:
+    """None where no ask exits early: it is off, or the model has no ready position."""
+    tokens = built.prompt.ready() if config.flash.early_exit else ()
+    return ReadyPosition(scheduler, tokens) if tokens else None
 
 
 def scheduler_of(

@@ -24,11 +24,14 @@ from feeds.connector import Route
 from feeds.messages import Answer, AnyMessage, DataUpdated, DeadLetter, FlashReady, InputRange
 from flash.publishing import Said, suppressed
 from flash.questions import Question
-from flash.schedules import TOO_LATE
+from flash.schedules import SUPERSEDED, TOO_LATE
 from metrics.catalogue import FAILURES
 from metrics.store import MetricStore
 
 log = logging.getLogger(__name__)
+
+_UNASKED = {TOO_LATE: "skipped", SUPERSEDED: "superseded"}
+"""Codes of questions that were not computed, and the reasons that are counted."""
 
 
 @dataclass
@@ -146,8 +149,8 @@ class Publisher:
 
     def failed(self, event: protocol.AnswerFailed) -> None:
         """A question without an answer: its records count as acknowledged, unless the engine was stopped."""
-        if event.code == TOO_LATE:
-            self._store.inc("foretick_answers_suppressed_total", reason="skipped")
+        if event.code in _UNASKED:
+            self._store.inc("foretick_answers_suppressed_total", reason=_UNASKED[event.code])
         else:
             log.warning("%s/%s version %d: %s", event.session, event.question, event.version, event.message)
             reason = event.code if event.code in FAILURES else "other"
@@ -156,6 +159,10 @@ class Publisher:
         stopping = event.code == "stopping"
         self._acknowledging(event.session, event.version)(Outcome.STOPPED if stopping else Outcome.REFUSED)
         self._arrived(event.session, event.version, version)
+
+    def texts_asked(self, event: protocol.TextsAsked) -> None:
+        """A version whose answers may come late: later versions must not acknowledge its inputs."""
+        self._expect(event.session, event.version, event.inputs, event.asked)
 
     def not_due(self, event: protocol.NotDue) -> None:
         """A version without answers: it is acknowledged after those before it."""

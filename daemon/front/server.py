@@ -169,6 +169,8 @@ class Front:
                 self.publisher.answered(event)
             case protocol.AnswerFailed():
                 self.publisher.failed(event)
+            case protocol.TextsAsked():
+                self.publisher.texts_asked(event)
             case protocol.NotDue():
                 self.publisher.not_due(event)
             case AskReply() | protocol.AskFailed():

@@ -99,14 +99,17 @@ class Sessions:
         """Fail every ask in flight: the engine is gone."""
         self._asks.engine_gone(message)
 
-    def observe(self, request: messages.ClientRequest, outcome: str, latency_ns: int) -> None:
-        """Count a request that was answered or refused."""
-        if isinstance(request, messages.Ask):
-            self._store.observe("foretick_stage_seconds", latency_ns, stage="ask")
-            if outcome != "ok":
-                self._store.inc("foretick_asks_total", outcome=outcome)
-        elif isinstance(request, messages.Label) and outcome != "ok":
-            self._store.inc("foretick_labels_total", outcome=outcome)
+    def observe(self, request: messages.ClientRequest, reply: messages.Reply, latency_ns: int) -> None:
+        """Count an ask that was answered or refused, and a refused label; answers have a tier's latency."""
+        if isinstance(reply, messages.AskReply):
+            tier = tier_of(reply)
+            self._store.inc("foretick_asks_total", outcome=tier)
+            self._store.observe("foretick_stage_seconds", latency_ns, stage=f"ask_{tier}")
+        elif isinstance(reply, messages.ErrorReply):
+            if isinstance(request, messages.Ask):
+                self._store.inc("foretick_asks_total", outcome=reply.code)
+            elif isinstance(request, messages.Label):
+                self._store.inc("foretick_labels_total", outcome=reply.code)
 
     # Called for clients.
 
@@ -119,7 +122,6 @@ class Sessions:
             raise messages.QueryError("bad_request", str(error)) from None
         known = state.answers.get(question.hash)
         if known is not None and known.data_version == state.version:
-            self._store.inc("foretick_asks_total", outcome="cached")
             return messages.AskReply(
                 id=request.id,
                 session=request.session,
@@ -135,9 +137,7 @@ class Sessions:
                 as_of=known.as_of,
                 staleness_ns=state.staleness_ns(),
             )
-        reply = await self.ask_engine(request)
-        self._store.inc("foretick_asks_total", outcome="computed")
-        return reply
+        return await self.ask_engine(request)
 
     async def ask_engine(self, request: messages.Ask) -> messages.AskReply:
         """Answer from the engine, ignoring the cache."""
@@ -209,6 +209,13 @@ class Sessions:
                 "unknown_session", f"there is no session {session!r}; there are: {known}"
             )
         return state
+
+
+def tier_of(reply: messages.AskReply) -> str:
+    """The latency tier that answered an ask (*Attention Once* section 3.9.7)."""
+    if reply.cached:
+        return "cached"
+    return "ready" if messages.READY_EXIT in reply.flags else "computed"
 
 
 def series_values(store: MetricStore) -> dict[str, float]:

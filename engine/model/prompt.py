@@ -164,6 +164,12 @@ class PromptFormat:
         before = self.before_question.removesuffix(_ASK)  # the tape ends with a line break
         return self.encode(f"{before}#{number}{self.after_question}")
 
+    def ready(self) -> list[int]:
+        """As `question`, without one: the header of an answer. A terse model has none."""
+        if self.terse is not None:
+            return []
+        return self.encode(self.before_question.removesuffix(_ASK) + self.after_question)
+
     def choices(self, text: str, choices: Sequence[str]) -> tuple[int, ...]:
         """The first token of each choice of the question ``text``.
 

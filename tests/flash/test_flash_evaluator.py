@@ -1,4 +1,7 @@
-"""Standing questions at every version: exact, in one batch, newest first in overload, no input unreported."""
+"""Standing questions at every version: exact, in one batch, newest first in overload, no input unreported.
+
+Free text comes second and delays no one-token answer.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,9 @@ WIDE = Limits(
 STOP = frozenset({7, 8, 9})
 LONG = Question("long", "Tell me more.", None, max_tokens=12)
 YES_NO = Question("yes", "Is it?", ("YES", "NO"))
+EIGHT = tuple(Question(f"q{n}", f"Is it {n}?", ("YES", "NO")) for n in range(8))
+ONE_AT_A_TIME = replace(WIDE, cell_budget_fraction=1 / 64)
+"""16 of the 1,024 cells of 256 blocks: one of `EIGHT` runs in a pass, so that evaluations last."""
 
 
 def prepare(question: Question) -> Prepared:
@@ -43,6 +49,7 @@ class Flash:
         self.results: list[Evaluated] = []
         self.failures: list[Evaluated] = []
         self.not_due: list[tuple[int, tuple[int, ...]]] = []
+        self.texts: list[tuple[int, tuple[int, ...], int]] = []
         self.age = 0
         self.broken = False
         self.numbers = count(1)
@@ -53,6 +60,7 @@ class Flash:
             has_gap=lambda payload: isinstance(payload, int) and payload < 0,
             age_ns=lambda payload: self.age,
             on_not_due=lambda name, version, payloads: self.not_due.append((version, payloads)),
+            on_texts=lambda name, version, payloads, asked: self.texts.append((version, payloads, asked)),
         )
 
     def done(self, evaluated: Evaluated) -> None:
@@ -147,45 +155,109 @@ def test_a_version_of_several_records_counts_those_it_skipped() -> None:
     assert flash.evaluator.coalesced["A"] == 4
 
 
-def test_while_an_answer_runs_only_the_newest_version_waits() -> None:
-    flash = Flash(LONG)
+def test_while_an_evaluation_runs_only_the_newest_version_waits() -> None:
+    flash = Flash(*EIGHT, limits=ONE_AT_A_TIME)
     tape = flash.session()
-    flash.feed(tape)
-    for _ in range(4):
-        flash.h.scheduler.step()
+    flash.begin(tape)
     flash.commit(tape, 3)
     assert tape.version == 4
     flash.h.run()
-    assert [(result.version, result.payloads) for result in flash.results] == [
-        (1, (1,)),
-        (4, (2, 3, 4)),
-    ]
+    for question in EIGHT:
+        results = [each for each in flash.results if each.standing.question == question]
+        assert [(each.version, each.payloads) for each in results] == [(1, (1,)), (4, (2, 3, 4))]
     assert flash.evaluator.coalesced["A"] == 2
     for result in flash.results:
         flash.check(result, tape)
     assert set(flash.h.memory.references.values()) == {1}, "skipped versions are not pinned"
 
 
+def test_while_free_text_runs_only_the_newest_version_waits() -> None:
+    flash = Flash(LONG)
+    tape = flash.session()
+    flash.begin(tape)
+    flash.commit(tape, 3)
+    assert tape.version == 4
+    flash.h.run()
+    assert [(each.version, each.payloads) for each in flash.results] == [(1, (1,)), (4, (4,))]
+    assert [(each.version, each.payloads, each.request.error.code) for each in flash.failures] == [
+        (2, (2,), "superseded"),
+        (3, (3,), "superseded"),
+    ]
+    assert flash.texts == [(version, (version,), 1) for version in (1, 2, 3, 4)]
+    for result in flash.results:
+        flash.check(result, tape)
+    assert set(flash.h.memory.references.values()) == {1}, "superseded versions are not pinned"
+
+
+def test_free_text_delays_no_one_token_answer_of_any_session() -> None:
+    """While long answers run, every version's one-token answers take the pass after its commit."""
+    flash = Flash(LONG, YES_NO)
+    tapes = [flash.session("A"), flash.session("B")]
+    for tape in tapes:
+        flash.feed(tape)
+    flash.h.scheduler.step()
+    flash.h.scheduler.step()
+    prompt = len(prepare(YES_NO).prompt_tokens)
+    assert [len(chunk.tokens) for chunk in flash.h.executor.batches[-1]] == [prompt, prompt]
+    assert [each.standing.question.name for each in flash.results] == ["yes", "yes"]
+    flash.h.scheduler.step()
+    assert [len(chunk.tokens) for chunk in flash.h.executor.batches[-1]] == [10, 10], "then the long answers"
+    for version in (2, 3, 4):
+        for tape in tapes:
+            flash.feed(tape)
+        while min(tape.version for tape in tapes) < version:
+            flash.h.scheduler.step()
+        flash.h.scheduler.step()
+        newest = {(each.standing.session, each.version) for each in flash.results}
+        assert {("A", version), ("B", version)} <= newest
+        first, *_, last = flash.h.executor.batches[-1]
+        assert (len(first.tokens), len(last.tokens)) == (prompt, 1), "the long ones come last, a token each"
+    assert asked_at(flash, "long") == []
+    flash.h.run()
+    assert asked_at(flash, "long") == [1, 1, 4, 4]
+    assert asked_at(flash, "yes") == [1, 1, 2, 2, 3, 3, 4, 4]
+    assert [(each.version, each.asked) for each in flash.failures] == [(2, 2), (2, 2), (3, 2), (3, 2)]
+    assert flash.texts == []
+    for result in flash.results:
+        flash.check(result, tapes["AB".index(result.standing.session)])
+
+
+def test_free_text_is_answered_however_many_versions_come() -> None:
+    flash = Flash(LONG, YES_NO)
+    tape = flash.session()
+    flash.commit(tape, 100)
+    assert len(asked_at(flash, "long")) >= 100 // (2 * LONG.max_tokens)
+
+
+def test_the_gap_of_superseded_free_text_is_reported_with_the_next_one() -> None:
+    flash = Flash(LONG, YES_NO)
+    tape = flash.session()
+    flash.begin(tape)
+    flash.feed(tape, gap=True)
+    flash.h.scheduler.step()
+    flash.commit(tape, 2)
+    flash.h.run()
+    gaps = [(each.standing.question.name, each.version) for each in flash.results if each.gap]
+    assert sorted(gaps) == [("long", 4), ("yes", 2)]
+
+
 def test_an_evaluation_that_has_not_started_is_replaced_by_the_newest_version() -> None:
-    """A long answer of another session takes all cells, so the second session's questions cannot start."""
-    flash = Flash(LONG, blocks=10)
-    busy, calm = flash.session("busy", retention=4), flash.h.tape("calm", retention=4)
-    flash.registry.register("calm", LONG)
-    flash.feed(busy)
-    flash.h.scheduler.step()
-    flash.h.scheduler.step()
+    """The questions of another session take all cells, so the second session's question cannot start."""
+    flash = Flash(*EIGHT, YES_NO, limits=ONE_AT_A_TIME)
+    busy, calm = flash.session("busy"), flash.h.tape("calm")
+    flash.registry.register("calm", YES_NO)
+    flash.begin(busy)
     for _ in range(3):
         flash.feed(calm)
         flash.h.scheduler.step()
     assert calm.version == 3
-    assert flash.results == []
+    assert not any(each.standing.session == "calm" for each in flash.results)
     flash.h.run()
-    assert [(result.standing.session, result.version, result.payloads) for result in flash.results] == [
-        ("busy", 1, (1,)),
-        ("calm", 3, (2, 3, 4)),
-    ]
+    *_, last = flash.results
+    assert (last.standing.session, last.version, last.payloads) == ("calm", 3, (2, 3, 4))
+    assert len(flash.results) == 10
     assert flash.evaluator.coalesced == {"busy": 0, "calm": 2}
-    flash.check(flash.results[1], calm)
+    flash.check(last, calm)
     assert not flash.failures
 
 
@@ -300,8 +372,8 @@ def test_closing_the_scheduler_ends_running_and_waiting_evaluations() -> None:
         (item.standing.question.name, item.version, item.request.error.code) for item in flash.failures
     ] == [
         ("long", 1, "stopping"),
-        ("long", 2, "stopping"),
         ("yes", 2, "stopping"),
+        ("long", 2, "stopping"),
     ]
     assert set(flash.h.memory.references) == set(tape.blocks)
 
@@ -337,41 +409,53 @@ def test_event_time_makes_a_question_due_once_in_each_period() -> None:
 
 
 def test_versions_that_are_not_due_are_reported_after_those_before_them_and_are_not_coalesced() -> None:
-    flash = Flash(replace(LONG, ask_every_bars=4))
+    flash = Flash(*(replace(each, ask_every_bars=4) for each in EIGHT), limits=ONE_AT_A_TIME)
     tape = flash.session()
     flash.begin(tape)
     flash.commit(tape, 2)
-    assert (flash.results, flash.not_due) == ([], [])
+    assert flash.not_due == []
     flash.h.run()
-    assert asked_at(flash, "long") == [1]
+    assert asked_at(flash, "q7") == [1]
     assert flash.not_due == [(3, (2, 3))]
     flash.feed(tape)
     flash.h.run()
     flash.feed(tape)
     flash.h.run()
-    assert [(result.version, result.payloads) for result in flash.results] == [(1, (1,)), (5, (5,))]
+    results = [each for each in flash.results if each.standing.question.name == "q7"]
+    assert [(result.version, result.payloads) for result in results] == [(1, (1,)), (5, (5,))]
     assert flash.not_due[1:] == [(4, (4,))]
     assert flash.evaluator.coalesced["A"] == 0
 
 
+def test_versions_that_are_not_due_do_not_wait_for_free_text() -> None:
+    flash = Flash(replace(LONG, ask_every_bars=4))
+    tape = flash.session()
+    flash.begin(tape)
+    flash.commit(tape, 2)
+    assert (flash.results, flash.not_due) == ([], [(2, (2,)), (3, (3,))])
+    flash.h.run()
+    assert asked_at(flash, "long") == [1]
+
+
 def test_records_that_were_not_due_go_with_the_evaluation_that_waits_behind_them() -> None:
-    flash = Flash(replace(LONG, ask_every_bars=2))
+    flash = Flash(*(replace(each, ask_every_bars=2) for each in EIGHT), limits=ONE_AT_A_TIME)
     tape = flash.session()
     flash.begin(tape)
     flash.commit(tape, 2)
     flash.h.run()
-    assert [(result.version, result.payloads) for result in flash.results] == [(1, (1,)), (3, (2, 3))]
+    results = [each for each in flash.results if each.standing.question.name == "q7"]
+    assert [(result.version, result.payloads) for result in results] == [(1, (1,)), (3, (2, 3))]
     assert flash.not_due == []
 
 
 def test_a_question_of_a_skipped_version_is_asked_of_the_version_that_replaces_it() -> None:
     rare = replace(YES_NO, name="rare", ask_every_bars=2)
-    flash = Flash(LONG, rare)
+    flash = Flash(*EIGHT, rare, limits=ONE_AT_A_TIME)
     tape = flash.session()
     flash.begin(tape)
     flash.commit(tape, 3)  # versions 2 to 4 wait, each in place of the one before; 3 has the rare question
     flash.h.run()
-    assert (asked_at(flash, "long"), asked_at(flash, "rare")) == ([1, 4], [1, 4])
+    assert (asked_at(flash, "q7"), asked_at(flash, "rare")) == ([1, 4], [1, 4])
     flash.feed(tape)
     flash.h.run()
     assert asked_at(flash, "rare") == [1, 4], "it counts from when it was asked"
@@ -447,7 +531,7 @@ def test_a_grammar_decides_what_may_follow_each_token() -> None:
     flash = Flash()
     flash.registry = Registry(lambda question: replace(prepare(question), grammar=grammar))
     flash.evaluator = FlashEvaluator(
-        flash.h.scheduler, flash.registry, flash.done, lambda payload: False, lambda *version: None
+        flash.h.scheduler, flash.registry, flash.done, lambda payload: False, lambda *_: None, lambda *_: None
     )
     flash.registry.register("A", replace(LONG, max_tokens=4))
     flash.feed(flash.h.tape("A", 24))
@@ -486,7 +570,8 @@ def test_every_record_is_answered_for_exactly_once_and_every_answer_is_exact(
         else:
             flash.h.scheduler.step()
     flash.h.run()
-    assert flash.failures == []
+    assert {each.request.error.code for each in flash.failures} <= {"superseded"}
+    assert not any(each.standing.question is YES_NO for each in flash.failures)
     for tape in tapes:
         committed = [
             r.payload for name, _, records in flash.h.log.commits if name == tape.name for r in records
@@ -494,17 +579,21 @@ def test_every_record_is_answered_for_exactly_once_and_every_answer_is_exact(
         for question in flash.questions:
             results = [
                 r
-                for r in flash.results
+                for r in sorted(flash.results + flash.failures, key=lambda each: each.version)
                 if (r.standing.session, r.standing.question.name) == (tape.name, question.name)
             ]
             assert [payload for result in results for payload in result.payloads] == committed
             assert [result.version for result in results] == sorted({result.version for result in results})
             assert sum(len(result.payloads) - 1 for result in results) == flash.evaluator.coalesced[tape.name]
             assert sum(len(result.payloads) - 1 for result in results) == len(committed) - len(results)
+            lost = False
             for result in results:
-                flash.check(result, tape)
-                assert result.gap == any(isinstance(p, int) and p < 0 for p in result.payloads)
-        if committed:
-            newest = [result for result in flash.results if result.standing.session == tape.name][-1]
-            assert newest.version == tape.version
+                lost |= any(isinstance(p, int) and p < 0 for p in result.payloads)
+                assert result.gap == lost
+                if result.request.state is State.FINISHED:
+                    flash.check(result, tape)
+                    lost = False
+            if results:
+                assert results[-1] in flash.results
+                assert results[-1].version == tape.version
     assert flash.h.memory.references == {block: 1 for tape in tapes for block in tape.blocks}

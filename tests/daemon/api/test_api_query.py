@@ -188,7 +188,9 @@ async def server(backend, prompts, observed) -> AsyncIterator[QueryServer]:
         "tcp://127.0.0.1:0",
         max_in_flight=3,
         max_request_bytes=1000,
-        observe=lambda request, outcome, latency_ns: observed.append((type(request).__name__, outcome)),
+        observe=lambda request, reply, latency_ns: observed.append(
+            (type(request).__name__, reply.code if isinstance(reply, ErrorReply) else "ok")
+        ),
     )
     await made.start(Tasks())
     yield made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
@@ -11,6 +12,7 @@ from msgspec.structs import replace
 from daemon.config.checks import cross_check
 from daemon.config.schema import (
     Config,
+    FlashConfig,
     ModelConfig,
     PoolConfig,
     QuestionConfig,
@@ -20,6 +22,7 @@ from daemon.config.schema import (
 from daemon.config.standing import questions_of
 from daemon.engine.build import Built, build, register, text_of
 from daemon.engine.prefixes import Prefixes
+from daemon.engine.wiring import ready_position
 from feeds.connector import SettingError
 from flash.questions import PAPER_SIX, Question
 from flash.registry import Registry
@@ -50,6 +53,11 @@ def session(name: str, **settings: object) -> SessionConfig:
 @pytest.fixture(scope="module")
 def built(terse: Path) -> Built:
     return build(config(terse, session("a"), session("b", unit=QUARTER, retention_records=5)), {})
+
+
+def test_no_ask_of_a_terse_model_exits_early(built: Built) -> None:
+    on = replace(config(None), flash=FlashConfig(early_exit=2.0))
+    assert ready_position(on, built, cast(Any, None)) is None
 
 
 def test_a_terse_model_s_sessions_are_compact_and_as_long_as_it_was_trained_for(built: Built) -> None:

@@ -78,6 +78,7 @@ class World:
             self.done.append,
             lambda payload: False,
             lambda session, version, payloads: None,
+            lambda session, version, payloads, asked: None,
             self.prefixes.asked,
         )
         self.refresher = Refresher(

@@ -448,6 +448,24 @@ async def test_a_version_without_due_questions_is_acknowledged_after_those_befor
     assert r.tracker.to_commit() == {STREAM: 3}
 
 
+async def test_free_text_that_comes_after_later_versions_holds_their_inputs_back(rig):
+    """Version 1 is asked free text only: version 2 is answered first, but must not acknowledge its record."""
+    sink = MemorySink()
+    r, key = policy_rig(rig, sink)
+    r.arrive("aaa", 1, 2)
+    r.publisher.texts_asked(protocol.TextsAsked("aaa", 1, protocol.Inputs(1, 1, 2), 1))
+    r.answer("aaa", 2, 3, ["up"], question_hash=key)
+    await until(lambda: sink.messages("answers.v1"))
+    assert r.tracker.outstanding() == 2
+    r.publisher.failed(
+        protocol.AnswerFailed("aaa", "why", 1, "superseded", "newer", protocol.Inputs(1, 1, 2), 1)
+    )
+    await until(lambda: not r.tracker.outstanding())
+    assert r.tracker.to_commit() == {STREAM: 3}
+    assert r.count("foretick_answers_suppressed_total", reason="superseded") == 1
+    assert all(r.count("foretick_answers_failed_total", reason=reason) == 0 for reason in FAILURES)
+
+
 async def test_late_answers_are_acknowledged_but_not_published(rig):
     sink = MemorySink()
     r, key = policy_rig(rig, sink, answer_within=Duration(SECOND))

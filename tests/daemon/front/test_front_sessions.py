@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from daemon import protocol
-from daemon.api.messages import Answers, Ask, AskReply, ListSessions, QueryError, Stats
+from daemon.api.messages import Answers, Ask, AskReply, ErrorReply, ListSessions, QueryError, Stats
 from daemon.front.sessions import Sessions
 from feeds.messages import Answer, Latency
 from flash.questions import PAPER_SIX
@@ -99,7 +99,6 @@ async def test_a_standing_question_of_the_current_version_never_reaches_the_engi
     assert (reply.as_of, reply.untrained) == (START + 3, True)
     assert 0 < reply.staleness_ns < 10**9
     assert rig.sent == []
-    assert (rig.asks("cached"), rig.asks("computed")) == (1, 0)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +124,6 @@ async def test_anything_else_goes_to_the_engine(rig, change):
     rig.sessions.asked(reply_to(command, "sideways", None))
     reply = await asking
     assert reply == msgspec.structs.replace(reply_to(command, "sideways", None), id=7)
-    assert (rig.asks("cached"), rig.asks("computed")) == (0, 1)
     await asyncio.sleep(0)
     assert rig.sent == [command], "an answered ask is not cancelled"
 
@@ -254,6 +252,26 @@ async def test_sessions_say_where_they_are(rig):
     assert (second.name, second.data_version, second.staleness_ns) == ("bbb", 0, 0)
 
 
+def test_each_answered_ask_counts_in_its_tier_and_each_refused_one_by_its_error(rig):
+    """*Attention Once* section 3.9.7: a standing answer, the ready position's, or a forward pass."""
+    request = CACHED_ASK(id=7)
+    computed = reply_to(request, "UP", "UP")
+    replies = {
+        "cached": msgspec.structs.replace(computed, cached=True),
+        "ready": msgspec.structs.replace(computed, flags=("untrained", "ready_exit")),
+        "computed": computed,
+    }
+    for n, reply in enumerate(replies.values(), 1):
+        for _ in range(n):
+            rig.sessions.observe(request, reply, n * 1_000_000)
+    rig.sessions.observe(request, ErrorReply(7, "busy", "busy"), 9_000_000)
+    rig.sessions.observe(Stats(8), ErrorReply(8, "busy", "busy"), 9_000_000)
+    assert [rig.asks(outcome) for outcome in (*replies, "busy")] == [1, 2, 3, 1]
+    for n, tier in enumerate(replies, 1):
+        assert rig.store.count("foretick_stage_seconds", stage=f"ask_{tier}") == n
+        assert rig.store.total_seconds("foretick_stage_seconds", stage=f"ask_{tier}") == n * n / 1000
+
+
 async def test_stats_hold_every_series_and_every_stage(rig):
     rig.store.inc("foretick_bars_total", 3, session="aaa")
     rig.store.observe("foretick_stage_seconds", 2_000_000, stage="forward")
@@ -263,4 +281,4 @@ async def test_stats_hold_every_series_and_every_stage(rig):
     assert set(stats.stages) == set(STAGES)
     assert stats.stages["forward"].count == 1
     assert stats.stages["forward"].p50_s == pytest.approx(0.002, rel=1 / 16)
-    assert stats.stages["ask"].count == 0
+    assert stats.stages["ask_ready"].count == 0

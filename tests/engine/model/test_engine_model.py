@@ -105,6 +105,14 @@ def test_the_prompt_is_cut_at_tape_and_question() -> None:
         prompt.choice(" ")
 
 
+def test_the_ready_position_is_the_header_of_an_answer_without_a_question() -> None:
+    tokenizer = build_tokenizer()
+    prompt = PromptFormat.of(tokenizer)
+    question, ready = tokenizer.decode(prompt.question("Why?")), tokenizer.decode(prompt.ready())
+    assert question == "\nQuestion: Why?" + ready
+    assert ready.endswith("<|assistant|>")
+
+
 def test_a_template_without_a_system_role_gets_it_in_the_user_turn() -> None:
     tokenizer = build_tokenizer()
     tokenizer.chat_template = (

@@ -25,6 +25,11 @@ def test_a_question_is_one_token_by_name_token_or_text(asked: str | None) -> Non
     assert TERSE.question(asked) == TOKENIZER.convert_tokens_to_ids(["<|trend|>"])
 
 
+def test_a_terse_model_has_no_ready_position() -> None:
+    """The answer follows the question at once."""
+    assert TERSE.ready() == []
+
+
 def test_an_unknown_question_is_refused_with_all_that_the_model_answers() -> None:
     with pytest.raises(ValueError, match="does not answer 'Will it rain") as refused:
         TERSE.question("Will it rain?")

@@ -1,0 +1,104 @@
+"""Asks that exit early, from the ready position of the newest version."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from daemon import protocol
+from daemon.api.messages import Ask, AskReply
+from daemon.engine.answers import EngineAsks
+from daemon.engine.input import Appended
+from flash.questions import Prepared
+from flash.ready import ReadyPosition
+from ingest.plane import TapeRecord
+from scheduler.tapes import TapeItem
+from tests.scheduler.fakes import one_by_one
+from tests.scheduler.harness import Harness
+
+HEADER, RECORD = (3, 1, 4), (5, 6)
+FAVOURITE = one_by_one(RECORD, HEADER, 1, frozenset(), None)[0]
+OTHER = FAVOURITE.token + 1
+ASK = Ask(7, "A", "Up?", choices=("YES", "NO"))
+
+
+class World:
+    """One session with one version; the first choice is what the model favours at the ready position."""
+
+    def __init__(self, tau: float, favourite: int = FAVOURITE.token) -> None:
+        self.h, self.replies = Harness(), list[protocol.EngineEvent]()
+        self.tape = self.h.tape("A")
+        tokens = (favourite, OTHER)
+        built = SimpleNamespace(
+            tapes={"A": self.tape},
+            prepare=lambda question: Prepared((9, 9), tokens if question.choices else None, frozenset()),
+            loaded=SimpleNamespace(untrained=True),
+            prompt=SimpleNamespace(decode=str),
+        )
+        ready = ReadyPosition(self.h.scheduler, HEADER)
+        self.asks = EngineAsks(
+            cast(Any, built), self.h.scheduler, self.replies.append, ready, tau, lambda: 90
+        )
+        self.feed()
+        self.h.run()
+
+    def feed(self) -> None:
+        record = TapeRecord(RECORD, 40, 50, 1, 1, 2, 0, 0, 0, 0)
+        self.h.scheduler.append(self.tape, [TapeItem(RECORD, Appended(record, 1))])
+
+    def ask(self, ask: Ask = ASK) -> AskReply:
+        """The reply, whether it came at once or after passes."""
+        self.asks.ask(ask)
+        self.h.run()
+        reply = self.replies.pop()
+        assert isinstance(reply, AskReply)
+        assert not self.replies
+        return reply
+
+
+def test_a_sure_choice_is_answered_at_once_and_says_what_it_is() -> None:
+    world = World(FAVOURITE.gap / 2)
+    batches = len(world.h.executor.batches)
+    assert world.ask() == AskReply(
+        id=7,
+        session="A",
+        data_version=1,
+        text="YES",
+        choice="YES",
+        logit_gap=FAVOURITE.gap,
+        cached=False,
+        untrained=True,
+        flags=("untrained", "ready_exit"),
+        as_of=40,
+        staleness_ns=40,
+    )
+    assert len(world.h.executor.batches) == batches, "no forward pass"
+
+
+@pytest.mark.parametrize(
+    ("world", "ask"),
+    [
+        (World(0.0), ASK),
+        (World(FAVOURITE.gap), ASK),
+        (World(FAVOURITE.gap / 2, FAVOURITE.token + 2), ASK),
+        (World(FAVOURITE.gap / 2), Ask(7, "A", "Up?")),
+        (World(FAVOURITE.gap / 2), Ask(7, "A", "Up?", 8, ("YES", "NO"), 0.0)),
+        (World(FAVOURITE.gap / 2), Ask(7, "A", "Up?", 8, ("YES", "NO"), FAVOURITE.gap)),
+    ],
+    ids=["off", "not above tau", "no choice of the ask", "no choices", "turned off by the ask", "its tau"],
+)
+def test_every_other_ask_is_computed(world: World, ask: Ask) -> None:
+    batches = len(world.h.executor.batches)
+    assert world.ask(ask).flags == ("untrained",)
+    assert len(world.h.executor.batches) > batches
+
+
+def test_an_older_version_s_result_answers_no_ask() -> None:
+    world = World(FAVOURITE.gap / 2)
+    world.feed()
+    world.h.scheduler.step()
+    assert world.tape.version == 2
+    reply = world.ask()
+    assert (reply.data_version, reply.flags) == (2, ("untrained",))
