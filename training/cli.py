@@ -17,30 +17,30 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.command()
 @click.option("--out", type=_DIRECTORY, required=True, help="Directory of the checkpoints.")
 @click.option(
-    "--steps", type=click.IntRange(1), default=9000, show_default=True, help="Steps, cooldown included."
+    "--steps", type=click.IntRange(1), default=7200, show_default=True, help="Steps, cooldown included."
 )
 @click.option(
     "--cooldown",
     type=click.IntRange(0),
-    default=2500,
+    default=2900,
     show_default=True,
     help="Last steps, over which the rate falls to nothing.",
 )
 @click.option(
     "--short",
     type=click.IntRange(0),
-    default=1500,
+    default=1000,
     show_default=True,
     help="First steps, with windows of 32 bars.",
 )
 @click.option(
-    "--tokens", type=click.IntRange(256), default=8192, show_default=True, help="Tokens of a worker's step."
+    "--tokens", type=click.IntRange(256), default=4096, show_default=True, help="Tokens of a worker's step."
 )
-@click.option("--hidden", type=click.IntRange(20), default=160, show_default=True, help="Width of the model.")
+@click.option("--hidden", type=click.IntRange(20), default=128, show_default=True, help="Width of the model.")
 @click.option("--layers", type=click.IntRange(2), default=6, show_default=True, help="Layers of the model.")
-@click.option("--heads", type=click.IntRange(1), default=5, show_default=True, help="Heads of a layer.")
+@click.option("--heads", type=click.IntRange(1), default=4, show_default=True, help="Heads of a layer.")
 @click.option(
-    "--inner", type=click.IntRange(8), default=416, show_default=True, help="Width of the feed-forward part."
+    "--inner", type=click.IntRange(8), default=352, show_default=True, help="Width of the feed-forward part."
 )
 @click.option(
     "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of weights and tapes."
@@ -53,7 +53,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option(
     "--dtype",
     type=click.Choice(["bfloat16", "float32"]),
-    default="bfloat16",
+    default="float32",
     show_default=True,
     help="Of the exported weights.",
 )

@@ -67,14 +67,14 @@ class FloodSource:
 
     async def batches(self) -> AsyncGenerator[list[Incoming], None]:
         """Batches until no records are left."""
-        yield _incoming(self._first, 0)
+        yield incoming(self._first, 0)
         await self._open.wait()
         while not self.dry:
             await self._running.wait()
             taken = self._records[self.given : self.given + self._batch]
             offset = len(self._first) + self.given
             self.given += len(taken)
-            yield _incoming(taken, offset)
+            yield incoming(taken, offset)
             await asyncio.sleep(0)  # yield to the event loop, as a consumer's fetch does
 
     def pause(self) -> None:
@@ -95,7 +95,8 @@ class FloodSource:
         self._running.set()
 
 
-def _incoming(records: Records, offset: int) -> list[Incoming]:
+def incoming(records: Records, offset: int) -> list[Incoming]:
+    """The records as a source gives them, with consecutive offsets from ``offset``."""
     now = time.time_ns()
     return [
         Incoming("flood", 0, offset + i, key.encode(), payload, ts_recv_ns=now)

@@ -23,6 +23,7 @@ from rich.table import Table
 from daemon.api.client import QueryClient
 from daemon.api.messages import AskReply
 from daemon.cli.options import stopping_on_signals
+from daemon.cli.truth import Tally, Truth
 from daemon.config.schema import (
     BarsConfig,
     Config,
@@ -43,13 +44,18 @@ from feeds.kafka_sink import KafkaSink
 from feeds.kafka_source import KafkaSource
 from feeds.messages import Answer, Trade
 from feeds.mock_broker import NOTICE, MockBroker
-from feeds.synthetic import INSTRUMENTS, SyntheticTape
+from feeds.synthetic import INSTRUMENTS, Instrument, SyntheticTape
 from flash.questions import PAPER_SIX
+from ingest.compact import CompactSpec
 from metrics.catalogue import BY_NAME
+from tapes.rules import RULES
 
 TRADES, ANSWERS, DEAD = "md.trades.v1", "answers.v1", "dlq.v1"
 HISTORY_S = 60
-QUESTION = "Did the price rise or fall over the last ten bars?"
+ASKED = next(rule for rule in RULES if rule.name == "breakout")
+WINDOW = 64
+"""Bars that the tape model sees; set here so that the truth is told of as many."""
+INTERVAL = Duration(parse_duration("1s"))
 _SLOT_NS = 50_000_000
 """Trades in the same slot of event time are sent together."""
 _LATE = 5
@@ -60,6 +66,7 @@ _LATE = 5
 class Seen:
     """What the consumer has read from the answers topic."""
 
+    truth: Truth
     answers: dict[tuple[str, str], Answer] = field(default_factory=dict)
     count: int = 0
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
@@ -97,12 +104,13 @@ def demo_config(bootstrap: str) -> Config:
             SessionConfig(
                 name=i.symbol.lower(),
                 symbol=f"{i.venue}:{i.symbol}",
-                price_decimals=5 if i.tick == 10_000 else 2,
+                price_decimals=_decimals(i),
                 retention_tokens=2048,
+                retention_records=WINDOW,
             )
             for i in INSTRUMENTS
         ),
-        bars=BarsConfig(interval=Duration(parse_duration("1s"))),
+        bars=BarsConfig(interval=INTERVAL),
         source=SourceConfig(kind="kafka", kafka=KafkaSourceConnector(bootstrap=bootstrap, topics=(TRADES,))),
         sink=SinkConfig(kafka=KafkaSinkConnector(bootstrap=bootstrap, topic=ANSWERS, dlq=DEAD)),
         query=QueryConfig(endpoint="tcp://127.0.0.1:*"),
@@ -110,22 +118,26 @@ def demo_config(bootstrap: str) -> Config:
     )
 
 
+def _decimals(instrument: Instrument) -> int:
+    return 5 if instrument.tick == 10_000 else 2
+
+
 async def _demo(console: Console, config: Config, seconds: int | None, seed: int) -> int:
     stop = asyncio.Event()
-    seen = Seen()
+    specs = {f"{i.venue}:{i.symbol}": CompactSpec(_decimals(i)) for i in INSTRUMENTS}
+    seen = Seen(Truth(INTERVAL, WINDOW, specs))
     bootstrap = config.source.kafka.bootstrap if config.source.kafka else ""
     with stopping_on_signals(stop):
-        console.print("starting the engine process (the model is built on first use) ...")
+        console.print("starting the engine process ...")
         began = time.monotonic()
         front = make_front(config)
         await front.start()
         console.print(
             f"ready in {time.monotonic() - began:.1f} s: model [bold]{front.model}[/bold], "
-            f"[yellow]untrained: its answers say nothing about the market[/yellow]; "
-            f"metrics on port {front.http.port}"
+            f"trained on generated tapes; metrics on port {front.http.port}"
         )
         async with _running(_consume(bootstrap, seen)):
-            async with _running(_produce(bootstrap, seed, stop)):
+            async with _running(_produce(bootstrap, seed, seen.truth, stop)):
                 reply = await _watch(console, front, seen, seconds, stop)
             clean = await front.stop()
             await _read_back(front, seen)
@@ -133,7 +145,7 @@ async def _demo(console: Console, config: Config, seconds: int | None, seed: int
     return 0 if clean else 1
 
 
-async def _produce(bootstrap: str, seed: int, stop: asyncio.Event) -> None:
+async def _produce(bootstrap: str, seed: int, truth: Truth, stop: asyncio.Event) -> None:
     """Produce a minute of history at once, then one second of tape a second."""
     sink = KafkaSink("demo-tape", bootstrap)
     await sink.start()
@@ -145,7 +157,10 @@ async def _produce(bootstrap: str, seed: int, stop: asyncio.Event) -> None:
             trades.sort(key=lambda trade: trade.ts_event)
             for slot, due in groupby(trades, key=lambda trade: trade.ts_event // _SLOT_NS):
                 await asyncio.sleep(max(0.0, slot * _SLOT_NS / 1e9 + _LATE - time.time()))
-                await asyncio.gather(*(_send(sink, trade) for trade in due))
+                sent = list(due)
+                for trade in sent:
+                    truth.add(trade)
+                await asyncio.gather(*(_send(sink, trade) for trade in sent))
             second += 1
     finally:
         await sink.stop()
@@ -166,6 +181,7 @@ async def _consume(bootstrap: str, seen: Seen) -> None:
                 if isinstance(answer, Answer):
                     seen.answers[answer.session, answer.question] = answer
                     seen.count += 1
+                    seen.truth.judge(answer)
             seen.arrived.set()
     finally:
         await source.stop()
@@ -215,14 +231,14 @@ async def _watch(
 
 def _ask(endpoint: str) -> AskReply:
     with QueryClient(endpoint) as client:
-        return client.ask(INSTRUMENTS[0].symbol.lower(), QUESTION, choices=("RISE", "FALL"))
+        return client.ask(INSTRUMENTS[0].symbol.lower(), ASKED.text, choices=ASKED.choices)
 
 
 def _table(seen: Seen) -> Table:
-    table = Table(title=f"standing answers from topic {ANSWERS} (untrained model): {seen.count} so far")
+    table = Table(title=f"standing answers from topic {ANSWERS}: {seen.count} so far")
     for column in ("symbol", "question", "answer"):
         table.add_column(column)
-    for column in ("logit gap", "version", "staleness ms"):
+    for column in ("probability", "logit gap", "version", "staleness ms"):
         table.add_column(column, justify="right")
     table.add_column("flags")
     previous = ""
@@ -232,7 +248,8 @@ def _table(seen: Seen) -> Table:
             answer.symbol if session != previous else "",
             question,
             answer.text,
-            f"{answer.logit_gap:.3f}",
+            "" if answer.probability is None else f"{answer.probability:.2f}",
+            f"{answer.logit_gap:.2f}",
             str(answer.data_version),
             f"{answer.staleness_ns / 1e6:.1f}",
             " ".join(answer.flags),
@@ -244,8 +261,8 @@ def _table(seen: Seen) -> Table:
 def _close(console: Console, front: Front, seen: Seen, reply: AskReply | None) -> None:
     if reply is not None:
         console.print(
-            f"\n[bold]asked over the query socket:[/bold] {QUESTION}\n  [bold]{reply.text}[/bold] "
-            f"(untrained), version {reply.data_version}, logit gap {reply.logit_gap:.3f}, "
+            f"\n[bold]asked over the query socket:[/bold] {ASKED.text}\n  [bold]{reply.text}[/bold], "
+            f"version {reply.data_version}, logit gap {reply.logit_gap:.2f}, "
             f"{reply.latency_ns / 1e6:.1f} ms\n"
         )
     store = front.store
@@ -275,6 +292,29 @@ def _close(console: Console, front: Front, seen: Seen, reply: AskReply | None) -
             p50, p99 = (store.quantile("foretick_stage_seconds", q, **labels) * 1e3 for q in (0.5, 0.99))
             stages.add_row(labels["stage"], f"{count:,}", f"{p50:.3f}", f"{p99:.3f}")
     console.print(stages)
+    console.print(right_table(seen.truth))
+
+
+def right_table(truth: Truth) -> Table:
+    """How many answers were right, by question, against the labels computed from the trades."""
+    table = Table(
+        title="answers against the labels of docs/questions.md, computed from the trades",
+        caption="undefined: the rule has no right answer there, such as too few bars",
+    )
+    table.add_column("question")
+    for column in ("answers", "undefined", "right", "share", "mean probability"):
+        table.add_column(column, justify="right")
+    for question in PAPER_SIX:
+        tally = truth.tallies.get(question.name, Tally())
+        table.add_row(
+            question.name,
+            f"{tally.judged + tally.undefined:,}",
+            f"{tally.undefined:,}",
+            f"{tally.right:,}",
+            f"{tally.right / tally.judged:.1%}" if tally.judged else "",
+            f"{tally.probability / tally.calibrated:.1%}" if tally.calibrated else "",
+        )
+    return table
 
 
 @contextlib.asynccontextmanager

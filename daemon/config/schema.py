@@ -23,6 +23,8 @@ from scheduler.types import Eviction
 
 SECOND = parse_duration("1s")
 OFF = Duration(0)
+UNTRAINED = "untrained"
+"""`model.path` of the random model."""
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
 
 
@@ -33,7 +35,13 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ModelConfig(Table, frozen=True):
     """The language model."""
 
-    path: Annotated[str, about('directory of a transformers model; "" is the embedded, untrained model')] = ""
+    path: Annotated[
+        str,
+        about(
+            'directory of a transformers model; "" is the tape model that comes with Foretick (see '
+            f"accuracy), {UNTRAINED} a small random model that takes any question"
+        ),
+    ] = ""
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
         about("type of weights and KV; auto takes the type in the model's own file"),
@@ -43,7 +51,7 @@ class ModelConfig(Table, frozen=True):
         str, about('the frozen prefix of every session; "" is the built-in prompt of an analyst')
     ] = ""
     threads: Annotated[int, about("CPU threads of the engine; 0 leaves it to PyTorch", ge=0)] = 0
-    seed: Annotated[int, about("seed of the embedded model's weights", ge=0)] = 0
+    seed: Annotated[int, about("seed of the untrained model's weights", ge=0)] = 0
     calibration: Annotated[
         str,
         about(

@@ -12,7 +12,7 @@ import torch
 from msgspec import structs
 
 from daemon.config.checks import pool_size
-from daemon.config.schema import Config, ModelConfig, SessionConfig
+from daemon.config.schema import UNTRAINED, Config, ModelConfig, SessionConfig
 from daemon.config.standing import Asked, questions_of
 from daemon.engine.confidence import calibration_of
 from daemon.engine.maintenance import Tiers, identity_of, tiers_of
@@ -21,7 +21,7 @@ from engine.device import in_own_thread
 from engine.engine import Engine
 from engine.model import canary
 from engine.model.architectures import ModelError
-from engine.model.embedded import embedded_directory
+from engine.model.embedded import TAPE_MODEL, embedded_directory
 from engine.model.loading import LoadedModel, load_model
 from engine.model.prompt import PromptFormat
 from feeds.connector import SettingError
@@ -37,8 +37,8 @@ from scheduler.types import Limits
 
 log = logging.getLogger(__name__)
 
-LEVEL_TOKENS = 2
-"""A level and the token that ends an answer."""
+_LEVEL = "999"
+"""As long as the level of any price."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,8 @@ class Built:
             is_price = question.text == EXACT_VALUE.text
             return Prepared(tokens, choices, prompt.stop_ids, None, is_price, grammar)
         is_price = not terse.find(text).choices
-        return Prepared(tokens, choices, prompt.stop_ids, LEVEL_TOKENS if is_price else 1, is_price, grammar)
+        most = len(prompt.encode(_LEVEL)) if is_price else 1
+        return Prepared(tokens, choices, prompt.stop_ids, most, is_price, grammar)
 
 
 def text_of(prompt: PromptFormat, question: Question) -> str:
@@ -124,7 +125,9 @@ def costs_of(config: Config) -> OnlineCosts:
 
 def directory_of(settings: ModelConfig) -> Path:
     """The model's directory."""
-    return Path(settings.path) if settings.path else embedded_directory(seed=settings.seed)
+    if settings.path == UNTRAINED:
+        return embedded_directory(seed=settings.seed)
+    return Path(settings.path) if settings.path else TAPE_MODEL
 
 
 def load(config: Config) -> tuple[LoadedModel, PromptFormat]:

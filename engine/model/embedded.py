@@ -1,8 +1,8 @@
-"""The embedded default model: a tiny random Llama and its tokenizer, built locally in seconds, always equal.
+"""The models that need no download: the tape model of this package, and a tiny random Llama.
 
-It is **untrained**: it lets everything run without a download, and every output says so. The tokenizer needs
-no training: numbers of one to three digits and the words of a list are single tokens, and everything else
-falls back to bytes.
+The random one is **untrained** and takes any question; every output says so. It is built locally in seconds,
+always equal. Its tokenizer needs no training: numbers of one to three digits and the words of a list are
+single tokens, and everything else falls back to bytes.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from metrics.cache_home import cache_home
 
+TAPE_MODEL = Path(__file__).with_name("foretick-tape")
+"""Directory of the embedded default, as `foretick train` exports it."""
 VOCABULARY = 2048
 SHAPE = {"hidden": 128, "layers": 4, "heads": 4, "kv_heads": 2, "vocabulary": VOCABULARY, "seed": 0}
-"""Arguments of `build_model` for the default model."""
+"""Arguments of `build_model` for the untrained model."""
 BOS, END, PAD = "<|bos|>", "<|end|>", "<|pad|>"
 _ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
 # Llama 3's pre-tokenizer: numbers in groups of three digits from the left
@@ -117,9 +119,7 @@ def embedded_directory(cache: Path | None = None, **changes: int) -> Path:
     building = Path(tempfile.mkdtemp(prefix=name, dir=target.parent))
     build_model(**shape).save_pretrained(building)
     build_tokenizer(shape["vocabulary"]).save_pretrained(building)
-    (building / "README.md").write_text(
-        f"Untrained model of Foretick's embedded default: {json.dumps(shape)}\n"
-    )
+    (building / "README.md").write_text(f"Untrained model, built by Foretick: {json.dumps(shape)}\n")
     try:
         building.rename(target)
     except OSError:  # another process was first

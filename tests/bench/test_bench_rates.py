@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from bench.figures import Figure
-from bench.stream import hits, kafka, processes, ring
+from bench.stream import hits, kafka, processes, ring, sessions
 from bench.stream.flood import FloodSource, instruments, payloads
 from ingest.tokens import Tokeniser
 
@@ -84,3 +84,11 @@ def test_hits_come_from_the_cache_of_a_real_front() -> None:
     assert versions[idle].ours == 0
     assert versions[others].ours > 0
     assert values("latest answer P50")[own].n > 0
+
+
+def test_every_bar_of_every_session_is_answered_before_the_next() -> None:
+    (found,) = sessions.figures(sessions.SessionsPlan(sessions=(2,), window=3, rounds=2), threads=1)
+    assert found.n == 2
+    assert found.ours > 0
+    assert isinstance(found.reference, float)
+    assert found.setting == {"sessions": 2, "engine threads": 1}

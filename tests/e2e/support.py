@@ -10,10 +10,12 @@ from typing import TypeVar
 import msgspec
 
 from daemon.config.schema import (
+    UNTRAINED,
     BarsConfig,
     Config,
     HttpConfig,
     LogConfig,
+    ModelConfig,
     ProcessConfig,
     QueryConfig,
     SchedulerConfig,
@@ -161,8 +163,12 @@ def sessions(*symbols: str, **settings: object) -> tuple[SessionConfig, ...]:
 
 
 def inproc_config(symbols: Iterable[str] = ("V:AAA",), **settings: object) -> Config:
-    """A daemon in this process on free ports, one-second bars; ``settings`` replace the file's sections."""
+    """A daemon in this process on free ports, one-second bars; ``settings`` replace the file's sections.
+
+    Its model is the untrained one, which takes any question and reads decimal lines.
+    """
     defaults: dict[str, object] = {
+        "model": ModelConfig(path=UNTRAINED),
         "sessions": sessions(*symbols, retention_tokens=1024),
         "bars": BarsConfig(interval=Duration(SECOND)),
         "scheduler": SchedulerConfig(max_new_tokens=64),

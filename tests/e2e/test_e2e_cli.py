@@ -27,6 +27,7 @@ from feeds.kafka_client import quiet_client_log
 from feeds.kafka_source import KafkaSource
 from feeds.messages import AnyRecord
 from feeds.mock_broker import MockBroker
+from flash.questions import PAPER_SIX
 from tests.e2e.process import FORETICK, command, invoke, logging_put_back
 from tests.e2e.samples import SAMPLES, Sample, write
 from tests.e2e.support import TOPIC
@@ -91,7 +92,7 @@ def test_a_file_through_the_daemon_is_answered_to_its_last_bar(
     assert {line[1] for line in lines} == {sample.symbol}
     by_version = Counter(int(line[2]) for line in lines)
     assert set(by_version.values()) == {6}
-    assert all("untrained" in line[5] for line in lines)
+    assert not any("untrained" in line[5] for line in lines)
     assert ("skewed_clock" in done.output) == (sample.form == "binance_capture")
     assert done.output.splitlines()[-1] == f"{len(lines)} answers, 0 malformed lines"
     assert bars(done.front) == sample.bars
@@ -212,7 +213,7 @@ def test_check_passes_what_would_run_and_names_what_would_not(tmp_path: Path) ->
             done = _check(name, *ports, *settings)
             assert done.exit_code == 0, done.stdout + done.stderr
             assert "WRONG" not in done.stdout
-            assert "passes its canary, untrained" in done.stdout
+            assert "foretick-tape passes its canary\n" in done.stdout
         assert "12 standing questions over 2 sessions" not in done.stdout  # that one is kafka's
         port = taken.getsockname()[1]
         bad = [
@@ -266,7 +267,7 @@ def test_the_demo_runs_by_itself_and_says_what_it_is() -> None:
     done = command("demo", "--seconds", "5")
     assert done.returncode == 0, done.stderr
     assert "not Apache Kafka" in done.stdout
-    assert "untrained" in done.stdout
+    assert "untrained" not in done.stdout
     assert "asked over the query socket" in done.stdout
     assert "latency by stage, ms" in done.stdout
     counts = {
@@ -276,6 +277,17 @@ def test_the_demo_runs_by_itself_and_says_what_it_is() -> None:
     assert counts["answers acknowledged"] == counts["answers read back"] > 0
     assert counts["bars"] > 3 * 30  # of the minute before; how many more depends on the machine's speed
     assert counts["records late"] == 0
+    right = {}
+    for name, *columns in re.findall(
+        r"│ (\w+) +│ +([\d,]+) │ +([\d,]+) │ +([\d,]+) │ +[\d.%]* │", done.stdout
+    ):
+        answers, undefined, correct = (int(column.replace(",", "")) for column in columns)
+        right[name] = answers - undefined, correct
+    assert set(right) == {question.name for question in PAPER_SIX}
+    judged, exact = right["exact_value"]
+    assert exact == judged == counts["answers read back"] // 6
+    judged, trend = right["trend"]
+    assert trend > 0.8 * judged > 0
 
 
 def test_the_console_script_is_installed() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from daemon.api.messages import Ask
 from daemon.config.schema import FlashConfig, ModelConfig
-from engine.model.embedded import embedded_directory
+from engine.model.embedded import TAPE_MODEL, embedded_directory
 from engine.model.loading import load_model
 from engine.model.prompt import PromptFormat
 from engine.step import Chunk, Executor, SampledToken
@@ -124,15 +124,21 @@ def expected_of(
 
 @pytest.mark.parametrize(
     ("kind", "placement", "questions"),
-    [("terse", "ephemeral", 5), ("terse", "frozen", 5), ("embedded", "ephemeral", 1)],
+    [
+        ("terse", "ephemeral", 5),
+        ("tape", "ephemeral", 5),
+        ("tape", "frozen", 5),
+        ("untrained", "ephemeral", 1),
+    ],
 )
 async def test_answers_equal_the_dense_model_and_prices_are_printed_by_their_versions_anchor(
     directory: Path, kind: str, placement: Literal["ephemeral", "frozen"], questions: int
 ) -> None:
-    seconds, path = 40, directory if kind == "terse" else embedded_directory()
+    path = {"terse": directory, "tape": TAPE_MODEL}.get(kind) or embedded_directory()
+    seconds = 40
     loaded = load_model(path)
     prompt = PromptFormat.of(loaded.tokenizer, described=loaded.described)
-    asked = [each.name if kind == "terse" else each.text for each in PAPER_SIX]
+    asked = [each.text if kind == "untrained" else each.name for each in PAPER_SIX]
     if placement == "frozen":
         listed, tokens = asked, [prompt.numbered(n) for n in range(1, 7)]
     else:
@@ -187,7 +193,8 @@ async def test_answers_equal_the_dense_model_and_prices_are_printed_by_their_ver
             return  # an ask is not numbered, and this executor knows only the number
         reply = await front.sessions.ask_engine(Ask(1, "aaa", asked[5], 8))
         price = decimal(expected[-1].anchor.price(int(LEVEL)), 2)
-        assert (reply.data_version, reply.text, reply.flags) == (seconds, price, ("untrained",))
+        flags = ("untrained",) if loaded.untrained else ()
+        assert (reply.data_version, reply.text, reply.flags) == (seconds, price, flags)
 
 
 async def test_bars_that_arrive_faster_than_anchors_change_are_all_answered_in_order(directory: Path) -> None:

@@ -132,9 +132,10 @@ async def test_a_daemon_s_life_on_the_embedded_broker(tmp_path: Path, manager: M
                 reached = await play(topics, range(8), 1)
                 assert reached == 7
                 for name, symbol in SYMBOLS.items():
-                    once_each(topics.answers(name), range(1, 8))
-                    assert {a.symbol for a in topics.answers(name)} == {symbol}
-                    assert all(a.untrained and a.staleness_ns >= 0 for a in topics.answers(name))
+                    found = topics.answers(name)
+                    once_each(found, range(1, 8))
+                    assert {a.symbol for a in found} == {symbol}
+                    assert all(a.model == "foretick-tape" and a.staleness_ns >= 0 for a in found)
                 await _bad_messages(daemon, topics, broker)
                 beats = manager.saw("WATCHDOG=1")
                 assert beats

@@ -115,7 +115,7 @@ async def test_a_hangup_makes_the_process_read_its_questions_again(tmp_path: Pat
     endpoint = f"tcp://127.0.0.1:{port}"
     config = "\n".join(
         [
-            'standing = "none"',
+            'standing = "none"\n[model]\npath = "untrained"',
             '[[sessions]]\nname = "aaa"\nsymbol = "V:AAA"\nretention_tokens = 512',
             f'[query]\nendpoint = "{endpoint}"',
             '[[questions]]\nname = "first"\ntext = "Up?"\n',

@@ -31,6 +31,8 @@ def replaying(model_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     folder, sample, session = tmp_path_factory.mktemp("daemon"), SAMPLES[2], "eurusd"
     endpoint = f"tcp://127.0.0.1:{free_ports(1)[0]}"
     config = f"""
+[model]
+path = "untrained"
 [[sessions]]
 name = "{session}"
 symbol = "{sample.symbol}"

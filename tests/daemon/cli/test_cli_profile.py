@@ -159,7 +159,7 @@ def test_the_command_writes_a_profile_that_loads(tmp_path: Path, monkeypatch: py
     model = load(tmp_path / "profiles" / "cpu.json")
     assert (model.device, model.block_size) == ("CPU", 16)
     assert model.source == "measured: foretick profile --quick"
-    assert "untrained" in model.model
+    assert "foretick-tape" in model.model
     assert set(model.errors) == {"recompute", "swap_out", "swap_in", "batch"}
     assert 0 < model.recompute_ns(16) <= model.recompute_ns(256)
     assert "wrote profiles/cpu.json" in done.output

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from daemon.config.checks import cross_check
 from daemon.config.schema import (
+    UNTRAINED,
     Config,
     FlashConfig,
     ModelConfig,
@@ -40,7 +41,7 @@ def terse(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def config(path: Path | None, *sessions: SessionConfig, questions: tuple[QuestionConfig, ...] = ()) -> Config:
     return Config(
-        model=ModelConfig(path=str(path) if path else ""),
+        model=ModelConfig(path=str(path) if path else UNTRAINED),
         sessions=sessions or (session("a"),),
         questions=questions,
     )
@@ -95,7 +96,7 @@ def test_the_paper_s_questions_are_known_by_name_and_take_a_token_each(built: Bu
     registry = Registry(built.prepare)
     standing = [register(registry, asked) for asked in questions_of(config(None))]
     assert [len(each.prepared.prompt_tokens) for each in standing] == [1] * 6
-    assert [each.prepared.answer_tokens(each.question) for each in standing] == [1] * 5 + [2]
+    assert [each.prepared.answer_tokens(each.question) for each in standing] == [1] * 6
     assert [each.prepared.is_price for each in standing] == [False] * 5 + [True]
 
 

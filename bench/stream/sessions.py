@@ -1,0 +1,179 @@
+"""Updates a second that a daemon keeps up with: every session gets its next bar once all are answered."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+import uvloop
+
+from bench.figures import Figure, Setting, quantiles
+from bench.run import MeasurementFailed, SuiteRun
+from bench.stream.flood import incoming, instruments, payloads
+from daemon.config import schema
+from daemon.front.server import Front
+from daemon.front.wiring import make_front
+from feeds.connectors.zeromq import ZmqSinkConnector
+from feeds.durations import Duration
+from feeds.source import Incoming, Kind, Partition
+from flash.questions import PAPER_SIX
+
+_TRADES = 3
+"""In a bar."""
+_LONGEST_S = 120.0
+"""Longest wait for the answers to one bar of every session."""
+
+
+@dataclass(frozen=True)
+class SessionsPlan:
+    """``sessions``: how many at once. ``window``: bars retained, all there before the measurement.
+
+    ``rounds`` are timed, each a bar of every session.
+    """
+
+    sessions: tuple[int, ...] = (10, 100)
+    window: int = 64
+    rounds: int = 20
+
+
+QUICK = SessionsPlan(sessions=(2,), window=4, rounds=2)
+
+
+def measure(run: SuiteRun) -> Iterator[Figure]:
+    """Two processes, six standing questions a session, a window of 64 bars, answers to a ZeroMQ socket. Every
+    session gets a bar; the next one comes when all answers to it are acknowledged, so none is coalesced or
+    skipped: the rate is what the daemon sustains. The reference is the model that was the embedded default
+    before: random weights of about the same size, on decimal lines.
+    """
+    return figures(run.sized(SessionsPlan(), QUICK), run.threads)
+
+
+def figures(plan: SessionsPlan, threads: int) -> Iterator[Figure]:
+    """One for each number of sessions."""
+    for sessions in plan.sessions:
+        reference, ours = (
+            uvloop.run(_measure(plan, sessions, model, threads)) for model in (schema.UNTRAINED, "")
+        )
+        setting: Setting = {"sessions": sessions, "engine threads": threads}
+        yield Figure(
+            "updates a second, each with six answers",
+            sessions / quantiles(ours, 0.5)[0],
+            setting=setting,
+            against="untrained model, decimal lines",
+            reference=sessions / quantiles(reference, 0.5)[0],
+            n=plan.rounds,
+            low=sessions / max(ours),
+            high=sessions / min(ours),
+        )
+
+
+async def _measure(plan: SessionsPlan, sessions: int, model: str, threads: int) -> list[float]:
+    """Seconds of each round."""
+    markets = instruments(sessions, _TRADES)
+    seconds = plan.window + plan.rounds + 1
+    records = payloads(markets, seconds * sessions * _TRADES)
+    source = RoundSource()
+    front = make_front(config(plan, sessions, model, threads), source=source)
+    a_second, took = sessions * _TRADES, []
+    try:
+        await front.start()
+        source.put(records[: plan.window * a_second])
+        await _settled(front)
+        for number in range(plan.window, plan.window + plan.rounds):
+            answered = _answers(front)
+            began = time.perf_counter()
+            # a second's trades close the bars of the one before
+            source.put(records[number * a_second : (number + 1) * a_second])
+            await _until(front, answered + sessions * len(PAPER_SIX))
+            took.append(time.perf_counter() - began)
+    finally:
+        await front.stop()
+    return took
+
+
+def config(plan: SessionsPlan, sessions: int, model: str, threads: int) -> schema.Config:
+    """Sessions with a window in bars, whatever a bar's tokens."""
+    return schema.Config(
+        model=schema.ModelConfig(path=model, threads=threads),
+        sessions=tuple(
+            schema.SessionConfig(
+                name=market.symbol.lower(),
+                symbol=f"{market.venue}:{market.symbol}",
+                retention_tokens=2048,
+                retention_records=plan.window,
+                divergence_every=schema.OFF,
+            )
+            for market in instruments(sessions, _TRADES)
+        ),
+        sink=schema.SinkConfig(zeromq=ZmqSinkConnector("tcp://127.0.0.1:*")),
+        query=schema.QueryConfig("tcp://127.0.0.1:*"),
+        http=schema.HttpConfig(port=0),
+        process=schema.ProcessConfig(drain=Duration(1_000_000_000)),
+    )
+
+
+def _answers(front: Front) -> int:
+    return int(
+        sum(front.store.value("foretick_answers_total", session=each.name) for each in front.config.sessions)
+    )
+
+
+async def _settled(front: Front) -> None:
+    """Wait until the preloaded bars are answered, some of them coalesced."""
+    still, before = 0, -1
+    deadline = time.monotonic() + _LONGEST_S
+    while still < 10:
+        if time.monotonic() > deadline:
+            raise MeasurementFailed(f"the first bars were not answered within {_LONGEST_S:.0f} s")
+        answered = _answers(front)
+        still = still + 1 if answered == before > 0 else 0
+        before = answered
+        await asyncio.sleep(0.1)
+
+
+async def _until(front: Front, answers: int) -> None:
+    deadline = time.monotonic() + _LONGEST_S
+    while (found := _answers(front)) < answers:
+        if time.monotonic() > deadline:
+            raise MeasurementFailed(f"{found} of {answers} answers within {_LONGEST_S:.0f} s")
+        await asyncio.sleep(0.002)
+
+
+class RoundSource:
+    """Yields what it is given."""
+
+    name = "rounds"
+    kind: Kind = "pausing"
+    lost = 0
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[list[Incoming] | None] = asyncio.Queue()
+        self._offset = count()
+
+    def put(self, records: Sequence[tuple[str, bytes]]) -> None:
+        """Yield these records, (key, payload), next."""
+        self._queue.put_nowait(incoming(records, next(self._offset) * 1_000_000))
+
+    async def start(self) -> None:
+        """Nothing to connect to."""
+
+    async def batches(self) -> AsyncGenerator[list[Incoming], None]:
+        """Batches until `stop`."""
+        while (batch := await self._queue.get()) is not None:
+            yield batch
+
+    def pause(self) -> None:
+        """Batches are small: the ring takes them all."""
+
+    def resume(self) -> None:
+        """See `pause`."""
+
+    async def commit(self, offsets: Mapping[Partition, int]) -> None:
+        """Nothing to store."""
+
+    async def stop(self) -> None:
+        """End the batches."""
+        self._queue.put_nowait(None)
