@@ -222,6 +222,7 @@ def test_check_passes_what_would_run_and_names_what_would_not(tmp_path: Path) ->
             f"http.port={port}",
             *kafka,
             "source.kafka.topics=nowhere.v1",
+            "model.path=untrained",
             "scheduler.max_prompt_tokens=5",
         ]
         done = _check("kafka", *bad)

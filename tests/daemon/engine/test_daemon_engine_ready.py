@@ -9,11 +9,14 @@ import pytest
 
 from daemon import protocol
 from daemon.api.messages import Ask, AskReply
+from daemon.config.schema import Config
 from daemon.engine.answers import EngineAsks
+from daemon.engine.confidence import Confidence
 from daemon.engine.input import Appended
 from flash.questions import Prepared
 from flash.ready import ReadyPosition
 from ingest.plane import TapeRecord
+from metrics.store import MetricStore
 from scheduler.tapes import TapeItem
 from tests.scheduler.fakes import one_by_one
 from tests.scheduler.harness import Harness
@@ -38,8 +41,10 @@ class World:
             prompt=SimpleNamespace(decode=str),
         )
         ready = ReadyPosition(self.h.scheduler, HEADER)
+        store = MetricStore.local({"session": ["A"], "source": [], "sink": []})
+        confidence = Confidence(Config(), cast(Any, built.prompt), None, store)
         self.asks = EngineAsks(
-            cast(Any, built), self.h.scheduler, self.replies.append, ready, tau, lambda: 90
+            cast(Any, built), self.h.scheduler, confidence, self.replies.append, ready, tau, lambda: 90
         )
         self.feed()
         self.h.run()

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from daemon import protocol
-from daemon.api.messages import Label, LabelReply, QueryError
+from daemon.api.messages import ErrorReply, Label, LabelReply, QueryError
 from daemon.front.labels import Labels
 from daemon.front.sessions import Sessions
 from metrics.catalogue import LABEL_OUTCOMES
@@ -68,7 +68,7 @@ async def test_what_the_engine_refuses_is_the_client_s_error(rig: Rig, code: str
     with pytest.raises(QueryError, match="because") as refused:
         await task
     assert refused.value.code == code
-    rig.observe(LABEL, refused.value.code, 5)  # as the query socket does
+    rig.observe(LABEL, ErrorReply(LABEL.id, refused.value.code, "because"), 5)  # as the query socket does
     assert rig.counted() == {code: 1}
 
 
