@@ -70,6 +70,11 @@ class PrometheusServer:
                 raise TimeoutError(f"{self._target} was not scraped {count} times in {timeout_s:g} s")
             time.sleep(0.1)
 
+    def wait_for_later_scrapes(self) -> None:
+        """Until the target was scraped after this call; one scrape may be under way."""
+        found = self.query("sum_over_time(up[5m])")
+        self.wait_for_scrapes((int(float(found[0]["value"][1])) if found else 0) + 2)
+
     def _start(self) -> None:
         folder = Path(self._folder.name)
         config = folder / "prometheus.yml"
