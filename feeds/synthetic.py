@@ -28,6 +28,11 @@ class Instrument:
     lot: int
     trades_per_second: int
 
+    @property
+    def key(self) -> str:
+        """As of its records, `VENUE:SYMBOL`."""
+        return f"{self.venue}:{self.symbol}"
+
 
 INSTRUMENTS = (
     Instrument("DEMO", "ALPHA", 6_183_763, 10_000_000, 1_000_000, 12),

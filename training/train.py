@@ -27,7 +27,6 @@ _FIRST, _FIRST_WEIGHT = 5, 3.0
 """The paper's five, which are the embedded default's standing questions, weigh more than the others."""
 _LAYOUT = 1 << 20
 """Stream of the layouts; those of the batches are the workers' numbers."""
-_SIGMA = (-2, -1, 0, 1, 2)
 
 
 @dataclass(frozen=True)

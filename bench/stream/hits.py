@@ -74,7 +74,7 @@ def config(threads: int) -> schema.Config:
     return schema.Config(
         model=schema.ModelConfig(threads=threads),
         sessions=tuple(
-            schema.SessionConfig(name=market.symbol.lower(), symbol=f"{market.venue}:{market.symbol}")
+            schema.SessionConfig(name=market.symbol.lower(), symbol=market.key)
             for market in instruments(_MARKETS, 4)
         ),
         source=schema.SourceConfig(ring_capacity=4096),

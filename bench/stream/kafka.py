@@ -63,7 +63,7 @@ def figures(trades: int, markets: int, repeats: int) -> Iterator[Figure]:
     ingest.warm_up()
     synthetic = instruments(markets, 4)
     records = payloads(synthetic, trades)
-    symbols = [f"{market.venue}:{market.symbol}" for market in synthetic]
+    symbols = [market.key for market in synthetic]
     seconds: list[tuple[float, ...]] = []
     with MockBroker() as broker:
         broker.create_topic(_TOPIC, len(symbols))

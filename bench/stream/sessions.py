@@ -73,11 +73,10 @@ def figures(plan: SessionsPlan, threads: int) -> Iterator[Figure]:
 async def _measure(plan: SessionsPlan, sessions: int, model: str, threads: int) -> list[float]:
     """Seconds of each round."""
     markets = instruments(sessions, _TRADES)
-    seconds = plan.window + plan.rounds + 1
-    records = payloads(markets, seconds * sessions * _TRADES)
+    a_second, took = sessions * _TRADES, []
+    records = payloads(markets, (plan.window + plan.rounds) * a_second)
     source = RoundSource()
     front = make_front(config(plan, sessions, model, threads), source=source)
-    a_second, took = sessions * _TRADES, []
     try:
         await front.start()
         source.put(records[: plan.window * a_second])
@@ -101,7 +100,7 @@ def config(plan: SessionsPlan, sessions: int, model: str, threads: int) -> schem
         sessions=tuple(
             schema.SessionConfig(
                 name=market.symbol.lower(),
-                symbol=f"{market.venue}:{market.symbol}",
+                symbol=market.key,
                 retention_tokens=2048,
                 retention_records=plan.window,
                 divergence_every=schema.OFF,

@@ -103,7 +103,7 @@ def demo_config(bootstrap: str) -> Config:
         sessions=tuple(
             SessionConfig(
                 name=i.symbol.lower(),
-                symbol=f"{i.venue}:{i.symbol}",
+                symbol=i.key,
                 price_decimals=_decimals(i),
                 retention_tokens=2048,
                 retention_records=WINDOW,
@@ -124,7 +124,7 @@ def _decimals(instrument: Instrument) -> int:
 
 async def _demo(console: Console, config: Config, seconds: int | None, seed: int) -> int:
     stop = asyncio.Event()
-    specs = {f"{i.venue}:{i.symbol}": CompactSpec(_decimals(i)) for i in INSTRUMENTS}
+    specs = {i.key: CompactSpec(_decimals(i)) for i in INSTRUMENTS}
     seen = Seen(Truth(INTERVAL, WINDOW, specs))
     bootstrap = config.source.kafka.bootstrap if config.source.kafka else ""
     with stopping_on_signals(stop):
