@@ -53,6 +53,7 @@ class Curve(msgspec.Struct, frozen=True):
 class QuestionCalibration(msgspec.Struct, frozen=True, kw_only=True):
     """What was fitted for the question ``name``, or ``text`` in full, with its choices.
 
+    ``numbered``: as asked by its number in the frozen prefix, which models answer less well.
     ``curves``: isotonic ones, a choice each, from the probability at the temperature; empty without.
     ``scores``: ascending order statistics of 1 - p(right choice) on ``labels`` tapes apart from those fitted.
     ``mean_gap``: of the logits, against which drift is measured.
@@ -66,6 +67,7 @@ class QuestionCalibration(msgspec.Struct, frozen=True, kw_only=True):
     scores: list[float]
     labels: int
     mean_gap: float
+    numbered: bool = False
 
     def without_curves(self) -> QuestionCalibration:
         """The temperature alone."""
@@ -112,10 +114,11 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     questions: list[QuestionCalibration]
     version: int = 1
 
-    def find(self, asked: str, choices: Sequence[str]) -> QuestionCalibration | None:
+    def find(self, asked: str, choices: Sequence[str], numbered: bool = False) -> QuestionCalibration | None:
         """What was fitted for a question, by name or text, with just these choices in this order."""
         for question in self.questions:
-            if asked in (question.name, question.text) and tuple(question.choices) == tuple(choices):
+            same = asked in (question.name, question.text) and question.choices == list(choices)
+            if same and question.numbered == numbered:
                 return question
         return None
 

@@ -44,6 +44,10 @@ class Ranges:
     volume_step: float = 0.5
     volume_noise: tuple[float, float] = (0.12, 0.7)
     burst: float = 0.025
+    no_volume: float = 0.03
+    """Share of tapes without any volume, such as those of an index or of quotes."""
+    thin: float = 0.06
+    """Share of tapes where some bars have none."""
     percent: tuple[float, float] = (8.0, 2000.0)
     """Price units in one percent of the price; the line prints at most 999."""
 
@@ -66,6 +70,8 @@ EVALUATION = Ranges(
     volume_step=0.56,
     volume_noise=(0.1, 0.8),
     burst=0.03,
+    no_volume=0.04,
+    thin=0.08,
     percent=(6.0, 2500.0),
 )
 
@@ -146,7 +152,7 @@ def _in_units(
 
 
 def _volumes(rng: np.random.Generator, shape: tuple[int, int], moves: Floats, ranges: Ranges) -> Ints:
-    """Volume codes: regimes of their own, larger with larger moves."""
+    """Volume codes: regimes of their own, larger with larger moves; 0 where nothing was traded."""
     tapes, _ = shape
     segment, _ = _segments(rng, shape, ranges.volume_segment)
     regime = rng.normal(0, ranges.volume_step, (tapes, segment.max() + 1))[np.arange(tapes)[:, None], segment]
@@ -160,4 +166,7 @@ def _volumes(rng: np.random.Generator, shape: tuple[int, int], moves: Floats, ra
     codes: Ints = np.clip(np.rint(CENTRE + CODES_PER_DECADE * log_volume / np.log(10)), 1, HIGHEST).astype(
         np.int64
     )
+    kind = rng.random((tapes, 1))
+    empty = np.where(kind < ranges.thin, rng.uniform(0.02, 0.6, (tapes, 1)), 0.0)
+    codes[rng.random(shape) < np.where(kind > 1 - ranges.no_volume, 1.0, empty)] = 0
     return codes

@@ -117,6 +117,11 @@ def _binary(margin: Floats, defined: Flags) -> Labels:
     return Labels(np.where(defined, np.where(margin > 0, 0, 1), UNDEFINED).astype(np.int8), margin)
 
 
+def _traded(levels: Levels, bars: int) -> Flags:
+    """Where there was any volume in the last ``bars`` bars."""
+    return rolling(levels.volume, bars, np.max) > 0
+
+
 def _log_ratio(a: Floats, b: Floats) -> Floats:
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio: Floats = np.log(a) - np.log(b)
@@ -155,7 +160,7 @@ def _volume(x: Levels) -> Labels:
     v = VOLUMES[x.volume]
     recent = rolling(v, 5, np.sum) / 5
     earlier = before(rolling(v, 20, np.sum), 5, 0.0) / 20
-    return _binary(_log_ratio(recent, earlier), _enough(x, 25))
+    return _binary(_log_ratio(recent, earlier), _enough(x, 25) & _traded(x, 25))
 
 
 def _breakout(x: Levels) -> Labels:
@@ -179,16 +184,18 @@ def _volatility(x: Levels) -> Labels:
 
 def _volume_spike(x: Levels) -> Labels:
     v = VOLUMES[x.volume]
-    return _binary(_log_ratio(v, 3 * before(rolling(v, 20, np.sum), 1, 0.0) / 20), _enough(x, 21))
+    margin = _log_ratio(v, 3 * before(rolling(v, 20, np.sum), 1, 0.0) / 20)
+    return _binary(margin, _enough(x, 21) & _traded(x, 21))
 
 
 def _vwap_reclaim(x: Levels) -> Labels:
-    v = VOLUMES[x.volume] + 1.0
+    v = VOLUMES[x.volume]
     # whole numbers below 2**53, so that a tie is one
     traded = rolling((x.high + x.low + x.close) * v, LOOKBACK, np.sum)
     volume = 3 * rolling(v, LOOKBACK, np.sum)
     below = lag(x.close, 5) * volume < traded
-    return _binary((x.close * volume - traded) / (volume * mean_range(x)), _enough(x, LOOKBACK) & below)
+    margin = (x.close * volume - traded) / (np.maximum(volume, 1.0) * mean_range(x))
+    return _binary(margin, _enough(x, LOOKBACK) & below)
 
 
 def _drawdown(x: Levels) -> Labels:
@@ -231,7 +238,8 @@ def _flow(x: Levels) -> Labels:
 
 def _block(x: Levels) -> Labels:
     v = VOLUMES[x.volume]
-    return _binary(_log_ratio(4 * rolling(v, 5, np.max), rolling(v, 20, np.sum)), _enough(x, 20))
+    margin = _log_ratio(4 * rolling(v, 5, np.max), rolling(v, 20, np.sum))
+    return _binary(margin, _enough(x, 20) & _traded(x, 20))
 
 
 RULES = (
@@ -276,7 +284,7 @@ RULES = (
         "Is the mean volume of the last five bars above that of the twenty bars before them?",
         YES_NO,
         "the mean volume of the last 5 bars is above that of the 20 bars before them",
-        "",
+        "there was no volume",
         _volume,
         25,
         "log ratio",
@@ -314,7 +322,7 @@ RULES = (
         "Is the volume of the last bar more than three times the mean of the twenty bars before it?",
         YES_NO,
         "the last volume is above 3 times the mean volume of the 20 bars before it",
-        "",
+        "there was no volume",
         _volume_spike,
         21,
         "log ratio",
@@ -324,7 +332,7 @@ RULES = (
         "Did the price reclaim the volume-weighted average price of the last thirty bars?",
         YES_NO,
         "the last close is above the volume-weighted mean typical price of the last 30 bars",
-        "the close 5 bars ago was not below it",
+        "the close 5 bars ago was not below it, or there was no volume",
         _vwap_reclaim,
         LOOKBACK,
     ),
@@ -390,7 +398,7 @@ RULES = (
         "Did one of the last five bars have more than a quarter of the volume of the last twenty?",
         YES_NO,
         "the largest volume of the last 5 bars is above a quarter of the volume of the last 20",
-        "",
+        "there was no volume",
         _block,
         20,
         "log ratio",

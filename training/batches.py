@@ -88,6 +88,7 @@ class Batch:
     local: Ints
     """[tokens] positions behind the prefix as the reader sees it: evicted bars do not count."""
     queries: Queries
+    numbered: bool
 
 
 @dataclass
@@ -266,7 +267,9 @@ def pack(
     stream = np.concatenate([np.arange(F + T), F + (places[:, 0] + 1) * BAR_TOKENS + places[:, 2]])
     evicted = BAR_TOKENS * np.maximum(bar - layout.window + 1, 0)
     measures = measure(x, labels, parts)
-    return Batch(ids, F, T, layout.window, bar, branch, measures, stream, stream - evicted, queries)
+    return Batch(
+        ids, F, T, layout.window, bar, branch, measures, stream, stream - evicted, queries, layout.numbered
+    )
 
 
 def _branches(

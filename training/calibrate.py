@@ -60,7 +60,13 @@ def fit_curves(scaled: Floats, label: Ints) -> list[Curve]:
 
 
 def fit_question(
-    name: str, text: str, choices: tuple[str, ...], logits: Floats, label: Ints, tape: Ints
+    name: str,
+    text: str,
+    choices: tuple[str, ...],
+    logits: Floats,
+    label: Ints,
+    tape: Ints,
+    numbered: bool = False,
 ) -> QuestionCalibration | None:
     """Fit on half of the tapes; choose the method and take scores on the others. None: too few labels."""
     apart = _half(tape)
@@ -81,12 +87,15 @@ def fit_question(
         scores=[_above(s) for s in order_statistics(1 - held[np.arange(len(theirs)), theirs])],
         labels=len(theirs),
         mean_gap=float((ordered[:, -1] - ordered[:, -2]).mean()),
+        numbered=numbered,
     )
     isotonic = log_loss(calibrated_probabilities(fitted, logits[apart]), theirs)
     return fitted if isotonic < log_loss(held, theirs) else fitted.without_curves()
 
 
-def fit(answers: Iterable[Answers], texts: dict[str, str]) -> list[QuestionCalibration]:
+def fit(
+    answers: Iterable[Answers], texts: dict[str, str], numbered: bool = False
+) -> list[QuestionCalibration]:
     """Every question with choices, without NONE (where the rule is defined) and with it."""
     found = []
     for each in answers:
@@ -98,7 +107,7 @@ def fit(answers: Iterable[Answers], texts: dict[str, str]) -> list[QuestionCalib
             ((*each.choices, NONE), each.logits, with_none, each.tape),
         )
         for choices, logits, label, tape in ways:
-            fitted = fit_question(each.name, texts[each.name], choices, logits, label, tape)
+            fitted = fit_question(each.name, texts[each.name], choices, logits, label, tape, numbered)
             if fitted is not None:
                 found.append(fitted)
     return found

@@ -245,9 +245,9 @@ def evaluate(
                     most_tapes,
                     partial(_advance, progress, task),
                 )
-            settings[setting.name] = [score(each, fitted) for each in answers]
+            settings[setting.name] = [score(each, fitted, setting.numbered) for each in answers]
             if plots is not None:
-                plot(plots.with_name(f"{plots.stem}-{placement}-{read}"), answers, fitted)
+                plot(plots.with_name(f"{plots.stem}-{placement}-{read}"), answers, fitted, setting.numbered)
     report = Report(name, revision, source.described, settings)
     for table in tables(report):
         console.print(table)
@@ -284,9 +284,10 @@ def calibrate(
 ) -> None:
     """Fit probabilities and choice sets of a model's answers on labelled tapes.
 
-    Half of the labels are asked in fresh windows, half in sliding ones; placements share alike. Generated
-    tapes are drawn from training's ranges with seeds of their own, so that `foretick evaluate` shows what a
-    shift costs. The file is for this model and its line schema only; the daemon refuses it for another.
+    Half of the labels are asked in fresh windows, half in sliding ones; each placement has a calibration of
+    its own, as models answer less well by number. Generated tapes are drawn from training's ranges with
+    seeds of their own, so that `foretick evaluate` shows what a shift costs. The file is for this model and
+    its line schema only; the daemon refuses it for another.
     """
     from rich.progress import Progress
 
@@ -298,14 +299,15 @@ def calibrate(
 
     model, _, revision = _read_model(path)
     source = _source(tape, form, seed, TRAINING)
-    parts = []
-    with Progress() as progress:
-        for setting in [Setting(placement, read, window) for placement in placements for read in (1, 2)]:
-            advance = partial(_advance, progress, progress.add_task(setting.name))
-            share = -(-labels // (2 * len(placements)))
-            parts.append(collect(model, source, setting, share, most_tapes, advance))
     texts = {name: entry["text"] for name, entry in foretick_block()["questions"].items()}
-    questions = fit(joined(parts), texts)
+    questions = []
+    with Progress() as progress:
+        for placement in dict.fromkeys(placements):
+            parts = []
+            for setting in (Setting(placement, read, window) for read in (1, 2)):
+                advance = partial(_advance, progress, progress.add_task(setting.name))
+                parts.append(collect(model, source, setting, -(-labels // 2), most_tapes, advance))
+            questions += fit(joined(parts), texts, placement == "numbered")
     if not questions:
         raise click.ClickException("no question has enough labels; ask for more --labels")
     target = out or path / "calibration.json"

@@ -204,8 +204,8 @@ def set_scores(fitted: QuestionCalibration, logits: Floats, label: Ints, coverag
     )
 
 
-def score(answers: Answers, calibration: Calibration | None = None) -> QuestionScores:
-    """All scores of one question."""
+def score(answers: Answers, calibration: Calibration | None = None, numbered: bool = False) -> QuestionScores:
+    """All scores of one question; ``numbered``: as asked by number."""
     own = answers.defined
     right = own.right
     accuracy = wilson(int(right.sum()), len(right))
@@ -221,7 +221,7 @@ def score(answers: Answers, calibration: Calibration | None = None) -> QuestionS
     is_undefined = answers.label == UNDEFINED
     shares = np.bincount(label, minlength=len(answers.choices)) / len(label)
     simple = own.guess == label
-    fitted = calibration.find(answers.name, answers.choices) if calibration else None
+    fitted = calibration.find(answers.name, answers.choices, numbered) if calibration else None
     return QuestionScores(
         question=answers.name,
         undefined=undefined,
@@ -251,7 +251,9 @@ AXES = {
 """The images of an evaluation, and what their axes show."""
 
 
-def plot(path: Path, answers: Sequence[Answers], calibration: Calibration | None) -> None:
+def plot(
+    path: Path, answers: Sequence[Answers], calibration: Calibration | None, numbered: bool = False
+) -> None:
     """An image for each of AXES, named after ``path``; a panel a question."""
     from matplotlib.figure import Figure
 
@@ -266,7 +268,7 @@ def plot(path: Path, answers: Sequence[Answers], calibration: Calibration | None
         for panel, each in zip(panels, shown, strict=False):
             panel.set_title(each.name, fontsize=9)
             panel.tick_params(labelsize=7)
-            _draw(panel, kind, each, calibration)
+            _draw(panel, kind, each, calibration, numbered)
         if kind != "distance":
             panels[0].legend(fontsize=7)
         figure.supxlabel(x)
@@ -274,13 +276,13 @@ def plot(path: Path, answers: Sequence[Answers], calibration: Calibration | None
         figure.savefig(path.with_name(f"{path.stem}-{kind}.png"), dpi=110)
 
 
-def _draw(panel: Any, kind: str, answers: Answers, calibration: Calibration | None) -> None:
+def _draw(panel: Any, kind: str, answers: Answers, calibration: Calibration | None, numbered: bool) -> None:
     if kind == "distance":
         bands = by_distance(distance_of(answers), answers.right)
         panel.bar([str(band.begin) for band in bands], [band.accuracy for band in bands])
         panel.axhline(1 / len(answers.choices), color="0.8", linewidth=1)
         return
-    for label, confidence in _confidences(answers, calibration).items():
+    for label, confidence in _confidences(answers, calibration, numbered).items():
         if kind == "reliability":
             _reliability(panel, label, reliability(confidence, answers.right))
         else:
@@ -294,10 +296,10 @@ def _reliability(panel: Any, label: str, bins: list[Bin]) -> None:
     panel.set_xlim(min(part.confidence for part in bins) - 0.03, 1.01)
 
 
-def _confidences(answers: Answers, calibration: Calibration | None) -> dict[str, Floats]:
+def _confidences(answers: Answers, calibration: Calibration | None, numbered: bool) -> dict[str, Floats]:
     logits = answers.logits[:, :-1]
     found = {"raw": given_confidence(logits, softmax(logits))}
-    fitted = calibration.find(answers.name, answers.choices) if calibration else None
+    fitted = calibration.find(answers.name, answers.choices, numbered) if calibration else None
     if fitted is not None:
         found["calibrated"] = given_confidence(logits, calibrated_probabilities(fitted, logits))
     return found

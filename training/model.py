@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from tapes.rules import RULES
 from training.batches import AUXILIARIES, BAR_TOKENS, Batch
 from training.tokenizer import QUESTIONS, VOCABULARY
 
-HEADS = ("margin", "measures")
+HEADS = ("margin", "measures", "asked")
 """Parameters that training alone uses."""
 MEASURES = len(RULES) + AUXILIARIES
 _BLOCK = 192
@@ -66,8 +66,21 @@ class Layer(nn.Module):
         self.down_proj = weight(h, i, 0.3)
 
 
+class Outputs(NamedTuple):
+    """What a forward pass returns; all but the logits serve training alone."""
+
+    logits: Tensor
+    """[tapes, queries, vocabulary]"""
+    margin: Tensor
+    """[tapes, queries]: compressed distances to the boundary"""
+    measures: Tensor
+    """[layers measured, tapes, bars, measures], read off each bar's last token"""
+    asked: Tensor
+    """[layers, tapes, queries, questions]: which question a row asks, behind layers from the second on"""
+
+
 class TapeModel(nn.Module):
-    """A Llama with tied embeddings, and heads that training alone uses: distances to boundaries."""
+    """A Llama with tied embeddings, and heads that training alone uses."""
 
     inverse: Tensor
     """Angular frequencies of RoPE."""
@@ -83,26 +96,33 @@ class TapeModel(nn.Module):
         self.norm = nn.Parameter(torch.ones(shape.hidden))
         self.margin = nn.Parameter(torch.zeros(len(QUESTIONS), shape.hidden))
         self.measures = nn.Parameter(torch.zeros(shape.measured, MEASURES, shape.hidden))
+        self.asked = nn.Parameter(torch.zeros(max(shape.layers - 2, 1), len(QUESTIONS), shape.hidden))
         inverse = 1.0 / shape.theta ** (torch.arange(0, shape.head, 2).float() / shape.head)
         self.register_buffer("inverse", inverse, persistent=False)
         self.dtype = torch.bfloat16
 
-    def forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits [tapes, queries, vocabulary], last hidden states [tapes, queries, hidden] and the bars'
-        measures [layers measured, tapes, bars, measures]."""
+    def forward(self, batch: Batch) -> Outputs:
+        """Logits, and what training's own heads read."""
         rows = torch.from_numpy(batch.queries.rows)
         x = functional.embedding(torch.from_numpy(batch.ids), self.embed_tokens)
         stream, local = (self._angles(positions) for positions in (batch.stream, batch.local))
         tape = _masks(batch, self.dtype)
-        measured = []
+        measured, asked = [], []
         for layer in self.layers[:-1]:
             x = self._layer(layer, x, stream, local, tape, batch)
+            asked.append(x[:, rows])
             measured.append(x[:, batch.prefix + BAR_TOKENS - 1 : batch.prefix + batch.tape : BAR_TOKENS])
         ends = _norm(torch.stack(measured[-self.shape.measured :]), 1.0)
+        questions = _norm(torch.stack(asked[-len(self.asked) :]), 1.0)
         x = self._last(self.layers[-1], x, stream, local, rows, batch)
         x = _norm(x, self.norm)
         logits = functional.linear(x.to(self.dtype), self.embed_tokens.to(self.dtype)).float()
-        return logits, x, ends @ self.measures[:, None].transpose(-1, -2)
+        return Outputs(
+            logits,
+            (x * self.margin[torch.from_numpy(np.minimum(batch.queries.kind, len(QUESTIONS) - 1))]).sum(-1),
+            ends @ self.measures[:, None].transpose(-1, -2),
+            questions @ self.asked[:, None].transpose(-1, -2),
+        )
 
     def _angles(self, positions: Any) -> tuple[Tensor, Tensor]:
         angles = torch.from_numpy(positions).float()[:, None] * self.inverse

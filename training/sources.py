@@ -190,6 +190,11 @@ class Setting:
     window: int = 64
 
     @property
+    def numbered(self) -> bool:
+        """Questions are asked by number."""
+        return self.placement == "numbered"
+
+    @property
     def name(self) -> str:
         """As it is shown."""
         read = ("fresh", "one window later", "two windows later")[min(self.windows, 3) - 1]
@@ -239,15 +244,14 @@ class Packed:
     ) -> Iterator[Read]:
         """See `Reader`. Numbered questions are drawn, 6 to all of them in any order."""
         tapes, bars = drawn.levels.close.shape
-        numbered = setting.placement == "numbered"
         order = np.tile(wanted, (tapes, 1))
-        if numbered:
+        if setting.numbered:
             everything = np.tile(np.arange(len(QUESTIONS)), (tapes, 1))
             order = rng.permuted(everything, axis=1)[:, : int(rng.integers(6, len(QUESTIONS) + 1))]
-        layout = Layout(setting.window, bars, len(cuts), tapes, 0, numbered)
+        layout = Layout(setting.window, bars, len(cuts), tapes, 0, setting.numbered)
         batch = pack(rng, self.vocabulary, layout, drawn.levels, drawn.header, cuts, order)
         with torch.no_grad():
-            logits = self.model(batch)[0].numpy()
+            logits = self.model(batch).logits.numpy()
         queries, at = batch.queries, batch.bar[batch.queries.rows]
         for question in wanted.tolist():
             tape, query = np.nonzero(queries.kind == question)

@@ -16,13 +16,14 @@ from torch.nn import functional
 
 from tapes.generate import TRAINING
 from tapes.rules import UNDEFINED
-from training.batches import Batch, Layout, Measures, Vocabulary, compress, make_batch
+from training.batches import Batch, Layout, Vocabulary, compress, make_batch
 from training.model import Optimiser, Shape, TapeModel, initialise_numbers
 from training.tokenizer import QUESTIONS
 
 _EXACT = len(QUESTIONS) - 1
 _UNDEFINED_WEIGHT = 0.3
 _MEASURES_WEIGHT = 5.0
+_ASKED_WEIGHT = 1.0
 _FIRST, _FIRST_WEIGHT = 5, 3.0
 """The paper's five, which are the embedded default's standing questions, weigh more than the others."""
 _LAYOUT = 1 << 20
@@ -47,7 +48,7 @@ def layout_of(rng: np.random.Generator, step: int, plan: Plan) -> Layout:
     """The layout of a step's batch: window, fresh or sliding, terse or numbered questions."""
     window = 32 if step < plan.short else int(rng.choice((32, 48, 64), p=(0.15, 0.1, 0.75)))
     bars = window * 2 if rng.random() < 0.55 else window
-    numbered = bool(rng.random() < (0.1 if step < plan.short else 0.12))
+    numbered = bool(rng.random() < (0.1 if step < plan.short else 0.4))
     cuts = 8
     auxiliary = 0 if numbered else 8 if step < plan.short else 4
     rows = cuts * ((2 * len(QUESTIONS) * 0.7) if numbered else len(QUESTIONS) + 1 + auxiliary)
@@ -86,11 +87,11 @@ class Balance:
 
 def loss_of(model: TapeModel, batch: Batch, vocabulary: Vocabulary, balance: Balance) -> tuple[Tensor, Any]:
     """The loss, and the plain cross entropy [tapes, queries] for the log."""
-    logits, hidden, measured = model(batch)
+    out = model(batch)
     q = batch.queries
     kind, value = q.kind, q.value
     target = torch.from_numpy(q.target)
-    entropy = functional.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="none").view(
+    entropy = functional.cross_entropy(out.logits.flatten(0, 1), target.flatten(), reduction="none").view(
         target.shape
     )
     main = kind < _EXACT
@@ -99,22 +100,26 @@ def loss_of(model: TapeModel, batch: Batch, vocabulary: Vocabulary, balance: Bal
     weight = np.where(kind == _EXACT, 0.5, np.where(auxiliary, 0.1, np.where(main, weight, 0.05)))
     weight = weight * np.where(kind < _FIRST, _FIRST_WEIGHT, 1.0)
     loss = (entropy * torch.from_numpy(weight.astype(np.float32))).sum() / max(int(main.sum()), 1)
-    defined = main & (value != UNDEFINED)
-    predicted = (hidden * model.margin[torch.from_numpy(np.minimum(kind, _EXACT))]).sum(-1)
+    defined = torch.from_numpy(main & (value != UNDEFINED))
     wanted = torch.from_numpy(compress(q.margin, 6))
-    distance = functional.smooth_l1_loss(predicted, wanted, reduction="none", beta=0.3)
-    loss = loss + 0.5 * (distance * torch.from_numpy(defined.astype(np.float32))).sum() / max(
-        int(defined.sum()), 1
-    )
-    return loss + _MEASURES_WEIGHT * measures_loss(measured, batch.measures), entropy.detach().numpy()
+    loss = loss + 0.5 * _distance(out.margin, wanted, defined)
+    measures = (torch.from_numpy(each).expand_as(out.measures) for each in batch.measures)
+    loss = loss + _MEASURES_WEIGHT * _distance(out.measures, *measures)
+    if batch.numbered:
+        loss = loss + _ASKED_WEIGHT * _asked_loss(out.asked, torch.from_numpy(kind))
+    return loss, entropy.detach().numpy()
 
 
-def measures_loss(measured: Tensor, measures: Measures) -> Tensor:
-    """Mean distance of ``measured`` [layers, tapes, bars, measures] to what was wanted, where it is known."""
-    known = torch.from_numpy(measures.known)
-    wanted = torch.from_numpy(measures.wanted).expand_as(measured)
-    each = functional.smooth_l1_loss(measured, wanted, reduction="none", beta=0.3)
-    return (each * known).sum() / known.sum() / len(measured)
+def _distance(found: Tensor, wanted: Tensor, known: Tensor) -> Tensor:
+    """Mean smooth distance of ``found`` to ``wanted`` where that is ``known``."""
+    each = functional.smooth_l1_loss(found, wanted, reduction="none", beta=0.3)
+    return (each * known).sum() / known.sum().clamp(min=1)
+
+
+def _asked_loss(asked: Tensor, kind: Tensor) -> Tensor:
+    """Mean cross entropy of the questions' ``kind`` [tapes, queries]; ``asked`` as in `Outputs`."""
+    every = kind.expand(asked.shape[:-1])
+    return functional.cross_entropy(asked.flatten(0, -2), every.flatten())
 
 
 def rate(step: int, plan: Plan) -> float:

@@ -149,7 +149,7 @@ class StandingAnswers:
         decode = decoder(self._decode, standing.prepared, record)
         found = generated(request, standing.question.choices, decode)
         logits = request.samples[0].logits
-        judged = self._confidence.of_standing(standing, done.version, logits, found["choice"])
+        judged = self._confidence.of_standing(standing, done.version, logits, found["choice"], request.prompt)
         return Answer(
             session=standing.session,
             symbol=self._sessions[standing.session].symbol,

@@ -57,7 +57,7 @@ class Confidence:
         self, config: Config, prompt: PromptFormat, calibration: Calibration | None, store: MetricStore
     ) -> None:
         self._settings, self._prompt, self._calibration = config.model, prompt, calibration
-        self._store = store
+        self._store, self._numbers = store, config.flash.placement == "frozen"
         self._gap_ratio: dict[str, float] = {}
         each = max(1, REMEMBERED // max(1, len(config.sessions)))
         self._labels = {s.name: LateLabels(config.model.coverage, each) for s in config.sessions}
@@ -75,10 +75,18 @@ class Confidence:
         return self._judge(fitted, self._labels[session].coverage(question.hash), logits, given)
 
     def of_standing(
-        self, standing: Standing, version: int, logits: Sequence[float], given: str | None
+        self,
+        standing: Standing,
+        version: int,
+        logits: Sequence[float],
+        given: str | None,
+        prompt: Sequence[int],
     ) -> Judged | None:
-        """As `of`, and remembered for its label, and counted: asks would tell more of their clients."""
-        fitted = self._fitted(standing.question)
+        """As `of`, and remembered for its label, and counted: asks would tell more of their clients.
+
+        ``prompt``: the tokens that asked, the question's own or its number.
+        """
+        fitted = self._fitted(standing.question, tuple(prompt) != tuple(standing.prepared.prompt_tokens))
         if fitted is None or given is None:
             return None
         session, asked = standing.session, standing.question_hash
@@ -98,7 +106,7 @@ class Confidence:
     def label(self, standing: Standing, version: int, choice: str) -> Labelled:
         """Tell the right choice of an answer. Raises LabelError, with nothing changed."""
         session, name = standing.session, standing.question.name
-        if self._fitted(standing.question) is None:
+        if self._fitted(standing.question, self._numbers) is None:
             raise LabelError("not_calibrated", f"{session}/{name} has no calibration with its choices")
         try:
             found = self._labels[session].label(standing.question_hash, version, choice)
@@ -115,11 +123,11 @@ class Confidence:
         number = fitted.choices.index(given)
         return judge(fitted, logits, number, coverage, self._settings.abstain_below)
 
-    def _fitted(self, question: Question) -> QuestionCalibration | None:
-        """What was fitted for a question with choices."""
+    def _fitted(self, question: Question, numbered: bool = False) -> QuestionCalibration | None:
+        """What was fitted for a question with choices, asked so."""
         if self._calibration is None or not question.choices:
             return None
-        return self._calibration.find(self._asked(question), question.choices)
+        return self._calibration.find(self._asked(question), question.choices, numbered)
 
     def _asked(self, question: Question) -> str:
         """As the calibration lists it: a terse model knows questions by name too."""

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from msgspec.structs import replace
 
 from daemon.api.messages import AskReply, QueryError
-from daemon.config.schema import ModelConfig, ProcessConfig
+from daemon.config.schema import FlashConfig, ModelConfig, ProcessConfig
 from daemon.engine.confidence import calibration_of
 from engine.model.revision import CALIBRATION, revision_of
 from feeds.connector import SettingError
@@ -53,8 +54,10 @@ def directory(tmp_path: Path) -> Path:
     return terse_directory(tmp_path / "model")
 
 
-def write(path: Path, revision: str, lines: str = "compact") -> None:
-    write_calibration(path, Calibration(model=revision, lines=lines, data={}, questions=[FITTED]))
+def write(
+    path: Path, revision: str, lines: str = "compact", also: Iterable[QuestionCalibration] = ()
+) -> None:
+    write_calibration(path, Calibration(model=revision, lines=lines, data={}, questions=[FITTED, *also]))
 
 
 async def feed(source: QueueSource, sink: MemorySink, seconds: Iterable[int]) -> None:
@@ -92,6 +95,28 @@ async def test_answers_carry_what_the_calibration_says_of_their_logits(directory
         assert ("abstained" in answer.flags) is (answer.probability < ABSTAIN_BELOW)
     assert sum(sizes.values()) == 30
     assert sizes["one"] == sum(len(answer.choice_set or ()) == 1 for answer in trend)
+
+
+async def test_a_question_asked_by_number_is_judged_by_what_was_fitted_so(directory: Path) -> None:
+    """In frozen placement; asks bring the question itself."""
+    numbered = replace(FITTED, temperature=4.0, numbered=True)
+    write(directory / CALIBRATION, revision_of(directory), also=[numbered])
+    source, sink = QueueSource(), MemorySink()
+    config = inproc_config(
+        sessions=sessions("V:AAA"),
+        model=ModelConfig(path=str(directory)),
+        standing="paper_six",
+        flash=FlashConfig(placement="frozen"),
+    )
+    async with running(config, source, sink) as front:
+        await feed(source, sink, range(4))
+        asked = await ask_front(front, "ask", "aaa", "trend", 1, ("UP", "DOWN"))
+    trend = [answer for answer in answers(sink) if answer.question == "trend"]
+    assert len(trend) == 3
+    found = [(answer, numbered) for answer in trend] + [(asked, FITTED)]
+    for answer, fitted in found:
+        expected = 1 / (1 + exp(-answer.logit_gap / fitted.temperature))
+        assert answer.probability == tolerance.near(expected, tolerance.of_float64(1.0))
 
 
 async def test_asks_are_judged_as_standing_answers_are(directory: Path) -> None:

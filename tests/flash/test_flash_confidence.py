@@ -174,6 +174,14 @@ class TestFile:
         assert found.find("trend", ("UP", "DOWN", "NONE")) is None
         assert found.find("volume", ("UP", "DOWN")) is None
 
+    def test_a_question_asked_by_number_has_a_calibration_of_its_own(self) -> None:
+        numbered = msgspec.structs.replace(fitted(), numbered=True, temperature=3.0)
+        found = Calibration(model="m", lines="compact", data={}, questions=[fitted(), numbered])
+        assert found.find("trend", ("UP", "DOWN")) == fitted()
+        assert found.find("trend", ("UP", "DOWN"), numbered=True) == numbered
+        one = msgspec.structs.replace(found, questions=[fitted()])
+        assert one.find("trend", ("UP", "DOWN"), numbered=True) is None
+
     @pytest.mark.parametrize(
         ("model", "lines", "message"),
         [

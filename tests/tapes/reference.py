@@ -82,6 +82,8 @@ def consolidation(bars: Bars, percent: int) -> int | None:
 
 
 def volume(bars: Bars, percent: int) -> int | None:
+    if mean_volume(bars[-25:]) == 0:
+        return None
     return yes(mean_volume(bars[-5:]) > mean_volume(bars[-25:-5]))
 
 
@@ -102,12 +104,16 @@ def volatility(bars: Bars, percent: int) -> int | None:
 
 
 def volume_spike(bars: Bars, percent: int) -> int | None:
+    if mean_volume(bars[-21:]) == 0:
+        return None
     return yes(bars[-1].traded > 3 * mean_volume(bars[-21:-1]))
 
 
 def vwap_reclaim(bars: Bars, percent: int) -> int | None:
     last = bars[-30:]
-    weights = [bar.traded + 1 for bar in last]
+    weights = [bar.traded for bar in last]
+    if not any(weights):
+        return None
     typical = [Fraction(bar.high + bar.low + bar.close, 3) for bar in last]
     vwap = sum(w * price for w, price in zip(weights, typical, strict=True)) / sum(weights)
     if bars[-6].close >= vwap:
@@ -160,6 +166,8 @@ def flow(bars: Bars, percent: int) -> int | None:
 
 
 def block(bars: Bars, percent: int) -> int | None:
+    if mean_volume(bars[-20:]) == 0:
+        return None
     return yes(4 * max(bar.traded for bar in bars[-5:]) > sum(bar.traded for bar in bars[-20:]))
 
 

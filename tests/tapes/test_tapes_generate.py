@@ -37,7 +37,7 @@ def test_bars_are_well_formed_and_printable(ranges: Ranges) -> None:
     assert np.all((x.low <= np.minimum(x.open, x.close)) & (np.maximum(x.open, x.close) <= x.high))
     assert x.low.min() >= 0
     assert x.high.max() <= 999
-    assert x.volume.min() >= 1
+    assert x.volume.min() >= 0
     assert x.volume.max() <= 999
     assert x.percent.min() >= 1
     assert x.percent.max() <= 999
@@ -77,6 +77,12 @@ def test_evaluation_is_wider_than_training_in_every_range() -> None:
             assert evaluation[1] - evaluation[0] > training[1] - training[0], field.name
         else:
             assert evaluation > training, field.name
+
+
+def test_some_tapes_have_no_volume_and_some_have_bars_without_any() -> None:
+    empty = (drawn(8, tapes=2000).volume == 0).mean(1)
+    assert 0.02 < np.mean(empty == 1) < 0.04
+    assert 0.04 < np.mean((empty > 0) & (empty < 1)) < 0.08
 
 
 def test_volumes_have_regimes_and_grow_with_the_move() -> None:

@@ -59,7 +59,7 @@ def test_packed_queries_equal_the_dense_model_prompt_by_prompt(
     batch = drawn(vocabulary, LAYOUTS[name])
     plain = transformers_model(model)
     with torch.no_grad():
-        packed, _, _ = model(batch)
+        packed = model(batch).logits
         for query in range(len(batch.queries.rows)):
             prompt = torch.from_numpy(batch.ids[:, brute.dense_rows(batch, query)])
             assert_logits(packed[:, query], plain(prompt).logits[:, -1])
@@ -72,7 +72,7 @@ def test_packed_queries_equal_a_loop_over_what_each_row_sees(
     """Sliding too: evicted bars are unseen, carried state keeps what it read, the prefix stays close."""
     batch = drawn(vocabulary, LAYOUTS[name])
     with torch.no_grad():
-        packed, _, _ = model(batch)
+        packed = model(batch).logits
     expected = torch.from_numpy(brute.forward(model, batch, 0))
     assert_logits(packed[0], expected.float())
 
@@ -157,11 +157,25 @@ def test_a_bar_is_measured_behind_its_last_token(model: TapeModel, vocabulary: V
     ids[:, first : batch.prefix + batch.tape] = vocabulary.numbers[7]
     with torch.no_grad():
         model.measures.fill_(0.1).mul_(torch.arange(SMALL.hidden))
-        (_, _, one), (_, _, other) = model(batch), model(replace(batch, ids=ids))
+        one, other = model(batch).measures, model(replace(batch, ids=ids)).measures
     assert one.shape == (SMALL.measured, 2, 28, batch.measures.wanted.shape[-1])
     changed = (one != other).any(0).any(-1)
     assert not changed[:, :9].any()
     assert changed[:, 9:].all()
+
+
+def test_which_question_a_row_asks_is_read_behind_the_layers_that_have_seen_the_list(
+    model: TapeModel, vocabulary: Vocabulary
+) -> None:
+    batch = drawn(vocabulary, LAYOUTS["numbered"])
+    with torch.no_grad():
+        model.asked.normal_(generator=torch.Generator().manual_seed(3))
+        one = model(batch).asked
+        listed = batch.ids.copy()
+        listed[:, : batch.prefix] = np.roll(listed[:, : batch.prefix], 1, 1)
+        other = model(replace(batch, ids=listed)).asked
+    assert one.shape == (1, *batch.queries.kind.shape, len(QUESTIONS))
+    assert (one != other).any(-1).all()
 
 
 def test_measures_are_the_margins_and_prices_in_units_of_the_mean_range(vocabulary: Vocabulary) -> None:
