@@ -88,7 +88,8 @@ class Batch:
     local: Ints
     """[tokens] positions behind the prefix as the reader sees it: evicted bars do not count."""
     queries: Queries
-    numbered: bool
+    listed: npt.NDArray[np.int64]
+    """[listed] rows of the numbered questions in the prefix, in the order of their numbers; often none."""
 
 
 @dataclass
@@ -267,9 +268,8 @@ def pack(
     stream = np.concatenate([np.arange(F + T), F + (places[:, 0] + 1) * BAR_TOKENS + places[:, 2]])
     evicted = BAR_TOKENS * np.maximum(bar - layout.window + 1, 0)
     measures = measure(x, labels, parts)
-    return Batch(
-        ids, F, T, layout.window, bar, branch, measures, stream, stream - evicted, queries, layout.numbered
-    )
+    listed = 1 + header.shape[1] + 2 + 3 * np.arange(order.shape[1] if layout.numbered else 0)
+    return Batch(ids, F, T, layout.window, bar, branch, measures, stream, stream - evicted, queries, listed)
 
 
 def _branches(

@@ -21,7 +21,7 @@ from tapes.rules import RULES
 from training.batches import AUXILIARIES, BAR_TOKENS, Batch
 from training.tokenizer import QUESTIONS, VOCABULARY
 
-HEADS = ("margin", "measures", "asked")
+HEADS = ("margin", "measures", "asked", "listed")
 """Parameters that training alone uses."""
 MEASURES = len(RULES) + AUXILIARIES
 _BLOCK = 192
@@ -77,6 +77,10 @@ class Outputs(NamedTuple):
     """[layers measured, tapes, bars, measures], read off each bar's last token"""
     asked: Tensor
     """[layers, tapes, queries, questions]: which question a row asks, behind layers from the second on"""
+    listed: Tensor
+    """[tapes, listed, numbers]: the number of each question in the prefix, behind the first layer"""
+    pointing: Tensor
+    """[tapes, queries]: log weight of the listed question in the second layer's first head; else empty"""
 
 
 class TapeModel(nn.Module):
@@ -97,6 +101,7 @@ class TapeModel(nn.Module):
         self.margin = nn.Parameter(torch.zeros(len(QUESTIONS), shape.hidden))
         self.measures = nn.Parameter(torch.zeros(shape.measured, MEASURES, shape.hidden))
         self.asked = nn.Parameter(torch.zeros(max(shape.layers - 2, 1), len(QUESTIONS), shape.hidden))
+        self.listed = nn.Parameter(torch.zeros(len(QUESTIONS), shape.hidden))
         inverse = 1.0 / shape.theta ** (torch.arange(0, shape.head, 2).float() / shape.head)
         self.register_buffer("inverse", inverse, persistent=False)
         self.dtype = torch.bfloat16
@@ -107,9 +112,15 @@ class TapeModel(nn.Module):
         x = functional.embedding(torch.from_numpy(batch.ids), self.embed_tokens)
         stream, local = (self._angles(positions) for positions in (batch.stream, batch.local))
         tape = _masks(batch, self.dtype)
-        measured, asked = [], []
-        for layer in self.layers[:-1]:
+        measured: list[Tensor] = []
+        asked: list[Tensor] = []
+        pointing = x.new_empty(0)
+        for number, layer in enumerate(self.layers[:-1]):
+            if number == 1 and len(batch.listed):
+                pointing = self._pointing(layer, x, stream, local, rows, batch)
             x = self._layer(layer, x, stream, local, tape, batch)
+            if number == 0:
+                listed = _norm(x[:, torch.from_numpy(batch.listed)], 1.0)
             asked.append(x[:, rows])
             measured.append(x[:, batch.prefix + BAR_TOKENS - 1 : batch.prefix + batch.tape : BAR_TOKENS])
         ends = _norm(torch.stack(measured[-self.shape.measured :]), 1.0)
@@ -122,6 +133,8 @@ class TapeModel(nn.Module):
             (x * self.margin[torch.from_numpy(np.minimum(batch.queries.kind, len(QUESTIONS) - 1))]).sum(-1),
             ends @ self.measures[:, None].transpose(-1, -2),
             questions @ self.asked[:, None].transpose(-1, -2),
+            listed @ self.listed.T,
+            pointing,
         )
 
     def _angles(self, positions: Any) -> tuple[Tensor, Tensor]:
@@ -158,6 +171,19 @@ class TapeModel(nn.Module):
             0, len(rows), 0, 0, len(everything), _visible(batch, batch.queries.rows, everything, self.dtype)
         )
         return self._mix(layer, x[:, rows], _attend(queries, keys, v, block))
+
+    def _pointing(self, layer: Any, x: Tensor, stream: Any, local: Any, rows: Tensor, batch: Batch) -> Tensor:
+        """See `Outputs.pointing`."""
+        h, head = _norm(x, layer.input_layernorm).to(self.dtype), self.shape.head
+        k = self._heads(functional.linear(h, self._cast(layer.k_proj[:head])))
+        q = self._heads(functional.linear(h[:, rows], self._cast(layer.q_proj[:head])))
+        queries = torch.cat([_rotate(q, (cosine[rows], sine[rows])) for cosine, sine in (stream, local)], -1)
+        keys = _two_ways(_rotate(k, stream), batch.prefix)
+        bias = _visible(batch, batch.queries.rows, np.arange(len(batch.stream)), self.dtype)
+        weights = (queries @ keys.transpose(-1, -2) * head**-0.5 + bias).float().log_softmax(-1)
+        number = np.arange(len(rows)) % len(batch.listed)
+        found: Tensor = weights[:, 0, torch.arange(len(rows)), torch.from_numpy(batch.listed[number])]
+        return found
 
     def _mix(self, layer: Any, x: Tensor, attended: Tensor) -> Tensor:
         attended = attended.transpose(1, 2).reshape(x.shape)

@@ -105,8 +105,10 @@ def loss_of(model: TapeModel, batch: Batch, vocabulary: Vocabulary, balance: Bal
     loss = loss + 0.5 * _distance(out.margin, wanted, defined)
     measures = (torch.from_numpy(each).expand_as(out.measures) for each in batch.measures)
     loss = loss + _MEASURES_WEIGHT * _distance(out.measures, *measures)
-    if batch.numbered:
-        loss = loss + _ASKED_WEIGHT * _asked_loss(out.asked, torch.from_numpy(kind))
+    if len(batch.listed):
+        numbers = torch.arange(len(batch.listed))
+        asked = _kind_loss(out.asked, torch.from_numpy(kind)) + _kind_loss(out.listed, numbers)
+        loss = loss + _ASKED_WEIGHT * (asked - out.pointing.mean())
     return loss, entropy.detach().numpy()
 
 
@@ -116,10 +118,9 @@ def _distance(found: Tensor, wanted: Tensor, known: Tensor) -> Tensor:
     return (each * known).sum() / known.sum().clamp(min=1)
 
 
-def _asked_loss(asked: Tensor, kind: Tensor) -> Tensor:
-    """Mean cross entropy of the questions' ``kind`` [tapes, queries]; ``asked`` as in `Outputs`."""
-    every = kind.expand(asked.shape[:-1])
-    return functional.cross_entropy(asked.flatten(0, -2), every.flatten())
+def _kind_loss(found: Tensor, kind: Tensor) -> Tensor:
+    """Mean cross entropy of ``found`` [..., classes] with ``kind``, which broadcasts to [...]."""
+    return functional.cross_entropy(found.flatten(0, -2), kind.expand(found.shape[:-1]).flatten())
 
 
 def rate(step: int, plan: Plan) -> float:

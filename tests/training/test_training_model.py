@@ -164,6 +164,18 @@ def test_a_bar_is_measured_behind_its_last_token(model: TapeModel, vocabulary: V
     assert changed[:, 9:].all()
 
 
+@pytest.mark.parametrize("name", ["terse", "numbered"])
+def test_the_questions_in_the_prefix_are_listed_in_the_order_of_their_numbers(
+    vocabulary: Vocabulary, name: str
+) -> None:
+    batch = drawn(vocabulary, LAYOUTS[name])
+    asked = batch.queries.kind[:, : len(batch.listed)]
+    assert len(batch.listed) == (0 if name == "terse" else batch.queries.kind.shape[1] // 3)
+    assert np.array_equal(batch.ids[:, batch.listed], vocabulary.questions[asked])
+    numbers = vocabulary.numbers[1 + np.arange(len(batch.listed))]
+    assert (batch.ids[:, batch.listed - 1] == numbers).all()
+
+
 def test_which_question_a_row_asks_is_read_behind_the_layers_that_have_seen_the_list(
     model: TapeModel, vocabulary: Vocabulary
 ) -> None:
