@@ -20,6 +20,11 @@ _OPTIONS = (
         ["--json", "json_file"], type=_FILE, help="Save each part to this file; its other parts stay."
     ),
     click.Option(
+        ["--docs"],
+        type=click.Path(exists=True, file_okay=False, path_type=Path),
+        help="Save to measurements/ in this directory, then render all pages and the table of goals there.",
+    ),
+    click.Option(
         ["--threads"], type=click.IntRange(1), default=2, show_default=True, help="Torch's threads on a CPU."
     ),
 )  # fmt: skip
@@ -39,10 +44,17 @@ def _add(suite: str, about: str, *own: click.Option) -> None:
     bench.add_command(click.Command(suite, callback=command, params=[*own, part, *_OPTIONS], help=about))
 
 
-def _run(suite: str, parts: tuple[str, ...], json_file: Path | None, **options: Any) -> None:
+def _run(
+    suite: str, parts: tuple[str, ...], json_file: Path | None, docs: Path | None, **options: Any
+) -> None:
     """Measure and print."""
-    from bench.render import page
+    from bench.render import page, publish
     from bench.run import MeasurementFailed, SuiteRun, run
+
+    if docs is not None:
+        if json_file is not None:
+            raise click.UsageError("--docs saves to its own file: give either --json or --docs")
+        json_file = docs / "measurements" / f"{suite}.json"
 
     settings = SuiteRun(say=partial(click.echo, err=True), **options)
     arguments = sys.argv[1:] if sys.argv[1:2] == ["bench"] else ["bench", *sys.argv[1:]]  # `python -m bench`
@@ -52,6 +64,12 @@ def _run(suite: str, parts: tuple[str, ...], json_file: Path | None, **options: 
     except MeasurementFailed as error:
         raise click.ClickException(str(error)) from None
     click.echo(page(found), nl=False)
+    if docs is not None:
+        try:
+            written = publish(docs, list(SUITES))
+        except (OSError, ValueError) as error:
+            raise click.ClickException(f"{docs}: {error}") from None
+        click.echo(f"wrote {', '.join(map(os.fspath, written))}", err=True)
 
 
 _add(
