@@ -13,6 +13,8 @@ import click
 from bench.suites import SUITES
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
+_PYTHON = click.Path(exists=True, dir_okay=False, path_type=Path)
+_DTYPES = click.Choice(["float32", "bfloat16"])
 _MODELS = {"embedded": ("embedded",), "80m": ("80m",), "both": ("embedded", "80m")}
 _OPTIONS = (
     click.Option(["--quick"], is_flag=True, help="Small sizes, to check that it runs."),
@@ -100,6 +102,24 @@ _add(
         type=click.Path(file_okay=False, path_type=Path),
         help="Directory to save the cost curves in.",
     ),
+)
+
+_add(
+    "peers",
+    "Our engine beside vLLM, llama.cpp and a kept Hugging Face cache, one running at a time.",
+    click.Option(["--vllm"], type=_PYTHON, help="Python of the environment that has vLLM."),
+    click.Option(["--llama"], type=_PYTHON, help="Python of the environment that has llama-cpp-python."),
+    click.Option(
+        ["--gguf"],
+        type=(_DTYPES, click.Path(exists=True, dir_okay=False, path_type=Path)),
+        multiple=True,
+        callback=lambda _, __, given: dict(given),
+        help="A dtype, and the same weights in it as GGUF for llama.cpp.",
+    ),
+    click.Option(
+        ["--dtype", "dtypes"], type=_DTYPES, multiple=True, default=_DTYPES.choices, show_default=True
+    ),
+    click.Option(["--seed"], default=1, show_default=True, help="Of the order at each step."),
 )
 
 
