@@ -119,7 +119,7 @@ def _products(side: int, dtype: torch.dtype, device: str) -> Iterator[Way]:
     yield way("torch", *amount, partial(torch.mm, a, b, out=product))
     if device != "cpu":
         return
-    if torch.backends.mkldnn.is_available() and (
+    if torch.backends.mkldnn.is_available() and (  # type: ignore[no-untyped-call]  # untyped
         dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
     ):
         packed = torch.ops.mkldnn._reorder_linear_weight(b, side)

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from bench.engine.contenders import KeptCache, load_plain
+from bench.engine.contenders import KeptCache, Reply, load_plain
 from bench.peers.contestant import Clock
 from bench.peers.protocol import Answered, Ask, Opening, Record
 
@@ -39,7 +39,7 @@ class Kept:
         """One question after the other; of several, each only has one token."""
         clock, answers, leads = Clock(), list[list[int]](), list[float]()
         for session, question in ask.questions:
-            answer = []
+            answer = list[Reply]()
             for reply in self._caches[session].answer(question, ask.tokens):
                 if not answer and len(answers) == len(ask.questions) - 1:
                     clock.first()

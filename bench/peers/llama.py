@@ -1,6 +1,6 @@
 """llama.cpp by llama-cpp-python: append, ask, forget. Sessions and questions take turns.
 
-Runs in llama.cpp's environment: imports only that and the standard library.
+Runs in llama.cpp's environment: imports only that, its numpy and the standard library.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections import deque
 from itertools import chain
 from typing import Any
 
-from bench.peers.contestant import Clock
+from bench.peers.contestant import Clock, Missing
 from bench.peers.protocol import Answered, Ask, Opening, Record
 
 _BATCH_TOKENS = 2048
@@ -23,11 +23,11 @@ class LlamaCpp:
     """
 
     def open(self, opening: Opening) -> str:
-        """Load the weights, which the contexts share by the page cache. Raises ValueError without any."""
+        """Load the weights, which the contexts share by the page cache. Raises Missing without any."""
         import llama_cpp
 
         if opening.gguf is None:
-            raise ValueError(f"llama.cpp needs --gguf {opening.dtype} with the weights of {opening.model}")
+            raise Missing(f"llama.cpp needs --gguf {opening.dtype} with the weights of {opening.model}")
         kind = getattr(llama_cpp, _KV[opening.dtype])
         self._contexts: list[Any] = [
             llama_cpp.Llama(
@@ -81,6 +81,8 @@ class LlamaCpp:
 
 def _best(context: Any) -> tuple[int, float]:
     """The token with the largest logit of the last row, and its lead over the second."""
-    logits = context._ctx.get_logits()[: context.n_vocab()]
-    first = max(range(len(logits)), key=logits.__getitem__)
-    return first, logits[first] - max(value for i, value in enumerate(logits) if i != first)
+    import numpy as np
+
+    logits = np.ctypeslib.as_array(context._ctx.get_logits_ith(-1), (context.n_vocab(),))
+    second, first = np.argpartition(logits, -2)[-2:]
+    return int(first), float(logits[first] - logits[second])

@@ -132,8 +132,8 @@ def race(scenario: Run, peers: Sequence[Peer], conductor: Conductor) -> dict[str
     for update in scenario.fill:
         conductor.turn(update)
     for each in scenario.rounds:
-        messages = [each.update, each.ask, *([each.longer] if each.longer else [])]
-        for name, replies in conductor.turn(*messages).items():
+        longer = () if each.longer is None else (each.longer,)
+        for name, replies in conductor.turn(each.update, each.ask, *longer).items():
             found[name].add(replies)
     return {name: results for name, results in found.items() if results.asked}
 
@@ -192,10 +192,10 @@ def figures(
             total = partial(figure, f"{what} P50", table=f"Ours over the others, {dtype}")
             yield _compared(total, [a for a, *_ in both], name, [b for _, b, _ in both])
             if plan.name == GROW.name and what in _BY_CONTEXT:
-                for mine, other, context in both:
+                for mine, theirs, context in both:
                     setting: Setting = {"context": context}
                     one = partial(figure, what, table=f"Ours by context, {dtype}", setting=setting)
-                    yield _compared(one, [mine], name, [other])
+                    yield _compared(one, [mine], name, [theirs])
 
 
 def _compared(figure: partial[Figure], ns: Sequence[float], against: str, other: Sequence[float]) -> Figure:
