@@ -13,11 +13,18 @@ import click
 from bench.suites import SUITES
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
+_PYTHON = click.Path(exists=True, dir_okay=False, path_type=Path)
+_DTYPES = click.Choice(["float32", "bfloat16"])
 _MODELS = {"embedded": ("embedded",), "80m": ("80m",), "both": ("embedded", "80m")}
 _OPTIONS = (
     click.Option(["--quick"], is_flag=True, help="Small sizes, to check that it runs."),
     click.Option(
         ["--json", "json_file"], type=_FILE, help="Save each part to this file; its other parts stay."
+    ),
+    click.Option(
+        ["--docs"],
+        type=click.Path(exists=True, file_okay=False, path_type=Path),
+        help="Save to measurements/ in this directory, then render all pages and the table of goals there.",
     ),
     click.Option(
         ["--threads"], type=click.IntRange(1), default=2, show_default=True, help="Torch's threads on a CPU."
@@ -39,10 +46,17 @@ def _add(suite: str, about: str, *own: click.Option) -> None:
     bench.add_command(click.Command(suite, callback=command, params=[*own, part, *_OPTIONS], help=about))
 
 
-def _run(suite: str, parts: tuple[str, ...], json_file: Path | None, **options: Any) -> None:
+def _run(
+    suite: str, parts: tuple[str, ...], json_file: Path | None, docs: Path | None, **options: Any
+) -> None:
     """Measure and print."""
-    from bench.render import page
+    from bench.render import page, publish
     from bench.run import MeasurementFailed, SuiteRun, run
+
+    if docs is not None:
+        if json_file is not None:
+            raise click.UsageError("--docs saves to its own file: give either --json or --docs")
+        json_file = docs / "measurements" / f"{suite}.json"
 
     settings = SuiteRun(say=partial(click.echo, err=True), **options)
     arguments = sys.argv[1:] if sys.argv[1:2] == ["bench"] else ["bench", *sys.argv[1:]]  # `python -m bench`
@@ -52,6 +66,12 @@ def _run(suite: str, parts: tuple[str, ...], json_file: Path | None, **options: 
     except MeasurementFailed as error:
         raise click.ClickException(str(error)) from None
     click.echo(page(found), nl=False)
+    if docs is not None:
+        try:
+            written = publish(docs, list(SUITES))
+        except (OSError, ValueError) as error:
+            raise click.ClickException(f"{docs}: {error}") from None
+        click.echo(f"wrote {', '.join(map(os.fspath, written))}", err=True)
 
 
 _add(
@@ -82,6 +102,24 @@ _add(
         type=click.Path(file_okay=False, path_type=Path),
         help="Directory to save the cost curves in.",
     ),
+)
+
+_add(
+    "peers",
+    "Our engine beside vLLM, llama.cpp and a kept Hugging Face cache, one running at a time.",
+    click.Option(["--vllm"], type=_PYTHON, help="Python of the environment that has vLLM."),
+    click.Option(["--llama"], type=_PYTHON, help="Python of the environment that has llama-cpp-python."),
+    click.Option(
+        ["--gguf"],
+        type=(_DTYPES, click.Path(exists=True, dir_okay=False, path_type=Path)),
+        multiple=True,
+        callback=lambda _, __, given: dict(given),
+        help="A dtype, and the same weights in it as GGUF for llama.cpp.",
+    ),
+    click.Option(
+        ["--dtype", "dtypes"], type=_DTYPES, multiple=True, default=_DTYPES.choices, show_default=True
+    ),
+    click.Option(["--seed"], default=1, show_default=True, help="Of the order at each step."),
 )
 
 

@@ -14,6 +14,8 @@ Setting = dict[str, str | int | float]
 """What a figure was measured under, by column name."""
 
 Verdict = Literal["missed", "undecided", "met"]
+FLOORS = "floors by"
+"""The setting that says, above every table with a ratio to a floor, which rates its floors are made of."""
 AT = {"P50": 0.5, "P95": 0.95, "P99": 0.99}
 """Quantiles of TTFT, by their names in tables."""
 

@@ -17,8 +17,9 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from bench.engine.contenders import append, read
-from bench.engine.floor import Floors, LimitsProbe, seconds
-from bench.figures import Figure, Goal, Setting, latency, quantiles
+from bench.engine.floor import Floors
+from bench.engine.rates import MachineRates, seconds
+from bench.figures import FLOORS, Figure, Goal, Setting, latency, quantiles
 from bench.run import MeasurementFailed, SuiteRun, timed
 from daemon.cli.profile import by_size, file_name, ladder_for, model_of
 from engine.attention.base import LayerCall
@@ -78,7 +79,7 @@ class GpuPlan:
     curve: Sequence[int] = tuple(1024 << i for i in range(8))
     attention_rows: Sequence[int] = (1, 40)
     chunk: int = 2048
-    copy_bytes: int = 2 << 30
+    read_bytes: int = 2 << 30
     matrix: int = 8192
 
     @property
@@ -91,7 +92,7 @@ class GpuPlan:
 FULL = GpuPlan("Llama-3.1-8B shape, random weights", LLAMA_8B)
 QUICK = GpuPlan(
     "tiny", TINY, context=300, update=40, question=8, answer=4, repeats=3, standing=5, curve=(64, 128, 256),
-    chunk=128, copy_bytes=1 << 20, matrix=128,
+    chunk=128, read_bytes=1 << 20, matrix=128,
 )  # fmt: skip
 
 
@@ -145,8 +146,8 @@ class Bench:
 
 
 def measure(run: SuiteRun) -> Iterator[Figure]:
-    """Random weights. *Memory floor*: bytes of weights and KV over the bandwidth of a large copy; *matrix
-    floor*: arithmetic over the rate of a large matrix product; both measured in the same run.
+    """Random weights. *Memory floor*: bytes of weights and KV over the rate of the fastest read of memory;
+    *matrix floor*: arithmetic over the rate of a large matrix product; both measured in the same run.
     """
     try:
         device = resolve_device(run.device)
@@ -155,11 +156,11 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
     plan = QUICK if run.quick else FULL
     run.say("weights ...")
     bench = Bench(plan, device)
-    limits = LimitsProbe(plan.matrix, plan.copy_bytes, device, bench.loaded.dtype)
-    limits.look()
+    rates = MachineRates(plan.matrix, plan.read_bytes, dtypes=[bench.loaded.dtype], device=device)
+    rates.look()
     name = torch.cuda.get_device_name() if device.startswith("cuda") else "CPU"
-    yield from limits.figures({"device": name})
-    floors = limits.floors(bench.loaded, max)
+    yield from rates.figures({"device": name})
+    floors = Floors.of(bench.loaded, rates)
     run.say("ingest ...")
     yield ingested(list(bench.ingest())[1:], floors)  # the first compiles
     run.say("questions ...")
@@ -180,13 +181,13 @@ def measure(run: SuiteRun) -> Iterator[Figure]:
         save_profile(profile, run.profiles / file_name(name))
     yield from curves(samples, profile)
     run.say("attention ...")
-    figure = partial(Figure, "KV read", unit="GB/s", table="Attention alone", against="a copy")
+    figure = partial(Figure, "KV read", unit="GB/s", table="Attention alone", against="memory read")
     for rows, context in product(plan.attention_rows, plan.curve):
         if context + rows <= bench.engine.pool.total_blocks * _BLOCK:
             rate, goal = bandwidth(bench.engine, rows, context), Goal(0.75, "at least")
             at: Setting = {"rows": rows, "context": context}
             goal_here = goal if context == 16384 else None
-            yield figure(rate, setting=at, reference=floors.copy / 1e9, goal=goal_here)
+            yield figure(rate, setting=at, reference=floors.read.a_second / 1e9, goal=goal_here)
 
 
 def ingested(updates: Sequence[tuple[int, int, float]], floors: Floors) -> Figure:
@@ -195,7 +196,9 @@ def ingested(updates: Sequence[tuple[int, int, float]], floors: Floors) -> Figur
     rate = tokens / sum(took for *_, took in updates)
     best = 1e3 * tokens / sum(floors.unsampled_ms(rows, before) for rows, before, _ in updates)
     goal = Goal(0.6, "at least")
-    return Figure("reading", rate, "tokens/s", _ASKING, {}, "matrix floor", best, goal=goal)
+    return Figure(
+        "reading", rate, "tokens/s", _ASKING, {FLOORS: floors.made_of}, "matrix floor", best, goal=goal
+    )
 
 
 def questions(bench: Bench, how: str, repeats: int, floors: Floors) -> Iterator[Figure]:
@@ -209,7 +212,7 @@ def questions(bench: Bench, how: str, repeats: int, floors: Floors) -> Iterator[
     floor_ms = floors.memory_ms(plan.context)
     setting: Setting = {
         "context": plan.context, "question tokens": plan.question, "passes": how,
-        "attention": type(bench.engine.attention).__name__,
+        "attention": type(bench.engine.attention).__name__, FLOORS: floors.made_of,
     }  # fmt: skip
     for name, samples, goal in (("question", first, Goal(1.3)), ("token", steps, None)):
         p50, p99 = latency(name, samples, setting, _ASKING)

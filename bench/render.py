@@ -6,11 +6,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from bench.figures import Figure, Part, Suite
+from bench.figures import FLOORS, Figure, Part, Suite
+from bench.run import read
 
 T = TypeVar("T")
 
 _ORDER = ("missed", "undecided", "met")
+_TORCH_FLOORS = (
+    "**Floors of this run are too high**: they were taken at the rate of torch's own product (MKL) and of a "
+    "copy, which other libraries exceed on the same machine. Ratios to them flatter until this part is "
+    "measured again."
+)
 BEGIN, END = "<!-- goals: begin -->", "<!-- goals: end -->"
 
 
@@ -33,6 +39,22 @@ def goals(suites: Iterable[Suite]) -> str:
                 rows.append((title, *_goal_row(figures, alike)))  # three loops
     rows.sort(key=lambda row: _ORDER.index(row[-1]))
     return table(("part", "figure", "goal", "worst", "where", "met", "verdict"), rows)
+
+
+def publish(docs: Path, names: Sequence[str]) -> list[Path]:
+    """Write the page of every suite of ``names`` measured in ``docs``/measurements, and the table of goals.
+
+    Returns the paths written. Raises OSError, and ValueError for a benchmarks.md without its markers.
+    """
+    found, written = list[Suite](), list[Path]()
+    for name in names:
+        saved = docs / "measurements" / f"{name}.json"
+        if saved.exists():
+            found.append(read(saved))
+            written.append(saved.with_suffix(".md"))
+            written[-1].write_text(page(found[-1]), encoding="utf-8")
+    put_into(docs / "benchmarks.md", goals(found))
+    return [*written, docs / "benchmarks.md"]
 
 
 def put_into(page: Path, text: str) -> None:
@@ -72,7 +94,10 @@ def _part(part: Part) -> str:
         f"Python {part.machine.python}, {packages}."
     )
     tables = map(_table, _grouped(part.figures, lambda figure: figure.table))
-    return "\n\n".join((f'<a id="{part.name}"></a>\n\n## {part.title}', part.about, head, *tables))
+    title = f'<a id="{part.name}"></a>\n\n## {part.title}'
+    of_floors = [figure for figure in part.figures if figure.against.endswith("floor")]
+    note = (_TORCH_FLOORS,) if any(FLOORS not in figure.setting for figure in of_floors) else ()
+    return "\n\n".join((title, part.about, *note, head, *tables))
 
 
 def _table(figures: Sequence[Figure]) -> str:

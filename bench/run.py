@@ -8,9 +8,9 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -32,7 +32,8 @@ class SuiteRun:
     """How to measure the parts. ``quick``: small sizes, which check that it runs.
 
     ``say`` reports progress; ``models``: of the stream suite's questions; ``device`` and ``profiles`` (a
-    directory for the cost profile): of the GPU suite.
+    directory for the cost profile): of the GPU suite. Of the peers: ``vllm`` and ``llama``, the Python of
+    their environments; ``gguf``: the weights for llama.cpp by dtype; ``dtypes``; ``seed`` of their order.
     """
 
     threads: int = 2
@@ -41,6 +42,11 @@ class SuiteRun:
     models: tuple[str, ...] = ("embedded", "80m")
     device: str = "cuda"
     profiles: Path | None = None
+    vllm: Path | None = None
+    llama: Path | None = None
+    gguf: Mapping[str, Path] = field(default_factory=dict)
+    dtypes: Sequence[str] = ("float32", "bfloat16")
+    seed: int = 1
 
     def sized(self, full: T, quick: T) -> T:
         """The sizes to measure with."""

@@ -28,6 +28,12 @@ SUITES: dict[str, dict[str, tuple[str, str]]] = {
         "prefix": ("bench.scheduler.prefix:measure", "k-LPM by request rate"),
         "simulated": ("bench.scheduler.simulated:measure", "Streaming prompts, simulated"),
     },
+    "peers": {
+        "grow": ("bench.peers.measure:grow", "A growing tape beside other engines"),
+        "slide": ("bench.peers.measure:slide", "A sliding window beside other engines"),
+        "burst": ("bench.peers.measure:burst", "Six questions at once beside other engines"),
+        "multi": ("bench.peers.measure:multi", "Eight sessions beside other engines"),
+    },
     "gpu": {"model": ("bench.gpu:measure", "Llama-3.1-8B's shape on one GPU")},
 }
 """By suite and part: the function that measures it, imported when it runs, and its title."""

@@ -20,9 +20,10 @@ from bench.engine.contenders import (
     engine_for,
     model_of,
 )
-from bench.engine.floor import Floors, LimitsProbe, causal
+from bench.engine.floor import Floors, causal
+from bench.engine.rates import MachineRates
 from bench.engine.scenario import Records, Size, make_scenario, synthetic_bars
-from bench.figures import Figure, Goal, median_ratio, quantiles
+from bench.figures import FLOORS, Figure, Goal, Setting, median_ratio, quantiles
 from bench.run import SuiteRun, Turns, timed
 from engine.attention.base import Attention, LayerCall
 from engine.attention.cpu import CpuAttention
@@ -92,7 +93,9 @@ def compare(of: Readers, stopwatch: Stopwatch, ways: Sequence[Ask], repeats: int
 def figures(found: Compared, floors: Floors, goals: Goals) -> Iterator[Figure]:
     """One pass over the other ways and over its floor, and what limits it."""
     of, passes, attention = found
-    figure = partial(Figure, setting={"": of.name, "rows": of.rows, "context": of.shared + round(of.own)})
+    context = of.shared + round(of.own)
+    setting: Setting = {"": of.name, "rows": of.rows, "context": context, FLOORS: floors.made_of}
+    figure = partial(Figure, setting=setting)
 
     def versus(name: str, ns: Sequence[list[int]], way: int, against: str) -> Figure:
         ours, other = (quantiles(ns[i], 0.5)[0] / 1e6 for i in (0, way))
@@ -256,8 +259,8 @@ class _Bench:
             each.fill(own)
         self.tapes = [each.tape for each in regions]
         self._shared, self._own = (len(frozen), sizes[0]) if n > 1 else (tokens, 0)
-        self._limits = LimitsProbe.of(run)
-        self._limits.look()
+        self._rates = MachineRates.of(run)
+        self._rates.look()
 
     def whole(self, name: str, questions: Questions, goals: Goals, *kept: Ask) -> None:
         """Compare whole questions."""
@@ -286,11 +289,11 @@ class _Bench:
 
     def figures(self) -> Iterator[Figure]:
         """All figures, by the same floors; then the rates behind them."""
-        self._limits.look()
-        floors = self._limits.floors(self._loaded)
+        self._rates.look()
+        floors = Floors.of(self._loaded, self._rates)
         for compared, goals in self._found:
             yield from figures(compared, floors, goals)
-        yield from self._limits.figures()
+        yield from self._rates.figures()
 
     def _compare(self, of: Readers, ask: Callable[[slice], list[Reply]], goals: Goals, *kept: Ask) -> None:
         """``ask`` all readers in one pass, and one by one; ``of``: without the tapes."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from bench.engine.scenario import PAPER
 from bench.run import MeasurementFailed, SuiteRun
@@ -48,11 +50,15 @@ def load(shape: dict[str, Any], threads: int) -> tuple[LoadedModel, Any]:
     torch.set_num_threads(threads)
     path = embedded_directory(**shape)
     if str(path) not in _loaded:
-        plain = AutoModelForCausalLM.from_pretrained(
-            path, local_files_only=True, dtype=torch.float32, attn_implementation="sdpa"
-        ).eval()
-        _loaded[str(path)] = load_model(path, dtype="float32", device="cpu"), plain
+        _loaded[str(path)] = load_model(path, dtype="float32", device="cpu"), load_plain(path, "float32")
     return _loaded[str(path)]
+
+
+def load_plain(path: Path, dtype: str) -> Any:
+    """The unmodified model in directory ``path``."""
+    return AutoModelForCausalLM.from_pretrained(
+        path, local_files_only=True, dtype=getattr(torch, dtype), attn_implementation="sdpa"
+    ).eval()
 
 
 def model_of(run: SuiteRun) -> tuple[LoadedModel, Any]:
@@ -91,9 +97,24 @@ def ask_together(
     choices: tuple[int, ...] | None = None,
 ) -> list[Reply]:
     """One pass with a fork per question; includes creating and dropping the forks."""
+    (replies,) = answer_together(engine, tapes, questions, 1, choices)
+    return replies
+
+
+def answer_together(
+    engine: Engine,
+    tapes: Sequence[Tape],
+    questions: Sequence[Sequence[int]],
+    tokens: int,
+    choices: tuple[int, ...] | None = None,
+) -> Iterator[list[Reply]]:
+    """So many passes with a fork per question, each an answer token further."""
     forks = [tape.fork() for tape in tapes]
+    appended = questions
     try:
-        return append(engine, forks, questions, choices)
+        for _ in range(tokens):
+            yield (replies := append(engine, forks, appended, choices))
+            appended = [[reply.token] for reply in replies]
     finally:
         for fork in forks:
             fork.release()
@@ -118,15 +139,24 @@ def append(
     ]
 
 
-@torch.inference_mode()
 def read(engine: Engine, tape: Tape, records: Sequence[Sequence[int]]) -> None:
     """Append ``records`` to ``tape`` in one pass, and commit."""
-    tokens = list(chain.from_iterable(records))
-    tape.make_room(len(tokens), len(records))
-    if not tape.acquire(len(tokens)):
-        raise RuntimeError("the pool is too small for the scenario")
-    engine.execute([Chunk(tape, tokens, sample=False)])
-    tape.commit([len(record) for record in records])
+    read_together(engine, [tape], [records])
+
+
+@torch.inference_mode()
+def read_together(engine: Engine, tapes: Sequence[Tape], records: Sequence[Sequence[Sequence[int]]]) -> None:
+    """Append each tape's ``records`` in one pass over all tapes, and commit."""
+    chunks = []
+    for tape, own in zip(tapes, records, strict=True):
+        tokens = list(chain.from_iterable(own))
+        tape.make_room(len(tokens), len(own))
+        if not tape.acquire(len(tokens)):
+            raise RuntimeError("the pool is too small for the scenario")
+        chunks.append(Chunk(tape, tokens, sample=False))
+    engine.execute(chunks)
+    for tape, own in zip(tapes, records, strict=True):
+        tape.commit([len(record) for record in own])
 
 
 class Regions:
@@ -159,6 +189,7 @@ class KeptCache:
     def __init__(self, model: Any, frozen: Sequence[int]) -> None:
         self._model = model
         self._cache = DynamicCache(config=model.config)
+        self._dropped = 0
         if frozen:
             self.ingest([frozen])
 
@@ -178,14 +209,39 @@ class KeptCache:
 
     def ask(self, question: Sequence[int]) -> Reply:
         """One pass, then crop."""
-        reply = _reply(self._forward(question))
-        self._cache.crop(-len(question))
+        (reply,) = self.answer(question, 1)
         return reply
+
+    def answer(self, question: Sequence[int], tokens: int) -> Iterator[Reply]:
+        """So many passes, each an answer token further; then crop."""
+        appended = question
+        for _ in range(tokens):
+            yield (reply := _reply(self._forward(appended)))
+            appended = [reply.token]
+        self._cache.crop(-(len(question) + tokens - 1))
+
+    @torch.inference_mode()
+    def cut(self, start: int, tokens: int) -> None:
+        """Drop the KV of so many tokens from ``start``; what was before stands directly before the rest.
+
+        The rest keeps its positions and its KV; the keys before are rotated forward, for Llama's layout.
+        """
+        cos, sin = self._model.get_decoder().rotary_emb(self._cache.layers[0].keys, torch.tensor([[tokens]]))
+        for layer in self._cache.layers:
+            before = apply_rotary_pos_emb(layer.keys[:, :, :start], layer.keys[:, :, :0], cos, sin)[0]
+            layer.keys = torch.cat((before, layer.keys[:, :, start + tokens :]), 2)
+            layer.values = torch.cat((layer.values[:, :, :start], layer.values[:, :, start + tokens :]), 2)
+        self._dropped += tokens
 
     @torch.inference_mode()
     def _forward(self, tokens: Sequence[int]) -> torch.Tensor:
+        position = self._cache.get_seq_length() + self._dropped
         output = self._model(
-            input_ids=torch.tensor([tokens]), past_key_values=self._cache, use_cache=True, logits_to_keep=1
+            input_ids=torch.tensor([tokens]),
+            position_ids=torch.arange(position, position + len(tokens))[None],
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=1,
         )
         return output.logits[0, -1]  # type: ignore[no-any-return]  # transformers is untyped here
 

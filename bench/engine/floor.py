@@ -1,22 +1,22 @@
-"""Lower bounds of a pass on this machine: its arithmetic, or reading the data it needs."""
+"""Lower bounds of a pass on this machine: its arithmetic, or reading the data it needs.
+
+Arithmetic, of linear layers and of attention, counts at the rate of the fastest large product that any
+library here reaches in the model's dtype, bytes at that of the fastest read of memory (`bench.engine.rates`).
+Few rows reach less than a large product does; the floor makes no allowance for that.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import partial
-from statistics import median
 from typing import NamedTuple
 
 import torch
 from torch import nn
+from transformers import AutoModelForCausalLM
 
-from bench.figures import Figure, Setting, rate
-from bench.run import SuiteRun, timed
+from bench.engine.rates import MachineRates, Rate
 from engine.model.loading import LoadedModel
-
-_LOOKS = 5
-_FLOAT = 4
 
 
 class PassCosts(NamedTuple):
@@ -39,8 +39,10 @@ class PassCosts(NamedTuple):
 
     @classmethod
     def of(cls, loaded: LoadedModel) -> PassCosts:
-        """Count them from the model."""
-        model, size = loaded.model, loaded.dtype.itemsize
+        """Count them from the model's configuration; how the loaded one keeps its weights does not matter."""
+        size = loaded.dtype.itemsize
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(loaded.model.config)
         head, embedding = model.get_output_embeddings(), model.get_input_embeddings().weight
         last = model.get_decoder().layers[-1]
         linear = _parameters(model, lambda name, module: module is not head)
@@ -76,11 +78,22 @@ class Floor(NamedTuple):
 
 
 class Floors(NamedTuple):
-    """Of one model, at ``gemm`` operations and ``copy`` bytes (read and written) a second."""
+    """Of one model, at the rates of the fastest ``product`` and the fastest ``read``."""
 
     costs: PassCosts
-    gemm: float
-    copy: float
+    product: Rate
+    read: Rate
+
+    @classmethod
+    def of(cls, loaded: LoadedModel, rates: MachineRates) -> Floors:
+        """At the best rates of all looks so far."""
+        return cls(PassCosts.of(loaded), rates.product(loaded.dtype), rates.read())
+
+    @property
+    def made_of(self) -> str:
+        """The two rates and whose they are, for the line above a table."""
+        product, read = (round(rate.a_second / 1e9, 1) for rate in (self.product, self.read))
+        return f"{product:g} GFLOP/s ({self.product.by}), {read:g} GB/s ({self.read.by})"
 
     def attention(self, rows: int, shared: float, own: float = 0.0, readers: int = 1) -> Floor:
         """``rows`` rows of ``readers`` over ``shared`` tokens, read once, and each reader's ``own``."""
@@ -107,71 +120,9 @@ class Floors(NamedTuple):
         return self._floor(rows * a_row, 0).arithmetic_ms
 
     def _floor(self, operations: float, read: float) -> Floor:
-        return Floor(operations / self.gemm * 1e3, read / self.copy * 1e3)
+        return Floor(operations / self.product.a_second * 1e3, read / self.read.a_second * 1e3)
 
 
 def causal(rows: int) -> float:
     """Tokens of its own pass that a row sees on average, itself included."""
     return (rows + 1) / 2
-
-
-class LimitsProbe:
-    """The device's own rates: one large product, and one large copy.
-
-    ``side``: of the square matrices, of ``dtype``; ``copied``: bytes of one copy.
-    """
-
-    def __init__(
-        self, side: int = 2048, copied: int = 1 << 28, device: str = "cpu", dtype: torch.dtype = torch.float32
-    ) -> None:
-        a, b, product = torch.randn(3, side, side, device=device, dtype=dtype)
-        source, target = torch.ones(2, copied // _FLOAT, device=device)
-        self._rates = {  # operations, and bytes read and written, in units of 1e9
-            ("large matrix product", "GFLOP/s"): (2 * side**3 / 1e9, partial(torch.mm, a, b, out=product)),
-            ("large copy, read and written", "GB/s"): (2 * copied / 1e9, partial(target.copy_, source)),
-        }
-        self._seconds: dict[tuple[str, str], list[float]] = {name: [] for name in self._rates}
-        for _, work in self._rates.values():  # includes one-time set-up
-            work()
-
-    @classmethod
-    def of(cls, run: SuiteRun) -> LimitsProbe:
-        """Of the CPU, with the run's threads."""
-        torch.set_num_threads(run.threads)
-        return cls(256, 1 << 20) if run.quick else cls()
-
-    @torch.inference_mode()
-    def look(self) -> None:
-        """Measure again: before and after the measurements, so that a change of speed shows."""
-        for _ in range(_LOOKS):
-            for name, (_, work) in self._rates.items():
-                self._seconds[name].append(seconds(work))
-
-    def figures(self, setting: Setting | None = None) -> list[Figure]:
-        """Product and copy, over all looks."""
-        table = "The machine's own rates in this part"
-        return [
-            rate(name, self._rates[name, unit][0], took, unit, table, setting=setting or {})
-            for (name, unit), took in self._seconds.items()
-        ]
-
-    def floors(self, loaded: LoadedModel, of: Callable[[list[float]], float] = median) -> Floors:
-        """The floors at the medians of all looks, or at another statistic ``of`` them."""
-        gemm, copy = (1e9 * of(figure.samples) for figure in self.figures())
-        return Floors(PassCosts.of(loaded), gemm, copy)
-
-
-def seconds(work: Callable[[], object]) -> float:
-    """Seconds that ``work`` takes; the device's queue is drained before and after."""
-
-    def drained() -> None:
-        work()
-        _drain()
-
-    _drain()
-    return timed(drained)[1] / 1e9
-
-
-def _drain() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()

@@ -22,9 +22,10 @@ from bench.engine.contenders import (
     load,
     model_of,
 )
-from bench.engine.floor import Floors, LimitsProbe, causal
+from bench.engine.floor import Floors, causal
+from bench.engine.rates import MachineRates
 from bench.engine.scenario import PAPER, Records, Scenario, Size, make_scenario
-from bench.figures import Figure, Goal, Setting, latency, quantiles, slope_per_1k
+from bench.figures import FLOORS, Figure, Goal, Setting, latency, quantiles, slope_per_1k
 from bench.run import SuiteRun, Turns, timed
 from regions.tape import Retention
 
@@ -74,30 +75,31 @@ def stream(run: SuiteRun) -> Iterator[Figure]:
 
 def engine(run: SuiteRun) -> Iterator[Figure]:
     """The scenario of `foretick bench stream`, next to its floors: the arithmetic of a pass at the rate of
-    a large matrix product, or reading its weights and KV at that of a large copy, whichever takes longer,
-    both rates measured in this part. Floors count every layer for every row.
+    the fastest large product of any library here, or reading its weights and KV at that of the fastest read
+    of memory, whichever takes longer, all rates measured in this part. Floors count every layer for every
+    row.
     """
-    limits = LimitsProbe.of(run)
-    yield from race(replace(ENGINE.quick, shape={}) if run.quick else ENGINE, run.threads, limits)
+    rates = MachineRates.of(run)
+    yield from race(replace(ENGINE.quick, shape={}) if run.quick else ENGINE, run.threads, rates)
 
 
-def race(plan: QuestionsPlan, threads: int, limits: LimitsProbe | None = None) -> Iterator[Figure]:
-    """The scenario with one model, next to floors where there are ``limits``. Raises Disagreement."""
+def race(plan: QuestionsPlan, threads: int, rates: MachineRates | None = None) -> Iterator[Figure]:
+    """The scenario with one model, next to floors where there are ``rates``. Raises Disagreement."""
     loaded, plain = load(plan.shape, threads)
     scenario = make_scenario(loaded, plan.size)
     frozen = scenario.frozen
     ours = Regions(engine_for(loaded, scenario.tokens), frozen, Retention(scenario.tokens - len(frozen)))
     race = Race(scenario, ours, KeptCache(plain, frozen), Dense(plain, frozen))
-    if limits is not None:
-        limits.look()
+    if rates is not None:
+        rates.look()
     for number, update in enumerate(scenario.updates):
         race.round(update, plan.repeats, with_dense=number in plan.dense_rounds)
-    if limits is not None:
-        limits.look()
+    if rates is not None:
+        rates.look()
     parameters = sum(parameter.numel() for parameter in plain.parameters())
-    floors = limits.floors(loaded) if limits else None
+    floors = Floors.of(loaded, rates) if rates else None
     yield from race.figures(f"{plan.name}, {parameters / 1e6:.1f} million parameters", plan.goals, floors)
-    yield from limits.figures() if limits else ()
+    yield from rates.figures() if rates else ()
 
 
 class ContextPoint(NamedTuple):
@@ -150,6 +152,8 @@ class Race:
         """Summaries of all rounds, then each context's question and update, next to all references."""
         points, rows = self._points, len(self._scenario.question)
         about: Setting = {"model": model, "question tokens": rows}
+        if floors is not None:
+            about[FLOORS] = floors.made_of
         figure = partial(Figure, table=model, setting=about)
         for name, turns, goal, at in (
             ("question", self._ask, goals["question"], (0.5, 0.99)),

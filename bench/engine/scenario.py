@@ -62,7 +62,11 @@ class Scenario:
 
 def make_scenario(loaded: LoadedModel, size: Size, seed: int = 7) -> Scenario:
     """The scenario in the tokens of one model."""
-    prompt = PromptFormat.of(loaded.tokenizer)
+    return scenario_in(PromptFormat.of(loaded.tokenizer), size, seed)
+
+
+def scenario_in(prompt: PromptFormat, size: Size, seed: int = 7) -> Scenario:
+    """The scenario in the tokens of one tokenizer."""
     lines = Tokeniser(prompt.encode).lines(synthetic_bars(size.total, seed), _LINE)
     rest = lines[size.first :]
     return Scenario(

@@ -13,6 +13,7 @@ from bench.cli import bench
 from bench.engine.batches import Readers, Stopwatch, compare, standing_texts
 from bench.engine.contenders import Disagreement, Reply
 from bench.engine.floor import Floors, PassCosts, causal
+from bench.engine.rates import Rate
 from bench.engine.ready import TAUS, Case, figures
 from bench.figures import Figure
 from bench.run import read
@@ -29,7 +30,7 @@ COSTS = PassCosts(
     unread_flops=0,
     unread_attention_flops=0,
 )
-FLOORS = Floors(COSTS, gemm=1e9, copy=1e9)
+FLOORS = Floors(COSTS, Rate("oneDNN", 1e9), Rate("a sum", 1e9))
 
 
 def test_floors_are_the_larger_of_arithmetic_and_reading() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.engine.floor import Floors, PassCosts
+from bench.engine.rates import Rate
 from bench.figures import Figure
 from bench.gpu import QUICK, TINY, random_model
 from bench.run import MeasurementFailed, SuiteRun, run
@@ -55,7 +56,7 @@ def test_floors_are_counted_from_the_model() -> None:
     assert costs.weight_bytes == 4 * (matrices + norms + vocabulary * hidden)
     assert costs.kv_bytes == layers * 2 * (16 + 16) * 4
     assert costs.attention_flops == layers * 2 * 4 * (16 + 16)
-    floors = Floors(costs, gemm=1.0, copy=1.0)
+    floors = Floors(costs, Rate("a product", 1.0), Rate("a sum", 1.0))
     assert floors.memory_ms(10) == 1000 * (costs.weight_bytes + 10 * costs.kv_bytes)
     # one row behind two keys meets three in the first layer; in the last it leaves its key and value
     last = 2 * 2 * hidden * 32

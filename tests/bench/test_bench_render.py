@@ -12,9 +12,10 @@ from bench.cli import bench
 from bench.figures import Figure, Goal, Machine, Part, Suite
 from bench.render import BEGIN, END, goals, page, put_into
 from bench.run import read, save
+from bench.suites import SUITES
 
 DOCS = Path(__file__).parents[2] / "docs"
-NAMES = ("stream", "engine", "scheduler")
+NAMES = [name for name in SUITES if (DOCS / "measurements" / f"{name}.json").exists()]
 MACHINE = Machine("a processor", 2, "3.11", {"torch": "2"})
 
 
@@ -118,6 +119,23 @@ def test_the_command_saves_what_it_prints_and_keeps_other_parts(tmp_path: Path) 
     save(saved, Suite("engine", [msgspec.structs.replace(other, name="window")]))
     assert CliRunner().invoke(bench, command).exit_code == 0
     assert [part.name for part in read(saved).parts] == ["window", "bookkeeping"]
+
+
+def test_one_command_measures_and_renders_everything(tmp_path: Path) -> None:
+    """Into a copy of docs: the suite's JSON, its page, the pages of the other suites, and the goals."""
+    measurements = tmp_path / "measurements"
+    measurements.mkdir()
+    save(measurements / "stream.json", suite(Figure("ring", 6.0, goal=Goal(5.0, of="ours"))))
+    (tmp_path / "benchmarks.md").write_text(f"{BEGIN}{END}")
+    command = ["engine", "--quick", "--part", "bookkeeping", "--docs", str(tmp_path)]
+    run = CliRunner().invoke(bench, command)
+    assert run.exit_code == 0, run.output
+    for name in ("stream", "engine"):
+        found = read(measurements / f"{name}.json")
+        assert (measurements / f"{name}.md").read_text() == page(found)
+    assert "| ring | at most 5 | 6 |" in (tmp_path / "benchmarks.md").read_text()
+    both = CliRunner().invoke(bench, [*command, "--json", str(tmp_path / "run.json")])
+    assert "either --json or --docs" in both.output
 
 
 @pytest.mark.parametrize("name", NAMES)

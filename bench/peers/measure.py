@@ -1,0 +1,224 @@
+"""The parts of `foretick bench peers`: contestants on one scenario, and their figures."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from ctypes.util import find_library
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from transformers import AutoTokenizer
+
+from bench.engine.contenders import EIGHTY_SHAPE
+from bench.figures import Figure, Goal, Setting, median_ratio, quantiles
+from bench.peers.conductor import Conductor
+from bench.peers.process import Peer
+from bench.peers.protocol import Answered, Reply, Took
+from bench.peers.scenarios import BURST, GROW, MULTI, SLIDE, Plan, Run, run_of
+from bench.run import SuiteRun
+from engine.model.embedded import embedded_directory
+from engine.model.prompt import PromptFormat
+
+KEPT, CUT, OURS = "kept cache", "kept cache, cut", "ours"
+RESENT, WARMED, LLAMA = "vLLM, re-sent", "vLLM, warmed", "llama.cpp"
+_TINY = {"hidden": 256, "layers": 2}
+_GOALS: dict[tuple[str, str, str, str], float] = {
+    ("grow", "float32", "question", WARMED): 0.8,
+    ("grow", "float32", "reading", WARMED): 0.9,
+    ("grow", "float32", "a further token", WARMED): 0.8,
+    ("grow", "bfloat16", "question", WARMED): 0.6,
+    ("grow", "bfloat16", "reading", WARMED): 0.9,
+    ("slide", "float32", "question", KEPT): 0.5,
+    ("burst", "float32", "question", KEPT): 0.25,
+    ("multi", "float32", "question", KEPT): 0.25,
+}
+"""By scenario, dtype, figure and contestant: ours over it, at most."""
+_BY_CONTEXT = ("question", "reading")
+
+
+def grow(run: SuiteRun) -> Iterator[Figure]:
+    """100 bars, then 15 times 55 bars and a question of one token; then one with eight tokens more. The same
+    random weights for all, each contestant in a process of its own, one running at a time in an order drawn
+    at each step while the others are stopped. *Kept cache*: Hugging Face with a `DynamicCache` that is
+    cropped after each question; ratios are medians of the ratios at the same step. *vLLM, re-sent*: the whole
+    prompt comes with the question. *Warmed*: it also comes with each update, for one token, so that the
+    question meets a filled prefix cache. *llama.cpp* keeps a context and forgets the question.
+    """
+    yield from _measured(run, GROW)
+
+
+def slide(run: SuiteRun) -> Iterator[Figure]:
+    """256 bars are kept, 15 times 55 come and go, and a question. The kept cache is prefilled anew when an
+    update comes, as are llama.cpp and vLLM: exact. *Cut*: its oldest bars are cut out, which is approximate,
+    because what stays has read them; ours does the same.
+    """
+    yield from _measured(run, SLIDE)
+
+
+def burst(run: SuiteRun) -> Iterator[Figure]:
+    """The scenario of the growing tape with six questions at once after each update; the time until the last
+    has its token.
+    """
+    yield from _measured(run, BURST)
+
+
+def multi(run: SuiteRun) -> Iterator[Figure]:
+    """Eight sessions: 100 bars each, then 15 times 20 bars to each, and a question to each at once; the time
+    until the last has its token.
+    """
+    yield from _measured(run, MULTI)
+
+
+@dataclass
+class Results:
+    """Replies of one contestant, by round. ``reading`` is empty for one that reads only when asked."""
+
+    asked: list[Answered] = field(default_factory=list)
+    longer: list[Answered] = field(default_factory=list)
+    reading: list[int] = field(default_factory=list)
+
+    def add(self, replies: Sequence[Reply]) -> None:
+        """The replies of one round."""
+        took, *answered = replies
+        assert isinstance(took, Took)
+        if took.ns is not None:
+            self.reading.append(took.ns)
+        for into, reply in zip((self.asked, self.longer), answered, strict=False):
+            assert isinstance(reply, Answered)
+            into.append(reply)
+
+    @property
+    def times(self) -> dict[str, list[float]]:
+        """ns of each round, by figure."""
+        asked = [float(reply.ns) for reply in self.asked]
+        reading = self.reading or [0] * len(asked)
+        found = {
+            "question": asked,
+            "reading": list(map(float, self.reading)),
+            "update and question": [a + b for a, b in zip(asked, reading, strict=True)],
+            "a further token": [(r.ns - r.first_ns) / (len(r.answers[0]) - 1) for r in self.longer],
+        }
+        return {name: values for name, values in found.items() if values}
+
+
+def peers_of(run: SuiteRun, plan: Plan) -> list[Peer]:
+    """Everyone who could take part; those without an environment lack their engine and say so."""
+    threads = {"OMP_NUM_THREADS": str(run.threads)}
+    own = {KEPT: "kept:Kept", OURS: "ours:Ours"} | ({CUT: "kept:Cut"} if plan.keep else {})
+    others = {RESENT: ("vllm:Resent", run.vllm), WARMED: ("vllm:Warmed", run.vllm)}
+    others[LLAMA] = ("llama:LlamaCpp", run.llama)
+    peers = [Peer(name, f"bench.peers.{target}", None, threads) for name, target in own.items()]
+    return peers + [
+        Peer(name, f"bench.peers.{target}", python, threads | _preloads(python))
+        for name, (target, python) in others.items()
+        if python is not None
+    ]
+
+
+def _preloads(python: Path) -> dict[str, str]:
+    """Libraries that vLLM's documentation wants to be loaded first, where they are installed."""
+    openmp = python.absolute().parents[1] / "lib" / "libiomp5.so"
+    found = [str(openmp) if openmp.exists() else None, find_library("tcmalloc_minimal")]
+    wanted = ":".join(filter(None, found))
+    return {"LD_PRELOAD": wanted} if wanted else {}
+
+
+def race(scenario: Run, peers: Sequence[Peer], conductor: Conductor) -> dict[str, Results]:
+    """Run all rounds; results by contestant, as far as each came."""
+    found = {peer.name: Results() for peer in peers}
+    conductor.start(peers, scenario.opening)
+    for update in scenario.fill:
+        conductor.turn(update)
+    for each in scenario.rounds:
+        longer = () if each.longer is None else (each.longer,)
+        for name, replies in conductor.turn(each.update, each.ask, *longer).items():
+            found[name].add(replies)
+    return {name: results for name, results in found.items() if results.asked}
+
+
+def _measured(run: SuiteRun, plan: Plan) -> Iterator[Figure]:
+    """All dtypes in turn, each with processes of its own."""
+    model = embedded_directory(**(_TINY if run.quick else EIGHTY_SHAPE))
+    prompt = PromptFormat.of(AutoTokenizer.from_pretrained(model, local_files_only=True))
+    peers, plan = peers_of(run, plan), run.sized(plan, plan.quick)
+    for dtype in run.dtypes:
+        run.say(f"{plan.name}, {dtype}, weights in {model}")
+        gguf = run.gguf.get(dtype)
+        scenario = run_of(
+            plan, prompt, str(model), dtype, run.threads, None if gguf is None else str(gguf.absolute())
+        )
+        with (
+            tempfile.TemporaryDirectory(prefix="foretick-peers") as directory,
+            Conductor(Path(directory), run.seed, run.say) as conductor,
+        ):
+            found = race(scenario, peers, conductor)
+        yield from taking_part(plan, dtype, found, conductor.about, conductor.lost)
+        yield from figures(plan, dtype, found, [each.context for each in scenario.rounds])
+
+
+def taking_part(
+    plan: Plan, dtype: str, found: Mapping[str, Results], about: Mapping[str, str], lost: Mapping[str, str]
+) -> Iterator[Figure]:
+    """Who took part in how many rounds, by which engine, and why others did not."""
+    for name in (KEPT, *([CUT] if plan.keep else []), OURS, RESENT, WARMED, LLAMA):
+        why = lost.get(name, "" if name in about else "absent: no environment given").partition("\n")[0]
+        setting: Setting = {"contestant": name, "engine": "; ".join(filter(None, (about.get(name), why)))}
+        rounds = len(found[name].asked) if name in found else 0
+        yield Figure("rounds", rounds, "", f"Contestants, {dtype}", setting)
+
+
+def figures(
+    plan: Plan, dtype: str, found: Mapping[str, Results], contexts: Sequence[int]
+) -> Iterator[Figure]:
+    """Every contestant over the kept cache; then ours over every other, in all and by context."""
+    reference, at_once = found.get(KEPT), plan.sessions * plan.questions
+    for name, results in found.items():
+        figure = partial(Figure, table=dtype, setting={"contestant": name, "questions at once": at_once})
+        for what, ns in results.times.items():
+            other = reference.times.get(what, []) if reference is not None and name != KEPT else []
+            yield _compared(partial(figure, f"{what} P50"), ns, KEPT, other)
+        if reference is not None and name != KEPT:
+            yield from _agreement(figure, results, reference)
+    ours = found.get(OURS, Results()).times
+    for name, results in found.items():
+        for what in ours if name != OURS else ():
+            limit = _GOALS.get((plan.name, dtype, what, name))
+            figure = partial(Figure, goal=None if limit is None else Goal(limit))
+            both = list(zip(ours[what], results.times.get(what, []), contexts, strict=False))
+            if not both:
+                continue
+            total = partial(figure, f"{what} P50", table=f"Ours over the others, {dtype}")
+            yield _compared(total, [a for a, *_ in both], name, [b for _, b, _ in both])
+            if plan.name == GROW.name and what in _BY_CONTEXT:
+                for mine, theirs, context in both:
+                    setting: Setting = {"context": context}
+                    one = partial(figure, what, table=f"Ours by context, {dtype}", setting=setting)
+                    yield _compared(one, [mine], name, [theirs])
+
+
+def _compared(figure: partial[Figure], ns: Sequence[float], against: str, other: Sequence[float]) -> Figure:
+    """Medians in ms, and the median ratio of the rounds that both had; ``other`` may be empty."""
+    ours, n = quantiles(ns, 0.5)[0] / 1e6, min(len(ns), len(other))
+    if not n:
+        return figure(ours, "ms", n=len(ns))
+    reference = quantiles(other, 0.5)[0] / 1e6
+    ratio = median_ratio(ns[:n], other[:n])
+    return figure(ours, "ms", against=against, reference=reference, paired=ratio, n=len(ns))
+
+
+def _agreement(figure: partial[Figure], results: Results, reference: Results) -> Iterator[Figure]:
+    """Greedy answers equal to the reference's, and the largest lead of its token where another came."""
+    equal, compared, lead = 0, 0, 0.0
+    pairs = [*zip(results.asked, reference.asked, strict=False)]
+    pairs += [*zip(results.longer, reference.longer, strict=False)]
+    for ours, other in pairs:
+        for i, (answer, expected) in enumerate(zip(ours.answers, other.answers, strict=True)):
+            compared += 1
+            equal += answer == expected
+            if answer[0] != expected[0] and other.leads is not None:
+                lead = max(lead, other.leads[i])
+    yield figure("answers equal", equal, against="compared", reference=float(compared))
+    if lead:
+        yield figure("largest lead of another answer", lead, "logits")

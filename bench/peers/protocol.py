@@ -1,0 +1,105 @@
+"""What conductor and contestant say to each other: one JSON object a line, a reply for each message.
+
+Only the standard library: a contestant runs in the environment of the engine that it stands for.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, TextIO
+
+Record = list[int]
+"""Token ids of one bar."""
+
+
+@dataclass(frozen=True)
+class Opening:
+    """The first message: what to load, and the sessions to open. All token ids are of that model.
+
+    ``frozen``: what every session begins with; ``records``: bars that a session keeps, all if None;
+    ``tokens``: most tokens of a session, its frozen ones and the window included; ``questions`` at once, of
+    at most ``question`` tokens with their answers; ``gguf``: the same weights for llama.cpp, if any.
+    """
+
+    model: str
+    dtype: str
+    threads: int
+    frozen: list[int]
+    sessions: int
+    records: int | None
+    tokens: int
+    questions: int
+    question: int
+    gguf: str | None = None
+
+
+@dataclass(frozen=True)
+class Opened:
+    """Reply to `Opening`. ``about``: engine and versions; ``absent``: what is missing, if it cannot run."""
+
+    about: str = ""
+    absent: str = ""
+
+
+@dataclass(frozen=True)
+class Update:
+    """New bars of every session. Where a session keeps so many bars, its oldest go."""
+
+    records: list[list[Record]]
+
+
+@dataclass(frozen=True)
+class Took:
+    """Reply to `Update`: ns until a question may come; None where nothing is done before one comes."""
+
+    ns: int | None
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Questions that come at once, each of a session, and the length of each greedy answer in tokens."""
+
+    questions: list[tuple[int, list[int]]]
+    tokens: int = 1
+
+
+@dataclass(frozen=True)
+class Answered:
+    """Reply to `Ask`, in the order of its questions.
+
+    ``first_ns``: until every question has its first token; ``ns``: until all have all. ``leads``: of each
+    first token over the second best, in logits, where the engine tells.
+    """
+
+    answers: list[list[int]]
+    first_ns: int
+    ns: int
+    leads: list[float] | None = None
+
+
+Message = Opening | Update | Ask
+Reply = Opened | Took | Answered
+_KINDS: dict[str, type[Message] | type[Reply]] = {
+    kind.__name__: kind for kind in (Opening, Opened, Update, Took, Ask, Answered)
+}
+
+
+def encode(message: Message | Reply) -> str:
+    """One line."""
+    return json.dumps([type(message).__name__, asdict(message)]) + "\n"
+
+
+def decode(line: str) -> Any:
+    """The message or reply of one line. Raises ValueError for anything else."""
+    try:
+        kind, fields = json.loads(line)
+        return _KINDS[kind](**fields)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"not a message: {line[:80]!r}") from error
+
+
+def send(stream: TextIO, message: Message | Reply) -> None:
+    """Write one line."""
+    stream.write(encode(message))
+    stream.flush()

@@ -1,0 +1,107 @@
+"""The four scenarios, as messages: a growing tape, a sliding one, six questions at once, eight sessions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import NamedTuple
+
+from bench.engine.batches import standing_texts
+from bench.engine.scenario import PAPER, Records, Scenario, Size, scenario_in
+from bench.peers.protocol import Ask, Opening, Update
+from engine.model.prompt import PromptFormat
+
+_SEED = 7
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``size`` of each of ``sessions``; ``keep``: bars that stay, all if None.
+
+    ``questions``: to each session after each update; ``decoded``: tokens after the first of a further
+    question, which comes last in a round, if any.
+    """
+
+    name: str
+    size: Size = PAPER
+    sessions: int = 1
+    keep: int | None = None
+    questions: int = 1
+    decoded: int = 0
+
+    @property
+    def quick(self) -> Plan:
+        """The same in small sizes."""
+        return replace(
+            self,
+            size=Size(12, 3, 5),
+            sessions=min(3, self.sessions),
+            keep=self.keep and 12,
+            questions=min(3, self.questions),
+            decoded=min(3, self.decoded),
+        )
+
+
+GROW = Plan("grow", decoded=8)
+SLIDE = Plan("slide", Size(256, 15, 55), keep=256)
+BURST = Plan("burst", questions=6)
+MULTI = Plan("multi", Size(100, 15, 20), sessions=8)
+
+
+class Round(NamedTuple):
+    """One update, the questions after it, and the one with a longer answer; ``context``: of a session."""
+
+    context: int
+    update: Update
+    ask: Ask
+    longer: Ask | None
+
+
+class Run(NamedTuple):
+    """What every contestant is told. ``fill``: updates that are not measured."""
+
+    opening: Opening
+    fill: list[Update]
+    rounds: list[Round]
+
+
+def run_of(plan: Plan, prompt: PromptFormat, model: str, dtype: str, threads: int, gguf: str | None) -> Run:
+    """The messages of ``plan`` in the tokens of one model, in directory ``model``."""
+    tapes = [scenario_in(prompt, plan.size, _SEED + session) for session in range(plan.sessions)]
+    questions = [prompt.question(text) for text in standing_texts(plan.questions)]
+    asked = [(session, question) for session in range(plan.sessions) for question in questions]
+    frozen = list(tapes[0].frozen)
+    opening = Opening(
+        model=model,
+        dtype=dtype,
+        threads=threads,
+        frozen=frozen,
+        sessions=plan.sessions,
+        records=plan.keep,
+        tokens=len(frozen) + _window(plan, tapes),
+        questions=len(asked),
+        question=max(map(len, questions)) + 1 + plan.decoded,
+        gguf=gguf,
+    )
+    longer = Ask([(0, questions[-1])], 1 + plan.decoded) if plan.decoded else None
+    rounds, own = [], [list(tape.first) for tape in tapes]
+    for number in range(plan.size.rounds):
+        update = [tape.updates[number] for tape in tapes]
+        for seen, new in zip(own, update, strict=True):
+            seen += new
+            del seen[: len(seen) - (plan.keep or len(seen))]
+        rounds.append(Round(len(frozen) + sum(map(len, own[0])), Update(update), Ask(asked), longer))
+    step = PAPER.bars
+    fill = [
+        Update([tape.first[start : start + step] for tape in tapes])
+        for start in range(0, plan.size.first, step)
+    ]
+    return Run(opening, fill, rounds)
+
+
+def _window(plan: Plan, tapes: list[Scenario]) -> int:
+    """Most tokens of a session behind its frozen ones."""
+    bars: list[Records] = [[*tape.first, *chain.from_iterable(tape.updates)] for tape in tapes]
+    if plan.keep is None:
+        return max(sum(map(len, each)) for each in bars)
+    return plan.keep * max(len(bar) for each in bars for bar in each)

@@ -1,0 +1,58 @@
+"""Floors take the best library, say which, and old floors are marked as what they are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bench.engine.floor import Floors, PassCosts
+from bench.engine.rates import MachineRates, Rate, _total
+from bench.figures import FLOORS, Figure, Machine, Part, Suite
+from bench.render import page
+
+
+def test_the_best_library_is_taken_and_named() -> None:
+    """Every way is measured at each look; the rate is that of the fastest look of the fastest way."""
+    rates = MachineRates(64, 1 << 16, threads=2)
+    rates.look()
+    rates.look()
+    found = {figure.name: figure for figure in rates.figures()}
+    for what, best in (
+        ("product in float32", rates.product(torch.float32)),
+        ("product in bfloat16", rates.product(torch.bfloat16)),
+        ("memory read", rates.read()),
+    ):
+        ways = {name: figure for name, figure in found.items() if name.startswith(what)}
+        assert len(ways) > 1 or what == "product in bfloat16"
+        assert best.a_second == pytest.approx(1e9 * max(figure.high or 0.0 for figure in ways.values()))
+        assert f"{what}, {best.by}" in ways
+    assert {figure.n for figure in found.values()} == {10}
+
+
+def test_another_dtype_has_no_floor() -> None:
+    rates = MachineRates(64, 1 << 16, dtypes=[torch.float32])
+    rates.look()
+    with pytest.raises(ValueError, match="product in bfloat16"):
+        rates.product(torch.bfloat16)
+
+
+def test_every_byte_is_read() -> None:
+    values = torch.arange(1000, dtype=torch.int64).numpy()
+    assert _total(values) == 999 * 500
+
+
+def test_floors_say_what_they_are_made_of() -> None:
+    floors = Floors(PassCosts(*range(7)), Rate("oneDNN", 4.6e11), Rate("a sum", 3.04e10))
+    assert floors.made_of == "460 GFLOP/s (oneDNN), 30.4 GB/s (a sum)"
+
+
+@pytest.mark.parametrize(("setting", "marked"), [({}, True), ({FLOORS: "460 GFLOP/s (oneDNN)"}, False)])
+def test_floors_by_torchs_product_alone_are_marked(setting: dict[str, str], marked: bool) -> None:
+    figure = Figure("one pass", 3.0, "ms", "", {**setting}, "floor", 2.0)
+    part = Part(
+        "standing", "Standing", "What it is.", "foretick bench engine", "abc1234", "2026-01-01 00:00+00:00",
+        9.0, 2, Machine("a processor", 2, "3.11", {}), None, [figure],
+    )  # fmt: skip
+    found = page(Suite("engine", [part]))
+    assert ("too high" in found) == marked
+    assert ("floors by 460 GFLOP/s (oneDNN)." in found) != marked

@@ -1,0 +1,303 @@
+"""Contestants: the protocol, one running at a time, deaths and absences, and the same answers from all."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from bench.figures import Figure
+from bench.peers import measure
+from bench.peers.conductor import Conductor
+from bench.peers.contestant import Contestant
+from bench.peers.kept import Cut, Kept
+from bench.peers.measure import CUT, KEPT, OURS, WARMED, Results, figures, peers_of, race, taking_part
+from bench.peers.ours import Ours
+from bench.peers.process import Peer
+from bench.peers.protocol import Answered, Ask, Opened, Opening, Took, Update, decode, encode
+from bench.peers.scenarios import BURST, GROW, MULTI, SLIDE, Plan, Run, run_of
+from bench.run import SuiteRun
+from bench.suites import SUITES
+from engine.model.embedded import embedded_directory
+from engine.model.prompt import PromptFormat
+
+OPENING = Opening("nowhere", "float32", 1, [1, 2, 3], 2, None, 100, 1, 10)
+UPDATE, ASK = Update([[[5, 6], [7]], [[8]]]), Ask([(1, [9]), (0, [4, 4])], 2)
+ROOT = Path(__file__).parents[2]
+
+
+def fake(name: str, kind: str) -> Peer:
+    return Peer(name, f"tests.bench.fake_peers:{kind}", environment={"OMP_NUM_THREADS": "1"})
+
+
+@pytest.fixture
+def conductor(tmp_path: Path) -> Iterator[Conductor]:
+    with Conductor(tmp_path, 1, lambda text: None, wait_s=60.0) as conductor:
+        yield conductor
+
+
+def test_every_message_arrives_as_it_was_sent() -> None:
+    for message in (OPENING, Opened("vllm 1"), UPDATE, Took(None), ASK, Answered([[1]], 2, 3, [0.5])):
+        assert encode(decode(encode(message))) == encode(message)
+    for line in ("", "[]", '["Opened", {"other": 1}]', '["Shutdown", {}]', "Loading weights: 100%"):
+        with pytest.raises(ValueError, match="not a message"):
+            decode(line)
+
+
+def test_contestants_answer_what_they_are_told(conductor: Conductor) -> None:
+    """What one prints is no reply; one that reads only when asked has no time of reading."""
+    conductor.start([fake("a", "Echo"), fake("b", "Lazy")], OPENING)
+    assert conductor.about == {"a": "echo, threads 1", "b": "echo, threads 1"}
+    found = conductor.turn(UPDATE, ASK)
+    for name, (took, answered) in found.items():
+        assert isinstance(took, Took)
+        assert (took.ns is None) == (name == "b")
+        assert isinstance(answered, Answered)
+        assert answered.answers == [[4, 9], [6, 4]]
+        assert 0 < answered.first_ns <= answered.ns
+
+
+def test_one_runs_at_a_time_in_a_drawn_order(tmp_path: Path) -> None:
+    """All are held between turns; the order changes from turn to turn, and is the same for the same seed."""
+    orders = []
+    for _ in range(2):
+        with Conductor(tmp_path, 5, lambda text: None, wait_s=60.0) as conductor:
+            conductor.start([fake(name, "Echo") for name in "abc"], OPENING)
+            assert all(_stopped(pid) for pid in conductor.pids.values())
+            orders.append([list(conductor.turn(ASK)) for _ in range(6)])
+            assert all(_stopped(pid) for pid in conductor.pids.values())
+    assert orders[0] == orders[1]
+    assert len({tuple(order) for order in orders[0]}) > 1
+
+
+def test_one_that_dies_is_reported_and_the_others_go_on(conductor: Conductor) -> None:
+    """Its whole group is ended, also what it left behind."""
+    conductor.start([fake("a", "Echo"), fake("b", "Dies")], OPENING)
+    group = conductor.pids["b"]
+    assert set(conductor.turn(UPDATE)) == {"a", "b"}
+    assert set(conductor.turn(UPDATE, ASK)) == {"a"}
+    assert "status 1" in conductor.lost["b"]
+    assert "RuntimeError: the engine is gone" in conductor.lost["b"]
+    _gone(group)
+    assert set(conductor.turn(ASK)) == {"a"}
+
+
+def test_one_that_does_not_answer_is_ended(tmp_path: Path) -> None:
+    with Conductor(tmp_path, 1, lambda text: None, wait_s=20.0) as conductor:
+        conductor.start([fake("a", "Slow")], OPENING)
+        conductor._wait_s = 0.1
+        assert conductor.turn(ASK) == {}
+        assert conductor.lost["a"].startswith("no reply in time")
+
+
+def test_absent_ones_are_named(conductor: Conductor, tmp_path: Path) -> None:
+    """No such module, no weights for it, no such interpreter, an interpreter that is none."""
+    nothing, text = tmp_path / "bin" / "python", tmp_path / "text"
+    text.write_text("no program")
+    peers = [fake("a", "Absent"), fake("d", "Incomplete"), replace(fake("b", "Echo"), python=nothing)]
+    conductor.start([*peers, replace(fake("c", "Echo"), python=text)], OPENING)
+    assert conductor.lost["a"].startswith("absent: no module an_engine_that_nobody_has in ")
+    assert conductor.lost["d"] == "absent: no weights"
+    assert "bin/python cannot be started: No such file" in conductor.lost["b"]
+    assert "text cannot be started" in conductor.lost["c"]
+    assert conductor.about == conductor.pids == {}
+
+
+def test_all_are_ended_with_the_conductor(tmp_path: Path) -> None:
+    """By an exception, by SIGTERM, and by SIGKILL, which it does not see."""
+    groups = []
+
+    def fail() -> None:
+        with Conductor(tmp_path, 1, lambda text: None) as conductor:
+            conductor.start([fake("a", "Echo")], OPENING)
+            groups.append(conductor.pids["a"])
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    _gone(*groups)
+    program = (
+        "import sys, time; from pathlib import Path; from bench.peers.conductor import Conductor; "
+        "from bench.peers.process import Peer; from bench.peers.protocol import Opening; "
+        f"opening = Opening('', '', 1, [], 1, None, 1, 1, 1); directory = Path({str(tmp_path)!r})\n"
+        "with Conductor(directory, 1, lambda text: None) as conductor:\n"
+        "    conductor.start([Peer('a', 'tests.bench.fake_peers:Echo')], opening)\n"
+        "    print(conductor.pids['a'], flush=True)\n"
+        "    time.sleep(600)\n"
+    )
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, cwd=ROOT)
+        with process:
+            assert process.stdout is not None
+            group = int(process.stdout.readline())
+            process.send_signal(number)
+        _gone(group)
+
+
+def _stopped(pid: int) -> bool:
+    """A stop takes effect when the kernel next looks at the process."""
+    for _ in range(600):
+        if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def _gone(group: int) -> None:
+    """Wait for the end of all processes of a group: the kernel ends them one after the other."""
+    for _ in range(600):
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"group {group} lives")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return embedded_directory(tmp_path_factory.mktemp("models"), hidden=64, layers=2)
+
+
+def scenario(plan: Plan, model: Path) -> Run:
+    prompt = PromptFormat.of(AutoTokenizer.from_pretrained(model))
+    return run_of(plan.quick, prompt, str(model), "float32", 1, None)
+
+
+@pytest.mark.parametrize(
+    ("plan", "others"), [(GROW, [Kept]), (SLIDE, [Cut]), (BURST, [Kept]), (MULTI, [Kept])]
+)
+def test_all_give_the_same_answers(plan: Plan, others: list[type[Contestant]], model: Path) -> None:
+    """Ours and the kept cache, token by token; on a sliding tape, the cache that is cut as ours is."""
+    run = scenario(plan, model)
+    contestants: list[Contestant] = [Ours(), *(other() for other in others)]
+    for contestant in contestants:
+        assert "torch" in contestant.open(run.opening)
+        for update in run.fill:
+            assert contestant.read(update.records)
+    asked = 0
+    for each in run.rounds:
+        for contestant in contestants:
+            contestant.read(each.update.records)
+        for ask in filter(None, (each.ask, each.longer)):
+            ours, *rest = (contestant.ask(ask) for contestant in contestants)
+            assert [len(answer) for answer in ours.answers] == [ask.tokens] * len(ask.questions)
+            for other in rest:
+                assert other.answers == ours.answers
+                assert other.leads is not None
+                assert min(other.leads) > 0, "equal logits would make either answer right"
+            asked += len(ask.questions)
+    expected = plan.quick.size.rounds * plan.quick.sessions * plan.quick.questions
+    assert asked == expected + (plan.quick.size.rounds if plan.decoded else 0)
+
+
+def test_a_kept_cache_that_is_prefilled_anew_equals_one_that_never_had_more(model: Path) -> None:
+    """After all updates, the exact sliding window answers as a cache of the same bars."""
+    run = scenario(SLIDE, model)
+    slid, fresh = Kept(), Kept()
+    slid.open(run.opening)
+    fresh.open(run.opening)
+    bars = [bar for update in (*run.fill, *(each.update for each in run.rounds)) for bar in update.records[0]]
+    for update in (*run.fill, *(each.update for each in run.rounds)):
+        slid.read(update.records)
+    assert run.opening.records is not None
+    fresh.read([bars[-run.opening.records :]])
+    ask = run.rounds[-1].ask
+    assert slid.ask(ask).answers == fresh.ask(ask).answers
+
+
+def test_scenarios_have_their_sizes(model: Path) -> None:
+    prompt = PromptFormat.of(AutoTokenizer.from_pretrained(model))
+    for plan, sessions, fill, bars, asked in (
+        (GROW, 1, 100, 55, 1),
+        (SLIDE, 1, 256, 55, 1),
+        (BURST, 1, 100, 55, 6),
+        (MULTI, 8, 100, 20, 8),
+    ):
+        assert plan.size.rounds == 15
+        short = replace(plan, size=replace(plan.size, rounds=2))
+        run = run_of(short, prompt, str(model), "float32", 2, None)
+        assert (run.opening.sessions, len(run.rounds)) == (sessions, 2)
+        assert sum(len(update.records[0]) for update in run.fill) == fill
+        for each in run.rounds:
+            assert [len(own) for own in each.update.records] == [bars] * sessions
+            assert len(each.ask.questions) == asked
+            assert each.context <= run.opening.tokens
+            assert (each.longer is None) == (plan is not GROW)
+
+
+def results(ns: list[int], *tokens: int, reading: bool = True) -> Results:
+    found = Results()
+    for each, token in zip(ns, tokens, strict=True):
+        found.add([Took(2_000_000 if reading else None), Answered([[token]], each, each, [0.25])])
+    return found
+
+
+def test_ratios_are_of_the_same_step_and_answers_are_compared() -> None:
+    """A contestant that was lost after two rounds is compared in these two."""
+    million = 1_000_000
+    found = {
+        KEPT: results([4 * million, 8 * million, 16 * million], 1, 2, 3),
+        OURS: results([2 * million, 4 * million, 4 * million], 1, 2, 3),
+        WARMED: results([4 * million, 2 * million], 1, 7, reading=False),
+    }
+    rows = list(figures(GROW, "float32", found, [100, 200, 300]))
+
+    def one(name: str, table: str, against: str, **setting: object) -> Figure:
+        (row,) = (
+            row
+            for row in rows
+            if (row.name, row.table, row.against) == (name, table, against)
+            and setting.items() <= row.setting.items()
+        )
+        return row
+
+    assert one("question P50", "float32", KEPT, contestant=OURS).ratio == 0.5
+    assert one("question P50", "float32", KEPT, contestant=WARMED).ratio == 0.625
+    agreed = one("answers equal", "float32", "compared", contestant=WARMED)
+    assert (agreed.ours, agreed.reference) == (1, 2)
+    assert one("largest lead of another answer", "float32", "", contestant=WARMED).ours == 0.25
+    over = one("question P50", "Ours over the others, float32", WARMED)
+    assert (over.ratio, over.verdict) == (1.25, "missed")
+    at = one("question", "Ours by context, float32", WARMED, context=200)
+    assert (at.ours, at.reference, at.ratio) == (4.0, 2.0, 2.0)
+    assert not [row for row in rows if row.name == "reading P50" and row.setting.get("contestant") == WARMED]
+    taken = {
+        row.setting["contestant"]: (row.ours, row.setting["engine"])
+        for row in taking_part(
+            GROW, "float32", found, {KEPT: "torch 2", WARMED: "vllm 1"}, {WARMED: "ended\n    log"}
+        )
+    }
+    assert taken[KEPT] == (3, "torch 2")
+    assert taken[WARMED] == (2, "vllm 1; ended")
+    assert taken["llama.cpp"] == (0, "absent: no environment given")
+    assert CUT not in taken
+
+
+def test_a_whole_race_is_run(conductor: Conductor, model: Path) -> None:
+    """Of echoes; what every part of the suite does with real contestants."""
+    run = scenario(GROW, model)
+    found = race(run, [fake(KEPT, "Echo"), fake(OURS, "Echo"), fake("b", "Dies")], conductor)
+    assert {name: len(each.asked) for name, each in found.items()} == {KEPT: 3, OURS: 3}
+    assert {len(each.longer) for each in found.values()} == {3}
+    rows = figures(GROW, "float32", found, [each.context for each in run.rounds])
+    agreed = [row for row in rows if row.name == "answers equal"]
+    assert [(row.ours, row.reference) for row in agreed] == [(6, 6)]
+
+
+def test_peers_come_from_the_environments_given() -> None:
+    run = SuiteRun(threads=3, vllm=Path("/v/bin/python"))
+    found = {peer.name: peer for peer in peers_of(run, SLIDE)}
+    assert list(found) == [KEPT, OURS, CUT, "vLLM, re-sent", WARMED]
+    assert {peer.environment["OMP_NUM_THREADS"] for peer in found.values()} == {"3"}
+    assert [peer.python for peer in found.values()] == [None, None, None, run.vllm, run.vllm]
+    for part in SUITES["peers"]:
+        assert getattr(measure, part).__doc__
