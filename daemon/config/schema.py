@@ -50,6 +50,14 @@ class ModelConfig(Table, frozen=True):
     system_prompt: Annotated[
         str, about('the frozen prefix of every session; "" is the built-in prompt of an analyst')
     ] = ""
+    linears: Annotated[
+        Literal["auto", "torch", "onednn"],
+        about(
+            "how linear layers run on a CPU: auto measures at start and takes the fastest for each shape; "
+            "torch leaves them as they are; onednn packs their weights wherever it can. With the last two, "
+            "floats are equal from one start to the next"
+        ),
+    ] = "auto"
     threads: Annotated[int, about("CPU threads of the engine; 0 leaves it to PyTorch", ge=0)] = 0
     seed: Annotated[int, about("seed of the untrained model's weights", ge=0)] = 0
     calibration: Annotated[

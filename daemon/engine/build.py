@@ -134,11 +134,14 @@ def load(config: Config) -> tuple[LoadedModel, PromptFormat]:
     """Load the model and run its canary. Raises SettingError naming the key at fault."""
     settings = config.model
     try:
-        loaded = load_model(directory_of(settings), dtype=settings.dtype, device=settings.device)
+        loaded = load_model(
+            directory_of(settings), dtype=settings.dtype, device=settings.device, linears=settings.linears
+        )
         canary.check(loaded)
         prompt = PromptFormat.of(loaded.tokenizer, settings.system_prompt, loaded.described)
     except (ModelError, ValueError) as error:
-        raise SettingError("model.device" if "device" in str(error) else "model.path", str(error)) from error
+        key = "linears" if "model.linears" in str(error) else "device" if "device" in str(error) else "path"
+        raise SettingError(f"model.{key}", str(error)) from error
     if loaded.untrained:
         log.warning("the model is UNTRAINED: its answers are not advice; they only exercise the pipeline")
     return loaded, prompt

@@ -62,11 +62,12 @@ def _difference(actual: torch.Tensor, where: list[int], expected: torch.Tensor, 
 
 @torch.inference_mode()
 def dense_logits(loaded: LoadedModel, tokens: list[int]) -> torch.Tensor:
-    """The unmodified model's logits of all tokens, fp32 [tokens, vocabulary]."""
+    """The unmodified model's logits of all tokens, fp32 [tokens, vocabulary], with plain linear layers."""
     loaded.model.set_attn_implementation("eager")
     try:
         ids = torch.tensor([tokens], device=loaded.device)
-        logits: torch.Tensor = loaded.model(input_ids=ids, use_cache=False).logits[0].float()
+        with loaded.linears.plain():
+            logits: torch.Tensor = loaded.model(input_ids=ids, use_cache=False).logits[0].float()
     finally:
         loaded.model.set_attn_implementation(ATTENTION)
     return logits

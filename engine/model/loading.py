@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,11 @@ from engine.attention.last_layer import LastLayer, NothingRead, Written, install
 from engine.attention.metadata import AttentionMetadata
 from engine.attention.rotary import FrameRotation
 from engine.device import out_of_memory
+from engine.linears.install import Linears, Mode, install_linears
 from engine.model.architectures import ModelError, check_known
 from engine.model.revision import revision_of
 from engine.model.tensor_parallel import shard
-from engine.profile.probe import probe
+from engine.profile.probe import probe, single_token
 from regions.pool import KVPool, LayerShape
 
 ATTENTION = "foretick_regions"
@@ -114,6 +116,7 @@ class LoadedModel:
     ``layers``, ``rotations``: KV shape and query rotation of each layer; under tensor parallelism, of this
     rank. ``max_positions``: local positions stay below it. ``trims``: a pass may read only some rows of the
     last layer. ``described``: what the model says of itself, `foretick` in its config.json.
+    ``linears``: how its linear layers run.
     """
 
     model: Any
@@ -126,6 +129,7 @@ class LoadedModel:
     max_positions: int
     trims: bool = False
     described: Mapping[str, Any] = field(default_factory=dict)
+    linears: Linears = field(default_factory=Linears)
 
     @property
     def device(self) -> torch.device:
@@ -167,13 +171,19 @@ class LoadedModel:
 
 
 def load_model(
-    path: Path, *, dtype: str = "auto", device: str = "auto", tensor_parallel: bool = False
+    path: Path,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    tensor_parallel: bool = False,
+    linears: Mode = "auto",
 ) -> LoadedModel:
     """Load the causal language model and tokenizer in directory ``path``.
 
     ``tensor_parallel``: this process keeps its rank's part of the weights, on the device of the
     torch.distributed group, which must be initialised; every rank must load the model and then make the same
-    calls. Raises ModelError when the directory or its architecture cannot be served.
+    calls. ``linears``: how linear layers run on a CPU (`install_linears`). Raises ModelError when the
+    directory or its architecture cannot be served.
     """
     if not (path / "config.json").is_file():
         raise ModelError(f"{path} is not a model directory: it has no config.json")
@@ -194,18 +204,25 @@ def load_model(
             raise
         raise ModelError(f"{path} cannot be loaded: {error}") from error
     model = shard(model) if tensor_parallel else model.to(where)
-    return _wrap(model, tokenizer, name=path.name, revision=revision_of(path))
+    mode: Mode = "torch" if tensor_parallel else linears
+    return _wrap(model, tokenizer, mode, name=path.name, revision=revision_of(path))
 
 
-def prepare(model: Any, tokenizer: Any, *, name: str, revision: str = "") -> LoadedModel:
-    """Wrap a transformers model of this process. Raises ModelError when it cannot run over regions."""
+def prepare(
+    model: Any, tokenizer: Any, *, name: str, revision: str = "", linears: Mode = "torch"
+) -> LoadedModel:
+    """Wrap a transformers model of this process. Raises ModelError when it cannot run over regions.
+
+    ``linears``: by default the caller's model keeps its weights.
+    """
     check_known(model.config)
-    return _wrap(model, tokenizer, name=name, revision=revision)
+    return _wrap(model, tokenizer, linears, name=name, revision=revision)
 
 
-def _wrap(model: Any, tokenizer: Any, *, name: str, revision: str) -> LoadedModel:
+def _wrap(model: Any, tokenizer: Any, mode: Mode, *, name: str, revision: str) -> LoadedModel:
     model.eval().requires_grad_(False)
     probed = probe(model)
+    linears = install_linears(model, partial(single_token, model), mode)
     model.set_attn_implementation(ATTENTION)
     return LoadedModel(
         model,
@@ -218,6 +235,7 @@ def _wrap(model: Any, tokenizer: Any, *, name: str, revision: str) -> LoadedMode
         probed.max_positions,
         install(model, len(probed.layers), _wanted_of_last),
         getattr(model.config, "foretick", None) or {},
+        linears,
     )
 
 

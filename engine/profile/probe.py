@@ -101,6 +101,11 @@ def probe(model: Any) -> Probed:
     )
 
 
+def single_token(model: Any) -> None:
+    """One pass over a token with the attention function that `probe` has set."""
+    _pass(model, 0)
+
+
 def _positions(rotated: Callable[[int], bool], near: int, limit: int) -> int:
     """How many positions from 0 on rotate alike; ``near`` does, and none from some position on."""
     if rotated(limit - 1):
