@@ -16,12 +16,23 @@ from daemon.cli.options import endpoint_option, exiting_on_refusal
 @click.option("--choice", "choices", multiple=True, help="an allowed answer; give the option at least twice")
 @click.option("--max-tokens", type=click.IntRange(min=1), default=16, show_default=True)
 @click.option("--timeout", type=float, default=30.0, show_default=True, help="seconds")
+@click.option(
+    "--early-exit",
+    type=click.FloatRange(min=0),
+    help="logit gap in place of flash.early_exit, where that is on; 0: compute the answer",
+)
 def command(
-    session: str, question: str, endpoint: str, choices: tuple[str, ...], max_tokens: int, timeout: float
+    session: str,
+    question: str,
+    endpoint: str,
+    choices: tuple[str, ...],
+    max_tokens: int,
+    timeout: float,
+    early_exit: float | None,
 ) -> None:
     """Ask a running daemon; the answer names its data version."""
     with exiting_on_refusal(), QueryClient(endpoint, timeout) as client:
-        reply = client.ask(session, question, max_tokens, choices)
+        reply = client.ask(session, question, max_tokens, choices, early_exit)
     click.echo(shown(reply))
 
 

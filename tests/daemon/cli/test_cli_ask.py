@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from daemon.api.messages import AskReply
-from daemon.cli.ask import shown
+from concurrent.futures import ThreadPoolExecutor
+
+import zmq
+from click.testing import CliRunner
+
+from daemon.api.messages import Ask, AskReply, decode_request, encode
+from daemon.cli.ask import command, shown
 
 
 def test_an_answer_is_shown_with_what_it_is_worth() -> None:
@@ -14,3 +19,23 @@ def test_an_answer_is_shown_with_what_it_is_worth() -> None:
     sure = {"probability": 0.8125, "choice_set": ("UP", "DOWN")}
     judged = AskReply(1, "aaa", 7, "UP", "UP", 1.25, True, False, **sure)
     assert "logit gap 1.250, probability 0.812, choice set {UP, DOWN}, stale" in shown(judged)
+
+
+def test_the_gap_of_an_early_exit_is_asked_for() -> None:
+    """By a socket that answers like the daemon's."""
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router, ThreadPoolExecutor() as pool:
+        port = router.bind_to_random_port("tcp://127.0.0.1")
+
+        def answer() -> Ask:
+            *envelope, body = router.recv_multipart()
+            asked = decode_request(body)
+            assert isinstance(asked, Ask)
+            reply = AskReply(asked.id, asked.session, 7, "UP", "UP", 1.25, False, False)
+            router.send_multipart([*envelope, encode(reply)])
+            return asked
+
+        asked = pool.submit(answer)
+        arguments = ["aaa", "trend", "--endpoint", f"tcp://127.0.0.1:{port}", "--early-exit", "0.5"]
+        result = CliRunner().invoke(command, arguments)
+    assert result.exit_code == 0, result.output
+    assert asked.result().early_exit == 0.5
