@@ -29,7 +29,7 @@ class Prefixes:
     """Makes prefixes, and remembers those that may still be read. Called from several threads.
 
     ``text_of`` gives a question as the model knows it. ``headers``, by session, say what compact lines mean
-    (None: decimal lines). ``questions``: those to number, None: none ever.
+    (None: decimal lines). ``questions``: those to number where the model answers by number, None: none ever.
     """
 
     def __init__(
@@ -113,6 +113,7 @@ class Prefixes:
         self._listings[session].append(listing)
 
     def _made(self, session: str, header: str | None, questions: tuple[Question, ...]) -> Listing:
+        questions = tuple(each for each in questions if self._prompt.answers_by_number(self._text_of(each)))
         prefix = self._prompt.frozen(header, list(map(self._text_of, questions)))
         asked = {question.text: tuple(self._prompt.numbered(n)) for n, question in enumerate(questions, 1)}
         return Listing(prefix, asked)

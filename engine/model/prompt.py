@@ -38,11 +38,15 @@ class PromptError(ValueError):
 
 
 class TerseQuestion(msgspec.Struct, frozen=True):
-    """A question of a terse model: what it means, its token, and its answers (none: a level)."""
+    """A question of a terse model: what it means, its token, and its answers (none: a level).
+
+    ``by_number``: the model has also learnt to answer it when asked by its number in the frozen prefix.
+    """
 
     text: str
     token: str
     choices: tuple[str, ...] = ()
+    by_number: bool = True
 
 
 class Terse(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,6 +160,10 @@ class PromptFormat:
         if self.terse is not None:
             return self.encode(self.terse.find(text).token)
         return self.encode(self.before_question + text + self.after_question)
+
+    def answers_by_number(self, text: str) -> bool:
+        """Whether the question ``text`` may be asked by its number. Raises ValueError as `question` does."""
+        return self.terse is None or self.terse.find(text).by_number
 
     def numbered(self, number: int) -> list[int]:
         """As `question`, for one that has this number in the frozen prefix."""

@@ -139,8 +139,8 @@ async def test_answers_equal_the_dense_model_and_prices_are_printed_by_their_ver
     loaded = load_model(path)
     prompt = PromptFormat.of(loaded.tokenizer, described=loaded.described)
     asked = [each.text if kind == "untrained" else each.name for each in PAPER_SIX]
-    if placement == "frozen":
-        listed, tokens = asked, [prompt.numbered(n) for n in range(1, 7)]
+    if placement == "frozen":  # but the price is asked in full: the model does not answer it by number
+        listed, tokens = asked[:5], [*(prompt.numbered(n) for n in range(1, 6)), prompt.question(asked[5])]
     else:
         listed, tokens = [], list(map(prompt.question, asked))
     expected = expected_of(prompt, listed, tokens[:questions], seconds)
@@ -189,8 +189,6 @@ async def test_answers_equal_the_dense_model_and_prices_are_printed_by_their_ver
         assert count(front, "versions", session="aaa") == seconds
         assert count(front, "bars_rounded", session="aaa") > 0
 
-        if placement == "frozen":
-            return  # an ask is not numbered, and this executor knows only the number
         reply = await front.sessions.ask_engine(Ask(1, "aaa", asked[5], 8))
         price = decimal(expected[-1].anchor.price(int(LEVEL)), 2)
         flags = ("untrained",) if loaded.untrained else ()

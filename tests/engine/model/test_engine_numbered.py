@@ -81,6 +81,16 @@ def test_a_terse_model_reads_numbers_as_it_was_trained_to() -> None:
     assert len(listed) == len(prompt.frozen(HEADER)) + 4
 
 
+def test_a_terse_model_says_which_questions_it_answers_by_number() -> None:
+    """Any other model takes whatever it is asked."""
+    told = {**TERSE["questions"], "exact_value": {**TERSE["questions"]["exact_value"], "by_number": False}}
+    prompt = terse(questions=told)
+    assert prompt.answers_by_number("trend")
+    assert not prompt.answers_by_number("The close?")
+    assert terse().answers_by_number("exact_value")
+    assert PromptFormat.of(build_tokenizer()).answers_by_number("Why?")
+
+
 def test_a_terse_model_refuses_what_it_cannot_be_asked() -> None:
     prompt = terse()
     with pytest.raises(ValueError, match="does not answer 'Why'"):
