@@ -17,12 +17,12 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.command()
 @click.option("--out", type=_DIRECTORY, required=True, help="Directory of the checkpoints.")
 @click.option(
-    "--steps", type=click.IntRange(1), default=7200, show_default=True, help="Steps, cooldown included."
+    "--steps", type=click.IntRange(1), default=7900, show_default=True, help="Steps, cooldown included."
 )
 @click.option(
     "--cooldown",
     type=click.IntRange(0),
-    default=2900,
+    default=1600,
     show_default=True,
     help="Last steps, over which the rate falls to nothing.",
 )

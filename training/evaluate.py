@@ -210,15 +210,20 @@ def score(answers: Answers, calibration: Calibration | None = None, numbered: bo
     right = own.right
     accuracy = wilson(int(right.sum()), len(right))
     undefined = len(answers.label) - len(right)
+    is_undefined = answers.label == UNDEFINED
+    claims = answers.logits.argmax(1) == len(answers.choices) if answers.choices else is_undefined
+    found = float(claims[is_undefined].mean()) if undefined else None
     if not len(right) or not answers.choices:
         return QuestionScores(
-            question=answers.name, undefined=undefined, accuracy=accuracy, balanced=accuracy
+            question=answers.name,
+            undefined=undefined,
+            accuracy=accuracy,
+            balanced=accuracy,
+            undefined_found=found,
         )
     logits, label = own.logits[:, :-1], own.label
     changed = (own.before != label) & (own.before != UNDEFINED)
     kept = own.before == label
-    claims = answers.logits.argmax(1) == len(answers.choices)
-    is_undefined = answers.label == UNDEFINED
     shares = np.bincount(label, minlength=len(answers.choices)) / len(label)
     simple = own.guess == label
     fitted = calibration.find(answers.name, answers.choices, numbered) if calibration else None
@@ -229,7 +234,7 @@ def score(answers: Answers, calibration: Calibration | None = None, numbered: bo
         balanced=balanced_accuracy(right, label, own.tape),
         onset=wilson(int(right[changed].sum()), int(changed.sum())) if changed.any() else None,
         persistence=wilson(int(right[kept].sum()), int(kept.sum())) if kept.any() else None,
-        undefined_found=float(claims[is_undefined].mean()) if is_undefined.any() else None,
+        undefined_found=found,
         undefined_claimed=float(claims[~is_undefined].mean()),
         distances=by_distance(distance_of(own), right),
         majority=float(shares.max()),
@@ -329,6 +334,8 @@ def tables(report: Report) -> list[Any]:
 def row(scores: QuestionScores) -> list[str]:
     """The cells of COLUMNS."""
     balanced, confidence = scores.balanced, scores.calibrated or scores.raw
+    if not scores.accuracy.answers:  # there was no right answer
+        return [scores.question, "0", *[""] * (len(COLUMNS) - 2)]
     return [
         scores.question,
         f"{scores.accuracy.answers:,}",
