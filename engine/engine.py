@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 
 from engine.attention.base import Attention
-from engine.attention.cpu import CpuAttention
+from engine.attention.cpu_kernel.choice import cpu_attention
 from engine.attention.last_layer import LastLayer
 from engine.attention.metadata import AttentionMetadata, Packed
 from engine.device import guarded, to_device
@@ -59,7 +59,7 @@ class Engine:
         self.pool = KVPool(
             list(model.layers), blocks, block_size=block_size, dtype=model.dtype, device=model.device
         )
-        self.attention = attention or default_attention(model.device)
+        self.attention = attention or default_attention(model)
         self.cache = RadixCache(self.pool, blocks * block_size if cache_tokens is None else cache_tokens)
         self.graphs: GraphRunner | None = None
         if not eager:
@@ -179,10 +179,10 @@ class Engine:
             prompt.release()
 
 
-def default_attention(device: torch.device) -> Attention:
-    """The default backend for ``device``."""
-    if device.type == "cpu":
-        return CpuAttention()
+def default_attention(model: LoadedModel) -> Attention:
+    """The default backend for ``model`` on its device."""
+    if model.device.type == "cpu":
+        return cpu_attention(model.layers, model.dtype)
     # imported here: compiling kernels needs a GPU, and importing Triton is slow
     from engine.attention.triton import TritonAttention
 

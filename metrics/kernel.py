@@ -2,16 +2,17 @@
 
 numba notices a change in a kernel's own file, but not in kernels it calls from other files. The cache
 directory is therefore named after the content of all files that define kernels: an upgrade never runs stale
-code, and sources may be read-only.
+code, and sources may be read-only. Where the directory cannot be written, every start compiles.
 """
 
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numba
 
@@ -19,7 +20,7 @@ from metrics.cache_home import cache_home
 
 F = TypeVar("F", bound=Callable[..., object])
 
-_PACKAGES = ("metrics", "ingest")
+_PACKAGES = ("metrics", "ingest", "engine/attention/cpu_kernel", "engine/compiled")
 _ROOT = Path(__file__).parent.parent
 
 
@@ -31,11 +32,28 @@ def _fingerprint() -> str:
     return digest.hexdigest()
 
 
-numba.config.CACHE_DIR = str(
-    Path(os.environ.get("NUMBA_CACHE_DIR") or cache_home() / "numba") / _fingerprint()
-)
+def _writable(directory: Path) -> bool:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=directory).close()
+    except OSError:
+        return False
+    return True
+
+
+_DIRECTORY = Path(os.environ.get("NUMBA_CACHE_DIR") or cache_home() / "numba") / _fingerprint()
+numba.config.CACHE_DIR = str(_DIRECTORY)
+_CACHED = _writable(_DIRECTORY)  # numba would raise an error, or write beside the sources
 
 
 def kernel(function: F) -> F:
     """Compile `function` with numba on its first call; types are inferred, the signature is kept for mypy."""
-    return cast(F, numba.njit(cache=True, nogil=True)(function))
+    return cast(F, numba.njit(cache=_CACHED, nogil=True)(function))
+
+
+def callback(function: Callable[..., None], signature: Any) -> Any:
+    """Compile `function` now, as a C function of numba's ``signature``; its ``address`` may be called.
+
+    Division by 0 follows IEEE 754 in it.
+    """
+    return numba.cfunc(signature, cache=_CACHED, error_model="numpy")(function)

@@ -26,7 +26,7 @@ from bench.engine.scenario import Records, Size, make_scenario, synthetic_bars
 from bench.figures import FLOORS, Figure, Goal, Setting, median_ratio, quantiles
 from bench.run import SuiteRun, Turns, timed
 from engine.attention.base import Attention, LayerCall
-from engine.attention.cpu import CpuAttention
+from engine.engine import default_attention
 from engine.model.loading import LoadedModel
 from engine.model.prompt import PromptFormat
 from flash.questions import PAPER_SIX
@@ -252,7 +252,7 @@ class _Bench:
         frozen = (*self.prompt.frozen(), *chain.from_iterable(self._bars(prefix_bars, 0)))
         records = [self._bars(bars, i + bool(prefix_bars)) for i in range(n)]
         sizes = [sum(map(len, each)) for each in records]
-        tokens, self._stopwatch = len(frozen) + sum(sizes), Stopwatch(CpuAttention())
+        tokens, self._stopwatch = len(frozen) + sum(sizes), Stopwatch(default_attention(self._loaded))
         self.engine = engine_for(self._loaded, tokens, readers=max(readers, n), attention=self._stopwatch)
         regions = [Regions(self.engine, frozen, Retention(size)) for size in sizes]
         for each, own in zip(regions, records, strict=True):

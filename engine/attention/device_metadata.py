@@ -9,20 +9,16 @@ tensors at the same addresses and the same grids, so a captured CUDA graph can b
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from engine.attention.metadata import AttentionMetadata
+from engine.attention.reads import Ints, Reads, intervals, spans
 from engine.attention.triton_kernels import ENTRY_FIELDS, ITEM_FIELDS
 from engine.graphs.static import Staging, round_up
-
-Ints = npt.NDArray[np.int64]
 
 TILES = (16, 64, 128)
 """Query rows times grouped heads of one program; matrix instructions need at least 16."""
@@ -65,49 +61,6 @@ class Bucket(NamedTuple):
     parts: int
 
 
-class Reads(NamedTuple):
-    """One entry for each sequence and run of slots it reads, int64 [reads] each.
-
-    ``row``, ``rows``: in the batch; ``coord``: stream coordinate of the first row; ``slot`` to ``stop``: the
-    run; ``key_coord``: stream coordinate of its first key; ``shift``: positions from the run's frame to the
-    sequence's.
-    """
-
-    row: Ints
-    rows: Ints
-    coord: Ints
-    slot: Ints
-    stop: Ints
-    key_coord: Ints
-    shift: Ints
-
-
-def reads_of(metadata: AttentionMetadata) -> Reads:
-    """The reads of every sequence of ``metadata``, including the new slots of its own rows.
-
-    New slots that continue a run which only this sequence reads are joined to it. A run with other readers
-    stays as it is, equal for all of them. Only readers of exactly the same run share a product, so a NaN that
-    one of them has just written never reaches another.
-    """
-    readers = Counter((e.slot, e.length) for s in metadata.sequences for e in s.placement.context)
-    reads: list[tuple[int, ...]] = []
-    for sequence in metadata.sequences:
-        placement = sequence.placement
-        runs = [
-            (e.slot, e.slot + e.length, e.coord, placement.origin - e.origin, readers[e.slot, e.length] == 1)
-            for e in placement.context
-        ]
-        coord = placement.coord
-        for slot, count in placement.slots:
-            if runs and runs[-1][1] == slot and runs[-1][3] == 0 and runs[-1][4]:
-                runs[-1] = (runs[-1][0], slot + count, *runs[-1][2:])
-            else:
-                runs.append((slot, slot + count, coord, 0, True))
-            coord += count
-        reads += [(sequence.start, sequence.rows, placement.coord, *run[:4]) for run in runs]
-    return Reads(*np.array(reads, np.int64).T.copy())
-
-
 @dataclass(frozen=True)
 class Layout:
     """Metadata laid out for one view; all int64.
@@ -134,7 +87,7 @@ class Layout:
 
 def lay_out(reads: Reads, rows: int, view: View, programs: int) -> Layout:
     """Cut the reads of ``rows`` rows into items for about ``programs`` programs, if there is enough work."""
-    low, high, row, shift, run = _intervals(reads, view.window)
+    low, high, row, shift, run = intervals(reads, view.window)
     order = np.argsort(run, kind="stable")
     low, high, row, shift, run = low[order], high[order], row[order], shift[order], run[order]
     run_first = np.flatnonzero(np.diff(run, prepend=-1))
@@ -156,27 +109,12 @@ def lay_out(reads: Reads, rows: int, view: View, programs: int) -> Layout:
     items[:, 6] = np.cumsum(items[:, 1]) - items[:, 1]
 
     # parts are in the order of their rows, so merging a row reads contiguous memory
-    part_row = row[_spans(items[:, 0], items[:, 1])]
+    part_row = row[spans(items[:, 0], items[:, 1])]
     targets = np.empty(len(part_row), np.int64)
     targets[np.argsort(part_row, kind="stable")] = np.arange(len(part_row))
     offsets = np.concatenate(([0], np.cumsum(np.bincount(part_row, minlength=rows))))
     shifts, shift_index = np.unique(shift, return_inverse=True)
     return Layout(tile, items, np.stack((row, shift_index, low, high), 1), targets, offsets, shifts)
-
-
-def _intervals(reads: Reads, window: int | None) -> tuple[Ints, Ints, Ints, Ints, Ints]:
-    """For each row and run of which it sees a part: slots ``low`` to ``high``, row, shift and run."""
-    of = np.repeat(np.arange(len(reads.row)), reads.rows)
-    ahead = _spans(np.zeros_like(reads.rows), reads.rows)
-    behind = reads.coord[of] + ahead - reads.key_coord[of]  # newest key the row may see, within the run
-    low = reads.slot[of]
-    if window is not None:
-        low = low + np.maximum(behind - window + 1, 0)
-    high = np.minimum(reads.slot[of] + behind + 1, reads.stop[of])
-    seen = np.flatnonzero(low < high)
-    of = of[seen]
-    _, run = np.unique(reads.slot << 32 | reads.stop, return_inverse=True)
-    return low[seen], high[seen], reads.row[of] + ahead[seen], reads.shift[of], run[of].astype(np.int64)
 
 
 def _choose_tile(members: Ints, keys: Ints, view: View) -> int:
@@ -193,17 +131,10 @@ def _split(start: Ints, stop: Ints, wanted: int) -> tuple[Ints, Ints, Ints]:
     size = -(-size // STEP) * STEP
     pieces = -(-length // size)
     of_tile = np.repeat(np.arange(len(start)), pieces)
-    item_start = start[of_tile] + _spans(np.zeros_like(pieces), pieces) * size[of_tile]
+    item_start = start[of_tile] + spans(np.zeros_like(pieces), pieces) * size[of_tile]
     item_stop = np.minimum(item_start + size[of_tile], stop[of_tile])
     order = np.argsort(item_start - item_stop, kind="stable")
     return of_tile[order], item_start[order], item_stop[order]
-
-
-def _spans(first: Ints, count: Ints) -> Ints:
-    """first[0], first[0] + 1, ... (``count[0]`` numbers), first[1], and so on."""
-    before = np.cumsum(count) - count
-    spans: Ints = np.arange(int(count.sum())) + np.repeat(first - before, count)
-    return spans
 
 
 class DeviceMetadata:

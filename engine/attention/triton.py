@@ -17,12 +17,11 @@ from engine.attention.device_metadata import (
     Bucket,
     DeviceMetadata,
     Layout,
-    Reads,
     View,
     lay_out,
-    reads_of,
 )
 from engine.attention.metadata import AttentionMetadata
+from engine.attention.reads import Reads, reads_of
 from engine.attention.rotary import FrameRotation
 from engine.attention.triton_kernels import LOG2_E, attend, merge, rotation_table
 from engine.graphs.static import round_up

@@ -16,13 +16,14 @@ from torch.overrides import TorchFunctionMode
 from engine.attention import short_extents
 from engine.attention.base import Attention, LayerCall
 from engine.attention.cpu import CpuAttention
+from engine.attention.cpu_kernel.backend import CpuKernelAttention
 from engine.attention.metadata import WINDOWED_PIECE_ROWS, AttentionMetadata, Packed, after, split
 from engine.attention.rotary import FrameRotation
 from regions.extents import Extent, Placement, SlotRange
 from tests import tolerance
 from tests.engine.reference_attention import ReferenceAttention
 
-BACKENDS: list[type[Attention]] = [CpuAttention, ReferenceAttention]
+BACKENDS: list[type[Attention]] = [CpuAttention, CpuKernelAttention, ReferenceAttention]
 KV_HEADS, GROUPS, DIM, ROTARY = 2, 3, 16, 12
 WIDTH = 200  # terms of the longest sums: keys that a row sees
 INV_FREQ = 0.7 ** torch.arange(ROTARY // 2)
@@ -156,10 +157,11 @@ def test_mixed_batches_follow_the_definition(
         tolerance.assert_sums(backend()(call), defined(call), width=WIDTH)
 
 
+@pytest.mark.parametrize("backend", [CpuAttention, CpuKernelAttention])
 @pytest.mark.parametrize("window", [None, 6])
 @pytest.mark.parametrize("softcap", [None, 1.5])
 def test_half_precision_follows_the_definition_within_its_rounding(
-    window: int | None, softcap: float | None
+    backend: type[Attention], window: int | None, softcap: float | None
 ) -> None:
     for seed in range(6):
         layer = Layer(seed)
@@ -167,7 +169,7 @@ def test_half_precision_follows_the_definition_within_its_rounding(
         layer.mixed()
         call = layer.call(window, softcap)
         call = replace(call, query=call.query.bfloat16())
-        actual = CpuAttention()(call)
+        actual = backend()(call)
         assert actual.dtype == torch.bfloat16
         tolerance.assert_sums(actual, defined(call), width=WIDTH)
 

@@ -12,8 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.attention.device_metadata import DeviceMetadata, Layout, View, lay_out, reads_of
+from engine.attention.device_metadata import DeviceMetadata, Layout, View, lay_out
 from engine.attention.metadata import AttentionMetadata, Packed
+from engine.attention.reads import reads_of
 from regions.extents import Extent, Placement
 from tests.engine.attention.compiled_triton import variants
 from tests.engine.attention.triton_batches import mixed_batch

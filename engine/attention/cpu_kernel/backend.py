@@ -1,0 +1,163 @@
+"""The CPU backend over the compiled kernel: plans a pass once, and makes one call for each layer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.attention.base import LayerCall
+from engine.attention.cpu_kernel import team
+from engine.attention.cpu_kernel.flash import CALL, room_floats, state_floats, worker
+from engine.attention.cpu_kernel.intrinsics import FLOAT
+from engine.attention.cpu_kernel.plan import Plan, Shape, plan
+from engine.attention.cpu_kernel.vectors import LANES
+from engine.attention.metadata import AttentionMetadata
+from engine.attention.reads import Reads, reads_of
+from engine.attention.rotary import FrameRotation
+
+_LOG2_E = math.log2(math.e)
+_DTYPES = (torch.float32, torch.bfloat16)
+_ALONE_OPERATIONS = 1 << 22
+"""Fewer take one thread a few dozen microseconds, about as long as waking others."""
+_LINE = 64
+"""Bytes of a cache line."""
+
+Floats = npt.NDArray[np.float32]
+
+
+def serves(key_dim: int, value_dim: int, dtype: torch.dtype) -> bool:
+    """Whether the kernel has such heads: float32 or bfloat16, whole vectors of `LANES`."""
+    return dtype in _DTYPES and key_dim % LANES == 0 and value_dim % LANES == 0
+
+
+@dataclass
+class _Pass:
+    """One pass as layers of one kind read it; ``tables``: rotations of its shifts, [shifts, 2, half]."""
+
+    plan: Plan
+    shape: Shape
+    tables: dict[FrameRotation, Floats] = field(default_factory=dict)
+
+    def table(self, rotation: FrameRotation) -> Floats:
+        """Cosines and sines for every shift, computed once per pass."""
+        table = self.tables.get(rotation)
+        if table is None:
+            angles = self.plan.shifts[:, None] * rotation.inv_freq.numpy()
+            table = np.stack((np.cos(angles), np.sin(angles)), 1).astype(np.float32)
+            self.tables[rotation] = table
+        return table
+
+
+class CpuKernelAttention:
+    """Region attention on a CPU in one compiled call a layer. `serves` says for which heads."""
+
+    def __init__(self) -> None:
+        self._metadata: AttentionMetadata | None = None
+        self._reads: Reads | None = None
+        self._passes: dict[tuple[int | None, Shape], _Pass] = {}
+        self._call = np.zeros(1, CALL)
+        self._counters = np.zeros(0, np.int64)
+        self._states, self._rooms = _aligned(0), _aligned(0)
+
+    def __call__(self, call: LayerCall) -> torch.Tensor:
+        """The output, [q_heads, rows, value_dim]."""
+        return self.attend(call)[0]
+
+    def attend(self, call: LayerCall, *, lse: bool = False) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The output, and the log-sum-exp of the scores, sinks left out, [q_heads, rows], if ``lse``."""
+        query = call.query if call.query.stride(-1) == 1 else call.query.contiguous()
+        q_heads, rows, key_dim = query.shape
+        kv_heads, _, value_dim = call.values.shape
+        shape = Shape(kv_heads, q_heads // kv_heads, key_dim, value_dim)
+        laid = self._pass(call, shape)
+        plan, table = laid.plan, laid.table(call.rotation)
+        lines = plan.block_rows * shape.groups
+        threads = 1 if plan.operations < _ALONE_OPERATIONS else team.threads()
+
+        state_bytes = FLOAT * _rounded(state_floats(lines, value_dim))
+        room_bytes = FLOAT * _rounded(room_floats(lines, key_dim, value_dim))
+        self._states = _grown(self._states, plan.states * state_bytes // FLOAT)
+        self._rooms = _grown(self._rooms, threads * room_bytes // FLOAT)
+        counters = self._counters = _counters(self._counters, 2 + plan.blocks * kv_heads)
+        counters[:2] = 0
+        out = torch.empty((rows, q_heads, value_dim), dtype=query.dtype)
+        sums = torch.empty((q_heads, rows)) if lse else None
+        sinks = None if call.sinks is None else call.sinks.float().contiguous()
+        factor, cap = call.scale * _LOG2_E, 0.0
+        if call.softcap is not None:
+            factor, cap = 2 * factor / call.softcap, call.softcap * _LOG2_E
+        self._call[0] = (
+            *_placed(query, 1),
+            query.dtype == torch.bfloat16,
+            *_placed(call.keys, 1),
+            *_placed(call.values, 1),
+            call.keys.dtype == torch.bfloat16,
+            out.data_ptr(),
+            value_dim * out.element_size(),
+            q_heads * value_dim * out.element_size(),
+            out.dtype == torch.bfloat16,
+            0 if sums is None else sums.data_ptr(),
+            0 if sinks is None else sinks.data_ptr(),
+            rows,
+            *shape,
+            table.shape[2],
+            plan.tasks.ctypes.data,
+            len(plan.tasks),
+            plan.segments.ctypes.data,
+            plan.entries.ctypes.data,
+            table.ctypes.data,
+            self._states.ctypes.data,
+            state_bytes,
+            self._rooms.ctypes.data,
+            room_bytes,
+            counters[2:].ctypes.data,
+            counters.ctypes.data,
+            counters[1:].ctypes.data,
+            factor,
+            cap,
+        )
+        team.run(worker().address, self._call.ctypes.data, threads)
+        return out.transpose(0, 1), sums
+
+    def _pass(self, call: LayerCall, shape: Shape) -> _Pass:
+        if call.metadata is not self._metadata:
+            self._metadata, self._reads = call.metadata, reads_of(call.metadata)
+            self._passes.clear()
+        key = call.window, shape
+        found = self._passes.get(key)
+        if found is None:
+            assert self._reads is not None
+            found = _Pass(plan(self._reads, call.metadata.rows, call.window, shape), shape)
+            self._passes[key] = found
+        return found
+
+
+def _placed(tensor: torch.Tensor, dim: int) -> tuple[int, ...]:
+    """Address, and steps in bytes of the head and of the next dimension."""
+    size = tensor.element_size()
+    return tensor.data_ptr(), tensor.stride(0) * size, tensor.stride(dim) * size
+
+
+def _rounded(floats: int) -> int:
+    """``floats`` in whole cache lines."""
+    return -(-floats * FLOAT // _LINE) * _LINE // FLOAT
+
+
+def _aligned(floats: int) -> Floats:
+    """Memory for ``floats``, at the start of a cache line."""
+    memory = np.empty(floats + _LINE // FLOAT, np.float32)
+    return memory[-memory.ctypes.data % _LINE // FLOAT :]
+
+
+def _grown(memory: Floats, floats: int) -> Floats:
+    """``memory``, or more."""
+    return memory if memory.size >= floats + _LINE // FLOAT else _aligned(floats + _LINE // FLOAT)
+
+
+def _counters(counters: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
+    """``counters``, or more, all 0."""
+    return counters if counters.size >= count else np.zeros(2 * count, np.int64)

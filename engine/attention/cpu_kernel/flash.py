@@ -1,0 +1,338 @@
+"""Flash attention over extents in place: the compiled half. `Worker` runs tasks until none is left.
+
+A *line* is one row of the batch under one query head. All lines that share a KV head and read a run of slots
+meet its keys tile by tile: a tile of 64 keys is transposed once for all of them, and six lines at a time
+multiply it in registers. The state of a line (output, sum and maximum of the online softmax) stays in the
+task's memory from run to run, so nothing is gathered or merged. Each line is computed by itself: its result
+depends neither on the lines beside it nor on the number of threads.
+
+A task is a block of rows under one KV head. With few blocks, each is cut along its keys into pieces with a
+state of their own; whoever finishes a block's last piece merges them in order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple, TypeVar, cast
+
+import numba
+import numpy as np
+from numba import types
+
+from engine.attention.cpu_kernel.intrinsics import (
+    FLOAT,
+    MOST_LINES,
+    TILE,
+    WIDTHS,
+    blended,
+    cleared,
+    dots,
+    finished,
+    float_at,
+    integer_at,
+    product,
+    put_float,
+    put_integer,
+    rotated,
+    scaled,
+    soften,
+    take,
+    turn,
+)
+from engine.attention.cpu_kernel.vectors import LANES
+from metrics.kernel import callback
+
+F = TypeVar("F", bound=Callable[..., object])
+
+TASK_FIELDS, SEGMENT_FIELDS, ENTRY_FIELDS = 8, 4, 4
+"""Of a task: first row, rows, first segment, segments, block, piece, pieces of the block, first state.
+Of a segment, a run of slots and who reads it: first entry, entries, first slot, stop. Of an entry: row, row
+of `rotations` (-1: none), first slot that the row sees, stop."""
+_LONG, _LONGS = 8, 2
+"""Bytes and floats of an int64."""
+_LOG2_E = math.log2(math.e)
+_ROW = TILE * FLOAT
+
+_ADDRESSES = (
+    # tensors: the address, and steps in bytes; the innermost dimension is tight
+    ("query", "query_head", "query_row", "query_half"),
+    ("keys", "key_head", "key_slot", "values", "value_head", "value_slot", "half"),
+    ("out", "out_head", "out_row", "out_half", "lse", "sinks"),
+    # sizes; dims in floats, `rotary` half of what is rotated
+    ("rows", "kv_heads", "groups", "key_dim", "value_dim", "rotary"),
+    # the plan, int64, and its rotations, float [shifts, 2, rotary]
+    ("tasks", "task_count", "segments", "entries", "rotations"),
+    # memory, and counters that every call leaves at 0
+    ("states", "state_bytes", "rooms", "room_bytes", "pending", "next_task", "next_room"),
+)
+CALL = np.dtype(
+    [(name, np.int64) for group in _ADDRESSES for name in group]
+    + [("factor", np.float32), ("cap", np.float32)],
+    align=True,
+)
+"""Arguments of `worker`: what one layer of one pass needs.
+
+``factor``: by which queries are multiplied; with ``cap``, both as `soften` takes them. ``lse``, ``sinks``: 0:
+none. ``rooms``: one per thread, `room_floats` each.
+"""
+
+
+def _part(function: F) -> F:
+    """A part of `_work`, compiled with it: numba would else compile each function again in every caller."""
+    return cast(F, numba.njit(inline="always")(function))
+
+
+def state_floats(lines: int, value_dim: int) -> int:
+    """Memory of the states of ``lines`` lines: output, `LANES` partial sums and the maximum of each."""
+    return lines * (value_dim + LANES) + -(-lines // LANES) * LANES
+
+
+def room_floats(lines: int, key_dim: int, value_dim: int) -> int:
+    """A thread's own memory: tiles, queries, scores, four numbers a line, and the state."""
+    keys = max(TILE * key_dim, MOST_LINES * LANES * LANES)  # or the sums of `dots`
+    tiles = keys + TILE * (value_dim + MOST_LINES) + _LONGS * LANES
+    numbers = 4 * _LONGS * -(-lines // LANES) * LANES
+    return tiles + numbers + lines * key_dim + state_floats(lines, value_dim)
+
+
+class _Room(NamedTuple):
+    """Addresses in a thread's own memory.
+
+    ``queries`` [lines, key_dim]; ``numbers``: int64, of each line the first slot it sees, then of each the
+    stop, the address of its output, and its number in the block; ``tile``: keys [key_dim, TILE]; ``values``
+    [TILE, value_dim]; ``scores`` [MOST_LINES, TILE]; ``targets``: their addresses.
+    """
+
+    queries: int
+    numbers: int
+    tile: int
+    values: int
+    scores: int
+    targets: int
+
+
+@_part
+def _multiply(
+    lines: int,
+    width: int,
+    left: int,
+    left_step: int,
+    right: int,
+    step: int,
+    depth: int,
+    targets: int,
+    add: int,
+) -> None:
+    """`product` over ``width`` vectors, as many at a time as registers hold."""
+    column = 0
+    while column < width:
+        wide = 1
+        for most in WIDTHS[::-1]:
+            if column + most <= width:
+                wide = most
+        place = column * LANES * FLOAT
+        product((8 * lines + wide, left, left_step, right + place, step, depth, targets, place, add))
+        column += wide
+
+
+@_part
+def _lines(call: Any, head: int, entry: int, rows: int, block_row: int, state: int, room: _Room) -> None:
+    """Load queries and numbers of the lines of ``rows`` entries from ``entry`` on."""
+    queries, numbers = room.queries, room.numbers
+    groups, lines = call.groups, rows * call.groups
+    for i in range(rows):
+        at = call.entries + (entry + i) * ENTRY_FIELDS * _LONG
+        row, shift = integer_at(at, 0), integer_at(at, 1)
+        for g in range(groups):
+            line = i * groups + g
+            source = call.query + (head * groups + g) * call.query_head + row * call.query_row
+            query = queries + line * call.key_dim * FLOAT
+            scaled((source, query, call.key_dim // LANES, call.query_half, call.factor))
+            if shift >= 0:
+                rotated((query, call.rotations + shift * 2 * call.rotary * FLOAT, call.rotary))
+            put_integer(numbers, line, integer_at(at, 2))
+            put_integer(numbers, lines + line, integer_at(at, 3))
+            own = (row - block_row) * groups + g
+            put_integer(numbers, 2 * lines + line, state + own * (call.value_dim + LANES) * FLOAT)
+            put_integer(numbers, 3 * lines + line, own)
+
+
+@_part
+def _transpose(call: Any, keys: int, values: int, count: int, room: _Room) -> None:
+    """Transpose ``count`` keys from ``keys`` on; the next tile of keys and ``values`` is prefetched."""
+    half, step = call.half, call.key_slot
+    size = 2 if half else FLOAT
+    ahead, far = keys + TILE * step, values + TILE * call.value_slot
+    for i in range(0, count, LANES):
+        for d in range(0, call.key_dim, LANES):
+            source, target = keys + i * step + d * size, room.tile + (d * TILE + i) * FLOAT
+            turn((source, step, count - 1 - i, half, target, ahead, far))
+            ahead += LANES * LANES * size
+            far += LANES * LANES * size
+
+
+@_part
+def _widen(call: Any, values: int, count: int, room: _Room) -> None:
+    """Copy ``count`` values as floats."""
+    width = call.value_dim // LANES
+    for i in range(count):
+        source, target = values + i * call.value_slot, room.values + i * call.value_dim * FLOAT
+        scaled((source, target, width, 1, np.float32(1)))
+
+
+@_part
+def _few(call: Any, lines: int, keys: int, values: int, count: int, room: _Room) -> None:
+    """The scores of few lines with ``count`` keys: transposing them would take longer."""
+    step, width, half = call.key_slot, call.key_dim // LANES, call.half
+    for i in range(0, count, LANES):
+        source, scores = keys + i * step, room.scores + i * FLOAT
+        ahead, far = source + TILE * step, values + (TILE + i) * call.value_slot
+        read = (source, step, count - 1 - i, half, width)
+        dots((lines, room.queries, call.key_dim * FLOAT, *read, room.tile, scores, ahead, far))
+
+
+@_part
+def _segment(call: Any, keys: int, values: int, read: tuple[int, int, int], tops: int, room: _Room) -> None:
+    """The lines that `_lines` loaded, so many, meet the keys of the slots from the first to the stop."""
+    lines, first, stop = read
+    query_step, width = call.key_dim * FLOAT, call.value_dim // LANES
+    # as few groups as possible, of equal size
+    at_once = -(-lines // -(-lines // MOST_LINES))
+    for start in range(first, stop, TILE):
+        count = min(TILE, stop - start)
+        source, seen, seen_step = (
+            keys + start * call.key_slot,
+            values + start * call.value_slot,
+            call.value_slot,
+        )
+        if lines <= MOST_LINES:
+            _few(call, lines, source, seen, count, room)
+        else:
+            _transpose(call, source, seen, count, room)
+        if call.half:
+            _widen(call, seen, count, room)
+            seen, seen_step = room.values, call.value_dim * FLOAT
+        for line in range(0, lines, at_once):
+            some = min(at_once, lines - line)
+            numbers = room.numbers + line * _LONG
+            low, high, whole = TILE, 0, 1
+            for i in range(some):
+                sees, until = integer_at(numbers, i) - start, integer_at(numbers, lines + i) - start
+                low, high = min(low, sees), max(high, until)
+                if sees > 0 or until < TILE:
+                    whole = 0
+            low, high = max(low, 0), min(high, count)
+            if low >= high:
+                continue
+            if count < TILE:
+                whole = 0
+            query, scores = room.queries + line * query_step, room.scores
+            if lines > MOST_LINES:
+                _multiply(
+                    some, -(-high // LANES), query, query_step, room.tile, _ROW, call.key_dim, room.targets, 0
+                )
+            soften((some, scores, numbers, lines * _LONG, start, count, whole, tops, width, call.cap))
+            scores, seen_values, outputs = scores + low * FLOAT, seen + low * seen_step, 2 * lines * _LONG
+            _multiply(some, width, scores, _ROW, seen_values, seen_step, high - low, numbers + outputs, 1)
+
+
+@_part
+def _finish(call: Any, head: int, row: int, rows: int, state: int, tops: int) -> None:
+    """Write the output of ``rows`` rows from their state, under all query heads of KV head ``head``."""
+    width = call.value_dim // LANES
+    for i in range(rows):
+        for g in range(call.groups):
+            line, query_head = i * call.groups + g, head * call.groups + g
+            output = state + line * (call.value_dim + LANES) * FLOAT
+            total, top = 0.0, float(float_at(tops, line))
+            for lane in range(LANES):
+                total += float_at(output, call.value_dim + lane)
+            if call.lse:
+                put_float(call.lse, query_head * call.rows + row + i, (top + math.log2(total)) / _LOG2_E)
+            factor = 1.0 / total
+            if call.sinks:
+                sink = float_at(call.sinks, query_head) * _LOG2_E
+                most = max(top, sink)
+                factor = 2.0 ** (top - most) / (total * 2.0 ** (top - most) + 2.0 ** (sink - most))
+            target = call.out + query_head * call.out_head + (row + i) * call.out_row
+            finished((output, target, width, call.out_half, np.float32(factor)))
+
+
+@_part
+def _merge(call: Any, lines: int, states: int, step: int, count: int) -> None:
+    """Merge ``count`` states of ``lines`` lines, ``step`` bytes apart, into the first, in order."""
+    width = call.value_dim // LANES + 1
+    own = (call.value_dim + LANES) * FLOAT
+    tops = lines * own
+    for piece in range(1, count):
+        other = states + piece * step
+        for line in range(lines):
+            kept, added = float_at(states + tops, line), float_at(other + tops, line)
+            top = max(kept, added)
+            put_float(states + tops, line, top)
+            blended((
+                other + line * own,
+                states + line * own,
+                width,
+                np.float32(2.0 ** (float(added) - float(top))),
+                np.float32(2.0 ** (float(kept) - float(top))),
+            ))  # fmt: skip
+
+
+@_part
+def _attend(call: Any, task: int, head: int, memory: int) -> None:
+    """One task under one KV head. ``memory``: the thread's own."""
+    at = call.tasks + task * TASK_FIELDS * _LONG
+    row, rows, first, count = integer_at(at, 0), integer_at(at, 1), integer_at(at, 2), integer_at(at, 3)
+    block, piece, pieces = integer_at(at, 4), integer_at(at, 5), integer_at(at, 6)
+    key_dim, value_dim = call.key_dim, call.value_dim
+    lines = rows * call.groups
+    targets, scores = memory, memory + LANES * _LONG
+    tile = scores + MOST_LINES * TILE * FLOAT
+    values = tile + max(TILE * key_dim, MOST_LINES * LANES * LANES) * FLOAT
+    numbers = values + TILE * value_dim * FLOAT
+    queries = numbers + 4 * -(-lines // LANES) * LANES * _LONG
+    state = queries + lines * key_dim * FLOAT
+    room = _Room(queries, numbers, tile, values, scores, targets)
+    for i in range(MOST_LINES):
+        put_integer(targets, i, scores + i * TILE * FLOAT)
+    states = call.states + (integer_at(at, 7) + head * pieces) * call.state_bytes
+    if pieces > 1:
+        state = states + piece * call.state_bytes
+    own = (value_dim + LANES) * FLOAT
+    for line in range(lines):
+        cleared((state + line * own, value_dim // LANES + 1, state + lines * own + line * FLOAT))
+    head_keys, head_values = call.keys + head * call.key_head, call.values + head * call.value_head
+    for index in range(first, first + count):
+        segment = call.segments + index * SEGMENT_FIELDS * _LONG
+        entries = integer_at(segment, 1)
+        _lines(call, head, integer_at(segment, 0), entries, row, state, room)
+        read = entries * call.groups, integer_at(segment, 2), integer_at(segment, 3)
+        _segment(call, head_keys, head_values, read, state + lines * own, room)
+    if pieces > 1:
+        counter = call.pending + (block * call.kv_heads + head) * _LONG
+        if take(counter) < pieces - 1:
+            return
+        put_integer(counter, 0, 0)
+        state = states
+        _merge(call, lines, states, call.state_bytes, pieces)
+    _finish(call, head, row, rows, state, state + lines * own)
+
+
+def _work(pointer: Any) -> None:
+    """Run tasks of the `CALL` at ``pointer`` until none is left; any number of threads may do so at once."""
+    call = numba.carray(pointer, 1)[0]
+    room = call.rooms + take(call.next_room) * call.room_bytes
+    while True:
+        taken = take(call.next_task)
+        if taken >= call.task_count * call.kv_heads:
+            break
+        _attend(call, taken // call.kv_heads, taken % call.kv_heads, room)
+
+
+@cache
+def worker() -> Any:
+    """The compiled `_work`, a C function of a `CALL`'s address; a machine's first start compiles it."""
+    return callback(_work, types.void(types.CPointer(numba.from_dtype(CALL))))

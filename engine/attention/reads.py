@@ -1,0 +1,81 @@
+"""Which slots each row of a batch reads: one interval of a run of slots, for causal and sliding masks alike.
+
+A pass writes its new keys before attention, so a row's own sequence is one more run. No mask is ever made.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.attention.metadata import AttentionMetadata
+
+Ints = npt.NDArray[np.int64]
+
+
+class Reads(NamedTuple):
+    """One entry for each sequence and run of slots it reads, int64 [reads] each.
+
+    ``row``, ``rows``: in the batch; ``coord``: stream coordinate of the first row; ``slot`` to ``stop``: the
+    run; ``key_coord``: stream coordinate of its first key; ``shift``: positions from the run's frame to the
+    sequence's.
+    """
+
+    row: Ints
+    rows: Ints
+    coord: Ints
+    slot: Ints
+    stop: Ints
+    key_coord: Ints
+    shift: Ints
+
+
+def reads_of(metadata: AttentionMetadata) -> Reads:
+    """The reads of every sequence of ``metadata``, including the new slots of its own rows.
+
+    New slots that continue a run which only this sequence reads are joined to it. A run with other readers
+    stays as it is, equal for all of them. Only readers of exactly the same run share a product, so a NaN that
+    one of them has just written never reaches another.
+    """
+    readers = Counter((e.slot, e.length) for s in metadata.sequences for e in s.placement.context)
+    reads: list[tuple[int, ...]] = []
+    for sequence in metadata.sequences:
+        placement = sequence.placement
+        runs = [
+            (e.slot, e.slot + e.length, e.coord, placement.origin - e.origin, readers[e.slot, e.length] == 1)
+            for e in placement.context
+        ]
+        coord = placement.coord
+        for slot, count in placement.slots:
+            if runs and runs[-1][1] == slot and runs[-1][3] == 0 and runs[-1][4]:
+                runs[-1] = (runs[-1][0], slot + count, *runs[-1][2:])
+            else:
+                runs.append((slot, slot + count, coord, 0, True))
+            coord += count
+        reads += [(sequence.start, sequence.rows, placement.coord, *run[:4]) for run in runs]
+    return Reads(*np.array(reads, np.int64).T.copy())
+
+
+def intervals(reads: Reads, window: int | None) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+    """For each row and run of which it sees a part: slots ``low`` to ``high``, row, shift and run."""
+    of = np.repeat(np.arange(len(reads.row)), reads.rows)
+    ahead = spans(np.zeros_like(reads.rows), reads.rows)
+    behind = reads.coord[of] + ahead - reads.key_coord[of]  # newest key the row may see, within the run
+    low = reads.slot[of]
+    if window is not None:
+        low = low + np.maximum(behind - window + 1, 0)
+    high = np.minimum(reads.slot[of] + behind + 1, reads.stop[of])
+    seen = np.flatnonzero(low < high)
+    of = of[seen]
+    _, run = np.unique(reads.slot << 32 | reads.stop, return_inverse=True)
+    return low[seen], high[seen], reads.row[of] + ahead[seen], reads.shift[of], run[of].astype(np.int64)
+
+
+def spans(first: Ints, count: Ints) -> Ints:
+    """first[0], first[0] + 1, ... (``count[0]`` numbers), first[1], and so on."""
+    before = np.cumsum(count) - count
+    spans: Ints = np.arange(int(count.sum())) + np.repeat(first - before, count)
+    return spans

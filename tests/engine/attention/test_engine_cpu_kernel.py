@@ -1,0 +1,154 @@
+"""The compiled CPU kernel beyond what all backends have in common: sizes, tiles, pieces, threads, choice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.attention.base import LayerCall
+from engine.attention.cpu import CpuAttention
+from engine.attention.cpu_kernel.backend import CpuKernelAttention
+from engine.attention.cpu_kernel.choice import cpu_attention, disagreement
+from engine.attention.cpu_kernel.intrinsics import TILE, widths
+from engine.attention.cpu_kernel.team import torch_openmp
+from engine.attention.metadata import AttentionMetadata, Packed
+from engine.attention.rotary import FrameRotation
+from regions.extents import Extent, Placement
+from regions.pool import LayerShape
+from tests import tolerance
+
+
+def made(
+    context: int,
+    rows: int,
+    *,
+    readers: int = 1,
+    kv_heads: int = 2,
+    groups: int = 2,
+    dims: tuple[int, int] = (32, 32),
+    dtype: torch.dtype = torch.float32,
+) -> LayerCall:
+    """``readers`` of a shared context, each with ``rows`` new rows."""
+    generator = torch.Generator().manual_seed(context + rows)
+    slots = context + readers * (rows + 1)
+    keys, values = (torch.randn(kv_heads, slots, dim, generator=generator).to(dtype) for dim in dims)
+    shared = (Extent(0, context, 0, 0),) if context else ()
+    sequences, new = [], []
+    for reader in range(readers):
+        first = context + reader * (rows + 1)
+        placement = Placement(shared, ((first, rows),), context, 3 * reader)
+        sequences.append(Packed(reader * rows, (reader + 1) * rows, placement))
+        new += range(first, first + rows)
+    query = torch.randn(kv_heads * groups, readers * rows, dims[0], generator=generator)
+    rotation = FrameRotation(0.7 ** torch.arange(dims[0] // 2))
+    metadata = AttentionMetadata(sequences)
+    return LayerCall(
+        query, keys[:, new], values[:, new], keys, values, dims[0] ** -0.5, None, None, metadata, rotation
+    )
+
+
+def expected(call: LayerCall) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output [q_heads, rows, value_dim] and log-sum-exp [q_heads, rows] in float64."""
+    groups = call.query.shape[0] // call.keys.shape[0]
+    outputs, sums = [], []
+    for sequence in call.metadata.sequences:
+        rows, placement = slice(sequence.start, sequence.stop), sequence.placement
+        context = sum(extent.length for extent in placement.context)
+        first = placement.slots[0][0]
+        slots = [*range(context), *range(first, first + sequence.rows)]
+        keys = call.keys[:, slots].double().repeat_interleave(groups, 0)
+        values = call.values[:, slots].double().repeat_interleave(groups, 0)
+        shifts = torch.full((sequence.rows,), placement.origin, dtype=torch.int64)
+        turned = call.rotation.rotate(call.query[:, rows].double(), shifts)
+        scores = torch.cat((
+            turned @ keys[:, :context].mT, call.query[:, rows].double() @ keys[:, context:].mT
+        ), -1) * call.scale  # fmt: skip
+        scores += torch.full(scores.shape[1:], float("-inf")).double().triu(context + 1)
+        outputs.append(scores.softmax(-1) @ values)
+        sums.append(scores.logsumexp(-1))
+    return torch.cat(outputs, 1), torch.cat(sums, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("kv_heads", "groups", "dims"),
+    [(1, 1, (16, 16)), (2, 4, (64, 64)), (3, 1, (128, 128)), (1, 7, (32, 80)), (1, 2, (256, 16))],
+)
+@pytest.mark.parametrize(("context", "rows"), [(0, 1), (0, 90), (1, 1), (TILE, 3), (777, 20), (5000, 2)])
+def test_every_size_gives_float64_s_output_and_sum(
+    context: int, rows: int, kv_heads: int, groups: int, dims: tuple[int, int], dtype: torch.dtype
+) -> None:
+    """Tiles that are full, begun and cut by the causal edge; contexts long enough to be cut into pieces."""
+    call = made(context, rows, kv_heads=kv_heads, groups=groups, dims=dims, dtype=dtype)
+    out, sums = CpuKernelAttention().attend(call, lse=True)
+    wanted, wanted_sums = expected(call)
+    assert sums is not None
+    tolerance.assert_sums(out, wanted.float(), width=context + rows)
+    tolerance.assert_sums(sums, wanted_sums.float(), width=context + rows + dims[0])
+
+
+@pytest.mark.parametrize("readers", [1, 25])
+@pytest.mark.parametrize("rows", [1, 37])
+def test_readers_of_one_context_get_what_each_gets_alone(readers: int, rows: int) -> None:
+    call = made(1500, rows, readers=readers)
+    tolerance.assert_sums(CpuKernelAttention()(call), expected(call)[0].float(), width=1600)
+
+
+def test_a_kernel_is_used_again_for_passes_of_other_sizes() -> None:
+    """Its memory grows and holds numbers of earlier passes."""
+    kernel = CpuKernelAttention()
+    for context, rows in ((900, 60), (3, 1), (2000, 100), (900, 60)):
+        call = made(context, rows)
+        tolerance.assert_sums(kernel(call), expected(call)[0].float(), width=context + rows)
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("context", "rows", "readers"), [(6000, 1, 1), (300, 700, 1), (4000, 4, 25)])
+def test_threads_change_no_bit(context: int, rows: int, readers: int, threads: Callable[[int], None]) -> None:
+    call = made(context, rows, readers=readers)
+    found = []
+    for count in (1, 2, 3):
+        threads(count)
+        found.append(CpuKernelAttention()(call))
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_heads_of_whole_vectors_are_served_by_the_kernel_and_others_by_torch(dtype: torch.dtype) -> None:
+    assert isinstance(cpu_attention([LayerShape(2, 64, 64)], dtype), CpuKernelAttention)
+    assert disagreement(LayerShape(2, 64, 64), dtype) < 2.0**-16
+    mixed = [LayerShape(2, 64, 64), LayerShape(2, 24, 24)]
+    assert isinstance(cpu_attention(mixed, dtype), CpuAttention)
+    assert isinstance(cpu_attention([LayerShape(2, 64, 64)], torch.float16), CpuAttention)
+
+
+def test_tiles_fit_the_registers_of_the_cpu() -> None:
+    assert widths({"avx512f": True, "avx2": True}) == (4, 2, 1)
+    assert widths({"avx512f": False, "avx2": True}) == widths({}) == (1,)
+
+
+def test_the_openmp_library_is_torch_s_own_or_the_only_one() -> None:
+    home = Path(torch.__file__).parent
+    own, other = f"{home}/lib/libgomp.so.1", "/usr/lib/libgomp.so.1"
+
+    def maps(*paths: str) -> str:
+        return "".join(
+            f"7f00-7f01 r-xp 00000000 08:01 42   {path}\n" for path in (*paths, "/usr/lib/libc.so.6")
+        )
+
+    assert torch_openmp(maps(own)) == own
+    assert torch_openmp(maps(other)) == other
+    assert torch_openmp(maps(own, other)) == own
+    assert torch_openmp(maps(other, "/opt/libomp.so")) is None
+    assert torch_openmp(maps()) is None
+    assert torch_openmp("") is None
