@@ -44,11 +44,11 @@ class HitsPlan:
     threads: tuple[int, ...] = (1, 2)
     seconds: float = 6.0
     fill_s: float = 1.0
-    records: int = 400_000
+    records: int = 1_200_000
     batch: int = 2000
 
 
-QUICK = HitsPlan(threads=(1,), seconds=2.0, records=100_000)
+QUICK = HitsPlan(threads=(1,), seconds=2.0, records=300_000)
 
 
 def measure(run: SuiteRun) -> Iterator[Figure]:

@@ -50,12 +50,12 @@ class ModelConfig(Table, frozen=True):
     system_prompt: Annotated[
         str, about('the frozen prefix of every session; "" is the built-in prompt of an analyst')
     ] = ""
-    linears: Annotated[
-        Literal["auto", "torch", "onednn"],
+    layers: Annotated[
+        Literal["auto", "compiled", "onednn", "torch"],
         about(
-            "how linear layers run on a CPU: auto measures at start and takes the fastest for each shape; "
-            "torch leaves them as they are; onednn packs their weights wherever it can. With the last two, "
-            "floats are equal from one start to the next"
+            "how layers run on a CPU: auto compiles those of plain decoders, and packs other models' linear "
+            "layers where that is measured to be faster; compiled does the former only; onednn packs every "
+            "linear layer it can; torch does neither. Without auto, equal starts give equal floats"
         ),
     ] = "auto"
     threads: Annotated[int, about("CPU threads of the engine; 0 leaves it to PyTorch", ge=0)] = 0

@@ -135,16 +135,30 @@ def load(config: Config) -> tuple[LoadedModel, PromptFormat]:
     settings = config.model
     try:
         loaded = load_model(
-            directory_of(settings), dtype=settings.dtype, device=settings.device, linears=settings.linears
+            directory_of(settings), dtype=settings.dtype, device=settings.device, layers=settings.layers
         )
-        canary.check(loaded)
+        loaded = checked(loaded)
         prompt = PromptFormat.of(loaded.tokenizer, settings.system_prompt, loaded.described)
     except (ModelError, ValueError) as error:
-        key = "linears" if "model.linears" in str(error) else "device" if "device" in str(error) else "path"
+        key = "layers" if "model.layers" in str(error) else "device" if "device" in str(error) else "path"
         raise SettingError(f"model.{key}", str(error)) from error
     if loaded.untrained:
         log.warning("the model is UNTRAINED: its answers are not advice; they only exercise the pipeline")
     return loaded, prompt
+
+
+def checked(loaded: LoadedModel) -> LoadedModel:
+    """``loaded``, whose canary has passed; without compiled layers if those fail it. Raises ModelError."""
+    try:
+        canary.check(loaded)
+    except ModelError as error:
+        if loaded.compiled is None:
+            raise
+        log.warning("layers run as transformers has them, compiled ones failed their canary: %s", error)
+        loaded = replace(loaded, compiled=None)
+        canary.check(loaded)
+    loaded.release_plain()
+    return loaded
 
 
 def build(config: Config, versions: Mapping[str, int]) -> Built:

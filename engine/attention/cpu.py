@@ -7,6 +7,7 @@ soft-cap: models with one use a plain softmax over a few keys at a time.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 
@@ -36,6 +37,9 @@ class CpuAttention:
 
     def __call__(self, call: LayerCall) -> torch.Tensor:
         """The output, [q_heads, rows, value_dim]."""
+        if call.query.dtype != call.keys.dtype:
+            query, key, value = (x.to(call.keys.dtype) for x in (call.query, call.new_key, call.new_value))
+            call = replace(call, query=query, new_key=key, new_value=value)
         output = Merged(call)
         if call.softcap is not None:
             for part in call.metadata.context(call.window):

@@ -11,13 +11,14 @@ canary compares logits computed this way with the dense model's.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
+from engine.attention.base import LayerCall
 from engine.attention.metadata import AttentionMetadata
 
 
@@ -39,6 +40,15 @@ class LastLayer:
     rows: Sequence[int]
     metadata: AttentionMetadata
     reading: bool = field(default=False, init=False)
+
+    def reduced(self, call: LayerCall) -> LayerCall:
+        """``call`` for ``rows`` only; their keys and values are in the pool."""
+        kept = torch.tensor(self.rows)
+        few = (each[:, kept] for each in (call.query, call.new_key, call.new_value))
+        query, key, value = few
+        return replace(
+            call, query=query, new_key=key, new_value=value, metadata=self.metadata.only(self.rows)
+        )
 
 
 Wanted = Callable[[], LastLayer | None]

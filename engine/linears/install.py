@@ -78,7 +78,7 @@ def install_linears(
     Raises ModelError for `onednn` where PyTorch has none.
     """
     if mode == "onednn" and packed is None:
-        raise ModelError("model.linears is onednn, but this build of PyTorch has no packed oneDNN products")
+        raise ModelError("model.layers is onednn, but this build of PyTorch has no packed oneDNN products")
     if mode == "torch" or any(each.device.type != "cpu" for each in model.parameters()):
         return Linears()
     libraries = [TORCH, packed] if mode == "auto" else [packed]
@@ -149,4 +149,4 @@ def _replace(modules: Sequence[nn.Linear], parts: Sequence[Part]) -> Iterator[tu
 
 
 def _refuse(module: nn.Module, prefix: str, _: bool) -> None:
-    raise RuntimeError(f"{prefix}weight is packed for this CPU: save a model loaded with linears='torch'")
+    raise RuntimeError(f"{prefix}weight is packed for this CPU: save a model loaded with layers='torch'")

@@ -7,7 +7,12 @@ convolutions). `engine.profile.probe` compares masks over more tokens than the c
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+
 import torch
+from torch import nn
 
 from engine.engine import Engine
 from engine.model.architectures import ModelError
@@ -62,15 +67,40 @@ def _difference(actual: torch.Tensor, where: list[int], expected: torch.Tensor, 
 
 @torch.inference_mode()
 def dense_logits(loaded: LoadedModel, tokens: list[int]) -> torch.Tensor:
-    """The unmodified model's logits of all tokens, fp32 [tokens, vocabulary], with plain linear layers."""
+    """The unmodified model's logits of all tokens, fp32 [tokens, vocabulary], with plain linear layers.
+
+    Compiled layers compute in fp32 whatever their weights are, so they are compared with a forward in fp32.
+    """
+    precise = nullcontext() if loaded.compiled is None else _in_float32(loaded.model)
     loaded.model.set_attn_implementation("eager")
     try:
         ids = torch.tensor([tokens], device=loaded.device)
-        with loaded.linears.plain():
+        with loaded.linears.plain(), precise:
             logits: torch.Tensor = loaded.model(input_ids=ids, use_cache=False).logits[0].float()
     finally:
         loaded.model.set_attn_implementation(ATTENTION)
     return logits
+
+
+@contextmanager
+def _in_float32(model: nn.Module) -> Iterator[None]:
+    """Let every module compute with its weights in fp32, one module's at a time."""
+
+    def cast(dtype: torch.dtype, module: nn.Module, *_: object) -> None:
+        for parameter in module.parameters(recurse=False):
+            parameter.data = parameter.data.to(dtype)
+
+    hooks = []
+    for module in model.modules():
+        kinds = {parameter.dtype for parameter in module.parameters(recurse=False)}
+        if kinds == {torch.bfloat16}:
+            hooks.append(module.register_forward_pre_hook(partial(cast, torch.float32)))
+            hooks.append(module.register_forward_hook(partial(cast, torch.bfloat16)))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _over_regions(loaded: LoadedModel, tokens: list[int], frames: int) -> tuple[torch.Tensor, list[int]]:

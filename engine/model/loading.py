@@ -11,9 +11,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
@@ -26,6 +26,7 @@ from engine.attention.base import Attention, LayerCall
 from engine.attention.last_layer import LastLayer, NothingRead, Written, install
 from engine.attention.metadata import AttentionMetadata
 from engine.attention.rotary import FrameRotation
+from engine.compiled.decoder import Decoder, decoder_of, release_plain
 from engine.device import out_of_memory
 from engine.linears.install import Linears, Mode, install_linears
 from engine.model.architectures import ModelError, check_known
@@ -35,6 +36,9 @@ from engine.profile.probe import probe, single_token
 from regions.pool import KVPool, LayerShape
 
 ATTENTION = "foretick_regions"
+Layers = Literal["auto", "compiled", "onednn", "torch"]
+"""How layers run on a CPU. ``auto``: compiled in plain decoders, else linear layers are packed where that is
+measured to be faster; ``compiled``: the former only; ``onednn``: all linears packed; ``torch``: neither."""
 disable_progress_bar()
 
 
@@ -130,13 +134,20 @@ class LoadedModel:
     trims: bool = False
     described: Mapping[str, Any] = field(default_factory=dict)
     linears: Linears = field(default_factory=Linears)
+    compiled: Decoder | None = None
+    """Runs the layers instead of transformers' code."""
 
-    @property
+    def release_plain(self) -> None:
+        """Free the weights that only transformers' code reads, if it runs no more. Not before the canary."""
+        if self.compiled is not None:
+            release_plain(self.model)
+
+    @cached_property  # transformers looks at all parameters each time
     def device(self) -> torch.device:
         """Device of the weights."""
         return torch.device(self.model.device)
 
-    @property
+    @cached_property
     def dtype(self) -> torch.dtype:
         """Dtype of the weights and of KV."""
         dtype: torch.dtype = self.model.dtype
@@ -155,11 +166,15 @@ class LoadedModel:
         ``positions``: local positions [rows], by default the metadata's. With ``context.last``, ``keep`` must
         be its rows; without any the result is empty.
         """
+        if positions is None:
+            positions = context.metadata.positions()
+        if self.compiled is not None:
+            return self.compiled.forward(context, tokens, keep, positions)
         _current.context = context
         try:
             output = self.model(
                 input_ids=tokens[None],
-                position_ids=(context.metadata.positions() if positions is None else positions)[None],
+                position_ids=positions[None],
                 use_cache=False,
                 logits_to_keep=keep if context.last is None else 0,
             )
@@ -176,14 +191,14 @@ def load_model(
     dtype: str = "auto",
     device: str = "auto",
     tensor_parallel: bool = False,
-    linears: Mode = "auto",
+    layers: Layers = "auto",
 ) -> LoadedModel:
     """Load the causal language model and tokenizer in directory ``path``.
 
     ``tensor_parallel``: this process keeps its rank's part of the weights, on the device of the
     torch.distributed group, which must be initialised; every rank must load the model and then make the same
-    calls. ``linears``: how linear layers run on a CPU (`install_linears`). Raises ModelError when the
-    directory or its architecture cannot be served.
+    calls. ``layers``: how they run on a CPU. Raises ModelError when the directory or its architecture cannot
+    be served.
     """
     if not (path / "config.json").is_file():
         raise ModelError(f"{path} is not a model directory: it has no config.json")
@@ -204,24 +219,27 @@ def load_model(
             raise
         raise ModelError(f"{path} cannot be loaded: {error}") from error
     model = shard(model) if tensor_parallel else model.to(where)
-    mode: Mode = "torch" if tensor_parallel else linears
-    return _wrap(model, tokenizer, mode, name=path.name, revision=revision_of(path))
+    return _wrap(
+        model, tokenizer, "torch" if tensor_parallel else layers, name=path.name, revision=revision_of(path)
+    )
 
 
 def prepare(
-    model: Any, tokenizer: Any, *, name: str, revision: str = "", linears: Mode = "torch"
+    model: Any, tokenizer: Any, *, name: str, revision: str = "", layers: Layers = "compiled"
 ) -> LoadedModel:
     """Wrap a transformers model of this process. Raises ModelError when it cannot run over regions.
 
-    ``linears``: by default the caller's model keeps its weights.
+    ``layers``: as of `load_model`; by default the caller's model keeps its weights.
     """
     check_known(model.config)
-    return _wrap(model, tokenizer, linears, name=name, revision=revision)
+    return _wrap(model, tokenizer, layers, name=name, revision=revision)
 
 
-def _wrap(model: Any, tokenizer: Any, mode: Mode, *, name: str, revision: str) -> LoadedModel:
+def _wrap(model: Any, tokenizer: Any, layers: Layers, *, name: str, revision: str) -> LoadedModel:
     model.eval().requires_grad_(False)
     probed = probe(model)
+    compiled = decoder_of(model) if layers in ("auto", "compiled") else None
+    mode: Mode = "torch" if compiled or layers == "compiled" else layers
     linears = install_linears(model, partial(single_token, model), mode)
     model.set_attn_implementation(ATTENTION)
     return LoadedModel(
@@ -236,6 +254,7 @@ def _wrap(model: Any, tokenizer: Any, mode: Mode, *, name: str, revision: str) -
         install(model, len(probed.layers), _wanted_of_last),
         getattr(model.config, "foretick", None) or {},
         linears,
+        compiled,
     )
 
 

@@ -69,7 +69,7 @@ async def test_the_flood_waits_until_it_is_let_in() -> None:
 def test_hits_come_from_the_cache_of_a_real_front() -> None:
     """Front, engine and client are three processes; every ask of an idle session is a hit."""
     found = list(
-        hits.figures(hits.HitsPlan(threads=(1,), seconds=0.3, fill_s=0.1, records=20_000, batch=500))
+        hits.figures(hits.HitsPlan(threads=(1,), seconds=0.3, fill_s=0.1, records=80_000, batch=500))
     )
 
     def values(name: str) -> dict[str | int | float, Figure]:

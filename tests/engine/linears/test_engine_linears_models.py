@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from weakref import ref
 
 import pytest
@@ -29,7 +29,7 @@ TOKENS = list(range(5, 42))
 def packed(architecture: str, **extra: Any) -> LoadedModel:
     """As `tiny`, with packed weights."""
     model = random_weights(tiny_config(architecture, **extra))
-    return prepare(model, None, name=architecture, linears="onednn")
+    return prepare(model, None, name=architecture, layers="onednn")
 
 
 class Always(SelfTest):
@@ -51,13 +51,12 @@ def test_a_packed_model_over_regions_equals_the_dense_forward(architecture: str)
 
 
 @needs_onednn
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_embedded_default_is_served_in_every_mode(dtype: str) -> None:
-    expected = canary.dense_logits(load_model(TAPE_MODEL, dtype=dtype, linears="torch"), TOKENS)
-    for mode in ("auto", "onednn"):
-        loaded = load_model(TAPE_MODEL, dtype=dtype, device="cpu", linears=mode)
-        tolerance.assert_logits(loaded, canary.dense_logits(loaded, TOKENS), expected)
-        canary.check(loaded)
+@pytest.mark.parametrize("mode", ["auto", "compiled", "onednn"])
+def test_the_embedded_default_is_served_in_every_mode(mode: Literal["auto", "compiled", "onednn"]) -> None:
+    expected = canary.dense_logits(load_model(TAPE_MODEL, dtype="float32", layers="torch"), TOKENS)
+    loaded = load_model(TAPE_MODEL, dtype="float32", device="cpu", layers=mode)
+    tolerance.assert_logits(loaded, canary.dense_logits(loaded, TOKENS), expected)
+    canary.check(loaded)
 
 
 @needs_onednn
@@ -98,13 +97,11 @@ def test_the_original_weights_are_freed_and_a_packed_model_is_not_saved(tmp_path
     attention, mlp = model.model.layers[0].self_attn, model.model.layers[0].mlp
     originals = [ref(each.weight) for each in (attention.q_proj, attention.o_proj, mlp.up_proj)]
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    prepare(model, None, name="llama", linears="onednn")
+    prepare(model, None, name="llama", layers="onednn")
     gc.collect()
     assert [original() for original in originals] == [None] * 3
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
-    with pytest.raises(
-        RuntimeError, match="is packed for this CPU: save a model loaded with linears='torch'"
-    ):
+    with pytest.raises(RuntimeError, match="is packed for this CPU: save a model loaded with layers='torch'"):
         model.save_pretrained(tmp_path)
 
 
@@ -151,7 +148,7 @@ def test_only_plain_layers_that_run_are_changed(library: Library | None) -> None
 
 def test_forcing_onednn_needs_it() -> None:
     net = Net()
-    with pytest.raises(ModelError, match=r"model\.linears is onednn, but this build"):
+    with pytest.raises(ModelError, match=r"model\.layers is onednn, but this build"):
         install_linears(net, lambda: None, "onednn", packed=None)
 
 

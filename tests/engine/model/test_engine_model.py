@@ -31,7 +31,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_embedded_model_is_the_same_every_time(directory: Path, tmp_path: Path) -> None:
     """Two builds in two places have the same weights, tokens and revision, and say untrained."""
     again = embedded_directory(tmp_path)
-    one, two = (load_model(each, linears="torch") for each in (directory, again))
+    one, two = (load_model(each, layers="torch") for each in (directory, again))
     assert one.revision == two.revision
     assert one.untrained
     assert two.untrained

@@ -188,7 +188,7 @@ def directory(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def loaded(directory: Path) -> LoadedModel:
-    return load_model(directory, dtype="float32", linears="torch")  # ties of weights are compared
+    return load_model(directory, dtype="float32", layers="torch")  # ties of weights are compared
 
 
 def test_the_prompt_is_cut_at_tape_and_question(recipe: Recipe, loaded: LoadedModel) -> None:

@@ -1,0 +1,1 @@
+"""Plain decoders as a few compiled calls a layer."""

@@ -1,0 +1,301 @@
+"""Plain decoders, run layer by layer in two compiled calls around the attention backend's own.
+
+transformers runs about twenty small operators a layer, each through Python: 0.3 ms a layer, however few the
+rows. Llama and its relatives differ in little (biases, norms of queries and keys), so for them the layer
+around its attention is compiled (`engine.compiled.kernels`), with weights packed once. Any other architecture
+runs as transformers' own code. The canary (`engine.model.canary`) compares either way with the dense forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from engine.attention.base import LayerCall
+from engine.attention.cpu_kernel import team
+from engine.compiled.layers import LAYER, after_attention, before_attention, head
+from engine.compiled.products import PANEL
+
+Floats = npt.NDArray[np.float32]
+Weights = npt.NDArray[np.float32 | np.uint16]
+
+PLAIN = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+"""Architectures whose layers are: norm, attention with rotated halves, norm, SwiGLU."""
+_ALONE_OPERATIONS = 1 << 21
+"""Multiplications of a call that one thread does in less time than it takes to wake others."""
+_ROWS_EACH = 64
+"""Rows of a thread from which on rows are split, not weights: they stay in its own cache."""
+
+
+_AT = {name: number for number, name in enumerate(LAYER.names or ())}
+"""The word of each field."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer's weights, held by ``arrays``, as the 64-bit ``words`` of a `LAYER`.
+
+    ``size``: of its matrices; ``joint``, ``mixed``: widths of scratch rows.
+    """
+
+    words: npt.NDArray[np.int64]
+    arrays: tuple[Any, ...]
+    size: int
+    joint: int
+    mixed: int
+    heads: int
+    kv_heads: int
+    dim: int
+    scale: float
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A whole model; ``head``: its last norm and logits, as a layer's queries."""
+
+    embedding: torch.Tensor
+    rotary: nn.Module
+    layers: tuple[Layer, ...]
+    head: Layer
+    vocabulary: int
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the packed weights."""
+        return sum(array.nbytes for each in (*self.layers, self.head) for array in each.arrays)
+
+    @torch.inference_mode()
+    def forward(
+        self, context: Any, tokens: torch.Tensor, keep: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
+        """As `LoadedModel.forward`."""
+        width = self.embedding.shape[1]
+        states = torch.zeros(len(tokens), _padded(width))
+        states[:, :width] = self.embedding[tokens]
+        angles = self._angles(positions)
+        slots = context.slots
+        if isinstance(slots, slice):
+            slots = torch.arange(slots.start, slots.stop)
+        for number, layer in enumerate(self.layers):
+            call = _attention(number, layer, context, states, angles, slots)
+            last = context.last if number == len(self.layers) - 1 else None
+            if last is not None:
+                if not last.rows:
+                    return torch.empty(0, 0)
+                call, states = last.reduced(call), states[torch.tensor(last.rows)]
+            attended = context.attention(call).transpose(0, 1).reshape(len(states), -1).float()
+            _run(
+                after_attention(),
+                layer,
+                states,
+                attended=attended,
+                mixed=torch.empty(len(states), layer.mixed),
+            )
+        if context.last is None:
+            states = states[keep]
+        logits = torch.empty(len(states), self.head.joint)
+        _run(head(), self.head, states, joint=logits)
+        return logits[:, : self.vocabulary]
+
+    def _angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines [rows, half], as the model computes them."""
+        cos, sin = self.rotary(torch.empty(0), positions[None])
+        half = cos.shape[-1] // 2
+        return cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous()
+
+
+def _attention(
+    number: int,
+    layer: Layer,
+    context: Any,
+    states: torch.Tensor,
+    angles: tuple[torch.Tensor, torch.Tensor],
+    slots: torch.Tensor,
+) -> LayerCall:
+    """Write the layer's keys and values; its attention as a call."""
+    rows, keys, values = len(states), context.pool.keys[number], context.pool.values[number]
+    query = torch.empty(layer.heads, rows, layer.dim)
+    key, value = (torch.empty(layer.kv_heads, rows, layer.dim) for _ in range(2))
+    cos, sin = angles
+    _run(
+        before_attention(), layer, states, joint=torch.empty(rows, layer.joint), cos=cos, sin=sin,
+        half=cos.shape[1], slots=slots, query=query, key=key, value=value, keys=keys, values=values,
+        pool_head=keys.stride(0), pool_half=int(keys.dtype == torch.bfloat16),
+    )  # fmt: skip
+    rotation = context.rotations[number]
+    return LayerCall(query, key, value, keys, values, layer.scale, None, None, context.metadata, rotation)
+
+
+def _run(function: int, layer: Layer, states: torch.Tensor, **more: torch.Tensor | int) -> None:
+    """Call a function of `engine.compiled.layers` on ``states`` [rows, width], on as many threads as help."""
+    rows, width = states.shape
+    threads = 1 if rows * layer.size < _ALONE_OPERATIONS else team.threads()
+    normed = torch.empty(threads, rows, width)
+    words = layer.words.copy()
+    words[_AT["rows"]], words[_AT["by_rows"]] = rows, threads == 1 or rows >= _ROWS_EACH * threads
+    if threads > 1:
+        words[_AT["barrier"]], words[_AT["thread_number"]], words[_AT["thread_count"]] = team.functions()
+    for name, value in ("hidden", states), ("normed", normed), *more.items():
+        words[_AT[name]] = value if isinstance(value, int) else value.data_ptr()
+    team.run(function, words.ctypes.data, threads)
+
+
+def decoder_of(model: Any) -> Decoder | None:
+    """The compiled form of a transformers model on the CPU; None where it is no plain decoder."""
+    config = model.config
+    plain = config.model_type in PLAIN and getattr(config, "sliding_window", None) is None
+    if not plain or config.hidden_act != "silu" or model.dtype not in (torch.float32, torch.bfloat16):
+        return None
+    if model.device.type != "cpu":
+        return None
+    # quantised linears have a class of their own, and sharded ones such weights
+    if any(
+        type(each) is not nn.Linear or type(each.weight.data) is not torch.Tensor for each in _linears(model)
+    ):
+        return None
+    inner = model.model
+    epsilon = float(inner.norm.variance_epsilon)
+    width = inner.embed_tokens.weight.shape[1]
+    return Decoder(
+        embedding=inner.embed_tokens.weight,
+        rotary=inner.rotary_emb,
+        layers=tuple(_layer(each, width, epsilon) for each in inner.layers),
+        head=_made(
+            {
+                "norm": _padded_floats(inner.norm.weight),
+                "queries": _panels(model.lm_head.weight),
+                "bias": _bias([model.lm_head]),
+            },
+            {"inputs": width, "epsilon": epsilon},
+        ),
+        vocabulary=model.lm_head.weight.shape[0],
+    )
+
+
+def release_plain(model: Any) -> int:
+    """Free the weights that `decoder_of` packed; ``model`` itself can run no more. Returns the bytes."""
+    tied, freed = model.get_input_embeddings().weight, 0
+    for each in _linears(model):
+        if each.weight is not tied:
+            freed += each.weight.nbytes
+            each.weight = nn.Parameter(each.weight.new_empty(0), requires_grad=False)
+    return freed
+
+
+def _linears(model: Any) -> Iterator[Any]:
+    """The modules that hold the matrices."""
+    yield model.lm_head
+    for layer in model.model.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        yield from (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
+        yield from (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+
+
+def _layer(layer: Any, width: int, epsilon: float) -> Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    joined = (attention.q_proj, attention.k_proj, attention.v_proj)
+    gates, gates_bias = _interleaved(mlp.gate_proj, mlp.up_proj)
+    arrays = {
+        "norm": _padded_floats(layer.input_layernorm.weight),
+        "queries": _panels(torch.cat([each.weight for each in joined])),
+        "bias": _bias(joined),
+        "out": _panels(attention.o_proj.weight),
+        "second_norm": _padded_floats(layer.post_attention_layernorm.weight),
+        "gates": gates,
+        "gates_bias": gates_bias,
+        "down": _panels(mlp.down_proj.weight),
+    }
+    for name, norm in (("query_norm", "q_norm"), ("key_norm", "k_norm")):
+        if hasattr(attention, norm):
+            arrays[name] = getattr(attention, norm).weight.detach().float().numpy()
+    inner = mlp.gate_proj.weight.shape[0]
+    numbers = {
+        "inputs": width,
+        "heads": attention.q_proj.weight.shape[0] // attention.head_dim,
+        "kv_heads": attention.k_proj.weight.shape[0] // attention.head_dim,
+        "dim": attention.head_dim,
+        "inner": inner,
+        "mixed_width": _padded(inner),
+        "epsilon": epsilon,
+    }
+    return _made(arrays, numbers, float(attention.scaling))
+
+
+def _made(arrays: Mapping[str, Any], numbers: Mapping[str, float], scale: float = 1.0) -> Layer:
+    """A layer of named ``arrays`` and ``numbers`` of `LAYER`."""
+    call = np.zeros(1, LAYER)
+    for name, array in arrays.items():
+        call[name] = array.ctypes.data
+    for name, number in numbers.items():
+        call[name] = number
+    matrices = {name: arrays[name] for name in ("queries", "out", "gates", "down") if name in arrays}
+    for name in matrices.keys() - {"down"}:
+        call[f"{name}_panels"] = len(matrices[name])
+    call["width"] = _padded(int(numbers["inputs"]))
+    call["weights_half"] = arrays["queries"].itemsize == 2
+    return Layer(
+        words=call.view(np.int64),
+        arrays=tuple(arrays.values()),
+        size=sum(each.size for each in matrices.values()),
+        joint=len(arrays["queries"]) * PANEL,
+        mixed=int(numbers.get("mixed_width", 0)),
+        heads=int(numbers.get("heads", 0)),
+        kv_heads=int(numbers.get("kv_heads", 0)),
+        dim=int(numbers.get("dim", 0)),
+        scale=scale,
+    )
+
+
+def _padded(width: int) -> int:
+    """``width`` in whole panels."""
+    return -(-width // PANEL) * PANEL
+
+
+def _padded_floats(weight: torch.Tensor) -> Floats:
+    weight = weight.detach().float()
+    return nn.functional.pad(weight, (0, _padded(len(weight)) - len(weight))).numpy()
+
+
+def _seen(tensor: torch.Tensor) -> Any:
+    """Floats, or bfloat16 as uint16."""
+    return (tensor if tensor.dtype == torch.float32 else tensor.view(torch.uint16)).detach().numpy()
+
+
+def _panels(weight: torch.Tensor) -> Weights:
+    """[outputs, inputs] as [panels, inputs, PANEL], zeros behind the last output."""
+    outputs, inputs = weight.shape
+    packed = weight.new_zeros(_padded(outputs), inputs)
+    packed[:outputs] = weight
+    seen: Weights = _seen(packed.view(-1, PANEL, inputs).transpose(1, 2).contiguous())
+    return seen
+
+
+def _bias(linears: Sequence[Any]) -> Floats:
+    """The joint bias, padded; zeros where there is none."""
+    parts = [
+        torch.zeros(each.weight.shape[0]) if each.bias is None else each.bias.detach().float()
+        for each in linears
+    ]
+    joint = torch.cat(parts)
+    return torch.nn.functional.pad(joint, (0, _padded(len(joint)) - len(joint))).numpy()
+
+
+def _interleaved(gate: Any, up: Any) -> tuple[Weights, Floats]:
+    """Half panels of gate and up in turn, weights and biases."""
+    half = PANEL // 2
+    inner = gate.weight.shape[0]
+    pad = -inner % half
+
+    def mixed(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        parts = [torch.cat((each, each.new_zeros(pad, *each.shape[1:]))) for each in (a, b)]
+        return torch.stack([torch.unflatten(part, 0, (-1, half)) for part in parts], 1).flatten(0, 2)
+
+    weights = _panels(mixed(gate.weight.detach(), up.weight.detach()))
+    biases = [torch.zeros(inner) if each.bias is None else each.bias.detach().float() for each in (gate, up)]
+    return weights, mixed(*biases).numpy()

@@ -1,0 +1,328 @@
+"""One decoder layer before and after its attention, each a compiled call on torch's own threads.
+
+Many rows are split between the threads, each of which takes its rows through the whole call. Few rows are all
+taken by every thread, which has its share of the weights; then threads wait for each other between products.
+A row's result depends neither on the rows beside it nor on the number of threads.
+
+Weights are packed in panels, [panels, inputs, PANEL], float32 or bfloat16 (seen as uint16). All else is
+float32; rows are padded to whole panels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numba
+import numpy as np
+from numba import types
+
+from engine.attention.cpu_kernel.vectors import LANES
+from engine.compiled.products import (
+    MOST,
+    PANEL,
+    float_pointer,
+    gated,
+    gated_half,
+    half_pointer,
+    integer_pointer,
+    invoke,
+    number_from,
+    product,
+    product_half,
+    squares,
+    weighted,
+    word_pointer,
+)
+from metrics.kernel import callback, kernel
+
+DEPTH = 1024
+"""Inputs at a time, so that a panel's weights (256 KiB) stay in the second cache for all rows."""
+
+_PER_PASS = (
+    # the pass: states [rows, width], and scratch [threads, rows, width] of as many rows
+    ("hidden", "normed", "rows", "by_rows"),
+    # OpenMP's functions, 0 on one thread
+    ("barrier", "thread_number", "thread_count"),
+    # before attention: scratch, angles [rows, half], slots; [heads, rows, dim]; pools, floats between heads
+    ("joint", "cos", "sin", "half", "slots", "query", "key", "value"),
+    ("keys", "values", "pool_head", "pool_half"),
+    # after attention: [rows, heads * dim], and scratch [rows, mixed_width]
+    ("attended", "mixed"),
+)
+_PER_LAYER = (
+    ("width", "inputs", "weights_half", "norm", "second_norm"),
+    ("queries", "queries_panels", "bias", "heads", "kv_heads", "dim", "query_norm", "key_norm"),
+    ("out", "out_panels", "gates", "gates_panels", "gates_bias", "inner", "down", "mixed_width"),
+)
+LAYER = np.dtype(
+    [(name, np.int64) for group in _PER_PASS + _PER_LAYER for name in group] + [("epsilon", np.float32)],
+    align=True,
+)
+"""Arguments of a call: addresses, and sizes in floats or rows."""
+
+
+@kernel
+def _tile(rows: int, values: Any, gate: bool, half: bool) -> None:
+    if gate and half:
+        gated_half(rows, values)
+    elif gate:
+        gated(rows, values)
+    elif half:
+        product_half(rows, values)
+    else:
+        product(rows, values)
+
+
+@kernel
+def linear(
+    rows: int, x: int, x_step: int, depth: int, weights: int, half: int, first: int, last: int, start: int,
+    start_step: int, out: int, out_step: int, gate: bool,
+) -> None:  # fmt: skip
+    """out[:, panel] = start[:, panel] + x[:, :depth] @ weights[panel], for panels ``first`` to ``last``.
+
+    ``gate``: as `products.gated`, half as many columns. ``start_step``: 0 for a bias.
+    """
+    size = 2 if half else 4
+    columns = (PANEL // 2 if gate else PANEL) * 4
+    sums = np.empty((rows if gate and depth > DEPTH else 0, PANEL), np.float32)
+    for panel in range(first, last):
+        w, to = weights + panel * depth * PANEL * size, out + panel * columns
+        begin, begin_step = start + panel * PANEL * 4, start_step
+        for k in range(0, depth, DEPTH):
+            count = min(DEPTH, depth - k)
+            ends = k + count == depth
+            place, step = to, out_step
+            if gate and not ends:
+                place, step = sums.ctypes.data, PANEL * 4
+            for r in range(0, rows, MOST):
+                values = (
+                    x + r * x_step + 4 * k, x_step, count, w + k * PANEL * size,
+                    begin + r * begin_step, begin_step, place + r * step, step,
+                )  # fmt: skip
+                _tile(min(MOST, rows - r), values, gate and ends, half != 0)
+            begin, begin_step = place, step
+
+
+@kernel
+def rms_norm(rows: int, x: int, step: int, inputs: int, weight: int, epsilon: Any, out: int) -> None:
+    """out = x / rms * weight; rows of ``inputs`` floats, ``step`` bytes apart and padded with zeros."""
+    vectors = step // (4 * LANES)
+    for r in range(rows):
+        mean = squares(x + r * step, vectors) / np.float32(inputs)
+        weighted(x + r * step, weight, out + r * step, vectors, np.float32(1) / np.sqrt(mean + epsilon))
+
+
+@kernel
+def rotated_heads(
+    joint: Any, column: int, cos: Any, sin: Any, norm: Any, epsilon: Any, out: Any, rows: Any
+) -> None:
+    """Heads of ``rows`` of ``joint`` [all rows, width] from ``column`` on to ``out`` [heads, all rows, dim]:
+    normed if ``norm`` has entries, then rotated, halves of the first 2 * cos.shape[1] dims."""
+    heads, _, dim = out.shape
+    half = cos.shape[1]
+    for r in range(rows[0], rows[1]):
+        for h in range(heads):
+            begin = column + h * dim
+            scale = np.float32(1)
+            if len(norm):
+                total = np.float32(0)
+                for i in range(dim):
+                    total += joint[r, begin + i] * joint[r, begin + i]
+                scale = np.float32(1) / np.sqrt(total / np.float32(dim) + epsilon)
+                for i in range(dim):
+                    joint[r, begin + i] *= scale * norm[i]
+            for i in range(half):
+                a, b = joint[r, begin + i], joint[r, begin + half + i]
+                out[h, r, i] = a * cos[r, i] - b * sin[r, i]
+                out[h, r, half + i] = b * cos[r, i] + a * sin[r, i]
+            for i in range(2 * half, dim):
+                out[h, r, i] = joint[r, begin + i]
+
+
+@kernel
+def _put(new: int, pool: int, heads: int, rows: int, dim: int, head_step: int, slots: Any, some: Any) -> None:
+    """pool[:, slots] = new [heads, rows, dim], for the rows ``some``."""
+    source = numba.carray(float_pointer(new), (heads, rows, dim), np.float32)
+    target = numba.carray(float_pointer(pool), (heads, head_step), np.float32)
+    for h in range(heads):
+        for r in range(some[0], some[1]):
+            first = slots[r] * dim
+            for i in range(dim):
+                target[h, first + i] = source[h, r, i]
+
+
+@kernel
+def _put_half(
+    new: int, pool: int, heads: int, rows: int, dim: int, head_step: int, slots: Any, some: Any
+) -> None:
+    """`_put` as bfloat16, rounded to nearest even; NaN stays NaN."""
+    source = numba.carray(word_pointer(new), (heads, rows, dim), np.uint32)
+    target = numba.carray(half_pointer(pool), (heads, head_step), np.uint16)
+    for h in range(heads):
+        for r in range(some[0], some[1]):
+            first = slots[r] * dim
+            for i in range(dim):
+                word = source[h, r, i]
+                if (word & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000):
+                    target[h, first + i] = np.uint16(0x7FC0)
+                else:
+                    rounded = word + np.uint32(0x7FFF) + ((word >> np.uint32(16)) & np.uint32(1))
+                    target[h, first + i] = np.uint16(rounded >> np.uint32(16))
+
+
+@kernel
+def _share(count: int, team: Any) -> Any:
+    """The part of ``count`` things of a thread, ``team`` = its number and that of all."""
+    return count * team[0] // team[1], count * (team[0] + 1) // team[1]
+
+
+@kernel
+def _rows(call: Any, team: Any) -> Any:
+    """The thread's rows, in whole tiles."""
+    if call.by_rows:
+        first, last = _share(-(-call.rows // MOST), team)
+        return min(first * MOST, call.rows), min(last * MOST, call.rows)
+    return 0, call.rows
+
+
+@kernel
+def _panels(call: Any, panels: int, team: Any) -> Any:
+    """The thread's panels."""
+    if call.by_rows:
+        return 0, panels
+    return _share(panels, team)
+
+
+@kernel
+def _scratch(call: Any, first: int, team: Any) -> int:
+    """The address of normed rows from ``first`` on; where threads share rows, each has its own."""
+    number = 0 if call.by_rows else team[0] * call.rows
+    address: int = call.normed + (number + first) * call.width * 4
+    return address
+
+
+@kernel
+def _wait(call: Any) -> None:
+    """For the other threads, where they share rows."""
+    if call.barrier and not call.by_rows:
+        invoke(call.barrier)
+
+
+@kernel
+def _project(call: Any, first: int, last: int, team: Any) -> None:
+    """The states of rows ``first`` to ``last``, normed, through ``queries`` to ``joint``."""
+    step, joint_step = call.width * 4, call.queries_panels * PANEL * 4
+    x, normed = call.hidden + first * step, _scratch(call, first, team)
+    rms_norm(last - first, x, step, call.inputs, call.norm, call.epsilon, normed)
+    panels = _panels(call, call.queries_panels, team)
+    linear(
+        last - first, normed, step, call.inputs, call.queries, call.weights_half, panels[0], panels[1],
+        call.bias, 0, call.joint + first * joint_step, joint_step, False,
+    )  # fmt: skip
+
+
+@kernel
+def _split(call: Any, some: Any) -> None:
+    """The rows ``some`` of ``joint`` as rotated queries and keys, and values; these two go to the pool."""
+    heads, kv_heads, dim, rows = call.heads, call.kv_heads, call.dim, call.rows
+    joint = numba.carray(float_pointer(call.joint), (rows, call.queries_panels * PANEL), np.float32)
+    cos = numba.carray(float_pointer(call.cos), (rows, call.half), np.float32)
+    sin = numba.carray(float_pointer(call.sin), (rows, call.half), np.float32)
+    slots = numba.carray(integer_pointer(call.slots), (rows,), np.int64)
+    for part in range(2):
+        address, norm_of, number, column = call.query, call.query_norm, heads, 0
+        if part == 1:
+            address, norm_of, number, column = call.key, call.key_norm, kv_heads, heads * dim
+        out = numba.carray(float_pointer(address), (number, rows, dim), np.float32)
+        norm = numba.carray(float_pointer(norm_of), (dim if norm_of else 0,), np.float32)
+        rotated_heads(joint, column, cos, sin, norm, call.epsilon, out, some)
+    value = numba.carray(float_pointer(call.value), (kv_heads, rows, dim), np.float32)
+    for r in range(some[0], some[1]):
+        for h in range(kv_heads):
+            begin = (heads + kv_heads + h) * dim
+            for i in range(dim):
+                value[h, r, i] = joint[r, begin + i]
+    if call.pool_half:
+        _put_half(call.key, call.keys, kv_heads, rows, dim, call.pool_head, slots, some)
+        _put_half(call.value, call.values, kv_heads, rows, dim, call.pool_head, slots, some)
+    else:
+        _put(call.key, call.keys, kv_heads, rows, dim, call.pool_head, slots, some)
+        _put(call.value, call.values, kv_heads, rows, dim, call.pool_head, slots, some)
+
+
+@kernel
+def _mix(call: Any, first: int, last: int, team: Any) -> None:
+    """Add the attention's output and then the feed-forward part to the states."""
+    rows, step, mixed_step, half = last - first, call.width * 4, call.mixed_width * 4, call.weights_half
+    joined, x, mixed = call.heads * call.dim, call.hidden + first * step, call.mixed + first * mixed_step
+    panels, gates = _panels(call, call.out_panels, team), _panels(call, call.gates_panels, team)
+    attended, normed = call.attended + first * joined * 4, _scratch(call, first, team)
+    linear(
+        rows, attended, joined * 4, joined, call.out, half, panels[0], panels[1], x, step, x, step, False
+    )  # fmt: skip
+    _wait(call)
+    rms_norm(rows, x, step, call.inputs, call.second_norm, call.epsilon, normed)
+    linear(
+        rows, normed, step, call.inputs, call.gates, half, gates[0], gates[1], call.gates_bias, 0,
+        mixed, mixed_step, True,
+    )  # fmt: skip
+    _wait(call)
+    linear(
+        rows, mixed, mixed_step, call.inner, call.down, half, panels[0], panels[1], x, step, x, step, False
+    )  # fmt: skip
+
+
+@kernel
+def _team(call: Any) -> Any:
+    """The thread's number, and how many there are."""
+    if call.thread_count:
+        return number_from(call.thread_number), number_from(call.thread_count)
+    return 0, 1
+
+
+def _before(pointer: Any) -> None:
+    call = numba.carray(pointer, 1)[0]
+    team = _team(call)
+    first, last = _rows(call, team)
+    _project(call, first, last, team)
+    _wait(call)
+    if call.by_rows or team[0] == 0:
+        _split(call, (first, last))
+
+
+def _after(pointer: Any) -> None:
+    call = numba.carray(pointer, 1)[0]
+    team = _team(call)
+    first, last = _rows(call, team)
+    _mix(call, first, last, team)
+
+
+def _head(pointer: Any) -> None:
+    call = numba.carray(pointer, 1)[0]
+    team = _team(call)
+    first, last = _rows(call, team)
+    _project(call, first, last, team)
+
+
+@cache
+def _compiled(function: Callable[[Any], None]) -> int:
+    """The address of a C function that takes the address of a `LAYER`."""
+    address: int = callback(function, types.void(types.CPointer(numba.from_dtype(LAYER)))).address
+    return address
+
+
+def before_attention() -> int:
+    """Norm, queries, keys and values of the states; see `LAYER`."""
+    return _compiled(_before)
+
+
+def after_attention() -> int:
+    """The rest of the layer, in place."""
+    return _compiled(_after)
+
+
+def head() -> int:
+    """The last norm and the logits: ``norm``, ``queries``, ``bias`` and ``joint`` are the head's."""
+    return _compiled(_head)
