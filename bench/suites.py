@@ -7,6 +7,7 @@ SUITES: dict[str, dict[str, tuple[str, str]]] = {
         "ring": ("bench.stream.ring:measure", "Ring between two processes"),
         "kafka": ("bench.stream.kafka:measure", "Kafka to bars"),
         "hits": ("bench.stream.hits:measure", "Flash hits through the query socket"),
+        "tiers": ("bench.stream.tiers:measure", "Asks by the tier that answers them"),
         "sessions": ("bench.stream.sessions:measure", "Updates that the daemon keeps up with"),
         "questions": ("bench.engine.questions:stream", "Questions on the paper's scenario"),
     },

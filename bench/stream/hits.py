@@ -91,7 +91,7 @@ async def _measure(plan: HitsPlan, threads: int, source: FloodSource) -> list[Fi
     try:
         await front.start()
         async with _echo() as echo:
-            await _rest(front)
+            await rest(front)
             measure = partial(_condition, front, source, echo, plan, threads)
             found = await measure("engine idle", still)
             source.open()
@@ -105,7 +105,7 @@ async def _measure(plan: HitsPlan, threads: int, source: FloodSource) -> list[Fi
     return found
 
 
-async def _rest(front: Front) -> None:
+async def rest(front: Front) -> None:
     """Wait until the first records are answered and the engine is idle."""
     deadline = time.monotonic() + _PRELOAD_S
     before = 0.0

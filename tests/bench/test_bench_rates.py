@@ -7,8 +7,10 @@ import asyncio
 import pytest
 
 from bench.figures import Figure
-from bench.stream import hits, kafka, processes, ring, sessions
+from bench.stream import hits, kafka, processes, ring, sessions, tiers
 from bench.stream.flood import FloodSource, instruments, payloads
+from engine.model.embedded import build_tokenizer
+from engine.model.prompt import PromptFormat
 from ingest.tokens import Tokeniser
 
 
@@ -84,6 +86,20 @@ def test_hits_come_from_the_cache_of_a_real_front() -> None:
     assert versions[idle].ours == 0
     assert versions[others].ours > 0
     assert values("latest answer P50")[own].n > 0
+
+
+def test_the_average_ask_is_that_of_its_mix_of_tiers() -> None:
+    """Equation 18, from the medians of the same run."""
+    found = list(tiers.figures(PromptFormat.of(build_tokenizer()), threads=1, asks=4))
+    hit, early, computed = (f.ours for f in found if f.name.endswith("P50"))
+    assert hit < computed
+    averages = [f for f in found if f.name == "average ask"]
+    assert [(f.setting["hits"], f.setting["early exits"]) for f in averages] == list(tiers.MIXES)
+    for (hits_share, early_share), average in zip(tiers.MIXES, averages, strict=True):
+        rest = 1 - hits_share - early_share
+        expected = hits_share * hit + early_share * early + rest * computed
+        assert average.ours == pytest.approx(expected)
+        assert average.reference == pytest.approx(computed)
 
 
 def test_every_bar_of_every_session_is_answered_before_the_next() -> None:
