@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from transformers import AutoTokenizer
 
 from bench.figures import Figure
 from bench.stream import hits, kafka, processes, ring, sessions, tiers
 from bench.stream.flood import FloodSource, instruments, payloads
-from engine.model.embedded import build_tokenizer
+from engine.model.embedded import embedded_directory
 from engine.model.prompt import PromptFormat
 from ingest.tokens import Tokeniser
 
@@ -90,7 +91,8 @@ def test_hits_come_from_the_cache_of_a_real_front() -> None:
 
 def test_the_average_ask_is_that_of_its_mix_of_tiers() -> None:
     """Equation 18, from the medians of the same run."""
-    found = list(tiers.figures(PromptFormat.of(build_tokenizer()), threads=1, asks=4))
+    tokenizer = AutoTokenizer.from_pretrained(embedded_directory())
+    found = list(tiers.figures(PromptFormat.of(tokenizer), threads=1, asks=4))
     hit, early, computed = (f.ours for f in found if f.name.endswith("P50"))
     assert hit < computed
     averages = [f for f in found if f.name == "average ask"]
