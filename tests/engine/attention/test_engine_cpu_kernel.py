@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from engine.attention.base import LayerCall
 from engine.attention.cpu import CpuAttention
 from engine.attention.cpu_kernel.backend import CpuKernelAttention
 from engine.attention.cpu_kernel.choice import cpu_attention, disagreement
 from engine.attention.cpu_kernel.intrinsics import TILE, widths
+from engine.attention.cpu_kernel.plan import _cut
 from engine.attention.cpu_kernel.team import torch_openmp
 from engine.attention.metadata import AttentionMetadata, Packed
 from engine.attention.rotary import FrameRotation
@@ -88,6 +92,27 @@ def test_every_size_gives_float64_s_output_and_sum(
     assert sums is not None
     tolerance.assert_sums(out, wanted.float(), width=context + rows)
     tolerance.assert_sums(sums, wanted_sums.float(), width=context + rows + dims[0])
+
+
+@given(st.data())
+@settings(max_examples=200, deadline=None)
+def test_runs_of_slots_are_cut_into_pieces_without_loss(data: st.DataObject) -> None:
+    """In order, at borders of tiles, no more pieces than wanted; also where sizes do not divide."""
+    lengths = data.draw(st.lists(st.integers(1, 3000), min_size=1, max_size=5))
+    readers = data.draw(st.lists(st.integers(1, 30), min_size=len(lengths), max_size=len(lengths)))
+    pieces, groups = data.draw(st.integers(2, 32)), data.draw(st.integers(1, 8))
+    sizes = enumerate(zip(readers, lengths, strict=True))
+    runs = np.array([(i, n, 10_000 * i, 10_000 * i + length) for i, (n, length) in sizes])
+    tiles = -(-(runs[:, 3] - runs[:, 2]) // TILE)
+    parts = list(_cut(runs, tiles, tiles * (runs[:, 1] * groups + 6), pieces))
+    assert 1 <= len(parts) <= pieces
+    flat = np.concatenate(parts)
+    for entry, entries, low, high in runs.tolist():
+        own = flat[flat[:, 0] == entry]
+        assert (own[:, 1] == entries).all()
+        assert [own[0, 2], own[-1, 3]] == [low, high]
+        assert (own[1:, 2] == own[:-1, 3]).all()
+        assert ((own[1:, 2] - low) % TILE == 0).all()
 
 
 @pytest.mark.parametrize("readers", [1, 25])
