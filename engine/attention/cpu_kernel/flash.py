@@ -22,6 +22,7 @@ import numpy as np
 from numba import types
 
 from engine.attention.cpu_kernel.intrinsics import (
+    AHEAD,
     FLOAT,
     MOST_LINES,
     TILE,
@@ -40,6 +41,7 @@ from engine.attention.cpu_kernel.intrinsics import (
     soften,
     take,
     turn,
+    widened,
 )
 from engine.attention.cpu_kernel.vectors import LANES
 from metrics.kernel import callback
@@ -54,6 +56,7 @@ _LONG, _LONGS = 8, 2
 """Bytes and floats of an int64."""
 _LOG2_E = math.log2(math.e)
 _ROW = TILE * FLOAT
+_FETCHED = AHEAD * LANES * FLOAT
 
 _ADDRESSES = (
     # tensors: the address, and steps in bytes; the innermost dimension is tight
@@ -124,6 +127,7 @@ def _multiply(
     depth: int,
     targets: int,
     add: int,
+    ahead: int,
 ) -> None:
     """`product` over ``width`` vectors, as many at a time as registers hold."""
     column = 0
@@ -133,7 +137,8 @@ def _multiply(
             if column + most <= width:
                 wide = most
         place = column * LANES * FLOAT
-        product((8 * lines + wide, left, left_step, right + place, step, depth, targets, place, add))
+        product((8 * lines + wide, left, left_step, right + place, step, depth, targets, place, add, ahead))
+        ahead += depth * _FETCHED
         column += wide
 
 
@@ -160,26 +165,14 @@ def _lines(call: Any, head: int, entry: int, rows: int, block_row: int, state: i
 
 
 @_part
-def _transpose(call: Any, keys: int, values: int, count: int, room: _Room) -> None:
-    """Transpose ``count`` keys from ``keys`` on; the next tile of keys and ``values`` is prefetched."""
+def _transpose(call: Any, keys: int, count: int, room: _Room) -> None:
+    """Transpose ``count`` keys from ``keys`` on."""
     half, step = call.half, call.key_slot
     size = 2 if half else FLOAT
-    ahead, far = keys + TILE * step, values + TILE * call.value_slot
     for i in range(0, count, LANES):
         for d in range(0, call.key_dim, LANES):
             source, target = keys + i * step + d * size, room.tile + (d * TILE + i) * FLOAT
-            turn((source, step, count - 1 - i, half, target, ahead, far))
-            ahead += LANES * LANES * size
-            far += LANES * LANES * size
-
-
-@_part
-def _widen(call: Any, values: int, count: int, room: _Room) -> None:
-    """Copy ``count`` values as floats."""
-    width = call.value_dim // LANES
-    for i in range(count):
-        source, target = values + i * call.value_slot, room.values + i * call.value_dim * FLOAT
-        scaled((source, target, width, 1, np.float32(1)))
+            turn((source, step, count - 1 - i, half, target))
 
 
 @_part
@@ -207,21 +200,25 @@ def _segment(call: Any, keys: int, values: int, read: tuple[int, int, int], tops
             values + start * call.value_slot,
             call.value_slot,
         )
-        if lines <= MOST_LINES:
+        few = lines <= MOST_LINES
+        if few:
             _few(call, lines, source, seen, count, room)
         else:
-            _transpose(call, source, seen, count, room)
+            _transpose(call, source, count, room)
+        # the products of many lines prefetch the next tile: what is left of its keys and values
+        ahead, far = source + TILE * call.key_slot, seen + TILE * call.value_slot
+        until, end = ahead + TILE * call.key_slot, far + TILE * call.value_slot
         if call.half:
-            _widen(call, seen, count, room)
+            widened((seen, seen_step, count, width, room.values))
             seen, seen_step = room.values, call.value_dim * FLOAT
         for line in range(0, lines, at_once):
             some = min(at_once, lines - line)
             numbers = room.numbers + line * _LONG
             low, high, whole = TILE, 0, 1
             for i in range(some):
-                sees, until = integer_at(numbers, i) - start, integer_at(numbers, lines + i) - start
-                low, high = min(low, sees), max(high, until)
-                if sees > 0 or until < TILE:
+                sees, stops = integer_at(numbers, i) - start, integer_at(numbers, lines + i) - start
+                low, high = min(low, sees), max(high, stops)
+                if sees > 0 or stops < TILE:
                     whole = 0
             low, high = max(low, 0), min(high, count)
             if low >= high:
@@ -229,13 +226,19 @@ def _segment(call: Any, keys: int, values: int, read: tuple[int, int, int], tops
             if count < TILE:
                 whole = 0
             query, scores = room.queries + line * query_step, room.scores
-            if lines > MOST_LINES:
+            if not few:
+                columns, near = -(-high // LANES), ahead if ahead < until else scores
                 _multiply(
-                    some, -(-high // LANES), query, query_step, room.tile, _ROW, call.key_dim, room.targets, 0
+                    some, columns, query, query_step, room.tile, _ROW, call.key_dim, room.targets, 0, near
                 )
+                ahead += call.key_dim * _FETCHED
             soften((some, scores, numbers, lines * _LONG, start, count, whole, tops, width, call.cap))
+            near = scores if few or far >= end else far
             scores, seen_values, outputs = scores + low * FLOAT, seen + low * seen_step, 2 * lines * _LONG
-            _multiply(some, width, scores, _ROW, seen_values, seen_step, high - low, numbers + outputs, 1)
+            _multiply(
+                some, width, scores, _ROW, seen_values, seen_step, high - low, numbers + outputs, 1, near
+            )
+            far += (high - low) * _FETCHED
 
 
 @_part

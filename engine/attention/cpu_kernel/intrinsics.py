@@ -21,6 +21,8 @@ MOST_LINES = 6
 """Lines of a register tile."""
 FLOAT = 4
 """Bytes."""
+AHEAD = 2
+"""Cache lines that `product` prefetches in a step."""
 _ROW = FLOAT * TILE
 _VECTOR = FLOAT * LANES
 
@@ -78,7 +80,7 @@ def _integers(count: int) -> Callable[[Callable[..., None]], Callable[[tuple[Any
     return _action(*[types.int64] * count)
 
 
-@_integers(9)
+@_integers(10)
 def product(
     v: Vectors,
     shape: Any,
@@ -90,16 +92,20 @@ def product(
     targets: Any,
     column: Any,
     add: Any,
+    ahead: Any,
 ) -> None:
     """``target[i] = left[i] @ right``, or plus what is there if ``add``, for up to `MOST_LINES` lines.
 
     ``shape``: lines * 8 + vectors of a line (one of `WIDTHS`). ``left`` [lines, depth], ``right``
-    [depth, vectors * LANES]. ``targets``: int64 addresses, to which ``column`` bytes are added.
+    [depth, vectors * LANES]. ``targets``: int64 addresses, to which ``column`` bytes are added. Meanwhile
+    `AHEAD` cache lines for each step of ``depth`` are prefetched from ``ahead`` on: evenly, because few can
+    be under way at a time.
     """
+    given = left, left_step, right, right_step, depth, targets, column, add, ahead
     for lines in range(1, MOST_LINES + 1):
         for width in WIDTHS:
             with v.builder.if_then(v.builder.icmp_signed("==", shape, I64(8 * lines + width))):
-                _product(v, lines, width, left, left_step, right, right_step, depth, targets, column, add)
+                _product(v, lines, width, *given)
 
 
 def _product(
@@ -114,6 +120,7 @@ def _product(
     targets: Any,
     column: Any,
     add: Any,
+    ahead: Any,
 ) -> None:
     b = v.builder
     places = [v.at(v.load(v.at(targets, 8 * i), I64), column) for i in range(lines)]
@@ -131,6 +138,8 @@ def _product(
     with cgutils.for_range(b, depth, intp=I64) as loop:
         row = v.at(right, v.times(loop.index, right_step))
         columns = [v.load(v.at(row, _VECTOR * j)) for j in range(width)]
+        for i in range(AHEAD):
+            v.prefetch(v.at(ahead, v.times(loop.index, AHEAD * _VECTOR), _VECTOR * i))
         for i, line in enumerate(sums):
             at = v.at(left, v.times(left_step, i), v.times(loop.index, FLOAT))
             factor = v.splat(v.load(at, F32))
@@ -282,24 +291,31 @@ def _raise(v: Vectors, highest: Any, top: Any, sums: Any, output: Any, width: An
         v.store(b.fmul(v.load(place), factor), place)
 
 
-@_integers(7)
-def turn(v: Vectors, source: Any, step: Any, last: Any, half: Any, target: Any, ahead: Any, far: Any) -> None:
+@_integers(5)
+def turn(v: Vectors, source: Any, step: Any, last: Any, half: Any, target: Any) -> None:
     """16 rows of 16 numbers transposed to floats whose rows are a tile apart; rows after ``last`` repeat it.
 
-    ``half``: they are bfloat16. As many bytes are prefetched from ``ahead`` and ``far`` on.
+    ``half``: they are bfloat16.
     """
     b = v.builder
     rows = [b.select(b.icmp_signed("<", I64(i), last), I64(i), last) for i in range(LANES)]
     with b.if_else(b.icmp_signed("!=", half, I64(0))) as (short, full):
-        for taken, kind, size in ((short, HALVES, 2), (full, v.constant(0).type, FLOAT)):
+        for taken, kind in ((short, HALVES), (full, v.constant(0).type)):
             with taken:
-                for i in range(LANES * LANES * size // _VECTOR):
-                    v.prefetch(v.at(ahead, _VECTOR * i))
-                    v.prefetch(v.at(far, _VECTOR * i))
                 read = [v.load(v.at(source, v.times(row, step)), kind) for row in rows]
                 square = [v.widen(row) for row in read] if kind is HALVES else read
                 for i, row in enumerate(v.transposed(square)):
                     v.store(row, v.at(target, _ROW * i))
+
+
+@_integers(5)
+def widened(v: Vectors, source: Any, step: Any, rows: Any, width: Any, target: Any) -> None:
+    """``rows`` rows of ``width`` vectors of bfloat16, ``step`` apart, as floats."""
+    b = v.builder
+    with cgutils.for_range(b, rows, intp=I64) as row, cgutils.for_range(b, width, intp=I64) as loop:
+        read = v.load(v.at(source, v.times(row.index, step), v.times(loop.index, 2 * LANES)), HALVES)
+        index = b.add(v.times(row.index, width), loop.index)
+        v.store(v.widen(read), v.at(target, v.times(index, _VECTOR)))
 
 
 @_action(*[types.int64] * 4, types.float32)

@@ -64,9 +64,9 @@ class Vectors:
         self.builder.store(value, self.builder.inttoptr(address, value.type.as_pointer()), align=align)
 
     def prefetch(self, address: Any) -> None:
-        """Ask for a cache line, to be read once or twice."""
+        """Ask for a cache line in the second cache; the first holds the tile at hand."""
         self.builder.call(
-            self._fetch, [self.builder.inttoptr(address, I8.as_pointer()), I32(0), I32(3), I32(1)]
+            self._fetch, [self.builder.inttoptr(address, I8.as_pointer()), I32(0), I32(2), I32(1)]
         )
 
     def constant(self, value: float) -> Any:
