@@ -14,7 +14,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from engine.attention.cpu_kernel.intrinsics import WIDTHS
+from engine.attention.cpu_kernel.products import WIDTHS
 from engine.attention.cpu_kernel.vectors import F32, HALVES, I32, I64, LANES, Vectors
 
 PANEL, MOST = 64, 6

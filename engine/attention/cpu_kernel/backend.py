@@ -11,10 +11,10 @@ import torch
 
 from engine.attention.base import LayerCall
 from engine.attention.cpu_kernel import team
-from engine.attention.cpu_kernel.flash import CALL, room_floats, state_floats, worker
-from engine.attention.cpu_kernel.intrinsics import FLOAT
+from engine.attention.cpu_kernel.flash import worker
+from engine.attention.cpu_kernel.memory import CALL, room_floats, state_floats
 from engine.attention.cpu_kernel.plan import Plan, Shape, plan
-from engine.attention.cpu_kernel.vectors import LANES
+from engine.attention.cpu_kernel.vectors import FLOAT, LANES
 from engine.attention.metadata import AttentionMetadata
 from engine.attention.reads import Reads, reads_of
 from engine.attention.rotary import FrameRotation
@@ -36,7 +36,7 @@ def serves(key_dim: int, value_dim: int, dtype: torch.dtype) -> bool:
 
 @dataclass
 class _Pass:
-    """One pass as layers of one kind read it; ``tables``: rotations of its shifts, [shifts, 2, half]."""
+    """One pass for layers of one kind; ``tables``: rotations of its shifts, float [shifts, 2, half]."""
 
     plan: Plan
     shape: Shape
@@ -53,7 +53,10 @@ class _Pass:
 
 
 class CpuKernelAttention:
-    """Region attention on a CPU in one compiled call a layer. `serves` says for which heads."""
+    """Region attention on a CPU in one compiled call a layer. `serves` says for which heads.
+
+    Results do not depend on the number of threads. Not thread-safe, as its memory is kept.
+    """
 
     def __init__(self) -> None:
         self._metadata: AttentionMetadata | None = None
@@ -68,10 +71,15 @@ class CpuKernelAttention:
         return self.attend(call)[0]
 
     def attend(self, call: LayerCall, *, lse: bool = False) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The output, and the log-sum-exp of the scores, sinks left out, [q_heads, rows], if ``lse``."""
+        """The output, and the log-sum-exp of the scores, sinks left out, [q_heads, rows], if ``lse``.
+
+        Raises ValueError for heads that are not served.
+        """
         query = call.query if call.query.stride(-1) == 1 else call.query.contiguous()
         q_heads, rows, key_dim = query.shape
         kv_heads, _, value_dim = call.values.shape
+        if not serves(key_dim, value_dim, call.keys.dtype) or query.dtype not in _DTYPES:
+            raise ValueError(f"heads of {key_dim} and {value_dim} in {call.keys.dtype} need another backend")
         shape = Shape(kv_heads, q_heads // kv_heads, key_dim, value_dim)
         laid = self._pass(call, shape)
         plan, table = laid.plan, laid.table(call.rotation)

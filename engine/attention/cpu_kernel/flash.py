@@ -1,10 +1,10 @@
-"""Flash attention over extents in place: the compiled half. `Worker` runs tasks until none is left.
+"""Flash attention over extents in place: the compiled half. A worker runs tasks until none is left.
 
 A *line* is one row of the batch under one query head. All lines that share a KV head and read a run of slots
 meet its keys tile by tile: a tile of 64 keys is transposed once for all of them, and six lines at a time
 multiply it in registers. The state of a line (output, sum and maximum of the online softmax) stays in the
-task's memory from run to run, so nothing is gathered or merged. Each line is computed by itself: its result
-depends neither on the lines beside it nor on the number of threads.
+task's memory from run to run, so nothing is gathered or merged. Each line is computed by itself: what is not
+finite stays in its line, and no result depends on the number of threads.
 
 A task is a block of rows under one KV head. With few blocks, each is cut along its keys into pieces with a
 state of their own; whoever finishes a block's last piece merges them in order.
@@ -15,105 +15,37 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numba
 import numpy as np
 from numba import types
 
-from engine.attention.cpu_kernel.intrinsics import (
-    AHEAD,
-    FLOAT,
-    MOST_LINES,
-    TILE,
-    WIDTHS,
-    blended,
-    cleared,
-    dots,
-    finished,
-    float_at,
-    integer_at,
-    product,
-    put_float,
-    put_integer,
-    rotated,
-    scaled,
-    soften,
-    take,
-    turn,
-    widened,
+from engine.attention.cpu_kernel.copies import rotated, scaled, turn, widened
+from engine.attention.cpu_kernel.emit import float_at, integer_at, put_float, put_integer, take
+from engine.attention.cpu_kernel.memory import (
+    CALL,
+    ENTRY_FIELDS,
+    LONG,
+    SEGMENT_FIELDS,
+    SUM_FLOATS,
+    TASK_FIELDS,
+    Room,
 )
-from engine.attention.cpu_kernel.vectors import LANES
+from engine.attention.cpu_kernel.products import AHEAD, MOST_LINES, WIDTHS, dots, product
+from engine.attention.cpu_kernel.softmax import blended, cleared, finished, soften
+from engine.attention.cpu_kernel.vectors import FLOAT, LANES, TILE, TILE_BYTES, VECTOR_BYTES
 from metrics.kernel import callback
 
 F = TypeVar("F", bound=Callable[..., object])
 
-TASK_FIELDS, SEGMENT_FIELDS, ENTRY_FIELDS = 8, 4, 4
-"""Of a task: first row, rows, first segment, segments, block, piece, pieces of the block, first state.
-Of a segment, a run of slots and who reads it: first entry, entries, first slot, stop. Of an entry: row, row
-of `rotations` (-1: none), first slot that the row sees, stop."""
-_LONG, _LONGS = 8, 2
-"""Bytes and floats of an int64."""
 _LOG2_E = math.log2(math.e)
-_ROW = TILE * FLOAT
-_FETCHED = AHEAD * LANES * FLOAT
-
-_ADDRESSES = (
-    # tensors: the address, and steps in bytes; the innermost dimension is tight
-    ("query", "query_head", "query_row", "query_half"),
-    ("keys", "key_head", "key_slot", "values", "value_head", "value_slot", "half"),
-    ("out", "out_head", "out_row", "out_half", "lse", "sinks"),
-    # sizes; dims in floats, `rotary` half of what is rotated
-    ("rows", "kv_heads", "groups", "key_dim", "value_dim", "rotary"),
-    # the plan, int64, and its rotations, float [shifts, 2, rotary]
-    ("tasks", "task_count", "segments", "entries", "rotations"),
-    # memory, and counters that every call leaves at 0
-    ("states", "state_bytes", "rooms", "room_bytes", "pending", "next_task", "next_room"),
-)
-CALL = np.dtype(
-    [(name, np.int64) for group in _ADDRESSES for name in group]
-    + [("factor", np.float32), ("cap", np.float32)],
-    align=True,
-)
-"""Arguments of `worker`: what one layer of one pass needs.
-
-``factor``: by which queries are multiplied; with ``cap``, both as `soften` takes them. ``lse``, ``sinks``: 0:
-none. ``rooms``: one per thread, `room_floats` each.
-"""
+_FETCHED = AHEAD * VECTOR_BYTES
 
 
 def _part(function: F) -> F:
     """A part of `_work`, compiled with it: numba would else compile each function again in every caller."""
     return cast(F, numba.njit(inline="always")(function))
-
-
-def state_floats(lines: int, value_dim: int) -> int:
-    """Memory of the states of ``lines`` lines: output, `LANES` partial sums and the maximum of each."""
-    return lines * (value_dim + LANES) + -(-lines // LANES) * LANES
-
-
-def room_floats(lines: int, key_dim: int, value_dim: int) -> int:
-    """A thread's own memory: tiles, queries, scores, four numbers a line, and the state."""
-    keys = max(TILE * key_dim, MOST_LINES * LANES * LANES)  # or the sums of `dots`
-    tiles = keys + TILE * (value_dim + MOST_LINES) + _LONGS * LANES
-    numbers = 4 * _LONGS * -(-lines // LANES) * LANES
-    return tiles + numbers + lines * key_dim + state_floats(lines, value_dim)
-
-
-class _Room(NamedTuple):
-    """Addresses in a thread's own memory.
-
-    ``queries`` [lines, key_dim]; ``numbers``: int64, of each line the first slot it sees, then of each the
-    stop, the address of its output, and its number in the block; ``tile``: keys [key_dim, TILE]; ``values``
-    [TILE, value_dim]; ``scores`` [MOST_LINES, TILE]; ``targets``: their addresses.
-    """
-
-    queries: int
-    numbers: int
-    tile: int
-    values: int
-    scores: int
-    targets: int
 
 
 @_part
@@ -143,12 +75,12 @@ def _multiply(
 
 
 @_part
-def _lines(call: Any, head: int, entry: int, rows: int, block_row: int, state: int, room: _Room) -> None:
+def _lines(call: Any, head: int, entry: int, rows: int, block_row: int, state: int, room: Room) -> None:
     """Load queries and numbers of the lines of ``rows`` entries from ``entry`` on."""
     queries, numbers = room.queries, room.numbers
     groups, lines = call.groups, rows * call.groups
     for i in range(rows):
-        at = call.entries + (entry + i) * ENTRY_FIELDS * _LONG
+        at = call.entries + (entry + i) * ENTRY_FIELDS * LONG
         row, shift = integer_at(at, 0), integer_at(at, 1)
         for g in range(groups):
             line = i * groups + g
@@ -165,7 +97,7 @@ def _lines(call: Any, head: int, entry: int, rows: int, block_row: int, state: i
 
 
 @_part
-def _transpose(call: Any, keys: int, count: int, room: _Room) -> None:
+def _transpose(call: Any, keys: int, count: int, room: Room) -> None:
     """Transpose ``count`` keys from ``keys`` on."""
     half, step = call.half, call.key_slot
     size = 2 if half else FLOAT
@@ -176,18 +108,18 @@ def _transpose(call: Any, keys: int, count: int, room: _Room) -> None:
 
 
 @_part
-def _few(call: Any, lines: int, keys: int, values: int, count: int, room: _Room) -> None:
+def _few(call: Any, lines: int, keys: int, values: int, count: int, room: Room) -> None:
     """The scores of few lines with ``count`` keys: transposing them would take longer."""
     step, width, half = call.key_slot, call.key_dim // LANES, call.half
     for i in range(0, count, LANES):
         source, scores = keys + i * step, room.scores + i * FLOAT
         ahead, far = source + TILE * step, values + (TILE + i) * call.value_slot
         read = (source, step, count - 1 - i, half, width)
-        dots((lines, room.queries, call.key_dim * FLOAT, *read, room.tile, scores, ahead, far))
+        dots((lines, room.queries, call.key_dim * FLOAT, *read, room.sums, scores, ahead, far))
 
 
 @_part
-def _segment(call: Any, keys: int, values: int, read: tuple[int, int, int], tops: int, room: _Room) -> None:
+def _segment(call: Any, keys: int, values: int, read: tuple[int, int, int], tops: int, room: Room) -> None:
     """The lines that `_lines` loaded, so many, meet the keys of the slots from the first to the stop."""
     lines, first, stop = read
     query_step, width = call.key_dim * FLOAT, call.value_dim // LANES
@@ -200,12 +132,11 @@ def _segment(call: Any, keys: int, values: int, read: tuple[int, int, int], tops
             values + start * call.value_slot,
             call.value_slot,
         )
-        few = lines <= MOST_LINES
-        if few:
+        if lines <= MOST_LINES:
             _few(call, lines, source, seen, count, room)
         else:
             _transpose(call, source, count, room)
-        # the products of many lines prefetch the next tile: what is left of its keys and values
+        # what is left to prefetch of the next tile
         ahead, far = source + TILE * call.key_slot, seen + TILE * call.value_slot
         until, end = ahead + TILE * call.key_slot, far + TILE * call.value_slot
         if call.half:
@@ -213,7 +144,7 @@ def _segment(call: Any, keys: int, values: int, read: tuple[int, int, int], tops
             seen, seen_step = room.values, call.value_dim * FLOAT
         for line in range(0, lines, at_once):
             some = min(at_once, lines - line)
-            numbers = room.numbers + line * _LONG
+            numbers = room.numbers + line * LONG
             low, high, whole = TILE, 0, 1
             for i in range(some):
                 sees, stops = integer_at(numbers, i) - start, integer_at(numbers, lines + i) - start
@@ -226,17 +157,36 @@ def _segment(call: Any, keys: int, values: int, read: tuple[int, int, int], tops
             if count < TILE:
                 whole = 0
             query, scores = room.queries + line * query_step, room.scores
-            if not few:
-                columns, near = -(-high // LANES), ahead if ahead < until else scores
+            if lines > MOST_LINES:
+                columns = -(-high // LANES)
+                near = ahead if ahead < until else scores
                 _multiply(
-                    some, columns, query, query_step, room.tile, _ROW, call.key_dim, room.targets, 0, near
+                    some,
+                    columns,
+                    query,
+                    query_step,
+                    room.tile,
+                    TILE_BYTES,
+                    call.key_dim,
+                    room.targets,
+                    0,
+                    near,
                 )
                 ahead += call.key_dim * _FETCHED
-            soften((some, scores, numbers, lines * _LONG, start, count, whole, tops, width, call.cap))
-            near = scores if few or far >= end else far
-            scores, seen_values, outputs = scores + low * FLOAT, seen + low * seen_step, 2 * lines * _LONG
+            soften((some, scores, numbers, lines * LONG, start, count, whole, tops, width, call.cap))
+            near = far if far < end and lines > MOST_LINES else scores
+            scores, values_seen, outputs = scores + low * FLOAT, seen + low * seen_step, 2 * lines * LONG
             _multiply(
-                some, width, scores, _ROW, seen_values, seen_step, high - low, numbers + outputs, 1, near
+                some,
+                width,
+                scores,
+                TILE_BYTES,
+                values_seen,
+                seen_step,
+                high - low,
+                numbers + outputs,
+                1,
+                near,
             )
             far += (high - low) * _FETCHED
 
@@ -287,18 +237,19 @@ def _merge(call: Any, lines: int, states: int, step: int, count: int) -> None:
 @_part
 def _attend(call: Any, task: int, head: int, memory: int) -> None:
     """One task under one KV head. ``memory``: the thread's own."""
-    at = call.tasks + task * TASK_FIELDS * _LONG
+    at = call.tasks + task * TASK_FIELDS * LONG
     row, rows, first, count = integer_at(at, 0), integer_at(at, 1), integer_at(at, 2), integer_at(at, 3)
     block, piece, pieces = integer_at(at, 4), integer_at(at, 5), integer_at(at, 6)
     key_dim, value_dim = call.key_dim, call.value_dim
     lines = rows * call.groups
-    targets, scores = memory, memory + LANES * _LONG
+    targets, scores = memory, memory + LANES * LONG
     tile = scores + MOST_LINES * TILE * FLOAT
-    values = tile + max(TILE * key_dim, MOST_LINES * LANES * LANES) * FLOAT
+    sums = tile + TILE * key_dim * FLOAT
+    values = sums + SUM_FLOATS * FLOAT
     numbers = values + TILE * value_dim * FLOAT
-    queries = numbers + 4 * -(-lines // LANES) * LANES * _LONG
+    queries = numbers + 4 * -(-lines // LANES) * LANES * LONG
     state = queries + lines * key_dim * FLOAT
-    room = _Room(queries, numbers, tile, values, scores, targets)
+    room = Room(queries, numbers, tile, sums, values, scores, targets)
     for i in range(MOST_LINES):
         put_integer(targets, i, scores + i * TILE * FLOAT)
     states = call.states + (integer_at(at, 7) + head * pieces) * call.state_bytes
@@ -309,13 +260,13 @@ def _attend(call: Any, task: int, head: int, memory: int) -> None:
         cleared((state + line * own, value_dim // LANES + 1, state + lines * own + line * FLOAT))
     head_keys, head_values = call.keys + head * call.key_head, call.values + head * call.value_head
     for index in range(first, first + count):
-        segment = call.segments + index * SEGMENT_FIELDS * _LONG
+        segment = call.segments + index * SEGMENT_FIELDS * LONG
         entries = integer_at(segment, 1)
         _lines(call, head, integer_at(segment, 0), entries, row, state, room)
         read = entries * call.groups, integer_at(segment, 2), integer_at(segment, 3)
         _segment(call, head_keys, head_values, read, state + lines * own, room)
     if pieces > 1:
-        counter = call.pending + (block * call.kv_heads + head) * _LONG
+        counter = call.pending + (block * call.kv_heads + head) * LONG
         if take(counter) < pieces - 1:
             return
         put_integer(counter, 0, 0)

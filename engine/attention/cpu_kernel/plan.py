@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.attention.cpu_kernel.flash import ENTRY_FIELDS, SEGMENT_FIELDS
-from engine.attention.cpu_kernel.intrinsics import MOST_LINES, TILE
+from engine.attention.cpu_kernel.memory import ENTRY_FIELDS, SEGMENT_FIELDS
+from engine.attention.cpu_kernel.products import MOST_LINES
+from engine.attention.cpu_kernel.vectors import TILE
 from engine.attention.reads import Ints, Reads, intervals
 
 _BLOCK_FLOATS = 1 << 16

@@ -16,6 +16,11 @@ from numba.core import cgutils
 
 LANES = 16
 """Floats of a vector."""
+TILE = 64
+"""Keys of a tile."""
+FLOAT = 4
+"""Bytes."""
+VECTOR_BYTES, TILE_BYTES = LANES * FLOAT, TILE * FLOAT
 LOWEST = -3.4028234663852886e38
 """The lowest finite float: a row's maximum before its first key."""
 

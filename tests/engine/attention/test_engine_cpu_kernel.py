@@ -15,9 +15,10 @@ from engine.attention.base import LayerCall
 from engine.attention.cpu import CpuAttention
 from engine.attention.cpu_kernel.backend import CpuKernelAttention
 from engine.attention.cpu_kernel.choice import cpu_attention, disagreement
-from engine.attention.cpu_kernel.intrinsics import TILE, widths
 from engine.attention.cpu_kernel.plan import _cut
+from engine.attention.cpu_kernel.products import widths
 from engine.attention.cpu_kernel.team import torch_openmp
+from engine.attention.cpu_kernel.vectors import TILE
 from engine.attention.metadata import AttentionMetadata, Packed
 from engine.attention.rotary import FrameRotation
 from regions.extents import Extent, Placement
