@@ -18,8 +18,8 @@ from bench.engine.ready import TAUS, Case, figures
 from bench.figures import Figure
 from bench.run import read
 from bench.suites import SUITES
+from engine.attention.reference import ReferenceAttention
 from flash.ready import Ready
-from tests.engine.reference_attention import ReferenceAttention
 
 COSTS = PassCosts(
     weight_bytes=100 * 4,

@@ -9,6 +9,7 @@ import torch
 
 from engine.attention.base import Attention
 from engine.attention.cpu import CpuAttention
+from engine.attention.reference import ReferenceAttention
 from engine.engine import Engine
 from engine.model.canary import check, dense_logits
 from engine.step import Chunk
@@ -16,7 +17,6 @@ from regions.ephemeral import Fork
 from regions.tape import Retention, Tape
 from tests import tolerance
 from tests.engine.oracle import ARCHITECTURES, VOCABULARY, History, oracle_logits, tiny
-from tests.engine.reference_attention import ReferenceAttention
 
 BACKENDS: list[type[Attention]] = [CpuAttention, ReferenceAttention]
 

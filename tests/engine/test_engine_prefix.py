@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from engine.attention.base import Attention
 from engine.attention.cpu import CpuAttention
+from engine.attention.reference import ReferenceAttention
 from engine.engine import Engine
 from engine.model.canary import dense_logits
 from engine.model.loading import LoadedModel
@@ -22,7 +23,6 @@ from regions.prompt import StreamingPrompt
 from regions.tape import Retention
 from tests import tolerance
 from tests.engine.oracle import VOCABULARY, tiny
-from tests.engine.reference_attention import ReferenceAttention
 from tests.prompts import next_tokens, remaining
 
 

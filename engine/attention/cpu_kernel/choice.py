@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import torch
@@ -12,6 +12,7 @@ from engine.attention.base import Attention, LayerCall
 from engine.attention.cpu import CpuAttention
 from engine.attention.cpu_kernel.backend import CpuKernelAttention, serves
 from engine.attention.metadata import AttentionMetadata, Packed
+from engine.attention.reference import ReferenceAttention
 from engine.attention.rotary import FrameRotation
 from regions.extents import Extent, Placement
 from regions.pool import LayerShape
@@ -19,29 +20,32 @@ from regions.pool import LayerShape
 log = logging.getLogger(__name__)
 
 _WRONG = 2.0**-12
-"""A difference to the other backend, relative to the largest value, that no order of float32 sums explains:
+"""A difference to the reference, relative to the largest value, that no order of float32 sums explains:
 sums of a hundred terms differ by 2^-20."""
 
 
-def cpu_attention(layers: Iterable[LayerShape], dtype: torch.dtype) -> Attention:
-    """The backend for a model with these ``layers``, whose KV is of ``dtype``."""
+def cpu_attention(
+    layers: Iterable[LayerShape], dtype: torch.dtype, kernel: Callable[[], Attention] = CpuKernelAttention
+) -> Attention:
+    """``kernel`` or, where that does not serve these ``layers`` with KV of ``dtype``, `CpuAttention`."""
     shapes = set(layers)
     if not all(serves(shape.key_dim, shape.value_dim, dtype) for shape in shapes):
         log.info("attention runs on torch's kernels: heads of %s in %s", shapes, dtype)
         return CpuAttention()
     try:
-        wrong = max(disagreement(shape, dtype) for shape in shapes)
+        chosen = kernel()
+        wrong = max(disagreement(chosen, shape, dtype) for shape in shapes)
     except Exception:
         log.exception("attention runs on torch's kernels: our own does not compile or run here")
         return CpuAttention()
     if not wrong <= _WRONG:
         log.error("attention runs on torch's kernels: our own is off by %.2g on this machine", wrong)
         return CpuAttention()
-    return CpuKernelAttention()
+    return chosen
 
 
-def disagreement(shape: LayerShape, dtype: torch.dtype) -> float:
-    """The largest difference to torch's kernels on a small pass, relative to the largest value."""
+def disagreement(attention: Attention, shape: LayerShape, dtype: torch.dtype) -> float:
+    """The largest difference to the definition on a small pass, relative to the largest value."""
     call = _small_pass(shape, dtype)
     exact = replace(
         call,
@@ -49,8 +53,8 @@ def disagreement(shape: LayerShape, dtype: torch.dtype) -> float:
     )
     worst = 0.0
     for softcap in (None, 3.0):
-        ours = CpuKernelAttention()(replace(call, softcap=softcap))
-        theirs = CpuAttention()(replace(exact, softcap=softcap))
+        ours = attention(replace(call, softcap=softcap))
+        theirs = ReferenceAttention()(replace(exact, softcap=softcap))
         off = (ours - theirs).abs().max() / theirs.abs().max()
         worst = max(worst, float(off.nan_to_num(torch.inf)))
     return worst

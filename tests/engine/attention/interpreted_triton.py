@@ -20,6 +20,7 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 import engine.attention.triton as backend
 from engine.attention.base import Attention, LayerCall
 from engine.attention.metadata import AttentionMetadata, Packed
+from engine.attention.reference import ReferenceAttention
 from engine.attention.rotary import FrameRotation
 from engine.attention.triton import TritonAttention
 from engine.engine import Engine
@@ -30,7 +31,6 @@ from regions.tape import Retention
 from tests import tolerance
 from tests.engine.attention.triton_batches import mixed_batch
 from tests.engine.oracle import VOCABULARY, History, oracle_logits, random_weights, tiny, tiny_config
-from tests.engine.reference_attention import ReferenceAttention
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 WIDTH = 500  # terms of the longest sums: keys that a row sees

@@ -18,10 +18,10 @@ from engine.attention.base import Attention, LayerCall
 from engine.attention.cpu import CpuAttention
 from engine.attention.cpu_kernel.backend import CpuKernelAttention
 from engine.attention.metadata import WINDOWED_PIECE_ROWS, AttentionMetadata, Packed, after, split
+from engine.attention.reference import ReferenceAttention
 from engine.attention.rotary import FrameRotation
 from regions.extents import Extent, Placement, SlotRange
 from tests import tolerance
-from tests.engine.reference_attention import ReferenceAttention
 
 BACKENDS: list[type[Attention]] = [CpuAttention, CpuKernelAttention, ReferenceAttention]
 KV_HEADS, GROUPS, DIM, ROTARY = 2, 3, 16, 12

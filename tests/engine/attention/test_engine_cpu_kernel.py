@@ -10,11 +10,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llvmlite import binding, ir
 
 from engine.attention.base import LayerCall
 from engine.attention.cpu import CpuAttention
 from engine.attention.cpu_kernel.backend import CpuKernelAttention
 from engine.attention.cpu_kernel.choice import cpu_attention, disagreement
+from engine.attention.cpu_kernel.emit import emitted
 from engine.attention.cpu_kernel.plan import _cut
 from engine.attention.cpu_kernel.products import widths
 from engine.attention.cpu_kernel.team import torch_openmp
@@ -152,7 +154,7 @@ def test_threads_change_no_bit(context: int, rows: int, readers: int, threads: C
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_heads_of_whole_vectors_are_served_by_the_kernel_and_others_by_torch(dtype: torch.dtype) -> None:
     assert isinstance(cpu_attention([LayerShape(2, 64, 64)], dtype), CpuKernelAttention)
-    assert disagreement(LayerShape(2, 64, 64), dtype) < 2.0**-16
+    assert disagreement(CpuKernelAttention(), LayerShape(2, 64, 32), dtype) < 2.0**-16
     mixed = [LayerShape(2, 64, 64), LayerShape(2, 24, 24)]
     assert isinstance(cpu_attention(mixed, dtype), CpuAttention)
     assert isinstance(cpu_attention([LayerShape(2, 64, 64)], torch.float16), CpuAttention)
@@ -178,3 +180,59 @@ def test_the_openmp_library_is_torch_s_own_or_the_only_one() -> None:
     assert torch_openmp(maps(other, "/opt/libomp.so")) is None
     assert torch_openmp(maps()) is None
     assert torch_openmp("") is None
+
+
+def test_a_kernel_that_is_wrong_or_fails_is_not_chosen(caplog: pytest.LogCaptureFixture) -> None:
+    class Wrong(CpuKernelAttention):
+        def __call__(self, call: LayerCall) -> torch.Tensor:
+            return super().__call__(call) * 1.001
+
+    class Failing(CpuKernelAttention):
+        def __call__(self, call: LayerCall) -> torch.Tensor:
+            raise RuntimeError("LLVM has no such instruction")
+
+    for kernel in (Wrong, Failing):
+        assert isinstance(cpu_attention([LayerShape(2, 32, 32)], torch.float32, kernel), CpuAttention)
+    assert "off by" in caplog.text
+    assert "no such instruction" in caplog.text
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_nothing_beside_a_run_is_read_into_the_result(dtype: torch.dtype) -> None:
+    """All slots that no row reads are NaN or infinite; runs end within a tile and within a vector."""
+    for context, rows in ((1, 1), (63, 2), (65, 9), (130, 20), (17, 3)):
+        call = made(context, rows, readers=2, dtype=dtype)
+        wanted = CpuKernelAttention()(call)
+        unread = [context + rows, call.keys.shape[1] - 1]
+        call.keys[:, unread] = float("nan")
+        call.values[:, unread] = float("inf")
+        assert torch.equal(CpuKernelAttention()(call), wanted)
+
+
+def test_heads_that_are_not_served_are_refused() -> None:
+    with pytest.raises(ValueError, match="another backend"):
+        CpuKernelAttention()(made(5, 1, dims=(24, 24)))
+
+
+@pytest.mark.parametrize(
+    ("triple", "cpu", "fused"),
+    [
+        ("x86_64-unknown-linux-gnu", "haswell", "vfmadd231ps"),
+        ("x86_64-unknown-linux-gnu", "sapphirerapids", "vfmadd231ps"),
+        ("aarch64-unknown-linux-gnu", "neoverse-v1", "fmla"),
+    ],
+)
+def test_the_inner_loops_compile_for_other_cpus(triple: str, cpu: str, fused: str) -> None:
+    binding.initialize_all_targets()
+    binding.initialize_all_asmprinters()
+    module = ir.Module("other")
+    module.triple = triple
+    names = emitted(module)
+    machine = binding.Target.from_triple(triple).create_target_machine(cpu=cpu, opt=3)
+    # nothing calls them here, and LLVM drops what is internal
+    parsed = binding.parse_assembly(str(module).replace("define internal", "define"))
+    parsed.verify()
+    assembly = machine.emit_assembly(parsed)
+    assert len(names) > 5
+    assert all(name in assembly for name in names)
+    assert fused in assembly

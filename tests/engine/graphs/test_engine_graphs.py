@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from engine.attention.metadata import AttentionMetadata, Packed
+from engine.attention.reference import ReferenceAttention
 from engine.engine import Engine
 from engine.graphs.runner import GraphRunner, Replay, capture_obstacle
 from engine.model.loading import ATTENTION
@@ -17,7 +18,6 @@ from regions.ephemeral import Fork
 from regions.tape import Retention, Tape
 from tests import tolerance
 from tests.engine.oracle import VOCABULARY, tiny
-from tests.engine.reference_attention import ReferenceAttention
 
 
 class Prepared(ReferenceAttention):
