@@ -19,6 +19,7 @@ SUITES: dict[str, dict[str, tuple[str, str]]] = {
         "ready": ("bench.engine.ready:measure", "Early exit at the ready position"),
         "prefix": ("bench.engine.batches:prefix", "Sessions behind one frozen prefix"),
         "refresh": ("bench.engine.served:refresh", "An `exact` session's refresh"),
+        "attention": ("bench.engine.attention:kernel", "Attention alone"),
         "bookkeeping": ("bench.engine.metadata:calls", "Metadata"),
     },
     "scheduler": {

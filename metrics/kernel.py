@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -20,15 +20,19 @@ from metrics.cache_home import cache_home
 
 F = TypeVar("F", bound=Callable[..., object])
 
-_PACKAGES = ("metrics", "ingest", "engine/attention/cpu_kernel", "engine/compiled")
 _ROOT = Path(__file__).parent.parent
+PACKAGES = tuple(
+    _ROOT / name for name in ("metrics", "ingest", "engine/attention/cpu_kernel", "engine/compiled")
+)
+"""The directories of all files that define kernels."""
 
 
-def _fingerprint() -> str:
+def fingerprint(packages: Iterable[Path] = PACKAGES) -> str:
+    """A digest of the files in ``packages`` and of numba's version."""
     digest = blake2b(numba.__version__.encode(), digest_size=8)
-    for package in _PACKAGES:
-        for path in sorted((_ROOT / package).glob("*.py")):
-            digest.update(path.read_bytes())
+    for package in packages:
+        for path in sorted(package.glob("*.py")):
+            digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()
 
 
@@ -41,7 +45,7 @@ def _writable(directory: Path) -> bool:
     return True
 
 
-_DIRECTORY = Path(os.environ.get("NUMBA_CACHE_DIR") or cache_home() / "numba") / _fingerprint()
+_DIRECTORY = Path(os.environ.get("NUMBA_CACHE_DIR") or cache_home() / "numba") / fingerprint()
 numba.config.CACHE_DIR = str(_DIRECTORY)
 _CACHED = _writable(_DIRECTORY)  # numba would raise an error, or write beside the sources
 

@@ -94,6 +94,11 @@ def test_every_part_is_measured(tmp_path: Path) -> None:
     assert extents.ratio is not None
     assert extents.ratio > 1, "position frames have changed"
     assert _named(parts["refresh"], "question during refreshes P99")[1].against == "bound"
+    alone = _named(parts["attention"], "arithmetic")
+    assert [(f.setting[""], f.setting["rows"]) for f in alone] == [
+        (dtype, rows) for dtype in ("float32", "bfloat16") for rows in (1, 18)
+    ]
+    assert all(f.ratio for f in alone)
     for _, calls in groupby(parts["bookkeeping"], lambda figure: figure.setting["call"]):
         assert [f.name for f in calls] == ["208 tokens", "2,000 tokens"]
 
