@@ -148,17 +148,23 @@ def load(config: Config) -> tuple[LoadedModel, PromptFormat]:
 
 
 def checked(loaded: LoadedModel) -> LoadedModel:
-    """``loaded``, whose canary has passed; without compiled layers if those fail it. Raises ModelError."""
-    try:
-        canary.check(loaded)
-    except ModelError as error:
-        if loaded.compiled is None:
-            raise
-        log.warning("layers run as transformers has them, compiled ones failed their canary: %s", error)
-        loaded = replace(loaded, compiled=None)
-        canary.check(loaded)
-    loaded.release_plain()
-    return loaded
+    """``loaded``, whose canary has passed, with the fastest way to run its layers that passes it.
+
+    Raises ModelError if none does.
+    """
+    while True:
+        try:
+            canary.check(loaded)
+        except ModelError as error:
+            slower = loaded.more_exact()
+            if slower is None:
+                raise
+            names = loaded.layers_run, slower.layers_run
+            log.warning("%s failed their canary, %s take over: %s", *names, error)
+            loaded = slower
+        else:
+            loaded.release_plain()
+            return loaded
 
 
 def build(config: Config, versions: Mapping[str, int]) -> Built:

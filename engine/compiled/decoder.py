@@ -2,13 +2,13 @@
 
 transformers runs about twenty small operators a layer, each through Python: 0.3 ms a layer, however few the
 rows. Llama and its relatives differ in little (biases, norms of queries and keys), so for them the layer
-around its attention is compiled (`engine.compiled.kernels`), with weights packed once. Any other architecture
+around its attention is compiled (`engine.compiled.layers`), with weights packed once. Any other architecture
 runs as transformers' own code. The canary (`engine.model.canary`) compares either way with the dense forward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +19,13 @@ from torch import nn
 
 from engine.attention.base import LayerCall
 from engine.attention.cpu_kernel import team
+from engine.attention.cpu_kernel.emit import host_has
+from engine.attention.cpu_kernel.vectors import PAIRED
 from engine.compiled.layers import LAYER, after_attention, before_attention, head
-from engine.compiled.products import PANEL
+from engine.compiled.products import FLOATS, HALF, PAIRS, PANEL
 
 Floats = npt.NDArray[np.float32]
-Weights = npt.NDArray[np.float32 | np.uint16]
+Weights = npt.NDArray[np.float32 | np.uint16 | np.uint32]
 
 PLAIN = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """Architectures whose layers are: norm, attention with rotated halves, norm, SwiGLU."""
@@ -31,8 +33,8 @@ _ALONE_OPERATIONS = 1 << 21
 """Multiplications of a call that one thread does in less time than it takes to wake others."""
 _ROWS_EACH = 64
 """Rows of a thread from which on rows are split, not weights: they stay in its own cache."""
-
-
+_KINDS: dict[type, int] = {np.float32: FLOATS, np.uint16: HALF, np.uint32: PAIRS}
+"""By what packed weights are seen as."""
 _AT = {name: number for number, name in enumerate(LAYER.names or ())}
 """The word of each field."""
 
@@ -41,12 +43,13 @@ _AT = {name: number for number, name in enumerate(LAYER.names or ())}
 class Layer:
     """One layer's weights, held by ``arrays``, as the 64-bit ``words`` of a `LAYER`.
 
-    ``size``: of its matrices; ``joint``, ``mixed``: widths of scratch rows.
+    ``size``: of its matrices; ``dtype``: of their inputs; ``joint``, ``mixed``: widths of scratch rows.
     """
 
     words: npt.NDArray[np.int64]
     arrays: tuple[Any, ...]
     size: int
+    dtype: torch.dtype
     joint: int
     mixed: int
     heads: int
@@ -70,6 +73,11 @@ class Decoder:
         """Memory of the packed weights."""
         return sum(array.nbytes for each in (*self.layers, self.head) for array in each.arrays)
 
+    @property
+    def pairs(self) -> bool:
+        """Whether products take inputs rounded to bfloat16."""
+        return any(layer.dtype == torch.bfloat16 for layer in self.layers)
+
     @torch.inference_mode()
     def forward(
         self, context: Any, tokens: torch.Tensor, keep: torch.Tensor, positions: torch.Tensor
@@ -89,7 +97,7 @@ class Decoder:
                 if not last.rows:
                     return torch.empty(0, 0)
                 call, states = last.reduced(call), states[torch.tensor(last.rows)]
-            attended = context.attention(call).transpose(0, 1).reshape(len(states), -1).float()
+            attended = context.attention(call).transpose(0, 1).reshape(len(states), -1).to(layer.dtype)
             _run(
                 after_attention(),
                 layer,
@@ -146,8 +154,12 @@ def _run(function: int, layer: Layer, states: torch.Tensor, **more: torch.Tensor
     team.run(function, words.ctypes.data, threads)
 
 
-def decoder_of(model: Any) -> Decoder | None:
-    """The compiled form of a transformers model on the CPU; None where it is no plain decoder."""
+def decoder_of(model: Any, pairs: bool = True) -> Decoder | None:
+    """The compiled form of a transformers model on the CPU; None where it is no plain decoder.
+
+    ``pairs``: weights in bfloat16 meet inputs rounded to bfloat16, in pairs, where the CPU multiplies such;
+    else they are read as float32, half as fast for many rows. The head always reads them so.
+    """
     config = model.config
     plain = config.model_type in PLAIN and getattr(config, "sliding_window", None) is None
     if not plain or config.hidden_act != "silu" or model.dtype not in (torch.float32, torch.bfloat16):
@@ -162,10 +174,11 @@ def decoder_of(model: Any) -> Decoder | None:
     inner = model.model
     epsilon = float(inner.norm.variance_epsilon)
     width = inner.embed_tokens.weight.shape[1]
+    paired = pairs and model.dtype == torch.bfloat16 and host_has(PAIRED)
     return Decoder(
         embedding=inner.embed_tokens.weight,
         rotary=inner.rotary_emb,
-        layers=tuple(_layer(each, width, epsilon) for each in inner.layers),
+        layers=tuple(_layer(each, width, epsilon, _pairs if paired else _panels) for each in inner.layers),
         head=_made(
             {
                 "norm": _padded_floats(inner.norm.weight),
@@ -197,19 +210,19 @@ def _linears(model: Any) -> Iterator[Any]:
         yield from (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
 
 
-def _layer(layer: Any, width: int, epsilon: float) -> Layer:
+def _layer(layer: Any, width: int, epsilon: float, panels: Callable[[torch.Tensor], Weights]) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
     joined = (attention.q_proj, attention.k_proj, attention.v_proj)
     gates, gates_bias = _interleaved(mlp.gate_proj, mlp.up_proj)
     arrays = {
         "norm": _padded_floats(layer.input_layernorm.weight),
-        "queries": _panels(torch.cat([each.weight for each in joined])),
+        "queries": panels(torch.cat([each.weight for each in joined])),
         "bias": _bias(joined),
-        "out": _panels(attention.o_proj.weight),
+        "out": panels(attention.o_proj.weight),
         "second_norm": _padded_floats(layer.post_attention_layernorm.weight),
-        "gates": gates,
+        "gates": panels(gates),
         "gates_bias": gates_bias,
-        "down": _panels(mlp.down_proj.weight),
+        "down": panels(mlp.down_proj.weight),
     }
     for name, norm in (("query_norm", "q_norm"), ("key_norm", "k_norm")):
         if hasattr(attention, norm):
@@ -238,11 +251,12 @@ def _made(arrays: Mapping[str, Any], numbers: Mapping[str, float], scale: float 
     for name in matrices.keys() - {"down"}:
         call[f"{name}_panels"] = len(matrices[name])
     call["width"] = _padded(int(numbers["inputs"]))
-    call["weights_half"] = arrays["queries"].itemsize == 2
+    kind = call["kind"] = _KINDS[arrays["queries"].dtype.type]
     return Layer(
         words=call.view(np.int64),
         arrays=tuple(arrays.values()),
-        size=sum(each.size for each in matrices.values()),
+        size=sum(each.nbytes for each in matrices.values()) // (4 if kind == FLOATS else 2),
+        dtype=torch.bfloat16 if kind == PAIRS else torch.float32,
         joint=len(arrays["queries"]) * PANEL,
         mixed=int(numbers.get("mixed_width", 0)),
         heads=int(numbers.get("heads", 0)),
@@ -276,6 +290,16 @@ def _panels(weight: torch.Tensor) -> Weights:
     return seen
 
 
+def _pairs(weight: torch.Tensor) -> Weights:
+    """bfloat16 [outputs, inputs] as [panels, inputs / 2, PANEL] pairs, zeros behind the last input."""
+    outputs, inputs = weight.shape
+    packed = weight.new_zeros(_padded(outputs), inputs + inputs % 2)
+    packed[:outputs, :inputs] = weight.detach()
+    words = packed.view(torch.int32).view(-1, PANEL, packed.shape[1] // 2).transpose(1, 2).contiguous()
+    seen: Weights = words.numpy().view(np.uint32)
+    return seen
+
+
 def _bias(linears: Sequence[Any]) -> Floats:
     """The joint bias, padded; zeros where there is none."""
     parts = [
@@ -286,8 +310,8 @@ def _bias(linears: Sequence[Any]) -> Floats:
     return torch.nn.functional.pad(joint, (0, _padded(len(joint)) - len(joint))).numpy()
 
 
-def _interleaved(gate: Any, up: Any) -> tuple[Weights, Floats]:
-    """Half panels of gate and up in turn, weights and biases."""
+def _interleaved(gate: Any, up: Any) -> tuple[torch.Tensor, Floats]:
+    """Half panels of gate and up in turn, weights [outputs, inputs] and biases."""
     half = PANEL // 2
     inner = gate.weight.shape[0]
     pad = -inner % half
@@ -296,6 +320,6 @@ def _interleaved(gate: Any, up: Any) -> tuple[Weights, Floats]:
         parts = [torch.cat((each, each.new_zeros(pad, *each.shape[1:]))) for each in (a, b)]
         return torch.stack([torch.unflatten(part, 0, (-1, half)) for part in parts], 1).flatten(0, 2)
 
-    weights = _panels(mixed(gate.weight.detach(), up.weight.detach()))
+    weights = mixed(gate.weight.detach(), up.weight.detach())
     biases = [torch.zeros(inner) if each.bias is None else each.bias.detach().float() for each in (gate, up)]
     return weights, mixed(*biases).numpy()

@@ -4,8 +4,9 @@ Many rows are split between the threads, each of which takes its rows through th
 taken by every thread, which has its share of the weights; then threads wait for each other between products.
 A row's result depends neither on the rows beside it nor on the number of threads.
 
-Weights are packed in panels, [panels, inputs, PANEL], float32 or bfloat16 (seen as uint16). All else is
-float32; rows are padded to whole panels.
+Weights are packed in panels: float32 or bfloat16 (as uint16) [panels, inputs, PANEL], or pairs of bfloat16
+(as uint32) [panels, inputs / 2, PANEL], whose inputs are rounded to bfloat16. All else is float32; rows are
+padded to whole panels.
 """
 
 from __future__ import annotations
@@ -18,19 +19,20 @@ import numba
 import numpy as np
 from numba import types
 
+from engine.attention.cpu_kernel.products import MOST_LINES
 from engine.attention.cpu_kernel.vectors import LANES
 from engine.compiled.products import (
-    MOST,
+    HALF,
+    PAIRS,
     PANEL,
     float_pointer,
     gated,
-    gated_half,
     half_pointer,
     integer_pointer,
     invoke,
     number_from,
-    product,
-    product_half,
+    pair_product,
+    panel_product,
     squares,
     weighted,
     word_pointer,
@@ -52,7 +54,7 @@ _PER_PASS = (
     ("attended", "mixed"),
 )
 _PER_LAYER = (
-    ("width", "inputs", "weights_half", "norm", "second_norm"),
+    ("width", "inputs", "kind", "norm", "second_norm"),
     ("queries", "queries_panels", "bias", "heads", "kv_heads", "dim", "query_norm", "key_norm"),
     ("out", "out_panels", "gates", "gates_panels", "gates_bias", "inner", "down", "mixed_width"),
 )
@@ -64,54 +66,57 @@ LAYER = np.dtype(
 
 
 @kernel
-def _tile(rows: int, values: Any, gate: bool, half: bool) -> None:
-    if gate and half:
-        gated_half(rows, values)
-    elif gate:
-        gated(rows, values)
-    elif half:
-        product_half(rows, values)
-    else:
-        product(rows, values)
-
-
-@kernel
 def linear(
-    rows: int, x: int, x_step: int, depth: int, weights: int, half: int, first: int, last: int, start: int,
+    rows: int, x: int, x_step: int, depth: int, weights: int, kind: int, first: int, last: int, start: int,
     start_step: int, out: int, out_step: int, gate: bool,
 ) -> None:  # fmt: skip
     """out[:, panel] = start[:, panel] + x[:, :depth] @ weights[panel], for panels ``first`` to ``last``.
 
-    ``gate``: as `products.gated`, half as many columns. ``start_step``: 0 for a bias.
+    ``kind`` of the weights, and of x if that is `PAIRS`. ``start_step``: 0 for a bias. ``gate``: `gated`
+    follows, so half as many columns.
     """
-    size = 2 if half else 4
-    columns = (PANEL // 2 if gate else PANEL) * 4
-    sums = np.empty((rows if gate and depth > DEPTH else 0, PANEL), np.float32)
+    size = 2 if kind == HALF else 4
+    if kind == PAIRS:
+        depth = (depth + 1) // 2
+    columns = PANEL * 4
+    if gate:
+        columns = PANEL if kind == PAIRS else PANEL * 2
+    sums = np.empty((rows if gate else 0, PANEL), np.float32)
     for panel in range(first, last):
-        w, to = weights + panel * depth * PANEL * size, out + panel * columns
-        begin, begin_step = start + panel * PANEL * 4, start_step
+        w, begin, begin_step = weights + panel * depth * PANEL * size, start + panel * PANEL * 4, start_step
+        place, step = out + panel * columns, out_step
+        if gate:
+            place, step = sums.ctypes.data, PANEL * 4
         for k in range(0, depth, DEPTH):
             count = min(DEPTH, depth - k)
-            ends = k + count == depth
-            place, step = to, out_step
-            if gate and not ends:
-                place, step = sums.ctypes.data, PANEL * 4
-            for r in range(0, rows, MOST):
+            for r in range(0, rows, MOST_LINES):
+                some = min(MOST_LINES, rows - r)
                 values = (
-                    x + r * x_step + 4 * k, x_step, count, w + k * PANEL * size,
-                    begin + r * begin_step, begin_step, place + r * step, step,
+                    x + r * x_step + 4 * k, x_step, count, w + k * PANEL * size, begin + r * begin_step,
+                    begin_step, place + r * step, step,
                 )  # fmt: skip
-                _tile(min(MOST, rows - r), values, gate and ends, half != 0)
+                if kind == PAIRS:
+                    pair_product((some, *values))
+                else:
+                    panel_product((some, int(kind == HALF), *values))
             begin, begin_step = place, step
+        if gate:
+            gated((rows, place, out + panel * columns, out_step, int(kind == PAIRS)))
 
 
 @kernel
-def rms_norm(rows: int, x: int, step: int, inputs: int, weight: int, epsilon: Any, out: int) -> None:
-    """out = x / rms * weight; rows of ``inputs`` floats, ``step`` bytes apart and padded with zeros."""
+def rms_norm(
+    rows: int, x: int, step: int, inputs: int, weight: int, epsilon: Any, out: int, half: bool
+) -> None:
+    """out = x / rms * weight; rows of ``inputs`` floats, ``step`` bytes apart and padded with zeros.
+
+    ``half``: out is in bfloat16, its rows as far apart.
+    """
     vectors = step // (4 * LANES)
     for r in range(rows):
         mean = squares(x + r * step, vectors) / np.float32(inputs)
-        weighted(x + r * step, weight, out + r * step, vectors, np.float32(1) / np.sqrt(mean + epsilon))
+        factor = np.float32(1) / np.sqrt(mean + epsilon)
+        weighted((x + r * step, weight, out + r * step, vectors, int(half), factor))
 
 
 @kernel
@@ -142,34 +147,30 @@ def rotated_heads(
 
 
 @kernel
-def _put(new: int, pool: int, heads: int, rows: int, dim: int, head_step: int, slots: Any, some: Any) -> None:
-    """pool[:, slots] = new [heads, rows, dim], for the rows ``some``."""
-    source = numba.carray(float_pointer(new), (heads, rows, dim), np.float32)
-    target = numba.carray(float_pointer(pool), (heads, head_step), np.float32)
-    for h in range(heads):
-        for r in range(some[0], some[1]):
-            first = slots[r] * dim
-            for i in range(dim):
-                target[h, first + i] = source[h, r, i]
+def _rounded(word: Any) -> Any:
+    """The bits of a float as those of bfloat16, rounded to nearest even; NaN stays NaN."""
+    if (word & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000):
+        return np.uint16(0x7FC0)
+    return np.uint16((word + np.uint32(0x7FFF) + ((word >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
 
 
 @kernel
-def _put_half(
-    new: int, pool: int, heads: int, rows: int, dim: int, head_step: int, slots: Any, some: Any
+def _put(
+    new: int, pool: int, half: int, heads: int, rows: int, dim: int, head_step: int, slots: Any, some: Any
 ) -> None:
-    """`_put` as bfloat16, rounded to nearest even; NaN stays NaN."""
+    """pool[:, slots] = new [heads, rows, dim], for the rows ``some``; ``half``: the pool is in bfloat16."""
     source = numba.carray(word_pointer(new), (heads, rows, dim), np.uint32)
-    target = numba.carray(half_pointer(pool), (heads, head_step), np.uint16)
+    full = numba.carray(word_pointer(pool), (heads, head_step), np.uint32)
+    short = numba.carray(half_pointer(pool), (heads, head_step), np.uint16)
     for h in range(heads):
         for r in range(some[0], some[1]):
             first = slots[r] * dim
-            for i in range(dim):
-                word = source[h, r, i]
-                if (word & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000):
-                    target[h, first + i] = np.uint16(0x7FC0)
-                else:
-                    rounded = word + np.uint32(0x7FFF) + ((word >> np.uint32(16)) & np.uint32(1))
-                    target[h, first + i] = np.uint16(rounded >> np.uint32(16))
+            if half:
+                for i in range(dim):
+                    short[h, first + i] = _rounded(source[h, r, i])
+            else:
+                for i in range(dim):
+                    full[h, first + i] = source[h, r, i]
 
 
 @kernel
@@ -182,8 +183,8 @@ def _share(count: int, team: Any) -> Any:
 def _rows(call: Any, team: Any) -> Any:
     """The thread's rows, in whole tiles."""
     if call.by_rows:
-        first, last = _share(-(-call.rows // MOST), team)
-        return min(first * MOST, call.rows), min(last * MOST, call.rows)
+        first, last = _share(-(-call.rows // MOST_LINES), team)
+        return min(first * MOST_LINES, call.rows), min(last * MOST_LINES, call.rows)
     return 0, call.rows
 
 
@@ -215,10 +216,10 @@ def _project(call: Any, first: int, last: int, team: Any) -> None:
     """The states of rows ``first`` to ``last``, normed, through ``queries`` to ``joint``."""
     step, joint_step = call.width * 4, call.queries_panels * PANEL * 4
     x, normed = call.hidden + first * step, _scratch(call, first, team)
-    rms_norm(last - first, x, step, call.inputs, call.norm, call.epsilon, normed)
+    rms_norm(last - first, x, step, call.inputs, call.norm, call.epsilon, normed, call.kind == PAIRS)
     panels = _panels(call, call.queries_panels, team)
     linear(
-        last - first, normed, step, call.inputs, call.queries, call.weights_half, panels[0], panels[1],
+        last - first, normed, step, call.inputs, call.queries, call.kind, panels[0], panels[1],
         call.bias, 0, call.joint + first * joint_step, joint_step, False,
     )  # fmt: skip
 
@@ -244,33 +245,30 @@ def _split(call: Any, some: Any) -> None:
             begin = (heads + kv_heads + h) * dim
             for i in range(dim):
                 value[h, r, i] = joint[r, begin + i]
-    if call.pool_half:
-        _put_half(call.key, call.keys, kv_heads, rows, dim, call.pool_head, slots, some)
-        _put_half(call.value, call.values, kv_heads, rows, dim, call.pool_head, slots, some)
-    else:
-        _put(call.key, call.keys, kv_heads, rows, dim, call.pool_head, slots, some)
-        _put(call.value, call.values, kv_heads, rows, dim, call.pool_head, slots, some)
+    for new, pool in ((call.key, call.keys), (call.value, call.values)):
+        _put(new, pool, call.pool_half, kv_heads, rows, dim, call.pool_head, slots, some)
 
 
 @kernel
 def _mix(call: Any, first: int, last: int, team: Any) -> None:
     """Add the attention's output and then the feed-forward part to the states."""
-    rows, step, mixed_step, half = last - first, call.width * 4, call.mixed_width * 4, call.weights_half
+    rows, step, mixed_step, kind = last - first, call.width * 4, call.mixed_width * 4, call.kind
     joined, x, mixed = call.heads * call.dim, call.hidden + first * step, call.mixed + first * mixed_step
     panels, gates = _panels(call, call.out_panels, team), _panels(call, call.gates_panels, team)
-    attended, normed = call.attended + first * joined * 4, _scratch(call, first, team)
+    joined_step = joined * 2 if kind == PAIRS else joined * 4
+    attended, normed = call.attended + first * joined_step, _scratch(call, first, team)
     linear(
-        rows, attended, joined * 4, joined, call.out, half, panels[0], panels[1], x, step, x, step, False
+        rows, attended, joined_step, joined, call.out, kind, panels[0], panels[1], x, step, x, step, False
     )  # fmt: skip
     _wait(call)
-    rms_norm(rows, x, step, call.inputs, call.second_norm, call.epsilon, normed)
+    rms_norm(rows, x, step, call.inputs, call.second_norm, call.epsilon, normed, kind == PAIRS)
     linear(
-        rows, normed, step, call.inputs, call.gates, half, gates[0], gates[1], call.gates_bias, 0,
+        rows, normed, step, call.inputs, call.gates, kind, gates[0], gates[1], call.gates_bias, 0,
         mixed, mixed_step, True,
     )  # fmt: skip
     _wait(call)
     linear(
-        rows, mixed, mixed_step, call.inner, call.down, half, panels[0], panels[1], x, step, x, step, False
+        rows, mixed, mixed_step, call.inner, call.down, kind, panels[0], panels[1], x, step, x, step, False
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ registers. Addresses are integers, steps are bytes from row to row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -14,11 +14,25 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from engine.attention.cpu_kernel.products import WIDTHS
-from engine.attention.cpu_kernel.vectors import F32, HALVES, I32, I64, LANES, Vectors
+from engine.attention.cpu_kernel.emit import action, integers
+from engine.attention.cpu_kernel.products import MOST_LINES, WIDTHS
+from engine.attention.cpu_kernel.vectors import (
+    F32,
+    HALVES,
+    I32,
+    I64,
+    INTS,
+    LANES,
+    PAIRED,
+    VECTOR,
+    Vectors,
+)
 
-PANEL, MOST = 64, 6
-"""Columns of a panel of weights, rows of a tile."""
+PANEL = 64
+"""Columns of a panel of weights."""
+FLOATS, HALF, PAIRS = range(3)
+"""Kinds of weights: float32; bfloat16, which become floats as they are read; and pairs of bfloat16, those of
+two successive inputs, which are in bfloat16 as well. With pairs, a step of depth is two inputs."""
 _VECTORS = WIDTHS[0]
 _SIZE = 4 * LANES
 _LOG2_E = 1.4426950408889634
@@ -32,61 +46,108 @@ def _silu(v: Vectors, x: Any) -> Any:
     return v.builder.fdiv(x, v.builder.fadd(power, v.constant(1.0)))
 
 
-def _tile(v: Vectors, rows: int, half: bool, values: Sequence[Any], column: int) -> list[list[Any]]:
-    """Sums [rows][vectors] of the panel's columns from ``column`` on; ``values`` as in `product`."""
-    x, x_step, depth, weights, start, start_step, _, _ = values
+def _tile(
+    v: Vectors,
+    rows: int,
+    kind: int,
+    column: int,
+    x: Any,
+    x_step: Any,
+    depth: Any,
+    weights: Any,
+    start: Any,
+    start_step: Any,
+) -> list[list[Any]]:
+    """Sums [rows][vectors] of the panel's columns from ``column`` on; arguments as in `panel_product`."""
     slots = [
         [cgutils.alloca_once(v.builder, v.constant(0).type) for _ in range(_VECTORS)] for _ in range(rows)
     ]
     for r, own in enumerate(slots):
         for j, slot in enumerate(own):
             v.builder.store(v.load(v.at(start, v.times(start_step, r), 4 * column + _SIZE * j)), slot)
-    size = 2 if half else 4
+    size = 2 if kind == HALF else 4
+    stored, taken = {FLOATS: (VECTOR, F32), HALF: (HALVES, F32), PAIRS: (INTS, I32)}[kind]
+    multiply_add = v.add_pairs if kind == PAIRS else v.multiply_add
     with cgutils.for_range(v.builder, depth, intp=I64) as loop:
         line = v.at(weights, v.times(loop.index, PANEL * size), size * column)
-        places = [v.at(line, size * LANES * j) for j in range(_VECTORS)]
-        found = [v.widen(v.load(place, HALVES)) if half else v.load(place) for place in places]
+        found = [v.load(v.at(line, size * LANES * j), stored) for j in range(_VECTORS)]
+        if kind == HALF:
+            found = [v.widen(each) for each in found]
         for r, own in enumerate(slots):
-            factor = v.splat(v.load(v.at(x, v.times(x_step, r), v.times(loop.index, 4)), F32))
+            factor = v.splat(v.load(v.at(x, v.times(x_step, r), v.times(loop.index, 4)), taken))
             for slot, column_of in zip(own, found, strict=True):
-                v.builder.store(v.multiply_add(factor, column_of, v.builder.load(slot)), slot)
+                v.builder.store(multiply_add(factor, column_of, v.builder.load(slot)), slot)
     return [[v.builder.load(slot) for slot in own] for own in slots]
 
 
-def _emit(v: Vectors, rows: int, half: bool, gate: bool, values: Sequence[Any]) -> None:
-    out, out_step = values[6:]
-    tiles = [_tile(v, rows, half, values, column) for column in range(0, PANEL, LANES * _VECTORS)]
-    for r in range(rows):
-        found = [vector for tile in tiles for vector in tile[r]]
-        if gate:
-            gates, ups = found[: len(found) // 2], found[len(found) // 2 :]
-            found = [v.builder.fmul(_silu(v, one), other) for one, other in zip(gates, ups, strict=True)]
-        for j, vector in enumerate(found):
-            v.store(vector, v.at(out, v.times(out_step, r), _SIZE * j))
+def _panel(v: Vectors, rows: Any, kind: int, out: Any, out_step: Any, *given: Any) -> None:
+    b = v.builder
+    for count in range(1, MOST_LINES + 1):
+        with b.if_then(b.icmp_signed("==", rows, I64(count))):
+            for column in range(0, PANEL, LANES * _VECTORS):
+                for r, own in enumerate(_tile(v, count, kind, column, *given)):
+                    for j, vector in enumerate(own):
+                        v.store(vector, v.at(out, v.times(out_step, r), 4 * column + _SIZE * j))
 
 
-def _product(half: bool, gate: bool) -> Callable[..., None]:
-    def product(typing_context: Any, rows: Any, values: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            for count in range(1, MOST + 1):
-                with builder.if_then(builder.icmp_signed("==", args[0], I64(count))):
-                    _emit(Vectors(builder), count, half, gate, cgutils.unpack_tuple(builder, args[1]))
-            return context.get_dummy_value()
+@integers(10)
+def panel_product(
+    v: Vectors,
+    rows: Any,
+    half: Any,
+    x: Any,
+    x_step: Any,
+    depth: Any,
+    weights: Any,
+    start: Any,
+    start_step: Any,
+    out: Any,
+    out_step: Any,
+) -> None:
+    """out[r, :PANEL] = start[r, :PANEL] + x[r, :depth] @ weights[:depth, :PANEL], at most `MOST_LINES` r.
 
-        return types.void(types.int64, types.UniTuple(types.int64, 8)), generate
+    ``half``: the weights are `HALF`, else `FLOATS`.
+    """
+    with v.builder.if_else(v.builder.icmp_signed("!=", half, I64(0))) as (short, full):
+        for taken, kind in ((short, HALF), (full, FLOATS)):
+            with taken:
+                _panel(v, rows, kind, out, out_step, x, x_step, depth, weights, start, start_step)
 
-    return intrinsic(product)  # type: ignore[no-any-return]  # numba is untyped
+
+@integers(9, needs=PAIRED)
+def pair_product(
+    v: Vectors,
+    rows: Any,
+    x: Any,
+    x_step: Any,
+    depth: Any,
+    weights: Any,
+    start: Any,
+    start_step: Any,
+    out: Any,
+    out_step: Any,
+) -> None:
+    """`panel_product` of inputs in bfloat16 with `PAIRS`, ``depth`` of them."""
+    _panel(v, rows, PAIRS, out, out_step, x, x_step, depth, weights, start, start_step)
 
 
-product = _product(half=False, gate=False)
-"""``product(rows, (x, x_step, depth, weights, start, start_step, out, out_step))``, at most `MOST` rows:
-out[r, :PANEL] = start[r, :PANEL] + x[r, :depth] @ weights[:depth, :PANEL]."""
-product_half = _product(half=True, gate=False)
-"""`product` with weights in bfloat16."""
-gated = _product(half=False, gate=True)
-"""As `product`; the panel's first half goes through SiLU and is multiplied by the second: 32 columns out."""
-gated_half = _product(half=True, gate=True)
-"""`gated` with weights in bfloat16."""
+@integers(5)
+def gated(v: Vectors, rows: Any, sums: Any, out: Any, out_step: Any, half: Any) -> None:
+    """out[r, :PANEL / 2] = silu(sums[r, :PANEL / 2]) * sums[r, PANEL / 2:], in bfloat16 if ``half``."""
+    b, behind = v.builder, PANEL // 2 * 4
+    with cgutils.for_range(b, rows, intp=I64) as loop:
+        row, target = v.at(sums, v.times(loop.index, 2 * behind)), v.at(out, v.times(loop.index, out_step))
+        found = [
+            b.fmul(_silu(v, v.load(v.at(row, at))), v.load(v.at(row, behind + at)))
+            for at in range(0, behind, _SIZE)
+        ]
+        with b.if_else(b.icmp_signed("!=", half, I64(0))) as (short, full):
+            with short:
+                for j, vector in enumerate(found):
+                    v.store(v.narrow(vector), v.at(target, _SIZE // 2 * j))
+            with full:
+                for j, vector in enumerate(found):
+                    v.store(vector, v.at(target, _SIZE * j))
 
 
 def _squares(typing_context: Any, address: Any, vectors: Any) -> Any:
@@ -109,20 +170,17 @@ squares: Callable[[Any, Any], Any] = intrinsic(_squares)
 """The sum of the squares of the float vectors at an address."""
 
 
-def _weighted(typing_context: Any, source: Any, weight: Any, target: Any, vectors: Any, factor: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        v = Vectors(builder)
-        with cgutils.for_range(builder, args[3], intp=I64) as loop:
-            step = v.times(loop.index, _SIZE)
-            x = builder.fmul(v.load(v.at(args[0], step)), v.splat(args[4]))
-            v.store(builder.fmul(x, v.load(v.at(args[1], step))), v.at(args[2], step))
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 4, types.float32), generate
-
-
-weighted: Callable[[Any, Any, Any, Any, Any], None] = intrinsic(_weighted)
-"""``weighted(source, weight, target, vectors, factor)``: target = source * factor * weight."""
+@action(*[types.int64] * 5, types.float32)
+def weighted(v: Vectors, source: Any, weight: Any, target: Any, vectors: Any, half: Any, factor: Any) -> None:
+    """target = source * factor * weight, so many ``vectors``, in bfloat16 if ``half``."""
+    b = v.builder
+    with b.if_else(b.icmp_signed("!=", half, I64(0))) as (short, full):
+        for taken, size in ((short, _SIZE // 2), (full, _SIZE)):
+            with taken, cgutils.for_range(b, vectors, intp=I64) as loop:
+                step = v.times(loop.index, _SIZE)
+                x = b.fmul(v.load(v.at(source, step)), v.splat(factor))
+                x = b.fmul(x, v.load(v.at(weight, step)))
+                v.store(v.narrow(x) if size < _SIZE else x, v.at(target, v.times(loop.index, size)))
 
 
 def _pointer(kind: Any) -> Callable[[Any], Any]:

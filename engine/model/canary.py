@@ -69,7 +69,7 @@ def _difference(actual: torch.Tensor, where: list[int], expected: torch.Tensor, 
 def dense_logits(loaded: LoadedModel, tokens: list[int]) -> torch.Tensor:
     """The unmodified model's logits of all tokens, fp32 [tokens, vocabulary], with plain linear layers.
 
-    Compiled layers compute in fp32 whatever their weights are, so they are compared with a forward in fp32.
+    Compiled layers have fp32 states and sums whatever their weights are, so the reference is one in fp32.
     """
     precise = nullcontext() if loaded.compiled is None else _in_float32(loaded.model)
     loaded.model.set_attn_implementation("eager")

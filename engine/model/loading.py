@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -136,6 +136,19 @@ class LoadedModel:
     linears: Linears = field(default_factory=Linears)
     compiled: Decoder | None = None
     """Runs the layers instead of transformers' code."""
+
+    @property
+    def layers_run(self) -> str:
+        """By whose code its layers run."""
+        if self.compiled is None:
+            return "transformers' layers"
+        return "compiled layers in bfloat16" if self.compiled.pairs else "compiled layers in float32"
+
+    def more_exact(self) -> LoadedModel | None:
+        """The same model with the next slower way to run its layers; None if there is none."""
+        if self.compiled is None:
+            return None
+        return replace(self, compiled=decoder_of(self.model, pairs=False) if self.compiled.pairs else None)
 
     def release_plain(self) -> None:
         """Free the weights that only transformers' code reads, if it runs no more. Not before the canary."""

@@ -6,36 +6,48 @@ elements have. Buffers of floats are tight.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba import types
-from numba.core import cgutils
+from numba.core import cgutils, config
 from numba.extending import intrinsic
 
 from engine.attention.cpu_kernel.vectors import F32, FLOAT, I64, Vectors
 
-_EMITTERS: list[tuple[Callable[..., None], list[Any]]] = []
+_EMITTERS: list[tuple[Callable[..., None], list[Any], str]] = []
 _LLVM = {types.int64: I64, types.float32: F32}
 
 
-def action(*kinds: Any) -> Callable[[Callable[..., None]], Callable[[tuple[Any, ...]], None]]:
+def host_has(feature: str) -> bool:
+    """Whether the CPU that numba compiles for has the LLVM ``feature``."""
+    own = config.CPU_NAME is None and config.CPU_FEATURES is None
+    return own and bool(binding.get_host_cpu_features().get(feature))
+
+
+def action(
+    *kinds: Any, needs: str = ""
+) -> Callable[[Callable[..., None]], Callable[[tuple[Any, ...]], None]]:
     """An intrinsic of one tuple of numbers from a function that emits code for them.
+
+    ``needs``: an LLVM feature of the CPU; without it (`host_has`) the intrinsic does nothing.
 
     It becomes an LLVM function, emitted once and never inlined: its constants and sums have all registers to
     themselves, while in a caller's loops LLVM would keep them on the stack.
     """
 
     parameters = [_LLVM[kind] for kind in kinds]
+    serves = not needs or host_has(needs)
 
     def made(emit: Callable[..., None]) -> Callable[[tuple[Any, ...]], None]:
-        _EMITTERS.append((emit, parameters))
+        _EMITTERS.append((emit, parameters, needs))
 
         def typed(typing_context: Any, arguments: Any) -> Any:
             def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-                function = _defined(builder.module, emit, parameters)
-                builder.call(function, cgutils.unpack_tuple(builder, values[0]))
+                if serves:
+                    function = _defined(builder.module, emit, parameters)
+                    builder.call(function, cgutils.unpack_tuple(builder, values[0]))
                 return context.get_dummy_value()
 
             return types.void(types.Tuple(kinds)), generate
@@ -58,14 +70,17 @@ def _defined(module: Any, emit: Callable[..., None], kinds: list[Any]) -> Any:
     return function
 
 
-def emitted(module: Any) -> list[str]:
-    """Emit every action so far into ``module``, to compile them for other CPUs; returns their names."""
-    return [_defined(module, emit, kinds).name for emit, kinds in _EMITTERS]
+def emitted(module: Any, features: Container[str]) -> list[str]:
+    """Emit every action so far into ``module``, to compile them for a CPU with ``features``; their names."""
+    having = [(emit, kinds) for emit, kinds, needs in _EMITTERS if not needs or needs in features]
+    return [_defined(module, emit, kinds).name for emit, kinds in having]
 
 
-def integers(count: int) -> Callable[[Callable[..., None]], Callable[[tuple[Any, ...]], None]]:
+def integers(
+    count: int, needs: str = ""
+) -> Callable[[Callable[..., None]], Callable[[tuple[Any, ...]], None]]:
     """`action` of so many whole numbers."""
-    return action(*[types.int64] * count)
+    return action(*[types.int64] * count, needs=needs)
 
 
 def _reader(kind: Any, result: Any) -> Callable[[Any, Any], Any]:

@@ -27,6 +27,24 @@ LOWEST = -3.4028234663852886e38
 F32, I8, I16, I32, I64 = ir.FloatType(), ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 VECTOR, INTS, HALVES = (ir.VectorType(element, LANES) for element in (F32, I32, I16))
 
+
+class _BFloat(ir.Type):  # type: ignore[misc]  # llvmlite is untyped
+    """LLVM's bfloat16, which llvmlite lacks."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat)
+
+
+PAIRED = "avx512bf16"
+"""The LLVM feature of a CPU that multiplies pairs of bfloat16."""
+_PAIRS = ir.VectorType(_BFloat(), 2 * LANES)
+
 _EXP2 = (1.0, 0.6931469776, 0.2402224215, 0.0555073378, 0.0096715088, 0.0013264699)
 """2^x on [-1/2, 1/2] from x^0 on, exact at 0: a minimax fit, relative error 9e-8."""
 _ROUND = 1.5 * 2.0**23
@@ -91,6 +109,15 @@ class Vectors:
     def multiply_add(self, a: Any, b: Any, c: Any) -> Any:
         """``a * b + c``, in one step where the CPU can."""
         return self.builder.call(self._multiply_add, [a, b, c])
+
+    def add_pairs(self, a: Any, b: Any, c: Any) -> Any:
+        """``c`` plus, in each lane, the products of ``a``'s and ``b``'s two bfloat16, which are 32-bit words.
+
+        Only for a CPU with `PAIRED`. Subnormal numbers count as 0.
+        """
+        kind = ir.FunctionType(VECTOR, [VECTOR, _PAIRS, _PAIRS])
+        dots = cgutils.get_or_insert_function(self.builder.module, kind, "llvm.x86.avx512bf16.dpbf16ps.512")
+        return self.builder.call(dots, [c, *(self.builder.bitcast(each, _PAIRS) for each in (a, b))])
 
     def greater(self, a: Any, b: Any) -> Any:
         """The greater of each two; ``b`` where either is NaN."""

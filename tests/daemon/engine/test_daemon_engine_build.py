@@ -8,10 +8,13 @@ from dataclasses import replace
 import pytest
 
 from daemon.engine.build import checked
+from engine.attention.cpu_kernel.emit import host_has
+from engine.attention.cpu_kernel.vectors import PAIRED
 from engine.attention.rotary import FrameRotation
 from engine.model.architectures import ModelError
 from engine.model.canary import dense_logits
-from tests.engine.oracle import tiny
+from engine.model.loading import prepare
+from tests.engine.oracle import random_weights, tiny, tiny_config
 
 
 def test_compiled_layers_that_fail_the_canary_give_way_to_transformers_own(
@@ -24,8 +27,23 @@ def test_compiled_layers_that_fail_the_canary_give_way_to_transformers_own(
     with caplog.at_level(logging.WARNING):
         served = checked(wrong)
     assert served.compiled is None
-    assert "compiled ones failed their canary" in caplog.text
+    assert "compiled layers in float32 failed their canary, transformers' layers take over" in caplog.text
     assert dense_logits(served, [5, 6, 7]).shape[0] == 3  # its weights were kept
+
+
+@pytest.mark.skipif(not host_has(PAIRED), reason="this CPU has no products of bfloat16")
+def test_layers_in_bfloat16_that_fail_the_canary_give_way_to_those_in_float32(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    loaded = prepare(random_weights(tiny_config("llama")).bfloat16(), None, name="pairs")
+    assert loaded.compiled is not None
+    assert loaded.compiled.pairs
+    wrong = replace(loaded, compiled=replace(loaded.compiled, layers=loaded.compiled.layers[::-1]))
+    with caplog.at_level(logging.WARNING):
+        served = checked(wrong)
+    assert served.compiled is not None
+    assert not served.compiled.pairs
+    assert "compiled layers in bfloat16 failed their canary" in caplog.text
 
 
 def test_a_model_that_fails_without_compiled_layers_is_refused() -> None:

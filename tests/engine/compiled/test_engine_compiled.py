@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from engine.compiled.decoder import _interleaved, _panels, decoder_of, release_plain
-from engine.compiled.layers import DEPTH, _put, _put_half, linear, rms_norm, rotated_heads
+from engine.attention.cpu_kernel.emit import host_has
+from engine.attention.cpu_kernel.vectors import PAIRED
+from engine.compiled.decoder import _KINDS, _interleaved, _pairs, _panels, decoder_of, release_plain
+from engine.compiled.layers import DEPTH, _put, linear, rms_norm, rotated_heads
 from engine.compiled.products import PANEL
 from engine.engine import Engine
 from engine.model import canary
@@ -23,6 +26,13 @@ from tests import tolerance
 from tests.engine.oracle import random_weights, tiny, tiny_config
 
 DTYPES = [torch.float32, torch.bfloat16]
+needs_pairs = pytest.mark.skipif(not host_has(PAIRED), reason="this CPU has no products of bfloat16")
+WAYS = [
+    pytest.param(torch.float32, _panels, id="float32"),
+    pytest.param(torch.bfloat16, _panels, id="bfloat16 as floats"),
+    pytest.param(torch.bfloat16, _pairs, id="bfloat16 in pairs", marks=needs_pairs),
+]
+Packing = Callable[[torch.Tensor], Any]
 
 
 def near(
@@ -36,56 +46,75 @@ def multiplied(
     x: torch.Tensor, depth: int, weights: Any, start: Any, step: int, out: Any, gate: bool = False
 ) -> None:
     """`linear` of all panels."""
+    kind = _KINDS[weights.dtype.type]
     linear(
-        len(x), x.data_ptr(), x.stride(0) * 4, depth, weights.ctypes.data, weights.itemsize == 2, 0,
-        len(weights), start.ctypes.data, step, out.ctypes.data, out.strides[0], gate,
+        len(x), x.data_ptr(), x.stride(0) * x.itemsize, depth, weights.ctypes.data, kind, 0, len(weights),
+        start.ctypes.data, step, out.ctypes.data, out.strides[0], gate,
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "bfloat16"])
+def inputs_of(x: torch.Tensor, packing: Packing) -> torch.Tensor:
+    """``x`` as a product takes it, with an even number of columns for pairs."""
+    return functional.pad(x, (0, x.shape[1] % 2)).bfloat16() if packing is _pairs else x
+
+
+@pytest.mark.parametrize(("dtype", "packing"), WAYS)
 @pytest.mark.parametrize("depth", [1, 48, DEPTH, 2 * DEPTH + 7])
 @pytest.mark.parametrize("rows", [1, 5, 6, 7, 20])
-def test_a_product_with_panels_is_that_of_float64(rows: int, depth: int, dtype: torch.dtype) -> None:
-    """With a bias, with what it is added to, and in place; weights in bfloat16 are exact factors."""
+def test_a_product_with_panels_is_that_of_float64(
+    rows: int, depth: int, dtype: torch.dtype, packing: Packing
+) -> None:
+    """With a bias, with what it is added to, and in place; factors in bfloat16 are exact."""
     generator = torch.Generator().manual_seed(rows * depth)
     outputs = 2 * PANEL + 9
     padded = 3 * PANEL
-    x, bias = torch.randn(rows, depth + 3, generator=generator), torch.randn(padded, generator=generator)
+    x, bias = torch.randn(rows, depth, generator=generator), torch.randn(padded, generator=generator)
+    x = inputs_of(x, packing)
     weight = torch.randn(outputs, depth, generator=generator).to(dtype)
     expected = x[:, :depth].double() @ weight.double().T
     out = np.empty((rows, padded), np.float32)
-    multiplied(x, depth, _panels(weight), bias.numpy(), 0, out)
+    multiplied(x, depth, packing(weight), bias.numpy(), 0, out)
     near(torch.from_numpy(out[:, :outputs]).double(), expected + bias[:outputs].double(), depth)
     before = out.copy()
-    multiplied(x, depth, _panels(weight), out, out.strides[0], out)
+    multiplied(x, depth, packing(weight), out, out.strides[0], out)
     near(torch.from_numpy((out - before)[:, :outputs]).double(), expected, 4 * depth)
 
 
-@pytest.mark.parametrize("depth", [48, DEPTH + 8])
+@pytest.mark.parametrize(("dtype", "packing"), WAYS)
+@pytest.mark.parametrize("depth", [48, 2 * DEPTH + 8])
 @pytest.mark.parametrize("inner", [32, 100])
-def test_a_gated_product_is_silu_of_one_half_times_the_other(inner: int, depth: int) -> None:
+def test_a_gated_product_is_silu_of_one_half_times_the_other(
+    inner: int, depth: int, dtype: torch.dtype, packing: Packing
+) -> None:
+    """With pairs it is the next product's input, so rounded to bfloat16 as torch rounds."""
     generator = torch.Generator().manual_seed(inner)
     gate, up = (torch.nn.Linear(depth, inner, bias=True) for _ in range(2))
     for each in (gate, up):
         torch.nn.init.normal_(each.weight, std=3 / depth**0.5, generator=generator)
         each.requires_grad_(False)
+        each.weight.data = each.weight.to(dtype)
     x = torch.randn(7, depth, generator=generator)
     x[3] *= 100  # far out on both sides of SiLU
-    weights, bias = _interleaved(gate, up)
-    out = np.empty((7, weights.shape[0] * PANEL // 2), np.float32)
+    x = inputs_of(x, packing)
+    joined, bias = _interleaved(gate, up)
+    weights = packing(joined)
+    out = np.empty((7, weights.shape[0] * PANEL // 2), np.uint16 if packing is _pairs else np.float32)
     multiplied(x, depth, weights, bias, 0, out, True)
     gates, ups = (functional.linear(x.double(), e.weight.double(), e.bias.double()) for e in (gate, up))
-    found, expected = torch.from_numpy(out[:, :inner]).double(), functional.silu(gates) * ups
+    found, expected = torch.from_numpy(out[:, :inner]), functional.silu(gates) * ups
+    if packing is _pairs:
+        found = found.view(torch.bfloat16)
     for row in (3, slice(0, 3), slice(4, 7)):
-        near(found[row], expected[row], depth)
+        near(found[row].double(), expected[row], depth, found.dtype)
 
 
 def test_a_row_that_is_not_finite_stays_alone() -> None:
     x = torch.ones(8, 40)
     x[2, 5], x[4, 0] = float("nan"), float("inf")
     out = np.empty((8, PANEL), np.float32)
+    weight, bias = torch.ones(PANEL, 40), np.zeros(PANEL, np.float32)
     for gate in (False, True):
-        multiplied(x, 40, _panels(torch.ones(PANEL, 40)), np.zeros(PANEL, np.float32), 0, out, gate)
+        multiplied(x, 40, _panels(weight), bias, 0, out, gate)
         finite = np.isfinite(out[:, : PANEL // 2]).all(1)
         assert finite.tolist() == [True, True, False, True, False, True, True, True]
 
@@ -95,10 +124,14 @@ def test_norms_and_rotations_are_those_of_float64() -> None:
     x, weight = torch.randn(5, 64, generator=generator), torch.randn(64, generator=generator)
     x[:, 48:] = 0  # padding
     out = np.zeros((5, 64), np.float32)
-    rms_norm(5, x.data_ptr(), 256, 48, weight.data_ptr(), np.float32(1e-6), out.ctypes.data)
+    rms_norm(5, x.data_ptr(), 256, 48, weight.data_ptr(), np.float32(1e-6), out.ctypes.data, False)
     expected = functional.rms_norm(x[:, :48].double(), (48,), weight[:48].double(), 1e-6)
     near(torch.from_numpy(out[:, :48]).double(), expected, 48)
     assert not out[:, 48:].any()
+    halves = np.zeros((5, 128), np.uint16)
+    rms_norm(5, x.data_ptr(), 256, 48, weight.data_ptr(), np.float32(1e-6), halves.ctypes.data, True)
+    rounded = torch.from_numpy(out).bfloat16()
+    assert torch.equal(torch.from_numpy(halves[:, :64]).view(torch.bfloat16), rounded)
     norm, angles = torch.randn(16, generator=generator), torch.randn(5, 6, generator=generator)
     heads, parts = np.empty((2, 5, 16), np.float32), (x.clone().numpy(), 8, angles.cos().numpy())
     for some in ((0, 3), (3, 5)):  # as threads share rows
@@ -124,12 +157,12 @@ def test_what_is_stored_is_torch_s_own_conversion(dtype: torch.dtype) -> None:
     new[0, 0, :3] = torch.tensor([float("inf"), -float("inf"), float("nan")])
     pool = torch.zeros(2, 400, 8, dtype=dtype)
     slots = torch.randperm(400, generator=torch.Generator().manual_seed(5))[:300]
-    put = _put if dtype == torch.float32 else _put_half
-    put(new.data_ptr(), pool.data_ptr(), 2, 300, 8, 400 * 8, slots.numpy(), (0, 300))
+    half = int(dtype == torch.bfloat16)
+    _put(new.data_ptr(), pool.data_ptr(), half, 2, 300, 8, 400 * 8, slots.numpy(), (0, 300))
     assert torch.equal(pool[:, slots].nan_to_num(7.0), new.to(dtype).nan_to_num(7.0))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(("dtype", "packing"), WAYS)
 @pytest.mark.parametrize(
     ("architecture", "extra"),
     [
@@ -143,11 +176,13 @@ def test_what_is_stored_is_torch_s_own_conversion(dtype: torch.dtype) -> None:
     ids=["llama", "llama with biases", "llama tied", "mistral", "qwen2", "qwen3"],
 )
 def test_a_compiled_model_gives_the_logits_of_the_dense_one(
-    architecture: str, extra: dict[str, object], dtype: torch.dtype
+    architecture: str, extra: dict[str, object], dtype: torch.dtype, packing: Packing
 ) -> None:
     model = random_weights(tiny_config(architecture, **extra)).to(dtype)
     loaded = prepare(model, None, name="compiled")
+    loaded = replace(loaded, compiled=decoder_of(model, pairs=packing is _pairs))
     assert loaded.compiled is not None
+    assert loaded.compiled.pairs == (packing is _pairs)
     canary.check(loaded)
     tokens = torch.randint(3, 90, (60,), generator=torch.Generator().manual_seed(6)).tolist()
     expected = canary.dense_logits(loaded, tokens)
@@ -221,8 +256,8 @@ def test_threads_change_no_bit(rows: int, threads: Callable[[int], None]) -> Non
     assert torch.equal(found[0], found[2])
 
 
-def test_bfloat16_weights_compute_in_float32() -> None:
-    """So the embedded default passes in bf16, where transformers' own rounding is a tenth of its logits."""
+def test_the_embedded_default_passes_in_bfloat16() -> None:
+    """States and sums are float32; transformers' own rounding is a tenth of its logits."""
     loaded = load_model(TAPE_MODEL, dtype="bfloat16", device="cpu")
     assert loaded.compiled is not None
     assert canary.check(loaded) < 0.05
