@@ -62,18 +62,21 @@ class PrometheusServer:
         url = f"{self.url}/api/v1/query?" + urllib.parse.urlencode({"query": expression})
         return _vector(url, expression)
 
-    def wait_for_scrapes(self, count: int, timeout_s: float = 30.0) -> None:
-        """Until the target was scraped successfully so often; rates need two."""
+    def wait_for(self, expression: str, timeout_s: float = 30.0) -> None:
+        """Until a PromQL expression finds series, such as a comparison that holds."""
         deadline = time.monotonic() + timeout_s
-        while not self.query(f"sum_over_time(up[5m]) >= {count}"):
+        while not self.query(expression):
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{self._target} was not scraped {count} times in {timeout_s:g} s")
+                raise TimeoutError(f"{self._target}: {expression} found nothing in {timeout_s:g} s")
             time.sleep(0.1)
 
-    def wait_for_later_scrapes(self) -> None:
-        """Until the target was scraped after this call; one scrape may be under way."""
-        found = self.query("sum_over_time(up[5m])")
-        self.wait_for_scrapes((int(float(found[0]["value"][1])) if found else 0) + 2)
+    def wait_for_panels(self, dashboard: dict[str, Any], timeout_s: float = 30.0) -> None:
+        """Until `check_panels` finds none without series; rates need two scrapes."""
+        deadline = time.monotonic() + timeout_s
+        while empty := check_panels(self.url, dashboard):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no series in {timeout_s:g} s: {'; '.join(empty)}")
+            time.sleep(0.1)
 
     def _start(self) -> None:
         folder = Path(self._folder.name)

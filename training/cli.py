@@ -303,11 +303,11 @@ def calibrate(
     questions = []
     with Progress() as progress:
         for placement in dict.fromkeys(placements):
-            parts = []
-            for setting in (Setting(placement, read, window) for read in (1, 2)):
+            parts, settings = [], [Setting(placement, read, window) for read in (1, 2)]
+            for setting in settings:
                 advance = partial(_advance, progress, progress.add_task(setting.name))
                 parts.append(collect(model, source, setting, -(-labels // 2), most_tapes, advance))
-            questions += fit(joined(parts), texts, placement == "numbered")
+            questions += fit(joined(parts), texts, settings[0].numbered)
     if not questions:
         raise click.ClickException("no question has enough labels; ask for more --labels")
     target = out or path / "calibration.json"

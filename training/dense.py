@@ -49,13 +49,12 @@ class Dense:
         self, drawn: Drawn, setting: Setting, cuts: Ints, wanted: Ints, rng: np.random.Generator
     ) -> Iterator[Read]:
         """See `Reader`. Numbered questions are all of them, in their order."""
-        numbered = setting.placement == "numbered"
         texts = [*(rule.text for rule in RULES), EXACT_VALUE.text]
         tokeniser, x = Tokeniser(self.prompt.encode), drawn.levels
         rows: dict[int, list[tuple[int, int, Any]]] = {question: [] for question in wanted.tolist()}
         for tape in range(len(x.close)):
             header = str(self.vocabulary.tokenizer.decode(drawn.header[tape]))
-            frozen = self.prompt.frozen(header, texts if numbered else ())
+            frozen = self.prompt.frozen(header, texts if setting.numbered else ())
             fields = np.stack([x.open[tape], x.high[tape], x.low[tape], x.close[tape], x.volume[tape]], 1)
             lines = tokeniser.compact(fields)
             for bar in cuts.tolist():
@@ -65,7 +64,7 @@ class Dense:
                 for question, found in rows.items():
                     asked = (
                         self.prompt.numbered(question + 1)
-                        if numbered
+                        if setting.numbered
                         else self.prompt.question(texts[question])
                     )
                     found.append((tape, bar, self._answer(context, question, asked, level)))

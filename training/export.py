@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +22,10 @@ LARGEST = 20 * 2**20
 
 def foretick_block(window: int = WINDOW) -> dict[str, Any]:
     """The ``foretick`` block of config.json: how the daemon renders prompts for this model."""
-    questions: dict[str, Any] = {
-        rule.name: {"text": rule.text, "token": question_token(rule.name), "choices": list(rule.choices)}
-        for rule in RULES
-    }
+    questions = {rule.name: _question(rule.name, rule.text, rule.choices) for rule in RULES}
     exact = EXACT_VALUE
     # to copy a level is learnt last; by number it was not, in 1,900 steps that asked by number
-    questions[exact.name] = {
-        "text": exact.text,
-        "token": question_token(exact.name),
-        "choices": [],
-        "by_number": False,
-    }
+    questions[exact.name] = _question(exact.name, exact.text) | {"by_number": False}
     return {
         "layout": "terse",
         "lines": "compact",
@@ -40,6 +33,10 @@ def foretick_block(window: int = WINDOW) -> dict[str, Any]:
         "none": NONE,
         "questions": questions,
     }
+
+
+def _question(name: str, text: str, choices: Sequence[str] = ()) -> dict[str, Any]:
+    return {"text": text, "token": question_token(name), "choices": list(choices)}
 
 
 def export(model: TapeModel, directory: Path, dtype: torch.dtype = torch.bfloat16) -> None:

@@ -49,19 +49,22 @@ MULTI = Plan("multi", Size(100, 15, 20), sessions=8)
 
 
 class Round(NamedTuple):
-    """One update, the questions after it, and the one with a longer answer; ``context``: of a session."""
+    """One update, and the tokens of a session after it."""
 
     context: int
     update: Update
-    ask: Ask
-    longer: Ask | None
 
 
 class Run(NamedTuple):
-    """What every contestant is told. ``fill``: updates that are not measured."""
+    """What every contestant is told.
+
+    ``asks`` follow each round's update: the questions, and the one with a longer answer, if any. They also
+    follow ``fill``, the updates that are not measured.
+    """
 
     opening: Opening
     fill: list[Update]
+    asks: list[Ask]
     rounds: list[Round]
 
 
@@ -83,20 +86,22 @@ def run_of(plan: Plan, prompt: PromptFormat, model: str, dtype: str, threads: in
         question=max(map(len, questions)) + 1 + plan.decoded,
         gguf=gguf,
     )
-    longer = Ask([(0, questions[-1])], 1 + plan.decoded) if plan.decoded else None
+    asks = [Ask(asked)]
+    if plan.decoded:
+        asks.append(Ask([(0, questions[-1])], 1 + plan.decoded))
     rounds, own = [], [list(tape.first) for tape in tapes]
     for number in range(plan.size.rounds):
         update = [tape.updates[number] for tape in tapes]
         for seen, new in zip(own, update, strict=True):
             seen += new
             del seen[: len(seen) - (plan.keep or len(seen))]
-        rounds.append(Round(len(frozen) + sum(map(len, own[0])), Update(update), Ask(asked), longer))
+        rounds.append(Round(len(frozen) + sum(map(len, own[0])), Update(update)))
     step = PAPER.bars
     fill = [
         Update([tape.first[start : start + step] for tape in tapes])
         for start in range(0, plan.size.first, step)
     ]
-    return Run(opening, fill, rounds)
+    return Run(opening, fill, asks, rounds)
 
 
 def _window(plan: Plan, tapes: list[Scenario]) -> int:

@@ -17,22 +17,21 @@ from functools import partial
 import uvloop
 import zmq
 import zmq.asyncio
+from msgspec.structs import replace
 
 from bench.figures import Figure, Goal, Setting, latency
 from bench.run import SuiteRun
 from bench.stream.flood import FloodSource, instruments, payloads
 from bench.stream.processes import HitSamples, child, watch
+from bench.stream.serving import config, rest, serving, session_of
 from daemon.config import schema
 from daemon.front.server import Front
-from daemon.front.wiring import make_front
-from feeds.connectors.zeromq import ZmqSinkConnector
-from feeds.durations import Duration
 
 _MARKETS = 3
 _FIRST = 400
 """Records of the idle session."""
-_PRELOAD_S = 60.0
-"""Longest wait for the first answers."""
+_RING = 4096
+"""Records: soon full in a flood."""
 
 
 @dataclass(frozen=True)
@@ -69,51 +68,21 @@ def figures(plan: HitsPlan) -> Iterator[Figure]:
         yield from uvloop.run(_measure(plan, threads, FloodSource(first, records, plan.batch)))
 
 
-def config(threads: int) -> schema.Config:
-    """The demo's configuration, with answers to a ZeroMQ socket without readers."""
-    return schema.Config(
-        model=schema.ModelConfig(threads=threads),
-        sessions=tuple(
-            schema.SessionConfig(name=market.symbol.lower(), symbol=market.key)
-            for market in instruments(_MARKETS, 4)
-        ),
-        source=schema.SourceConfig(ring_capacity=4096),
-        sink=schema.SinkConfig(zeromq=ZmqSinkConnector("tcp://127.0.0.1:*")),
-        query=schema.QueryConfig("tcp://127.0.0.1:*"),
-        http=schema.HttpConfig(port=0),
-        process=schema.ProcessConfig(drain=Duration(1_000_000_000)),  # need not answer the rest of the flood
-    )
-
-
 async def _measure(plan: HitsPlan, threads: int, source: FloodSource) -> list[Figure]:
-    front = make_front(config(threads), source=source)
-    still, moving = (session.name for session in front.config.sessions[:2])
-    try:
-        await front.start()
-        async with _echo() as echo:
-            await rest(front)
-            measure = partial(_condition, front, source, echo, plan, threads)
-            found = await measure("engine idle", still)
-            source.open()
-            await asyncio.sleep(plan.fill_s)
-            found += await measure("other sessions flooded", still)
-            found += await measure("this session flooded", moving)
+    settings = config(schema.ModelConfig(threads=threads), map(session_of, instruments(_MARKETS, 4)))
+    settings = replace(settings, source=schema.SourceConfig(ring_capacity=_RING))
+    still, moving = (each.name for each in settings.sessions[:2])
+    async with serving(settings, source) as front, _echo() as echo:
+        await rest(front)
+        measure = partial(_condition, front, source, echo, plan, threads)
+        found = await measure("engine idle", still)
+        source.open()
+        await asyncio.sleep(plan.fill_s)
+        found += await measure("other sessions flooded", still)
+        found += await measure("this session flooded", moving)
         if source.dry:
             raise RuntimeError(f"{plan.records} records were not enough to flood the engine throughout")
-    finally:
-        await front.stop()
     return found
-
-
-async def rest(front: Front) -> None:
-    """Wait until the first records are answered and the engine is idle."""
-    deadline = time.monotonic() + _PRELOAD_S
-    before = 0.0
-    while not (batches := front.store.value("foretick_batches_total")) or batches != before:
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"the engine was not idle within {_PRELOAD_S:.0f} s")
-        before = batches
-        await asyncio.sleep(0.5)
 
 
 async def _condition(

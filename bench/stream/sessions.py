@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from itertools import count
 
 import uvloop
+from msgspec.structs import replace
 
 from bench.figures import Figure, Setting, quantiles
 from bench.run import MeasurementFailed, SuiteRun
 from bench.stream.flood import incoming, instruments, payloads
+from bench.stream.serving import config, rest, serving, session_of
 from daemon.config import schema
 from daemon.front.server import Front
-from daemon.front.wiring import make_front
-from feeds.connectors.zeromq import ZmqSinkConnector
-from feeds.durations import Duration
 from feeds.source import Incoming, Kind, Partition
+from feeds.synthetic import Instrument
 from flash.questions import PAPER_SIX
 
 _TRADES = 3
@@ -76,11 +76,12 @@ async def _measure(plan: SessionsPlan, sessions: int, model: str, threads: int) 
     a_second, took = sessions * _TRADES, []
     records = payloads(markets, (plan.window + plan.rounds) * a_second)
     source = RoundSource()
-    front = make_front(config(plan, sessions, model, threads), source=source)
-    try:
-        await front.start()
+    settings = config(
+        schema.ModelConfig(path=model, threads=threads), (_session(market, plan.window) for market in markets)
+    )
+    async with serving(settings, source) as front:
         source.put(records[: plan.window * a_second])
-        await _settled(front)
+        await rest(front)
         for number in range(plan.window, plan.window + plan.rounds):
             answered = _answers(front)
             began = time.perf_counter()
@@ -88,29 +89,13 @@ async def _measure(plan: SessionsPlan, sessions: int, model: str, threads: int) 
             source.put(records[number * a_second : (number + 1) * a_second])
             await _until(front, answered + sessions * len(PAPER_SIX))
             took.append(time.perf_counter() - began)
-    finally:
-        await front.stop()
     return took
 
 
-def config(plan: SessionsPlan, sessions: int, model: str, threads: int) -> schema.Config:
-    """Sessions with a window in bars, whatever a bar's tokens."""
-    return schema.Config(
-        model=schema.ModelConfig(path=model, threads=threads),
-        sessions=tuple(
-            schema.SessionConfig(
-                name=market.symbol.lower(),
-                symbol=market.key,
-                retention_tokens=2048,
-                retention_records=plan.window,
-                divergence_every=schema.OFF,
-            )
-            for market in instruments(sessions, _TRADES)
-        ),
-        sink=schema.SinkConfig(zeromq=ZmqSinkConnector("tcp://127.0.0.1:*")),
-        query=schema.QueryConfig("tcp://127.0.0.1:*"),
-        http=schema.HttpConfig(port=0),
-        process=schema.ProcessConfig(drain=Duration(1_000_000_000)),
+def _session(market: Instrument, window: int) -> schema.SessionConfig:
+    """With a window in bars, whatever a bar's tokens."""
+    return replace(
+        session_of(market), retention_tokens=2048, retention_records=window, divergence_every=schema.OFF
     )
 
 
@@ -118,19 +103,6 @@ def _answers(front: Front) -> int:
     return int(
         sum(front.store.value("foretick_answers_total", session=each.name) for each in front.config.sessions)
     )
-
-
-async def _settled(front: Front) -> None:
-    """Wait until the preloaded bars are answered, some of them coalesced."""
-    still, before = 0, -1
-    deadline = time.monotonic() + _LONGEST_S
-    while still < 10:
-        if time.monotonic() > deadline:
-            raise MeasurementFailed(f"the first bars were not answered within {_LONGEST_S:.0f} s")
-        answered = _answers(front)
-        still = still + 1 if answered == before > 0 else 0
-        before = answered
-        await asyncio.sleep(0.1)
 
 
 async def _until(front: Front, answers: int) -> None:

@@ -12,10 +12,9 @@ from bench.engine.contenders import embedded
 from bench.figures import Figure, Setting, latency, quantiles
 from bench.run import MeasurementFailed, SuiteRun
 from bench.stream.flood import FloodSource, instruments, payloads
-from bench.stream.hits import config, rest
 from bench.stream.processes import TierSamples, asks_by_tier, child
+from bench.stream.serving import config, rest, serving, session_of
 from daemon.config import schema
-from daemon.front.wiring import make_front
 from engine.model.prompt import PromptFormat
 
 _RECORDS = 400
@@ -57,22 +56,15 @@ def single_tokens(prompt: PromptFormat) -> tuple[str, ...]:
 
 
 async def _measure(choices: tuple[str, ...], threads: int, asks: int) -> TierSamples:
-    first = payloads(instruments(1, 4), _RECORDS)
-    plain = config(threads)
-    settings = replace(
-        plain,
-        model=replace(plain.model, path=schema.UNTRAINED),
-        flash=schema.FlashConfig(early_exit=2.0),
-    )
-    front = make_front(settings, source=FloodSource(first, [], 1))
-    try:
-        await front.start()
+    markets = instruments(1, 4)
+    settings = config(schema.ModelConfig(path=schema.UNTRAINED, threads=threads), map(session_of, markets))
+    settings = replace(settings, flash=schema.FlashConfig(early_exit=2.0))
+    source = FloodSource(payloads(markets, _RECORDS), [], 1)
+    async with serving(settings, source) as front:
         await rest(front)
-        assert front.query is not None  # configured above
-        session = front.config.sessions[0].name
-        return await asyncio.to_thread(_client, front.query.endpoint, session, choices, asks)
-    finally:
-        await front.stop()
+        assert front.query is not None  # configured
+        name = settings.sessions[0].name
+        return await asyncio.to_thread(_client, front.query.endpoint, name, choices, asks)
 
 
 def _client(*arguments: object) -> TierSamples:

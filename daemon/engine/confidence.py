@@ -57,8 +57,9 @@ class Confidence:
         self, config: Config, prompt: PromptFormat, calibration: Calibration | None, store: MetricStore
     ) -> None:
         self._settings, self._prompt, self._calibration = config.model, prompt, calibration
-        self._store, self._numbers = store, config.flash.placement == "frozen"
+        self._store = store
         self._gap_ratio: dict[str, float] = {}
+        self._not_calibrated: set[tuple[str, str]] = set()  # session and hash, by the latest answer
         each = max(1, REMEMBERED // max(1, len(config.sessions)))
         self._labels = {s.name: LateLabels(config.model.coverage, each) for s in config.sessions}
 
@@ -87,9 +88,13 @@ class Confidence:
         ``prompt``: the tokens that asked, the question's own or its number.
         """
         fitted = self._fitted(standing.question, tuple(prompt) != tuple(standing.prepared.prompt_tokens))
-        if fitted is None or given is None:
-            return None
         session, asked = standing.session, standing.question_hash
+        if fitted is None:
+            self._not_calibrated.add((session, asked))
+            return None
+        self._not_calibrated.discard((session, asked))
+        if given is None:
+            return None
         labels = self._labels[session]
         found = self._judge(fitted, labels.coverage(asked), logits, given)
         number = fitted.choices.index(given)
@@ -106,11 +111,12 @@ class Confidence:
     def label(self, standing: Standing, version: int, choice: str) -> Labelled:
         """Tell the right choice of an answer. Raises LabelError, with nothing changed."""
         session, name = standing.session, standing.question.name
-        if self._fitted(standing.question, self._numbers) is None:
-            raise LabelError("not_calibrated", f"{session}/{name} has no calibration with its choices")
         try:
             found = self._labels[session].label(standing.question_hash, version, choice)
         except LabelError as error:
+            if error.code == "unknown_version" and (session, standing.question_hash) in self._not_calibrated:
+                why = f"{session}/{name} has no calibration with its choices, as it is asked"
+                raise LabelError("not_calibrated", why) from None
             raise LabelError(error.code, f"{session}/{name}: {error}") from None
         covered = "yes" if found.covered else "no"
         self._store.inc("foretick_labelled_sets_total", session=session, covered=covered)

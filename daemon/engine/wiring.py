@@ -28,11 +28,13 @@ from flash.registry import Registry
 from ingest.ring import Ring
 from metrics.store import MetricStore
 from regions.watch import PrefixWatch
-from scheduler.background import Comparison, Rebuilder, Refresher, RefreshPolicy
 from scheduler.costs import LearningExecutor
 from scheduler.observer import Observer
 from scheduler.policies import Ordering
+from scheduler.rebuild import Rebuilder
+from scheduler.refresh import Comparison, Refresher
 from scheduler.scheduler import Scheduler
+from scheduler.windows import RefreshPolicy
 from scheduler.worker import Worker
 
 

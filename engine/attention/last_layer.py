@@ -44,8 +44,7 @@ class LastLayer:
     def reduced(self, call: LayerCall) -> LayerCall:
         """``call`` for ``rows`` only; their keys and values are in the pool."""
         kept = torch.tensor(self.rows)
-        few = (each[:, kept] for each in (call.query, call.new_key, call.new_value))
-        query, key, value = few
+        query, key, value = (each[:, kept] for each in (call.query, call.new_key, call.new_value))
         return replace(
             call, query=query, new_key=key, new_value=value, metadata=self.metadata.only(self.rows)
         )

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from itertools import chain
 
 from bench.peers.contestant import Clock, Missing
@@ -38,6 +39,21 @@ class Lazy(Echo):
     def read(self, records: list[list[Record]]) -> bool:
         super().read(records)
         return False
+
+
+class Cold(Echo):
+    """Its first answer of each length is another one."""
+
+    def open(self, opening: Opening) -> str:
+        self.warm: set[int] = set()
+        return super().open(opening)
+
+    def ask(self, ask: Ask) -> Answered:
+        answered = super().ask(ask)
+        if ask.tokens in self.warm:
+            return answered
+        self.warm.add(ask.tokens)
+        return replace(answered, answers=[[0] * len(answer) for answer in answered.answers])
 
 
 class Dies(Echo):

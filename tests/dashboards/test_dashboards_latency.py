@@ -167,7 +167,7 @@ async def test_every_panel_finds_series_in_a_real_prometheus(dashboard, start_pr
         prometheus = await asyncio.to_thread(start_prometheus, f"127.0.0.1:{server.port}")
         for round_ in range(4):
             record(store, round_)
-            await asyncio.to_thread(prometheus.wait_for_later_scrapes)
+            await asyncio.to_thread(prometheus.wait_for, f"foretick_engine_up == {round_ + 1}")
         assert await asyncio.to_thread(check_panels, prometheus.url, dashboard) == []
         # The check detects a panel without series and one that is not PromQL.
         broken = {"panels": [{"title": "t", "targets": [{"expr": "foretick_nothing"}]}]}

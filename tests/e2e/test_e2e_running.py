@@ -20,7 +20,7 @@ from tests.e2e.process import Daemon, Replaying, command, until_slowly
 from tests.e2e.samples import SAMPLES, write
 from tests.e2e.texts import LINES, TEXT, same
 from tests.kafka_server import free_ports
-from tests.prometheus_server import check_panels, expressions
+from tests.prometheus_server import expressions
 
 STOP_S = 30.0
 
@@ -136,17 +136,12 @@ async def test_every_panel_shows_a_daemon_at_work(replaying: Replaying, start_pr
     with QueryClient(replaying.endpoint) as client:
         await asyncio.to_thread(client.ask, session, "Rise or fall?", 1, ("UP", "DOWN"))
     await until_slowly(lambda: daemon.metric("foretick_answers_total") >= 12)
-    await asyncio.to_thread(prometheus.wait_for_scrapes, 4)
-    assert await asyncio.to_thread(check_panels, prometheus.url, dashboard) == []
+    await asyncio.to_thread(prometheus.wait_for_panels, dashboard)
     assert len(expressions(dashboard)) > 20
     # Prometheus has the daemon's values
     answered = daemon.metric("foretick_answers_total")
-
-    def scraped() -> bool:
-        (series,) = prometheus.query(f'foretick_answers_total{{session="{session}"}}')
-        return float(series["value"][1]) >= answered
-
-    await until_slowly(scraped)
+    has_it = f'foretick_answers_total{{session="{session}"}} >= {answered}'
+    await asyncio.to_thread(prometheus.wait_for, has_it)
     (up,) = prometheus.query("foretick_engine_up")
     assert up["value"][1] == "1"
     p99 = prometheus.query('histogram_quantile(0.99, foretick_stage_seconds_bucket{stage="end_to_end"})')

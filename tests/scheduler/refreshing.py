@@ -16,12 +16,13 @@ from engine.model.canary import dense_logits
 from engine.step import Chunk, OutOfMemory, SampledToken
 from regions.ephemeral import Fork
 from regions.tape import Retention, Tape
-from scheduler.background import Comparison, Refresher, RefreshPolicy
 from scheduler.observer import Observer
+from scheduler.refresh import Comparison, Refresher
 from scheduler.request import Request, RequestSpec
 from scheduler.scheduler import Scheduler as Steps
 from scheduler.tapes import TapeItem
 from scheduler.types import Limits, PriorityClass
+from scheduler.windows import RefreshPolicy
 from tests import tolerance
 from tests.engine.oracle import VOCABULARY, tiny
 

@@ -11,12 +11,13 @@ from engine.step import Chunk
 from regions.offload.disk import Identity
 from regions.offload.residency import Idleness, Residency
 from regions.tape import Retention
-from scheduler.background import RETRY_NS, Rebuilder
 from scheduler.observer import RESTORE
+from scheduler.rebuild import Rebuilder
 from scheduler.request import Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
 from scheduler.tapes import TapeItem
 from scheduler.types import Limits, PriorityClass
+from scheduler.windows import RETRY_NS
 from tests import tolerance
 from tests.engine.oracle import tiny
 from tests.scheduler.fakes import FakeReader, FakeTape

@@ -16,10 +16,11 @@ from regions.offload.disk import Identity, Snapshot, SnapshotError
 from regions.offload.host import HostTier
 from regions.offload.residency import Idleness, Residency
 from regions.tape import Tape
-from scheduler.background import RETRY_NS, Rebuilder
+from scheduler.rebuild import Rebuilder
 from scheduler.request import Failure, Request, RequestSpec, State
 from scheduler.tapes import TapeItem, TapeItems
 from scheduler.types import PriorityClass
+from scheduler.windows import RETRY_NS
 from tests import tolerance
 from tests.scheduler.refreshing import FROZEN, LIMITS, MODEL, RETENTION, World, carry, exact
 

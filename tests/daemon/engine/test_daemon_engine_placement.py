@@ -19,12 +19,13 @@ from flash.evaluator import Evaluated, FlashEvaluator
 from flash.questions import PAPER_SIX, Prepared, Question
 from flash.registry import Registry
 from regions.tape import Retention, Tape
-from scheduler.background import Comparison, Refresher, RefreshPolicy
 from scheduler.observer import Observer
+from scheduler.refresh import Comparison, Refresher
 from scheduler.request import State
 from scheduler.scheduler import Scheduler
 from scheduler.tapes import TapeItem, TapeItems
 from scheduler.types import Limits
+from scheduler.windows import RefreshPolicy
 from tests import tolerance
 from tests.engine.oracle import tiny
 

@@ -1,12 +1,10 @@
-"""Background prefill: windows are refreshed, compared, or rebuilt after their KV was lost.
+"""Background prefill: windows are refreshed, compared, or moved behind another frozen prefix.
 
 `Refresher` prefills one window at a time, over all sessions, first those that records wait for. The others
 get the tokens that questions and appends leave free in each batch, and catch up with records appended
-meanwhile. Then, between two batches, the standing
-questions are asked of both states, and an `exact` tape adopts the fresh one. It also replaces a tape's frozen
-prefix (`Scheduler.refresh`): the other prefix is prefilled first, then the window behind it. `Rebuilder`
-prefills the window of a session whose stored KV is lost as soon as work waits for it, as an ordinary request
-of class SESSION.
+meanwhile. Then, between two batches, the standing questions are asked of both states, and an `exact` tape
+adopts the fresh one. It also replaces a tape's frozen prefix (`Scheduler.refresh`): the other prefix is
+prefilled first, then the window behind it. `scheduler.windows` says what is due.
 
 Everything runs on the thread that steps the scheduler.
 """
@@ -16,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Protocol
@@ -30,29 +28,13 @@ from scheduler.request import Failure, Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
 from scheduler.tapes import TapeItems
 from scheduler.types import PriorityClass
+from scheduler.windows import RETRY_NS, RefreshPolicy, Replacement, Window
 
 if TYPE_CHECKING:
     from engine.divergence import Divergence, Probe
     from regions.ephemeral import Fork
 
 log = logging.getLogger(__name__)
-
-RETRY_NS = 10**9
-"""Delay before a failed rebuild, or a failed replacement of a prefix, is tried again."""
-
-
-@dataclass(frozen=True, slots=True)
-class RefreshPolicy:
-    """When a session's window is prefilled again; 0 means never.
-
-    An ``exact`` session adopts the fresh window, after ``every_records`` evicted records or ``idle_ns``
-    without input. Other sessions are only compared with it, every ``compare_ns``.
-    """
-
-    exact: bool
-    every_records: int = 0
-    idle_ns: int = 0
-    compare_ns: int = 0
 
 
 class Prefixes(Protocol):
@@ -86,56 +68,12 @@ class Comparison:
             return []
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class _Replacement:
-    """Another frozen prefix for a session."""
-
-    frozen: tuple[int, ...]
-    records: TapeItems | None
-    """The window; None: the live records."""
-    barrier: int
-    """Number of the newest record that ``records`` replaces; later ones wait."""
-
-
-@dataclass(eq=False, slots=True)
-class _Window:
-    """One session; times in ns of the refresher's clock."""
-
-    tape: Tape
-    policy: RefreshPolicy
-    committed: int
-    """When the newest version was committed."""
-    begun: int
-    """When its last prefill began, however that ended."""
-    begun_records: int = 0
-    """Records evicted by then."""
-    replacements: deque[_Replacement] = field(default_factory=deque)
-    """The next one first; one without records is alone."""
-    retry: int = 0
-    """A replacement that failed is not tried again before."""
-
-    @property
-    def stale_records(self) -> int:
-        return self.tape.evicted_records - self.begun_records
-
-    @property
-    def replacement(self) -> _Replacement | None:
-        """The next one."""
-        return self.replacements[0] if self.replacements else None
-
-    @property
-    def barrier(self) -> int | None:
-        """See `Queues.barriers`."""
-        following = self.replacement
-        return None if following is None or following.records is None else following.barrier
-
-
 @dataclass(eq=False, slots=True)
 class _Prefill:
     """A window that is being prefilled, after the frozen prefix if that is replaced."""
 
-    window: _Window
-    replacement: _Replacement | None = None
+    window: Window
+    replacement: Replacement | None = None
     prompt: Fork | None = None
     """The reader of the prefix while it is prefilled."""
     frozen: Context | None = None
@@ -186,9 +124,9 @@ class Refresher:
         self._observer, self._clock = observer, clock
         self._frame_limit, self._catch_up_tokens = frame_limit, catch_up_tokens
         now = clock()
-        self._windows: dict[Tape, _Window] = {tape: _Window(tape, p, now, now) for tape, p in sessions}
-        self._queue: deque[_Window] = deque()
-        self._failed: set[_Window] = set()  # their replacement is tried again
+        self._windows: dict[Tape, Window] = {tape: Window(tape, p, now, now) for tape, p in sessions}
+        self._queue: deque[Window] = deque()
+        self._failed: set[Window] = set()  # their replacement is tried again
         self._running: _Prefill | None = None
         self._stopping = False
         scheduler.subscribe(self.on_commit, self.on_drop)
@@ -260,13 +198,7 @@ class Refresher:
             return
         append = self._scheduler.queues.appends.get(tape)
         newest = append.queue[-1].seq if append is not None else 0
-        following = _Replacement(frozen, records, newest)
-        last = window.replacements.pop() if window.replacements else None
-        if last is not None and records is None:
-            following = replace(last, frozen=frozen)
-        elif last is not None and last.records is not None and newest > last.barrier:
-            window.replacements.append(last)  # records wait for it
-        window.replacements.append(following)
+        window.replace(frozen, records, newest)
         self._update_barrier(window)
         running = self._running
         if running is None or running.window is not window:
@@ -274,28 +206,21 @@ class Refresher:
         elif not self._is_wanted(running):
             self._cancel(running)
 
-    def _update_barrier(self, window: _Window) -> None:
+    def _update_barrier(self, window: Window) -> None:
         barriers = self._scheduler.queues.barriers
         if window.barrier is None:
             barriers.pop(window.tape, None)
         else:
             barriers[window.tape] = window.barrier
 
-    def _is_due(self, window: _Window) -> bool:
-        policy, tape = window.policy, window.tape
-        if policy.exact:
-            return 0 < policy.every_records <= window.stale_records
-        if not 0 < policy.compare_ns <= self._clock() - window.begun:
+    def _is_due(self, window: Window) -> bool:
+        if not window.is_due(self._clock()):
             return False
-        return tape.evicted_records > 0 and bool(self._comparison.questions(tape.name))
+        return window.policy.exact or bool(self._comparison.questions(window.tape.name))
 
-    def _idle_wait(self, window: _Window) -> int | None:
-        policy = window.policy
-        if window in self._failed:
-            return window.retry - self._clock()
-        if not policy.exact or not policy.idle_ns or not window.stale_records or not window.tape.resident:
-            return None
-        return window.committed + policy.idle_ns - self._clock()
+    def _idle_wait(self, window: Window) -> int | None:
+        now = self._clock()
+        return window.retry - now if window in self._failed else window.idle_wait(now)
 
     def _is_overtaken(self, running: _Prefill) -> bool:
         """All of its window was evicted, or its positions would pass the frame limit."""
@@ -314,7 +239,7 @@ class Refresher:
 
     # One window.
 
-    def _enqueue(self, window: _Window) -> None:
+    def _enqueue(self, window: Window) -> None:
         self._failed.discard(window)
         running = self._running
         if running is not None and running.window is window:
@@ -326,7 +251,7 @@ class Refresher:
             self._cancel(running)
         self._begin()
 
-    def _next(self) -> _Window | None:
+    def _next(self) -> Window | None:
         """The first window of the queue that records wait for, else the first one."""
         urgent = next((window for window in self._queue if window.barrier is not None), None)
         return urgent or (self._queue[0] if self._queue and not self._stopping else None)
@@ -335,7 +260,7 @@ class Refresher:
         """Begin the next refresh of the queue unless one is under way."""
         while self._running is None and (window := self._next()) is not None:
             self._queue.remove(window)
-            window.begun, window.begun_records = self._clock(), window.tape.evicted_records
+            window.begin(self._clock())
             following = window.replacement
             if following is None and not window.tape.live_records:
                 continue
@@ -480,72 +405,3 @@ class Refresher:
             self._end(running)
         elif running.request is not None:
             self._scheduler.cancel(running.request.id)
-
-
-class Rebuilder:
-    """Prefills lost windows again when work waits for them. ``clock`` gives ns."""
-
-    def __init__(self, scheduler: Scheduler, clock: Callable[[], int]) -> None:
-        self._scheduler, self._clock = scheduler, clock
-        self._running: set[Tape] = set()
-        self._retry: dict[Tape, int] = {}  # not before so many ns
-        scheduler.on_lost(self._wanted)
-
-    def idle(self) -> float | None:
-        """Seconds until a failed rebuild may be tried again; None if there is none.
-
-        Each is returned once when it is due: the next step tries it if work still waits.
-        """
-        now = self._clock()
-        due = [tape for tape, at in self._retry.items() if at <= now]
-        for tape in due:
-            del self._retry[tape]
-        return 0.0 if due else min(((at - now) * 1e-9 for at in self._retry.values()), default=None)
-
-    def _wanted(self, tape: Tape) -> None:
-        """Work waits for ``tape``."""
-        if tape in self._running or self._clock() < self._retry.get(tape, 0):
-            return
-        self._retry.pop(tape, None)
-        fresh, window = tape.fresh_window(), tape.window
-        if not window:  # it was all evicted meanwhile
-            if not self._scheduler.run_between(partial(_rebuild, tape, fresh)):
-                fresh.release()
-            return
-        log.warning("%s: its stored KV is lost; prefilling %d tokens again", tape.name, len(window))
-        self._running.add(tape)
-        self._scheduler.submit(
-            Request(
-                RequestSpec(
-                    cls=PriorityClass.SESSION,
-                    session=tape.name,
-                    prompt=window,
-                    max_tokens=0,
-                    on_done=partial(self._prefilled, tape, fresh),
-                    reader=fresh,
-                )
-            )
-        )
-
-    def _prefilled(self, tape: Tape, fresh: Fork, request: Request) -> None:
-        """Rebuild the tape. Nothing was appended meanwhile: appends wait for a lost tape."""
-        self._running.discard(tape)
-        self._retry[tape] = self._clock() + RETRY_NS
-        try:
-            if request.state is State.FINISHED:
-                _rebuild(tape, fresh)
-                del self._retry[tape]
-                return
-        finally:
-            fresh.release()
-        if request.error is not None:
-            log.error("%s could not be rebuilt: %s", tape.name, request.error.message)
-
-
-def _rebuild(tape: Tape, fresh: Fork) -> None:
-    """Rebuild ``tape`` unless it got another prefix, and thus another window, meanwhile."""
-    try:
-        if tape.lost:
-            tape.rebuild(fresh)
-    finally:
-        fresh.release()

@@ -1,0 +1,65 @@
+"""A daemon on synthetic markets: the engine in a process of its own, answers to a socket without readers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Iterable
+
+from bench.run import MeasurementFailed
+from daemon.config import schema
+from daemon.front.server import Front
+from daemon.front.wiring import make_front
+from feeds.connectors.zeromq import ZmqSinkConnector
+from feeds.durations import Duration
+from feeds.source import Source
+from feeds.synthetic import Instrument
+
+_LOOK_S, _STILL = 0.1, 10
+_REST_S = 120.0
+"""Longest wait for the first answers."""
+
+
+def config(model: schema.ModelConfig, sessions: Iterable[schema.SessionConfig]) -> schema.Config:
+    """The demo's settings otherwise, on free ports. A flood need not be answered to its end."""
+    return schema.Config(
+        model=model,
+        sessions=tuple(sessions),
+        sink=schema.SinkConfig(zeromq=ZmqSinkConnector("tcp://127.0.0.1:*")),
+        query=schema.QueryConfig("tcp://127.0.0.1:*"),
+        http=schema.HttpConfig(port=0),
+        process=schema.ProcessConfig(drain=Duration(1_000_000_000)),
+    )
+
+
+def session_of(market: Instrument) -> schema.SessionConfig:
+    """A session of one market."""
+    return schema.SessionConfig(name=market.symbol.lower(), symbol=market.key)
+
+
+@contextlib.asynccontextmanager
+async def serving(settings: schema.Config, source: Source) -> AsyncIterator[Front]:
+    """The front of a running daemon."""
+    front = make_front(settings, source=source)
+    try:
+        await front.start()
+        yield front
+    finally:
+        await front.stop()
+
+
+async def rest(front: Front) -> None:
+    """Wait until the first records are answered and the engine has been idle for a second.
+
+    Raises MeasurementFailed when it is not in time.
+    """
+    deadline = time.monotonic() + _REST_S
+    still, before = 0, 0.0
+    while still < _STILL:
+        if time.monotonic() > deadline:
+            raise MeasurementFailed(f"the engine was not idle within {_REST_S:.0f} s")
+        batches = front.store.value("foretick_batches_total")
+        still = still + 1 if batches == before > 0 else 0
+        before = batches
+        await asyncio.sleep(_LOOK_S)

@@ -1,0 +1,70 @@
+"""A standing answer is judged, and labelled, by what was fitted for the way it was asked."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from msgspec.structs import replace
+
+from daemon.config.schema import Config, FlashConfig, SessionConfig
+from daemon.engine.confidence import Confidence
+from flash.confidence import Calibration, QuestionCalibration
+from flash.labels import LabelError
+from flash.questions import Prepared, Question
+from flash.registry import Standing
+from metrics.store import MetricStore
+
+TREND = Question("trend", "Up or down?", ("UP", "DOWN"))
+TEXT, NUMBER, LOGITS = (1, 2, 3), (4,), (2.0, 1.0)
+STANDING = Standing("a", TREND, TREND.hash, Prepared(TEXT, (5, 6), frozenset()))
+BY_TEXT = QuestionCalibration(
+    name="trend",
+    text=TREND.text,
+    choices=["UP", "DOWN"],
+    temperature=1.0,
+    scores=[0.5],
+    labels=1,
+    mean_gap=1.0,
+)
+BY_NUMBER = replace(BY_TEXT, temperature=4.0, numbered=True)
+
+
+def confidence(*fitted: QuestionCalibration) -> Confidence:
+    """Of a session whose prefix has numbered questions, though not always each of them."""
+    config = Config(sessions=(SessionConfig(name="a", symbol="V:A"),), flash=FlashConfig(placement="frozen"))
+    calibration = Calibration(model="m", lines="compact", data={}, questions=list(fitted))
+    store = MetricStore.local({"session": ["a"], "source": [], "sink": []})
+    return Confidence(config, cast(Any, SimpleNamespace(terse=None)), calibration, store)
+
+
+def refused(judge: Confidence, version: int) -> str:
+    with pytest.raises(LabelError) as error:
+        judge.label(STANDING, version, "UP")
+    return error.value.code
+
+
+@pytest.mark.parametrize(("fitted", "asked", "other"), [(BY_TEXT, TEXT, NUMBER), (BY_NUMBER, NUMBER, TEXT)])
+def test_an_answer_is_judged_and_labelled_as_it_was_asked(
+    fitted: QuestionCalibration, asked: tuple[int, ...], other: tuple[int, ...]
+) -> None:
+    judge = confidence(fitted)
+    assert refused(judge, 1) == "unknown_version", "nothing is answered yet"
+    assert judge.of_standing(STANDING, 1, LOGITS, "UP", other) is None
+    assert refused(judge, 1) == "not_calibrated"
+    judged = judge.of_standing(STANDING, 2, LOGITS, "UP", asked)
+    assert judged is not None
+    assert judged.probability == fitted.probabilities(LOGITS)[0]
+    assert judge.of_standing(STANDING, 3, LOGITS, "UP", other) is None
+    assert refused(judge, 3) == "not_calibrated"
+    assert judge.label(STANDING, 2, "UP").right
+    assert refused(judge, 2) == "repeated"
+
+
+def test_each_way_of_asking_has_its_own_calibration() -> None:
+    judge = confidence(BY_TEXT, BY_NUMBER)
+    found = [judge.of_standing(STANDING, n, LOGITS, "UP", asked) for n, asked in enumerate((TEXT, NUMBER))]
+    expected = [each.probabilities(LOGITS)[0] for each in (BY_TEXT, BY_NUMBER)]
+    assert [judged and judged.probability for judged in found] == expected
+    assert all(judge.label(STANDING, version, "UP").right for version in (0, 1))
