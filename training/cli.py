@@ -187,6 +187,11 @@ _PLACEMENT = click.option(
 )
 @click.option("--calibration", type=_FILE, help="Default: calibration.json in the model's directory.")
 @click.option(
+    "--dtype",
+    type=click.Choice(["auto", "float32", "bfloat16"]),
+    help="Ask the tape model too as the daemon serves it, prompt by prompt, in this dtype.",
+)
+@click.option(
     "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write scores here."
 )
 @click.option(
@@ -205,13 +210,15 @@ def evaluate(
     seed: int,
     most_tapes: int,
     calibration: Path | None,
+    dtype: str | None,
     json_file: Path | None,
     plots: Path | None,
 ) -> None:
     """Score a model's answers against computed labels, next to two baselines.
 
     The tape model reads a tape once for all questions. Any other model is asked prompt by prompt on compact
-    lines, which takes its time: begin with few --labels. It reads the last window only, as exact sessions do.
+    lines on the engine, which takes its time: begin with few --labels. It reads the last window only,
+    as exact sessions do.
 
     Generated tapes are drawn from wider ranges than training's, with seeds of their own. Shares are in
     percent, `95 %` is the interval of the balanced accuracy. `majority` gives the most frequent answer,
@@ -226,7 +233,7 @@ def evaluate(
     from training.evaluate import Report, plot, score, tables
     from training.sources import Setting, collect
 
-    model, name, revision = _read_model(path)
+    model, name, revision = _read_model(path, dtype)
     fitted = _read_calibration(path, revision, calibration)
     source = _source(tape, form, seed, EVALUATION)
     console, settings = Console(), {}
@@ -322,13 +329,14 @@ def _advance(progress: Any, task: Any, share: float) -> None:
     progress.update(task, completed=100 * share)
 
 
-def _read_model(path: Path) -> tuple[Any, str, str]:
-    """A reader of tapes, its name and revision."""
+def _read_model(path: Path, dtype: str | None = None) -> tuple[Any, str, str]:
+    """A reader of tapes, its name and revision. With a ``dtype``, as the daemon serves the model in it."""
     import torch
 
+    from engine.model.architectures import ModelError
     from engine.model.revision import revision_of
-    from training.dense import Dense
     from training.export import is_packed, tape_model
+    from training.served import Served
     from training.sources import Packed
     from training.train import load
 
@@ -337,8 +345,11 @@ def _read_model(path: Path) -> tuple[Any, str, str]:
         return Packed(load(path)[0].eval()), path.name, "checkpoint"
     if not (path / "config.json").exists():
         raise click.ClickException(f"{path} is no model: it has no config.json")
-    if not is_packed(path):
-        return Dense.load(path), path.name, revision_of(path)
+    if dtype is not None or not is_packed(path):
+        try:
+            return Served.load(path, dtype or "auto"), path.name, revision_of(path)
+        except ModelError as error:
+            raise click.ClickException(str(error)) from None
     return Packed(tape_model(path, torch.bfloat16)), path.name, revision_of(path)
 
 

@@ -21,10 +21,10 @@ from tests.tolerance import apart, largest, near, of_float64, rounding
 from tests.training.answered import answers
 from training.batches import Layout, Vocabulary, pack
 from training.cli import calibrate, evaluate
-from training.dense import Dense
 from training.evaluate import Report, balanced_accuracy, by_distance, distance_of, score, wilson
 from training.export import export, tape_model
 from training.model import Shape, TapeModel
+from training.served import Served
 from training.sources import Drawn, Generated, Packed, Recorded, Setting, collect, joined
 from training.tokenizer import QUESTIONS
 
@@ -264,10 +264,10 @@ def test_a_model_read_prompt_by_prompt_answers_as_the_packed_one(model: Path, pl
         drawn.name[:2],
     )
     wanted, cuts = np.arange(len(QUESTIONS)), np.array([25, 31])
-    dense = Dense.load(model)
+    served = Served.load(model)
     loaded = tape_model(model)
     by_question = {
-        part.question: part for part in dense.read(two, setting, cuts, wanted, np.random.default_rng(0))
+        part.question: part for part in served.read(two, setting, cuts, wanted, np.random.default_rng(0))
     }
     layout = Layout(32, 32, 2, 2, 0, placement == "numbered")
     order = np.tile(wanted, (2, 1))

@@ -1,18 +1,25 @@
-"""Any other model as a reader of tapes: prompts as the daemon serves them on compact lines, one by one."""
+"""A model as the daemon serves it, as a reader of tapes: prompts on compact lines, one by one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from daemon.engine.build import checked
+from engine.engine import Engine
+from engine.model.loading import load_model
 from engine.model.prompt import PromptFormat
+from engine.step import Chunk, OutOfMemory
 from flash.questions import EXACT_VALUE
 from ingest.tokens import Tokeniser
+from regions.tape import Retention
 from tapes.rules import RULES, Ints
 from training.batches import Vocabulary
 from training.sources import Drawn, Read, Setting
@@ -21,29 +28,30 @@ from training.tokenizer import NONE, QUESTIONS
 _EXACT = len(QUESTIONS) - 1
 _LEVEL_TOKENS = 4
 """Most tokens of a level of three digits, and of what may stand before it."""
+_BLOCK, _MOST_TOKENS = 16, 16_384
+"""Tokens of a block, and of the pool: one context at a time, and its questions."""
 
 
 @dataclass(frozen=True)
-class Dense:
-    """A transformers model and its tokenizer. It reads the last window alone, as an `exact` session does.
+class Served:
+    """A model on our engine. It reads the last window alone, as an `exact` session does.
 
     The prefix and the bars are computed once for all questions at a bar.
     """
 
-    model: Any
+    engine: Engine
     prompt: PromptFormat
     vocabulary: Vocabulary = field(default_factory=Vocabulary)
     """Of the headers that sources draw."""
     cuts: int = 2
 
     @classmethod
-    def load(cls, directory: Path) -> Dense:
-        """Load a directory with the type that its file names."""
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-
-        model = AutoModelForCausalLM.from_pretrained(directory, dtype="auto").eval()
-        described = getattr(model.config, "foretick", None)
-        return cls(model, PromptFormat.of(AutoTokenizer.from_pretrained(directory), described=described))
+    def load(cls, directory: Path, dtype: str = "auto") -> Served:
+        """Load a directory as the daemon does. Raises ModelError where it would refuse the model."""
+        loaded = checked(load_model(directory, dtype=dtype, device="auto"))
+        blocks = min(loaded.max_positions, _MOST_TOKENS) // _BLOCK
+        engine = Engine(loaded, blocks=blocks, block_size=_BLOCK, frame_limit=loaded.max_positions)
+        return cls(engine, PromptFormat.of(loaded.tokenizer, described=loaded.described))
 
     def read(
         self, drawn: Drawn, setting: Setting, cuts: Ints, wanted: Ints, rng: np.random.Generator
@@ -59,15 +67,15 @@ class Dense:
             lines = tokeniser.compact(fields)
             for bar in cuts.tolist():
                 shown = lines[max(bar + 1 - setting.window, 0) : bar + 1]
-                context = _Context(self.model, [*frozen, *(token for line in shown for token in line)])
                 level = f"{x.close[tape, bar]:03d}"
-                for question, found in rows.items():
-                    asked = (
-                        self.prompt.numbered(question + 1)
-                        if setting.numbered
-                        else self.prompt.question(texts[question])
-                    )
-                    found.append((tape, bar, self._answer(context, question, asked, level)))
+                with closing(_Context(self.engine, frozen, shown)) as context:
+                    for question, found in rows.items():
+                        asked = (
+                            self.prompt.numbered(question + 1)
+                            if setting.numbered
+                            else self.prompt.question(texts[question])
+                        )
+                        found.append((tape, bar, self._answer(context, question, asked, level)))
         for question, found in rows.items():
             tape_of, bar_of = (np.array([row[i] for row in found]) for i in (0, 1))
             if question == _EXACT:
@@ -96,17 +104,27 @@ class Dense:
 
 
 class _Context:
-    """The KV of a prefix; a question is computed behind it and dropped."""
+    """A prefix and bars in KV. A question is a fork, dropped when it is answered."""
 
-    def __init__(self, model: Any, tokens: list[int]) -> None:
-        self._model = model
-        with torch.no_grad():
-            self._cache = model(torch.tensor([tokens]), use_cache=True, logits_to_keep=1).past_key_values
+    def __init__(self, engine: Engine, frozen: Sequence[int], bars: Sequence[Sequence[int]]) -> None:
+        tokens = list(chain.from_iterable(bars))
+        self._engine = engine
+        self._tape = engine.open_tape("evaluated", frozen, Retention(len(tokens)))
+        if not self._tape.acquire(len(tokens)):
+            raise OutOfMemory(f"{len(bars)} bars of {len(tokens)} tokens do not fit")
+        engine.execute([Chunk(self._tape, tokens, sample=False)])
+        self._tape.commit([len(bar) for bar in bars])
 
     def ask(self, tokens: list[int]) -> torch.Tensor:
         """Logits [vocabulary] behind ``tokens``."""
-        with torch.no_grad():
-            out = self._model(torch.tensor([tokens]), past_key_values=self._cache, use_cache=True)
-        self._cache.crop(-len(tokens))
-        logits: torch.Tensor = out.logits[0, -1].float()
-        return logits
+        fork = self._tape.fork()
+        try:
+            if not fork.acquire(len(tokens)):
+                raise OutOfMemory(f"a question of {len(tokens)} tokens does not fit")
+            return self._engine.logits([Chunk(fork, tokens)], [len(tokens) - 1])[0]
+        finally:
+            fork.release()
+
+    def close(self) -> None:
+        """Free its memory."""
+        self._tape.release()
