@@ -20,6 +20,7 @@ SUITES: dict[str, dict[str, tuple[str, str]]] = {
         "prefix": ("bench.engine.batches:prefix", "Sessions behind one frozen prefix"),
         "refresh": ("bench.engine.served:refresh", "An `exact` session's refresh"),
         "attention": ("bench.engine.attention:kernel", "Attention alone"),
+        "passes": ("bench.engine.overhead:passes", "What a pass costs beside its compiled code"),
         "bookkeeping": ("bench.engine.metadata:calls", "Metadata"),
     },
     "scheduler": {

@@ -54,9 +54,9 @@ class QuestionsPlan:
 
 
 _GOALS = {"question": Goal(1.0), "reading": Goal(1.0), "slope": Goal(1.0)}
-EMBEDDED = QuestionsPlan("embedded", {}, _GOALS | {"question": Goal(1.3)})
+EMBEDDED = QuestionsPlan("embedded", {}, _GOALS | {"question": Goal(0.4)})
 EIGHTY = QuestionsPlan("80m", EIGHTY_SHAPE, _GOALS | {"dense": Goal(1 / 20)}, repeats=5)
-ENGINE = replace(EIGHTY, goals=_GOALS | {"question": Goal(0.65), "reading": Goal(0.6), "growth": Goal(1.5)})
+ENGINE = replace(EIGHTY, goals=_GOALS | {"question": Goal(0.65), "reading": Goal(0.6), "growth": Goal(1.4)})
 
 
 def stream(run: SuiteRun) -> Iterator[Figure]:

@@ -21,7 +21,7 @@ from engine.attention.base import LayerCall
 from engine.attention.cpu_kernel import team
 from engine.attention.cpu_kernel.emit import host_has
 from engine.attention.cpu_kernel.vectors import PAIRED
-from engine.compiled.layers import LAYER, after_attention, before_attention, head
+from engine.compiled.layers import LAYER, PASS_FIELDS, after_attention, before_attention, head
 from engine.compiled.products import FLOATS, HALF, PAIRS, PANEL
 
 Floats = npt.NDArray[np.float32]
@@ -83,32 +83,29 @@ class Decoder:
         self, context: Any, tokens: torch.Tensor, keep: torch.Tensor, positions: torch.Tensor
     ) -> torch.Tensor:
         """As `LoadedModel.forward`."""
-        width = self.embedding.shape[1]
+        width, slots = self.embedding.shape[1], context.slots
         states = torch.zeros(len(tokens), _padded(width))
         states[:, :width] = self.embedding[tokens]
-        angles = self._angles(positions)
-        slots = context.slots
         if isinstance(slots, slice):
             slots = torch.arange(slots.start, slots.stop)
+        cos, sin = self._angles(positions)
+        work = _Work(states, cos=cos, sin=sin, half=cos.shape[1], slots=slots)
         for number, layer in enumerate(self.layers):
-            call = _attention(number, layer, context, states, angles, slots)
+            call = work.attention(number, layer, context)
             last = context.last if number == len(self.layers) - 1 else None
             if last is not None:
                 if not last.rows:
                     return torch.empty(0, 0)
-                call, states = last.reduced(call), states[torch.tensor(last.rows)]
-            attended = context.attention(call).transpose(0, 1).reshape(len(states), -1).to(layer.dtype)
-            _run(
-                after_attention(),
-                layer,
-                states,
-                attended=attended,
-                mixed=torch.empty(len(states), layer.mixed),
+                call, work = last.reduced(call), _Work(work.states[torch.tensor(last.rows)])
+            rows = len(work.states)
+            attended = context.attention(call).transpose(0, 1).reshape(rows, -1).to(layer.dtype)
+            work.run(
+                after_attention(), layer, attended=attended, mixed=work.buffer("mixed", rows, layer.mixed)
             )
         if context.last is None:
-            states = states[keep]
-        logits = torch.empty(len(states), self.head.joint)
-        _run(head(), self.head, states, joint=logits)
+            work = _Work(work.states[keep])
+        logits = torch.empty(len(work.states), self.head.joint)
+        work.run(head(), self.head, joint=logits)
         return logits[:, : self.vocabulary]
 
     def _angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -118,40 +115,57 @@ class Decoder:
         return cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous()
 
 
-def _attention(
-    number: int,
-    layer: Layer,
-    context: Any,
-    states: torch.Tensor,
-    angles: tuple[torch.Tensor, torch.Tensor],
-    slots: torch.Tensor,
-) -> LayerCall:
-    """Write the layer's keys and values; its attention as a call."""
-    rows, keys, values = len(states), context.pool.keys[number], context.pool.values[number]
-    query = torch.empty(layer.heads, rows, layer.dim)
-    key, value = (torch.empty(layer.kv_heads, rows, layer.dim) for _ in range(2))
-    cos, sin = angles
-    _run(
-        before_attention(), layer, states, joint=torch.empty(rows, layer.joint), cos=cos, sin=sin,
-        half=cos.shape[1], slots=slots, query=query, key=key, value=value, keys=keys, values=values,
-        pool_head=keys.stride(0), pool_half=int(keys.dtype == torch.bfloat16),
-    )  # fmt: skip
-    rotation = context.rotations[number]
-    return LayerCall(query, key, value, keys, values, layer.scale, None, None, context.metadata, rotation)
+class _Work:
+    """The calls of one pass over ``states`` [rows, width], their `LAYER`, and buffers that layers share.
 
+    ``shared``: arguments of all calls.
+    """
 
-def _run(function: int, layer: Layer, states: torch.Tensor, **more: torch.Tensor | int) -> None:
-    """Call a function of `engine.compiled.layers` on ``states`` [rows, width], on as many threads as help."""
-    rows, width = states.shape
-    threads = 1 if rows * layer.size < _ALONE_OPERATIONS else team.threads()
-    normed = torch.empty(threads, rows, width)
-    words = layer.words.copy()
-    words[_AT["rows"]], words[_AT["by_rows"]] = rows, threads == 1 or rows >= _ROWS_EACH * threads
-    if threads > 1:
-        words[_AT["barrier"]], words[_AT["thread_number"]], words[_AT["thread_count"]] = team.functions()
-    for name, value in ("hidden", states), ("normed", normed), *more.items():
-        words[_AT[name]] = value if isinstance(value, int) else value.data_ptr()
-    team.run(function, words.ctypes.data, threads)
+    def __init__(self, states: torch.Tensor, **shared: torch.Tensor | int) -> None:
+        self.states = states
+        self._held = shared
+        self._buffers: dict[str, torch.Tensor] = {}
+        self._words = np.zeros(LAYER.itemsize // 8, np.int64)
+        self._address = self._words.ctypes.data
+        self._threads = team.threads()
+        rows, width = states.shape
+        self._put(
+            hidden=states, rows=rows, normed=self.buffer("normed", self._threads, rows, width), **shared
+        )
+
+    def buffer(self, name: str, *shape: int) -> torch.Tensor:
+        """Memory that is the same at every call for ``name``, of floats."""
+        found = self._buffers.get(name)
+        if found is None or found.shape != shape:
+            found = self._buffers[name] = torch.empty(shape)
+        return found
+
+    def attention(self, number: int, layer: Layer, context: Any) -> LayerCall:
+        """Write the layer's keys and values; its attention as a call."""
+        rows, keys, values = len(self.states), context.pool.keys[number], context.pool.values[number]
+        query = self.buffer("query", layer.heads, rows, layer.dim)
+        key, value = (self.buffer(name, layer.kv_heads, rows, layer.dim) for name in ("key", "value"))
+        self.run(
+            before_attention(), layer, joint=self.buffer("joint", rows, layer.joint),
+            query=query, key=key, value=value, keys=keys, values=values,
+            pool_head=keys.stride(0), pool_half=int(keys.dtype == torch.bfloat16),
+        )  # fmt: skip
+        rotation = context.rotations[number]
+        return LayerCall(query, key, value, keys, values, layer.scale, None, None, context.metadata, rotation)
+
+    def run(self, function: int, layer: Layer, **more: torch.Tensor | int) -> None:
+        """Call a function of `engine.compiled.layers` on as many threads as help."""
+        rows = len(self.states)
+        threads = 1 if rows * layer.size < _ALONE_OPERATIONS else self._threads
+        self._words[PASS_FIELDS:] = layer.words[PASS_FIELDS:]
+        barrier, number, count = team.functions() if threads > 1 else (0, 0, 0)
+        by_rows = int(threads == 1 or rows >= _ROWS_EACH * threads)
+        self._put(by_rows=by_rows, barrier=barrier, thread_number=number, thread_count=count, **more)
+        team.run(function, self._address, threads)
+
+    def _put(self, **arguments: torch.Tensor | int) -> None:
+        for name, value in arguments.items():
+            self._words[_AT[name]] = value if isinstance(value, int) else value.data_ptr()
 
 
 def decoder_of(model: Any, pairs: bool = True) -> Decoder | None:

@@ -58,6 +58,8 @@ _PER_LAYER = (
     ("queries", "queries_panels", "bias", "heads", "kv_heads", "dim", "query_norm", "key_norm"),
     ("out", "out_panels", "gates", "gates_panels", "gates_bias", "inner", "down", "mixed_width"),
 )
+PASS_FIELDS = sum(map(len, _PER_PASS))
+"""How many words of a `LAYER` belong to the pass; those of the layer follow."""
 LAYER = np.dtype(
     [(name, np.int64) for group in _PER_PASS + _PER_LAYER for name in group] + [("epsilon", np.float32)],
     align=True,

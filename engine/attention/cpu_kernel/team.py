@@ -43,6 +43,7 @@ def _call(function: int) -> Callable[[int], None]:
     return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)
 
 
+@cache
 def functions() -> tuple[int, int, int]:
     """Addresses of what a function may call in its parallel region: barrier, thread number, thread count."""
     library = _library()
