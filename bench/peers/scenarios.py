@@ -65,7 +65,7 @@ class Run(NamedTuple):
     rounds: list[Round]
 
 
-def run_of(plan: Plan, prompt: PromptFormat, model: str, dtype: str, threads: int, gguf: str | None) -> Run:
+def run_of(plan: Plan, prompt: PromptFormat, model: str, dtype: str, threads: int) -> Run:
     """The messages of ``plan`` in the tokens of one model, in directory ``model``."""
     tapes = [scenario_in(prompt, plan.size, _SEED + session) for session in range(plan.sessions)]
     questions = [prompt.question(text) for text in standing_texts(plan.questions)]
@@ -81,7 +81,6 @@ def run_of(plan: Plan, prompt: PromptFormat, model: str, dtype: str, threads: in
         tokens=len(frozen) + _window(plan, tapes),
         questions=len(asked),
         question=max(map(len, questions)) + 1 + plan.decoded,
-        gguf=gguf,
     )
     longer = Ask([(0, questions[-1])], 1 + plan.decoded) if plan.decoded else None
     rounds, own = [], [list(tape.first) for tape in tapes]
