@@ -108,13 +108,8 @@ _add(
     "peers",
     "Our engine beside vLLM, llama.cpp and a kept Hugging Face cache, one running at a time.",
     click.Option(["--vllm"], type=_PYTHON, help="Python of the environment that has vLLM."),
-    click.Option(["--llama"], type=_PYTHON, help="Python of the environment that has llama-cpp-python."),
     click.Option(
-        ["--gguf"],
-        type=(_DTYPES, click.Path(exists=True, dir_okay=False, path_type=Path)),
-        multiple=True,
-        callback=lambda _, __, given: dict(given),
-        help="A dtype, and the same weights in it as GGUF for llama.cpp.",
+        ["--llama"], type=_PYTHON, help="Python of the environment that has llama-cpp-python and gguf."
     ),
     click.Option(
         ["--dtype", "dtypes"], type=_DTYPES, multiple=True, default=_DTYPES.choices, show_default=True

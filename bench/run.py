@@ -8,9 +8,9 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -33,7 +33,7 @@ class SuiteRun:
 
     ``say`` reports progress; ``models``: of the stream suite's questions; ``device`` and ``profiles`` (a
     directory for the cost profile): of the GPU suite. Of the peers: ``vllm`` and ``llama``, the Python of
-    their environments; ``gguf``: the weights for llama.cpp by dtype; ``dtypes``; ``seed`` of their order.
+    their environments; ``dtypes``; ``seed`` of their order.
     """
 
     threads: int = 2
@@ -44,7 +44,6 @@ class SuiteRun:
     profiles: Path | None = None
     vllm: Path | None = None
     llama: Path | None = None
-    gguf: Mapping[str, Path] = field(default_factory=dict)
     dtypes: Sequence[str] = ("float32", "bfloat16")
     seed: int = 1
 

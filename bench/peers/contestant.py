@@ -19,17 +19,13 @@ from bench.peers.protocol import Answered, Ask, Opened, Opening, Record, Took, U
 _PR_SET_PDEATHSIG = 1
 
 
-class Missing(Exception):
-    """What a contestant needs beside its engine is not there."""
-
-
 class Contestant(Protocol):
     """An engine with open sessions."""
 
     def open(self, opening: Opening) -> str:
         """Load the model and open the sessions; returns the engine's name and versions.
 
-        Raises ModuleNotFoundError or Missing where it cannot take part.
+        Raises ModuleNotFoundError where it cannot take part.
         """
 
     def read(self, records: list[list[Record]]) -> bool:
@@ -67,8 +63,6 @@ def serve(contestant: Contestant, messages: TextIO, replies: TextIO) -> None:
                 reply: Opened | Took | Answered = Opened(contestant.open(message))
             except ModuleNotFoundError as error:
                 reply = Opened(absent=f"no module {error.name} in {sys.prefix}")
-            except Missing as error:
-                reply = Opened(absent=str(error))
         elif isinstance(message, Update):
             began = time.perf_counter_ns()
             done = contestant.read(message.records)

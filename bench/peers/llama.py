@@ -1,37 +1,39 @@
 """llama.cpp by llama-cpp-python: append, ask, forget. Sessions and questions take turns.
 
-Runs in llama.cpp's environment: imports only that, its numpy and the standard library.
+Runs in llama.cpp's environment: imports only that, numpy, gguf and the standard library.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
-from bench.peers.contestant import Clock, Missing
+from bench.peers.contestant import Clock
 from bench.peers.protocol import Answered, Ask, Opening, Record
 
 _BATCH_TOKENS = 2048
-_KV = {"float32": "GGML_TYPE_F32", "bfloat16": "GGML_TYPE_BF16"}
 
 
 class LlamaCpp:
     """A context for each session; one that has more bars than it keeps is prefilled anew on an update.
 
-    Without flash attention, which is slower and less exact for a short question behind a long cache.
+    Without flash attention, which is slower and less exact for a short question behind a long cache; it reads
+    faster, but in float32 only.
     """
 
     def open(self, opening: Opening) -> str:
-        """Load the weights, which the contexts share by the page cache. Raises Missing without any."""
+        """Convert the weights into the working directory; the contexts share them by the page cache."""
         import llama_cpp
 
-        if opening.gguf is None:
-            raise Missing(f"llama.cpp needs --gguf {opening.dtype} with the weights of {opening.model}")
-        kind = getattr(llama_cpp, _KV[opening.dtype])
+        from bench.peers.convert import write_gguf
+
+        weights = Path("model.gguf")
+        kind = write_gguf(Path(opening.model), opening.dtype, weights)
         self._contexts: list[Any] = [
             llama_cpp.Llama(
-                opening.gguf,
+                str(weights),
                 n_ctx=opening.tokens + opening.question,
                 n_batch=_BATCH_TOKENS,
                 n_threads=opening.threads,

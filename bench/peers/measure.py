@@ -147,10 +147,7 @@ def _measured(run: SuiteRun, plan: Plan) -> Iterator[Figure]:
     peers, plan = peers_of(run, plan), run.sized(plan, plan.quick)
     for dtype in run.dtypes:
         run.say(f"{plan.name}, {dtype}, weights in {model}")
-        gguf = run.gguf.get(dtype)
-        scenario = run_of(
-            plan, prompt, str(model), dtype, run.threads, None if gguf is None else str(gguf.absolute())
-        )
+        scenario = run_of(plan, prompt, str(model), dtype, run.threads)
         with (
             tempfile.TemporaryDirectory(prefix="foretick-peers") as directory,
             Conductor(Path(directory), run.seed, run.say) as conductor,

@@ -19,7 +19,7 @@ class Opening:
 
     ``frozen``: what every session begins with; ``records``: bars that a session keeps, all if None;
     ``tokens``: most tokens of a session, its frozen ones and the window included; ``questions`` at once, of
-    at most ``question`` tokens with their answers; ``gguf``: the same weights for llama.cpp, if any.
+    at most ``question`` tokens with their answers.
     """
 
     model: str
@@ -31,7 +31,6 @@ class Opening:
     tokens: int
     questions: int
     question: int
-    gguf: str | None = None
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ class Run(NamedTuple):
     rounds: list[Round]
 
 
-def run_of(plan: Plan, prompt: PromptFormat, model: str, dtype: str, threads: int, gguf: str | None) -> Run:
+def run_of(plan: Plan, prompt: PromptFormat, model: str, dtype: str, threads: int) -> Run:
     """The messages of ``plan`` in the tokens of one model, in directory ``model``."""
     tapes = [scenario_in(prompt, plan.size, _SEED + session) for session in range(plan.sessions)]
     questions = [prompt.question(text) for text in standing_texts(plan.questions)]
@@ -84,7 +84,6 @@ def run_of(plan: Plan, prompt: PromptFormat, model: str, dtype: str, threads: in
         tokens=len(frozen) + _window(plan, tapes),
         questions=len(asked),
         question=max(map(len, questions)) + 1 + plan.decoded,
-        gguf=gguf,
     )
     asks = [Ask(asked)]
     if plan.decoded:

@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 from itertools import chain
 
-from bench.peers.contestant import Clock, Missing
+from bench.peers.contestant import Clock
 from bench.peers.protocol import Answered, Ask, Opening, Record
 
 
@@ -76,13 +76,6 @@ class Absent(Echo):
         import an_engine_that_nobody_has  # type: ignore[import-not-found]  # noqa: F401
 
         return ""
-
-
-class Incomplete(Echo):
-    """Its engine lacks a file."""
-
-    def open(self, opening: Opening) -> str:
-        raise Missing("no weights")
 
 
 class Slow(Echo):

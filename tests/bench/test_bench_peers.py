@@ -99,13 +99,12 @@ def test_one_that_does_not_answer_is_ended(tmp_path: Path) -> None:
 
 
 def test_absent_ones_are_named(conductor: Conductor, tmp_path: Path) -> None:
-    """No such module, no weights for it, no such interpreter, an interpreter that is none."""
+    """No such module, no such interpreter, an interpreter that is none."""
     nothing, text = tmp_path / "bin" / "python", tmp_path / "text"
     text.write_text("no program")
-    peers = [fake("a", "Absent"), fake("d", "Incomplete"), replace(fake("b", "Echo"), python=nothing)]
+    peers = [fake("a", "Absent"), replace(fake("b", "Echo"), python=nothing)]
     conductor.start([*peers, replace(fake("c", "Echo"), python=text)], OPENING)
     assert conductor.lost["a"].startswith("absent: no module an_engine_that_nobody_has in ")
-    assert conductor.lost["d"] == "absent: no weights"
     assert "bin/python cannot be started: No such file" in conductor.lost["b"]
     assert "text cannot be started" in conductor.lost["c"]
     assert conductor.about == conductor.pids == {}
@@ -169,7 +168,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def scenario(plan: Plan, model: Path) -> Run:
     prompt = PromptFormat.of(AutoTokenizer.from_pretrained(model))
-    return run_of(plan.quick, prompt, str(model), "float32", 1, None)
+    return run_of(plan.quick, prompt, str(model), "float32", 1)
 
 
 @pytest.mark.parametrize(
@@ -224,7 +223,7 @@ def test_scenarios_have_their_sizes(model: Path) -> None:
     ):
         assert plan.size.rounds == 15
         short = replace(plan, size=replace(plan.size, rounds=2))
-        run = run_of(short, prompt, str(model), "float32", 2, None)
+        run = run_of(short, prompt, str(model), "float32", 2)
         assert (run.opening.sessions, len(run.rounds)) == (sessions, 2)
         assert sum(len(update.records[0]) for update in run.fill) == fill
         for each in run.rounds:
