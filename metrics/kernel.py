@@ -22,7 +22,8 @@ F = TypeVar("F", bound=Callable[..., object])
 
 _ROOT = Path(__file__).parent.parent
 PACKAGES = tuple(
-    _ROOT / name for name in ("metrics", "ingest", "engine/attention/cpu_kernel", "engine/compiled")
+    _ROOT / name
+    for name in ("metrics", "ingest", "engine/cpu", "engine/attention/cpu_kernel", "engine/compiled")
 )
 """The directories of all files that define kernels."""
 

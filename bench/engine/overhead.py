@@ -11,7 +11,7 @@ from bench.engine.contenders import Regions, ask_together, embedded, engine_for,
 from bench.engine.scenario import Size, make_scenario
 from bench.figures import Figure, Goal, Setting, quantiles
 from bench.run import SuiteRun
-from engine.attention.cpu_kernel import team
+from engine.cpu import team
 from engine.model.loading import LoadedModel
 from engine.model.prompt import PromptFormat
 from regions.tape import Retention

@@ -18,11 +18,11 @@ import torch
 from torch import nn
 
 from engine.attention.base import LayerCall
-from engine.attention.cpu_kernel import team
-from engine.attention.cpu_kernel.emit import host_has
-from engine.attention.cpu_kernel.vectors import PAIRED
 from engine.compiled.layers import LAYER, PASS_FIELDS, after_attention, before_attention, head
 from engine.compiled.products import FLOATS, HALF, PAIRS, PANEL
+from engine.cpu import team
+from engine.cpu.emit import host_has
+from engine.cpu.vectors import PAIRED
 
 Floats = npt.NDArray[np.float32]
 Weights = npt.NDArray[np.float32 | np.uint16 | np.uint32]

@@ -19,8 +19,6 @@ import numba
 import numpy as np
 from numba import types
 
-from engine.attention.cpu_kernel.products import MOST_LINES
-from engine.attention.cpu_kernel.vectors import LANES
 from engine.compiled.products import (
     HALF,
     PAIRS,
@@ -37,6 +35,7 @@ from engine.compiled.products import (
     weighted,
     word_pointer,
 )
+from engine.cpu.vectors import LANES, MOST_LINES
 from metrics.kernel import callback, kernel
 
 DEPTH = 1024

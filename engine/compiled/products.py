@@ -1,6 +1,6 @@
 """Products with packed weights, and norms, as numba intrinsics on vectors of 16 floats.
 
-Numba's loops over arrays keep sums in memory; here a tile of `MOST` rows and some vectors of columns stays in
+Numba's loops over arrays keep sums in memory; here a tile of `MOST_LINES` rows and some vectors of columns stays in
 registers. Addresses are integers, steps are bytes from row to row.
 """
 
@@ -14,17 +14,19 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from engine.attention.cpu_kernel.emit import action, integers
-from engine.attention.cpu_kernel.products import MOST_LINES, WIDTHS
-from engine.attention.cpu_kernel.vectors import (
+from engine.cpu.emit import action, integers
+from engine.cpu.vectors import (
     F32,
     HALVES,
     I32,
     I64,
     INTS,
     LANES,
+    MOST_LINES,
     PAIRED,
     VECTOR,
+    VECTOR_BYTES,
+    WIDTHS,
     Vectors,
 )
 
@@ -34,7 +36,6 @@ FLOATS, HALF, PAIRS = range(3)
 """Kinds of weights: float32; bfloat16, which become floats as they are read; and pairs of bfloat16, those of
 two successive inputs, which are in bfloat16 as well. With pairs, a step of depth is two inputs."""
 _VECTORS = WIDTHS[0]
-_SIZE = 4 * LANES
 _LOG2_E = 1.4426950408889634
 
 
@@ -64,7 +65,7 @@ def _tile(
     ]
     for r, own in enumerate(slots):
         for j, slot in enumerate(own):
-            v.builder.store(v.load(v.at(start, v.times(start_step, r), 4 * column + _SIZE * j)), slot)
+            v.builder.store(v.load(v.at(start, v.times(start_step, r), 4 * column + VECTOR_BYTES * j)), slot)
     size = 2 if kind == HALF else 4
     stored, taken = {FLOATS: (VECTOR, F32), HALF: (HALVES, F32), PAIRS: (INTS, I32)}[kind]
     multiply_add = v.add_pairs if kind == PAIRS else v.multiply_add
@@ -87,7 +88,7 @@ def _panel(v: Vectors, rows: Any, kind: int, out: Any, out_step: Any, *given: An
             for column in range(0, PANEL, LANES * _VECTORS):
                 for r, own in enumerate(_tile(v, count, kind, column, *given)):
                     for j, vector in enumerate(own):
-                        v.store(vector, v.at(out, v.times(out_step, r), 4 * column + _SIZE * j))
+                        v.store(vector, v.at(out, v.times(out_step, r), 4 * column + VECTOR_BYTES * j))
 
 
 @integers(10)
@@ -139,15 +140,15 @@ def gated(v: Vectors, rows: Any, sums: Any, out: Any, out_step: Any, half: Any) 
         row, target = v.at(sums, v.times(loop.index, 2 * behind)), v.at(out, v.times(loop.index, out_step))
         found = [
             b.fmul(_silu(v, v.load(v.at(row, at))), v.load(v.at(row, behind + at)))
-            for at in range(0, behind, _SIZE)
+            for at in range(0, behind, VECTOR_BYTES)
         ]
         with b.if_else(b.icmp_signed("!=", half, I64(0))) as (short, full):
             with short:
                 for j, vector in enumerate(found):
-                    v.store(v.narrow(vector), v.at(target, _SIZE // 2 * j))
+                    v.store(v.narrow(vector), v.at(target, VECTOR_BYTES // 2 * j))
             with full:
                 for j, vector in enumerate(found):
-                    v.store(vector, v.at(target, _SIZE * j))
+                    v.store(vector, v.at(target, VECTOR_BYTES * j))
 
 
 def _squares(typing_context: Any, address: Any, vectors: Any) -> Any:
@@ -156,7 +157,7 @@ def _squares(typing_context: Any, address: Any, vectors: Any) -> Any:
         total = cgutils.alloca_once(builder, v.constant(0).type)
         builder.store(v.constant(0), total)
         with cgutils.for_range(builder, args[1], intp=I64) as loop:
-            x = v.load(v.at(args[0], v.times(loop.index, _SIZE)))
+            x = v.load(v.at(args[0], v.times(loop.index, VECTOR_BYTES)))
             builder.store(v.multiply_add(x, x, builder.load(total)), total)
         found = builder.load(total)
         for step in (8, 4, 2, 1):
@@ -175,12 +176,12 @@ def weighted(v: Vectors, source: Any, weight: Any, target: Any, vectors: Any, ha
     """target = source * factor * weight, so many ``vectors``, in bfloat16 if ``half``."""
     b = v.builder
     with b.if_else(b.icmp_signed("!=", half, I64(0))) as (short, full):
-        for taken, size in ((short, _SIZE // 2), (full, _SIZE)):
+        for taken, size in ((short, VECTOR_BYTES // 2), (full, VECTOR_BYTES)):
             with taken, cgutils.for_range(b, vectors, intp=I64) as loop:
-                step = v.times(loop.index, _SIZE)
+                step = v.times(loop.index, VECTOR_BYTES)
                 x = b.fmul(v.load(v.at(source, step)), v.splat(factor))
                 x = b.fmul(x, v.load(v.at(weight, step)))
-                v.store(v.narrow(x) if size < _SIZE else x, v.at(target, v.times(loop.index, size)))
+                v.store(v.narrow(x) if size < VECTOR_BYTES else x, v.at(target, v.times(loop.index, size)))
 
 
 def _pointer(kind: Any) -> Callable[[Any], Any]:

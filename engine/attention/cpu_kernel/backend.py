@@ -10,14 +10,14 @@ import numpy.typing as npt
 import torch
 
 from engine.attention.base import LayerCall
-from engine.attention.cpu_kernel import team
 from engine.attention.cpu_kernel.flash import worker
 from engine.attention.cpu_kernel.memory import CALL, room_floats, state_floats
 from engine.attention.cpu_kernel.plan import Plan, Shape, plan
-from engine.attention.cpu_kernel.vectors import FLOAT, LANES
 from engine.attention.metadata import AttentionMetadata
 from engine.attention.reads import Reads, reads_of
 from engine.attention.rotary import FrameRotation
+from engine.cpu import team
+from engine.cpu.vectors import FLOAT, LANES
 
 _LOG2_E = math.log2(math.e)
 _DTYPES = (torch.float32, torch.bfloat16)

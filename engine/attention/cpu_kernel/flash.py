@@ -22,7 +22,6 @@ import numpy as np
 from numba import types
 
 from engine.attention.cpu_kernel.copies import rotated, scaled, turn, widened
-from engine.attention.cpu_kernel.emit import float_at, integer_at, put_float, put_integer, take
 from engine.attention.cpu_kernel.memory import (
     CALL,
     ENTRY_FIELDS,
@@ -32,9 +31,10 @@ from engine.attention.cpu_kernel.memory import (
     TASK_FIELDS,
     Room,
 )
-from engine.attention.cpu_kernel.products import AHEAD, MOST_LINES, WIDTHS, dots, product
+from engine.attention.cpu_kernel.products import AHEAD, dots, product
 from engine.attention.cpu_kernel.softmax import blended, cleared, finished, soften
-from engine.attention.cpu_kernel.vectors import FLOAT, LANES, TILE, TILE_BYTES, VECTOR_BYTES
+from engine.cpu.emit import float_at, integer_at, put_float, put_integer, take
+from engine.cpu.vectors import FLOAT, LANES, MOST_LINES, TILE, TILE_BYTES, VECTOR_BYTES, WIDTHS
 from metrics.kernel import callback
 
 F = TypeVar("F", bound=Callable[..., object])

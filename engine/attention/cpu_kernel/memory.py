@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.attention.cpu_kernel.products import MOST_LINES
-from engine.attention.cpu_kernel.vectors import LANES, TILE
+from engine.cpu.vectors import LANES, MOST_LINES, TILE
 
 TASK_FIELDS, SEGMENT_FIELDS, ENTRY_FIELDS = 8, 4, 4
 """Of a task: first row, rows, first segment, segments, block, piece, pieces of the block, first of its

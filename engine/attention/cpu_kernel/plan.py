@@ -9,9 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.attention.cpu_kernel.memory import ENTRY_FIELDS, SEGMENT_FIELDS
-from engine.attention.cpu_kernel.products import MOST_LINES
-from engine.attention.cpu_kernel.vectors import TILE
 from engine.attention.reads import Ints, Reads, intervals
+from engine.cpu.vectors import MOST_LINES, TILE
 
 _BLOCK_FLOATS = 1 << 16
 """Queries and outputs of a block: 256 KiB stay in a core's second cache while tiles of keys go by."""

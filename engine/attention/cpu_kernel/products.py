@@ -4,37 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import binding
 from numba.core import cgutils
 
-from engine.attention.cpu_kernel.emit import integers
-from engine.attention.cpu_kernel.vectors import (
+from engine.cpu.emit import integers
+from engine.cpu.vectors import (
     F32,
     FLOAT,
     HALVES,
     I64,
     LANES,
+    MOST_LINES,
     TILE_BYTES,
     VECTOR_BYTES,
+    WIDTHS,
     Vectors,
 )
 
-MOST_LINES = 6
-"""Lines of a register tile."""
 AHEAD = 2
 """Cache lines that `product` prefetches in a step."""
-
-
-def widths(features: dict[str, bool]) -> tuple[int, ...]:
-    """Vectors that a register tile may be wide on a CPU with ``features``, the widest first.
-
-    6 by 4 vectors of 16 floats are 24 of AVX-512's 32 registers; 6 by 1 are 12 of AVX2's 16, or 24 of NEON's
-    32.
-    """
-    return (4, 2, 1) if features.get("avx512f") else (1,)
-
-
-WIDTHS = widths(dict(binding.get_host_cpu_features()))
 
 
 @integers(10)

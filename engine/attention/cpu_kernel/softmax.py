@@ -7,8 +7,8 @@ from typing import Any
 from numba import types
 from numba.core import cgutils
 
-from engine.attention.cpu_kernel.emit import action, integers
-from engine.attention.cpu_kernel.vectors import (
+from engine.cpu.emit import action, integers
+from engine.cpu.vectors import (
     F32,
     FLOAT,
     I64,

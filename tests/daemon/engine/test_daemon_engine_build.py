@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from daemon.engine.build import checked
-from engine.attention.cpu_kernel.emit import host_has
-from engine.attention.cpu_kernel.vectors import PAIRED
 from engine.attention.rotary import FrameRotation
+from engine.cpu.emit import host_has
+from engine.cpu.vectors import PAIRED
 from engine.model.architectures import ModelError
 from engine.model.canary import dense_logits
 from engine.model.loading import prepare

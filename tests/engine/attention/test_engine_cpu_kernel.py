@@ -16,14 +16,13 @@ from engine.attention.base import LayerCall
 from engine.attention.cpu import CpuAttention
 from engine.attention.cpu_kernel.backend import CpuKernelAttention
 from engine.attention.cpu_kernel.choice import cpu_attention, disagreement
-from engine.attention.cpu_kernel.emit import emitted
 from engine.attention.cpu_kernel.plan import _cut
-from engine.attention.cpu_kernel.products import widths
-from engine.attention.cpu_kernel.team import torch_openmp
-from engine.attention.cpu_kernel.vectors import PAIRED, TILE
 from engine.attention.metadata import AttentionMetadata, Packed
 from engine.attention.rotary import FrameRotation
 from engine.compiled.products import panel_product
+from engine.cpu.emit import emitted
+from engine.cpu.team import torch_openmp
+from engine.cpu.vectors import PAIRED, TILE, widths
 from regions.extents import Extent, Placement
 from regions.pool import LayerShape
 from tests import tolerance

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch.nn import functional
 
-from engine.attention.cpu_kernel.emit import host_has
-from engine.attention.cpu_kernel.vectors import PAIRED
 from engine.compiled.decoder import _KINDS, _interleaved, _pairs, _panels, decoder_of, release_plain
 from engine.compiled.layers import DEPTH, _put, linear, rms_norm, rotated_heads
 from engine.compiled.products import PANEL
+from engine.cpu.emit import host_has
+from engine.cpu.vectors import PAIRED
 from engine.engine import Engine
 from engine.model import canary
 from engine.model.embedded import TAPE_MODEL

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba.core import cgutils
 
 LANES = 16
@@ -54,6 +54,22 @@ _LEAST = -127.0
 _ONE = 0x3F800000
 """The bits of 1.0."""
 _NAN_BFLOAT16 = 0x7FC0
+
+
+MOST_LINES = 6
+"""Lines of a register tile."""
+
+
+def widths(features: dict[str, bool]) -> tuple[int, ...]:
+    """Vectors that a register tile may be wide on a CPU with ``features``, the widest first.
+
+    6 by 4 vectors of 16 floats are 24 of AVX-512's 32 registers; 6 by 1 are 12 of AVX2's 16, or 24 of NEON's
+    32.
+    """
+    return (4, 2, 1) if features.get("avx512f") else (1,)
+
+
+WIDTHS = widths(dict(binding.get_host_cpu_features()))
 
 
 class Vectors:

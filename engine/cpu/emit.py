@@ -14,7 +14,7 @@ from numba import types
 from numba.core import cgutils, config
 from numba.extending import intrinsic
 
-from engine.attention.cpu_kernel.vectors import F32, FLOAT, I64, Vectors
+from engine.cpu.vectors import F32, FLOAT, I64, Vectors
 
 _EMITTERS: list[tuple[Callable[..., None], list[Any], str]] = []
 _LLVM = {types.int64: I64, types.float32: F32}
