@@ -21,7 +21,7 @@ from feeds.durations import Duration
 from feeds.source import Incoming, Kind, Partition
 from flash.questions import PAPER_SIX
 
-_TRADES = 3
+TRADES = 3
 """In a bar."""
 _LONGEST_S = 120.0
 """Longest wait for the answers to one bar of every session."""
@@ -72,8 +72,8 @@ def figures(plan: SessionsPlan, threads: int) -> Iterator[Figure]:
 
 async def _measure(plan: SessionsPlan, sessions: int, model: str, threads: int) -> list[float]:
     """Seconds of each round."""
-    markets = instruments(sessions, _TRADES)
-    a_second, took = sessions * _TRADES, []
+    markets = instruments(sessions, TRADES)
+    a_second, took = sessions * TRADES, []
     records = payloads(markets, (plan.window + plan.rounds) * a_second)
     source = RoundSource()
     front = make_front(config(plan, sessions, model, threads), source=source)
@@ -82,7 +82,7 @@ async def _measure(plan: SessionsPlan, sessions: int, model: str, threads: int) 
         source.put(records[: plan.window * a_second])
         await _settled(front)
         for number in range(plan.window, plan.window + plan.rounds):
-            answered = _answers(front)
+            answered = answers_of(front)
             began = time.perf_counter()
             # a second's trades close the bars of the one before
             source.put(records[number * a_second : (number + 1) * a_second])
@@ -105,7 +105,7 @@ def config(plan: SessionsPlan, sessions: int, model: str, threads: int) -> schem
                 retention_records=plan.window,
                 divergence_every=schema.OFF,
             )
-            for market in instruments(sessions, _TRADES)
+            for market in instruments(sessions, TRADES)
         ),
         sink=schema.SinkConfig(zeromq=ZmqSinkConnector("tcp://127.0.0.1:*")),
         query=schema.QueryConfig("tcp://127.0.0.1:*"),
@@ -114,7 +114,8 @@ def config(plan: SessionsPlan, sessions: int, model: str, threads: int) -> schem
     )
 
 
-def _answers(front: Front) -> int:
+def answers_of(front: Front) -> int:
+    """Answers acknowledged so far."""
     return int(
         sum(front.store.value("foretick_answers_total", session=each.name) for each in front.config.sessions)
     )
@@ -127,7 +128,7 @@ async def _settled(front: Front) -> None:
     while still < 10:
         if time.monotonic() > deadline:
             raise MeasurementFailed(f"the first bars were not answered within {_LONGEST_S:.0f} s")
-        answered = _answers(front)
+        answered = answers_of(front)
         still = still + 1 if answered == before > 0 else 0
         before = answered
         await asyncio.sleep(0.1)
@@ -135,7 +136,7 @@ async def _settled(front: Front) -> None:
 
 async def _until(front: Front, answers: int) -> None:
     deadline = time.monotonic() + _LONGEST_S
-    while (found := _answers(front)) < answers:
+    while (found := answers_of(front)) < answers:
         if time.monotonic() > deadline:
             raise MeasurementFailed(f"{found} of {answers} answers within {_LONGEST_S:.0f} s")
         await asyncio.sleep(0.002)
