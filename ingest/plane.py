@@ -26,6 +26,8 @@ from metrics.kernel import kernel
 from metrics.store import HistogramHandle, MetricStore
 
 _STAGE = "foretick_stage_seconds"
+_TICK_S, _REST_S = 0.05, 1.0
+"""Longest sleep with and without idle bars to look for."""
 _DRAIN = 4096  # records per step; bounds how long one step holds the GIL
 
 
@@ -147,12 +149,13 @@ class DataPlane:
         return drained
 
     def run(self, stop: threading.Event) -> None:
-        """Step until `stop` is set; waits on the ring when it is empty."""
+        """Step until `stop` is set; waits on the ring when it is empty. Wake the ring when `stop` is set."""
+        longest = _TICK_S if self._idle_close_ns else _REST_S
         while not stop.is_set():
             if self.step():
                 continue
             if self._ready():
-                self._ring.wait(0.05)
+                self._ring.wait(longest)
             else:
                 stop.wait(0.001)
 

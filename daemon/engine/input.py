@@ -103,12 +103,12 @@ class EngineInput:
     def end(self) -> None:
         """The source has ended."""
         self._ended.set()
-        self._leave_ring.set()
+        self._leave()
 
     def stop(self) -> None:
         """Take what the ring holds, then return from `run`."""
         self._stop.set()
-        self._leave_ring.set()
+        self._leave()
 
     def on_commit(self, tape: Tape, version: int, records: TapeItems) -> None:
         """These bars no longer wait."""
@@ -136,6 +136,10 @@ class EngineInput:
         window = [TapeItem(tokens, None, event) for tokens, event in restart.window]
         refresh = partial(self._scheduler.refresh, tape, window=window)
         self._prefixes.anchor(tape.name, restart.anchor.header, refresh)
+
+    def _leave(self) -> None:
+        self._leave_ring.set()
+        self._ring.wake()
 
     def _finish(self, idle: Callable[[], bool]) -> bool:
         """Take the rest, at the engine's pace, and close the open bars; False if `stop` came first."""
