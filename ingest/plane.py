@@ -64,7 +64,8 @@ class TapeRecord:
     rounded: bool = False
 
 
-Submit = Callable[[int, list[TapeRecord]], None]
+Submit = Callable[[list[tuple[int, list[TapeRecord]]]], None]
+"""Takes (session number, its records), of one batch of the ring: each session's in order."""
 
 
 class _DecimalEncoder:
@@ -95,7 +96,7 @@ def record_waits(words: Words, base: int, records: Records, now: int) -> None:
 
 
 class DataPlane:
-    """Ring in, tape records out through `submit(session number, records)`.
+    """Ring in, tape records out through `submit`, those of all sessions together.
 
     `restart(session number, restart)` is called before the first record around a new anchor.
     `source` labels the ring's metrics, `clock` is the monotonic clock in ns. `idle_close_ns` (0: never)
@@ -182,6 +183,8 @@ class DataPlane:
         return n
 
     def _deliver(self, bars: Bars, bars_ns: int) -> None:
+        # one call for all sessions: the engine wakes at the first and would begin a pass with it alone
+        made: list[tuple[int, list[TapeRecord]]] = []
         for session in np.unique(bars["session"]).tolist():
             own = bars[bars["session"] == session]
             self._bar_counters[session].inc(len(own))
@@ -192,8 +195,13 @@ class DataPlane:
             for piece in pieces:
                 now, own = own[: len(piece.lines)], own[len(piece.lines) :]
                 if piece.restart is not None:
+                    if made:  # records before the restart belong to the old window
+                        self._submit(made)
+                        made = []
                     self._restart(session, piece.restart)
-                self._submit(session, _tape_records(piece, now, bars_ns, tokenise_ns))
+                made.append((session, _tape_records(piece, now, bars_ns, tokenise_ns)))
+        if made:
+            self._submit(made)
 
     def _count(self, session: int) -> None:
         encoder = self._encoders[session]
