@@ -129,11 +129,11 @@ async def _measure(plan: IdlePlan, threads: int) -> tuple[Spent, Spent]:
 
 async def _spent(front: Front, work: Coroutine[None, None, None]) -> Spent:
     """What ``work`` takes; the front is this process."""
-    pids = os.getpid(), engine_of(os.getpid())
+    ours, engine = os.getpid(), engine_of(os.getpid())
 
     def now() -> tuple[float, float, float, float]:
         forward = front.store.total_seconds("foretick_stage_seconds", stage="forward")
-        return *map(cpu_s, pids), forward, time.monotonic()
+        return cpu_s(ours), cpu_s(engine), forward, time.monotonic()
 
     before = now()
     await work
