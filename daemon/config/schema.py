@@ -140,7 +140,7 @@ class SchedulerConfig(Table, frozen=True):
     max_batch_tokens: Annotated[int, about("most tokens in one forward pass", ge=1)] = 1024
     max_batch_requests: Annotated[
         int, about("most requests in one forward pass: questions and tapes together", ge=1)
-    ] = 64
+    ] = 256
     chunk_min: Annotated[
         int,
         about(

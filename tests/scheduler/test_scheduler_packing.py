@@ -28,7 +28,7 @@ def rows(batch: list[Chunk]) -> int:
     return sum(len(chunk.tokens) for chunk in batch)
 
 
-@pytest.mark.parametrize("tokens", [4, 6, 12, 20, 23])
+@pytest.mark.parametrize("tokens", [3, 4, 6, 12, 20, 23])
 def test_short_appends_that_arrive_together_fill_passes(tokens: int) -> None:
     h, tapes = hundred(tokens)
     h.run()
@@ -39,7 +39,7 @@ def test_short_appends_that_arrive_together_fill_passes(tokens: int) -> None:
 
 
 @pytest.mark.parametrize("tokens", [6, 20])
-@pytest.mark.parametrize("asked", [5, 15])
+@pytest.mark.parametrize("asked", [1, 5, 15])
 def test_and_so_do_their_standing_questions(tokens: int, asked: int) -> None:
     h, tapes = hundred(tokens)
     by_name = {tape.name: tape for tape in tapes}
