@@ -9,6 +9,7 @@ SUITES: dict[str, dict[str, tuple[str, str]]] = {
         "hits": ("bench.stream.hits:measure", "Flash hits through the query socket"),
         "tiers": ("bench.stream.tiers:measure", "Asks by the tier that answers them"),
         "sessions": ("bench.stream.sessions:measure", "Updates that the daemon keeps up with"),
+        "idle": ("bench.stream.idle:measure", "CPU time of a daemon that waits"),
         "questions": ("bench.engine.questions:stream", "Questions on the paper's scenario"),
     },
     "engine": {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
@@ -52,6 +53,14 @@ def to_device(device: torch.device, *lists: Sequence[int]) -> tuple[torch.Tensor
     pin = device.type == "cuda"
     packed = torch.tensor(list(chain.from_iterable(lists)), dtype=torch.int64, pin_memory=pin)
     return torch.split(packed.to(device, non_blocking=pin), [len(values) for values in lists])
+
+
+def use_threads(threads: int) -> None:
+    """Compute with so many CPU threads; 0: torch's own number, at most one per CPU this process may use."""
+    if not threads and hasattr(os, "sched_getaffinity"):
+        threads = min(torch.get_num_threads(), len(os.sched_getaffinity(0)))
+    if threads:
+        torch.set_num_threads(threads)
 
 
 def in_own_thread(work: Callable[[], Result]) -> Result:

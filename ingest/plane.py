@@ -26,6 +26,8 @@ from metrics.kernel import kernel
 from metrics.store import HistogramHandle, MetricStore
 
 _STAGE = "foretick_stage_seconds"
+_TICK_S, _REST_S = 0.05, 1.0
+"""Longest sleep with and without idle bars to look for."""
 _DRAIN = 4096  # records per step; bounds how long one step holds the GIL
 
 
@@ -62,7 +64,8 @@ class TapeRecord:
     rounded: bool = False
 
 
-Submit = Callable[[int, list[TapeRecord]], None]
+Submit = Callable[[list[tuple[int, list[TapeRecord]]]], None]
+"""Takes (session number, its records), of one batch of the ring: each session's in order."""
 
 
 class _DecimalEncoder:
@@ -93,7 +96,7 @@ def record_waits(words: Words, base: int, records: Records, now: int) -> None:
 
 
 class DataPlane:
-    """Ring in, tape records out through `submit(session number, records)`.
+    """Ring in, tape records out through `submit`, those of all sessions together.
 
     `restart(session number, restart)` is called before the first record around a new anchor.
     `source` labels the ring's metrics, `clock` is the monotonic clock in ns. `idle_close_ns` (0: never)
@@ -147,12 +150,13 @@ class DataPlane:
         return drained
 
     def run(self, stop: threading.Event) -> None:
-        """Step until `stop` is set; waits on the ring when it is empty."""
+        """Step until `stop` is set; waits on the ring when it is empty. Wake the ring when `stop` is set."""
+        longest = _TICK_S if self._idle_close_ns else _REST_S
         while not stop.is_set():
             if self.step():
                 continue
             if self._ready():
-                self._ring.wait(0.05)
+                self._ring.wait(longest)
             else:
                 stop.wait(0.001)
 
@@ -179,6 +183,8 @@ class DataPlane:
         return n
 
     def _deliver(self, bars: Bars, bars_ns: int) -> None:
+        # one call for all sessions: the engine wakes at the first and would begin a pass with it alone
+        made: list[tuple[int, list[TapeRecord]]] = []
         for session in np.unique(bars["session"]).tolist():
             own = bars[bars["session"] == session]
             self._bar_counters[session].inc(len(own))
@@ -189,8 +195,13 @@ class DataPlane:
             for piece in pieces:
                 now, own = own[: len(piece.lines)], own[len(piece.lines) :]
                 if piece.restart is not None:
+                    if made:  # records before the restart belong to the old window
+                        self._submit(made)
+                        made = []
                     self._restart(session, piece.restart)
-                self._submit(session, _tape_records(piece, now, bars_ns, tokenise_ns))
+                made.append((session, _tape_records(piece, now, bars_ns, tokenise_ns)))
+        if made:
+            self._submit(made)
 
     def _count(self, session: int) -> None:
         encoder = self._encoders[session]

@@ -241,6 +241,11 @@ class Ring:
             waiting = announce_sleep(self.control, 0)
         return waiting
 
+    def wake(self) -> None:
+        """End the reader's `wait`, the current or the next one; without an eventfd it ends by its limit."""
+        if self.wake_fd >= 0:
+            os.eventfd_write(self.wake_fd, 1)
+
     def close(self) -> None:
         """Close this end; the memory is unmapped with its last view. Idempotent."""
         self._block.close()

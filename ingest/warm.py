@@ -43,7 +43,7 @@ def _one_bar(ring: Ring) -> None:
         builder,
         tokeniser,
         [SessionSpec("warm"), SessionSpec("compact", CompactSpec())],
-        lambda session, records: stop.set(),
+        lambda made: stop.set(),
         metrics,
         idle_close_ns=3_600_000_000_000,
     )

@@ -73,12 +73,14 @@ class Inbox:
             request.events.append((Event.QUEUED, request.last_chunk_ns))
             return self._put(request)
 
-    def append(self, tape: Tape, records: TapeItems) -> bool:
-        """Queue records for a tape."""
+    def append(self, appends: Sequence[tuple[Tape, TapeItems]]) -> bool:
+        """Queue records for tapes; the stepping thread takes all of them at once."""
         with self._changed:
-            self._seq += 1
-            now = self._clock()
-            return self._put(AppendRecords(tape, [Pending(self._seq, record, now) for record in records]))
+            for tape, records in appends:
+                self._seq += 1
+                now = self._clock()
+                self._put(AppendRecords(tape, [Pending(self._seq, record, now) for record in records]))
+            return not self._closed
 
     def change_prompt(self, request_id: int, change: Change, tokens: Sequence[int] = ()) -> None:
         """Queue a change of an unfinished prompt."""

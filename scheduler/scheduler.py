@@ -102,14 +102,22 @@ class Scheduler:
         return request.id
 
     def append(self, tape: Tape, records: TapeItems) -> None:
-        """Queue whole records for a tape. Raises ValueError for an empty record and then queues nothing.
+        """`append_together` of one tape."""
+        self.append_together([(tape, records)])
 
-        TapeItems too long for any batch are reported to `on_drop` (`too_long`), and after `close` all are.
+    def append_together(self, appends: Sequence[tuple[Tape, TapeItems]]) -> None:
+        """Queue whole records for several tapes, to be planned together: they share passes where they fit.
+
+        Raises ValueError for an empty record and then queues nothing. TapeItems too long for any batch are
+        reported to `on_drop` (`too_long`), and after `close` all are.
         """
-        if any(not record.tokens for record in records):
-            raise ValueError(f"{tape.name}: every record needs at least one token")
-        if records and not self._inbox.append(tape, records):
-            self._live.dropped(tape, list(records), STOPPING)
+        for tape, records in appends:
+            if any(not record.tokens for record in records):
+                raise ValueError(f"{tape.name}: every record needs at least one token")
+        given = [(tape, records) for tape, records in appends if records]
+        if given and not self._inbox.append(given):
+            for tape, records in given:
+                self._live.dropped(tape, list(records), STOPPING)
 
     def extend(self, request_id: int, tokens: Sequence[int]) -> None:
         """Append to an unfinished prompt (append mode, *Stream2LLM* section 4.2).

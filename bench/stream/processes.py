@@ -90,9 +90,10 @@ class Counted:
             MetricStore.local({"session": sessions, "source": [_SOURCE]}),
         )
 
-    def _submit(self, session: int, records: list[TapeRecord]) -> None:
-        self.bars += len(records)
-        self.tokens += sum(len(record.tokens) for record in records)
+    def _submit(self, made: list[tuple[int, list[TapeRecord]]]) -> None:
+        for _, records in made:
+            self.bars += len(records)
+            self.tokens += sum(len(record.tokens) for record in records)
 
     def drain(self, total: int) -> int:
         """Step until ``total`` records are drained; the monotonic ns of the last one."""

@@ -21,7 +21,7 @@ from feeds.source import Incoming, Kind, Partition
 from feeds.synthetic import Instrument
 from flash.questions import PAPER_SIX
 
-_TRADES = 3
+TRADES = 3
 """In a bar."""
 _LONGEST_S = 120.0
 """Longest wait for the answers to one bar of every session."""
@@ -72,18 +72,19 @@ def figures(plan: SessionsPlan, threads: int) -> Iterator[Figure]:
 
 async def _measure(plan: SessionsPlan, sessions: int, model: str, threads: int) -> list[float]:
     """Seconds of each round."""
-    markets = instruments(sessions, _TRADES)
-    a_second, took = sessions * _TRADES, []
+    markets = instruments(sessions, TRADES)
+    a_second, took = sessions * TRADES, []
     records = payloads(markets, (plan.window + plan.rounds) * a_second)
     source = RoundSource()
     settings = config(
-        schema.ModelConfig(path=model, threads=threads), (_session(market, plan.window) for market in markets)
+        schema.ModelConfig(path=model, threads=threads),
+        (bench_session(market, plan.window) for market in markets),
     )
     async with serving(settings, source) as front:
         source.put(records[: plan.window * a_second])
         await rest(front)
         for number in range(plan.window, plan.window + plan.rounds):
-            answered = _answers(front)
+            answered = answers_of(front)
             began = time.perf_counter()
             # a second's trades close the bars of the one before
             source.put(records[number * a_second : (number + 1) * a_second])
@@ -92,14 +93,15 @@ async def _measure(plan: SessionsPlan, sessions: int, model: str, threads: int) 
     return took
 
 
-def _session(market: Instrument, window: int) -> schema.SessionConfig:
+def bench_session(market: Instrument, window: int) -> schema.SessionConfig:
     """With a window in bars, whatever a bar's tokens."""
     return replace(
         session_of(market), retention_tokens=2048, retention_records=window, divergence_every=schema.OFF
     )
 
 
-def _answers(front: Front) -> int:
+def answers_of(front: Front) -> int:
+    """Answers acknowledged so far."""
     return int(
         sum(front.store.value("foretick_answers_total", session=each.name) for each in front.config.sessions)
     )
@@ -107,7 +109,7 @@ def _answers(front: Front) -> int:
 
 async def _until(front: Front, answers: int) -> None:
     deadline = time.monotonic() + _LONGEST_S
-    while (found := _answers(front)) < answers:
+    while (found := answers_of(front)) < answers:
         if time.monotonic() > deadline:
             raise MeasurementFailed(f"{found} of {answers} answers within {_LONGEST_S:.0f} s")
         await asyncio.sleep(0.002)

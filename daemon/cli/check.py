@@ -16,6 +16,7 @@ from daemon.cli.options import EXIT_CONFIG, config_option, read_config, set_opti
 from daemon.config.checks import bound_endpoints, connectors_of, exposure_warnings
 from daemon.config.schema import Config
 from daemon.config.standing import questions_of
+from daemon.cores import cores_of, usable
 from daemon.engine.build import build, register
 from feeds.connector import Finding, SettingError
 from flash.registry import Registry
@@ -37,9 +38,20 @@ def check_all(config: Config) -> Iterator[Finding]:
     """Check model, questions, connectors and sockets of a valid configuration."""
     for warning in exposure_warnings(config):
         yield Finding(warning.key, f"warning: {warning.message}")
+    yield from _cores(config)
     yield from _model(config)
     yield from _connectors(config)
     yield from _sockets(config)
+
+
+def _cores(config: Config) -> Iterator[Finding]:
+    try:
+        cores = cores_of(config, usable())
+    except SettingError as error:
+        yield Finding(error.key, error.message, ok=False)
+        return
+    if cores is not None:
+        yield Finding("process.reserve_core", str(cores))
 
 
 def _model(config: Config) -> Iterator[Finding]:

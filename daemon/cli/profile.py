@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from daemon.cli.options import read_config, refuse, set_option
 from daemon.config.schema import Config
+from engine.device import use_threads
 from engine.engine import Engine
 from engine.profile.timing import Ladder, Sample, Samples, Span, measure
 from engine.step import OutOfMemory
@@ -206,8 +207,7 @@ def profile(config: Config, out: Path | None, *, quick: bool) -> str:
     """
     from daemon.engine.build import load  # imported here: the fit must work where torch is not installed
 
-    if config.model.threads:
-        torch.set_num_threads(config.model.threads)
+    use_threads(config.model.threads)
     loaded, _ = load(config)
     size, chunk = config.pool.block_size, config.scheduler.max_batch_tokens
     limit = min(config.pool.frame_limit, loaded.max_positions)

@@ -26,6 +26,7 @@ def cross_check(config: Config) -> list[Problem]:
         _bars,
         _source,
         _query,
+        _process,
     )
     return [problem for check in checks for problem in check(config)]
 
@@ -192,6 +193,11 @@ def _source(config: Config) -> Iterator[Problem]:
     if capacity & (capacity - 1):
         nearest = 1 << (capacity.bit_length())
         yield Problem("source.ring_capacity", f"{capacity} is not a power of two (the next one is {nearest})")
+
+
+def _process(config: Config) -> Iterator[Problem]:
+    if config.process.reserve_core and config.process.mode != "two":
+        yield Problem("process.reserve_core", 'front and engine share a process: set mode = "two"')
 
 
 def _query(config: Config) -> Iterator[Problem]:

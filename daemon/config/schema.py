@@ -58,7 +58,10 @@ class ModelConfig(Table, frozen=True):
             "linear layer it can; torch does neither. Without auto, equal starts give equal floats"
         ),
     ] = "auto"
-    threads: Annotated[int, about("CPU threads of the engine; 0 leaves it to PyTorch", ge=0)] = 0
+    threads: Annotated[
+        int,
+        about("CPU threads of the engine; 0 leaves it to PyTorch, at most one per CPU it may use", ge=0),
+    ] = 0
     seed: Annotated[int, about("seed of the untrained model's weights", ge=0)] = 0
     calibration: Annotated[
         str,
@@ -137,7 +140,7 @@ class SchedulerConfig(Table, frozen=True):
     max_batch_tokens: Annotated[int, about("most tokens in one forward pass", ge=1)] = 1024
     max_batch_requests: Annotated[
         int, about("most requests in one forward pass: questions and tapes together", ge=1)
-    ] = 64
+    ] = 256
     chunk_min: Annotated[
         int,
         about(
@@ -381,6 +384,13 @@ class ProcessConfig(Table, frozen=True):
         Literal["two", "inproc"],
         about("two: the engine has its own process; inproc: it shares the front's (for tests)"),
     ] = "two"
+    reserve_core: Annotated[
+        bool,
+        about(
+            "two only: the front runs on the first CPU that the daemon may use and the engine on the others; "
+            "needs Linux and two CPUs"
+        ),
+    ] = False
     drain: Annotated[Duration, about("longest time to stop")] = Duration(10 * SECOND)
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 
-import torch
 from msgspec import structs
 
 from daemon.config.checks import pool_size
@@ -17,7 +16,7 @@ from daemon.config.standing import Asked, questions_of
 from daemon.engine.confidence import calibration_of
 from daemon.engine.maintenance import Tiers, identity_of, tiers_of
 from daemon.engine.prefixes import Prefixes
-from engine.device import in_own_thread
+from engine.device import in_own_thread, use_threads
 from engine.engine import Engine
 from engine.model import canary
 from engine.model.architectures import ModelError
@@ -176,8 +175,7 @@ def build(config: Config, versions: Mapping[str, int]) -> Built:
 
 
 def _build(config: Config, versions: Mapping[str, int]) -> Built:
-    if config.model.threads:
-        torch.set_num_threads(config.model.threads)
+    use_threads(config.model.threads)
     costs = costs_of(config)
     loaded, prompt = load(config)
     lines = {session.name: line_spec(config, index, prompt) for index, session in enumerate(config.sessions)}

@@ -103,12 +103,12 @@ class EngineInput:
     def end(self) -> None:
         """The source has ended."""
         self._ended.set()
-        self._leave_ring.set()
+        self._leave()
 
     def stop(self) -> None:
         """Take what the ring holds, then return from `run`."""
         self._stop.set()
-        self._leave_ring.set()
+        self._leave()
 
     def on_commit(self, tape: Tape, version: int, records: TapeItems) -> None:
         """These bars no longer wait."""
@@ -118,17 +118,19 @@ class EngineInput:
         """As `on_commit`."""
         self._count(-len(records))
 
-    def _append(self, session: int, records: Sequence[TapeRecord]) -> None:
+    def _append(self, made: Sequence[tuple[int, Sequence[TapeRecord]]]) -> None:
+        self._count(sum(len(records) for _, records in made))
+        self._scheduler.append_together(
+            [(self._tapes[session], self._items(session, records)) for session, records in made]
+        )
+
+    def _items(self, session: int, records: Sequence[TapeRecord]) -> list[TapeItem[Appended]]:
         first = self._appended[session]
         self._appended[session] += len(records)
-        self._count(len(records))
-        self._scheduler.append(
-            self._tapes[session],
-            [
-                TapeItem(record.tokens, Appended(record, first + i), record.ts_last_event)
-                for i, record in enumerate(records)
-            ],
-        )
+        return [
+            TapeItem(record.tokens, Appended(record, first + i), record.ts_last_event)
+            for i, record in enumerate(records)
+        ]
 
     def _restart(self, session: int, restart: Restart) -> None:
         """Give a compact session its new anchor; its next bars wait for it, and questions do not."""
@@ -136,6 +138,10 @@ class EngineInput:
         window = [TapeItem(tokens, None, event) for tokens, event in restart.window]
         refresh = partial(self._scheduler.refresh, tape, window=window)
         self._prefixes.anchor(tape.name, restart.anchor.header, refresh)
+
+    def _leave(self) -> None:
+        self._leave_ring.set()
+        self._ring.wake()
 
     def _finish(self, idle: Callable[[], bool]) -> bool:
         """Take the rest, at the engine's pace, and close the open bars; False if `stop` came first."""

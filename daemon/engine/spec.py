@@ -19,3 +19,5 @@ class EngineSpec:
     commands: str
     events: str
     versions: dict[str, int]
+    cpus: frozenset[int] = frozenset()
+    """CPUs that the process binds itself to; empty: none."""

@@ -59,6 +59,7 @@ class ProcessEngine:
         wake_fd: int,
         tasks: Tasks,
         command: Sequence[str] = ENGINE,
+        cpus: frozenset[int] = frozenset(),
     ) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="foretick-"))
         self._command = command
@@ -72,6 +73,7 @@ class ProcessEngine:
             commands=f"ipc://{self._directory}/commands",
             events=f"ipc://{self._directory}/events",
             versions=versions,
+            cpus=cpus,
         )
         self._context = zmq.asyncio.Context()
         self._process: asyncio.subprocess.Process | None = None

@@ -21,6 +21,7 @@ from daemon.api.http import HttpServer
 from daemon.api.messages import AskReply, FinishReply, LabelReply, PromptReply
 from daemon.api.zmq import QueryServer
 from daemon.config.schema import Config
+from daemon.cores import Cores, pin
 from daemon.front.engine_manager import EngineManager
 from daemon.front.input import COMMIT, FeedInput
 from daemon.front.labels import Labels
@@ -45,6 +46,7 @@ class Front:
     """One daemon. ``failed`` holds the first fatal exception."""
 
     config: Config
+    cores: Cores | None
     store: MetricStore
     tasks: Tasks
     failed: asyncio.Future[None]
@@ -71,6 +73,9 @@ class Front:
 
     async def start(self) -> None:
         """Start; returns when ready. Raises SettingError, or OSError for an address that cannot be bound."""
+        if self.cores is not None:
+            pin(self.cores.front)
+            log.info("%s", self.cores)
         await self.http.start(self.tasks)
         if self.query is not None:
             await self.query.start(self.tasks)
@@ -129,6 +134,8 @@ class Front:
         self.store.unlink()
         self.store.close()
         self.notifier.close()
+        if self.cores is not None:
+            pin(self.cores.front | self.cores.engine)
         if left:
             log.error("%d messages were left unpublished; their inputs will be read again", left)
         return clean and not left

@@ -12,6 +12,7 @@ from daemon.api.http import HttpServer
 from daemon.api.http_prompts import prompt_routes
 from daemon.api.zmq import QueryServer
 from daemon.config.schema import Config
+from daemon.cores import cores_of, usable
 from daemon.front.connectors import make_routes, make_source
 from daemon.front.engine_client import ENGINE, EngineClient, InprocEngine, OnEvent, ProcessEngine
 from daemon.front.engine_manager import RESTART_AFTER_S, Connect, EngineManager
@@ -54,8 +55,9 @@ def make_front(
     """A daemon of this configuration, on the running event loop; not started.
 
     ``source`` and ``routes`` replace the configured ones (demo, replay); ``connect``, ``executor`` and
-    ``engine_command`` replace the engine or a part of it (tests).
+    ``engine_command`` replace the engine or a part of it (tests). Raises SettingError.
     """
+    cores = cores_of(config, usable())
     source = source or make_source(config)
     routes = make_routes(config) if routes is None else list(routes)
     labels = labels_of(config, source, routes)
@@ -72,7 +74,8 @@ def make_front(
         versions = {name: state.version for name, state in sessions.states.items()}
         now = questions.configured(config)
         if config.process.mode == "two":
-            return ProcessEngine(now, ring, store, labels, versions, wake_fd, tasks, engine_command)
+            cpus = frozenset[int]() if cores is None else cores.engine
+            return ProcessEngine(now, ring, store, labels, versions, wake_fd, tasks, engine_command, cpus)
         return InprocEngine(partial(_make_host, now, ring, store, labels["source"][0], versions, executor))
 
     tracker = OffsetTracker()
@@ -93,6 +96,7 @@ def make_front(
     queries = Queries(sessions, questions, labelling, prompts, config.query.max_wait / 1e9)
     front = Front(
         config=config,
+        cores=cores,
         store=store,
         tasks=tasks,
         failed=failed,

@@ -1,7 +1,7 @@
 """Products with packed weights, and norms, as numba intrinsics on vectors of 16 floats.
 
-Numba's loops over arrays keep sums in memory; here a tile of `MOST_LINES` rows and some vectors of columns stays in
-registers. Addresses are integers, steps are bytes from row to row.
+Numba's loops over arrays keep sums in memory; here a tile of `MOST_LINES` rows and some vectors of columns
+stays in registers. Addresses are integers, steps are bytes from row to row.
 """
 
 from __future__ import annotations

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import time
 
 import pytest
 from transformers import AutoTokenizer
 
 from bench.figures import Figure
-from bench.stream import hits, kafka, processes, ring, sessions, tiers
+from bench.stream import hits, idle, kafka, processes, ring, sessions, tiers
 from bench.stream.flood import FloodSource, instruments, payloads
 from engine.model.embedded import embedded_directory
 from engine.model.prompt import PromptFormat
@@ -110,3 +112,22 @@ def test_every_bar_of_every_session_is_answered_before_the_next() -> None:
     assert found.ours > 0
     assert isinstance(found.reference, float)
     assert found.setting == {"sessions": 2, "engine threads": 1}
+
+
+def test_cpu_time_is_the_process_s_own() -> None:
+    before = time.process_time()
+    found = idle.cpu_s(os.getpid())
+    assert before <= found <= time.process_time()
+
+
+def test_what_a_waiting_daemon_burns_is_told_by_process_and_condition() -> None:
+    found = list(idle.figures(idle.IdlePlan(sessions=2, window=3, seconds=2), threads=1))
+    assert [(f.name, f.setting["condition"]) for f in found] == [
+        ("CPU of the front", "nothing arrives"),
+        ("CPU of the engine", "nothing arrives"),
+        ("CPU of the front", "a bar a second"),
+        ("CPU of the engine", "a bar a second"),
+        ("CPU time a bar", "a bar a second"),
+    ]
+    assert all(f.ours > 0 and f.ratio is not None for f in found)
+    assert found[3].ours > found[1].ours

@@ -123,6 +123,11 @@ class Daemon:
         return self._process
 
     @property
+    def pid(self) -> int:
+        """Process id of the front."""
+        return self._running.pid
+
+    @property
     def log(self) -> str:
         return self._log.read_text(errors="replace")
 
@@ -140,7 +145,7 @@ class Daemon:
 
     def engine(self) -> int | None:
         """Process id of the engine, while it runs."""
-        pid = self._running.pid
+        pid = self.pid
         for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
             if b"daemon.engine.process" in Path(f"/proc/{child}/cmdline").read_bytes():
                 return int(child)

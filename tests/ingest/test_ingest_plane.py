@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -46,14 +47,17 @@ class Harness:
         idle_close_ns: int = 0,
         capacity: int = 16,
         line: LineSpec | CompactSpec = LineSpec(2, 0),  # noqa: B008  # frozen
+        wake_fd: int = -1,
     ) -> None:
         self.now = 1000
         self.ready = True
         self.seen: list[tuple[int, TapeRecord]] = []
+        self.calls: list[list[int]] = []
+        """Sessions of each call of `submit`."""
         self.restarts: list[tuple[int, int, Restart]] = []
         """Records submitted before, session, restart."""
         self.metrics = MetricStore.local(LABELS)
-        self.ring = Ring.create(capacity, mode, clock=lambda: self.now)
+        self.ring = Ring.create(capacity, mode, wake_fd=wake_fd, clock=lambda: self.now)
         self.builder = BarBuilder(3, policy)
         self.plane = DataPlane(
             self.ring,
@@ -73,8 +77,9 @@ class Harness:
             restart=lambda session, restart: self.restarts.append((len(self.seen), session, restart)),
         )
 
-    def submit(self, session: int, records: list[TapeRecord]) -> None:
-        self.seen += [(session, record) for record in records]
+    def submit(self, made: list[tuple[int, list[TapeRecord]]]) -> None:
+        self.calls.append([session for session, _ in made])
+        self.seen += [(session, record) for session, records in made for record in records]
 
     def texts(self, session: int) -> list[str]:
         return ["".join(map(chr, record.tokens)) for number, record in self.seen if number == session]
@@ -230,24 +235,34 @@ def test_back_pressure_reaches_the_writer_and_loses_nothing(make: Make) -> None:
 
 
 def test_run_serves_until_stopped_and_an_engine_error_leaves_it(make: Make) -> None:
-    harness = make()
+    harness = make(wake_fd=os.eventfd(0, os.EFD_NONBLOCK))
     stop, served = threading.Event(), threading.Event()
-    harness.plane._submit = lambda session, records: served.set()
+    harness.plane._submit = lambda made: served.set()
     thread = threading.Thread(target=harness.plane.run, args=(stop,))
     thread.start()
     harness.ring.push(packed(trade(2, 1, 1), trade(2, 2, 1)))
     assert served.wait(10)
     stop.set()
+    harness.ring.wake()
     thread.join(10)
     assert not thread.is_alive()
 
-    def refuse(session: int, records: list[TapeRecord]) -> None:
+    def refuse(made: list[tuple[int, list[TapeRecord]]]) -> None:
         raise RuntimeError("the engine is gone")
 
     harness.plane._submit = refuse
     harness.ring.push(packed(trade(2, 3, 1), trade(2, 4, 1)))
     with pytest.raises(RuntimeError, match="engine is gone"):
         harness.plane.run(threading.Event())
+    os.close(harness.ring.wake_fd)
+
+
+def test_the_bars_of_all_sessions_are_submitted_together(make: Make) -> None:
+    harness = make()
+    harness.ring.push(packed(*(trade(session, second, 5) for second in (1, 2) for session in (2, 0, 1))))
+    harness.plane.step()
+    harness.plane.flush()
+    assert harness.calls == [[0, 1, 2], [0, 1, 2]]
 
 
 def test_after_warm_up_the_first_tick_compiles_nothing(make: Make) -> None:

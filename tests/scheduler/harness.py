@@ -107,7 +107,12 @@ class Harness:
         return request
 
     def feed(self, tape: FakeTape, *records: Sequence[int]) -> None:
-        self.scheduler.append(tape, [TapeItem(tuple(record), payload=tuple(record)) for record in records])
+        self.scheduler.append(tape, self.items(*records))
+
+    @staticmethod
+    def items(*records: Sequence[int]) -> list[TapeItem]:
+        """Each record as an item that carries itself."""
+        return [TapeItem(tuple(record), payload=tuple(record)) for record in records]
 
     def run(self, steps: int = 10_000) -> int:
         """Step until idle; the number of steps. Fails when the scheduler does not come to rest."""

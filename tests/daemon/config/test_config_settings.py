@@ -344,6 +344,7 @@ def test_an_unknown_scheduler_type_is_refused_with_all_that_are_known(tmp_path, 
         ("[scheduler]\nmax_batch_requests = 0", "scheduler.max_batch_requests"),
         ('[scheduler]\nstream_timeout = "soon"', "scheduler.stream_timeout"),
         ("[query]\nmax_prompts = 8", "query.max_prompts_each"),
+        ('[process]\nmode = "inproc"\nreserve_core = true', "process.reserve_core"),
         (f'{TWO_SESSIONS}max_staleness = "-1s"', "sessions[1].max_staleness"),
     ],
 )
