@@ -41,6 +41,12 @@ class _Pass:
     plan: Plan
     shape: Shape
     tables: dict[FrameRotation, Floats] = field(default_factory=dict)
+    addresses: tuple[int, int, int] = field(init=False)
+    """Of the plan's tasks, segments and entries."""
+
+    def __post_init__(self) -> None:
+        tasks, segments, entries = self.plan.tasks, self.plan.segments, self.plan.entries
+        self.addresses = tasks.ctypes.data, segments.ctypes.data, entries.ctypes.data
 
     def table(self, rotation: FrameRotation) -> Floats:
         """Cosines and sines for every shift, computed once per pass."""
@@ -83,6 +89,7 @@ class CpuKernelAttention:
         shape = Shape(kv_heads, q_heads // kv_heads, key_dim, value_dim)
         laid = self._pass(call, shape)
         plan, table = laid.plan, laid.table(call.rotation)
+        tasks, segments, entries = laid.addresses
         lines = plan.block_rows * shape.groups
         threads = 1 if plan.operations < _ALONE_OPERATIONS else team.threads()
 
@@ -113,10 +120,10 @@ class CpuKernelAttention:
             rows,
             *shape,
             table.shape[2],
-            plan.tasks.ctypes.data,
+            tasks,
             len(plan.tasks),
-            plan.segments.ctypes.data,
-            plan.entries.ctypes.data,
+            segments,
+            entries,
             table.ctypes.data,
             self._states.ctypes.data,
             state_bytes,

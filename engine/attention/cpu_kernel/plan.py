@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from engine.attention.cpu_kernel.memory import ENTRY_FIELDS, SEGMENT_FIELDS
-from engine.attention.reads import Ints, Reads, intervals
+from engine.attention.cpu_kernel.memory import ENTRY_FIELDS, SEGMENT_FIELDS, TASK_FIELDS
+from engine.attention.reads import Ints, Reads
 from engine.cpu.vectors import MOST_LINES, TILE
+from metrics.kernel import kernel
 
 _BLOCK_FLOATS = 1 << 16
 """Queries and outputs of a block: 256 KiB stay in a core's second cache while tiles of keys go by."""
@@ -53,69 +53,114 @@ class Plan:
 
 
 def plan(reads: Reads, rows: int, window: int | None, shape: Shape) -> Plan:
-    """Lay out ``reads`` of ``rows`` rows. Results depend on it, and it on no number of threads."""
-    low, high, row, shift, run = intervals(reads, window)
+    """Lay out ``reads`` of ``rows`` rows. Results depend on it, and it on no number of threads.
+
+    Compiled, because a small pass would spend a tenth of its time here in numpy.
+    """
     blocks = -(-rows // shape.block_rows)
     block_rows = -(-rows // blocks)
     blocks = -(-rows // block_rows)
-    group = row // block_rows * (int(run.max()) + 1) + run
-    order = np.argsort(group, kind="stable")
-    low, high, row, group = low[order], high[order], row[order], group[order]
-    shifts, rotation = np.unique(shift[order], return_inverse=True)
-    entries = np.empty((len(row), ENTRY_FIELDS), np.int64)
-    entries[:, 0], entries[:, 2], entries[:, 3] = row, low, high
-    entries[:, 1] = np.where(shift[order] == 0, -1, rotation)
+    entries, segments, shifts, seen = _grouped(np.stack(reads), -1 if window is None else window, block_rows)
+    tasks, cut, states = _tasks(segments, entries, rows, block_rows, blocks, shape.kv_heads, shape.groups)
+    operations = 2 * seen * shape.kv_heads * shape.groups * (shape.key_dim + shape.value_dim)
+    return Plan(tasks, cut, entries, shifts, block_rows, blocks, states, operations)
 
-    first = np.flatnonzero(np.diff(group, prepend=-1))
-    segments = np.empty((len(first), SEGMENT_FIELDS), np.int64)
-    segments[:, 0], segments[:, 1] = first, np.diff(first, append=len(group))
-    segments[:, 2], segments[:, 3] = np.minimum.reduceat(low, first), np.maximum.reduceat(high, first)
-    bounds = np.searchsorted(row[first] // block_rows, np.arange(blocks + 1))
 
-    tiles = -(-(segments[:, 3] - segments[:, 2]) // TILE)
-    cost = tiles * (segments[:, 1] * shape.groups + MOST_LINES)
-    block_cost, block_tiles = np.add.reduceat(cost, bounds[:-1]), np.add.reduceat(tiles, bounds[:-1])
-    wanted = _WANTED_TASKS / shape.kv_heads * block_cost / block_cost.sum()
-    pieces = np.maximum(np.minimum(np.rint(wanted).astype(np.int64), block_tiles // _LEAST_TILES), 1)
-    tasks: list[tuple[int, ...]] = []
-    cut: list[Ints] = []
-    count = states = 0
+@kernel
+def _grouped(reads: Any, window: int, block_rows: int) -> Any:
+    """Entries by block and run, a segment for each such group, the distinct shifts, and the keys seen.
+
+    ``window``: -1 for none. As `reads.intervals`, of which `Reads` are the rows of ``reads``.
+    """
+    runs, shifts = np.unique(reads[3] << 32 | reads[4]), np.unique(reads[6])
+    entries = np.empty((reads[1].sum(), ENTRY_FIELDS), np.int64)
+    groups = np.empty(len(entries), np.int64)
+    count = seen = 0
+    for i in range(reads.shape[1]):
+        row, slot, stop, shift = reads[0, i], reads[3, i], reads[4, i], reads[6, i]
+        run = np.searchsorted(runs, slot << 32 | stop)
+        rotation = -1 if shift == 0 else np.searchsorted(shifts, shift)
+        for ahead in range(reads[1, i]):
+            behind = reads[2, i] + ahead - reads[5, i]  # newest key the row may see, within the run
+            low = slot if window < 0 else slot + max(behind - window + 1, 0)
+            high = min(slot + behind + 1, stop)
+            if low < high:
+                groups[count] = (row + ahead) // block_rows * len(runs) + run
+                entries[count, 0], entries[count, 1] = row + ahead, rotation
+                entries[count, 2], entries[count, 3] = low, high
+                seen += high - low
+                count += 1
+    order = np.argsort(groups[:count], kind="mergesort")
+    entries, groups = entries[order], groups[order]
+    segments = np.empty((count, SEGMENT_FIELDS), np.int64)
+    used = 0
+    for i in range(count):
+        low, high = entries[i, 2], entries[i, 3]
+        if i == 0 or groups[i] != groups[i - 1]:
+            used += 1
+            own = segments[used - 1]
+            own[0], own[1], own[2], own[3] = i, 0, low, high
+        own = segments[used - 1]
+        own[1], own[2], own[3] = own[1] + 1, min(own[2], low), max(own[3], high)
+    return entries, segments[:used].copy(), shifts, seen
+
+
+@kernel
+def _tasks(
+    segments: Any, entries: Any, rows: int, block_rows: int, blocks: int, kv_heads: int, groups: int
+) -> Any:
+    """Tasks, the longest first, their segments, and the states of blocks that are cut."""
+    tiles = (segments[:, 3] - segments[:, 2] + TILE - 1) // TILE
+    cost = tiles * (segments[:, 1] * groups + MOST_LINES)
+    bounds = np.searchsorted(entries[segments[:, 0], 0] // block_rows, np.arange(blocks + 1))
+    pieces, share = np.empty(blocks, np.int64), np.empty(blocks)
     for block in range(blocks):
-        own, at, n = slice(bounds[block], bounds[block + 1]), block * block_rows, int(pieces[block])
-        parts = list(_cut(segments[own], tiles[own], cost[own], n)) if n > 1 else [segments[own]]
-        for i, part in enumerate(parts):
-            size = min(block_rows, rows - at)
-            tasks.append((at, size, count, len(part), block, i, len(parts), states))
-            cut.append(part)
-            count += len(part)
-        states += len(parts) * shape.kv_heads if len(parts) > 1 else 0
-    # the longest first
-    share = block_cost / pieces
-    table = np.array(tasks, np.int64)
-    table = np.ascontiguousarray(table[np.argsort(-share[table[:, 4]], kind="stable")])
-    operations = (
-        2 * int((high - low).sum()) * shape.kv_heads * shape.groups * (shape.key_dim + shape.value_dim)
-    )
-    return Plan(table, np.concatenate(cut), entries, shifts, block_rows, blocks, states, operations)
+        own = slice(bounds[block], bounds[block + 1])
+        wanted = int(np.rint(_WANTED_TASKS / kv_heads * cost[own].sum() / cost.sum()))
+        pieces[block] = max(min(wanted, tiles[own].sum() // _LEAST_TILES), 1)
+        share[block] = -cost[own].sum() / pieces[block]
+    tasks = np.empty((pieces.sum(), TASK_FIELDS), np.int64)
+    cut = np.empty((len(segments) + pieces.sum(), SEGMENT_FIELDS), np.int64)
+    count = used = states = 0
+    for block in range(blocks):
+        own, first = slice(bounds[block], bounds[block + 1]), count
+        for size in _cut(segments[own], tiles[own], cost[own], pieces[block], cut[used:]):
+            task = tasks[count]
+            task[0], task[1] = block * block_rows, min(block_rows, rows - block * block_rows)
+            task[2], task[3], task[4], task[5] = used, size, block, count - first
+            used += size
+            count += 1
+        tasks[first:count, 6], tasks[first:count, 7] = count - first, states
+        if count - first > 1:
+            states += (count - first) * kv_heads
+    order = np.argsort(share[tasks[:count, 4]], kind="mergesort")
+    return tasks[order], cut[:used].copy(), states
 
 
-def _cut(segments: Ints, tiles: Ints, cost: Ints, pieces: int) -> Iterator[Ints]:
-    """``segments`` in at most ``pieces`` pieces of about equal ``cost``, cut between tiles."""
-    ends = np.cumsum(cost)
-    piece: list[tuple[int, ...]] = []
-    done = 1
-    for (entry, entries, low, high), count, each, end in zip(
-        segments.tolist(), tiles.tolist(), (cost // tiles).tolist(), ends.tolist(), strict=True
-    ):
-        begin, at = end - count * each, 0
-        while at < count:
-            limit = -(-int(ends[-1]) * done // pieces)  # above what is done
-            stop = min(count, -(-(limit - begin) // each)) if limit < end else count
-            piece.append((entry, entries, low + at * TILE, min(low + stop * TILE, high)))
+@kernel
+def _cut(segments: Any, tiles: Any, cost: Any, pieces: int, into: Any) -> Any:
+    """Write ``segments`` in at most ``pieces`` pieces of about equal ``cost``, cut between tiles.
+
+    Returns the segments of each piece; ``into`` has room for one more a piece.
+    """
+    sizes, total, before = np.zeros(pieces, np.int64), cost.sum(), 0
+    piece = written = done = 0
+    for i in range(len(segments)):
+        each, at = cost[i] // tiles[i], 0
+        while at < tiles[i]:
+            # above what is done
+            limit = (total * (done + 1) + pieces - 1) // pieces
+            stop = min(tiles[i], (limit - before + each - 1) // each)
+            if before + cost[i] <= limit:
+                stop = tiles[i]
+            into[written, 0], into[written, 1] = segments[i, 0], segments[i, 1]
+            into[written, 2] = segments[i, 2] + at * TILE
+            into[written, 3] = min(segments[i, 2] + stop * TILE, segments[i, 3])
+            written += 1
+            sizes[piece] += 1
             at = stop
-            if begin + stop * each >= limit:
-                yield np.array(piece, np.int64)
-                piece = []
-                done = (begin + stop * each) * pieces // int(ends[-1]) + 1
-    if piece:
-        yield np.array(piece, np.int64)
+            if before + stop * each >= limit:
+                piece += 1
+                done = (before + stop * each) * pieces // total
+        before += cost[i]
+    return sizes[:piece]

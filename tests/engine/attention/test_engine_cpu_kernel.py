@@ -16,8 +16,9 @@ from engine.attention.base import LayerCall
 from engine.attention.cpu import CpuAttention
 from engine.attention.cpu_kernel.backend import CpuKernelAttention
 from engine.attention.cpu_kernel.choice import cpu_attention, disagreement
-from engine.attention.cpu_kernel.plan import _cut
+from engine.attention.cpu_kernel.plan import Shape, _cut, plan
 from engine.attention.metadata import AttentionMetadata, Packed
+from engine.attention.reads import intervals, reads_of
 from engine.attention.rotary import FrameRotation
 from engine.compiled.products import panel_product
 from engine.cpu.emit import emitted
@@ -107,15 +108,40 @@ def test_runs_of_slots_are_cut_into_pieces_without_loss(data: st.DataObject) -> 
     sizes = enumerate(zip(readers, lengths, strict=True))
     runs = np.array([(i, n, 10_000 * i, 10_000 * i + length) for i, (n, length) in sizes])
     tiles = -(-(runs[:, 3] - runs[:, 2]) // TILE)
-    parts = list(_cut(runs, tiles, tiles * (runs[:, 1] * groups + 6), pieces))
-    assert 1 <= len(parts) <= pieces
-    flat = np.concatenate(parts)
+    into = np.empty((len(runs) + pieces, 4), np.int64)
+    sizes = _cut(runs, tiles, tiles * (runs[:, 1] * groups + 6), pieces, into)
+    assert 1 <= len(sizes) <= pieces
+    assert sizes.all()
+    flat = into[: sizes.sum()]
     for entry, entries, low, high in runs.tolist():
         own = flat[flat[:, 0] == entry]
         assert (own[:, 1] == entries).all()
         assert [own[0, 2], own[-1, 3]] == [low, high]
         assert (own[1:, 2] == own[:-1, 3]).all()
         assert ((own[1:, 2] - low) % TILE == 0).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2000), st.integers(1, 130), st.integers(1, 4), st.sampled_from([None, 5, 300]))
+def test_a_plan_reads_what_its_rows_see(context: int, rows: int, readers: int, window: int | None) -> None:
+    """As the interval of every row and run in numpy; each slot of a segment lies in one task of its block."""
+    reads = reads_of(made(context, rows, readers=readers).metadata)
+    made_of = plan(reads, rows * readers, window, Shape(2, 2, 32, 32))
+    low, high, row, shift, _ = intervals(reads, window)
+    turned = np.where(made_of.entries[:, 1] < 0, 0, made_of.shifts[made_of.entries[:, 1]])
+    found = zip(made_of.entries[:, 2], made_of.entries[:, 3], made_of.entries[:, 0], turned, strict=True)
+    assert sorted(found) == sorted(zip(low, high, row, shift, strict=True))
+    keys: dict[int, int] = {}
+    for first_row, count, first, segments, *_ in made_of.tasks.tolist():
+        for entry, entries, start, stop in made_of.segments[first : first + segments].tolist():
+            own = made_of.entries[entry : entry + entries]
+            assert ((own[:, 0] >= first_row) & (own[:, 0] < first_row + count)).all()
+            for number in range(entry, entry + entries):
+                _, _, sees, ends = made_of.entries[number].tolist()
+                keys[number] = keys.get(number, 0) + max(min(stop, ends) - max(start, sees), 0)
+    assert [keys[number] for number in range(len(made_of.entries))] == (
+        made_of.entries[:, 3] - made_of.entries[:, 2]
+    ).tolist()
 
 
 @pytest.mark.parametrize("readers", [1, 25])
