@@ -53,9 +53,10 @@ class ModelConfig(Table, frozen=True):
     layers: Annotated[
         Literal["auto", "compiled", "onednn", "torch"],
         about(
-            "how layers run on a CPU: auto compiles those of plain decoders, and packs other models' linear "
-            "layers where that is measured to be faster; compiled does the former only; onednn packs every "
-            "linear layer it can; torch does neither. Without auto, equal starts give equal floats"
+            "how layers run on a CPU: auto compiles those of plain decoders unless that is measured to be "
+            "slower, and packs other models' linear layers where that is measured to be faster; compiled "
+            "does the former, always; onednn packs every linear layer it can; torch does neither. Without "
+            "auto, equal starts give equal floats"
         ),
     ] = "auto"
     threads: Annotated[

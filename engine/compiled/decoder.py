@@ -18,7 +18,8 @@ import torch
 from torch import nn
 
 from engine.attention.base import LayerCall
-from engine.compiled.layers import LAYER, PASS_FIELDS, after_attention, before_attention, head
+from engine.compiled import layers
+from engine.compiled.layers import LAYER
 from engine.compiled.products import FLOATS, HALF, PAIRS, PANEL
 from engine.cpu import team
 from engine.cpu.emit import host_has
@@ -89,24 +90,22 @@ class Decoder:
         if isinstance(slots, slice):
             slots = torch.arange(slots.start, slots.stop)
         cos, sin = self._angles(positions)
-        work = _Work(states, cos=cos, sin=sin, half=cos.shape[1], slots=slots)
+        work = Work(states, cos=cos, sin=sin, half=cos.shape[1], slots=slots)
         for number, layer in enumerate(self.layers):
-            call = work.attention(number, layer, context)
+            keys, values = context.pool.keys[number], context.pool.values[number]
+            call = LayerCall(
+                *work.before_attention(layer, keys, values), keys, values, layer.scale, None, None,
+                context.metadata, context.rotations[number],
+            )  # fmt: skip
             last = context.last if number == len(self.layers) - 1 else None
             if last is not None:
                 if not last.rows:
                     return torch.empty(0, 0)
-                call, work = last.reduced(call), _Work(work.states[torch.tensor(last.rows)])
-            rows = len(work.states)
-            attended = context.attention(call).transpose(0, 1).reshape(rows, -1).to(layer.dtype)
-            work.run(
-                after_attention(), layer, attended=attended, mixed=work.buffer("mixed", rows, layer.mixed)
-            )
+                call, work = last.reduced(call), Work(work.states[torch.tensor(last.rows)])
+            work.after_attention(layer, context.attention(call))
         if context.last is None:
-            work = _Work(work.states[keep])
-        logits = torch.empty(len(work.states), self.head.joint)
-        work.run(head(), self.head, joint=logits)
-        return logits[:, : self.vocabulary]
+            work = Work(work.states[keep])
+        return work.head(self.head)[:, : self.vocabulary]
 
     def _angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines [rows, half], as the model computes them."""
@@ -115,7 +114,7 @@ class Decoder:
         return cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous()
 
 
-class _Work:
+class Work:
     """The calls of one pass over ``states`` [rows, width], their `LAYER`, and buffers that layers share.
 
     ``shared``: arguments of all calls.
@@ -129,35 +128,51 @@ class _Work:
         self._address = self._words.ctypes.data
         self._threads = team.threads()
         rows, width = states.shape
-        self._put(
-            hidden=states, rows=rows, normed=self.buffer("normed", self._threads, rows, width), **shared
-        )
+        normed = self._buffer("normed", self._threads, rows, width)
+        self._put(hidden=states, rows=rows, normed=normed, **shared)
 
-    def buffer(self, name: str, *shape: int) -> torch.Tensor:
+    def before_attention(
+        self, layer: Layer, keys: torch.Tensor, values: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Write the pool's ``keys`` and ``values``; the rows' own queries, keys and values.
+
+        These are [heads, rows, dim], in buffers that the next layer uses again.
+        """
+        rows = len(self.states)
+        query = self._buffer("query", layer.heads, rows, layer.dim)
+        key, value = (self._buffer(name, layer.kv_heads, rows, layer.dim) for name in ("key", "value"))
+        self._run(
+            layers.before_attention(), layer, joint=self._buffer("joint", rows, layer.joint),
+            query=query, key=key, value=value, keys=keys, values=values,
+            pool_head=keys.stride(0), pool_half=int(keys.dtype == torch.bfloat16),
+        )  # fmt: skip
+        return query, key, value
+
+    def after_attention(self, layer: Layer, output: torch.Tensor) -> None:
+        """Add attention's ``output`` [heads, rows, dim] and the feed-forward part to the states."""
+        rows = len(self.states)
+        attended = output.transpose(0, 1).reshape(rows, -1).to(layer.dtype)
+        mixed = self._buffer("mixed", rows, layer.mixed)
+        self._run(layers.after_attention(), layer, attended=attended, mixed=mixed)
+
+    def head(self, layer: Layer) -> torch.Tensor:
+        """The logits, with padding."""
+        logits = torch.empty(len(self.states), layer.joint)
+        self._run(layers.head(), layer, joint=logits)
+        return logits
+
+    def _buffer(self, name: str, *shape: int) -> torch.Tensor:
         """Memory that is the same at every call for ``name``, of floats."""
         found = self._buffers.get(name)
         if found is None or found.shape != shape:
             found = self._buffers[name] = torch.empty(shape)
         return found
 
-    def attention(self, number: int, layer: Layer, context: Any) -> LayerCall:
-        """Write the layer's keys and values; its attention as a call."""
-        rows, keys, values = len(self.states), context.pool.keys[number], context.pool.values[number]
-        query = self.buffer("query", layer.heads, rows, layer.dim)
-        key, value = (self.buffer(name, layer.kv_heads, rows, layer.dim) for name in ("key", "value"))
-        self.run(
-            before_attention(), layer, joint=self.buffer("joint", rows, layer.joint),
-            query=query, key=key, value=value, keys=keys, values=values,
-            pool_head=keys.stride(0), pool_half=int(keys.dtype == torch.bfloat16),
-        )  # fmt: skip
-        rotation = context.rotations[number]
-        return LayerCall(query, key, value, keys, values, layer.scale, None, None, context.metadata, rotation)
-
-    def run(self, function: int, layer: Layer, **more: torch.Tensor | int) -> None:
+    def _run(self, function: int, layer: Layer, **more: torch.Tensor | int) -> None:
         """Call a function of `engine.compiled.layers` on as many threads as help."""
         rows = len(self.states)
         threads = 1 if rows * layer.size < _ALONE_OPERATIONS else self._threads
-        self._words[PASS_FIELDS:] = layer.words[PASS_FIELDS:]
+        self._words[layers.PASS_FIELDS :] = layer.words[layers.PASS_FIELDS :]
         barrier, number, count = team.functions() if threads > 1 else (0, 0, 0)
         by_rows = int(threads == 1 or rows >= _ROWS_EACH * threads)
         self._put(by_rows=by_rows, barrier=barrier, thread_number=number, thread_count=count, **more)

@@ -27,6 +27,7 @@ from engine.attention.last_layer import LastLayer, NothingRead, Written, install
 from engine.attention.metadata import AttentionMetadata
 from engine.attention.rotary import FrameRotation
 from engine.compiled.decoder import Decoder, decoder_of, release_plain
+from engine.compiled.selftest import pays
 from engine.device import out_of_memory
 from engine.linears.install import Linears, Mode, install_linears
 from engine.model.architectures import ModelError, check_known
@@ -37,8 +38,9 @@ from regions.pool import KVPool, LayerShape
 
 ATTENTION = "foretick_regions"
 Layers = Literal["auto", "compiled", "onednn", "torch"]
-"""How layers run on a CPU. ``auto``: compiled in plain decoders, else linear layers are packed where that is
-measured to be faster; ``compiled``: the former only; ``onednn``: all linears packed; ``torch``: neither."""
+"""How layers run on a CPU. ``auto``: compiled in plain decoders, unless that measures slower; else linear
+layers are packed where that measures faster; ``compiled``: the former always; ``onednn``: all linears packed;
+``torch``: neither."""
 disable_progress_bar()
 
 
@@ -252,6 +254,8 @@ def _wrap(model: Any, tokenizer: Any, layers: Layers, *, name: str, revision: st
     model.eval().requires_grad_(False)
     probed = probe(model)
     compiled = decoder_of(model) if layers in ("auto", "compiled") else None
+    if compiled is not None and layers == "auto" and not pays(compiled, model):
+        compiled = None
     mode: Mode = "torch" if compiled or layers == "compiled" else layers
     linears = install_linears(model, partial(single_token, model), mode)
     model.set_attn_implementation(ATTENTION)
