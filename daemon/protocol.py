@@ -11,6 +11,7 @@ from functools import partial
 
 import msgspec
 
+from daemon.ages import Times
 from daemon.api import messages
 from feeds.decoding import decoded
 from feeds.messages import Answer
@@ -83,28 +84,34 @@ class Inputs(msgspec.Struct, frozen=True):
 
 
 class Committed(msgspec.Struct, frozen=True, tag="committed"):
-    """A new data version and the ``bars`` it added. Times (ns) are its newest record's."""
+    """A new data version and the ``bars`` it added; ``times`` of its newest record."""
 
     session: str
     version: int
     bars: int
     live_tokens: int
     live_records: int
-    as_of: int
-    ts_ring: int
+    times: Times
     inputs: Inputs
 
 
 class Answered(msgspec.Struct, frozen=True, tag="answered"):
-    """One standing question's answer; the front adds input offsets and ages.
+    """One standing question's answer; the front adds input offsets, and ages from its version's ``times``.
 
-    ``ts_ring``: monotonic ns. ``asked``: answers and failures that this version has in all.
+    ``asked``: answers and failures that this version has in all.
     """
 
     answer: Answer
     inputs: Inputs
-    ts_ring: int
+    times: Times
     asked: int
+
+
+class Asked(msgspec.Struct, frozen=True, tag="asked"):
+    """The answer to an ask; the front adds its ages. An engine without input since its start has no times."""
+
+    reply: messages.AskReply
+    times: Times | None
 
 
 class AnswerFailed(msgspec.Struct, frozen=True, tag="answer_failed"):
@@ -221,7 +228,7 @@ EngineEvent = (
     | AnswerFailed
     | TextsAsked
     | NotDue
-    | messages.AskReply
+    | Asked
     | AskFailed
     | QuestionsSet
     | QuestionsRefused

@@ -35,6 +35,7 @@ from dashboards.expressions import (
     quantile,
     stage_mean,
 )
+from metrics.catalogue import AGES
 
 UID = "foretick-latency"
 _SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
@@ -101,7 +102,7 @@ def _now() -> list[Any]:
     return [
         _stat("Engine", "none", gauge("foretick_engine_up", over="min"), bad_below=1),
         _stat("Tick to answer, p99", "s", quantile(STAGE, 0.99, "stage", stage=_WHOLE)),
-        _stat("Worst staleness", "s", gauge("foretick_staleness_seconds")),
+        _stat("Worst staleness", "s", gauge("foretick_staleness_seconds", since="event")),
         _stat("Records a second", "short", per_second("foretick_records_total")),
         _stat("Answers a second", "short", per_second("foretick_answers_total")),
         _stat("Dropped in this range", "short", increase("foretick_ring_dropped_total"), bad_from=1),
@@ -158,7 +159,17 @@ def _confidence() -> list[Any]:
 def _freshness() -> list[Any]:
     skipped = "Standing evaluations skipped for a newer version, a second"
     return [
-        _gauges("Staleness by session", "s", "foretick_staleness_seconds", "session"),
+        _series(
+            "Staleness by session, since the event, the source and this daemon had it",
+            "s",
+            _THIRD,
+            [
+                (gauge("foretick_staleness_seconds", "session", since=since), f"{{{{session}}}} {since}")
+                for since in AGES
+            ],
+        ),
+        _gauges("Kafka records not read yet", "short", "foretick_consumer_lag_records", "partition"),
+        _gauges("Age of the Kafka input while some waits", "s", "foretick_consumer_lag_seconds", "partition"),
         _rates("Data versions a second", "foretick_versions_total", "session"),
         _rates(skipped, "foretick_flash_coalesced_total", "session"),
     ]

@@ -116,6 +116,10 @@ def make_headers(message: AnyMessage, encoding: str, source: str, seq: int) -> d
     }
 
 
+REPLAY = "replay"
+"""Header of a replayed record: its event time is in the past, and its age counts from its sending."""
+
+
 def header_encoding(headers: Mapping[str, bytes], default: str = "json") -> str:
     """The encoding named in a message's headers, or ``default``."""
     raw = headers.get("encoding")

@@ -17,11 +17,13 @@ from aiokafka.errors import IllegalStateError, KafkaError
 
 from feeds.backoff import Connection
 from feeds.kafka_client import PROBE_S, close_client, open_client
-from feeds.source import CommitFailed, Incoming, Kind, Partition
+from feeds.source import CommitFailed, Incoming, Kind, Lag, Partition
 
 log = logging.getLogger(__name__)
 
 _NO_HEADERS: Mapping[str, bytes] = {}
+_LOOK_S, _POSITION_S = 1.0, 0.05
+"""How often lags are noted, and the longest wait for a position, which a new partition lacks at first."""
 
 
 class KafkaSource:
@@ -68,6 +70,9 @@ class KafkaSource:
             **(options or {}),
         }
         self._consumer: AIOKafkaConsumer | None = None
+        self._read: dict[TopicPartition, int] = {}
+        self._ends: dict[TopicPartition, tuple[int, int]] = {}
+        self._looked = 0.0
         self._paused = False
         self._stop = asyncio.Event()
         self._quiet_since = 0.0
@@ -94,6 +99,7 @@ class KafkaSource:
             except KafkaError as error:
                 await self._reopen(error)
                 continue
+            await self._look(self._consumer, fetched)
             if fetched:
                 self.connection.up()
                 self._quiet_since = time.monotonic()
@@ -112,6 +118,17 @@ class KafkaSource:
         self._paused = False
         if self._consumer is not None:
             self._consumer.resume(*self._consumer.paused())
+
+    @property
+    def lags(self) -> dict[Partition, Lag]:
+        """Of the partitions that are assigned, as of the last second; while paused, too."""
+        now, found = self._clock_ns(), {}
+        for partition, (position, end) in self._ends.items():
+            waiting, read = max(0, end - position), self._read.get(partition, 0)
+            found[partition.topic, partition.partition] = Lag(
+                waiting, max(0, now - read) if waiting and read else 0
+            )
+        return found
 
     async def commit(self, offsets: Mapping[Partition, int]) -> None:
         """Store the next offset of each partition; those now assigned elsewhere are left to their new owner.
@@ -161,6 +178,22 @@ class KafkaSource:
             await close_client(self._consumer, self._stop_timeout_s)
         await self._open()
 
+    async def _look(self, consumer: AIOKafkaConsumer, fetched: Mapping[TopicPartition, list[Any]]) -> None:
+        """Note how far each partition is read, once a second: its position also counts control batches."""
+        for partition, records in fetched.items():
+            self._read[partition] = max(records[-1].timestamp or 0, 0) * 1_000_000
+        if time.monotonic() - self._looked < _LOOK_S:
+            return
+        self._looked = time.monotonic()
+        ends = {}
+        for partition in consumer.assignment():
+            with contextlib.suppress(KafkaError, TimeoutError, IllegalStateError):
+                position = await asyncio.wait_for(consumer.position(partition), _POSITION_S)
+                end = consumer.highwater(partition)
+                if end is not None:
+                    ends[partition] = position, end
+        self._ends = ends
+
     async def _probe(self, consumer: AIOKafkaConsumer) -> None:
         if time.monotonic() - self._quiet_since < PROBE_S:
             return
@@ -183,6 +216,7 @@ class KafkaSource:
                 record.value or b"",
                 dict(record.headers) if record.headers else _NO_HEADERS,
                 now,
+                max(record.timestamp or 0, 0) * 1_000_000,
             )
             for partition, records in fetched.items()
             for record in records

@@ -17,7 +17,7 @@ Side = Literal["buy", "sell", "unknown"]
 Clock = Literal["exchange", "receive"]
 """Whose clock stamped ``ts_event``: ``receive`` if the venue sends no time."""
 
-Flag = Literal["stale", "gap", "warm_up", "skewed_clock", "untrained", "rounded", "abstained"]
+Flag = Literal["stale", "gap", "warm_up", "skewed_clock", "untrained", "rounded", "abstained", "replay"]
 ZERO = Fixed9(0)
 
 
@@ -100,11 +100,12 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
     """The answer to one question about one session, with everything needed to judge it.
 
-    ``as_of`` is the event time of the newest record in the data version. ``staleness_ns`` is the time since
-    this daemon received that record (monotonic clock). ``logit_gap`` is the best logit minus the second best
-    over the choices (or the vocabulary). Where there is a calibration, ``probability`` is the choice's, and
-    ``choice_set`` has the choices that can't be excluded, likeliest first. ``choice`` is None for free text,
-    ``value`` for text that is not a number.
+    ``as_of`` is the event time of the newest record in the data version, and ``staleness_ns`` its age since
+    then, by the venue's clock; of a replay, since it was sent. ``source_age_ns`` counts from when the broker
+    or socket had that record, ``daemon_age_ns`` from when this daemon received it. ``logit_gap`` is the best
+    logit minus the second best over the choices (or the vocabulary). Where there is a calibration,
+    ``probability`` is the choice's, and ``choice_set`` has the choices that can't be excluded, likeliest
+    first. ``choice`` is None for free text, ``value`` for text that is not a number.
     Preemption dropped ``recomputed_tokens`` and moved ``swapped_tokens`` to the host and back.
     """
 
@@ -122,6 +123,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
     inputs: list[InputRange] = []
     as_of: int
     staleness_ns: int = 0
+    source_age_ns: int = 0
+    daemon_age_ns: int = 0
     model: str
     model_revision: str
     untrained: bool

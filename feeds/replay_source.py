@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from pathlib import Path
 
 from feeds.backoff import Sleep
-from feeds.codec import MalformedRecord, encode, make_headers
+from feeds.codec import REPLAY, MalformedRecord, encode, make_headers
 from feeds.file_format import FileFormat
 from feeds.messages import AnyRecord
 from feeds.replay import read_records
@@ -127,6 +127,6 @@ class ReplaySource:
             record.seq - 1,
             record.key.encode(),
             encode(record),
-            make_headers(record, "json", self.name, record.seq),
+            make_headers(record, "json", self.name, record.seq) | {REPLAY: b"1"},
             self._clock_ns(),
         )

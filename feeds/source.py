@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator, Mapping
 from enum import StrEnum
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
@@ -23,7 +23,10 @@ class ConnectionState(StrEnum):
 
 
 class Incoming(msgspec.Struct, frozen=True, gc=False):
-    """One message as it arrived. ``ts_recv_ns``: this process's wall clock on arrival."""
+    """One message as it arrived. ``ts_recv_ns``: this process's wall clock on arrival.
+
+    ``ts_source_ns``: wall clock when the source had it, such as a broker; 0 where that is on arrival.
+    """
 
     topic: str
     partition: int
@@ -32,6 +35,14 @@ class Incoming(msgspec.Struct, frozen=True, gc=False):
     payload: bytes
     headers: Mapping[str, bytes] = {}
     ts_recv_ns: int = 0
+    ts_source_ns: int = 0
+
+
+class Lag(NamedTuple):
+    """Of one partition: records not read yet, and ns since the newest one that was read, 0 without any."""
+
+    records: int
+    age_ns: int
 
 
 class CommitFailed(RuntimeError):

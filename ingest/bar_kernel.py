@@ -13,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ingest.record import BAR as READY_BAR
-from ingest.record import FLAG_GAP, QUOTE, Records
+from ingest.record import FLAG_GAP, FLAG_REPLAY, QUOTE, Records
 from metrics.kernel import kernel
 
-SKEWED, GAP, EMPTY = 1, 2, 4
+SKEWED, GAP, EMPTY, REPLAYED = 1, 2, 4, FLAG_REPLAY
+_OF_RECORD = SKEWED | REPLAYED
 
 BAR = np.dtype(
     [
@@ -31,6 +32,7 @@ BAR = np.dtype(
         ("c", "i8"),
         ("v", "i8"),
         ("ts_last_event", "i8"),
+        ("ts_source", "i8"),
         ("ts_ring", "i8"),
         ("ring_wait", "i8"),
         ("first_offset", "i8"),
@@ -91,7 +93,7 @@ def _emit_empty(session: Row, index: int, low_watermark: int, out: Bars, at: int
     last["l"] = last["c"]
     last["v"] = 0
     last["n_ticks"] = 0
-    last["flags"] = EMPTY | (GAP if session["gap"] else 0)
+    last["flags"] = EMPTY | (GAP if session["gap"] else 0) | (last["flags"] & np.uint32(REPLAYED))
     last["low_watermark"] = low_watermark
     out[at] = last
 
@@ -169,7 +171,8 @@ def _add(slot: Row, record: Row, price: int, volume: int, now: int) -> None:
     bar["l"] = min(bar["l"], price)
     bar["v"] = bar["v"] + min(volume, _MOST - bar["v"])
     bar["n_ticks"] += np.uint32(1)
-    bar["flags"] |= np.uint32(record["flags"] & SKEWED)
+    bar["flags"] |= np.uint32(record["flags"] & _OF_RECORD)
+    bar["ts_source"] = np.int64(record["ts_source"])
     bar["ts_ring"] = np.int64(record["ts_ring"])
     bar["ring_wait"] = now - np.int64(record["ts_ring"])
     bar["first_offset"] = min(bar["first_offset"], record["offset"])
@@ -185,7 +188,7 @@ def _pass_through(session: Row, record: Row, now: int, out: Bars, at: int) -> in
         return at
     bar = session["last"]
     bar["session"] = record["session"]
-    bar["flags"] = np.uint32(record["flags"] & SKEWED) | np.uint32(GAP if session["gap"] else 0)
+    bar["flags"] = np.uint32(record["flags"] & _OF_RECORD) | np.uint32(GAP if session["gap"] else 0)
     bar["n_ticks"] = 1
     bar["ts_open"] = opened
     bar["interval"] = record["x"]
@@ -195,6 +198,7 @@ def _pass_through(session: Row, record: Row, now: int, out: Bars, at: int) -> in
     bar["c"] = record["d"]
     bar["v"] = record["e"]
     bar["ts_last_event"] = opened
+    bar["ts_source"] = np.int64(record["ts_source"])
     bar["ts_ring"] = np.int64(record["ts_ring"])
     bar["ring_wait"] = now - np.int64(record["ts_ring"])
     bar["first_offset"] = record["offset"]

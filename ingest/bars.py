@@ -23,10 +23,10 @@ from typing import Literal
 import numpy as np
 
 from ingest import bar_kernel
-from ingest.bar_kernel import BAR, EMPTY, GAP, NEVER, OPEN, SESSION, SKEWED, Bars
+from ingest.bar_kernel import BAR, EMPTY, GAP, NEVER, OPEN, REPLAYED, SESSION, SKEWED, Bars
 from ingest.record import Records
 
-__all__ = ["BAR", "EMPTY", "GAP", "SKEWED", "BarBuilder", "BarPolicy", "Bars"]
+__all__ = ["BAR", "EMPTY", "GAP", "REPLAYED", "SKEWED", "BarBuilder", "BarPolicy", "Bars"]
 
 _MAX_OPEN = 4096
 

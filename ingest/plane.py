@@ -43,7 +43,8 @@ class SessionSpec:
 class TapeRecord:
     """One whole record of a tape (a bar's line) with its provenance.
 
-    `ts_last_event` is the exchange time and `ts_ring` the monotonic time of its newest tick, both ns. Every
+    Of its newest tick, in ns: `ts_last_event` is the exchange time, `ts_source` the wall clock when the
+    broker or socket had it, and `ts_ring` the monotonic clock when it entered the ring. Every
     offset of the session below `low_watermark` is in this record or an earlier one, or was dropped. `flags`
     are those of `ingest.bars`. `ring_wait_ns` is the newest tick's; `bars_ns` and `tokenise_ns` are those of
     its batch. Of a compact session: the ``anchor`` of its tokens, and whether any bar of the window that ends
@@ -52,6 +53,7 @@ class TapeRecord:
 
     tokens: tuple[int, ...]
     ts_last_event: int
+    ts_source: int
     ts_ring: int
     first_offset: int
     last_offset: int
@@ -220,7 +222,7 @@ def _tape_records(piece: Encoded, bars: Bars, bars_ns: int, tokenise_ns: int) ->
     rounded = piece.rounded or [False] * len(bars)
     records = []
     for tokens, shows, bar in zip(piece.lines, rounded, bars.tolist(), strict=True):
-        _, flags, *_, event, ring, ring_wait, first, last, low_watermark = bar
-        origin = (event, ring, first, last, low_watermark, flags, ring_wait, bars_ns, tokenise_ns)
+        _, flags, *_, event, source, ring, ring_wait, first, last, low_watermark = bar
+        origin = (event, source, ring, first, last, low_watermark, flags, ring_wait, bars_ns, tokenise_ns)
         records.append(TapeRecord(tuple(tokens), *origin, piece.anchor, shows))
     return records

@@ -20,6 +20,7 @@ TRADE, QUOTE, BAR = 1, 2, 3
 SIDE_UNKNOWN, SIDE_BUY, SIDE_SELL = 0, 1, 2
 FLAG_SKEWED = 1  # received before its exchange time by this machine's clock
 FLAG_GAP = 2  # by the feed's numbering, records right before this one are missing
+FLAG_REPLAY = 8  # sent again from a recording
 
 RECORD = np.dtype(
     [
@@ -38,12 +39,13 @@ RECORD = np.dtype(
         ("d", "i8"),
         ("e", "i8"),
         ("x", "i8"),
-        ("rest", "u8", 4),
+        ("ts_source", "u8"),  # wall clock when the broker or socket had it
+        ("rest", "u8", 3),
     ]
 )
 WORDS = RECORD.itemsize // 8
 TS_RING_WORD = 3
-_LAYOUT = struct.Struct("<4Q2B2xIq6q32x")
+_LAYOUT = struct.Struct("<4Q2B2xIq6qQ24x")
 
 Records = npt.NDArray[np.void]
 
@@ -84,6 +86,8 @@ class RecordWriter:
         seq: int = 0,
         offset: int = -1,
         gap: bool = False,
+        ts_source: int = 0,
+        replay: bool = False,
     ) -> None:
         """Pack one record; `values` are `a` to `e`. Sets the skewed flag itself.
 
@@ -92,8 +96,9 @@ class RecordWriter:
         if self._used == self.capacity:
             raise IndexError(f"the record buffer holds {self.capacity} records")
         flags = (FLAG_SKEWED if ts_recv < ts_event else 0) | (FLAG_GAP if gap else 0)
+        flags |= FLAG_REPLAY if replay else 0
         at = self._used * RECORD.itemsize
         _LAYOUT.pack_into(
-            self._bytes, at, seq, ts_event, ts_recv, 0, kind, flags, session, offset, *values, x
+            self._bytes, at, seq, ts_event, ts_recv, 0, kind, flags, session, offset, *values, x, ts_source
         )
         self._used += 1

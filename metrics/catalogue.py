@@ -32,6 +32,8 @@ CLASSES: tuple[str, ...] = ("flash", "session", "pool", "stream")
 # The classes that generate; STREAM only prefills.
 ANSWERING: tuple[str, ...] = CLASSES[:3]
 BLOCK_STATES: tuple[str, ...] = ("free", "used")
+# What the age of a record counts from.
+AGES: tuple[str, ...] = ("event", "source", "daemon")
 # Counts the values that a label's list does not name.
 OTHER = "other"
 # Why a record was refused.
@@ -142,8 +144,9 @@ TASKS: tuple[str, ...] = (
 )
 # What happened after one of them ended unexpectedly.
 ENDINGS: tuple[str, ...] = ("restarted", "failed")
-# Labels whose values depend on the deployment; the store gets them when it is created.
-OPEN_LABELS: tuple[str, ...] = ("session", "source", "sink", "policy", "eviction")
+# Labels whose values depend on the deployment; the store gets them when it is created, but for the
+# partitions, which a source learns later.
+OPEN_LABELS: tuple[str, ...] = ("session", "source", "sink", "policy", "eviction", "partition")
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,7 +406,27 @@ METRICS: tuple[Metric, ...] = (
     ),
     _gauge(
         "foretick_staleness_seconds",
-        "Time since receipt of the latest version's newest record. Worry when it far exceeds a bar's length.",
+        "Age of the latest version's newest record: since its event by the venue's clock (of a replay, since "
+        "it was sent), since the broker or socket had it, since this daemon had it. Worry when it far "
+        "exceeds a bar's length: the first alone means a quiet market or a slow feed, the first two a "
+        "consumer behind.",
+        "session",
+        since=AGES,
+    ),
+    _gauge(
+        "foretick_consumer_lag_records",
+        "Records of a Kafka partition (topic/number) that are not read yet. Worry while it grows.",
+        "partition",
+    ),
+    _gauge(
+        "foretick_consumer_lag_seconds",
+        "Age of the newest record that was read of a Kafka partition while others wait; else 0.",
+        "partition",
+    ),
+    _gauge(
+        "foretick_venue_ahead_seconds",
+        "How far the venue's clock is ahead of this machine's, at least, over the last one to two minutes; "
+        "ages allow for it.",
         "session",
     ),
     _gauge(

@@ -7,7 +7,8 @@ at most a quarter above the one before). A latency equal to a bound counts in th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 import numpy as np
 from prometheus_client import generate_latest
@@ -25,11 +26,15 @@ BOUND_BUCKETS = np.arange(histogram.first_bucket(12), histogram.first_bucket(36)
 BOUNDS_SECONDS: tuple[float, ...] = tuple(histogram.lower_edge(int(b)) / 1e9 for b in BOUND_BUCKETS)
 
 
+Gauges = Mapping[str, Mapping[str, float]]
+"""Values of gauges with one label that the store does not hold, by name and the label's value."""
+
+
 class StoreCollector(Collector):
     """Reads a store at each scrape; families without series still show their help and type."""
 
-    def __init__(self, store: MetricStore) -> None:
-        self._store = store
+    def __init__(self, store: MetricStore, more: Gauges) -> None:
+        self._store, self._more = store, more
 
     def collect(self) -> Iterator[Family]:
         """One family per catalogue entry, in catalogue order."""
@@ -43,6 +48,8 @@ class StoreCollector(Collector):
         family = make(metric.name, metric.help, labels=metric.labels)
         for labels in self._store.series(metric):
             family.add_metric(list(labels.values()), self._store.value(metric.name, **labels))
+        for label, value in self._more.get(metric.name, {}).items():
+            family.add_metric([label], value)
         return family
 
     def _histogram(self, metric: Metric) -> Family:
@@ -59,6 +66,6 @@ class StoreCollector(Collector):
         return family
 
 
-def exposition(store: MetricStore) -> bytes:
-    """The store in Prometheus' text format, UTF-8."""
-    return generate_latest(StoreCollector(store))
+def exposition(store: MetricStore, more: Gauges = MappingProxyType({})) -> bytes:
+    """The store and ``more`` gauges in Prometheus' text format, UTF-8."""
+    return generate_latest(StoreCollector(store, more))

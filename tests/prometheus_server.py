@@ -70,10 +70,10 @@ class PrometheusServer:
                 raise TimeoutError(f"{self._target}: {expression} found nothing in {timeout_s:g} s")
             time.sleep(0.1)
 
-    def wait_for_panels(self, dashboard: dict[str, Any], timeout_s: float = 30.0) -> None:
-        """Until `check_panels` finds none without series; rates need two scrapes."""
+    def wait_for_panels(self, dashboard: dict[str, Any], timeout_s: float = 30.0, but: str = "") -> None:
+        """Until `check_panels` finds none without series, ``but`` those with that; rates need two scrapes."""
         deadline = time.monotonic() + timeout_s
-        while empty := check_panels(self.url, dashboard):
+        while empty := [each for each in check_panels(self.url, dashboard) if not but or but not in each]:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"no series in {timeout_s:g} s: {'; '.join(empty)}")
             time.sleep(0.1)

@@ -212,7 +212,8 @@ class AskReply(msgspec.Struct, frozen=True, tag="ask_reply"):
     `cached`: a standing question's answer, ready before the request. The flag `ready_exit` says that this is
     the model's answer before it read any question, so not an answer to this one. `latency_ns` runs from the
     request's arrival to its reply, on the daemon's clock. `as_of` is the event time (ns since 1970) of the
-    newest record in the version, `staleness_ns` the time since this daemon received it.
+    newest record in the version; `staleness_ns`, `source_age_ns` and `daemon_age_ns` are its ages at the
+    reply, as an `Answer`'s.
     """
 
     id: Id
@@ -227,6 +228,8 @@ class AskReply(msgspec.Struct, frozen=True, tag="ask_reply"):
     as_of: int = 0
     staleness_ns: int = 0
     latency_ns: int = 0
+    source_age_ns: int = 0
+    daemon_age_ns: int = 0
     probability: float | None = None
     choice_set: tuple[str, ...] | None = None
 
@@ -242,6 +245,8 @@ class SessionInfo(msgspec.Struct, frozen=True):
     as_of: int
     staleness_ns: int
     questions: tuple[str, ...]
+    source_age_ns: int = 0
+    daemon_age_ns: int = 0
 
 
 class SessionsReply(msgspec.Struct, frozen=True, tag="sessions_reply"):

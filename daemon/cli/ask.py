@@ -45,5 +45,6 @@ def shown(reply: AskReply) -> str:
         judged = f"probability {reply.probability:.3f}, choice set {{{', '.join(reply.choice_set)}}}, "
     return (
         f"{reply.text}\n  version {reply.data_version}, logit gap {reply.logit_gap:.3f}, {judged}"
-        f"stale {reply.staleness_ns / 1e9:.3f} s, {reply.latency_ns / 1e6:.2f} ms, {source}{untrained}"
+        f"{reply.staleness_ns / 1e9:.3f} s since the event, {reply.latency_ns / 1e6:.2f} ms, "
+        f"{source}{untrained}"
     )

@@ -232,7 +232,9 @@ class SessionConfig(Table, frozen=True):
     warm_up_records: Annotated[
         int, about("answers carry the flag warm_up until the model has read this many bars", ge=0)
     ] = 10
-    stale_after: Annotated[Duration, about("answers older than this carry the flag stale; 0s is off")] = OFF
+    stale_after: Annotated[
+        Duration, about("answers older than this, since the event, carry the flag stale; 0s is off")
+    ] = OFF
     max_staleness: Annotated[
         Duration,
         about(

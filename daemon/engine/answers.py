@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from daemon import protocol
+from daemon.ages import Times
 from daemon.api.messages import READY_EXIT, Ask, AskReply
 from daemon.config.schema import Config
 from daemon.engine.build import Built
@@ -26,7 +27,7 @@ from flash.evaluator import Evaluated, FlashEvaluator
 from flash.questions import Prepared, Question
 from flash.ready import ReadyPosition, exits
 from flash.registry import Registry, check_choices
-from ingest.bars import SKEWED
+from ingest.bars import REPLAYED, SKEWED
 from ingest.plane import TapeRecord
 from metrics.store import MetricStore
 from regions.tape import Tape
@@ -87,8 +88,7 @@ class Versions:
                 bars=len(records),
                 live_tokens=tape.live_tokens,
                 live_records=tape.live_records,
-                as_of=record.ts_last_event,
-                ts_ring=record.ts_ring,
+                times=times_of(record),
                 inputs=inputs_of([each.payload for each in records]),
             )
         )
@@ -130,8 +130,8 @@ class StandingAnswers:
         name, inputs = standing.session, inputs_of(done.payloads)
         self._coalesced[name].update(self._evaluator.coalesced[name])
         if done.request.state is State.FINISHED:
-            ts_ring = done.payloads[-1].record.ts_ring
-            self._emit(protocol.Answered(self._answer(done), inputs, ts_ring, done.asked))
+            times = times_of(done.payloads[-1].record)
+            self._emit(protocol.Answered(self._answer(done), inputs, times, done.asked))
         elif error is not None:
             question = standing.question.name
             why = error.code, error.message
@@ -184,11 +184,18 @@ class StandingAnswers:
             "gap": done.gap,
             "warm_up": ordinal < self._sessions[done.standing.session].warm_up_records,
             "skewed_clock": bool(record.flags & SKEWED),
+            "replay": bool(record.flags & REPLAYED),
             "untrained": self._loaded.untrained,
             "rounded": record.rounded,
             "abstained": judged is not None and judged.abstained,
         }
         return [flag for flag, is_set in owned.items() if is_set]
+
+
+def times_of(record: TapeRecord) -> Times:
+    """When its newest tick was where."""
+    replay = bool(record.flags & REPLAYED)
+    return Times(record.ts_last_event, record.ts_source, record.ts_ring, replay)
 
 
 def _age_ns(payload: Appended) -> int:
@@ -209,10 +216,8 @@ class EngineAsks:
         emit: Emit,
         ready: ReadyPosition | None = None,
         tau: float = 0.0,
-        clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self._built, self._scheduler, self._confidence = built, scheduler, confidence
-        self._emit, self._clock = emit, clock
+        self._built, self._scheduler, self._confidence, self._emit = built, scheduler, confidence, emit
         self._ready, self._tau = ready, tau
         self._open: dict[int, Request] = {}
         self._newest: defaultdict[str, dict[int, TapeRecord]] = defaultdict(dict)
@@ -220,7 +225,7 @@ class EngineAsks:
         scheduler.subscribe(self.on_commit)
 
     def ask(self, ask: Ask) -> None:
-        """Answer with an `AskReply` or `AskFailed` of the same id."""
+        """Answer with an `Asked` or `AskFailed` of the same id."""
         tape = self._built.tapes.get(ask.session)
         if tape is None:
             self._fail(ask, Failure("unknown_session", f"there is no session {ask.session!r}"))
@@ -294,24 +299,22 @@ class EngineAsks:
         untrained = self._built.loaded.untrained
         flags: dict[Flag, bool] = {
             "untrained": untrained,
+            "replay": record is not None and bool(record.flags & REPLAYED),
             "rounded": record is not None and record.rounded,
             "abstained": judged is not None and judged.abstained,
         }
-        self._emit(
-            AskReply(
-                id=ask.id,
-                session=ask.session,
-                data_version=version,
-                **found,
-                probability=judged.probability if judged else None,
-                choice_set=judged.choice_set if judged else None,
-                cached=False,
-                untrained=untrained,
-                flags=(*(name for name, is_set in flags.items() if is_set), *([flag] if flag else [])),
-                as_of=record.ts_last_event if record else 0,
-                staleness_ns=self._clock() - record.ts_ring if record else 0,
-            )
+        reply = AskReply(
+            id=ask.id,
+            session=ask.session,
+            data_version=version,
+            **found,
+            probability=judged.probability if judged else None,
+            choice_set=judged.choice_set if judged else None,
+            cached=False,
+            untrained=untrained,
+            flags=(*(name for name, is_set in flags.items() if is_set), *([flag] if flag else [])),
         )
+        self._emit(protocol.Asked(reply, times_of(record) if record else None))
 
     def _fail(self, ask: Ask, failure: Failure) -> None:
         self._emit(protocol.AskFailed(ask.id, failure.code, failure.message))

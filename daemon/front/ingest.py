@@ -11,8 +11,9 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from itertools import count
 
+from daemon.ages import VenueClock
 from daemon.front.offsets import OffsetTracker
-from feeds.codec import MalformedRecord, decode_record, header_encoding
+from feeds.codec import REPLAY, MalformedRecord, decode_record, header_encoding
 from feeds.messages import AnyRecord, Bar, DeadLetter, Quote, Trade
 from feeds.source import Incoming, Source
 from ingest.record import BAR, QUOTE, SIDE_BUY, SIDE_SELL, SIDE_UNKNOWN, TRADE, Records, RecordWriter
@@ -32,7 +33,8 @@ _SIDES = {"unknown": SIDE_UNKNOWN, "buy": SIDE_BUY, "sell": SIDE_SELL}
 class Ingest:
     """Feeds one source into one ring.
 
-    ``sessions``: symbol key (VENUE:SYMBOL) to (index, name). ``dead_letter`` gets malformed messages.
+    ``sessions``: symbol key (VENUE:SYMBOL) to (index, name); ``clocks``: of their venues, by name.
+    ``dead_letter`` gets malformed messages.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Ingest:
         *,
         max_bytes: int,
         max_ahead_ns: int,
+        clocks: Mapping[str, VenueClock] | None = None,
     ) -> None:
         self._source = source
         self._ring = ring
@@ -55,6 +58,7 @@ class Ingest:
         self._dead_letter = dead_letter
         self._max_bytes = max_bytes
         self._max_ahead_ns = max_ahead_ns
+        self._clocks = clocks or {name: VenueClock() for _, name in sessions.values()}
         self._skewed = store.counter("foretick_clock_skew_records_total", source=source.name)
         self._writer = RecordWriter(SLICE)
         self._numbers = count(1)
@@ -115,9 +119,22 @@ class Ingest:
             self._skewed.inc()
         gap = index in self._gaps
         self._gaps.discard(index)
+        replay = REPLAY in message.headers
+        if not replay and record.clock == "exchange":
+            self._clocks[name].observe(record.ts_event, message.ts_recv_ns)
         kind, values, x = _fields(record)
         self._writer.add(
-            kind, index, record.ts_event, record.ts_recv, values, x=x, seq=record.seq, offset=number, gap=gap
+            kind,
+            index,
+            record.ts_event,
+            record.ts_recv,
+            values,
+            x=x,
+            seq=record.seq,
+            offset=number,
+            gap=gap,
+            ts_source=message.ts_source_ns or message.ts_recv_ns,
+            replay=replay,
         )
 
     def _check_clock(self, record: AnyRecord, message: Incoming) -> None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
+from daemon.ages import VenueClock
 from daemon.config.schema import Config
 from daemon.front.ingest import Ingest
 from daemon.front.offsets import OffsetTracker
 from daemon.supervision import Tasks
 from feeds.messages import DeadLetter
-from feeds.source import CommitFailed, Source
+from feeds.source import CommitFailed, Lag, Partition, Source
 from ingest.ring import Ring
 from metrics.store import MetricStore
 
@@ -38,6 +39,7 @@ class FeedInput:
         dead_letter: Callable[[DeadLetter], None],
         tasks: Tasks,
         commit_every_s: float = COMMIT_EVERY_S,
+        clocks: Mapping[str, VenueClock] | None = None,
     ) -> None:
         self.source, self.tracker = source, tracker
         self.connected = source is None
@@ -46,7 +48,7 @@ class FeedInput:
         self._settings = config.source
         self._sessions = {s.symbol: (i, s.name) for i, s in enumerate(config.sessions)}
         self._store, self._dead_letter, self._tasks = store, dead_letter, tasks
-        self._commit_every_s = commit_every_s
+        self._commit_every_s, self._clocks = commit_every_s, clocks
         self._ingest: Ingest | None = None
         self._committing = asyncio.Lock()
         """Held during a commit, so that the source is not closed meanwhile."""
@@ -65,6 +67,7 @@ class FeedInput:
             self._dead_letter,
             max_bytes=self._settings.max_message_bytes,
             max_ahead_ns=self._settings.max_ahead,
+            clocks=self._clocks,
         )
         self._tasks.start(INGEST, partial(self._read, self._ingest), returns=True)
         self.connected = True
@@ -74,6 +77,15 @@ class FeedInput:
         """Whether the source is connected and read, or has ended."""
         ended = self.source is None or self.exhausted.is_set()
         return self.connected and (ended or INGEST in self._tasks.names())
+
+    def lags(self) -> dict[str, dict[str, float]]:
+        """Gauges of a Kafka source's partitions."""
+        lags: Mapping[Partition, Lag] = getattr(self.source, "lags", {})
+        named = {f"{topic}/{number}": lag for (topic, number), lag in lags.items()}
+        return {
+            "foretick_consumer_lag_records": {name: float(lag.records) for name, lag in named.items()},
+            "foretick_consumer_lag_seconds": {name: lag.age_ns / 1e9 for name, lag in named.items()},
+        }
 
     def gate(self, is_open: bool) -> None:
         """Open or close the gate; a source that can wait is paused while it is closed."""

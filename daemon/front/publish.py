@@ -107,7 +107,7 @@ class Publisher:
             published.versions[event.version] = _Version(1, event.inputs.low_watermark)
             done = self._acknowledging(event.session, event.version)
         update = DataUpdated(
-            session=event.session, data_version=event.version, as_of=event.as_of, bars=event.bars
+            session=event.session, data_version=event.version, as_of=event.times.as_of, bars=event.bars
         )
         self._put(event.session, update, event.session, {}, done)
 
@@ -117,7 +117,7 @@ class Publisher:
         self._sessions.answered(answer)
         version = self._expect(answer.session, answer.data_version, event.inputs, event.asked)
         version.answers, version.as_of = version.answers + 1, answer.as_of
-        self._publish(answer, event.ts_ring)
+        self._publish(answer, event.times.ring)
         self._arrived(answer.session, answer.data_version, version)
 
     def _publish(self, answer: Answer, ts_ring: int) -> None:
@@ -194,13 +194,15 @@ class Publisher:
         if published.inputs[0] != answer.data_version:
             found = self._tracker.ranges(answer.session, event.inputs.first, event.inputs.last)
             published.inputs = answer.data_version, [InputRange(*each) for each in found]
-        age = time.monotonic_ns() - event.ts_ring
+        age, source_age, daemon_age = self._sessions.states[answer.session].ages(event.times)
         is_stale = 0 < published.stale_after_ns < age
         return msgspec.structs.replace(
             answer,
             inputs=published.inputs[1],
             staleness_ns=age,
-            latency=msgspec.structs.replace(answer.latency, total_ns=age),
+            source_age_ns=source_age,
+            daemon_age_ns=daemon_age,
+            latency=msgspec.structs.replace(answer.latency, total_ns=daemon_age),
             flags=[*answer.flags, "stale"] if is_stale else answer.flags,
             published_at=time.time_ns(),
         )
@@ -266,7 +268,7 @@ def _nothing(_outcome: Outcome) -> None:
 def _said(answer: Answer) -> Said:
     value = None if answer.value is None else Decimal(answer.value)
     return Said(
-        answer.data_version, answer.text, value, answer.probability, answer.logit_gap, answer.staleness_ns
+        answer.data_version, answer.text, value, answer.probability, answer.logit_gap, answer.daemon_age_ns
     )
 
 

@@ -18,7 +18,7 @@ import msgspec
 
 from daemon import protocol
 from daemon.api.http import HttpServer
-from daemon.api.messages import AskReply, FinishReply, LabelReply, PromptReply
+from daemon.api.messages import FinishReply, LabelReply, PromptReply
 from daemon.api.zmq import QueryServer
 from daemon.config.schema import Config
 from daemon.cores import Cores, pin
@@ -150,10 +150,12 @@ class Front:
     def metrics(self) -> bytes:
         """The exposition text."""
         for name, state in self.sessions.states.items():
-            self.store.set("foretick_staleness_seconds", state.staleness_ns() / 1e9, session=name)
+            for since, age in state.ages(state.times)._asdict().items():
+                self.store.set("foretick_staleness_seconds", age / 1e9, session=name, since=since)
+            self.store.set("foretick_venue_ahead_seconds", state.clock.ahead_ns / 1e9, session=name)
         for route, retries in zip(self.routes, self._retries, strict=True):
             retries.update(getattr(route.sink, "retries", 0))
-        return exposition(self.store)
+        return exposition(self.store, self.input.lags())
 
     def not_ready(self) -> list[str]:
         """What is missing; empty when the daemon is ready."""
@@ -180,7 +182,7 @@ class Front:
                 self.publisher.texts_asked(event)
             case protocol.NotDue():
                 self.publisher.not_due(event)
-            case AskReply() | protocol.AskFailed():
+            case protocol.Asked() | protocol.AskFailed():
                 self.sessions.asked(event)
             case protocol.QuestionsSet():
                 self.publisher.questions_set(event)

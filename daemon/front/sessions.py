@@ -15,6 +15,7 @@ from functools import partial
 import msgspec
 
 from daemon import protocol
+from daemon.ages import Ages, Times, VenueClock, ages
 from daemon.api import messages
 from daemon.config.schema import Config
 from daemon.config.standing import questions_of
@@ -27,7 +28,7 @@ from metrics.store import MetricStore
 
 @dataclass
 class SessionState:
-    """State of a session. ``received``: monotonic ns at which its newest record came in.
+    """State of a session. ``times``: of its newest version's newest record; ``clock``: its venue's.
 
     ``answers``: the newest answer of each question, by its hash. ``news`` is set, and replaced, with every
     answer.
@@ -38,14 +39,20 @@ class SessionState:
     version: int = 0
     live_tokens: int = 0
     live_records: int = 0
-    as_of: int = 0
-    received: int = 0
+    times: Times | None = None
+    clock: VenueClock = field(default_factory=VenueClock)
     answers: dict[str, Answer] = field(default_factory=dict)
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def staleness_ns(self) -> int:
-        """Age of the newest version's newest record, since this daemon received it."""
-        return time.monotonic_ns() - self.received if self.received else 0
+    def ages(self, times: Times | None) -> Ages:
+        """Of a record of this session, now."""
+        return ages(times, self.clock.ahead_ns, time.time_ns(), time.monotonic_ns())
+
+    def dated(self, times: Times | None) -> dict[str, int]:
+        """The members of a reply that say how old what it was read from is."""
+        event, source, daemon = self.ages(times)
+        as_of = 0 if times is None else times.as_of
+        return {"as_of": as_of, "staleness_ns": event, "source_age_ns": source, "daemon_age_ns": daemon}
 
     def answers_of(self, questions: Sequence[Question], min_version: int = 0) -> list[Answer]:
         """The questions' newest answers of this version or a newer one."""
@@ -69,7 +76,7 @@ class Sessions:
     def committed(self, event: protocol.Committed) -> None:
         """A session has a new version."""
         state = self.states[event.session]
-        state.version, state.as_of, state.received = event.version, event.as_of, event.ts_ring
+        state.version, state.times = event.version, event.times
         state.live_tokens, state.live_records = event.live_tokens, event.live_records
 
     def answered(self, answer: Answer) -> None:
@@ -88,10 +95,15 @@ class Sessions:
         asked = {question.hash for question in questions}
         state.answers = {key: answer for key, answer in state.answers.items() if key in asked}
 
-    def asked(self, event: messages.AskReply | protocol.AskFailed) -> None:
-        """The engine replied to an ask."""
-        if isinstance(event, messages.AskReply):
-            self._asks.done(event.id, event)
+    def asked(self, event: protocol.Asked | protocol.AskFailed) -> None:
+        """The engine replied to an ask.
+
+        One without input since its restart does not know the times, but this process does.
+        """
+        if isinstance(event, protocol.Asked):
+            state = self.states[event.reply.session]
+            dated = state.dated(event.times or state.times)
+            self._asks.done(event.reply.id, msgspec.structs.replace(event.reply, **dated))
         else:
             self._asks.refused(event)
 
@@ -134,8 +146,7 @@ class Sessions:
                 flags=tuple(known.flags),
                 probability=known.probability,
                 choice_set=None if known.choice_set is None else tuple(known.choice_set),
-                as_of=known.as_of,
-                staleness_ns=state.staleness_ns(),
+                **state.dated(state.times),
             )
         return await self.ask_engine(request)
 
@@ -145,12 +156,7 @@ class Sessions:
             lambda number: self._send(msgspec.structs.replace(request, id=number)),
             lambda number: self._send(protocol.CancelAsk(number)),
         )
-        reply = msgspec.structs.replace(found, id=request.id)
-        if reply.as_of:
-            return reply
-        # an engine without input since its restart does not know the times, but this process does
-        state = self.states[request.session]
-        return msgspec.structs.replace(reply, as_of=state.as_of, staleness_ns=state.staleness_ns())
+        return msgspec.structs.replace(found, id=request.id)
 
     async def sessions(self, request: messages.ListSessions) -> messages.SessionsReply:
         """All sessions."""
@@ -163,9 +169,8 @@ class Sessions:
                     data_version=state.version,
                     live_tokens=state.live_tokens,
                     live_records=state.live_records,
-                    as_of=state.as_of,
-                    staleness_ns=state.staleness_ns(),
                     questions=tuple(question.name for question in state.questions),
+                    **state.dated(state.times),
                 )
                 for name, state in self.states.items()
             ),

@@ -84,7 +84,8 @@ def make_front(
     labelling = Labels(sessions, store, send)
     lossless = source is None or source.kind == "pausing"
     publisher = Publisher(config, routes, tracker, sessions, store, lossless=lossless)
-    entering = FeedInput(config, source, tracker, store, publisher.dead_letter, tasks, commit_every_s)
+    clocks = {name: state.clock for name, state in sessions.states.items()}
+    entering = FeedInput(config, source, tracker, store, publisher.dead_letter, tasks, commit_every_s, clocks)
     publisher.delivery.gate = entering.gate
     prompts = Prompts(config.query.max_prompts, config.query.max_prompts_each, send)
     engine = EngineManager(

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from daemon import protocol
+from daemon.ages import Times
 from feeds.messages import Answer, Latency
 from flash.questions import PAPER_SIX
 from tests.e2e.support import START
@@ -41,7 +42,7 @@ def answered(
     low_watermark: int,
     *,
     inputs: protocol.Inputs | None = None,
-    ts_ring: int | None = None,
+    times: Times | None = None,
     asked: int = len(PAPER_SIX),
     **fields: Any,
 ) -> protocol.Answered:
@@ -53,6 +54,6 @@ def answered(
     return protocol.Answered(
         answer,
         inputs or protocol.Inputs(low_watermark - 1, low_watermark - 1, low_watermark),
-        time.monotonic_ns() if ts_ring is None else ts_ring,
+        Times(ANSWER.as_of, time.time_ns(), time.monotonic_ns()) if times is None else times,
         asked,
     )

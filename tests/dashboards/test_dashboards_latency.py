@@ -159,7 +159,7 @@ def record(store: MetricStore, round_: int) -> None:
 
 @pytest.mark.prometheus
 async def test_every_panel_finds_series_in_a_real_prometheus(dashboard, start_prometheus):
-    labels = {"session": ["a", "b"], "source": ["kafka"], "sink": ["kafka"]}
+    labels = {"session": ["a", "b"], "source": ["kafka"], "sink": ["kafka"], "partition": ["t/0"]}
     store = MetricStore.local(labels | {"policy": ["klpm"], "eviction": ["cost"]})
     server = HttpServer(lambda: exposition(store), lambda: [])
     await server.start(Tasks())

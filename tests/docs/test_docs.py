@@ -99,7 +99,7 @@ def test_the_answer_example_shows_every_member() -> None:
     assert answer.question_hash == question.hash
     assert question.choices is not None
     assert answer.choice in question.choices
-    assert answer.latency.total_ns == answer.staleness_ns
+    assert answer.latency.total_ns == answer.daemon_age_ns
 
 
 @pytest.mark.parametrize("block", examples("request", "reply", "header"))

@@ -247,6 +247,11 @@ async def test_a_daemon_s_life_on_apache_kafka(
                     (version, question) for version in range(1, reached + 1) for question in NAMES
                 }, "nothing acknowledged was lost, nothing was skipped"
             assert daemon.metric("foretick_engine_restarts_total") == 0
+            await until_slowly(lambda: daemon.metric("foretick_consumer_lag_records") == 0)
+            partitions = [
+                daemon.metric("foretick_consumer_lag_seconds", partition=f"{trades}/{n}") for n in (0, 1)
+            ]
+            assert partitions == [0, 0], "all was read"
             assert daemon.terminate(DRAIN_S + MARGIN_S) == 0
         stored = await committed(bootstrap, f"foretick{suffix}", trades, 2)
         read = read_by([a for name in SYMBOLS for a in topics.answers(name)])

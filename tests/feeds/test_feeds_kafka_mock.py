@@ -53,6 +53,32 @@ async def publish(sink: KafkaSink, first: int, last: int, topic: str = T) -> Non
             group.create_task(sink.publish(topic, b"K%d" % (n % 5), b"%d" % n, {"seq": b"%d" % n}))
 
 
+async def test_what_is_not_read_yet_is_told_by_partition(broker: MockBroker) -> None:
+    """The age is that of the newest record that was read, while others wait behind it."""
+    sink = KafkaSink("out", broker.bootstrap)
+    source = KafkaSource("in", broker.bootstrap, [T], None, max_records=10, options=QUICK)
+    assert source.lags == {}
+    await sink.start()
+    await publish(sink, 0, 300)
+    await source.start()
+
+    async def read() -> None:
+        async for _ in source.batches():
+            await asyncio.sleep(0.08)
+
+    def waiting() -> int:
+        return sum(lag.records for lag in source.lags.values())
+
+    reading = asyncio.create_task(read())
+    await eventually(lambda: 0 < waiting() < 300)
+    assert any(lag.age_ns > 0 for lag in source.lags.values())
+    await eventually(lambda: not waiting())
+    assert {name: lag.age_ns for name, lag in source.lags.items()} == {(T, 0): 0, (T, 1): 0}
+    await source.stop()
+    await reading
+    await sink.stop()
+
+
 def next_offsets(messages: list[Incoming]) -> dict[tuple[str, int], int]:
     return {(m.topic, m.partition): m.offset + 1 for m in messages}
 
@@ -72,6 +98,7 @@ async def test_round_trip_commit_and_resume(broker: MockBroker) -> None:
         assert numbers == sorted(numbers)
         assert len({partition for partition, _ in numbers}) == 1
     assert got[0].ts_recv_ns == 42
+    assert abs(got[0].ts_source_ns - time.time_ns()) < 60 * 10**9
     assert got[0].headers["seq"] == got[0].payload
     await source.commit(next_offsets(got))
     await source.stop()

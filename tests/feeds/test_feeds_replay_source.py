@@ -80,6 +80,7 @@ async def test_speed_zero_never_waits_and_payloads_decode_as_live_ones(ticks: Pa
     message = batches[1][0]
     assert (message.topic, message.partition, message.offset) == ("ticks.csv", 0, 2)
     assert (message.key, message.headers["seq"]) == (b"HISTDATA:EURUSD", b"3")
+    assert message.headers["replay"] == b"1"
     quote = decode_record(message.payload, header_encoding(message.headers))
     assert isinstance(quote, Quote)
     assert (str(quote.bid), quote.ts_event, quote.seq) == ("1.3", FIRST + SECOND, 3)

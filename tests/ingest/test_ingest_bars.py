@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingest.bars import BAR, EMPTY, GAP, SKEWED, BarBuilder, BarPolicy, Bars
+from ingest.bars import BAR, EMPTY, GAP, REPLAYED, SKEWED, BarBuilder, BarPolicy, Bars
 from ingest.record import BAR as READY
 from ingest.record import QUOTE, RECORD, TRADE, Records, RecordWriter
 from tests.ingest.reference_bars import MOST, ReferenceSession, Tick
@@ -116,12 +116,25 @@ def test_newest_tick_and_its_wait_are_those_of_the_last_arrival() -> None:
     records = np.zeros(2, RECORD)
     records["kind"] = TRADE
     records["ts_event"], records["ts_recv"], records["ts_ring"] = (150, 120), (1000, 1001), (40, 45)
-    records["a"], records["offset"] = 5, (10, 11)
+    records["a"], records["offset"], records["ts_source"] = 5, (10, 11), (900, 901)
     builder.update(records[:1], 50)
     builder.update(records[1:], 60)
     (bar,) = builder.flush()
-    assert (bar["ts_last_event"], bar["ts_ring"], bar["ring_wait"]) == (150, 45, 15)
+    assert (bar["ts_last_event"], bar["ts_source"], bar["ts_ring"]) == (150, 901, 45)
+    assert bar["ring_wait"] == 15
     assert (bar["first_offset"], bar["last_offset"], bar["low_watermark"]) == (10, 11, 12)
+
+
+@pytest.mark.parametrize("kind", [TRADE, READY])
+def test_a_replayed_record_makes_a_replayed_bar(kind: int) -> None:
+    """Also an empty one behind it; a live one after it does not."""
+    builder = BarBuilder(1, BarPolicy(100, empty="fill"))
+    writer = RecordWriter(4)
+    for moment, replay in ((10, False), (110, True), (120, False), (310, False)):
+        writer.add(kind, 0, moment, moment, (5, 5, 5, 5, 1), x=100, replay=replay)
+    bars = [*builder.update(writer.records, 0), *builder.flush()]
+    flags = [int(bar["flags"]) & REPLAYED for bar in bars]
+    assert flags == ([0, REPLAYED, REPLAYED, 0] if kind == TRADE else [0, REPLAYED, 0, 0])
 
 
 def test_quotes_make_bars_of_the_mid_without_volume() -> None:

@@ -33,7 +33,7 @@ def packed(*items: tuple[int, int, int, int]) -> Records:
     writer = RecordWriter(len(items))
     for session, moment, price, offset in items:
         values = (price, SECOND, 0, 0, 0)
-        writer.add(TRADE, session, moment, moment, values, offset=offset)
+        writer.add(TRADE, session, moment, moment, values, offset=offset, ts_source=moment + SECOND)
     return writer.records
 
 
@@ -131,7 +131,8 @@ def test_a_tape_record_says_where_it_comes_from_and_how_long_it_took(make: Make)
     assert session == 1
     assert (record.first_offset, record.last_offset, record.low_watermark) == (70, 71, 72)
     assert record.ts_last_event == 1_250_000_000
-    assert (record.ts_ring, record.ring_wait_ns, record.flags) == (1000, 2000, 0)
+    assert (record.ts_source, record.ts_ring) == (2_250_000_000, 1000)
+    assert (record.ring_wait_ns, record.flags) == (2000, 0)
     metrics = harness.metrics
     assert metrics.count(STAGE, stage="ring_wait") == 3
     assert metrics.quantile(STAGE, 0.5, stage="ring_wait") == pytest.approx(2e-6, rel=1 / 32)

@@ -34,7 +34,7 @@ def test_every_catalogue_name_appears_even_without_series() -> None:
 def test_values_come_out_under_their_labels() -> None:
     store = MetricStore.local({"session": ['odd "name"\n'], "source": ["k"], "sink": []})
     store.inc("foretick_bars_total", 12, session='odd "name"\n')
-    store.set("foretick_staleness_seconds", 0.25, session='odd "name"\n')
+    store.set("foretick_staleness_seconds", 0.25, session='odd "name"\n', since="event")
     store.inc("foretick_records_malformed_total", 3, reason="json")
     store.inc("foretick_wait_seconds_total", 1_500_000_000, cls="pool", reason="behind flash")
     samples = {
@@ -43,7 +43,7 @@ def test_values_come_out_under_their_labels() -> None:
         for s in f.samples
     }
     assert samples["foretick_bars_total", ('odd "name"\n',)] == 12
-    assert samples["foretick_staleness_seconds", ('odd "name"\n',)] == 0.25
+    assert samples["foretick_staleness_seconds", ('odd "name"\n', "event")] == 0.25
     assert samples["foretick_records_malformed_total", ("json",)] == 3
     assert samples["foretick_records_malformed_total", ("price",)] == 0
     assert samples["foretick_wait_seconds_total", ("pool", "behind flash")] == 1.5

@@ -19,6 +19,7 @@ from metrics.catalogue import BY_NAME, METRICS, OPEN_LABELS, STAGES
 from metrics.store import MetricStore, UnknownSeriesError
 
 LABELS = {
+    "partition": ["t/0"],
     "session": ["btc", "spx"],
     "source": ["kafka"],
     "sink": ["kafka", "zmq"],

@@ -14,11 +14,11 @@ from daemon.cli.ask import command, shown
 def test_an_answer_is_shown_with_what_it_is_worth() -> None:
     plain = AskReply(1, "aaa", 7, "UP", "UP", 1.25, False, True, staleness_ns=10**9, latency_ns=2_500_000)
     assert shown(plain) == (
-        "UP\n  version 7, logit gap 1.250, stale 1.000 s, 2.50 ms, computed now, untrained model"
+        "UP\n  version 7, logit gap 1.250, 1.000 s since the event, 2.50 ms, computed now, untrained model"
     )
     sure = {"probability": 0.8125, "choice_set": ("UP", "DOWN")}
     judged = AskReply(1, "aaa", 7, "UP", "UP", 1.25, True, False, **sure)
-    assert "logit gap 1.250, probability 0.812, choice set {UP, DOWN}, stale" in shown(judged)
+    assert "logit gap 1.250, probability 0.812, choice set {UP, DOWN}, 0.000 s since" in shown(judged)
 
 
 def test_the_gap_of_an_early_exit_is_asked_for() -> None:

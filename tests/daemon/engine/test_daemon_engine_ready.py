@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from daemon import protocol
+from daemon.ages import Times
 from daemon.api.messages import Ask, AskReply
 from daemon.config.schema import Config
 from daemon.engine.answers import EngineAsks
@@ -44,23 +45,24 @@ class World:
         store = MetricStore.local({"session": ["A"], "source": [], "sink": []})
         confidence = Confidence(Config(), cast(Any, built.prompt), None, store)
         self.asks = EngineAsks(
-            cast(Any, built), self.h.scheduler, confidence, self.replies.append, ready, tau, lambda: 90
+            cast(Any, built), self.h.scheduler, confidence, self.replies.append, ready, tau
         )
         self.feed()
         self.h.run()
 
     def feed(self) -> None:
-        record = TapeRecord(RECORD, 40, 50, 1, 1, 2, 0, 0, 0, 0)
+        record = TapeRecord(RECORD, 40, 45, 50, 1, 1, 2, 0, 0, 0, 0)
         self.h.scheduler.append(self.tape, [TapeItem(RECORD, Appended(record, 1))])
 
     def ask(self, ask: Ask = ASK) -> AskReply:
         """The reply, whether it came at once or after passes."""
         self.asks.ask(ask)
         self.h.run()
-        reply = self.replies.pop()
-        assert isinstance(reply, AskReply)
+        event = self.replies.pop()
+        assert isinstance(event, protocol.Asked)
+        assert event.times == Times(40, 45, 50)
         assert not self.replies
-        return reply
+        return event.reply
 
 
 def test_a_sure_choice_is_answered_at_once_and_says_what_it_is() -> None:
@@ -76,8 +78,6 @@ def test_a_sure_choice_is_answered_at_once_and_says_what_it_is() -> None:
         cached=False,
         untrained=True,
         flags=("untrained", "ready_exit"),
-        as_of=40,
-        staleness_ns=40,
     )
     assert len(world.h.executor.batches) == batches, "no forward pass"
 

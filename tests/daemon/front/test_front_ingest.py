@@ -7,16 +7,18 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import pytest
 
+from daemon.ages import VenueClock
 from daemon.front.ingest import Ingest
 from daemon.front.offsets import OffsetTracker
-from feeds.codec import encode
+from feeds.codec import REPLAY, encode
 from feeds.decimal9 import Fixed9
 from feeds.messages import Bar, DeadLetter, Quote, Trade
 from feeds.source import Incoming, Kind
-from ingest.record import BAR, FLAG_GAP, FLAG_SKEWED, QUOTE, RECORD, SIDE_SELL, TRADE, Records
+from ingest.record import BAR, FLAG_GAP, FLAG_REPLAY, FLAG_SKEWED, QUOTE, RECORD, SIDE_SELL, TRADE, Records
 from ingest.ring import Ring
 from metrics.store import MetricStore
 from tests.e2e.support import SECOND, START, TOPIC, QueueSource, incoming, trade, until
@@ -188,6 +190,38 @@ async def test_an_unknown_symbol_is_counted_and_acknowledged_but_not_malformed(r
     assert (len(r.popped()), r.letters) == (1, [])
     r.tracker.acknowledge("aaa", 2)
     assert r.tracker.to_commit() == {STREAM: 2}
+
+
+async def test_the_broker_s_time_and_a_replay_go_into_the_ring(rig):
+    """Without a broker's time it is that of arrival."""
+    r = rig()
+    kafka = Incoming(TOPIC, 0, 0, None, good(1), {}, START + 9, START + 5)
+    replayed = Incoming(TOPIC, 0, 1, None, good(2), {REPLAY: b"1"}, START + 9)
+    await r.run([kafka, replayed])
+    records = r.popped()
+    assert records["ts_source"].tolist() == [START + 5, START + 9]
+    assert records["flags"].tolist() == [0, FLAG_REPLAY]
+
+
+async def test_a_venue_s_clock_is_measured_by_live_records_with_its_time(rig):
+    r = rig()
+    clock = VenueClock()
+    ahead = trade("V:AAA", START + 300, ts_recv=START + 400)
+    received = msgspec.json.encode(msgspec.json.decode(ahead) | {"clock": "receive"})
+    r.source.put(
+        [
+            Incoming(TOPIC, 0, 0, None, ahead, {}, START + 100),
+            Incoming(TOPIC, 0, 1, None, ahead, {REPLAY: b"1"}, START + 50),
+            Incoming(TOPIC, 0, 2, None, received, {}, START + 60),
+        ]
+    )
+    r.source.end()
+    clocks = {"aaa": clock, "bbb": VenueClock()}
+    sessions = {"V:AAA": (0, "aaa")}
+    ingest = Ingest(r.source, r.ring, sessions, r.tracker, r.store, r.letters.append, **LIMITS, clocks=clocks)
+    await asyncio.wait_for(ingest.run(), 20)
+    assert clock.ahead_ns == 200
+    assert r.letters == []
 
 
 async def test_receive_time_before_exchange_time_is_kept_and_flagged(rig):

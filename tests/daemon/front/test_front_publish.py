@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from daemon import protocol
+from daemon.ages import Times
 from daemon.config.schema import Config, QuestionConfig
 from daemon.config.standing import question_of
 from daemon.front.delivery import BACKLOG
@@ -54,7 +55,7 @@ class Rig:
 
     def committed(self, session: str, version: int, low_watermark: int) -> None:
         event = protocol.Committed(
-            *(session, version, 1, 20, version, START, time.monotonic_ns()),
+            *(session, version, 1, 20, version, Times(START, time.time_ns(), time.monotonic_ns())),
             protocol.Inputs(low_watermark - 1, low_watermark - 1, low_watermark),
         )
         self.sessions.committed(event)
@@ -91,14 +92,16 @@ async def test_an_answer_says_everything_about_itself(rig):
     r = rig(Route(sink, "answers.v1", "updates.v1"))
     r.arrive("aaa", 7, 8, 9)
     before, monotonic = time.time_ns(), time.monotonic_ns()
-    r.answer(
-        "aaa", 3, 4, ["trend"], inputs=protocol.Inputs(1, 3, 4), flags=["gap", "warm_up"], ts_ring=monotonic
-    )
+    times = Times(before - 3 * SECOND, before - 2 * SECOND, monotonic - SECOND)
+    r.answer("aaa", 3, 4, ["trend"], inputs=protocol.Inputs(1, 3, 4), flags=["gap", "warm_up"], times=times)
     await until(lambda: sink.sent)
     (answer,) = sink.messages("answers.v1")
     assert isinstance(answer, Answer)
-    age = answer.staleness_ns
-    assert 0 < age < time.monotonic_ns() - monotonic
+    late = time.monotonic_ns() - monotonic
+    ages = (answer.staleness_ns, answer.source_age_ns, answer.daemon_age_ns)
+    assert [age // SECOND for age in ages] == [3, 2, 1]
+    assert all(n * SECOND <= age <= n * SECOND + late for n, age in zip((3, 2, 1), ages, strict=True))
+    assert answer.latency.total_ns == answer.daemon_age_ns
     assert before <= answer.published_at <= time.time_ns()
     assert answer == Answer(
         session="aaa",
@@ -112,7 +115,9 @@ async def test_an_answer_says_everything_about_itself(rig):
         data_version=3,
         inputs=[InputRange(TOPIC, 0, 7, 9)],
         as_of=START,
-        staleness_ns=age,
+        staleness_ns=ages[0],
+        source_age_ns=ages[1],
+        daemon_age_ns=ages[2],
         model="m",
         model_revision="r1",
         untrained=True,
@@ -137,16 +142,22 @@ async def test_an_answer_says_everything_about_itself(rig):
     assert headers["answer_id"] == f"aaa:h:{TOPIC}/0/9".encode()
 
 
-async def test_an_old_answer_is_flagged_stale(rig):
+async def test_an_answer_is_stale_by_the_age_of_its_event(rig):
+    """Wherever the record waited; by a venue's clock that is ahead, too. A replay's event is its sending."""
     sink = MemorySink()
     r = rig(
         Route(sink, "answers.v1"),
         config=inproc_config(sessions=sessions("V:AAA", stale_after=Duration(SECOND))),
     )
-    r.answer("aaa", 1, 1, ["trend"], ts_ring=time.monotonic_ns() - 2 * SECOND)
-    r.answer("aaa", 2, 1, ["trend"])
-    await until(lambda: len(sink.sent) == 2)
-    assert [answer.flags for answer in sink.messages("answers.v1")] == [["stale"], []]
+    now, here = time.time_ns(), time.monotonic_ns()
+    r.answer("aaa", 1, 1, ["trend"], times=Times(now - 2 * SECOND, now, here))
+    r.answer("aaa", 2, 1, ["trend"], times=Times(now, now - 2 * SECOND, here - 2 * SECOND))
+    r.answer("aaa", 3, 1, ["trend"], times=Times(now - 999 * SECOND, now, here, replay=True))
+    r.sessions.states["aaa"].clock.observe(now + 2 * SECOND, now)
+    r.answer("aaa", 4, 1, ["trend"], times=Times(now, now, here))
+    await until(lambda: len(sink.sent) == 4)
+    flags = [answer.flags for answer in sink.messages("answers.v1")]
+    assert flags == [["stale"], [], [], ["stale"]]
 
 
 async def test_messages_of_a_session_keep_their_order_and_sessions_do_not_wait_for_each_other(rig):
@@ -470,7 +481,7 @@ async def test_late_answers_are_acknowledged_but_not_published(rig):
     sink = MemorySink()
     r, key = policy_rig(rig, sink, answer_within=Duration(SECOND))
     r.arrive("aaa", 1, 2, 3)
-    r.answer("aaa", 1, 2, ["up"], question_hash=key, ts_ring=time.monotonic_ns() - 2 * SECOND)
+    r.answer("aaa", 1, 2, ["up"], question_hash=key, times=Times(START, 0, time.monotonic_ns() - 2 * SECOND))
     r.publisher.failed(
         protocol.AnswerFailed("aaa", "up", 2, "late", "its deadline passed", protocol.Inputs(2, 2, 3), 1)
     )

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from daemon import protocol
+from daemon.ages import Times
 from daemon.api.messages import Answers, Ask, AskReply, ErrorReply, ListSessions, QueryError, Stats
 from daemon.front.sessions import Sessions
 from feeds.messages import Answer, Latency
@@ -34,11 +35,9 @@ class Rig:
         self.sessions = Sessions(config, self.store, self.sent.append)
 
     def committed(self, version: int, session: str = "aaa") -> None:
-        now = time.monotonic_ns()
+        times = Times(START + version, time.time_ns(), time.monotonic_ns())
         inputs = protocol.Inputs(1, 1, 2)
-        self.sessions.committed(
-            protocol.Committed(session, version, 1, 40 * version, version, START + version, now, inputs)
-        )
+        self.sessions.committed(protocol.Committed(session, version, 1, 40 * version, version, times, inputs))
 
     def answered(self, version: int, session: str = "aaa", **fields: object) -> Answer:
         answers = [answer(version, session, q.name, q.hash) for q in PAPER_SIX]
@@ -60,9 +59,10 @@ def rig() -> Rig:
     return Rig()
 
 
-def reply_to(ask: Ask, text: str, choice: str | None) -> AskReply:
+def reply_to(ask: Ask, text: str, choice: str | None) -> protocol.Asked:
     """As the engine sends it: with the times of the version it read."""
-    return AskReply(ask.id, ask.session, 4, text, choice, 0.25, False, True, ("untrained",), START + 1, 77)
+    reply = AskReply(ask.id, ask.session, 4, text, choice, 0.25, False, True, ("untrained",))
+    return protocol.Asked(reply, Times(START + 1, time.time_ns(), time.monotonic_ns()))
 
 
 def answer(version: int, session: str, name: str, question_hash: str) -> Answer:
@@ -97,7 +97,9 @@ async def test_a_standing_question_of_the_current_version_never_reaches_the_engi
     assert (reply.id, reply.cached, reply.data_version, reply.text) == (7, True, 3, "trend 3")
     assert (reply.choice, reply.logit_gap, reply.flags) == ("UP", 0.5, ("gap", "untrained"))
     assert (reply.as_of, reply.untrained) == (START + 3, True)
-    assert 0 < reply.staleness_ns < 10**9
+    assert 0 < reply.daemon_age_ns < 10**9
+    assert 0 < reply.source_age_ns < 10**9
+    assert reply.staleness_ns >= time.time_ns() - START - 10**9
     assert rig.sent == []
 
 
@@ -121,9 +123,12 @@ async def test_anything_else_goes_to_the_engine(rig, change):
         request.question,
         request.choices,
     )
-    rig.sessions.asked(reply_to(command, "sideways", None))
+    answered = reply_to(command, "sideways", None)
+    rig.sessions.asked(answered)
     reply = await asking
-    assert reply == msgspec.structs.replace(reply_to(command, "sideways", None), id=7)
+    assert (reply.as_of, reply.source_age_ns > 0, 0 < reply.daemon_age_ns < 10**9) == (START + 1, True, True)
+    undated = dict.fromkeys(("as_of", "staleness_ns", "source_age_ns", "daemon_age_ns"), 0)
+    assert msgspec.structs.replace(reply, **undated) == msgspec.structs.replace(answered.reply, id=7)
     await asyncio.sleep(0)
     assert rig.sent == [command], "an answered ask is not cancelled"
 
@@ -143,6 +148,15 @@ async def test_an_answer_to_an_older_version_is_not_served(rig):
     command = await rig.sent_ask()
     rig.sessions.asked(reply_to(command, "UP", "UP"))
     assert (await asking).data_version == 4
+
+
+async def test_an_engine_without_input_since_its_restart_gets_the_times_from_here(rig):
+    rig.committed(3)
+    asking = asyncio.create_task(rig.sessions.ask(CACHED_ASK(id=1)))
+    command = await rig.sent_ask()
+    rig.sessions.asked(msgspec.structs.replace(reply_to(command, "UP", "UP"), times=None))
+    reply = await asking
+    assert (reply.as_of, 0 < reply.daemon_age_ns < 10**9) == (START + 3, True)
 
 
 @pytest.mark.parametrize(
@@ -248,14 +262,14 @@ async def test_sessions_say_where_they_are(rig):
     assert (first.name, first.symbol, first.data_version, first.live_tokens) == ("aaa", "V:AAA", 5, 200)
     assert (first.live_records, first.as_of) == (5, START + 5)
     assert first.questions == tuple(q.name for q in PAPER_SIX)
-    assert 0 < first.staleness_ns < 10**9
+    assert 0 < first.daemon_age_ns < 10**9
     assert (second.name, second.data_version, second.staleness_ns) == ("bbb", 0, 0)
 
 
 def test_each_answered_ask_counts_in_its_tier_and_each_refused_one_by_its_error(rig):
     """*Attention Once* section 3.9.7: a standing answer, the ready position's, or a forward pass."""
     request = CACHED_ASK(id=7)
-    computed = reply_to(request, "UP", "UP")
+    computed = reply_to(request, "UP", "UP").reply
     replies = {
         "cached": msgspec.structs.replace(computed, cached=True),
         "ready": msgspec.structs.replace(computed, flags=("untrained", "ready_exit")),

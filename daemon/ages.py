@@ -1,0 +1,68 @@
+"""How old the newest record of a version is, by three clocks."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+_MINUTE_NS = 60_000_000_000
+
+
+class Times(msgspec.Struct, frozen=True):
+    """When a record was where, ns.
+
+    ``as_of``: event time by the venue's clock; ``source``: wall clock when the broker or socket had it;
+    ``ring``: monotonic clock when this daemon had it. ``replay``: it was sent again from a recording.
+    """
+
+    as_of: int
+    source: int
+    ring: int
+    replay: bool = False
+
+
+class Ages(NamedTuple):
+    """Of a record, ns: since its event, since its source had it, and since this daemon had it."""
+
+    event: int = 0
+    source: int = 0
+    daemon: int = 0
+
+
+def ages(times: Times | None, ahead_ns: int, wall_ns: int, monotonic_ns: int) -> Ages:
+    """Of a record at these clocks; all 0 without one. The venue's clock is ``ahead_ns`` ahead of the wall's.
+
+    The event of a replay is its being sent: what the recording says is long ago. A clock that was set back
+    gives 0, not less.
+    """
+    if times is None:
+        return Ages()
+    source = max(0, wall_ns - times.source)
+    event = source if times.replay else max(0, wall_ns - times.as_of + ahead_ns)
+    return Ages(event, source, max(0, monotonic_ns - times.ring))
+
+
+class VenueClock:
+    """How far a venue's clock is ahead of ours, at least, by its records' times of event and arrival.
+
+    A record cannot arrive before its event. Where it seems to, the venue's clock is ahead by that much, or
+    more. Clocks that are behind look like latency and are not told. The last one to two minutes count.
+    """
+
+    def __init__(self) -> None:
+        self._minute = self._least = self._before = 0
+
+    def observe(self, event_ns: int, received_ns: int) -> None:
+        """A record arrived; ``received_ns``: by our wall clock."""
+        minute = received_ns // _MINUTE_NS
+        if minute != self._minute:
+            self._before = self._least if minute == self._minute + 1 else 0
+            self._minute, self._least = minute, 0
+        if received_ns - event_ns < self._least:
+            self._least = received_ns - event_ns
+
+    @property
+    def ahead_ns(self) -> int:
+        """0 or more."""
+        return -min(self._least, self._before)
