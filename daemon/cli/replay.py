@@ -6,7 +6,7 @@ import asyncio
 import logging
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,9 @@ from feeds.zeromq import ZmqSink
 
 log = logging.getLogger(__name__)
 
+MOST_SYMBOLS = 8
+_LOOKED_AT = 20_000
+"""Records of a file in which its symbols and their decimals are looked for."""
 JOIN_S = 0.5
 """Time for subscribers to join a PUB socket before the first message."""
 
@@ -62,6 +65,16 @@ class ReplayError(Exception):
 @click.option(
     "--config", "config_path", type=click.Path(path_type=Path), help="configuration of the daemon (inproc)"
 )
+@click.option(
+    "--symbols",
+    type=click.IntRange(1),
+    default=MOST_SYMBOLS,
+    show_default=True,
+    help="how many of the file's symbols get a session, unless a configuration has sessions (inproc)",
+)
+@click.option(
+    "--json", "as_json", is_flag=True, help="print answers as they are published, one a line (inproc)"
+)
 @set_option
 def command(file: Path, format_name: str, target: str, **options: Any) -> None:
     """Play a recorded file as if it were live."""
@@ -86,6 +99,8 @@ def replay(
     topic: str = "",
     endpoint: str | None = None,
     config: Config | None = None,
+    symbols: int = MOST_SYMBOLS,
+    as_json: bool = False,
     make: Callable[..., Front] = make_front,
 ) -> int:
     """Play ``file`` to the target; returns the exit status. Raises ReplayError. ``make``: for "inproc"."""
@@ -98,8 +113,8 @@ def replay(
     if target == "inproc":
         config = config or Config()
         if not config.sessions:
-            config = _config_for(file, form, config)
-        return uvloop.run(_through_daemon(source, config, make))
+            config = _config_for(file, form, config, symbols)
+        return uvloop.run(_through_daemon(source, config, as_json, make))
     set_up_logging(LogConfig(level="warning"), "replay")
     if target == "kafka":
         if not bootstrap:
@@ -110,23 +125,38 @@ def replay(
     return uvloop.run(_publish(source, ZmqSink("replay", endpoint), topic, JOIN_S))
 
 
-def _config_for(file: Path, form: FileFormat, config: Config) -> Config:
-    """One session for the file's first symbol; bars of the file's own interval if it holds bars."""
-    first = next(read_records(file, form), None)
-    if first is None:
+def _config_for(file: Path, form: FileFormat, config: Config, most: int) -> Config:
+    """A session for each of the first ``most`` symbols; bars of the file's own interval if it holds bars."""
+    decimals: dict[str, int] = {}
+    bars = None
+    for record in islice(read_records(file, form), _LOOKED_AT):
+        if bars is None:
+            own = BarsConfig(interval=Duration(record.interval_ns)) if isinstance(record, Bar) else None
+            bars = own or config.bars
+        if record.key in decimals or len(decimals) < most:
+            decimals[record.key] = max(decimals.get(record.key, 0), _decimals(record))
+    if bars is None:
         raise ReplayError(f"{file} holds no record of this format")
-    bars = BarsConfig(interval=Duration(first.interval_ns)) if isinstance(first, Bar) else config.bars
-    decimals = max(_decimals(record) for record in islice(read_records(file, form), 200))
-    session = SessionConfig(name=first.symbol.lower(), symbol=first.key, price_decimals=decimals)
+    sessions = tuple(
+        SessionConfig(name=_name(key, decimals), symbol=key, price_decimals=places)
+        for key, places in decimals.items()
+    )
     return msgspec.structs.replace(
         config,
-        sessions=(session,),
+        sessions=sessions,
         bars=bars,
         query=QueryConfig(endpoint=""),
         http=HttpConfig(port=0),
         process=msgspec.structs.replace(config.process, mode="inproc"),
         log=LogConfig(level="warning"),
     )
+
+
+def _name(key: str, among: Collection[str]) -> str:
+    """A session's name: the symbol, after its venue's where another venue has the same."""
+    venue, _, symbol = key.partition(":")
+    alone = sum(other.partition(":")[2].lower() == symbol.lower() for other in among) == 1
+    return symbol.lower() if alone else f"{venue}-{symbol}".lower()
 
 
 def _decimals(record: AnyRecord) -> int:
@@ -169,10 +199,12 @@ async def _publish(source: ReplaySource, sink: Sink, topic: str, join_s: float) 
     return 1 if outcome["refused"] else 0
 
 
-async def _through_daemon(source: ReplaySource, config: Config, make: Callable[..., Front]) -> int:
+async def _through_daemon(
+    source: ReplaySource, config: Config, as_json: bool, make: Callable[..., Front]
+) -> int:
     set_up_logging(config.log, "replay")
     stop = asyncio.Event()
-    printer = AnswerPrinter(sys.stdout.write)
+    printer = AnswerPrinter(sys.stdout.write, as_json)
     with stopping_on_signals(stop):
         front = make(config, source=source, routes=[Route(printer, "answers")])
         try:
@@ -181,18 +213,25 @@ async def _through_daemon(source: ReplaySource, config: Config, make: Callable[.
         except Exception as error:
             raise ReplayError(f"{type(error).__name__}: {error}") from error
         finally:
+            passed_over = int(front.store.value("foretick_records_unknown_symbol_total"))
             clean = await front.stop()
-    print(f"{printer.count} answers, {source.malformed} malformed lines")
+    if passed_over:
+        read = ", ".join(session.symbol for session in config.sessions)
+        click.echo(f"{passed_over} records of other symbols than {read} were passed over", err=True)
+    print(
+        f"{printer.count} answers, {source.malformed} malformed lines",
+        file=sys.stderr if as_json else sys.stdout,
+    )
     return 0 if clean else 1
 
 
 class AnswerPrinter:
-    """A sink that prints one line per answer."""
+    """A sink that prints one line per answer, as text or as it is published."""
 
     name = "print"
 
-    def __init__(self, write: Callable[[str], object]) -> None:
-        self._write = write
+    def __init__(self, write: Callable[[str], object], as_json: bool = False) -> None:
+        self._write, self._as_json = write, as_json
         self.count = 0
 
     async def start(self) -> None:
@@ -202,6 +241,9 @@ class AnswerPrinter:
         """Print the answer."""
         answer = _answers.decode(payload)
         self.count += 1
+        if self._as_json:
+            self._write(f"{payload.decode()}\n")
+            return
         flags = f" [{' '.join(answer.flags)}]" if answer.flags else ""
         self._write(
             f"{answer.symbol} v{answer.data_version} {answer.question}: {answer.text} "

@@ -25,7 +25,7 @@ from engine.model.embedded import build_tokenizer
 from feeds.codec import decode_record
 from feeds.kafka_client import quiet_client_log
 from feeds.kafka_source import KafkaSource
-from feeds.messages import AnyRecord
+from feeds.messages import Answer, AnyRecord
 from feeds.mock_broker import MockBroker
 from flash.questions import PAPER_SIX
 from tests.e2e.process import FORETICK, command, invoke, logging_put_back
@@ -175,6 +175,46 @@ def test_replay_says_what_it_needs(tmp_path: Path) -> None:
         assert done.exit_code == 2, (arguments, done.stderr)
         assert expected in done.stderr
         assert "Traceback" not in done.stderr
+
+
+def test_every_symbol_of_a_file_gets_a_session_up_to_a_number(tmp_path: Path) -> None:
+    """What is passed over is said, also with JSON, which has stdout for itself."""
+    form, tape = tmp_path / "trades.toml", tmp_path / "trades.csv"
+    form.write_text(
+        'description = "trades"\ncontainer = "csv"\nheader = true\n'
+        '[[records]]\nkind = "trade"\nunit = "base"\n'
+        'time = { field = "at", format = "epoch-s" }\n'
+        'fields = { venue = "venue", symbol = "symbol", price = "price", size = "size" }\n'
+    )
+    rows = [
+        f"{1_723_161_200 + second},{market},{100 + second}.00,1"
+        for second in range(20)
+        for market in ("V,AAA", "W,AAA", "V,BBB", "V,CCC")
+    ]
+    tape.write_text("\n".join(["at,venue,symbol,price,size", *rows]))
+    done = invoke(
+        "replay",
+        str(tape),
+        "--format",
+        str(form),
+        "--to",
+        "inproc",
+        "--speed",
+        "0",
+        "--symbols",
+        "3",
+        "--json",
+    )
+    assert done.exit_code == 0, done.stderr
+    found = [msgspec.json.decode(line, type=Answer) for line in done.stdout.splitlines()]
+    assert {(a.session, a.symbol) for a in found} == {
+        ("v-aaa", "V:AAA"),
+        ("w-aaa", "W:AAA"),
+        ("bbb", "V:BBB"),
+    }
+    assert all("replay" in a.flags for a in found)
+    assert "20 records of other symbols than V:AAA, W:AAA, V:BBB were passed over\n" in done.stderr
+    assert f"{len(found)} answers, 0 malformed lines\n" in done.stderr
 
 
 def test_a_truncated_file_is_played_to_where_it_breaks_off(tmp_path: Path) -> None:
