@@ -296,10 +296,11 @@ class EngineAsks:
     ) -> None:
         """Reply with the answer's members ``found``, read from ``version``, and with one more ``flag``."""
         record = self._newest[ask.session].get(version)
+        times = times_of(record) if record else None
         untrained = self._built.loaded.untrained
         flags: dict[Flag, bool] = {
             "untrained": untrained,
-            "replay": record is not None and bool(record.flags & REPLAYED),
+            "replay": times is not None and times.replay,
             "rounded": record is not None and record.rounded,
             "abstained": judged is not None and judged.abstained,
         }
@@ -314,7 +315,7 @@ class EngineAsks:
             untrained=untrained,
             flags=(*(name for name, is_set in flags.items() if is_set), *([flag] if flag else [])),
         )
-        self._emit(protocol.Asked(reply, times_of(record) if record else None))
+        self._emit(protocol.Asked(reply, times))
 
     def _fail(self, ask: Ask, failure: Failure) -> None:
         self._emit(protocol.AskFailed(ask.id, failure.code, failure.message))

@@ -85,7 +85,7 @@ class Decoder:
     ) -> torch.Tensor:
         """As `LoadedModel.forward`."""
         width, slots = self.embedding.shape[1], context.slots
-        states = torch.zeros(len(tokens), _padded(width))
+        states = torch.zeros(len(tokens), padded(width))
         states[:, :width] = self.embedding[tokens]
         if isinstance(slots, slice):
             slots = torch.arange(slots.start, slots.stop)
@@ -234,9 +234,14 @@ def _linears(model: Any) -> Iterator[Any]:
     """The modules that hold the matrices."""
     yield model.lm_head
     for layer in model.model.layers:
-        attention, mlp = layer.self_attn, layer.mlp
-        yield from (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
-        yield from (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+        yield from linears_of(layer)
+
+
+def linears_of(layer: Any) -> Iterator[Any]:
+    """Those of one of transformers' layers."""
+    attention, mlp = layer.self_attn, layer.mlp
+    yield from (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
+    yield from (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
 
 
 def _layer(layer: Any, width: int, epsilon: float, panels: Callable[[torch.Tensor], Weights]) -> Layer:
@@ -263,7 +268,7 @@ def _layer(layer: Any, width: int, epsilon: float, panels: Callable[[torch.Tenso
         "kv_heads": attention.k_proj.weight.shape[0] // attention.head_dim,
         "dim": attention.head_dim,
         "inner": inner,
-        "mixed_width": _padded(inner),
+        "mixed_width": padded(inner),
         "epsilon": epsilon,
     }
     return _made(arrays, numbers, float(attention.scaling))
@@ -279,7 +284,7 @@ def _made(arrays: Mapping[str, Any], numbers: Mapping[str, float], scale: float 
     matrices = {name: arrays[name] for name in ("queries", "out", "gates", "down") if name in arrays}
     for name in matrices.keys() - {"down"}:
         call[f"{name}_panels"] = len(matrices[name])
-    call["width"] = _padded(int(numbers["inputs"]))
+    call["width"] = padded(int(numbers["inputs"]))
     kind = call["kind"] = _KINDS[arrays["queries"].dtype.type]
     return Layer(
         words=call.view(np.int64),
@@ -295,14 +300,14 @@ def _made(arrays: Mapping[str, Any], numbers: Mapping[str, float], scale: float 
     )
 
 
-def _padded(width: int) -> int:
+def padded(width: int) -> int:
     """``width`` in whole panels."""
     return -(-width // PANEL) * PANEL
 
 
 def _padded_floats(weight: torch.Tensor) -> Floats:
     weight = weight.detach().float()
-    return nn.functional.pad(weight, (0, _padded(len(weight)) - len(weight))).numpy()
+    return nn.functional.pad(weight, (0, padded(len(weight)) - len(weight))).numpy()
 
 
 def _seen(tensor: torch.Tensor) -> Any:
@@ -313,7 +318,7 @@ def _seen(tensor: torch.Tensor) -> Any:
 def _panels(weight: torch.Tensor) -> Weights:
     """[outputs, inputs] as [panels, inputs, PANEL], zeros behind the last output."""
     outputs, inputs = weight.shape
-    packed = weight.new_zeros(_padded(outputs), inputs)
+    packed = weight.new_zeros(padded(outputs), inputs)
     packed[:outputs] = weight
     seen: Weights = _seen(packed.view(-1, PANEL, inputs).transpose(1, 2).contiguous())
     return seen
@@ -322,7 +327,7 @@ def _panels(weight: torch.Tensor) -> Weights:
 def _pairs(weight: torch.Tensor) -> Weights:
     """bfloat16 [outputs, inputs] as [panels, inputs / 2, PANEL] pairs, zeros behind the last input."""
     outputs, inputs = weight.shape
-    packed = weight.new_zeros(_padded(outputs), inputs + inputs % 2)
+    packed = weight.new_zeros(padded(outputs), inputs + inputs % 2)
     packed[:outputs, :inputs] = weight.detach()
     words = packed.view(torch.int32).view(-1, PANEL, packed.shape[1] // 2).transpose(1, 2).contiguous()
     seen: Weights = words.numpy().view(np.uint32)
@@ -336,7 +341,7 @@ def _bias(linears: Sequence[Any]) -> Floats:
         for each in linears
     ]
     joint = torch.cat(parts)
-    return torch.nn.functional.pad(joint, (0, _padded(len(joint)) - len(joint))).numpy()
+    return torch.nn.functional.pad(joint, (0, padded(len(joint)) - len(joint))).numpy()
 
 
 def _interleaved(gate: Any, up: Any) -> tuple[torch.Tensor, Floats]:

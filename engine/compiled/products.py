@@ -81,55 +81,33 @@ def _tile(
     return [[v.builder.load(slot) for slot in own] for own in slots]
 
 
-def _panel(v: Vectors, rows: Any, kind: int, out: Any, out_step: Any, *given: Any) -> None:
-    b = v.builder
+def _panel(v: Vectors, rows: Any, kind: int, *given: Any) -> None:
+    b, (*read, out, out_step) = v.builder, given
     for count in range(1, MOST_LINES + 1):
         with b.if_then(b.icmp_signed("==", rows, I64(count))):
             for column in range(0, PANEL, LANES * _VECTORS):
-                for r, own in enumerate(_tile(v, count, kind, column, *given)):
+                for r, own in enumerate(_tile(v, count, kind, column, *read)):
                     for j, vector in enumerate(own):
                         v.store(vector, v.at(out, v.times(out_step, r), 4 * column + VECTOR_BYTES * j))
 
 
 @integers(10)
-def panel_product(
-    v: Vectors,
-    rows: Any,
-    half: Any,
-    x: Any,
-    x_step: Any,
-    depth: Any,
-    weights: Any,
-    start: Any,
-    start_step: Any,
-    out: Any,
-    out_step: Any,
-) -> None:
+def panel_product(v: Vectors, rows: Any, half: Any, *given: Any) -> None:
     """out[r, :PANEL] = start[r, :PANEL] + x[r, :depth] @ weights[:depth, :PANEL], at most `MOST_LINES` r.
 
-    ``half``: the weights are `HALF`, else `FLOATS`.
+    ``half``: the weights are `HALF`, else `FLOATS`. ``given``: x, x_step, depth, weights, start, start_step,
+    out, out_step.
     """
     with v.builder.if_else(v.builder.icmp_signed("!=", half, I64(0))) as (short, full):
         for taken, kind in ((short, HALF), (full, FLOATS)):
             with taken:
-                _panel(v, rows, kind, out, out_step, x, x_step, depth, weights, start, start_step)
+                _panel(v, rows, kind, *given)
 
 
 @integers(9, needs=PAIRED)
-def pair_product(
-    v: Vectors,
-    rows: Any,
-    x: Any,
-    x_step: Any,
-    depth: Any,
-    weights: Any,
-    start: Any,
-    start_step: Any,
-    out: Any,
-    out_step: Any,
-) -> None:
+def pair_product(v: Vectors, rows: Any, *given: Any) -> None:
     """`panel_product` of inputs in bfloat16 with `PAIRS`, ``depth`` of them."""
-    _panel(v, rows, PAIRS, out, out_step, x, x_step, depth, weights, start, start_step)
+    _panel(v, rows, PAIRS, *given)
 
 
 @integers(5)

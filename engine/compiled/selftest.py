@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from engine.compiled.decoder import Decoder, Layer, Work
-from engine.compiled.products import PANEL
+from engine.compiled.decoder import Decoder, Layer, Work, linears_of, padded
 from engine.linears.products import ONEDNN, TORCH, Way, build
 from engine.linears.selftest import Measure, stopwatch
 
@@ -48,7 +47,7 @@ def _layer(layer: Layer, width: int, rows: int) -> Callable[[], object]:
     angles = torch.ones(rows, half)
     keys, values = torch.zeros(2, layer.kv_heads, rows, layer.dim)
     output = torch.zeros(layer.heads, rows, layer.dim)
-    states = torch.zeros(rows, -(-width // PANEL) * PANEL)
+    states = torch.zeros(rows, padded(width))
     work = Work(states, cos=angles, sin=angles, half=half, slots=torch.arange(rows))
 
     def run() -> None:
@@ -60,9 +59,7 @@ def _layer(layer: Layer, width: int, rows: int) -> Callable[[], object]:
 
 def _products(layer: Any, way: Way) -> Callable[[int], object]:
     """The linear products of one of transformers' layers, of a number of rows."""
-    attention, mlp = layer.self_attn, layer.mlp
-    linears = attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj
-    weights = [each.weight for each in (*linears, mlp.gate_proj, mlp.up_proj, mlp.down_proj)]
+    weights = [each.weight for each in linears_of(layer)]
     parts = [part.forward for part in build(way, weights, [None] * len(weights))]
 
     @torch.inference_mode()

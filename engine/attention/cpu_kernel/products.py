@@ -25,27 +25,14 @@ AHEAD = 2
 
 
 @integers(10)
-def product(
-    v: Vectors,
-    shape: Any,
-    left: Any,
-    left_step: Any,
-    right: Any,
-    right_step: Any,
-    depth: Any,
-    targets: Any,
-    column: Any,
-    add: Any,
-    ahead: Any,
-) -> None:
+def product(v: Vectors, shape: Any, *given: Any) -> None:
     """``target[i] = left[i] @ right``, or plus what is there if ``add``, for up to `MOST_LINES` lines.
 
-    ``shape``: lines * 8 + vectors of a line (one of `WIDTHS`). ``left`` [lines, depth], ``right``
-    [depth, vectors * LANES]. ``targets``: int64 addresses, to which ``column`` bytes are added. Meanwhile
-    `AHEAD` cache lines for each step of ``depth`` are prefetched from ``ahead`` on: evenly, because few can
-    be under way at a time.
+    ``shape``: lines * 8 + vectors of a line (one of `WIDTHS`). ``given``: left, left_step, right, right_step,
+    depth, targets, column, add, ahead. ``left`` [lines, depth], ``right`` [depth, vectors * LANES].
+    ``targets``: int64 addresses, to which ``column`` bytes are added. Meanwhile `AHEAD` cache lines for each
+    step of ``depth`` are prefetched from ``ahead`` on: evenly, because few can be under way at a time.
     """
-    given = left, left_step, right, right_step, depth, targets, column, add, ahead
     for lines in range(1, MOST_LINES + 1):
         for width in WIDTHS:
             with v.builder.if_then(v.builder.icmp_signed("==", shape, I64(8 * lines + width))):
