@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import TypeVar
 
+import numpy as np
 import torch
 
 from engine.step import OutOfMemory
@@ -46,13 +47,14 @@ def guarded(device: torch.device, run: Callable[[], Result]) -> Result:
 
 
 def to_device(device: torch.device, *lists: Sequence[int]) -> tuple[torch.Tensor, ...]:
-    """Each list as an int64 tensor [len(list)] on ``device``; together they share one block of memory.
+    """Each list as an int64 tensor [len(list)] on ``device``; they go to a device together.
 
     For a GPU the host side is pinned, so the copy is queued and does not block.
     """
-    pin = device.type == "cuda"
-    packed = torch.tensor(list(chain.from_iterable(lists)), dtype=torch.int64, pin_memory=pin)
-    return torch.split(packed.to(device, non_blocking=pin), [len(values) for values in lists])
+    if device.type == "cpu":
+        return tuple(torch.from_numpy(np.array(values, np.int64)) for values in lists)
+    packed = torch.tensor(list(chain.from_iterable(lists)), dtype=torch.int64, pin_memory=True)
+    return torch.split(packed.to(device, non_blocking=True), [len(values) for values in lists])
 
 
 def use_threads(threads: int) -> None:

@@ -1,4 +1,4 @@
-"""Token sampling on the device: only four numbers per row are copied to the host.
+"""Token sampling where the logits are: of a device only four numbers per row are copied to the host.
 
 Confidence is the logit gap of *Attention Once* equation 10, always of the raw logits. Sampling at a
 temperature is Gumbel-max, the argmax of the logits plus noise, so restricted sampling is a restricted argmax.
@@ -11,8 +11,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
+from engine.cpu.best import FIELDS, two_best
 from engine.device import to_device
 from engine.seeding import GOLDEN, MULTIPLIERS, SHIFTS, Sampling, signed
 from engine.step import SampledToken
@@ -21,6 +24,8 @@ BLOCK = 128
 """Logits per block maximum, see `_top2`."""
 INFINITY = float("inf")
 NOT_FINITE = "the model's logits are not finite"
+
+Ints = npt.NDArray[np.int64]
 
 
 @torch.inference_mode()
@@ -34,31 +39,64 @@ def choose(
     Without ``sampling[row]`` it is the argmax; ties go to the lowest id or the first of the choices. A single
     choice has no second best: its gap is 0. A row with a logit that is not finite fails alone.
     """
-    allowed = _padded(choices, logits.device)
-    best = _top2(logits)
-    # NaN wins every maximum and minimum, and an infinity is one of them: the spread shows all three cases
-    spread = best.first - logits.amin(-1)
-    token, top1, top2 = _restricted(best, logits, allowed)
+    allowed = _padded(choices)
     drawn = [(row, how) for row, how in enumerate(sampling) if how is not None]
-    if drawn:
-        rows, keys = to_device(
-            logits.device, [row for row, _ in drawn], [signed(how.key) for _, how in drawn]
-        )
-        scale = torch.tensor([how.temperature for _, how in drawn], device=logits.device)
-        # scale the noise instead of dividing the logits: nothing overflows at a low temperature
-        noisy = logits[rows] + scale[:, None] * gumbel(keys, logits.shape[1])
-        best = _restricted(_top2(noisy), noisy, None if allowed is None else allowed[rows])
-        token = token.index_copy(0, rows, best.token)
-    # ids are exact in fp32 up to 2**24
-    table = torch.stack((token.float(), top1, top2, spread), -1)
-    if allowed is not None:
-        table = torch.cat((table, logits.gather(1, allowed.clamp(min=0))), -1)
+    choose_on = on_host if logits.device.type == "cpu" else on_device
     return [
         SampledToken(int(token), top1, top2, logits=tuple(rest[: len(among or ())]))
         if math.isfinite(spread)
         else SampledToken(0, 0.0, 0.0, NOT_FINITE)
-        for (token, top1, top2, spread, *rest), among in zip(table.tolist(), choices, strict=True)
+        for (token, top1, top2, spread, *rest), among in zip(
+            choose_on(logits, allowed, drawn), choices, strict=True
+        )
     ]
+
+
+Drawn = Sequence[tuple[int, Sampling]]
+"""Rows that are drawn at a temperature, and how."""
+
+
+def on_device(logits: torch.Tensor, allowed: Ints | None, drawn: Drawn) -> list[list[float]]:
+    """Of each row: token, two highest logits, their spread, then the logits of ``allowed`` ids, -1 for none.
+
+    NaN wins every maximum and minimum, and an infinity is one of them: the spread shows all three cases.
+    """
+    among = None if allowed is None else torch.from_numpy(allowed).to(logits.device)
+    best = _top2(logits)
+    spread = best.first - logits.amin(-1)
+    token, top1, top2 = _restricted(best, logits, among)
+    if drawn:
+        rows, noisy = _noisy(logits, drawn)
+        best = _restricted(_top2(noisy), noisy, None if among is None else among[rows])
+        token = token.index_copy(0, rows, best.token)
+    # ids are exact in fp32 up to 2**24
+    table = torch.stack((token.float(), top1, top2, spread), -1)
+    if among is not None:
+        table = torch.cat((table, logits.gather(1, among.clamp(min=0))), -1)
+    found: list[list[float]] = table.tolist()
+    return found
+
+
+def on_host(logits: torch.Tensor, allowed: Ints | None, drawn: Drawn) -> list[list[float]]:
+    """As `on_device`."""
+    among = np.zeros((len(logits), 0), np.int64) if allowed is None else allowed
+    table = np.empty((len(logits), FIELDS + among.shape[1]))
+    two_best(logits.numpy(), among, table)
+    if drawn:
+        rows, noisy = (each.numpy() for each in _noisy(logits, drawn))
+        found = np.empty((len(rows), table.shape[1]))
+        two_best(noisy, among[rows], found)
+        table[rows, 0] = found[:, 0]
+    listed: list[list[float]] = table.tolist()
+    return listed
+
+
+def _noisy(logits: torch.Tensor, drawn: Drawn) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows ``drawn``, and their logits with noise."""
+    rows, keys = to_device(logits.device, [row for row, _ in drawn], [signed(how.key) for _, how in drawn])
+    scale = torch.tensor([how.temperature for _, how in drawn], device=logits.device)
+    # scale the noise instead of dividing the logits: nothing overflows at a low temperature
+    return rows, logits[rows] + scale[:, None] * gumbel(keys, logits.shape[1])
 
 
 def accept(drafts: Sequence[int], choices: Sequence[SampledToken]) -> SampledToken:
@@ -134,11 +172,10 @@ def _top2(values: torch.Tensor) -> _Best:
     return _Best((where * block + at)[:, 0], inside.gather(1, at)[:, 0], second)
 
 
-def _padded(choices: Sequence[tuple[int, ...] | None], device: torch.device) -> torch.Tensor | None:
-    """Choice ids, int64 [rows, most choices], padded with -1; None when no row is restricted."""
+def _padded(choices: Sequence[tuple[int, ...] | None]) -> Ints | None:
+    """Choice ids, [rows, most choices], padded with -1; None when no row is restricted."""
     widest = max((len(allowed) for allowed in choices if allowed is not None), default=0)
     if not widest:
         return None
     padding = (-1,) * widest
-    flat = [token for allowed in choices for token in ((allowed or ()) + padding)[:widest]]
-    return to_device(device, flat)[0].view(-1, widest)
+    return np.array([((allowed or ()) + padding)[:widest] for allowed in choices])

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
 
+import numpy as np
 import torch
 
 from regions.extents import Extent, Placement, SlotRange
@@ -91,8 +92,8 @@ class AttentionMetadata:
 
     def positions(self) -> torch.Tensor:
         """Local positions, int64 [rows]."""
-        positions = [torch.arange(s.positions.start, s.positions.stop) for s in self.sequences]
-        return torch.cat(positions).to(self.device)
+        positions = [np.arange(s.positions.start, s.positions.stop) for s in self.sequences]
+        return torch.from_numpy(np.concatenate(positions)).to(self.device)
 
     def only(self, rows: Sequence[int]) -> AttentionMetadata:
         """The metadata of a pass over only ``rows`` (ascending), whose keys are all in the pool."""

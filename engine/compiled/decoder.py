@@ -1,15 +1,18 @@
-"""Plain decoders, run layer by layer in two compiled calls around the attention backend's own.
+"""Plain decoders, whose layers run compiled: a whole pass in one call where attention is compiled as well.
 
 transformers runs about twenty small operators a layer, each through Python: 0.3 ms a layer, however few the
-rows. Llama and its relatives differ in little (biases, norms of queries and keys), so for them the layer
-around its attention is compiled (`engine.compiled.layers`), with weights packed once. Any other architecture
-runs as transformers' own code. The canary (`engine.model.canary`) compares either way with the dense forward.
+rows. Compiled calls for the parts of a layer still cost 0.5 ms of Python a layer, because the keys that pass
+by take its memory out of the caches. Llama and its relatives differ in little (biases, norms of queries and
+keys), so for them the layers are compiled (`engine.compiled.layers`), with weights packed once. Any other
+architecture runs as transformers' own code. The canary (`engine.model.canary`) compares either way with the
+dense forward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,26 +21,24 @@ import torch
 from torch import nn
 
 from engine.attention.base import LayerCall
-from engine.compiled import layers
-from engine.compiled.layers import LAYER
-from engine.compiled.products import FLOATS, HALF, PAIRS, PANEL
+from engine.attention.cpu_kernel.backend import CpuKernelAttention
+from engine.attention.cpu_kernel.flash import worker
+from engine.attention.cpu_kernel.memory import CALL
+from engine.compiled.layers import AFTER, ATTENTION, BEFORE, LAYER, PASS, PASS_FIELDS, STEPS, forward
+from engine.compiled.products import PANEL
 from engine.cpu import team
-from engine.cpu.emit import host_has
-from engine.cpu.vectors import PAIRED
 
-Floats = npt.NDArray[np.float32]
-Weights = npt.NDArray[np.float32 | np.uint16 | np.uint32]
-
-PLAIN = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-"""Architectures whose layers are: norm, attention with rotated halves, norm, SwiGLU."""
 _ALONE_OPERATIONS = 1 << 21
-"""Multiplications of a call that one thread does in less time than it takes to wake others."""
+"""Multiplications that one thread does in less time than it takes to wake others."""
 _ROWS_EACH = 64
 """Rows of a thread from which on rows are split, not weights: they stay in its own cache."""
-_KINDS: dict[type, int] = {np.float32: FLOATS, np.uint16: HALF, np.uint32: PAIRS}
-"""By what packed weights are seen as."""
+_FIRST_ANGLES = 1024
+"""Positions whose angles are computed at load."""
 _AT = {name: number for number, name in enumerate(LAYER.names or ())}
 """The word of each field."""
+
+Pools = Sequence[tuple[torch.Tensor, torch.Tensor]]
+"""Keys and values of each layer, [kv_heads, slots, dim]."""
 
 
 @dataclass(frozen=True)
@@ -79,225 +80,183 @@ class Decoder:
         """Whether products take inputs rounded to bfloat16."""
         return any(layer.dtype == torch.bfloat16 for layer in self.layers)
 
+    @cached_property
+    def words(self) -> npt.NDArray[np.int64]:
+        """`LAYER` [layers + 2] as `PASS` has them: of the layers, the head and once more the last layer."""
+        made = np.stack([each.words for each in (*self.layers, self.head, self.layers[-1])])
+        made[:, :PASS_FIELDS] = 0
+        return made
+
+    @cached_property
+    def angles(self) -> Angles:
+        """Of its positions."""
+        return Angles(self.rotary)
+
     @torch.inference_mode()
     def forward(
         self, context: Any, tokens: torch.Tensor, keep: torch.Tensor, positions: torch.Tensor
     ) -> torch.Tensor:
-        """As `LoadedModel.forward`."""
-        width, slots = self.embedding.shape[1], context.slots
-        states = torch.zeros(len(tokens), padded(width))
-        states[:, :width] = self.embedding[tokens]
+        """As `LoadedModel.forward`. Raises IndexError for a token that is not in the vocabulary."""
+        slots = context.slots
+        if int(tokens.numpy().view(np.uint64).max()) >= len(self.embedding):
+            raise IndexError(f"a token is not one of {len(self.embedding)}")
         if isinstance(slots, slice):
             slots = torch.arange(slots.start, slots.stop)
-        cos, sin = self._angles(positions)
-        work = Work(states, cos=cos, sin=sin, half=cos.shape[1], slots=slots)
-        for number, layer in enumerate(self.layers):
-            keys, values = context.pool.keys[number], context.pool.values[number]
-            call = LayerCall(
-                *work.before_attention(layer, keys, values), keys, values, layer.scale, None, None,
-                context.metadata, context.rotations[number],
-            )  # fmt: skip
-            last = context.last if number == len(self.layers) - 1 else None
-            if last is not None:
-                if not last.rows:
-                    return torch.empty(0, 0)
-                call, work = last.reduced(call), Work(work.states[torch.tensor(last.rows)])
-            work.after_attention(layer, context.attention(call))
-        if context.last is None:
-            work = Work(work.states[keep])
-        return work.head(self.head)[:, : self.vocabulary]
+        pools = list(zip(context.pool.keys, context.pool.values, strict=True))
+        run = Pass(self, tokens, positions, slots, pools, keep, trims=context.last is not None)
+        if isinstance(context.attention, CpuKernelAttention):
+            return run.whole(context, context.attention)
+        return run.by_layer(context)
 
-    def _angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines [rows, half], as the model computes them."""
-        cos, sin = self.rotary(torch.empty(0), positions[None])
+
+class Angles:
+    """Cosines and sines [positions, half] as ``rotary``, the model's own module, computes them.
+
+    Those of all positions so far are kept, unless they depend on the longest one.
+    """
+
+    def __init__(self, rotary: nn.Module) -> None:
+        self._rotary = rotary
+        kind = str(getattr(rotary, "rope_type", "default"))
+        self._kept = "dynamic" not in kind and kind != "longrope"
+        self._tables = self._computed(torch.arange(_FIRST_ANGLES))
+
+    def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Tables, and the row of each of ``positions``."""
+        if not self._kept:
+            return *self._computed(positions), torch.arange(len(positions))
+        most = int(positions.max()) + 1
+        if most > len(self._tables[0]):
+            self._tables = self._computed(torch.arange(2 * most))
+        return *self._tables, positions
+
+    def _computed(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        cos, sin = self._rotary(torch.empty(0), positions[None])
         half = cos.shape[-1] // 2
         return cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous()
 
 
-class Work:
-    """The calls of one pass over ``states`` [rows, width], their `LAYER`, and buffers that layers share.
+class Pass:
+    """One pass over ``tokens`` [rows]: the arguments of its layers, and buffers that these share.
 
-    ``shared``: arguments of all calls.
+    ``positions``, ``slots``: int64 [rows]; ``kept``: int64, the rows whose logits are read; ``trims``: the
+    last layer is for them alone.
     """
 
-    def __init__(self, states: torch.Tensor, **shared: torch.Tensor | int) -> None:
-        self.states = states
-        self._held = shared
-        self._buffers: dict[str, torch.Tensor] = {}
-        self._words = np.zeros(LAYER.itemsize // 8, np.int64)
-        self._address = self._words.ctypes.data
-        self._threads = team.threads()
-        rows, width = states.shape
-        normed = self._buffer("normed", self._threads, rows, width)
-        self._put(hidden=states, rows=rows, normed=normed, **shared)
-
-    def before_attention(
-        self, layer: Layer, keys: torch.Tensor, values: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Write the pool's ``keys`` and ``values``; the rows' own queries, keys and values.
-
-        These are [heads, rows, dim], in buffers that the next layer uses again.
-        """
-        rows = len(self.states)
-        query = self._buffer("query", layer.heads, rows, layer.dim)
-        key, value = (self._buffer(name, layer.kv_heads, rows, layer.dim) for name in ("key", "value"))
-        self._run(
-            layers.before_attention(), layer, joint=self._buffer("joint", rows, layer.joint),
-            query=query, key=key, value=value, keys=keys, values=values,
-            pool_head=keys.stride(0), pool_half=int(keys.dtype == torch.bfloat16),
+    def __init__(
+        self,
+        decoder: Decoder,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        pools: Pools,
+        kept: torch.Tensor,
+        trims: bool,
+    ) -> None:
+        self._decoder, self._pools, self._kept, self._trims = decoder, pools, len(kept), trims
+        first, rows, embedding = decoder.layers[0], len(tokens), decoder.embedding
+        width, self._rows, self._threads = padded(embedding.shape[1]), rows, team.threads()
+        cos, sin, positions = decoder.angles.at(positions)
+        self._query = torch.empty(first.heads, rows, first.dim)
+        self._kept_query = torch.empty(first.heads, self._kept if trims else 0, first.dim)
+        self._own = torch.empty(2, first.kv_heads, rows, first.dim)
+        self._attended = torch.empty(rows, first.heads, first.dim, dtype=first.dtype)
+        self._logits = torch.empty(self._kept, decoder.head.joint)
+        states, kept_states = torch.empty(rows, width), torch.empty(self._kept, width)
+        joint, mixed = torch.empty(rows, first.joint), torch.empty(rows, first.mixed)
+        normed = torch.empty(self._threads, rows, width)
+        words, count = decoder.words.copy(), len(decoder.layers)
+        self._words = words
+        _put(
+            words, hidden=states, normed=normed, rows=rows, joint=joint, cos=cos, sin=sin, angles=len(cos),
+            half=cos.shape[1], positions=positions, slots=slots, query=self._query, key=self._own[0],
+            value=self._own[1], attended=self._attended, mixed=mixed, pool_head=pools[0][0].stride(0),
+            pool_half=int(pools[0][0].dtype == torch.bfloat16),
         )  # fmt: skip
-        return query, key, value
+        words[:count, _AT["keys"]] = [keys.data_ptr() for keys, _ in pools]
+        words[:count, _AT["values"]] = [values.data_ptr() for _, values in pools]
+        _put(words[count:], hidden=kept_states, rows=self._kept)
+        _put(words[count], joint=self._logits)
+        _put(words[count + 1], query=self._kept_query)
+        self._arguments = {
+            "layers": count, "arguments": words.ctypes.data, "tokens": tokens.data_ptr(),
+            "embedding": embedding.data_ptr(), "half": int(embedding.dtype == torch.bfloat16),
+            "kept": kept.data_ptr(), "trims": int(trims),
+        }  # fmt: skip
+        self._held = tokens, positions, cos, sin, slots, kept, states, kept_states, joint, mixed, normed
 
-    def after_attention(self, layer: Layer, output: torch.Tensor) -> None:
-        """Add attention's ``output`` [heads, rows, dim] and the feed-forward part to the states."""
-        rows = len(self.states)
-        attended = output.transpose(0, 1).reshape(rows, -1).to(layer.dtype)
-        mixed = self._buffer("mixed", rows, layer.mixed)
-        self._run(layers.after_attention(), layer, attended=attended, mixed=mixed)
+    def whole(self, context: Any, attention: CpuKernelAttention) -> torch.Tensor:
+        """The logits of the rows kept, [kept, vocabulary], in one compiled call."""
+        layers, count = self._decoder.layers, len(self._decoder.layers)
+        prepared = [attention.prepare(self._call(0, context), self._attended)]
+        records = np.repeat(prepared[0].record, count)
+        for name in ("keys", "values"):
+            records[name] = self._words[:count, _AT[name]]
+        if self._trims and self._kept:
+            own = context.metadata.only(context.last.rows)
+            call = replace(self._call(count - 1, context), query=self._kept_query, metadata=own)
+            prepared.append(attention.prepare(call, self._attended[: self._kept]))
+            records[-1:] = prepared[-1].record
+        products = self._rows * sum(layer.size for layer in layers)
+        threads = self._team(products + count * prepared[0].operations)
+        attention.lend(records, prepared, threads)
+        self._arguments |= {
+            "worker": worker().address, "calls": records.ctypes.data, "call_bytes": CALL.itemsize
+        }  # fmt: skip
+        self._run(0, self._end, threads)
+        return self._read()
 
-    def head(self, layer: Layer) -> torch.Tensor:
-        """The logits, with padding."""
-        logits = torch.empty(len(self.states), layer.joint)
-        self._run(layers.head(), layer, joint=logits)
-        return logits
+    def by_layer(self, context: Any) -> torch.Tensor:
+        """As `whole`, for any attention backend: each layer calls it between two compiled calls."""
+        for number, layer in enumerate(self._decoder.layers):
+            first, threads = STEPS * number, self._team(self._rows * layer.size)
+            self._run(first + BEFORE, first + ATTENTION, threads)
+            if first + ATTENTION == self._end:
+                return self._read()
+            call = self._call(number, context)
+            if self._trims and number == len(self._decoder.layers) - 1:
+                call = context.last.reduced(call)
+            output = context.attention(call).transpose(0, 1)
+            self._attended[: len(output)] = output
+            self._run(first + AFTER, first + STEPS, threads)
+        self._run(self._end - 1, self._end, self._team(self._kept * self._decoder.head.size))
+        return self._read()
 
-    def _buffer(self, name: str, *shape: int) -> torch.Tensor:
-        """Memory that is the same at every call for ``name``, of floats."""
-        found = self._buffers.get(name)
-        if found is None or found.shape != shape:
-            found = self._buffers[name] = torch.empty(shape)
-        return found
+    def around_attention(self) -> None:
+        """Run one layer but for its attention."""
+        threads = self._team(self._rows * self._decoder.layers[0].size)
+        self._run(BEFORE, ATTENTION, threads)
+        self._run(AFTER, STEPS, threads)
 
-    def _run(self, function: int, layer: Layer, **more: torch.Tensor | int) -> None:
-        """Call a function of `engine.compiled.layers` on as many threads as help."""
-        rows = len(self.states)
-        threads = 1 if rows * layer.size < _ALONE_OPERATIONS else self._threads
-        self._words[layers.PASS_FIELDS :] = layer.words[layers.PASS_FIELDS :]
+    @property
+    def _end(self) -> int:
+        """The step before which the pass ends: where no row is read, when keys and values are written."""
+        whole = STEPS * len(self._decoder.layers) + 1
+        return whole if self._kept or not self._trims else whole - STEPS
+
+    def _call(self, number: int, context: Any) -> LayerCall:
+        keys, values = self._pools[number]
+        scale, rotation = self._decoder.layers[number].scale, context.rotations[number]
+        return LayerCall(
+            self._query, *self._own, keys, values, scale, None, None, context.metadata, rotation
+        )  # fmt: skip
+
+    def _team(self, operations: int) -> int:
+        """As many threads as help."""
+        return 1 if operations < _ALONE_OPERATIONS else team.threads()
+
+    def _run(self, first: int, stop: int, threads: int) -> None:
+        """Run steps ``first`` to ``stop`` (exclusive)."""
         barrier, number, count = team.functions() if threads > 1 else (0, 0, 0)
-        by_rows = int(threads == 1 or rows >= _ROWS_EACH * threads)
-        self._put(by_rows=by_rows, barrier=barrier, thread_number=number, thread_count=count, **more)
-        team.run(function, self._address, threads)
+        _put(self._words, barrier=barrier, thread_number=number, thread_count=count)
+        for words, rows in ((self._words[:-2], self._rows), (self._words[-2:], self._kept)):
+            _put(words, by_rows=int(threads == 1 or rows >= _ROWS_EACH * threads))
+        arguments = self._arguments | {"first": first, "stop": stop}
+        run = np.array([arguments.get(name, 0) for name in PASS.names or ()])
+        team.run(forward(), run.ctypes.data, threads)
 
-    def _put(self, **arguments: torch.Tensor | int) -> None:
-        for name, value in arguments.items():
-            self._words[_AT[name]] = value if isinstance(value, int) else value.data_ptr()
-
-
-def decoder_of(model: Any, pairs: bool = True) -> Decoder | None:
-    """The compiled form of a transformers model on the CPU; None where it is no plain decoder.
-
-    ``pairs``: weights in bfloat16 meet inputs rounded to bfloat16, in pairs, where the CPU multiplies such;
-    else they are read as float32, half as fast for many rows. The head always reads them so.
-    """
-    config = model.config
-    plain = config.model_type in PLAIN and getattr(config, "sliding_window", None) is None
-    if not plain or config.hidden_act != "silu" or model.dtype not in (torch.float32, torch.bfloat16):
-        return None
-    if model.device.type != "cpu":
-        return None
-    # quantised linears have a class of their own, and sharded ones such weights
-    if any(
-        type(each) is not nn.Linear or type(each.weight.data) is not torch.Tensor for each in _linears(model)
-    ):
-        return None
-    inner = model.model
-    epsilon = float(inner.norm.variance_epsilon)
-    width = inner.embed_tokens.weight.shape[1]
-    paired = pairs and model.dtype == torch.bfloat16 and host_has(PAIRED)
-    return Decoder(
-        embedding=inner.embed_tokens.weight,
-        rotary=inner.rotary_emb,
-        layers=tuple(_layer(each, width, epsilon, _pairs if paired else _panels) for each in inner.layers),
-        head=_made(
-            {
-                "norm": _padded_floats(inner.norm.weight),
-                "queries": _panels(model.lm_head.weight),
-                "bias": _bias([model.lm_head]),
-            },
-            {"inputs": width, "epsilon": epsilon},
-        ),
-        vocabulary=model.lm_head.weight.shape[0],
-    )
-
-
-def release_plain(model: Any) -> int:
-    """Free the weights that `decoder_of` packed; ``model`` itself can run no more. Returns the bytes."""
-    tied, freed = model.get_input_embeddings().weight, 0
-    for each in _linears(model):
-        if each.weight is not tied:
-            freed += each.weight.nbytes
-            each.weight = nn.Parameter(each.weight.new_empty(0), requires_grad=False)
-    return freed
-
-
-def _linears(model: Any) -> Iterator[Any]:
-    """The modules that hold the matrices."""
-    yield model.lm_head
-    for layer in model.model.layers:
-        yield from linears_of(layer)
-
-
-def linears_of(layer: Any) -> Iterator[Any]:
-    """Those of one of transformers' layers."""
-    attention, mlp = layer.self_attn, layer.mlp
-    yield from (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
-    yield from (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-
-
-def _layer(layer: Any, width: int, epsilon: float, panels: Callable[[torch.Tensor], Weights]) -> Layer:
-    attention, mlp = layer.self_attn, layer.mlp
-    joined = (attention.q_proj, attention.k_proj, attention.v_proj)
-    gates, gates_bias = _interleaved(mlp.gate_proj, mlp.up_proj)
-    arrays = {
-        "norm": _padded_floats(layer.input_layernorm.weight),
-        "queries": panels(torch.cat([each.weight for each in joined])),
-        "bias": _bias(joined),
-        "out": panels(attention.o_proj.weight),
-        "second_norm": _padded_floats(layer.post_attention_layernorm.weight),
-        "gates": panels(gates),
-        "gates_bias": gates_bias,
-        "down": panels(mlp.down_proj.weight),
-    }
-    for name, norm in (("query_norm", "q_norm"), ("key_norm", "k_norm")):
-        if hasattr(attention, norm):
-            arrays[name] = getattr(attention, norm).weight.detach().float().numpy()
-    inner = mlp.gate_proj.weight.shape[0]
-    numbers = {
-        "inputs": width,
-        "heads": attention.q_proj.weight.shape[0] // attention.head_dim,
-        "kv_heads": attention.k_proj.weight.shape[0] // attention.head_dim,
-        "dim": attention.head_dim,
-        "inner": inner,
-        "mixed_width": padded(inner),
-        "epsilon": epsilon,
-    }
-    return _made(arrays, numbers, float(attention.scaling))
-
-
-def _made(arrays: Mapping[str, Any], numbers: Mapping[str, float], scale: float = 1.0) -> Layer:
-    """A layer of named ``arrays`` and ``numbers`` of `LAYER`."""
-    call = np.zeros(1, LAYER)
-    for name, array in arrays.items():
-        call[name] = array.ctypes.data
-    for name, number in numbers.items():
-        call[name] = number
-    matrices = {name: arrays[name] for name in ("queries", "out", "gates", "down") if name in arrays}
-    for name in matrices.keys() - {"down"}:
-        call[f"{name}_panels"] = len(matrices[name])
-    call["width"] = padded(int(numbers["inputs"]))
-    kind = call["kind"] = _KINDS[arrays["queries"].dtype.type]
-    return Layer(
-        words=call.view(np.int64),
-        arrays=tuple(arrays.values()),
-        size=sum(each.nbytes for each in matrices.values()) // (4 if kind == FLOATS else 2),
-        dtype=torch.bfloat16 if kind == PAIRS else torch.float32,
-        joint=len(arrays["queries"]) * PANEL,
-        mixed=int(numbers.get("mixed_width", 0)),
-        heads=int(numbers.get("heads", 0)),
-        kv_heads=int(numbers.get("kv_heads", 0)),
-        dim=int(numbers.get("dim", 0)),
-        scale=scale,
-    )
+    def _read(self) -> torch.Tensor:
+        return self._logits[:, : self._decoder.vocabulary]
 
 
 def padded(width: int) -> int:
@@ -305,55 +264,8 @@ def padded(width: int) -> int:
     return -(-width // PANEL) * PANEL
 
 
-def _padded_floats(weight: torch.Tensor) -> Floats:
-    weight = weight.detach().float()
-    return nn.functional.pad(weight, (0, padded(len(weight)) - len(weight))).numpy()
-
-
-def _seen(tensor: torch.Tensor) -> Any:
-    """Floats, or bfloat16 as uint16."""
-    return (tensor if tensor.dtype == torch.float32 else tensor.view(torch.uint16)).detach().numpy()
-
-
-def _panels(weight: torch.Tensor) -> Weights:
-    """[outputs, inputs] as [panels, inputs, PANEL], zeros behind the last output."""
-    outputs, inputs = weight.shape
-    packed = weight.new_zeros(padded(outputs), inputs)
-    packed[:outputs] = weight
-    seen: Weights = _seen(packed.view(-1, PANEL, inputs).transpose(1, 2).contiguous())
-    return seen
-
-
-def _pairs(weight: torch.Tensor) -> Weights:
-    """bfloat16 [outputs, inputs] as [panels, inputs / 2, PANEL] pairs, zeros behind the last input."""
-    outputs, inputs = weight.shape
-    packed = weight.new_zeros(padded(outputs), inputs + inputs % 2)
-    packed[:outputs, :inputs] = weight.detach()
-    words = packed.view(torch.int32).view(-1, PANEL, packed.shape[1] // 2).transpose(1, 2).contiguous()
-    seen: Weights = words.numpy().view(np.uint32)
-    return seen
-
-
-def _bias(linears: Sequence[Any]) -> Floats:
-    """The joint bias, padded; zeros where there is none."""
-    parts = [
-        torch.zeros(each.weight.shape[0]) if each.bias is None else each.bias.detach().float()
-        for each in linears
+def _put(words: npt.NDArray[np.int64], **arguments: torch.Tensor | int) -> None:
+    """Set fields of `LAYER`s, by name, to numbers or addresses."""
+    words[..., [_AT[name] for name in arguments]] = [
+        value if isinstance(value, int) else value.data_ptr() for value in arguments.values()
     ]
-    joint = torch.cat(parts)
-    return torch.nn.functional.pad(joint, (0, padded(len(joint)) - len(joint))).numpy()
-
-
-def _interleaved(gate: Any, up: Any) -> tuple[torch.Tensor, Floats]:
-    """Half panels of gate and up in turn, weights [outputs, inputs] and biases."""
-    half = PANEL // 2
-    inner = gate.weight.shape[0]
-    pad = -inner % half
-
-    def mixed(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        parts = [torch.cat((each, each.new_zeros(pad, *each.shape[1:]))) for each in (a, b)]
-        return torch.stack([torch.unflatten(part, 0, (-1, half)) for part in parts], 1).flatten(0, 2)
-
-    weights = mixed(gate.weight.detach(), up.weight.detach())
-    biases = [torch.zeros(inner) if each.bias is None else each.bias.detach().float() for each in (gate, up)]
-    return weights, mixed(*biases).numpy()

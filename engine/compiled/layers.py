@@ -1,4 +1,7 @@
-"""One decoder layer before and after its attention, each a compiled call on torch's own threads.
+"""A whole pass through decoder layers as one compiled call on torch's own threads.
+
+A layer has three steps: before its attention, the attention, and after it. Where attention is compiled as
+well, the call runs all of them; else it returns at each attention (`PASS`).
 
 Many rows are split between the threads, each of which takes its rows through the whole call. Few rows are all
 taken by every thread, which has its share of the weights; then threads wait for each other between products.
@@ -11,7 +14,6 @@ padded to whole panels.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -28,9 +30,11 @@ from engine.compiled.products import (
     half_pointer,
     integer_pointer,
     invoke,
+    invoke_with,
     number_from,
     pair_product,
     panel_product,
+    pointer_to,
     squares,
     weighted,
     word_pointer,
@@ -46,8 +50,10 @@ _PER_PASS = (
     ("hidden", "normed", "rows", "by_rows"),
     # OpenMP's functions, 0 on one thread
     ("barrier", "thread_number", "thread_count"),
-    # before attention: scratch, angles [rows, half], slots; [heads, rows, dim]; pools, floats between heads
-    ("joint", "cos", "sin", "half", "slots", "query", "key", "value"),
+    # before attention: scratch; angles [positions, half], and int64 [rows] which of them and which slots
+    ("joint", "cos", "sin", "angles", "half", "positions", "slots"),
+    # [heads, rows, dim]; pools, floats between heads
+    ("query", "key", "value"),
     ("keys", "values", "pool_head", "pool_half"),
     # after attention: [rows, heads * dim], and scratch [rows, mixed_width]
     ("attended", "mixed"),
@@ -63,7 +69,23 @@ LAYER = np.dtype(
     [(name, np.int64) for group in _PER_PASS + _PER_LAYER for name in group] + [("epsilon", np.float32)],
     align=True,
 )
-"""Arguments of a call: addresses, and sizes in floats or rows."""
+"""Arguments of one layer's steps: addresses, and sizes in floats or rows."""
+BEFORE, ATTENTION, AFTER, STEPS = range(4)
+"""The steps of a layer, and how many there are. The head's step follows those of all layers."""
+_PASS = (
+    # steps to run; LAYER [layers + 2]: the head, and the last layer for the rows kept, come last
+    ("first", "stop", "layers", "arguments"),
+    # int64 [rows], and the states that they begin as: [vocabulary, inputs], in bfloat16 if ``half``
+    ("tokens", "embedding", "half"),
+    # the attention's worker and its arguments, so many bytes a layer
+    ("worker", "calls", "call_bytes"),
+    # int64: the rows whose logits are read; whether the last layer is for them alone
+    ("kept", "trims"),
+)
+PASS = np.dtype([(name, np.int64) for group in _PASS for name in group])
+"""Arguments of `forward`."""
+_LAYER_BYTES = LAYER.itemsize
+_layer_pointer = pointer_to(numba.from_dtype(LAYER))
 
 
 @kernel
@@ -122,13 +144,14 @@ def rms_norm(
 
 @kernel
 def rotated_heads(
-    joint: Any, column: int, cos: Any, sin: Any, norm: Any, epsilon: Any, out: Any, rows: Any
+    joint: Any, column: int, cos: Any, sin: Any, at: Any, norm: Any, epsilon: Any, out: Any, rows: Any
 ) -> None:
     """Heads of ``rows`` of ``joint`` [all rows, width] from ``column`` on to ``out`` [heads, all rows, dim]:
-    normed if ``norm`` has entries, then rotated, halves of the first 2 * cos.shape[1] dims."""
+    normed if ``norm`` has entries, then rotated by ``cos[at]``, halves of the first 2 * cos.shape[1] dims."""
     heads, _, dim = out.shape
     half = cos.shape[1]
     for r in range(rows[0], rows[1]):
+        angle = at[r]
         for h in range(heads):
             begin = column + h * dim
             scale = np.float32(1)
@@ -141,8 +164,8 @@ def rotated_heads(
                     joint[r, begin + i] *= scale * norm[i]
             for i in range(half):
                 a, b = joint[r, begin + i], joint[r, begin + half + i]
-                out[h, r, i] = a * cos[r, i] - b * sin[r, i]
-                out[h, r, half + i] = b * cos[r, i] + a * sin[r, i]
+                out[h, r, i] = a * cos[angle, i] - b * sin[angle, i]
+                out[h, r, half + i] = b * cos[angle, i] + a * sin[angle, i]
             for i in range(2 * half, dim):
                 out[h, r, i] = joint[r, begin + i]
 
@@ -230,8 +253,9 @@ def _split(call: Any, some: Any) -> None:
     """The rows ``some`` of ``joint`` as rotated queries and keys, and values; these two go to the pool."""
     heads, kv_heads, dim, rows = call.heads, call.kv_heads, call.dim, call.rows
     joint = numba.carray(float_pointer(call.joint), (rows, call.queries_panels * PANEL), np.float32)
-    cos = numba.carray(float_pointer(call.cos), (rows, call.half), np.float32)
-    sin = numba.carray(float_pointer(call.sin), (rows, call.half), np.float32)
+    cos = numba.carray(float_pointer(call.cos), (call.angles, call.half), np.float32)
+    sin = numba.carray(float_pointer(call.sin), (call.angles, call.half), np.float32)
+    positions = numba.carray(integer_pointer(call.positions), (rows,), np.int64)
     slots = numba.carray(integer_pointer(call.slots), (rows,), np.int64)
     for part in range(2):
         address, norm_of, number, column = call.query, call.query_norm, heads, 0
@@ -239,7 +263,7 @@ def _split(call: Any, some: Any) -> None:
             address, norm_of, number, column = call.key, call.key_norm, kv_heads, heads * dim
         out = numba.carray(float_pointer(address), (number, rows, dim), np.float32)
         norm = numba.carray(float_pointer(norm_of), (dim if norm_of else 0,), np.float32)
-        rotated_heads(joint, column, cos, sin, norm, call.epsilon, out, some)
+        rotated_heads(joint, column, cos, sin, positions, norm, call.epsilon, out, some)
     value = numba.carray(float_pointer(call.value), (kv_heads, rows, dim), np.float32)
     for r in range(some[0], some[1]):
         for h in range(kv_heads):
@@ -281,9 +305,9 @@ def _team(call: Any) -> Any:
     return 0, 1
 
 
-def _before(pointer: Any) -> None:
-    call = numba.carray(pointer, 1)[0]
-    team = _team(call)
+@kernel
+def _before(call: Any, team: Any) -> None:
+    """Norm, queries, keys and values of the states."""
     first, last = _rows(call, team)
     _project(call, first, last, team)
     _wait(call)
@@ -291,37 +315,108 @@ def _before(pointer: Any) -> None:
         _split(call, (first, last))
 
 
-def _after(pointer: Any) -> None:
-    call = numba.carray(pointer, 1)[0]
-    team = _team(call)
+@kernel
+def _after(call: Any, team: Any) -> None:
+    """The rest of the layer, in place."""
     first, last = _rows(call, team)
     _mix(call, first, last, team)
+    _wait(call)
 
 
-def _head(pointer: Any) -> None:
-    call = numba.carray(pointer, 1)[0]
-    team = _team(call)
+@kernel
+def _head(call: Any, team: Any) -> None:
+    """The last norm and the logits: ``norm``, ``queries``, ``bias`` and ``joint`` are the head's."""
     first, last = _rows(call, team)
     _project(call, first, last, team)
 
 
+@kernel
+def _embed(run: Any, call: Any, some: Any) -> None:
+    """Begin the states of the rows ``some``, padded with zeros."""
+    tokens = numba.carray(integer_pointer(run.tokens), (call.rows,), np.int64)
+    for r in range(some[0], some[1]):
+        first = tokens[r] * call.inputs
+        words = numba.carray(word_pointer(call.hidden + r * call.width * 4), (call.width,), np.uint32)
+        if run.half:
+            short = numba.carray(half_pointer(run.embedding + first * 2), (call.inputs,), np.uint16)
+            for i in range(call.inputs):
+                words[i] = np.uint32(short[i]) << np.uint32(16)
+        else:
+            full = numba.carray(word_pointer(run.embedding + first * 4), (call.inputs,), np.uint32)
+            for i in range(call.inputs):
+                words[i] = full[i]
+        for i in range(call.inputs, call.width):
+            words[i] = np.uint32(0)
+
+
+@kernel
+def _gather(source: int, target: int, width: int, kept: Any, some: Any) -> None:
+    """target[i] = source[kept[i]] for the rows ``some``, each of ``width`` floats."""
+    for i in range(some[0], some[1]):
+        read = numba.carray(float_pointer(source + kept[i] * width * 4), (width,), np.float32)
+        written = numba.carray(float_pointer(target + i * width * 4), (width,), np.float32)
+        for j in range(width):
+            written[j] = read[j]
+
+
+@kernel
+def _barrier(call: Any) -> None:
+    """For the other threads."""
+    if call.barrier:
+        invoke(call.barrier)
+
+
+@kernel
+def _call_of(run: Any, number: int) -> Any:
+    return numba.carray(_layer_pointer(run.arguments + number * _LAYER_BYTES), 1)[0]
+
+
+def _forward(pointer: Any) -> None:
+    run = numba.carray(pointer, 1)[0]
+    tail = _call_of(run, run.layers + 1)
+    team = _team(tail)
+    kept = numba.carray(integer_pointer(run.kept), (tail.rows,), np.int64)
+    some = _share(tail.rows, team)
+    for step in range(run.first, run.stop):
+        number, part = step // STEPS, step % STEPS
+        call = _call_of(run, number)
+        trims = run.trims and number == run.layers - 1
+        if number == run.layers:
+            _barrier(call)
+            if not run.trims:
+                states = _call_of(run, 0)
+                _gather(states.hidden, call.hidden, call.width, kept, some)
+                _barrier(call)
+            _head(call, team)
+        elif part == BEFORE:
+            if step == 0:
+                _embed(run, call, _share(call.rows, team))
+                _barrier(call)
+            _before(call, team)
+        elif part == ATTENTION:
+            _barrier(call)
+            if trims:
+                size = call.dim * 4
+                for h in range(call.heads):
+                    source, target = call.query + h * call.rows * size, tail.query + h * tail.rows * size
+                    _gather(source, target, call.dim, kept, some)
+                _barrier(call)
+            invoke_with(run.worker, run.calls + number * run.call_bytes)
+            _barrier(call)
+        elif trims:
+            _gather(call.hidden, tail.hidden, call.width, kept, some)
+            _barrier(call)
+            _after(tail, team)
+        else:
+            _after(call, team)
+
+
 @cache
-def _compiled(function: Callable[[Any], None]) -> int:
-    """The address of a C function that takes the address of a `LAYER`."""
-    address: int = callback(function, types.void(types.CPointer(numba.from_dtype(LAYER)))).address
+def forward() -> int:
+    """The address of a C function that runs the steps of the `PASS` at an address.
+
+    Every thread of a team calls it. The rows that are read are gathered at the last layer's attention if the
+    pass ``trims``, else at the head.
+    """
+    address: int = callback(_forward, types.void(types.CPointer(numba.from_dtype(PASS)))).address
     return address
-
-
-def before_attention() -> int:
-    """Norm, queries, keys and values of the states; see `LAYER`."""
-    return _compiled(_before)
-
-
-def after_attention() -> int:
-    """The rest of the layer, in place."""
-    return _compiled(_after)
-
-
-def head() -> int:
-    """The last norm and the logits: ``norm``, ``queries``, ``bias`` and ``joint`` are the head's."""
-    return _compiled(_head)

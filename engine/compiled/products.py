@@ -162,7 +162,9 @@ def weighted(v: Vectors, source: Any, weight: Any, target: Any, vectors: Any, ha
                 v.store(v.narrow(x) if size < VECTOR_BYTES else x, v.at(target, v.times(loop.index, size)))
 
 
-def _pointer(kind: Any) -> Callable[[Any], Any]:
+def pointer_to(kind: Any) -> Callable[[Any], Any]:
+    """Makes an address a pointer to numba's ``kind``, for `numba.carray`."""
+
     def pointer(typing_context: Any, address: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
@@ -173,9 +175,8 @@ def _pointer(kind: Any) -> Callable[[Any], Any]:
 
 
 float_pointer, word_pointer, half_pointer, integer_pointer = (
-    _pointer(kind) for kind in (types.float32, types.uint32, types.uint16, types.int64)
+    pointer_to(kind) for kind in (types.float32, types.uint32, types.uint16, types.int64)
 )
-"""An address as a pointer, for `numba.carray`."""
 
 
 def _caller(result: Any, kind: Any) -> Callable[[Any], Any]:
@@ -194,3 +195,17 @@ invoke: Callable[[Any], None] = _caller(types.void, ir.VoidType())
 """Call the C function without arguments at an address."""
 number_from: Callable[[Any], int] = _caller(types.int64, I32)
 """The int that the C function without arguments at an address returns."""
+
+
+def _invoked(typing_context: Any, address: Any, argument: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = ir.IntType(8).as_pointer()
+        function = builder.inttoptr(args[0], ir.FunctionType(ir.VoidType(), [pointer]).as_pointer())
+        builder.call(function, [builder.inttoptr(args[1], pointer)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+invoke_with: Callable[[Any, Any], None] = intrinsic(_invoked)
+"""Call the C function at an address with another address."""

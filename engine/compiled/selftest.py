@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from statistics import geometric_mean
 from typing import Any
 
 import torch
 
-from engine.compiled.decoder import Decoder, Layer, Work, linears_of, padded
+from engine.compiled.decoder import Decoder, Pass
+from engine.compiled.packing import linears_of
 from engine.linears.products import ONEDNN, TORCH, Way, build
 from engine.linears.selftest import Measure, stopwatch
 
@@ -32,7 +34,7 @@ def pays(decoder: Decoder, model: Any, measure: Measure = stopwatch) -> bool:
     rivals = [_products(model.model.layers[0], way) for way in ways]
     losses = []
     for rows in ROWS:
-        ours = _layer(decoder.layers[0], decoder.embedding.shape[1], rows)
+        ours = _layer(decoder, rows)
         seconds = measure([ours, *(partial(rival, rows) for rival in rivals)])
         losses.append(seconds[0] / min(seconds[1:]))
     loss = geometric_mean(losses)
@@ -41,20 +43,13 @@ def pays(decoder: Decoder, model: Any, measure: Measure = stopwatch) -> bool:
     return loss <= _SLOWER
 
 
-def _layer(layer: Layer, width: int, rows: int) -> Callable[[], object]:
+def _layer(decoder: Decoder, rows: int) -> Callable[[], object]:
     """One layer around its attention, on ``rows`` rows."""
-    half = layer.dim // 2
-    angles = torch.ones(rows, half)
-    keys, values = torch.zeros(2, layer.kv_heads, rows, layer.dim)
-    output = torch.zeros(layer.heads, rows, layer.dim)
-    states = torch.zeros(rows, padded(width))
-    work = Work(states, cos=angles, sin=angles, half=half, slots=torch.arange(rows))
-
-    def run() -> None:
-        work.before_attention(layer, keys, values)
-        work.after_attention(layer, output)
-
-    return run
+    one = replace(decoder, layers=decoder.layers[:1])
+    keys, values = torch.zeros(2, one.layers[0].kv_heads, rows, one.layers[0].dim)
+    each = torch.arange(rows)
+    tokens = torch.zeros_like(each)
+    return Pass(one, tokens, each, each, [(keys, values)], each, trims=False).around_attention
 
 
 def _products(layer: Any, way: Way) -> Callable[[int], object]:

@@ -26,7 +26,8 @@ from engine.attention.base import Attention, LayerCall
 from engine.attention.last_layer import LastLayer, NothingRead, Written, install
 from engine.attention.metadata import AttentionMetadata
 from engine.attention.rotary import FrameRotation
-from engine.compiled.decoder import Decoder, decoder_of, release_plain
+from engine.compiled.decoder import Decoder
+from engine.compiled.packing import decoder_of, release_plain
 from engine.compiled.selftest import pays
 from engine.device import out_of_memory
 from engine.linears.install import Linears, Mode, install_linears

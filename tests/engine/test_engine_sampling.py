@@ -6,12 +6,13 @@ import math
 import random
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.sampling import accept, choose, gumbel
+from engine.sampling import accept, choose, gumbel, on_device, on_host
 from engine.seeding import GOLDEN, MASK, Sampling, fnv1a, mix, prompt_seed, signed
 from engine.step import SampledToken
 from tests import tolerance
@@ -42,6 +43,28 @@ def test_the_choice_is_the_first_of_the_best_and_the_gap_is_over_the_same_set(
         assert (choice.token, choice.top1, choice.top2) == naive(row, allowed)
         assert choice.error is None
         assert choice.logits == tuple(row[token] for token in allowed or ())
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from([1, 2, 199, 256]), st.integers(1, 6), st.integers(0, 10**6))
+def test_host_and_device_choose_alike(width: int, rows: int, seed: int) -> None:
+    """To the bit, with and without choices and noise, and where logits are not finite."""
+    rng = random.Random(seed)
+    values = [*map(float, range(-4, 5)), float("nan"), float("inf"), -float("inf")]
+    logits = torch.tensor([rng.choices(values[: rng.choice([9, 12])], k=width) for _ in range(rows)])
+    widest = min(width, 3)
+    allowed = np.array(
+        [
+            [-1] * widest if rng.random() < 0.4 else [*rng.sample(range(width), widest - 1), -1][:widest]
+            for _ in range(rows)
+        ]
+    )
+    among = allowed if rng.random() < 0.7 else None
+    drawn = [(row, Sampling(0.7, rng.randrange(100), 1)) for row in range(rows) if rng.random() < 0.4]
+    host, device = (np.array(read(logits, among, drawn)) for read in (on_host, on_device))
+    finite = np.isfinite(device[:, 3])
+    assert np.array_equal(finite, np.isfinite(host[:, 3]))
+    assert np.array_equal(host[finite], device[finite])
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])

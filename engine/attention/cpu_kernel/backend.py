@@ -1,8 +1,9 @@
-"""The CPU backend over the compiled kernel: plans a pass once, and makes one call for each layer."""
+"""The CPU backend over the compiled kernel: plans a pass once, and makes a `CALL` for each layer."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 
 from engine.attention.base import LayerCall
 from engine.attention.cpu_kernel.flash import worker
-from engine.attention.cpu_kernel.memory import CALL, room_floats, state_floats
+from engine.attention.cpu_kernel.memory import CALL, LONG, room_floats, state_floats
 from engine.attention.cpu_kernel.plan import Plan, Shape, plan
 from engine.attention.metadata import AttentionMetadata
 from engine.attention.reads import Reads, reads_of
@@ -49,8 +50,10 @@ class _Pass:
         self.addresses = tasks.ctypes.data, segments.ctypes.data, entries.ctypes.data
 
     def table(self, rotation: FrameRotation) -> Floats:
-        """Cosines and sines for every shift, computed once per pass."""
+        """Cosines and sines for every shift, computed once per pass; nothing reads those of no shift."""
         table = self.tables.get(rotation)
+        if table is None and not self.plan.shifts.any():
+            table = self.tables[rotation] = np.empty((0, 2, len(rotation.inv_freq)), np.float32)
         if table is None:
             angles = self.plan.shifts[:, None] * rotation.inv_freq.numpy()
             table = np.stack((np.cos(angles), np.sin(angles)), 1).astype(np.float32)
@@ -58,17 +61,32 @@ class _Pass:
         return table
 
 
-class CpuKernelAttention:
-    """Region attention on a CPU in one compiled call a layer. `serves` says for which heads.
+@dataclass(frozen=True)
+class Prepared:
+    """One layer's call: its `CALL` in ``record`` [1], without the kernel's memory.
 
-    Results do not depend on the number of threads. Not thread-safe, as its memory is kept.
+    ``states``: states it keeps there; ``pending``: its counters; ``operations``: its multiplications.
+    ``held``: what the record points to.
+    """
+
+    record: npt.NDArray[np.void]
+    states: int
+    pending: int
+    operations: int
+    held: tuple[object, ...]
+
+
+class CpuKernelAttention:
+    """Region attention on a CPU in one compiled call a layer, or a part of one (`prepare`).
+
+    `serves` says for which heads. Results do not depend on the number of threads. Not thread-safe, as its
+    memory is kept.
     """
 
     def __init__(self) -> None:
         self._metadata: AttentionMetadata | None = None
         self._reads: Reads | None = None
         self._passes: dict[tuple[int | None, Shape], _Pass] = {}
-        self._call = np.zeros(1, CALL)
         self._counters = np.zeros(0, np.int64)
         self._states, self._rooms = _aligned(0), _aligned(0)
 
@@ -78,6 +96,20 @@ class CpuKernelAttention:
 
     def attend(self, call: LayerCall, *, lse: bool = False) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The output, and the log-sum-exp of the scores, sinks left out, [q_heads, rows], if ``lse``.
+
+        Raises ValueError for heads that are not served.
+        """
+        q_heads, rows, _ = call.query.shape
+        out = torch.empty((rows, q_heads, call.values.shape[2]), dtype=call.query.dtype)
+        sums = torch.empty((q_heads, rows)) if lse else None
+        prepared = self.prepare(call, out, sums)
+        threads = 1 if prepared.operations < _ALONE_OPERATIONS else team.threads()
+        self.lend(prepared.record, [prepared], threads)
+        team.run(worker().address, prepared.record.ctypes.data, threads)
+        return out.transpose(0, 1), sums
+
+    def prepare(self, call: LayerCall, out: torch.Tensor, sums: torch.Tensor | None = None) -> Prepared:
+        """``call`` for `worker`; it writes ``out`` [rows, q_heads, value_dim] and ``sums`` [q_heads, rows].
 
         Raises ValueError for heads that are not served.
         """
@@ -91,21 +123,12 @@ class CpuKernelAttention:
         plan, table = laid.plan, laid.table(call.rotation)
         tasks, segments, entries = laid.addresses
         lines = plan.block_rows * shape.groups
-        threads = 1 if plan.operations < _ALONE_OPERATIONS else team.threads()
-
-        state_bytes = FLOAT * _rounded(state_floats(lines, value_dim))
-        room_bytes = FLOAT * _rounded(room_floats(lines, key_dim, value_dim))
-        self._states = _grown(self._states, plan.states * state_bytes // FLOAT)
-        self._rooms = _grown(self._rooms, threads * room_bytes // FLOAT)
-        counters = self._counters = _counters(self._counters, 2 + plan.blocks * kv_heads)
-        counters[:2] = 0
-        out = torch.empty((rows, q_heads, value_dim), dtype=query.dtype)
-        sums = torch.empty((q_heads, rows)) if lse else None
         sinks = None if call.sinks is None else call.sinks.float().contiguous()
         factor, cap = call.scale * _LOG2_E, 0.0
         if call.softcap is not None:
             factor, cap = 2 * factor / call.softcap, call.softcap * _LOG2_E
-        self._call[0] = (
+        record = np.zeros(1, CALL)
+        record[0] = (
             *_placed(query, 1),
             query.dtype == torch.bfloat16,
             *_placed(call.keys, 1),
@@ -125,18 +148,35 @@ class CpuKernelAttention:
             segments,
             entries,
             table.ctypes.data,
-            self._states.ctypes.data,
-            state_bytes,
-            self._rooms.ctypes.data,
-            room_bytes,
-            counters[2:].ctypes.data,
-            counters.ctypes.data,
-            counters[1:].ctypes.data,
+            0,
+            FLOAT * _rounded(state_floats(lines, value_dim)),
+            0,
+            FLOAT * _rounded(room_floats(lines, key_dim, value_dim)),
+            *(0, 0, 0),
             factor,
             cap,
         )
-        team.run(worker().address, self._call.ctypes.data, threads)
-        return out.transpose(0, 1), sums
+        held = query, out, sums, sinks, laid, table
+        return Prepared(record, plan.states, plan.blocks * kv_heads, plan.operations, held)
+
+    def lend(self, records: npt.NDArray[np.void], prepared: Sequence[Prepared], threads: int) -> None:
+        """Give ``records``, each made of one of ``prepared``, memory for ``threads``, until the next `lend`.
+
+        They run one after the other.
+        """
+        states = max(each.states * int(each.record["state_bytes"][0]) for each in prepared)
+        rooms = max(threads * int(each.record["room_bytes"][0]) for each in prepared)
+        self._states, self._rooms = _grown(self._states, states // FLOAT), _grown(self._rooms, rooms // FLOAT)
+        own = 2 * len(records)
+        counters = own + max(each.pending for each in prepared)
+        if self._counters.size < counters:
+            self._counters = np.zeros(2 * counters, np.int64)
+        self._counters[:counters] = 0
+        first = self._counters.ctypes.data
+        records["states"], records["rooms"] = self._states.ctypes.data, self._rooms.ctypes.data
+        records["pending"] = first + own * LONG
+        records["next_task"] = first + LONG * np.arange(0, own, 2)
+        records["next_room"] = first + LONG * np.arange(1, own, 2)
 
     def _pass(self, call: LayerCall, shape: Shape) -> _Pass:
         if call.metadata is not self._metadata:
@@ -171,8 +211,3 @@ def _aligned(floats: int) -> Floats:
 def _grown(memory: Floats, floats: int) -> Floats:
     """``memory``, or more."""
     return memory if memory.size >= floats + _LINE // FLOAT else _aligned(floats + _LINE // FLOAT)
-
-
-def _counters(counters: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
-    """``counters``, or more, all 0."""
-    return counters if counters.size >= count else np.zeros(2 * count, np.int64)

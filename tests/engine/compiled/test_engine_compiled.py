@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from engine.compiled.decoder import _KINDS, _interleaved, _pairs, _panels, decoder_of, release_plain
 from engine.compiled.layers import DEPTH, _put, linear, rms_norm, rotated_heads
+from engine.compiled.packing import _KINDS, _interleaved, _pairs, _panels, decoder_of, release_plain
 from engine.compiled.products import PANEL
 from engine.compiled.selftest import pays
 from engine.cpu.emit import host_has
@@ -134,9 +134,12 @@ def test_norms_and_rotations_are_those_of_float64() -> None:
     rounded = torch.from_numpy(out).bfloat16()
     assert torch.equal(torch.from_numpy(halves[:, :64]).view(torch.bfloat16), rounded)
     norm, angles = torch.randn(16, generator=generator), torch.randn(5, 6, generator=generator)
-    heads, parts = np.empty((2, 5, 16), np.float32), (x.clone().numpy(), 8, angles.cos().numpy())
+    at = np.array([7, 2, 4, 0, 4])
+    table = torch.zeros(8, 6).index_copy_(0, torch.from_numpy(at), angles)
+    angles = table[at]
+    heads, parts = np.empty((2, 5, 16), np.float32), (x.clone().numpy(), 8, table.cos().numpy())
     for some in ((0, 3), (3, 5)):  # as threads share rows
-        rotated_heads(*parts, angles.sin().numpy(), norm.numpy(), np.float32(1e-6), heads, some)
+        rotated_heads(*parts, table.sin().numpy(), at, norm.numpy(), np.float32(1e-6), heads, some)
     normed = functional.rms_norm(x[:, 8:40].double().view(5, 2, 16), (16,), norm.double(), 1e-6).transpose(
         0, 1
     )
