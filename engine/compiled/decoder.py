@@ -11,7 +11,7 @@ dense forward.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -24,6 +24,7 @@ from engine.attention.base import LayerCall
 from engine.attention.cpu_kernel.backend import CpuKernelAttention
 from engine.attention.cpu_kernel.flash import worker
 from engine.attention.cpu_kernel.memory import CALL
+from engine.attention.metadata import AttentionMetadata
 from engine.compiled.layers import AFTER, ATTENTION, BEFORE, LAYER, PASS, PASS_FIELDS, STEPS, forward
 from engine.compiled.products import PANEL
 from engine.cpu import team
@@ -36,6 +37,7 @@ _FIRST_ANGLES = 1024
 """Positions whose angles are computed at load."""
 _AT = {name: number for number, name in enumerate(LAYER.names or ())}
 """The word of each field."""
+_STRANGE = (PASS.names or ()).index("strange")
 
 Pools = Sequence[tuple[torch.Tensor, torch.Tensor]]
 """Keys and values of each layer, [kv_heads, slots, dim]."""
@@ -98,8 +100,6 @@ class Decoder:
     ) -> torch.Tensor:
         """As `LoadedModel.forward`. Raises IndexError for a token that is not in the vocabulary."""
         slots = context.slots
-        if int(tokens.numpy().view(np.uint64).max()) >= len(self.embedding):
-            raise IndexError(f"a token is not one of {len(self.embedding)}")
         if isinstance(slots, slice):
             slots = torch.arange(slots.start, slots.stop)
         pools = list(zip(context.pool.keys, context.pool.values, strict=True))
@@ -181,24 +181,23 @@ class Pass:
         self._arguments = {
             "layers": count, "arguments": words.ctypes.data, "tokens": tokens.data_ptr(),
             "embedding": embedding.data_ptr(), "half": int(embedding.dtype == torch.bfloat16),
-            "kept": kept.data_ptr(), "trims": int(trims),
+            "vocabulary": len(embedding), "kept": kept.data_ptr(), "trims": int(trims),
         }  # fmt: skip
         self._held = tokens, positions, cos, sin, slots, kept, states, kept_states, joint, mixed, normed
 
     def whole(self, context: Any, attention: CpuKernelAttention) -> torch.Tensor:
         """The logits of the rows kept, [kept, vocabulary], in one compiled call."""
         layers, count = self._decoder.layers, len(self._decoder.layers)
-        prepared = [attention.prepare(self._call(0, context), self._attended)]
+        prepared = [attention.prepare(self._call(0, context, self._query, context.metadata), self._attended)]
         records = np.repeat(prepared[0].record, count)
         for name in ("keys", "values"):
             records[name] = self._words[:count, _AT[name]]
         if self._trims and self._kept:
             own = context.metadata.only(context.last.rows)
-            call = replace(self._call(count - 1, context), query=self._kept_query, metadata=own)
+            call = self._call(count - 1, context, self._kept_query, own)
             prepared.append(attention.prepare(call, self._attended[: self._kept]))
             records[-1:] = prepared[-1].record
-        products = self._rows * sum(layer.size for layer in layers)
-        threads = self._team(products + count * prepared[0].operations)
+        threads = self._team(count * (self._rows * layers[0].size + prepared[0].operations))
         attention.lend(records, prepared, threads)
         self._arguments |= {
             "worker": worker().address, "calls": records.ctypes.data, "call_bytes": CALL.itemsize
@@ -213,7 +212,7 @@ class Pass:
             self._run(first + BEFORE, first + ATTENTION, threads)
             if first + ATTENTION == self._end:
                 return self._read()
-            call = self._call(number, context)
+            call = self._call(number, context, self._query, context.metadata)
             if self._trims and number == len(self._decoder.layers) - 1:
                 call = context.last.reduced(call)
             output = context.attention(call).transpose(0, 1)
@@ -234,12 +233,11 @@ class Pass:
         whole = STEPS * len(self._decoder.layers) + 1
         return whole if self._kept or not self._trims else whole - STEPS
 
-    def _call(self, number: int, context: Any) -> LayerCall:
+    def _call(self, number: int, context: Any, query: torch.Tensor, metadata: AttentionMetadata) -> LayerCall:
         keys, values = self._pools[number]
         scale, rotation = self._decoder.layers[number].scale, context.rotations[number]
-        return LayerCall(
-            self._query, *self._own, keys, values, scale, None, None, context.metadata, rotation
-        )  # fmt: skip
+        own, new = self._own
+        return LayerCall(query, own, new, keys, values, scale, None, None, metadata, rotation)
 
     def _team(self, operations: int) -> int:
         """As many threads as help."""
@@ -254,6 +252,8 @@ class Pass:
         arguments = self._arguments | {"first": first, "stop": stop}
         run = np.array([arguments.get(name, 0) for name in PASS.names or ()])
         team.run(forward(), run.ctypes.data, threads)
+        if run[_STRANGE]:
+            raise IndexError(f"a token is not one of {arguments['vocabulary']}")
 
     def _read(self) -> torch.Tensor:
         return self._logits[:, : self._decoder.vocabulary]

@@ -75,8 +75,9 @@ BEFORE, ATTENTION, AFTER, STEPS = range(4)
 _PASS = (
     # steps to run; LAYER [layers + 2]: the head, and the last layer for the rows kept, come last
     ("first", "stop", "layers", "arguments"),
-    # int64 [rows], and the states that they begin as: [vocabulary, inputs], in bfloat16 if ``half``
-    ("tokens", "embedding", "half"),
+    # int64 [rows], and the states that they begin as: [vocabulary, inputs], in bfloat16 if ``half``; set by
+    # `forward` if a token is not in the vocabulary
+    ("tokens", "embedding", "vocabulary", "half", "strange"),
     # the attention's worker and its arguments, so many bytes a layer
     ("worker", "calls", "call_bytes"),
     # int64: the rows whose logits are read; whether the last layer is for them alone
@@ -335,7 +336,10 @@ def _embed(run: Any, call: Any, some: Any) -> None:
     """Begin the states of the rows ``some``, padded with zeros."""
     tokens = numba.carray(integer_pointer(run.tokens), (call.rows,), np.int64)
     for r in range(some[0], some[1]):
-        first = tokens[r] * call.inputs
+        token = tokens[r]
+        if token < 0 or token >= run.vocabulary:
+            run.strange, token = 1, 0
+        first = token * call.inputs
         words = numba.carray(word_pointer(call.hidden + r * call.width * 4), (call.width,), np.uint32)
         if run.half:
             short = numba.carray(half_pointer(run.embedding + first * 2), (call.inputs,), np.uint16)

@@ -236,6 +236,20 @@ def test_packed_weights_are_held_once() -> None:
     assert loaded.compiled.bytes >= freed
 
 
+@pytest.mark.parametrize("token", [-1, 91, 2**40])
+def test_a_token_outside_the_vocabulary_is_an_error_that_writes_nothing(token: int) -> None:
+    loaded = tiny("llama")
+    assert loaded.compiled is not None
+    size = len(loaded.compiled.embedding)
+    engine = Engine(loaded, blocks=40, block_size=4)
+    tape = engine.open_tape("a", [3, 4, 5], Retention(100))
+    tape.acquire(2)
+    with pytest.raises(IndexError, match=f"not one of {size}"):
+        engine.logits([Chunk(tape, [5, token if token < 0 else max(token, size)])])
+    assert tape.next_slots(1).coord == 0
+    tape.release()
+
+
 @pytest.fixture
 def threads() -> Iterator[Callable[[int], None]]:
     before = torch.get_num_threads()
