@@ -151,6 +151,15 @@ class SchedulerConfig(Table, frozen=True):
         ),
     ] = 128
     chunk_max: Annotated[int, about("largest prefill chunk, in tokens", ge=1)] = 1024
+    stream_share: Annotated[
+        float,
+        about(
+            "share of each pass that prompts leave to new bars, so that no number of prompts stops the data; "
+            "beside questions at most chunk_min tokens. 0 leaves them nothing",
+            ge=0,
+            lt=1,
+        ),
+    ] = 0.25
     cell_budget: Annotated[
         float, about("cell budget: share of the pool for questions and their answers", gt=0, le=1)
     ] = 0.5
