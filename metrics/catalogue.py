@@ -260,6 +260,16 @@ METRICS: tuple[Metric, ...] = (
         "session",
     ),
     _counter(
+        "foretick_promises_missed_total",
+        "Bars read later than the session promises (max_staleness, max_staleness_bars). Worry when it grows: "
+        "the device lacks the capacity.",
+        "session",
+    ),
+    _counter(
+        "foretick_prompts_refused_total",
+        "Prompts refused because tapes were late. Worry when it grows: more load than the device can carry.",
+    ),
+    _counter(
         "foretick_versions_total",
         "Data versions committed. Worry when it falls far behind foretick_bars_total.",
         "session",

@@ -247,10 +247,18 @@ class SessionConfig(Table, frozen=True):
     max_staleness: Annotated[
         Duration,
         about(
-            "deadline for reading a closed bar; close to it the tape goes before asks. The device must have "
-            "the capacity; 0s is no deadline"
+            "promise of freshness: a bar is read within so long of the record that closed it; close to it "
+            "the tape goes before asks. The device must have the capacity; 0s is max_staleness_bars"
         ),
     ] = OFF
+    max_staleness_bars: Annotated[
+        int,
+        about(
+            "the promise in bars, where max_staleness is 0s; 0 is none. Sources that wait (source.behind) "
+            "have none by bars",
+            ge=0,
+        ),
+    ] = 3
 
 
 class QuestionConfig(Table, frozen=True):
@@ -450,3 +458,8 @@ class Config(Table, frozen=True):
     http: HttpConfig = HttpConfig()
     process: ProcessConfig = ProcessConfig()
     log: LogConfig = LogConfig()
+
+    def promise_ns(self, session: SessionConfig) -> int:
+        """A session's promise of freshness, ns; 0: none."""
+        by_bars = session.max_staleness_bars * self.bars.interval if self.source.skips else 0
+        return int(session.max_staleness or by_bars)

@@ -54,6 +54,11 @@ def inputs_of(payloads: Sequence[Appended]) -> Inputs:
     )
 
 
+def missed(payloads: Sequence[Appended], promise_ns: int, now_ns: int) -> int:
+    """Bars that were closed longer ago than is promised; 0 where nothing is. Times of the monotonic clock."""
+    return sum(0 < promise_ns < now_ns - payload.record.ts_closed for payload in payloads)
+
+
 class EngineInput:
     """Appends the ring's records to the tapes; `run` is the data plane's thread."""
 
@@ -135,7 +140,7 @@ class EngineInput:
         first = self._appended[session]
         self._appended[session] += len(records)
         return [
-            TapeItem(record.tokens, Appended(record, first + i), record.ts_last_event)
+            TapeItem(record.tokens, Appended(record, first + i), record.ts_last_event, record.ts_closed)
             for i, record in enumerate(records)
         ]
 
