@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -22,9 +23,9 @@ from scheduler.request import Failure
 from scheduler.scheduler import Scheduler
 from scheduler.tapes import TapeItem, TapeItems
 
-CREDITS = 16
+CREDITS = 8
 """Bars of one session that the scheduler has at a time: no session fills a pass, nor the queue before others.
-The next ones wait in the session's backlog (`ingest.backlog`)."""
+The next ones wait in the session's backlog (`ingest.backlog`). Four times as many of a source that waits."""
 
 
 class Appended(NamedTuple):
@@ -70,6 +71,7 @@ class EngineInput:
         built: Built,
         scheduler: Scheduler,
         store: MetricStore,
+        clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._ring, self._scheduler, self._prefixes = ring, scheduler, built.prefixes
         self._tapes = [built.tapes[session.name] for session in config.sessions]
@@ -82,7 +84,8 @@ class EngineInput:
         self._ended = threading.Event()
         self._leave_ring = threading.Event()
         """Set by `end` and by `stop`: ends the data plane's loop."""
-        bars = config.bars
+        bars, skips = config.bars, config.source.skips
+        most = CREDITS if skips else 4 * CREDITS
         self._plane = DataPlane(
             ring,
             source,
@@ -91,8 +94,9 @@ class EngineInput:
             [SessionSpec(tape.name, built.lines[tape.name], _window(tape.retention)) for tape in self._tapes],
             self._append,
             store,
-            room=lambda session: CREDITS - self._ahead[session],
-            skips=config.source.skips,
+            clock=clock,
+            room=lambda session: most - self._ahead[session],
+            skips=skips,
             idle_close_ns=bars.idle_close,
             restart=self._restart,
         )
