@@ -84,7 +84,10 @@ class Inputs(msgspec.Struct, frozen=True):
 
 
 class Committed(msgspec.Struct, frozen=True, tag="committed"):
-    """A new data version and the ``bars`` it added; ``times`` of its newest record."""
+    """A new data version and the ``bars`` it added; ``times`` of its newest record.
+
+    ``late``: of these bars, those that missed the session's promise of freshness.
+    """
 
     session: str
     version: int
@@ -93,6 +96,7 @@ class Committed(msgspec.Struct, frozen=True, tag="committed"):
     live_records: int
     times: Times
     inputs: Inputs
+    late: int = 0
 
 
 class Answered(msgspec.Struct, frozen=True, tag="answered"):

@@ -4,6 +4,10 @@ The planner walks the policy's order once and stops when the budget is spent (*S
 counts as available the free blocks and those of requests ranked *below* the current one, which phase 2
 may preempt. A low-ranked request whose blocks are needed is left out and becomes the first victim.
 
+Requests, all but FLASH, leave `Limits.stream_share` of the tokens and rows to tapes, as far as bars wait: no
+flood of requests stops the data. A batch with questions is theirs; there tapes get no more than they get
+beside questions anyway.
+
 Work that needs a session's lost KV is skipped until the session is rebuilt, and so are records behind a
 refresh; neither delays other work.
 """
@@ -157,6 +161,8 @@ class _Planner:
         """A foreground request has a row in this batch."""
         self.pool_share: int | None = None
         """Tokens left for POOL prompts in a batch with a question; None without one."""
+        self.held_tokens, self.held_rows, self.longest_bar = self._held_for_tapes()
+        """Tokens and rows that requests leave to tapes, less what these have got; the longest first bar."""
         self.preemptable: PreemptableBlocks | None = None
         self.entries: list[Entry] = []
         self.waits: dict[PriorityClass, str] = {}
@@ -171,6 +177,9 @@ class _Planner:
                 break
             if isinstance(work, TapeAppend):
                 entry = self._append(work)
+            elif self._is_full(work):
+                self._append_rest()
+                break
             else:
                 position = self.queues.position(work)
                 generates = position.decoding and position.state is State.RUNNING
@@ -179,6 +188,59 @@ class _Planner:
                 self.entries.append(entry)
         waits, lost = tuple(self.waits.items()), tuple(self.lost)
         return Plan(tuple(self.entries), waits, self.pool_share is not None, lost)
+
+    def _held_for_tapes(self) -> tuple[int, int, int]:
+        """Tokens and rows of the share, as far as bars wait that could run, and the longest first bar."""
+        limits = self.limits
+        most_tokens = int(limits.stream_share * limits.max_batch_tokens)
+        most_rows = int(limits.stream_share * limits.max_batch_requests)
+        tokens = rows = longest = 0
+        if not most_tokens:
+            return 0, 0, 0
+        for append in self.queues.sorted_appends():
+            barrier = self.queues.barriers.get(append.tape)
+            if append.lost or (barrier is not None and append.seq > barrier):
+                continue
+            rows += 1
+            longest = max(longest, len(append.queue[0].record.tokens))
+            for pending in append.queue:
+                tokens += len(pending.record.tokens)
+                if tokens >= most_tokens:
+                    break
+            if tokens >= most_tokens and rows >= most_rows:
+                break
+        held = max(min(tokens, most_tokens), longest)
+        # the first of the order always gets a token and a row
+        rows = min(rows, most_rows, limits.max_batch_requests - 1)
+        return min(held, limits.max_batch_tokens - 1), rows, longest
+
+    def _held(self, request: Request) -> tuple[int, int]:
+        """Tokens and rows that a request leaves to tapes; beside questions what these may have there."""
+        if request.cls is PriorityClass.FLASH:
+            return 0, 0
+        if request.cls > PriorityClass.SESSION and self.pool_share is None:
+            return self.held_tokens, self.held_rows
+        if not self.after_question:
+            return 0, 0
+        chunk = max(self.limits.chunk_min, self.longest_bar)
+        return min(self.held_tokens, chunk), min(self.held_rows, 1)
+
+    def _is_full(self, request: Request) -> bool:
+        """Whether the batch has no more room for this request, nor for any after it, but only for tapes."""
+        tokens, rows = self._held(request)
+        if self.tokens > tokens and self.rows > rows:
+            return False
+        self._note(request, "tokens" if self.tokens <= tokens else "rows")
+        return True
+
+    def _append_rest(self) -> None:
+        """Give the rest to the tapes behind the requests that are turned away."""
+        for append in self.queues.sorted_appends():
+            if not self.rows or not self.tokens:
+                self._note(append, "rows" if not self.rows else "tokens")
+                break
+            if not append.due and (entry := self._append(append)) is not None:
+                self.entries.append(entry)
 
     def _decode(self, request: Request) -> Entry | None:
         """One decode, the entry of most rows; None without free memory for it."""
@@ -275,7 +337,7 @@ class _Planner:
             chunk = min(self.chunk, self.pool_share)
         else:
             chunk = self.chunk
-        return min(left, chunk, self.tokens)
+        return min(left, chunk, self.tokens - self._held(request)[0])
 
     def _append(self, append: TapeAppend) -> Entry | None:
         barrier = self.queues.barriers.get(append.tape)
@@ -293,6 +355,7 @@ class _Planner:
             self._note(append, "tokens")
             return None
         self._spend(tokens, blocks)
+        self.held_tokens, self.held_rows = max(0, self.held_tokens - tokens), max(0, self.held_rows - 1)
         return Entry(append, n)
 
     def _records(self, append: TapeAppend, barrier: int | None) -> tuple[int, int, int]:
@@ -301,7 +364,11 @@ class _Planner:
         retention = append.tape.retention
         most = min(self.tokens, retention.tokens)
         # Questions wait for the whole pass, so next to them a tape gets the smallest chunk or one record.
-        share = most if append.due or not self.has_request else min(most, self.limits.chunk_min)
+        # Next to prompts alone it gets what these leave to tapes.
+        beside = self.limits.chunk_min if self.pool_share is not None else self.held_tokens
+        share = min(most, max(beside, self.limits.chunk_min))
+        if append.due or not self.has_request:
+            share = most
         oldest = newest = append.queue[0].record.ts_event
         for pending in islice(append.queue, retention.records or None):
             after = tokens + len(pending.record.tokens)

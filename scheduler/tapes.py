@@ -31,12 +31,14 @@ P = TypeVar("P")
 class TapeItem(Generic[P]):
     """One indivisible piece of a tape (a bar), with a payload that its owner gets back at commit.
 
-    ``ts_event``: event time, ns; required when the tape retains a span of event time.
+    ``ts_event``: event time, ns; required when the tape retains a span of event time. ``since_ns``: from when
+    its staleness counts, by the scheduler's clock; 0 is when it is queued.
     """
 
     tokens: Sequence[int]
     payload: P = None  # type: ignore[assignment] # a record without a payload is a TapeItem[None]
     ts_event: int = 0
+    since_ns: int = 0
 
 
 TapeItems = Sequence[TapeItem[Any]]
@@ -84,7 +86,8 @@ class TapeAppend:
     @property
     def deadline(self) -> int | None:
         """When its oldest record must be committed, ns; None without a bound."""
-        return self.queue[0].queued_ns + self.tape.staleness_ns if self.tape.staleness_ns else None
+        oldest, bound = self.queue[0], self.tape.staleness_ns
+        return (oldest.record.since_ns or oldest.queued_ns) + bound if bound else None
 
     @property
     def lost(self) -> bool:

@@ -52,6 +52,9 @@ class Limits:
     """Compute equal beginnings of POOL prompts once (section 3.7, prefix-aware grouped prefill)."""
     max_drafts: int = 4
     """Most draft tokens per generated token; 0 turns speculation off (section 3.7)."""
+    stream_share: float = 0.25
+    """Part of a batch's tokens and rows that requests leave to waiting tapes, however many requests wait.
+    In a batch with questions it is at most `chunk_min` tokens."""
     max_draft_rows: int = 64
     """Most draft tokens in one batch, shared by all running answers."""
     stream_timeout_ns: int = 60_000_000_000
@@ -68,6 +71,8 @@ class Limits:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.chunk_max < self.chunk_min:
             raise ValueError(f"chunk_max {self.chunk_max} is below chunk_min {self.chunk_min}")
+        if not 0.0 <= self.stream_share < 1.0:
+            raise ValueError(f"stream_share must lie in [0, 1), not {self.stream_share}")
         for name in ("cell_budget_fraction", "high_water"):
             if not 0.0 < getattr(self, name) <= 1.0:
                 raise ValueError(f"{name} must lie in (0, 1], not {getattr(self, name)}")

@@ -31,11 +31,12 @@ STATUS: dict[messages.Code, int] = {
     "abandoned": 410,
     "too_long": 413,
     "busy": 429,
+    "late": 429,
     "engine": 503,
     "shutting_down": 503,
     "timeout": 504,
 }
-_FORBIDDEN, _NO_JSON = 403, 415
+_FORBIDDEN, _NO_JSON, _TOO_MANY = 403, 415, 429
 
 
 def prompt_routes(answer: AnswerQuery, max_bytes: int = 1 << 18) -> list[Route]:
@@ -120,7 +121,10 @@ def _is_loopback(name: str) -> bool:
 
 
 def _error(status: int, code: str, message: str) -> Response:
-    return _json({"code": code, "message": message}, status)
+    response = _json({"code": code, "message": message}, status)
+    if status == _TOO_MANY:
+        response.headers["retry-after"] = str(messages.RETRY_AFTER_S)
+    return response
 
 
 def _json(members: dict[str, Any], status: int) -> Response:

@@ -30,6 +30,7 @@ Code = Literal[
     "too_long",
     "timeout",
     "busy",
+    "late",
     "engine",
     "shutting_down",
 ]
@@ -44,6 +45,8 @@ _CODES: dict[str, Code] = {
     "abandoned": "abandoned",
     "stopping": "shutting_down",
 }
+RETRY_AFTER_S = 1
+"""When a request refused as `busy` or `late` may be tried again."""
 Id = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
 PromptId = Annotated[str, Meta(min_length=1, max_length=64)]
@@ -247,6 +250,10 @@ class SessionInfo(msgspec.Struct, frozen=True):
     questions: tuple[str, ...]
     source_age_ns: int = 0
     daemon_age_ns: int = 0
+    promise_ns: int = 0
+    promises_missed: int = 0
+    bars_skipped: int = 0
+    bars_waiting: int = 0
 
 
 class SessionsReply(msgspec.Struct, frozen=True, tag="sessions_reply"):

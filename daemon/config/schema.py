@@ -151,6 +151,15 @@ class SchedulerConfig(Table, frozen=True):
         ),
     ] = 128
     chunk_max: Annotated[int, about("largest prefill chunk, in tokens", ge=1)] = 1024
+    stream_share: Annotated[
+        float,
+        about(
+            "share of each pass that prompts leave to new bars, so that no number of prompts stops the data; "
+            "beside questions at most chunk_min tokens. 0 leaves them nothing",
+            ge=0,
+            lt=1,
+        ),
+    ] = 0.25
     cell_budget: Annotated[
         float, about("cell budget: share of the pool for questions and their answers", gt=0, le=1)
     ] = 0.5
@@ -238,10 +247,18 @@ class SessionConfig(Table, frozen=True):
     max_staleness: Annotated[
         Duration,
         about(
-            "deadline for reading a closed bar; close to it the tape goes before asks. The device must have "
-            "the capacity; 0s is no deadline"
+            "promise of freshness: a bar is read within so long of the record that closed it; close to it "
+            "the tape goes before asks. The device must have the capacity; 0s is max_staleness_bars"
         ),
     ] = OFF
+    max_staleness_bars: Annotated[
+        int,
+        about(
+            "the promise in bars, where max_staleness is 0s; 0 is none. Sources that wait (source.behind) "
+            "have none by bars",
+            ge=0,
+        ),
+    ] = 3
 
 
 class QuestionConfig(Table, frozen=True):
@@ -344,6 +361,23 @@ class SourceConfig(_with_tables("SourceTables", SOURCES)):  # type: ignore[misc]
         int, about("longest message; longer ones are refused without decoding", ge=256)
     ] = 1 << 20
 
+    behind: Annotated[
+        Literal["auto", "skip", "wait"],
+        about(
+            "what happens to a session with more bars than the engine can read: skip, bars that its window "
+            "could no longer show are passed over and the next answers carry the flag gap; wait, every bar "
+            "is read and the source waits for the slowest session. auto is skip for Kafka and ZeroMQ, wait "
+            "for a replayed file"
+        ),
+    ] = "auto"
+
+    @property
+    def skips(self) -> bool:
+        """What `behind` says of this source."""
+        if self.behind != "auto":
+            return self.behind == "skip"
+        return self.connector is not None and self.connector.live
+
     @property
     def connector(self) -> SourceConnector | None:
         """The table that `kind` names; None for none."""
@@ -424,3 +458,8 @@ class Config(Table, frozen=True):
     http: HttpConfig = HttpConfig()
     process: ProcessConfig = ProcessConfig()
     log: LogConfig = LogConfig()
+
+    def promise_ns(self, session: SessionConfig) -> int:
+        """A session's promise of freshness, ns; 0: none."""
+        by_bars = session.max_staleness_bars * self.bars.interval if self.source.skips else 0
+        return int(session.max_staleness or by_bars)

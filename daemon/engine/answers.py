@@ -19,7 +19,7 @@ from daemon.api.messages import READY_EXIT, Ask, AskReply
 from daemon.config.schema import Config
 from daemon.engine.build import Built
 from daemon.engine.confidence import Confidence
-from daemon.engine.input import Appended, has_gap, inputs_of, newest
+from daemon.engine.input import Appended, has_gap, inputs_of, missed, newest
 from feeds.decimal9 import parse_fixed9
 from feeds.messages import Answer, Flag, Latency
 from flash.confidence import Judged
@@ -70,14 +70,23 @@ def decoder(
 class Versions:
     """Reports every new data version to the front. Called on the scheduler's thread."""
 
-    def __init__(self, store: MetricStore, emit: Emit, inputs: dict[str, Mapping[str, int]]) -> None:
+    def __init__(
+        self,
+        store: MetricStore,
+        emit: Emit,
+        inputs: dict[str, Mapping[str, int]],
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
         """``inputs`` are kept for the sessions' files; see `daemon.engine.maintenance.Tiers`."""
-        self._store, self._emit, self._inputs = store, emit, inputs
+        self._store, self._emit, self._inputs, self._clock = store, emit, inputs, clock
 
     def on_commit(self, tape: Tape, version: int, records: Sequence[TapeItem[Appended]]) -> None:
         """Report a tape's new version."""
         record = newest(records)
         self._inputs[tape.name] = {"last": record.last_offset, "low_watermark": record.low_watermark}
+        payloads = [each.payload for each in records]
+        late = missed(payloads, tape.staleness_ns, self._clock())
+        self._store.inc("foretick_promises_missed_total", late, session=tape.name)
         self._store.inc("foretick_versions_total", session=tape.name)
         self._store.set("foretick_data_version", version, session=tape.name)
         self._store.set("foretick_session_tokens", tape.live_tokens, session=tape.name)
@@ -89,7 +98,8 @@ class Versions:
                 live_tokens=tape.live_tokens,
                 live_records=tape.live_records,
                 times=times_of(record),
-                inputs=inputs_of([each.payload for each in records]),
+                inputs=inputs_of(payloads),
+                late=late,
             )
         )
 

@@ -207,7 +207,7 @@ def _build(config: Config, versions: Mapping[str, int]) -> Built:
         except ModelError as error:
             raise SettingError("pool.blocks", str(error)) from error
         tape.version = versions.get(session.name, 0)
-        tape.staleness_ns = session.max_staleness
+        tape.staleness_ns = config.promise_ns(session)
         tapes[session.name] = tape
         if tiers.residency is not None:
             tiers.residency.attach(tape, identity_of(engine, frozen))

@@ -1,8 +1,9 @@
-"""The data plane's thread: from the ring to the tapes, counting the bars that wait for the engine."""
+"""The data plane's thread: from the ring to the tapes, with credits for each session."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -10,19 +11,21 @@ from typing import NamedTuple
 from daemon.config.schema import Config
 from daemon.engine.build import Built
 from daemon.protocol import Inputs
+from ingest.backlog import Window
 from ingest.bars import GAP, BarBuilder, BarPolicy
 from ingest.compact import Restart
 from ingest.plane import DataPlane, SessionSpec, TapeRecord
 from ingest.ring import Ring
 from ingest.tokens import Tokeniser
 from metrics.store import MetricStore
-from regions.tape import Tape
+from regions.tape import Retention, Tape
 from scheduler.request import Failure
 from scheduler.scheduler import Scheduler
 from scheduler.tapes import TapeItem, TapeItems
 
-MAX_WAITING = 256
-"""Limit of bars waiting for the engine. Above it the ring is not read: it pauses or drops as configured."""
+CREDITS = 8
+"""Bars of one session that the scheduler has at a time: no session fills a pass, nor the queue before others.
+The next ones wait in the session's backlog (`ingest.backlog`). Four times as many of a source that waits."""
 
 
 class Appended(NamedTuple):
@@ -52,6 +55,11 @@ def inputs_of(payloads: Sequence[Appended]) -> Inputs:
     )
 
 
+def missed(payloads: Sequence[Appended], promise_ns: int, now_ns: int) -> int:
+    """Bars that were closed longer ago than is promised; 0 where nothing is. Times of the monotonic clock."""
+    return sum(0 < promise_ns < now_ns - payload.record.ts_closed for payload in payloads)
+
+
 class EngineInput:
     """Appends the ring's records to the tapes; `run` is the data plane's thread."""
 
@@ -63,26 +71,32 @@ class EngineInput:
         built: Built,
         scheduler: Scheduler,
         store: MetricStore,
+        clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._ring, self._scheduler, self._prefixes = ring, scheduler, built.prefixes
         self._tapes = [built.tapes[session.name] for session in config.sessions]
         self._appended = [0] * len(self._tapes)
-        self._waiting = 0
+        self._numbers = {tape.name: number for number, tape in enumerate(self._tapes)}
+        self._ahead = [0] * len(self._tapes)
+        """Bars of each session that the scheduler has."""
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._ended = threading.Event()
         self._leave_ring = threading.Event()
         """Set by `end` and by `stop`: ends the data plane's loop."""
-        bars = config.bars
+        bars, skips = config.bars, config.source.skips
+        most = CREDITS if skips else 4 * CREDITS
         self._plane = DataPlane(
             ring,
             source,
             BarBuilder(len(self._tapes), BarPolicy(bars.interval, bars.lateness, bars.empty, bars.max_fill)),
             Tokeniser(built.prompt.encode),
-            [SessionSpec(session.name, built.lines[session.name]) for session in config.sessions],
+            [SessionSpec(tape.name, built.lines[tape.name], _window(tape.retention)) for tape in self._tapes],
             self._append,
             store,
-            ready=lambda: self._waiting < MAX_WAITING,
+            clock=clock,
+            room=lambda session: most - self._ahead[session],
+            skips=skips,
             idle_close_ns=bars.idle_close,
             restart=self._restart,
         )
@@ -111,15 +125,17 @@ class EngineInput:
         self._leave()
 
     def on_commit(self, tape: Tape, version: int, records: TapeItems) -> None:
-        """These bars no longer wait."""
-        self._count(-len(records))
+        """These bars' credits come back."""
+        self._committed(tape, len(records))
 
     def on_drop(self, tape: Tape, records: TapeItems, failure: Failure) -> None:
         """As `on_commit`."""
-        self._count(-len(records))
+        self._committed(tape, len(records))
 
     def _append(self, made: Sequence[tuple[int, Sequence[TapeRecord]]]) -> None:
-        self._count(sum(len(records) for _, records in made))
+        with self._lock:
+            for session, records in made:
+                self._ahead[session] += len(records)
         self._scheduler.append_together(
             [(self._tapes[session], self._items(session, records)) for session, records in made]
         )
@@ -128,7 +144,7 @@ class EngineInput:
         first = self._appended[session]
         self._appended[session] += len(records)
         return [
-            TapeItem(record.tokens, Appended(record, first + i), record.ts_last_event)
+            TapeItem(record.tokens, Appended(record, first + i), record.ts_last_event, record.ts_closed)
             for i, record in enumerate(records)
         ]
 
@@ -151,11 +167,19 @@ class EngineInput:
         if not self._stop.is_set():
             self._plane.flush()
         # In this order: bars that no longer wait are committed, and the worker is idle only after their work.
-        while not (self._waiting == 0 and idle()):
-            if self._stop.wait(0.005):
+        while not (self._plane.waiting == 0 and not any(self._ahead) and idle()):
+            if self._stop.wait(0.001):
                 return False
+            self._plane.step()
         return True
 
-    def _count(self, records: int) -> None:
+    def _committed(self, tape: Tape, records: int) -> None:
+        session = self._numbers[tape.name]
         with self._lock:
-            self._waiting += records
+            self._ahead[session] -= records
+        if self._plane.waits(session):
+            self._ring.wake()
+
+
+def _window(retention: Retention) -> Window:
+    return Window(retention.tokens, retention.records, retention.span_ns)

@@ -39,10 +39,19 @@ class PromptState:
 
 
 class Prompts:
-    """All clients' prompts, at most ``most`` at a time and ``most_each`` per client. On the event loop."""
+    """All clients' prompts, at most ``most`` at a time and ``most_each`` per client. On the event loop.
 
-    def __init__(self, most: int, most_each: int, send: Callable[[protocol.Command], None]) -> None:
-        self._most, self._most_each, self._send = most, most_each, send
+    ``admit`` raises QueryError when no new prompt is admitted now; open ones go on.
+    """
+
+    def __init__(
+        self,
+        most: int,
+        most_each: int,
+        send: Callable[[protocol.Command], None],
+        admit: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._most, self._most_each, self._send, self._may_admit = most, most_each, send, admit
         self._open: dict[str, PromptState] = {}
         self._by_client: Counter[str] = Counter()
         self._ended: OrderedDict[str, tuple[messages.Code, str]] = OrderedDict()
@@ -113,6 +122,7 @@ class Prompts:
             raise messages.QueryError("busy", f"{self._most} prompts are already open")
         if self._by_client[client] >= self._most_each:
             raise messages.QueryError("busy", f"this client has {self._most_each} prompts open already")
+        self._may_admit()
         prompt_id = secrets.token_hex(8)
         prompt = self._open[prompt_id] = PromptState(prompt_id, client)
         self._by_client[client] += 1

@@ -25,6 +25,7 @@ from daemon.cores import Cores, pin
 from daemon.front.engine_manager import EngineManager
 from daemon.front.input import COMMIT, FeedInput
 from daemon.front.labels import Labels
+from daemon.front.lateness import Lateness
 from daemon.front.notify import Notifier
 from daemon.front.prompts import Prompts
 from daemon.front.publish import Publisher
@@ -55,6 +56,7 @@ class Front:
     engine: EngineManager
     input: FeedInput
     sessions: Sessions
+    lateness: Lateness
     questions: Questions
     labels: Labels
     publisher: Publisher
@@ -173,6 +175,7 @@ class Front:
         match event:
             case protocol.Committed():
                 self.sessions.committed(event)
+                self.lateness.committed(event)
                 self.publisher.committed(event)
             case protocol.Answered():
                 self.publisher.answered(event)

@@ -35,6 +35,7 @@ class SessionState:
     """
 
     symbol: str
+    promise_ns: int = 0
     questions: list[Question] = field(default_factory=list)
     version: int = 0
     live_tokens: int = 0
@@ -66,7 +67,7 @@ class Sessions:
     def __init__(self, config: Config, store: MetricStore, send: Callable[[protocol.Command], None]) -> None:
         self._store = store
         self._send = send
-        self.states = {s.name: SessionState(s.symbol) for s in config.sessions}
+        self.states = {s.name: SessionState(s.symbol, config.promise_ns(s)) for s in config.sessions}
         for asked in questions_of(config):
             self.states[asked.session].questions.append(asked.question)
         self._asks: Waiting[messages.AskReply] = Waiting()
@@ -171,6 +172,10 @@ class Sessions:
                     live_records=state.live_records,
                     questions=tuple(question.name for question in state.questions),
                     **state.dated(state.times),
+                    promise_ns=state.promise_ns,
+                    promises_missed=int(self._store.value("foretick_promises_missed_total", session=name)),
+                    bars_skipped=int(self._store.value("foretick_bars_skipped_total", session=name)),
+                    bars_waiting=int(self._store.value("foretick_bars_waiting", session=name)),
                 )
                 for name, state in self.states.items()
             ),

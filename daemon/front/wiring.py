@@ -18,6 +18,7 @@ from daemon.front.engine_client import ENGINE, EngineClient, InprocEngine, OnEve
 from daemon.front.engine_manager import RESTART_AFTER_S, Connect, EngineManager
 from daemon.front.input import COMMIT_EVERY_S, FeedInput
 from daemon.front.labels import Labels
+from daemon.front.lateness import Lateness
 from daemon.front.notify import Notifier
 from daemon.front.offsets import OffsetTracker
 from daemon.front.prompts import Prompts
@@ -80,6 +81,7 @@ def make_front(
 
     tracker = OffsetTracker()
     sessions = Sessions(config, store, send)
+    lateness = Lateness(store)
     questions = Questions(sessions, send)
     labelling = Labels(sessions, store, send)
     lossless = source is None or source.kind == "pausing"
@@ -87,7 +89,7 @@ def make_front(
     clocks = {name: state.clock for name, state in sessions.states.items()}
     entering = FeedInput(config, source, tracker, store, publisher.dead_letter, tasks, commit_every_s, clocks)
     publisher.delivery.gate = entering.gate
-    prompts = Prompts(config.query.max_prompts, config.query.max_prompts_each, send)
+    prompts = Prompts(config.query.max_prompts, config.query.max_prompts_each, send, lateness.admit)
     engine = EngineManager(
         connect or connect_configured,
         config.source.ring_capacity,
@@ -106,6 +108,7 @@ def make_front(
         engine=engine,
         input=entering,
         sessions=sessions,
+        lateness=lateness,
         questions=questions,
         labels=labelling,
         publisher=publisher,

@@ -47,6 +47,7 @@ limits = st.builds(
     eviction=st.sampled_from(["recompute", "swap", "cost"]),
     grouping=st.booleans(),
     max_drafts=st.integers(0, 4),
+    stream_share=st.sampled_from([0.0, 0.25, 0.7]),
 )
 orderings = st.sampled_from(ORDERINGS)
 sessions = st.sampled_from(["A", "B", ""])
@@ -220,7 +221,13 @@ def test_a_bound_is_met_whenever_the_device_has_the_capacity(
     tokens: int, ratio: float, n: int, seed: int, ordering: Ordering
 ) -> None:
     """The tightest bound that the tapes' own load allows is met under a flood of everything else."""
-    limits = Limits(max_batch_tokens=tokens, max_batch_requests=8, chunk_min=4, chunk_max=tokens)
+    limits = Limits(
+        max_batch_tokens=tokens,
+        max_batch_requests=8,
+        chunk_min=4,
+        chunk_max=tokens,
+        stream_share=(seed % 3) / 4,
+    )
     run, rng = Run(FakeWorld(limits, blocks=800, host_blocks=50), ordering), random.Random(seed)
     span, batch_ns, most = 12_000, COSTS.batch_ns([(0, tokens)]), min(24, tokens)
     feeds = sorted(
