@@ -24,14 +24,15 @@ from feeds.connector import Route
 from feeds.messages import Answer, AnyMessage, DataUpdated, DeadLetter, FlashReady, InputRange
 from flash.publishing import Said, suppressed
 from flash.questions import Question
-from flash.schedules import SUPERSEDED, TOO_LATE
+from flash.schedules import SUPERSEDED
 from metrics.catalogue import FAILURES
 from metrics.store import MetricStore
+from scheduler.deadlines import LATE
 
 log = logging.getLogger(__name__)
 
-_UNASKED = {TOO_LATE: "skipped", SUPERSEDED: "superseded"}
-"""Codes of questions that were not computed, and the reasons that are counted."""
+_UNASKED = {LATE: "skipped", SUPERSEDED: "superseded"}
+"""Codes of questions that were not computed, or not to the end, and the reasons that are counted."""
 
 
 @dataclass
