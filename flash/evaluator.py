@@ -200,10 +200,10 @@ class FlashEvaluator(Generic[P]):
         session.gap = False
         for each in replaced:
             self._skip(tape.name, each, new)
-        if session.current is not None and session.current.started:
-            session.pending = new
-        else:
-            session.pending = None
+        if session.current in replaced:
+            session.current = None
+        session.pending = new if session.current else None
+        if session.pending is None:
             self._submit(session, new)
 
     def on_drop(self, tape: Tape, records: TapeItems, failure: Failure) -> None:

@@ -267,6 +267,24 @@ def test_an_evaluation_that_has_not_started_is_replaced_by_the_newest_version() 
     assert not flash.failures
 
 
+def test_a_version_that_is_replaced_asks_no_free_text_though_its_other_question_is_gone() -> None:
+    """What replaces it is all free text, and begins at once."""
+    flash = Flash(*EIGHT, YES_NO, LONG, limits=ONE_AT_A_TIME)
+    busy, calm = flash.h.tape("busy"), flash.h.tape("calm")
+    for question in EIGHT:
+        flash.registry.register("busy", question)
+    for question in (YES_NO, LONG):
+        flash.registry.register("calm", question)
+    flash.begin(busy)
+    flash.commit(calm)
+    flash.registry.replace("calm", flash.registry.made("calm", [replace(LONG, max_tokens=5)]))
+    flash.commit(calm)
+    flash.h.run()
+    calm_results = [(r.version, r.payloads) for r in flash.results if r.standing.session == "calm"]
+    assert (calm_results, flash.texts) == ([(2, (2, 3))], [(2, (2, 3), 1)])
+    assert not flash.failures
+
+
 def test_the_gap_of_a_payload_is_reported_once() -> None:
     flash = Flash(YES_NO, PAPER_SIX[0])
     tape = flash.session()
