@@ -11,6 +11,9 @@ On each commit the tape is forked once per question that is due (`flash.schedule
    session waits for them. Each such question is asked of one version at a time; the newest of the versions
    that wait for it supersedes the others, which fail as `SUPERSEDED`.
 
+A question with a deadline is skipped, and fails as `late`, once it cannot be answered in time: when its pass
+would have to begin, by the predicted time of that pass, or when its time is up while text is generated.
+
 All state belongs to the thread that steps the scheduler.
 """
 
@@ -23,9 +26,11 @@ from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from flash.registry import Key, Registry, Standing
-from flash.schedules import SUPERSEDED, TOO_LATE, Moment, is_due, is_late
+from flash.schedules import SUPERSEDED, Moment, is_due
 from regions.ephemeral import Fork
 from regions.tape import Tape
+from scheduler.costs import Span
+from scheduler.deadlines import Deadline
 from scheduler.live import call
 from scheduler.request import Event, Failure, Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
@@ -143,8 +148,8 @@ class FlashEvaluator(Generic[P]):
     thread, once per question and evaluated version. `on_texts` gets session, version, payloads and the number
     of questions where all are free text: their results may come after those of later versions. `on_not_due`
     gets session, version and payloads where no question is due, after the first stages of all earlier
-    versions. `asked` gives the tokens that ask a question of a fork. `age_ns` is the time since the receipt
-    of a payload: a question past its deadline when its turn comes is not asked, but fails as `TOO_LATE`.
+    versions. `asked` gives the tokens that ask a question of a fork. `received_ns` is when a payload was
+    received, by the scheduler's clock: deadlines count from then. `pass_ns` predicts the time of a pass.
     """
 
     def __init__(
@@ -156,12 +161,14 @@ class FlashEvaluator(Generic[P]):
         on_not_due: Callable[[str, int, tuple[P, ...]], None],
         on_texts: Callable[[str, int, tuple[P, ...], int], None],
         asked: Callable[[Standing, Fork], Sequence[int]] = lambda item, fork: item.prepared.prompt_tokens,
-        age_ns: Callable[[P], int] = lambda payload: 0,
+        received_ns: Callable[[P], int] = lambda payload: 0,
+        pass_ns: Callable[[Sequence[Span]], int] = lambda rows: 0,
     ) -> None:
         self._scheduler = scheduler
         self._registry = registry
         self._on_done, self._on_not_due, self._on_texts = on_done, on_not_due, on_texts
-        self._has_gap, self._asked, self._age_ns = has_gap, asked, age_ns
+        self._has_gap, self._asked = has_gap, asked
+        self._received_ns, self._pass_ns = received_ns, pass_ns
         self._sessions: dict[str, _Session] = {}
         self.coalesced: defaultdict[str, int] = defaultdict(int)
         """Skipped updates so far, by session."""
@@ -193,10 +200,10 @@ class FlashEvaluator(Generic[P]):
         session.gap = False
         for each in replaced:
             self._skip(tape.name, each, new)
-        if session.current is not None and session.current.started:
-            session.pending = new
-        else:
-            session.pending = None
+        if session.current in replaced:
+            session.current = None
+        session.pending = new if session.current else None
+        if session.pending is None:
             self._submit(session, new)
 
     def on_drop(self, tape: Tape, records: TapeItems, failure: Failure) -> None:
@@ -279,20 +286,20 @@ class FlashEvaluator(Generic[P]):
                 self._ended(session, *older, request)
 
     def _ask(self, session: _Session, evaluation: _Evaluation, asks: Sequence[_Ask]) -> None:
-        age = self._age_ns(evaluation.payloads[-1])
-        requests, late = list[Request](), list[Request]()
-        for ask in asks:
-            chosen = late if is_late(ask.item.question, age) else requests
-            chosen.append(self._request(session, evaluation, ask))
+        """Submit questions of one version, to share a pass."""
+        takes = 0
+        if any(ask.item.question.answer_within_ns for ask in asks):
+            takes = self._pass_ns([(ask.reader.cached_tokens, len(ask.tokens)) for ask in asks])
+        requests = [self._request(session, evaluation, ask, takes) for ask in asks]
         evaluation.requests += requests
         for request in requests:
             self._scheduler.submit(request)
-        for request in late:
-            request.end(State.FAILED, 0, Failure(TOO_LATE, "its deadline passed before its turn came"))
-            request.spec.on_done(request)
 
-    def _request(self, session: _Session, evaluation: _Evaluation, ask: _Ask) -> Request:
+    def _request(self, session: _Session, evaluation: _Evaluation, ask: _Ask, takes: int = 0) -> Request:
+        """``takes``: its pass, ns."""
         item, prepared = ask.item, ask.item.prepared
+        within = item.question.answer_within_ns
+        end = self._received_ns(evaluation.payloads[-1]) + within
         return Request(
             RequestSpec(
                 # free text goes behind the one-token questions of every session
@@ -305,6 +312,7 @@ class FlashEvaluator(Generic[P]):
                 stop_ids=prepared.stop_ids,
                 choices=prepared.choice_tokens,
                 grammar=prepared.grammar,
+                deadline=Deadline(end - takes, end) if within else None,
             )
         )
 

@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 from flash.questions import Question
 
-TOO_LATE = "late"
-"""Failure code of a question whose deadline passed before its turn came."""
 SUPERSEDED = "superseded"
 """Failure code of a free-text question that is asked of a newer version instead."""
 

@@ -287,8 +287,8 @@ METRICS: tuple[Metric, ...] = (
     ),
     _counter(
         "foretick_answers_suppressed_total",
-        "Answers that a question's publish_when or deadline kept from the sinks; skipped and "
-        "superseded ones were not computed. Worry when late, skipped or superseded grow: overload.",
+        "Answers that a question's publish_when or deadline kept from the sinks; skipped and superseded "
+        "ones were not computed, or not to the end. Worry when late, skipped or superseded grow: overload.",
         reason=SUPPRESSED,
     ),
     _counter(

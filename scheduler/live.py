@@ -9,11 +9,12 @@ from typing import Any, cast
 
 from regions.block_pool import BlockPool
 from regions.tape import Tape
+from scheduler.deadlines import LATE, Deadlines
 from scheduler.inbox import AppendRecords, Cancel, ChangePrompt, Note, PromptTimeouts
 from scheduler.observer import Observer, WaitLedger
 from scheduler.planner import Entry, refusal
 from scheduler.queues import Queues
-from scheduler.request import Failure, Request, State
+from scheduler.request import Event, Failure, Request, State
 from scheduler.tapes import OnCommit, OnDrop, TapeAppend, TapeItems
 from scheduler.types import Limits
 
@@ -23,7 +24,7 @@ STOPPING = Failure("stopping", "the engine is shutting down")
 
 
 class LiveWork:
-    """Keeps the queues, the wait ledger and the prompt timeouts consistent.
+    """Keeps the queues, the wait ledger, the prompt timeouts and the deadlines consistent.
 
     Every callback in ``forget`` is called with each request that ended.
     """
@@ -39,6 +40,7 @@ class LiveWork:
     ) -> None:
         self.queues, self.waits = queues, WaitLedger()
         self.timeouts = PromptTimeouts(limits.stream_timeout_ns)
+        self._deadlines = Deadlines()
         self.on_commit: list[OnCommit] = []
         self.on_drop: list[OnDrop] = []
         self._memory, self._limits, self._clock = memory, limits, clock
@@ -62,13 +64,24 @@ class LiveWork:
                 call(note)
 
     def expire(self, now: int) -> bool:
-        """End unfinished prompts that timed out; returns whether there were any."""
+        """End unfinished prompts that timed out, and what is late; returns whether there was any."""
         expired = self.timeouts.expired(now)
         for request_id in expired:
             seconds = self._limits.stream_timeout_ns / 1e9
             message = f"the prompt was not finished, and no input came for {seconds:g} s"
             self.end(self.queues.requests[request_id], State.FAILED, Failure("abandoned", message))
-        return bool(expired)
+        watched = (self.queues.requests[request_id] for request_id in self._deadlines.passed(now))
+        late = [request for request in watched if _is_late(request, now)]
+        for request in late:
+            self.end(
+                request, State.FAILED, Failure(LATE, "its deadline passed, or could not be met any more")
+            )
+        return bool(expired or late)
+
+    def next_due(self, now: int) -> float | None:
+        """Seconds until `expire` has something to do; None: nothing waits for a time."""
+        dues = (self.timeouts.next_due(now), self._deadlines.next_due(now))
+        return min((due for due in dues if due is not None), default=None)
 
     def update(self, request: Request, *, prompt: bool = False) -> None:
         """Update the queues after a request changed; ``prompt``: its prompt changed."""
@@ -84,6 +97,8 @@ class LiveWork:
         self.waits.arrived(request, request.events[0][1])
         if not request.complete:
             self.timeouts.touch(request)
+        if request.spec.deadline is not None:
+            self._deadlines.add(request.id, request.spec.deadline)
         self.update(request)
 
     def _change_prompt(self, note: ChangePrompt) -> None:
@@ -139,6 +154,7 @@ class LiveWork:
         """End a request at ``now`` (ns, by default the current time) and call its `on_done`."""
         if self.queues.requests.pop(request.id, None) is not None:
             self.queues.remove(request)
+            self._deadlines.forget(request.id)
             for forget in self._forget:
                 forget(request)
         request.end(state, self._clock() if now is None else now, failure)
@@ -168,6 +184,11 @@ class LiveWork:
             self.end(request, State.FAILED, STOPPING)
         for append in list(self.queues.appends.values()):
             self.fail(Entry(append, append.remaining), STOPPING)
+
+
+def _is_late(request: Request, now: int) -> bool:
+    deadline, started = request.spec.deadline, request.first(Event.SCHEDULED) is not None
+    return deadline is not None and deadline.missed(now, started=started)
 
 
 def call(callback: Callable[[], None]) -> None:

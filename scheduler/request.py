@@ -15,6 +15,7 @@ from engine.step import Chunk, SampledToken
 from regions.ephemeral import Fork
 from regions.prompt import StreamingPrompt
 from regions.tape import Tape
+from scheduler.deadlines import Deadline
 from scheduler.types import PriorityClass
 
 
@@ -47,7 +48,7 @@ class Event(Enum):
 class Failure:
     """Why work was not done: a code for programs, a message for people.
 
-    Codes of this package: too_long, bad_prompt, engine, nan_logits, no_memory, open_failed, abandoned,
+    Codes of this package: too_long, bad_prompt, engine, nan_logits, no_memory, open_failed, abandoned, late,
     stopping.
     """
 
@@ -90,6 +91,8 @@ class RequestSpec:
     complete: bool = True
     """The prompt is finished. Otherwise (*Stream2LLM*; needs an ``open_prompt``) all but its last token is
     computed as time permits, and nothing is generated before `Scheduler.finish`."""
+    deadline: Deadline | None = None
+    """Past it the request fails as `late`, between two batches; None: it has all the time."""
     background: bool = False
     """Prefill with the tokens that other work leaves: last in its class, never in a batch with a question, in
     the smallest chunks."""

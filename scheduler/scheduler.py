@@ -189,8 +189,8 @@ class Scheduler:
         return sum(self.queues.live.values())
 
     def next_due(self) -> float | None:
-        """Seconds until the next unfinished prompt times out; None without one."""
-        return self._live.timeouts.next_due(self._clock())
+        """Seconds until the next unfinished prompt times out or a deadline passes; None without one."""
+        return self._live.next_due(self._clock())
 
     def step(self) -> bool:
         """Run one iteration; False when there was nothing to do."""
@@ -216,7 +216,7 @@ class Scheduler:
     # Receive: carry out the notes of other threads.
 
     def _receive(self, now: int) -> bool:
-        """Whether a note arrived or a prompt timed out."""
+        """Whether a note arrived, a prompt timed out, or a deadline passed."""
         self._live.waits.advance(now)
         notes = self._inbox.take()
         for note in notes:

@@ -2,7 +2,7 @@
 
 Three conditions: no load; the *other* sessions flooded and the asked one idle; the asked session flooded. In
 the last one the next update is committed before the last one is answered, so an answer is seldom of the
-newest version; there the cache serves the latest answer (request ``answers``).
+newest version: a hit is the newest ready one.
 """
 
 from __future__ import annotations

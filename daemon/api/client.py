@@ -82,9 +82,14 @@ class QueryClient:
         max_tokens: int = 8,
         choices: tuple[str, ...] = (),
         early_exit: float | None = None,
+        max_age_s: float | None = None,
     ) -> AskReply:
-        """Ask a question of a session; QueryError on refusal or timeout."""
-        ask = Ask(self._next(), session, question, max_tokens, choices, early_exit)
+        """Ask a question of a session; QueryError on refusal or timeout.
+
+        A standing question gets its newest ready answer, whose `data_version` and ages the reply has;
+        ``max_age_s`` says how old its data may be: 0 is the newest data version.
+        """
+        ask = Ask(self._next(), session, question, max_tokens, choices, early_exit, max_age_s)
         return self._request(ask, AskReply)
 
     def sessions(self) -> SessionsReply:

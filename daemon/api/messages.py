@@ -53,10 +53,12 @@ PromptId = Annotated[str, Meta(min_length=1, max_length=64)]
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask", forbid_unknown_fields=True):
-    """Ask `question` of the session's newest data version.
+    """Ask `question` of a session.
 
-    With `choices` the answer is one of them; without, greedy text of at most `max_tokens` tokens.
-    `early_exit` replaces `flash.early_exit`, where that is on; 0 turns it off.
+    With `choices` the answer is one of them; without, greedy text of at most `max_tokens` tokens. A standing
+    question gets its newest ready answer; with `max_age_s` only while the newest record behind that answer is
+    at most so many seconds old (`staleness_ns`), or of the newest data version. Any other ask is computed at
+    the newest data version. `early_exit` replaces `flash.early_exit`, where that is on; 0 turns it off.
     """
 
     id: Id
@@ -65,6 +67,7 @@ class Ask(msgspec.Struct, frozen=True, tag="ask", forbid_unknown_fields=True):
     max_tokens: Annotated[int, Meta(ge=1)] = 8
     choices: tuple[str, ...] = ()
     early_exit: Annotated[float, Meta(ge=0)] | None = None
+    max_age_s: Annotated[float, Meta(ge=0)] | None = None
 
 
 class ListSessions(msgspec.Struct, frozen=True, tag="sessions", forbid_unknown_fields=True):

@@ -21,6 +21,13 @@ from daemon.cli.options import endpoint_option, exiting_on_refusal
     type=click.FloatRange(min=0),
     help="logit gap in place of flash.early_exit, where that is on; 0: compute the answer",
 )
+@click.option(
+    "--max-age",
+    "max_age_s",
+    type=click.FloatRange(min=0),
+    help="seconds since the event that a standing question's ready answer may be old, or else it is computed;"
+    " 0: of the newest data version  [default: any]",
+)
 def command(
     session: str,
     question: str,
@@ -29,10 +36,11 @@ def command(
     max_tokens: int,
     timeout: float,
     early_exit: float | None,
+    max_age_s: float | None,
 ) -> None:
     """Ask a running daemon; the answer names its data version."""
     with exiting_on_refusal(), QueryClient(endpoint, timeout) as client:
-        reply = client.ask(session, question, max_tokens, choices, early_exit)
+        reply = client.ask(session, question, max_tokens, choices, early_exit, max_age_s)
     click.echo(shown(reply))
 
 

@@ -302,8 +302,8 @@ class QuestionConfig(Table, frozen=True):
     answer_within: Annotated[
         Duration,
         about(
-            "deadline, from the receipt of a version's newest record: a later answer is skipped before it "
-            "costs a pass, or else not published; 0s is none"
+            "deadline, from the receipt of a version's newest record: a question that cannot be answered by "
+            "then, as predicted from its pass or because the time is up, is skipped and counted; 0s is none"
         ),
     ] = OFF
 

@@ -7,7 +7,6 @@ time.
 from __future__ import annotations
 
 import logging
-import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -131,7 +130,8 @@ class StandingAnswers:
             self._not_due,
             self._texts_asked,
             built.prefixes.asked,
-            _age_ns,
+            _received_ns,
+            built.costs.batch_ns,
         )
 
     def _evaluated(self, done: Evaluated[Appended]) -> None:
@@ -208,8 +208,8 @@ def times_of(record: TapeRecord) -> Times:
     return Times(record.ts_last_event, record.ts_source, record.ts_ring, replay)
 
 
-def _age_ns(payload: Appended) -> int:
-    return time.monotonic_ns() - payload.record.ts_ring
+def _received_ns(payload: Appended) -> int:
+    return payload.record.ts_ring
 
 
 class EngineAsks:

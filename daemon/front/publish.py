@@ -24,14 +24,15 @@ from feeds.connector import Route
 from feeds.messages import Answer, AnyMessage, DataUpdated, DeadLetter, FlashReady, InputRange
 from flash.publishing import Said, suppressed
 from flash.questions import Question
-from flash.schedules import SUPERSEDED, TOO_LATE
+from flash.schedules import SUPERSEDED
 from metrics.catalogue import FAILURES
 from metrics.store import MetricStore
+from scheduler.deadlines import LATE
 
 log = logging.getLogger(__name__)
 
-_UNASKED = {TOO_LATE: "skipped", SUPERSEDED: "superseded"}
-"""Codes of questions that were not computed, and the reasons that are counted."""
+_UNASKED = {LATE: "skipped", SUPERSEDED: "superseded"}
+"""Codes of questions that were not computed, or not to the end, and the reasons that are counted."""
 
 
 @dataclass
@@ -60,7 +61,6 @@ class _Published:
 
     symbol: str
     questions: list[tuple[int, int]]
-    stale_after_ns: int
     versions: dict[int, _Version] = field(default_factory=dict)
     inputs: tuple[int, list[InputRange]] = (0, [])
     policies: dict[tuple[str, str], Question] = field(default_factory=dict)
@@ -91,9 +91,7 @@ class Publisher:
         self._published: dict[str, _Published] = {}
         for s in config.sessions:
             asked = sessions.states[s.name].questions
-            self._published[s.name] = _Published(
-                s.symbol, [(-1, len(asked))], s.stale_after, policies=by_key(asked)
-            )
+            self._published[s.name] = _Published(s.symbol, [(-1, len(asked))], policies=by_key(asked))
         self._sent = 0
 
     def committed(self, event: protocol.Committed) -> None:
@@ -114,7 +112,7 @@ class Publisher:
     def answered(self, event: protocol.Answered) -> None:
         """A standing question's answer."""
         answer = self._complete(event)
-        self._sessions.answered(answer)
+        self._sessions.answered(answer, event.times)
         version = self._expect(answer.session, answer.data_version, event.inputs, event.asked)
         version.answers, version.as_of = version.answers + 1, answer.as_of
         self._publish(answer, event.times.ring)
@@ -194,8 +192,8 @@ class Publisher:
         if published.inputs[0] != answer.data_version:
             found = self._tracker.ranges(answer.session, event.inputs.first, event.inputs.last)
             published.inputs = answer.data_version, [InputRange(*each) for each in found]
-        age, source_age, daemon_age = self._sessions.states[answer.session].ages(event.times)
-        is_stale = 0 < published.stale_after_ns < age
+        state = self._sessions.states[answer.session]
+        age, source_age, daemon_age = state.ages(event.times)
         return msgspec.structs.replace(
             answer,
             inputs=published.inputs[1],
@@ -203,7 +201,7 @@ class Publisher:
             source_age_ns=source_age,
             daemon_age_ns=daemon_age,
             latency=msgspec.structs.replace(answer.latency, total_ns=daemon_age),
-            flags=[*answer.flags, "stale"] if is_stale else answer.flags,
+            flags=[*answer.flags, "stale"] if state.is_stale(age) else answer.flags,
             published_at=time.time_ns(),
         )
 

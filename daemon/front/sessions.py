@@ -1,7 +1,7 @@
 """The front's view of every session: its newest version, its newest answers, and the asks that wait.
 
-It serves the query socket. A standing question asked at its current version is answered from here, without
-the engine (*Attention Once* equation 11).
+It serves the query socket. A standing question that is asked gets its newest ready answer from here, without
+the engine (*Attention Once* equation 11), with the ages of the version it was read from.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 
@@ -26,6 +27,13 @@ from metrics.catalogue import METRICS, STAGES
 from metrics.store import MetricStore
 
 
+class ReadyAnswer(NamedTuple):
+    """A standing question's answer, and the times of the newest record in the version it was read from."""
+
+    answer: Answer
+    times: Times
+
+
 @dataclass
 class SessionState:
     """State of a session. ``times``: of its newest version's newest record; ``clock``: its venue's.
@@ -36,13 +44,14 @@ class SessionState:
 
     symbol: str
     promise_ns: int = 0
+    stale_after_ns: int = 0
     questions: list[Question] = field(default_factory=list)
     version: int = 0
     live_tokens: int = 0
     live_records: int = 0
     times: Times | None = None
     clock: VenueClock = field(default_factory=VenueClock)
-    answers: dict[str, Answer] = field(default_factory=dict)
+    answers: dict[str, ReadyAnswer] = field(default_factory=dict)
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def ages(self, times: Times | None) -> Ages:
@@ -55,10 +64,14 @@ class SessionState:
         as_of = 0 if times is None else times.as_of
         return {"as_of": as_of, "staleness_ns": event, "source_age_ns": source, "daemon_age_ns": daemon}
 
+    def is_stale(self, event_age_ns: int) -> bool:
+        """Whether data this long after its event is flagged `stale`."""
+        return 0 < self.stale_after_ns < event_age_ns
+
     def answers_of(self, questions: Sequence[Question], min_version: int = 0) -> list[Answer]:
         """The questions' newest answers of this version or a newer one."""
         found = (self.answers.get(question.hash) for question in questions)
-        return [answer for answer in found if answer is not None and answer.data_version >= min_version]
+        return [known.answer for known in found if known and known.answer.data_version >= min_version]
 
 
 class Sessions:
@@ -67,7 +80,9 @@ class Sessions:
     def __init__(self, config: Config, store: MetricStore, send: Callable[[protocol.Command], None]) -> None:
         self._store = store
         self._send = send
-        self.states = {s.name: SessionState(s.symbol, config.promise_ns(s)) for s in config.sessions}
+        self.states = {
+            s.name: SessionState(s.symbol, config.promise_ns(s), s.stale_after) for s in config.sessions
+        }
         for asked in questions_of(config):
             self.states[asked.session].questions.append(asked.question)
         self._asks: Waiting[messages.AskReply] = Waiting()
@@ -80,12 +95,12 @@ class Sessions:
         state.version, state.times = event.version, event.times
         state.live_tokens, state.live_records = event.live_tokens, event.live_records
 
-    def answered(self, answer: Answer) -> None:
-        """A standing question has a new answer."""
+    def answered(self, answer: Answer, times: Times) -> None:
+        """A standing question has a new answer; ``times`` of its version's newest record."""
         state = self.states[answer.session]
         known = state.answers.get(answer.question_hash)
-        if known is None or known.data_version <= answer.data_version:
-            state.answers[answer.question_hash] = answer
+        if known is None or known.answer.data_version <= answer.data_version:
+            state.answers[answer.question_hash] = ReadyAnswer(answer, times)
         state.news.set()
         state.news = asyncio.Event()
 
@@ -127,28 +142,15 @@ class Sessions:
     # Called for clients.
 
     async def ask(self, request: messages.Ask) -> messages.AskReply:
-        """Answer from the cache for a standing question at the current version, else from the engine."""
+        """A standing question's ready answer that is young enough, else the engine's."""
         state = self.state(request.session)
         try:
             question = Question("ask", request.question, request.choices or None, request.max_tokens)
         except ValueError as error:
             raise messages.QueryError("bad_request", str(error)) from None
         known = state.answers.get(question.hash)
-        if known is not None and known.data_version == state.version:
-            return messages.AskReply(
-                id=request.id,
-                session=request.session,
-                data_version=known.data_version,
-                text=known.text,
-                choice=known.choice,
-                logit_gap=known.logit_gap,
-                cached=True,
-                untrained=known.untrained,
-                flags=tuple(known.flags),
-                probability=known.probability,
-                choice_set=None if known.choice_set is None else tuple(known.choice_set),
-                **state.dated(state.times),
-            )
+        if known is not None and _is_young(known, state, request.max_age_s):
+            return _reply(request, known, state)
         return await self.ask_engine(request)
 
     async def ask_engine(self, request: messages.Ask) -> messages.AskReply:
@@ -219,6 +221,33 @@ class Sessions:
                 "unknown_session", f"there is no session {session!r}; there are: {known}"
             )
         return state
+
+
+def _is_young(known: ReadyAnswer, state: SessionState, max_age_s: float | None) -> bool:
+    """Whether the answer is of the newest version, or its data no older than ``max_age_s``."""
+    if max_age_s is None or known.answer.data_version >= state.version:
+        return True
+    return state.ages(known.times).event <= max_age_s * 1e9
+
+
+def _reply(request: messages.Ask, known: ReadyAnswer, state: SessionState) -> messages.AskReply:
+    """The answer with its data's ages now, by which it is `stale`."""
+    answer, dated = known.answer, state.dated(known.times)
+    flags = [flag for flag in answer.flags if flag != "stale"]
+    return messages.AskReply(
+        id=request.id,
+        session=request.session,
+        data_version=answer.data_version,
+        text=answer.text,
+        choice=answer.choice,
+        logit_gap=answer.logit_gap,
+        cached=True,
+        untrained=answer.untrained,
+        flags=(*flags, "stale") if state.is_stale(dated["staleness_ns"]) else tuple(flags),
+        probability=answer.probability,
+        choice_set=None if answer.choice_set is None else tuple(answer.choice_set),
+        **dated,
+    )
 
 
 def tier_of(reply: messages.AskReply) -> str:

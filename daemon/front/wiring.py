@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from daemon import protocol
 from daemon.api.http import HttpServer
-from daemon.api.http_prompts import prompt_routes
+from daemon.api.http_requests import request_routes
 from daemon.api.zmq import QueryServer
 from daemon.config.schema import Config
 from daemon.cores import cores_of, usable
@@ -118,7 +118,7 @@ def make_front(
             lambda: front.not_ready(),
             config.http.host,
             config.http.port,
-            prompt_routes(queries.answer),
+            request_routes(queries.answer, observe=sessions.observe),
         ),
         query=QueryServer(queries.answer, config.query.endpoint, observe=sessions.observe)
         if config.query.endpoint

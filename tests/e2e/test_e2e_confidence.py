@@ -128,7 +128,7 @@ async def test_asks_are_judged_as_standing_answers_are(directory: Path) -> None:
     async with running(config, source, sink) as front:
         await feed(source, sink, range(4))
         counted = count(front, "choice_sets", session="aaa", size="one")
-        standing = front.sessions.states["aaa"].answers[PAPER_SIX[0].hash]
+        standing = front.sessions.states["aaa"].answers[PAPER_SIX[0].hash].answer
         cached = await ask_front(front, "ask", "aaa", PAPER_SIX[0].text, 1, ("UP", "DOWN"))
         computed = await ask_front(front, "ask", "aaa", "trend", 1, ("UP", "DOWN"))
         others = [

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
+import json
 import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from daemon.api.client import QueryClient
-from daemon.api.messages import Ask, QueryError
+from daemon.api.messages import Ask, AskReply, QueryError
 from daemon.cli.check import check_all
 from daemon.config.schema import (
     BarsConfig,
@@ -160,6 +165,69 @@ async def test_an_ad_hoc_answer_has_the_times_of_the_version_that_it_read():
         assert reply.data_version == 2
         assert reply.as_of == START + SECOND + 3000
         assert reply.staleness_ns > time.monotonic_ns() - began
+
+
+async def test_a_standing_question_gets_its_ready_answer_over_every_transport_unless_it_must_be_younger():
+    source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
+    once = QuestionConfig(name="up", text="Up?", choices=("YES", "NO"), ask_every_bars=1000)
+    config = inproc_config(standing="none", questions=(once,))
+    async with running(config, source, sink) as front:
+        source.put(tape.second(0), tape.second(1))
+        first = (await until(lambda: answers(sink)))[0]
+        for n in range(2, 7):
+            source.put(tape.second(n))
+            await until(lambda n=n: _newest(front) == n)
+        ask = {"session": "aaa", "question": "Up?", "choices": ["YES", "NO"]}
+        assert front.query is not None
+        with QueryClient(front.query.endpoint) as client:
+
+            async def asked(**more: Any) -> AskReply:
+                return await asyncio.to_thread(client.ask, **ask | {"choices": ("YES", "NO")}, **more)
+
+            ready, younger, old = await asked(), await asked(max_age_s=0.0), await asked(max_age_s=1e12)
+        versions = [(reply.cached, reply.data_version) for reply in (ready, younger, old)]
+        assert versions == [(True, 1), (False, 6), (True, 1)]
+        assert (ready.text, ready.logit_gap, ready.as_of) == (first.text, first.logit_gap, first.as_of)
+        assert ready.as_of < younger.as_of
+        assert ready.daemon_age_ns > younger.daemon_age_ns > 0
+        post = partial(asyncio.to_thread, _post, front.http.port, "/v1/ask")
+        posted = [await post(ask | more) for more in ({}, {"max_age_s": 0})]
+        assert [(status, body["data_version"], body["cached"]) for status, body in posted] == [
+            (200, 1, True),
+            (200, 6, False),
+        ]
+        status, body = await post(ask | {"max_age_s": -1})
+        assert (status, body["code"]) == (400, "bad_request")
+        assert front.store.value("foretick_asks_total", outcome="cached") == 3
+        assert front.store.value("foretick_asks_total", outcome="computed") == 2
+
+
+async def test_a_question_that_cannot_be_answered_in_time_is_skipped_counted_and_holds_nothing_up():
+    """The pass of its bar takes longer than its deadline allows."""
+    recorder = Recorder(pass_s=0.005)
+    source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
+    up = QuestionConfig(name="up", text="Up?", choices=("YES", "NO"))
+    soon = msgspec.structs.replace(up, name="soon", text="Soon?", answer_within=Duration(SECOND // 1000))
+    config = inproc_config(standing="none", questions=(up, soon))
+    async with running(config, source, sink, recorder) as front:
+        source.put(*(tape.second(n) for n in range(6)))
+        await until(lambda: source.committed == {(TOPIC, 0): 20}, what="commit of everything answered")
+        answered = [a.data_version for a in answers(sink) if a.question == "up"]
+        assert answered == sorted(set(answered)) == [a.data_version for a in answers(sink)]
+        assert count(front, "answers_suppressed", reason="skipped") == len(answered)
+        assert count(front, "answers_suppressed", reason="late") == 0
+    asked = [version for rows in recorder.passes for version, _ in rows]
+    assert sorted(asked) == answered, "no pass computed it"
+
+
+def _post(port: int, path: str, body: object) -> tuple[int, Any]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+        response = connection.getresponse()
+        return response.status, json.loads(response.read())
+    finally:
+        connection.close()
 
 
 async def test_a_flood_is_coalesced_counted_and_answered_for_to_the_last_record():

@@ -19,7 +19,7 @@ from flash.registry import Registry
 from scheduler.request import State
 from scheduler.tapes import TapeItem
 from scheduler.types import Limits, PriorityClass
-from tests.scheduler.fakes import FakeTape, one_by_one
+from tests.scheduler.fakes import FakeClock, FakeTape, one_by_one
 from tests.scheduler.harness import Harness
 
 WIDE = Limits(
@@ -33,6 +33,10 @@ ONE_AT_A_TIME = replace(WIDE, cell_budget_fraction=1 / 64)
 """16 of the 1,024 cells of 256 blocks: one of `EIGHT` runs in a pass, so that evaluations last."""
 
 
+MS = 1_000_000
+"""Far longer than a test runs by its clock."""
+
+
 def prepare(question: Question) -> Prepared:
     prompt = tuple(question.text.encode()[:10])
     choices = tuple(ord(choice[0]) for choice in question.choices) if question.choices else None
@@ -43,14 +47,15 @@ class Flash:
     """A harness with an evaluator; payloads are serial numbers, negative after a gap."""
 
     def __init__(self, *questions: Question, blocks: int = 256, limits: Limits = WIDE) -> None:
-        self.h = Harness(blocks, limits)
+        self.clock = FakeClock()
+        self.h = Harness(blocks, limits, clock=self.clock)
         self.registry = Registry(prepare)
         self.questions = questions
         self.results: list[Evaluated] = []
         self.failures: list[Evaluated] = []
         self.not_due: list[tuple[int, tuple[int, ...]]] = []
         self.texts: list[tuple[int, tuple[int, ...], int]] = []
-        self.age = 0
+        self.age_ms = self.pass_ms = 0
         self.broken = False
         self.numbers = count(1)
         self.evaluator = FlashEvaluator(
@@ -58,7 +63,8 @@ class Flash:
             self.registry,
             self.done,
             has_gap=lambda payload: isinstance(payload, int) and payload < 0,
-            age_ns=lambda payload: self.age,
+            received_ns=lambda payload: self.clock.now - self.age_ms * MS,
+            pass_ns=lambda rows: self.pass_ms * MS,
             on_not_due=lambda name, version, payloads: self.not_due.append((version, payloads)),
             on_texts=lambda name, version, payloads, asked: self.texts.append((version, payloads, asked)),
         )
@@ -258,6 +264,24 @@ def test_an_evaluation_that_has_not_started_is_replaced_by_the_newest_version() 
     assert len(flash.results) == 10
     assert flash.evaluator.coalesced == {"busy": 0, "calm": 2}
     flash.check(last, calm)
+    assert not flash.failures
+
+
+def test_a_version_that_is_replaced_asks_no_free_text_though_its_other_question_is_gone() -> None:
+    """What replaces it is all free text, and begins at once."""
+    flash = Flash(*EIGHT, YES_NO, LONG, limits=ONE_AT_A_TIME)
+    busy, calm = flash.h.tape("busy"), flash.h.tape("calm")
+    for question in EIGHT:
+        flash.registry.register("busy", question)
+    for question in (YES_NO, LONG):
+        flash.registry.register("calm", question)
+    flash.begin(busy)
+    flash.commit(calm)
+    flash.registry.replace("calm", flash.registry.made("calm", [replace(LONG, max_tokens=5)]))
+    flash.commit(calm)
+    flash.h.run()
+    calm_results = [(r.version, r.payloads) for r in flash.results if r.standing.session == "calm"]
+    assert (calm_results, flash.texts) == ([(2, (2, 3))], [(2, (2, 3), 1)])
     assert not flash.failures
 
 
@@ -472,11 +496,15 @@ def test_a_gap_is_reported_to_every_question_at_its_next_answer() -> None:
     assert gaps == {("yes", 2), ("rare", 4)}
 
 
-def test_a_question_past_its_deadline_is_not_computed() -> None:
-    soon = replace(YES_NO, name="soon", answer_within_ns=5)
+@pytest.mark.parametrize(("pass_ms", "in_time", "too_late"), [(0, 4, 6), (3, 1, 3)])
+def test_a_question_that_cannot_be_answered_in_time_is_not_computed(
+    pass_ms: int, in_time: int, too_late: int
+) -> None:
+    soon = replace(YES_NO, name="soon", answer_within_ns=5 * MS)
     flash = Flash(soon, YES_NO)
+    flash.pass_ms = pass_ms
     tape = flash.session()
-    for flash.age in (5, 6):
+    for flash.age_ms in (in_time, too_late):
         flash.feed(tape)
         flash.h.run()
     assert (asked_at(flash, "soon"), asked_at(flash, "yes")) == ([1], [1, 2])
@@ -486,14 +514,49 @@ def test_a_question_past_its_deadline_is_not_computed() -> None:
     assert flash.h.memory.references == dict.fromkeys(tape.blocks, 1)
 
 
-def test_where_every_question_is_late_the_session_goes_on() -> None:
-    flash = Flash(replace(LONG, answer_within_ns=5))
+def test_a_question_whose_deadline_passes_while_it_waits_is_not_computed() -> None:
+    """The questions of another session take all cells."""
+    soon = replace(YES_NO, name="soon", answer_within_ns=5 * MS)
+    flash = Flash(*EIGHT, soon, limits=ONE_AT_A_TIME)
+    busy, calm = flash.h.tape("busy"), flash.h.tape("calm")
+    for question in EIGHT:
+        flash.registry.register("busy", question)
+    flash.registry.register("calm", soon)
+    flash.begin(busy)
+    flash.commit(calm)
+    flash.clock.now += 6 * MS
+    flash.h.run()
+    assert [(r.standing.session, r.version) for r in flash.results] == [("busy", 1)] * 8
+    assert [(item.standing.session, item.request.error.code) for item in flash.failures] == [("calm", "late")]
+    assert flash.failures[0].request.samples == []
+    flash.feed(calm)
+    flash.h.run()
+    assert (flash.results[-1].standing.session, flash.results[-1].version) == ("calm", 2)
+    assert set(flash.h.memory.references.values()) == {1}, "what was skipped is not pinned"
+
+
+def test_text_whose_deadline_passes_while_it_is_generated_ends() -> None:
+    flash = Flash(replace(LONG, answer_within_ns=5 * MS))
     tape = flash.session()
     flash.begin(tape, gap=True)
     flash.commit(tape)
-    flash.age = 6  # when the first answer ends, the second version is too late
+    flash.clock.now += 6 * MS
     flash.h.run()
-    flash.age = 0
+    [late] = flash.failures
+    assert (late.version, late.request.error.code) == (1, "late")
+    assert 0 < len(late.request.output) < LONG.max_tokens
+    assert [(result.version, result.gap) for result in flash.results] == [(2, True)]
+    assert set(flash.h.memory.references.values()) == {1}
+
+
+def test_where_every_question_is_late_the_session_goes_on() -> None:
+    flash = Flash(replace(LONG, answer_within_ns=5 * MS))
+    tape = flash.session()
+    flash.begin(tape, gap=True)
+    flash.commit(tape)
+    flash.age_ms = 6  # when the first answer ends, the second version is too late
+    flash.h.run()
+    flash.age_ms = 0
     flash.feed(tape)
     flash.h.run()
     assert [item.version for item in flash.failures] == [2]
@@ -502,7 +565,7 @@ def test_where_every_question_is_late_the_session_goes_on() -> None:
 
 def test_a_version_with_a_late_question_is_not_replaced() -> None:
     """A version that has a result gets all of them: it is acknowledged by their number."""
-    soon = replace(YES_NO, name="soon", answer_within_ns=5)
+    soon = replace(YES_NO, name="soon", answer_within_ns=5 * MS)
     flash = Flash(LONG, soon, blocks=10)
     busy, calm = flash.h.tape("busy", retention=4), flash.h.tape("calm", retention=4)
     flash.registry.register("busy", LONG)
@@ -511,7 +574,7 @@ def test_a_version_with_a_late_question_is_not_replaced() -> None:
     flash.feed(busy)
     flash.h.scheduler.step()
     flash.h.scheduler.step()
-    flash.age = 6
+    flash.age_ms = 6
     for _ in range(2):
         flash.feed(calm)
         flash.h.scheduler.step()

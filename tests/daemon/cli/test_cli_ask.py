@@ -21,7 +21,7 @@ def test_an_answer_is_shown_with_what_it_is_worth() -> None:
     assert "logit gap 1.250, probability 0.812, choice set {UP, DOWN}, 0.000 s since" in shown(judged)
 
 
-def test_the_gap_of_an_early_exit_is_asked_for() -> None:
+def test_the_gap_of_an_early_exit_and_the_age_of_data_are_asked_for() -> None:
     """By a socket that answers like the daemon's."""
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router, ThreadPoolExecutor() as pool:
         port = router.bind_to_random_port("tcp://127.0.0.1")
@@ -35,7 +35,16 @@ def test_the_gap_of_an_early_exit_is_asked_for() -> None:
             return asked
 
         asked = pool.submit(answer)
-        arguments = ["aaa", "trend", "--endpoint", f"tcp://127.0.0.1:{port}", "--early-exit", "0.5"]
+        arguments = [
+            "aaa",
+            "trend",
+            "--endpoint",
+            f"tcp://127.0.0.1:{port}",
+            "--early-exit",
+            "0.5",
+            "--max-age",
+            "2",
+        ]
         result = CliRunner().invoke(command, arguments)
     assert result.exit_code == 0, result.output
-    assert asked.result().early_exit == 0.5
+    assert (asked.result().early_exit, asked.result().max_age_s) == (0.5, 2.0)

@@ -401,7 +401,7 @@ async def test_a_suppressed_answer_is_acknowledged_and_kept_for_asks(rig):
     for number, text in enumerate(("UP", "UP", "DOWN"), 1):
         r.arrive("aaa", number)
         r.answer("aaa", number, number + 1, ["up"], question_hash=key, text=text)
-        assert r.sessions.states["aaa"].answers[key].data_version == number
+        assert r.sessions.states["aaa"].answers[key].answer.data_version == number
     await until(lambda: not r.tracker.outstanding())
     assert [(a.data_version, a.text) for a in sink.messages("answers.v1")] == [(1, "UP"), (3, "DOWN")]
     assert r.tracker.to_commit() == {STREAM: 4}

@@ -8,6 +8,8 @@ from functools import partial
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from daemon import protocol
 from daemon.ages import Times
@@ -35,14 +37,14 @@ class Rig:
         self.sessions = Sessions(config, self.store, self.sent.append)
 
     def committed(self, version: int, session: str = "aaa") -> None:
-        times = Times(START + version, time.time_ns(), time.monotonic_ns())
+        times = times_of(version)
         inputs = protocol.Inputs(1, 1, 2)
         self.sessions.committed(protocol.Committed(session, version, 1, 40 * version, version, times, inputs))
 
     def answered(self, version: int, session: str = "aaa", **fields: object) -> Answer:
         answers = [answer(version, session, q.name, q.hash) for q in PAPER_SIX]
         for each in answers:
-            self.sessions.answered(msgspec.structs.replace(each, **fields))
+            self.sessions.answered(msgspec.structs.replace(each, **fields), times_of(version))
         return answers[0]
 
     def asks(self, outcome: str) -> float:
@@ -57,6 +59,11 @@ class Rig:
 @pytest.fixture
 def rig() -> Rig:
     return Rig()
+
+
+def times_of(version: int, seconds_ago: float = 0.0) -> Times:
+    ago = int(seconds_ago * 1e9)
+    return Times(START + version, time.time_ns() - ago, time.monotonic_ns() - ago, replay=seconds_ago > 0)
 
 
 def reply_to(ask: Ask, text: str, choice: str | None) -> protocol.Asked:
@@ -140,14 +147,51 @@ async def test_white_space_does_not_make_another_question(rig):
     assert reply.cached
 
 
-async def test_an_answer_to_an_older_version_is_not_served(rig):
-    rig.committed(3)
-    rig.answered(3)
+async def test_the_newest_ready_answer_is_served_with_its_own_version_and_ages(rig):
+    rig.sessions.answered(answer(3, "aaa", TREND.name, TREND.hash), times_of(3, seconds_ago=20))
     rig.committed(4)
-    asking = asyncio.create_task(rig.sessions.ask(CACHED_ASK(id=1)))
-    command = await rig.sent_ask()
-    rig.sessions.asked(reply_to(command, "UP", "UP"))
-    assert (await asking).data_version == 4
+    reply = await rig.sessions.ask(CACHED_ASK(id=1))
+    assert (reply.cached, reply.data_version, reply.text, reply.as_of) == (True, 3, "trend 3", START + 3)
+    ages = (reply.staleness_ns, reply.source_age_ns, reply.daemon_age_ns)
+    assert [age // 10**9 for age in ages] == [20, 20, 20]
+    assert rig.sent == []
+
+
+@given(
+    version=st.integers(0, 3),
+    age_s=st.sampled_from([0.0, 5.0, 50.0]),
+    max_age_s=st.none() | st.sampled_from([0.0, 1.0, 10.0, 1e9]),
+)
+@settings(max_examples=40, deadline=None)
+def test_an_ask_is_computed_only_where_the_ready_answer_is_older_than_it_may_be(version, age_s, max_age_s):
+    """``version``: what was answered; the session is at version 3. 0: nothing is ready."""
+
+    async def ask() -> AskReply:
+        rig = Rig()
+        if version:
+            rig.sessions.answered(
+                answer(version, "aaa", TREND.name, TREND.hash), times_of(version, age_s + 0.01)
+            )
+        rig.committed(3)
+        asking = asyncio.create_task(rig.sessions.ask(CACHED_ASK(id=1, max_age_s=max_age_s)))
+        await asyncio.sleep(0)
+        for command in rig.sent:
+            assert isinstance(command, Ask)
+            rig.sessions.asked(reply_to(command, "UP", "UP"))
+        return await asking
+
+    young = version == 3 or max_age_s is None or age_s < max_age_s
+    reply = asyncio.run(ask())
+    assert (reply.cached, reply.data_version) == ((True, version) if version and young else (False, 4))
+
+
+async def test_a_ready_answer_is_stale_by_its_age_at_the_reply(rig):
+    rig.sessions.states["aaa"].stale_after_ns = 10 * 10**9
+    for age, flags in ((1, ["gap"]), (20, ["gap"]), (1, ["stale", "gap"])):
+        ready = msgspec.structs.replace(answer(3, "aaa", TREND.name, TREND.hash), flags=flags)
+        rig.sessions.answered(ready, times_of(3, age))
+        expected = ("gap", "stale") if age > 10 else ("gap",)
+        assert (await rig.sessions.ask(CACHED_ASK(id=1))).flags == expected
 
 
 async def test_an_engine_without_input_since_its_restart_gets_the_times_from_here(rig):

@@ -1,4 +1,4 @@
-"""Prompts without a session over HTTP: the query socket's requests as JSON, from this machine only.
+"""Asks and prompts over HTTP: the query socket's requests as JSON, from this machine only.
 
 Clients are not authenticated. A request must therefore come from a loopback address, name this machine as its
 host, and declare its body as JSON. A web page open in a local browser cannot send such a request.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -39,12 +40,19 @@ STATUS: dict[messages.Code, int] = {
 _FORBIDDEN, _NO_JSON, _TOO_MANY = 403, 415, 429
 
 
-def prompt_routes(answer: AnswerQuery, max_bytes: int = 1 << 18) -> list[Route]:
-    """Routes for a Starlette application. ``answer`` replies to a request of at most ``max_bytes`` bytes."""
+def request_routes(
+    answer: AnswerQuery,
+    max_bytes: int = 1 << 18,
+    observe: Callable[[messages.ClientRequest, messages.Reply, int], None] = lambda request, reply, ns: None,
+) -> list[Route]:
+    """Routes for a Starlette application. ``answer`` replies to a request of at most ``max_bytes`` bytes.
+
+    ``observe(request, reply, latency_ns)``, per readable request.
+    """
 
     def route(
         path: str,
-        kind: type[messages.PromptRequest],
+        kind: type[messages.Ask | messages.PromptRequest],
         *,
         method: str = "POST",
         status: int = 200,
@@ -53,12 +61,12 @@ def prompt_routes(answer: AnswerQuery, max_bytes: int = 1 << 18) -> list[Route]:
         async def endpoint(request: Request) -> Response:
             since = time.monotonic_ns()
             if not _is_local(request):
-                return _error(_FORBIDDEN, "forbidden", "prompts are accepted from this machine only")
+                return _error(_FORBIDDEN, "forbidden", "requests are accepted from this machine only")
             if has_body and request.headers.get("content-type", "").partition(";")[0] != "application/json":
                 return _error(_NO_JSON, "bad_request", "the content type must be application/json")
             try:
                 members = await _members(request, max_bytes) if has_body else {}
-                asked: messages.PromptRequest = decoded(
+                asked: messages.Ask | messages.PromptRequest = decoded(
                     partial(msgspec.convert, type=kind), {**members, "id": 0, **request.path_params}
                 )
             except Undecodable as error:
@@ -66,6 +74,7 @@ def prompt_routes(answer: AnswerQuery, max_bytes: int = 1 << 18) -> list[Route]:
             except messages.QueryError as error:
                 return _error(STATUS[error.code], error.code, error.message)
             reply = await answer(asked, _client(request), since)
+            observe(asked, reply, time.monotonic_ns() - since)
             if isinstance(reply, messages.ErrorReply):
                 return _error(STATUS[reply.code], reply.code, reply.message)
             found: dict[str, Any] = msgspec.to_builtins(reply)
@@ -75,6 +84,7 @@ def prompt_routes(answer: AnswerQuery, max_bytes: int = 1 << 18) -> list[Route]:
 
     one = "/v1/prompts/{prompt}"
     return [
+        route("/v1/ask", messages.Ask),
         route("/v1/prompts", messages.Open, status=201),
         route(f"{one}/append", messages.Append),
         route(f"{one}/update", messages.Update),
