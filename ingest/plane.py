@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from ingest.bars import BarBuilder, Bars
+from ingest.bars import BarBuilder, Bars, Feeds
 from ingest.compact import Anchor, CompactEncoder, CompactSpec, Encoded, Restart
 from ingest.lines import LineSpec
 from ingest.record import RECORD, Records
@@ -33,9 +34,10 @@ _DRAIN = 4096  # records per step; bounds how long one step holds the GIL
 
 @dataclass(frozen=True, slots=True)
 class SessionSpec:
-    """A session for ingest; its number is its index in the plane's list."""
+    """A session for ingest: where its bars come from, and how they are written."""
 
     name: str
+    feeds: Feeds
     line: LineSpec | CompactSpec = field(default_factory=LineSpec)
 
 
@@ -66,8 +68,8 @@ class TapeRecord:
     rounded: bool = False
 
 
-Submit = Callable[[list[tuple[int, list[TapeRecord]]]], None]
-"""Takes (session number, its records), of one batch of the ring: each session's in order."""
+Submit = Callable[[list[tuple[str, list[TapeRecord]]]], None]
+"""Takes (session, its records), of one batch of the ring: each session's in order."""
 
 
 class _DecimalEncoder:
@@ -89,6 +91,41 @@ def _encoder(tokeniser: Tokeniser, spec: LineSpec | CompactSpec) -> _DecimalEnco
     return CompactEncoder(tokeniser, spec)
 
 
+class _Session:
+    """A session's encoder and counters."""
+
+    def __init__(self, spec: SessionSpec, tokeniser: Tokeniser, metrics: MetricStore) -> None:
+        self.spec = spec
+        self.encoder = _encoder(tokeniser, spec.line)
+        self.bars = metrics.counter("foretick_bars_total", session=spec.name)
+        self._growths = {
+            name: metrics.growth(f"foretick_{name}_total", session=spec.name)
+            for name in ("records_late", "records_ignored", "bars_rounded", "volumes_saturated", "anchors")
+        }
+
+    def change(self, spec: SessionSpec) -> None:
+        """Another policy or retention."""
+        self.spec = spec
+        if isinstance(self.encoder, CompactEncoder) and isinstance(spec.line, CompactSpec):
+            self.encoder.retain(spec.line)
+
+    def count_records(self, late: int, ignored: int) -> None:
+        """Note the totals of its records."""
+        self._grow(records_late=late, records_ignored=ignored)
+
+    def encode(self, bars: Bars) -> list[Encoded]:
+        """Encode its closed bars, and count them."""
+        self.bars.inc(len(bars))
+        pieces = self.encoder.encode(bars)
+        made = self.encoder
+        self._grow(bars_rounded=made.rounded, volumes_saturated=made.saturated, anchors=made.anchors)
+        return pieces
+
+    def _grow(self, **totals: int) -> None:
+        for name, total in totals.items():
+            self._growths[name].update(total)
+
+
 @kernel
 def record_waits(words: Words, base: int, records: Records, now: int) -> None:
     """Observe every record's time in the ring."""
@@ -100,10 +137,9 @@ def record_waits(words: Words, base: int, records: Records, now: int) -> None:
 class DataPlane:
     """Ring in, tape records out through `submit`, those of all sessions together.
 
-    `restart(session number, restart)` is called before the first record around a new anchor.
-    `source` labels the ring's metrics, `clock` is the monotonic clock in ns. `idle_close_ns` (0: never)
-    closes the bars of sessions silent for so long. The plane is the only writer of these metrics: the stages
-    ring_wait, bars and tokenise, `foretick_bars_total`, `foretick_records_late_total`,
+    `restart(session, restart)` is called before the first record around a new anchor. `source` labels the
+    ring's metrics, `clock` is the monotonic clock in ns. The plane is the only writer of these metrics: the
+    stages ring_wait, bars and tokenise, `foretick_bars_total`, `foretick_records_late_total`,
     `foretick_records_ignored_total`, `foretick_bars_rounded_total`, `foretick_volumes_saturated_total`,
     `foretick_anchors_total`, `foretick_ring_dropped_total` and `foretick_ring_fill_ratio`. An exception of
     `submit` or `restart` propagates from `step`, `flush` or `run`.
@@ -113,7 +149,6 @@ class DataPlane:
         self,
         ring: Ring,
         source: str,
-        builder: BarBuilder,
         tokeniser: Tokeniser,
         specs: Sequence[SessionSpec],
         submit: Submit,
@@ -121,44 +156,49 @@ class DataPlane:
         *,
         clock: Callable[[], int] = time.monotonic_ns,
         ready: Callable[[], bool] = lambda: True,
-        idle_close_ns: int = 0,
-        restart: Callable[[int, Restart], None] = lambda session, restart: None,
+        restart: Callable[[str, Restart], None] = lambda session, restart: None,
     ) -> None:
-        self._ring, self._builder, self._submit, self._restart = ring, builder, submit, restart
-        self._encoders = [_encoder(tokeniser, spec.line) for spec in specs]
-        self._clock, self._ready, self._idle_close_ns = clock, ready, idle_close_ns
+        self._ring, self._tokeniser, self._submit, self._restart = ring, tokeniser, submit, restart
+        self._metrics = metrics
+        self._sessions = [_Session(spec, tokeniser, metrics) for spec in specs]
+        self._builder = BarBuilder([spec.feeds for spec in specs])
+        self._changes: deque[tuple[Sequence[SessionSpec], Callable[[], None]]] = deque()
+        self._clock, self._ready = clock, ready
         self._buffer = np.zeros(_DRAIN, RECORD)
         # earlier readers have counted the losses until now
         self._dropped = metrics.growth("foretick_ring_dropped_total", ring.lost, source=source)
         self._fill = metrics.gauge("foretick_ring_fill_ratio", source=source)
-        names = [spec.name for spec in specs]
-        self._late = [metrics.growth("foretick_records_late_total", session=name) for name in names]
-        self._ignored = [metrics.growth("foretick_records_ignored_total", session=name) for name in names]
-        self._bar_counters = [metrics.counter("foretick_bars_total", session=name) for name in names]
-        self._rounded = [metrics.growth("foretick_bars_rounded_total", session=name) for name in names]
-        self._saturated = [metrics.growth("foretick_volumes_saturated_total", session=name) for name in names]
-        self._anchors = [metrics.growth("foretick_anchors_total", session=name) for name in names]
         self._ring_wait = metrics.histogram(_STAGE, stage="ring_wait")
         self._bars = metrics.histogram(_STAGE, stage="bars")
         self._tokenise = metrics.histogram(_STAGE, stage="tokenise")
 
+    def change(self, specs: Sequence[SessionSpec], done: Callable[[], None] = lambda: None) -> None:
+        """Have these sessions from the next step on, which then calls `done`. Any thread may call this.
+
+        A session of the same name and feeds goes on as it is. With another policy its open bars are closed
+        first. Open bars of a session that is gone are dropped.
+        """
+        self._changes.append((specs, done))
+        self._ring.wake()
+
     def step(self) -> int:
         """Drain the ring once; returns the number of records. 0 while `ready` says no."""
+        while self._changes:
+            self._change(*self._changes.popleft())
         if not self._ready():
             return 0
         drained = self._drain()
-        if self._idle_close_ns:
-            self._deliver(self._builder.close_idle(self._clock(), self._idle_close_ns), 0)
+        if self._builder.closes_idle:
+            self._deliver(self._builder.close_idle(self._clock()), 0)
         return drained
 
     def run(self, stop: threading.Event) -> None:
         """Step until `stop` is set; waits on the ring when it is empty. Wake the ring when `stop` is set."""
-        longest = _TICK_S if self._idle_close_ns else _REST_S
         while not stop.is_set():
             if self.step():
                 continue
             if self._ready():
-                self._ring.wait(longest)
+                self._ring.wait(_TICK_S if self._builder.closes_idle else _REST_S)
             else:
                 stop.wait(0.001)
 
@@ -166,11 +206,36 @@ class DataPlane:
         """Close and deliver every open bar at the end of the input. Call it on the thread that steps."""
         self._deliver(self._builder.flush(), 0)
 
+    def mark_gap(self) -> None:
+        """Records of any session may be lost: see `BarBuilder.mark_gap`."""
+        self._builder.mark_gap()
+
+    def _change(self, specs: Sequence[SessionSpec], done: Callable[[], None]) -> None:
+        wanted = {spec.name: spec for spec in specs}
+        now = {each.spec.name: number for number, each in enumerate(self._sessions)}
+        closing = [
+            number
+            for name, number in now.items()
+            if name in wanted and wanted[name].feeds.policy != self._sessions[number].spec.feeds.policy
+        ]
+        self._deliver(self._builder.close(closing), 0)
+        kept = [now.get(spec.name) for spec in specs]
+        self._builder.change([spec.feeds for spec in specs], kept)
+        sessions: list[_Session] = []
+        for spec, number in zip(specs, kept, strict=True):
+            if number is None:
+                sessions.append(_Session(spec, self._tokeniser, self._metrics))
+            else:
+                sessions.append(self._sessions[number])
+                sessions[-1].change(spec)
+        self._sessions = sessions
+        done()
+
     def _drain(self) -> int:
         self._fill.set(self._ring.fill)
         n = self._ring.pop(self._buffer)
         if self._dropped.update(self._ring.lost):  # the loss lies before the records just drained
-            self._builder.mark_gap(range(len(self._encoders)))
+            self._builder.mark_gap()
         if n == 0:
             return 0
         records = self._buffer[:n]
@@ -178,38 +243,31 @@ class DataPlane:
         record_waits(self._ring_wait.words, self._ring_wait.base, records, started)
         bars = self._builder.update(records, started)
         bars_ns = self._since(started, self._bars)
-        for growths, totals in ((self._late, self._builder.late), (self._ignored, self._builder.ignored)):
-            for growth, total in zip(growths, totals, strict=True):
-                growth.update(total)
+        for session, late, ignored in zip(
+            self._sessions, self._builder.late, self._builder.ignored, strict=True
+        ):
+            session.count_records(late, ignored)
         self._deliver(bars, bars_ns)
         return n
 
     def _deliver(self, bars: Bars, bars_ns: int) -> None:
         # one call for all sessions: the engine wakes at the first and would begin a pass with it alone
-        made: list[tuple[int, list[TapeRecord]]] = []
-        for session in np.unique(bars["session"]).tolist():
-            own = bars[bars["session"] == session]
-            self._bar_counters[session].inc(len(own))
-            started = self._clock()
-            pieces = self._encoders[session].encode(own)
+        made: list[tuple[str, list[TapeRecord]]] = []
+        for number in np.unique(bars["session"]).tolist():
+            session, own = self._sessions[number], bars[bars["session"] == number]
+            name, started = session.spec.name, self._clock()
+            pieces = session.encode(own)
             tokenise_ns = self._since(started, self._tokenise)
-            self._count(session)
             for piece in pieces:
                 now, own = own[: len(piece.lines)], own[len(piece.lines) :]
                 if piece.restart is not None:
                     if made:  # records before the restart belong to the old window
                         self._submit(made)
                         made = []
-                    self._restart(session, piece.restart)
-                made.append((session, _tape_records(piece, now, bars_ns, tokenise_ns)))
+                    self._restart(name, piece.restart)
+                made.append((name, _tape_records(piece, now, bars_ns, tokenise_ns)))
         if made:
             self._submit(made)
-
-    def _count(self, session: int) -> None:
-        encoder = self._encoders[session]
-        self._rounded[session].update(encoder.rounded)
-        self._saturated[session].update(encoder.saturated)
-        self._anchors[session].update(encoder.anchors)
 
     def _since(self, started: int, histogram: HistogramHandle) -> int:
         took = self._clock() - started
@@ -222,7 +280,7 @@ def _tape_records(piece: Encoded, bars: Bars, bars_ns: int, tokenise_ns: int) ->
     rounded = piece.rounded or [False] * len(bars)
     records = []
     for tokens, shows, bar in zip(piece.lines, rounded, bars.tolist(), strict=True):
-        _, flags, *_, event, source, ring, ring_wait, first, last, low_watermark = bar
+        _, _, flags, *_, event, source, ring, ring_wait, first, last, low_watermark = bar
         origin = (event, source, ring, first, last, low_watermark, flags, ring_wait, bars_ns, tokenise_ns)
         records.append(TapeRecord(tuple(tokens), *origin, piece.anchor, shows))
     return records

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from daemon.config.schema import Config
+from daemon.config.schema import BarsConfig, Config, SessionConfig
 from daemon.engine.build import Built
 from daemon.protocol import Inputs
-from ingest.bars import GAP, BarBuilder, BarPolicy
-from ingest.compact import Restart
+from ingest.bars import GAP, BarPolicy, Feeds
+from ingest.compact import CompactSpec, Restart
+from ingest.lines import LineSpec
 from ingest.plane import DataPlane, SessionSpec, TapeRecord
 from ingest.ring import Ring
 from ingest.tokens import Tokeniser
@@ -52,6 +54,19 @@ def inputs_of(payloads: Sequence[Appended]) -> Inputs:
     )
 
 
+def policy_of(bars: BarsConfig) -> BarPolicy:
+    """How records become bars. Raises ValueError for a lateness of too many intervals."""
+    return BarPolicy(bars.interval, bars.lateness, bars.empty, bars.max_fill, bars.idle_close)
+
+
+def spec_of(
+    session: SessionConfig, bars: BarsConfig, line: LineSpec | CompactSpec, symbols: Mapping[str, int]
+) -> SessionSpec:
+    """A session for ingest. Raises ValueError as `policy_of` does."""
+    feeds = Feeds(tuple(symbols[each] for each in session.symbols), policy_of(session.bars(bars)))
+    return SessionSpec(session.name, feeds, line)
+
+
 class EngineInput:
     """Appends the ring's records to the tapes; `run` is the data plane's thread."""
 
@@ -61,29 +76,32 @@ class EngineInput:
         ring: Ring,
         source: str,
         built: Built,
+        symbols: Mapping[str, int],
         scheduler: Scheduler,
         store: MetricStore,
     ) -> None:
         self._ring, self._scheduler, self._prefixes = ring, scheduler, built.prefixes
-        self._tapes = [built.tapes[session.name] for session in config.sessions]
-        self._appended = [0] * len(self._tapes)
+        self._tapes = built.tapes
+        self._appended: Counter[str] = Counter()
         self._waiting = 0
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._ended = threading.Event()
         self._leave_ring = threading.Event()
         """Set by `end` and by `stop`: ends the data plane's loop."""
-        bars = config.bars
+        self._changing = threading.Lock()
+        self._bars, self._symbols = config.bars, dict(symbols)
+        self._specs = {
+            each.name: spec_of(each, config.bars, built.lines[each.name], symbols) for each in config.sessions
+        }
         self._plane = DataPlane(
             ring,
             source,
-            BarBuilder(len(self._tapes), BarPolicy(bars.interval, bars.lateness, bars.empty, bars.max_fill)),
             Tokeniser(built.prompt.encode),
-            [SessionSpec(session.name, built.lines[session.name]) for session in config.sessions],
+            list(self._specs.values()),
             self._append,
             store,
             ready=lambda: self._waiting < MAX_WAITING,
-            idle_close_ns=bars.idle_close,
             restart=self._restart,
         )
         scheduler.subscribe(self.on_commit, self.on_drop)
@@ -99,6 +117,23 @@ class EngineInput:
             on_end()
         while self._plane.step():
             pass
+
+    def set(
+        self, session: SessionConfig, line: LineSpec | CompactSpec, symbols: Mapping[str, int] | None = None
+    ) -> None:
+        """Add a session, or change one that stays; ``symbols``: numbers of new ones."""
+        with self._changing:
+            self._symbols |= symbols or {}
+            if session.name not in self._specs:
+                self._appended.pop(session.name, None)
+            self._specs[session.name] = spec_of(session, self._bars, line, self._symbols)
+            self._plane.change(list(self._specs.values()))
+
+    def remove(self, name: str, done: Callable[[], None]) -> None:
+        """Take no more records for a session; then ``done`` is called, on the data plane's thread."""
+        with self._changing:
+            self._specs.pop(name, None)
+            self._plane.change(list(self._specs.values()), done)
 
     def end(self) -> None:
         """The source has ended."""
@@ -118,13 +153,14 @@ class EngineInput:
         """As `on_commit`."""
         self._count(-len(records))
 
-    def _append(self, made: Sequence[tuple[int, Sequence[TapeRecord]]]) -> None:
+    def _append(self, made: Sequence[tuple[str, Sequence[TapeRecord]]]) -> None:
+        made = [(name, records) for name, records in made if name in self._tapes]  # others are being closed
         self._count(sum(len(records) for _, records in made))
         self._scheduler.append_together(
             [(self._tapes[session], self._items(session, records)) for session, records in made]
         )
 
-    def _items(self, session: int, records: Sequence[TapeRecord]) -> list[TapeItem[Appended]]:
+    def _items(self, session: str, records: Sequence[TapeRecord]) -> list[TapeItem[Appended]]:
         first = self._appended[session]
         self._appended[session] += len(records)
         return [
@@ -132,9 +168,11 @@ class EngineInput:
             for i, record in enumerate(records)
         ]
 
-    def _restart(self, session: int, restart: Restart) -> None:
+    def _restart(self, session: str, restart: Restart) -> None:
         """Give a compact session its new anchor; its next bars wait for it, and questions do not."""
-        tape = self._tapes[session]
+        tape = self._tapes.get(session)
+        if tape is None:
+            return
         window = [TapeItem(tokens, None, event) for tokens, event in restart.window]
         refresh = partial(self._scheduler.refresh, tape, window=window)
         self._prefixes.anchor(tape.name, restart.anchor.header, refresh)

@@ -13,6 +13,7 @@ from daemon.api.http_prompts import prompt_routes
 from daemon.api.zmq import QueryServer
 from daemon.config.schema import Config
 from daemon.cores import cores_of, usable
+from daemon.front.changes import LiveSessions
 from daemon.front.connectors import make_routes, make_source
 from daemon.front.engine_client import ENGINE, EngineClient, InprocEngine, OnEvent, ProcessEngine
 from daemon.front.engine_manager import RESTART_AFTER_S, Connect, EngineManager
@@ -72,11 +73,14 @@ def make_front(
 
     def connect_configured(ring: Ring, wake_fd: int) -> EngineClient:
         versions = {name: state.version for name, state in sessions.states.items()}
-        now = questions.configured(config)
+        now = live.now()
         if config.process.mode == "two":
             cpus = frozenset[int]() if cores is None else cores.engine
-            return ProcessEngine(now, ring, store, labels, versions, wake_fd, tasks, engine_command, cpus)
-        return InprocEngine(partial(_make_host, now, ring, store, labels["source"][0], versions, executor))
+            return ProcessEngine(
+                now, ring, store, versions, entering.number_anew(), wake_fd, tasks, engine_command, cpus
+            )
+        symbols, reading = entering.number_anew(), labels["source"][0]
+        return InprocEngine(partial(_make_host, now, ring, store, reading, versions, symbols, executor))
 
     tracker = OffsetTracker()
     sessions = Sessions(config, store, send)
@@ -84,8 +88,9 @@ def make_front(
     labelling = Labels(sessions, store, send)
     lossless = source is None or source.kind == "pausing"
     publisher = Publisher(config, routes, tracker, sessions, store, lossless=lossless)
-    clocks = {name: state.clock for name, state in sessions.states.items()}
-    entering = FeedInput(config, source, tracker, store, publisher.dead_letter, tasks, commit_every_s, clocks)
+    entering = FeedInput(
+        config, source, tracker, store, publisher.dead_letter, tasks, commit_every_s, sessions.clocks
+    )
     publisher.delivery.gate = entering.gate
     prompts = Prompts(config.query.max_prompts, config.query.max_prompts_each, send)
     engine = EngineManager(
@@ -94,9 +99,9 @@ def make_front(
         "pause" if lossless else "overwrite",
         restart_after_s,
     )
-    queries = Queries(sessions, questions, labelling, prompts, config.query.max_wait / 1e9)
+    live = LiveSessions(config, sessions, questions, publisher, entering, store, send)
+    queries = Queries(sessions, live, questions, labelling, prompts, config.query.max_wait / 1e9)
     front = Front(
-        config=config,
         cores=cores,
         store=store,
         tasks=tasks,
@@ -106,6 +111,7 @@ def make_front(
         engine=engine,
         input=entering,
         sessions=sessions,
+        live=live,
         questions=questions,
         labels=labelling,
         publisher=publisher,
@@ -151,6 +157,7 @@ def _make_host(
     store: MetricStore,
     source: str,
     versions: dict[str, int],
+    symbols: dict[str, int],
     wrap: WrapEngine | None,
     emit: OnEvent,
 ) -> EngineHost:
@@ -160,4 +167,4 @@ def _make_host(
 
     built = build(config, versions)
     executor = None if wrap is None else wrap(built.engine)
-    return wire_engine(config, built, ring, store, emit, source=source, executor=executor)
+    return wire_engine(config, built, ring, store, emit, source=source, symbols=symbols, executor=executor)
