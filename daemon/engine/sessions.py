@@ -154,11 +154,15 @@ class EngineSessions:
         if tape is None:
             raise ValueError(f"there is no session {command.name!r}")
         del self._sessions[command.name]
-        close = partial(self.scheduler.run_between, partial(self._close, command, tape))
-        self.input.remove(command.name, close)
+        self.input.remove(command.name, partial(self._close_soon, command, tape))
+
+    def _close_soon(self, command: protocol.RemoveSession, tape: Tape) -> None:
+        """On the data plane's thread, after the last record."""
+        if not self.scheduler.run_between(partial(self._close, command, tape)):
+            self._refuse(command, STOPPING.code, STOPPING.message)
 
     def _close(self, command: protocol.RemoveSession, tape: Tape) -> None:
-        """Between two batches, after the last record."""
+        """Between two batches, after the last append."""
         name = command.name
         self.answers.leave(name)
         self.refresher.forget(tape)

@@ -128,7 +128,7 @@ class LiveSessions:
                 raise messages.QueryError("unknown_session", f"{request.session} was removed meanwhile")
             if request.settings.get("name", old.name) != old.name:
                 raise messages.QueryError("bad_request", "a session keeps its name")
-            given = _session({"name": old.name, "symbol": old.symbol} | request.settings)
+            given = _session({"name": old.name, "symbol": old.symbol, **request.settings})
             new = msgspec.structs.replace(old, **{key: getattr(given, key) for key in request.settings})
             await self._to(self._checked(tuple(new if s is old else s for s in self.config.sessions)))
         return self._reply(request.id)
