@@ -13,6 +13,7 @@ import msgspec
 
 from daemon.ages import Times
 from daemon.api import messages
+from daemon.config.schema import SessionConfig
 from feeds.decoding import decoded
 from feeds.messages import Answer
 from flash.questions import Question
@@ -49,6 +50,38 @@ class SetQuestions(msgspec.Struct, frozen=True, tag="set_questions"):
     questions: tuple[Question, ...]
 
 
+class AddSession(msgspec.Struct, frozen=True, tag="add_session"):
+    """Open a session, with all its `bars` settings; its versions count on from ``version``.
+
+    ``symbols``: numbers of its symbols in the ring; ``metrics``: the block of its series. Answered by
+    `SessionAdded`, before anything else of this session, or `SessionRefused`.
+    """
+
+    id: int
+    session: SessionConfig
+    questions: tuple[Question, ...]
+    symbols: dict[str, int]
+    version: int
+    metrics: str
+
+
+class ChangeSession(msgspec.Struct, frozen=True, tag="change_session"):
+    """Change what a session may change with its window. Answered by `SessionChanged` or `SessionRefused`."""
+
+    id: int
+    session: SessionConfig
+
+
+class RemoveSession(msgspec.Struct, frozen=True, tag="remove_session"):
+    """Close a session: what is asked of it fails. Answered by `SessionRemoved`, its last event."""
+
+    id: int
+    name: str
+
+
+SessionCommand = AddSession | ChangeSession | RemoveSession
+
+
 class EndInput(msgspec.Struct, frozen=True, tag="end_input"):
     """The source has ended: take what the ring holds, without time limit, and close the open bars."""
 
@@ -59,7 +92,16 @@ class StopEngine(msgspec.Struct, frozen=True, tag="stop"):
     drain_s: float
 
 
-Command = messages.Ask | CancelAsk | SetQuestions | messages.Label | PromptCommand | EndInput | StopEngine
+Command = (
+    messages.Ask
+    | CancelAsk
+    | SetQuestions
+    | SessionCommand
+    | messages.Label
+    | PromptCommand
+    | EndInput
+    | StopEngine
+)
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -175,6 +217,35 @@ class QuestionsRefused(msgspec.Struct, frozen=True, tag="questions_refused"):
     message: str
 
 
+class SessionAdded(msgspec.Struct, frozen=True, tag="session_added"):
+    """The session is open."""
+
+    id: int
+
+
+class SessionChanged(msgspec.Struct, frozen=True, tag="session_changed"):
+    """The session has its new settings."""
+
+    id: int
+
+
+class SessionRemoved(msgspec.Struct, frozen=True, tag="session_removed"):
+    """The session is closed."""
+
+    id: int
+
+
+class SessionRefused(msgspec.Struct, frozen=True, tag="session_refused"):
+    """Why a `SessionCommand` changed nothing."""
+
+    id: int
+    code: str
+    message: str
+
+
+SessionEvent = SessionAdded | SessionChanged | SessionRemoved | SessionRefused
+
+
 class LabelRefused(msgspec.Struct, frozen=True, tag="label_refused"):
     """Why a `Label` changed nothing."""
 
@@ -236,6 +307,7 @@ EngineEvent = (
     | AskFailed
     | QuestionsSet
     | QuestionsRefused
+    | SessionEvent
     | messages.LabelReply
     | LabelRefused
     | PromptEvent
@@ -249,19 +321,37 @@ EngineEvent = (
 
 def failure_of(
     command: Command, code: str, message: str
-) -> AskFailed | QuestionsRefused | LabelRefused | PromptFailed | None:
+) -> AskFailed | QuestionsRefused | SessionRefused | LabelRefused | PromptFailed | None:
     """The event that tells the client of ``command`` that it failed; None where no client waits."""
     if isinstance(command, messages.Ask):
         return AskFailed(command.id, code, message)
     if isinstance(command, SetQuestions):
         return QuestionsRefused(command.id, code, message)
+    if isinstance(command, SessionCommand):
+        return SessionRefused(command.id, code, message)
     if isinstance(command, messages.Label):
         return LabelRefused(command.id, code, message)
     return PromptFailed(command.prompt, code, message) if isinstance(command, PromptCommand) else None
 
 
-encode = msgspec.msgpack.Encoder().encode
-decode_command: Callable[[bytes], Command] = partial(decoded, msgspec.msgpack.Decoder(Command).decode)
+def session_of(event: EngineEvent) -> str | None:
+    """The session that an event is about, if it is about one."""
+    if isinstance(event, Answered):
+        return event.answer.session
+    if isinstance(event, Committed | AnswerFailed | TextsAsked | NotDue | QuestionsSet):
+        return event.session
+    return None
+
+
+def _read(kind: type[int], value: int) -> int:
+    """A length of time or a number of the configuration."""
+    return kind(value)
+
+
+encode = msgspec.msgpack.Encoder(enc_hook=int).encode
+decode_command: Callable[[bytes], Command] = partial(
+    decoded, msgspec.msgpack.Decoder(Command, dec_hook=_read).decode
+)
 """Raises Undecodable."""
 decode_event: Callable[[bytes], EngineEvent] = partial(decoded, msgspec.msgpack.Decoder(EngineEvent).decode)
 """Raises Undecodable."""

@@ -210,6 +210,24 @@ class FlashEvaluator(Generic[P]):
         """Note the gap in the tape; the next version's answers report it."""
         self._session(tape.name).gap = True
 
+    def forget(self, name: str) -> None:
+        """Drop what waits of a session that is to be removed; the requests that run end by themselves."""
+        session = self._sessions.pop(name, None)
+        if session is None:
+            return
+        waiting = [each[1] for each in session.texts.values() if each is not None]
+        if session.pending is not None:
+            waiting += session.pending.asks
+        if session.current is not None:
+            waiting += session.current.second
+            session.current.open -= len(session.current.second)
+            session.current.second.clear()
+        for ask in waiting:
+            ask.reader.release()
+        session.pending = session.not_due = None
+        session.texts = dict.fromkeys(session.texts)
+        self.coalesced.pop(name, None)
+
     def _session(self, name: str) -> _Session:
         return self._sessions.setdefault(name, _Session(name))
 

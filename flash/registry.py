@@ -74,6 +74,10 @@ class Registry:
         """Let the session have exactly these questions, from its next data version on."""
         self._standing[session] = standing
 
+    def remove(self, session: str) -> None:
+        """Forget a session."""
+        self._standing.pop(session, None)
+
     def _made(self, session: str, question: Question) -> Standing:
         try:
             prepared = self._prepare(question)

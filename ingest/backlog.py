@@ -70,6 +70,10 @@ class Backlog:
             self._look(bars)
             self._pass_over()
 
+    def retain(self, window: Window) -> None:
+        """The tape retains another window from now on."""
+        self._window = window
+
     def held(self, now_ns: int) -> bool:
         """Whether the session is catching up at this time of the monotonic clock."""
         return now_ns < min(self._held_until, self._released + _HOLD_MOST_NS)

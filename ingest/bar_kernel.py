@@ -1,8 +1,11 @@
 """The numba half of `ingest.bars`: state arrays and the loop over records.
 
-A session's open bars are in a ring of K slots; a bar's slot is its interval number modulo K. Open bars end
-after the watermark and start at or before the newest event, so with K = lateness // interval + 2 no two of
-them share a slot.
+One row of SESSION is a session with its policy, one row of FEED is one symbol of one session. A session's
+feeds are adjacent, and so are the open bars of its feeds. A feed's open bars are in a ring of K slots; a
+bar's slot is its interval number modulo K. Open bars end after the watermark and start at or before the
+newest event, so with K = lateness // interval + 2 no two of them share a slot.
+
+Routes from symbols to feeds are in compressed rows: those of symbol s are `routes[starts[s]:starts[s + 1]]`.
 """
 
 from __future__ import annotations
@@ -22,7 +25,9 @@ _OF_RECORD = SKEWED | REPLAYED
 BAR = np.dtype(
     [
         ("session", "i4"),
+        ("leg", "i4"),  # number of its symbol among the session's
         ("flags", "u4"),
+        ("pad", "u4"),
         ("n_ticks", "i8"),
         ("ts_open", "i8"),
         ("interval", "i8"),
@@ -45,11 +50,29 @@ BAR = np.dtype(
 OPEN = np.dtype([("bar", BAR), ("index", "i8"), ("ts_first_event", "i8")])
 SESSION = np.dtype(
     [
+        # the policy; times in ns
+        ("interval", "i8"),
+        ("lateness", "i8"),
+        ("max_fill", "i8"),
+        ("idle_close", "i8"),
+        # its rows of FEED and OPEN
+        ("first_feed", "i8"),
+        ("end_feed", "i8"),
+        ("first_slot", "i8"),
+        ("end_slot", "i8"),
         ("newest_event", "i8"),
-        ("next_index", "i8"),  # every interval below is closed
         ("last_offset", "i8"),
         ("last_ring", "i8"),
-        ("kind", "i4"),  # the record kind that makes this session's bars; 0 before its first record
+    ]
+)
+FEED = np.dtype(
+    [
+        ("session", "i4"),
+        ("leg", "i4"),
+        ("first_slot", "i8"),
+        ("end_slot", "i8"),
+        ("next_index", "i8"),  # every interval below is closed
+        ("kind", "i4"),  # the record kind that makes this feed's bars; 0 before its first record
         ("closed_any", "i4"),
         ("gap", "i4"),
         ("empty_run", "i4"),  # empty bars emitted since the last real one
@@ -63,6 +86,7 @@ _MOST = np.iinfo(np.int64).max
 
 Bars = npt.NDArray[np.void]
 Slots = npt.NDArray[np.void]
+Numbers = npt.NDArray[np.int64]
 Row = Any  # one element of a structured array
 
 
@@ -77,75 +101,86 @@ def _low_watermark(slots: Slots, fallback: int) -> int:
 
 
 @kernel
-def _emit(session: Row, bar: Row, out: Bars, at: int) -> None:
-    """Write `bar` to `out[at]` and keep it as the session's last."""
-    bar["ts_closed"] = session["last_ring"]
-    out[at] = bar
-    session["last"] = bar
-    session["closed_any"] = 1
-
-
-@kernel
-def _emit_empty(session: Row, index: int, low_watermark: int, out: Bars, at: int) -> None:
+def _emit_empty(session: Row, feed: Row, index: int, low_watermark: int, out: Bars, at: int) -> None:
     """A flat bar at the last close for an interval without ticks."""
-    last = session["last"]
+    last = feed["last"]
     last["ts_open"] = index * last["interval"]
     last["o"] = last["c"]
     last["h"] = last["c"]
     last["l"] = last["c"]
     last["v"] = 0
     last["n_ticks"] = 0
-    last["flags"] = EMPTY | (GAP if session["gap"] else 0) | (last["flags"] & np.uint32(REPLAYED))
+    last["flags"] = EMPTY | (GAP if feed["gap"] else 0) | (last["flags"] & np.uint32(REPLAYED))
     last["low_watermark"] = low_watermark
     last["ts_closed"] = session["last_ring"]
     out[at] = last
 
 
 @kernel
-def mark_gap(session: Row, slots: Slots) -> None:
+def mark_gap(feed: Row, slots: Slots) -> None:
     """Records were lost: flag the open bars, the empty ones up to the next record, and that record's bar."""
-    session["gap"] = 1
-    for slot in range(slots.shape[0]):
+    feed["gap"] = 1
+    for slot in range(feed["first_slot"], feed["end_slot"]):
         slots[slot].bar.flags |= np.uint32(GAP)
 
 
 @kernel
-def close_below(
-    session: Row, slots: Slots, limit: int, max_fill: int, fallback: int, out: Bars, at: int
-) -> int:
-    """Close the intervals below number `limit` in order, filling empty ones; returns the new end of `out`."""
-    while True:
-        slot = -1
-        for candidate in range(slots.shape[0]):
-            index = slots[candidate].index
-            if index != NEVER and index < limit and (slot < 0 or index < slots[slot].index):
-                slot = candidate
-        end = limit if slot < 0 else slots[slot].index
-        if session["closed_any"]:
-            index = session["next_index"]
-            while index < end and session["empty_run"] < max_fill:
-                _emit_empty(session, index, _low_watermark(slots, fallback), out, at)
-                session["empty_run"] += 1
-                index += 1
-                at += 1
-        session["next_index"] = max(session["next_index"], end)
-        if slot < 0:
-            return at
-        slots[slot].index = NEVER
-        slots[slot].bar.low_watermark = _low_watermark(slots, fallback)
-        _emit(session, slots[slot].bar, out, at)
-        at += 1
-        session["empty_run"] = 0
-        session["next_index"] = end + 1
+def _fill(session: Row, feed: Row, end: int, low_watermark: int, out: Bars, at: int) -> int:
+    """Close the feed's intervals below number `end`, which have no ticks."""
+    if feed["closed_any"]:
+        index = feed["next_index"]
+        while index < end and feed["empty_run"] < session["max_fill"]:
+            _emit_empty(session, feed, index, low_watermark, out, at)
+            feed["empty_run"] += 1
+            index += 1
+            at += 1
+    feed["next_index"] = max(feed["next_index"], end)
+    return at
 
 
 @kernel
-def _start(slot: Row, session: Row, record: Row, index: int, interval: int) -> None:
+def close_below(
+    session: Row, feeds: Slots, slots: Slots, limit: int, fallback: int, out: Bars, at: int
+) -> int:
+    """Close the session's intervals below number `limit`, in order; returns the new end of `out`.
+
+    Bars of one interval come in the order of the session's symbols. Empty ones are filled in.
+    """
+    own = slots[session["first_slot"] : session["end_slot"]]
+    while True:
+        slot = -1
+        for candidate in range(own.shape[0]):
+            index = own[candidate].index
+            if index != NEVER and index < limit and (slot < 0 or index < own[slot].index):
+                slot = candidate
+        low = _low_watermark(own, fallback)
+        if slot < 0:
+            break
+        feed = feeds[session["first_feed"] + own[slot].bar.leg]
+        end = own[slot].index
+        at = _fill(session, feed, end, low, out, at)
+        own[slot].index = NEVER
+        own[slot].bar.low_watermark = _low_watermark(own, fallback)
+        own[slot].bar.ts_closed = session["last_ring"]
+        out[at] = own[slot].bar
+        feed["last"] = own[slot].bar
+        feed["closed_any"] = 1
+        at += 1
+        feed["empty_run"] = 0
+        feed["next_index"] = end + 1
+    for number in range(session["first_feed"], session["end_feed"]):
+        at = _fill(session, feeds[number], limit, low, out, at)
+    return at
+
+
+@kernel
+def _start(slot: Row, feed: Row, index: int, interval: int) -> None:
     """An open bar without ticks."""
     slot["index"] = index
     slot["ts_first_event"] = _MOST
     bar = slot["bar"]
-    bar["session"] = record["session"]
+    bar["session"] = feed["session"]
+    bar["leg"] = feed["leg"]
     bar["flags"] = 0
     bar["n_ticks"] = 0
     bar["ts_open"] = index * interval
@@ -183,15 +218,19 @@ def _add(slot: Row, record: Row, price: int, volume: int, now: int) -> None:
 
 
 @kernel
-def _pass_through(session: Row, record: Row, now: int, out: Bars, at: int) -> int:
-    """Pass a ready-made bar through if it opens after the one before it; else it is late."""
+def _pass_through(feed: Row, own: Slots, record: Row, now: int, out: Bars, at: int) -> int:
+    """Pass a ready-made bar through if it opens after the one before it; else it is late.
+
+    `own`: the open bars of the session.
+    """
     opened = np.int64(record["ts_event"])
-    if session["closed_any"] and opened <= session["last"]["ts_open"]:
-        session["late"] += np.uint64(1)
+    if feed["closed_any"] and opened <= feed["last"]["ts_open"]:
+        feed["late"] += np.uint64(1)
         return at
-    bar = session["last"]
-    bar["session"] = record["session"]
-    bar["flags"] = np.uint32(record["flags"] & _OF_RECORD) | np.uint32(GAP if session["gap"] else 0)
+    bar = feed["last"]
+    bar["session"] = feed["session"]
+    bar["leg"] = feed["leg"]
+    bar["flags"] = np.uint32(record["flags"] & _OF_RECORD) | np.uint32(GAP if feed["gap"] else 0)
     bar["n_ticks"] = 1
     bar["ts_open"] = opened
     bar["interval"] = record["x"]
@@ -207,34 +246,34 @@ def _pass_through(session: Row, record: Row, now: int, out: Bars, at: int) -> in
     bar["ring_wait"] = now - np.int64(record["ts_ring"])
     bar["first_offset"] = record["offset"]
     bar["last_offset"] = record["offset"]
-    bar["low_watermark"] = record["offset"] + 1
-    session["closed_any"] = 1
-    session["gap"] = 0
+    bar["low_watermark"] = _low_watermark(own, record["offset"] + 1)
+    feed["closed_any"] = 1
+    feed["gap"] = 0
     out[at] = bar
     return at + 1
 
 
 @kernel
 def _tick(
-    session: Row, slots: Slots, record: Row, interval: int, lateness: int, max_fill: int,
-    now: int, out: Bars, at: int,
-) -> int:  # fmt: skip
+    session: Row, feed: Row, feeds: Slots, slots: Slots, record: Row, now: int, out: Bars, at: int
+) -> int:
     """Take a trade or quote: advance the watermark, close bars below it, add the tick or count it late."""
+    interval = session["interval"]
     event: Any = np.int64(record["ts_event"])
     if event > session["newest_event"]:
         session["newest_event"] = event
-        limit = (event - lateness) // interval
-        at = close_below(session, slots, limit, max_fill, record["offset"], out, at)
+        limit = (event - session["lateness"]) // interval
+        at = close_below(session, feeds, slots, limit, record["offset"], out, at)
     index = event // interval
-    if index < session["next_index"]:
-        session["late"] += np.uint64(1)
+    if index < feed["next_index"]:
+        feed["late"] += np.uint64(1)
         return at
-    slot = slots[index % slots.shape[0]]
+    slot = slots[feed["first_slot"] + index % (feed["end_slot"] - feed["first_slot"])]
     if slot["index"] == NEVER:
-        _start(slot, session, record, index, interval)
-    if session["gap"]:
+        _start(slot, feed, index, interval)
+    if feed["gap"]:
         slot["bar"]["flags"] |= np.uint32(GAP)
-        session["gap"] = 0
+        feed["gap"] = 0
     if record["kind"] == QUOTE:
         # the mid, rounded down; in this form the sum cannot overflow
         mid = (record["a"] & record["b"]) + ((record["a"] ^ record["b"]) >> 1)
@@ -245,9 +284,30 @@ def _tick(
 
 
 @kernel
+def _take(
+    session: Row, feed: Row, feeds: Slots, slots: Slots, record: Row, now: int, out: Bars, at: int
+) -> int:
+    """Take a record for one feed."""
+    kind = np.int32(record["kind"])
+    if feed["kind"] == 0:
+        feed["kind"] = kind
+    session["last_offset"] = record["offset"]
+    session["last_ring"] = np.int64(record["ts_ring"])
+    if record["flags"] & FLAG_GAP:
+        mark_gap(feed, slots)
+    if kind != feed["kind"]:
+        feed["ignored"] += np.uint64(1)
+        return at
+    if kind == READY_BAR:
+        own = slots[session["first_slot"] : session["end_slot"]]
+        return _pass_through(feed, own, record, now, out, at)
+    return _tick(session, feed, feeds, slots, record, now, out, at)
+
+
+@kernel
 def update(
-    records: Records, start: int, sessions: Slots, slots: Slots, interval: int, lateness: int,
-    max_fill: int, now: int, out: Bars, room: int,
+    records: Records, start: int, sessions: Slots, feeds: Slots, slots: Slots, starts: Numbers,
+    routes: Numbers, now: int, out: Bars, room: int,
 ) -> tuple[int, int]:  # fmt: skip
     """Take records from `start` while `out` has `room` left; returns (next record, bars in `out`)."""
     at = 0
@@ -255,21 +315,10 @@ def update(
     while i < records.shape[0] and at + room <= out.shape[0]:
         record = records[i]
         i += 1
-        if record["session"] >= sessions.shape[0]:
+        symbol: Any = np.int64(record["symbol"])
+        if symbol + 1 >= starts.shape[0]:
             continue
-        session = sessions[record["session"]]
-        kind = np.int32(record["kind"])
-        if session["kind"] == 0:
-            session["kind"] = kind
-        session["last_offset"] = record["offset"]
-        session["last_ring"] = np.int64(record["ts_ring"])
-        if record["flags"] & FLAG_GAP:
-            mark_gap(session, slots[record["session"]])
-        if kind != session["kind"]:
-            session["ignored"] += np.uint64(1)
-        elif kind == READY_BAR:
-            at = _pass_through(session, record, now, out, at)
-        else:
-            own = slots[record["session"]]
-            at = _tick(session, own, record, interval, lateness, max_fill, now, out, at)
+        for route in range(starts[symbol], starts[symbol + 1]):
+            feed = feeds[routes[route]]
+            at = _take(sessions[feed["session"]], feed, feeds, slots, record, now, out, at)
     return i, at

@@ -1,59 +1,74 @@
 """Bars from trades, quotes or ready-made bars, in event time.
 
-A bar covers [open, open + interval) of exchange time, aligned to the epoch. A session's watermark is its
-newest event time less the lateness. A bar closes when the watermark reaches its end, so with lateness several
-bars are open at once. A tick for a closed bar is late: counted and dropped.
+A session has one symbol or several; a symbol may feed several sessions, each with intervals of its own. A
+bar covers [open, open + interval) of exchange time, aligned to the epoch. A session's watermark is the newest
+event time of all its symbols less the lateness. A bar closes when the watermark reaches its end, so with
+lateness several bars are open at once. A tick for a closed bar is late: counted and dropped. Where several
+symbols have a bar of one interval, these close together, in the order of the session's symbols.
 
 Within a bar, open and close go by (event time, arrival): among equal times the first arrival opens and the
 last one closes, in whatever order the times came. Quotes make bars of the mid (rounded down to 1e-9) without
 volume. Volumes saturate. Empty intervals are skipped, or filled flat at the last close. A ready-made bar
-passes through if it opens after the one before; its own times and interval stay. A session's first record
-decides which kind makes its bars; other kinds are ignored and counted.
+passes through if it opens after the one before of its symbol; its own times and interval stay. A symbol's
+first record decides which kind makes its bars in a session; other kinds are ignored and counted.
 
-One session is one symbol, so its records come from one partition; offsets are compared on that assumption.
-Event times are trusted: one tick stamped far in the future makes the following ones late.
+The records of a symbol come from one partition. Offsets are running numbers over all records. Event times are
+trusted: one tick stamped far in the future makes the following ones late.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from ingest import bar_kernel
-from ingest.bar_kernel import BAR, EMPTY, GAP, NEVER, OPEN, REPLAYED, SESSION, SKEWED, Bars
+from ingest.bar_kernel import BAR, EMPTY, FEED, GAP, NEVER, OPEN, REPLAYED, SESSION, SKEWED, Bars
 from ingest.record import Records
 
-__all__ = ["BAR", "EMPTY", "GAP", "REPLAYED", "SKEWED", "BarBuilder", "BarPolicy", "Bars"]
+__all__ = [
+    "BAR",
+    "EMPTY",
+    "GAP",
+    "REPLAYED",
+    "SKEWED",
+    "BarBuilder",
+    "BarPolicy",
+    "Bars",
+    "Feeds",
+    "one_each",
+]
 
 _MAX_OPEN = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class BarPolicy:
-    """How ticks become bars; times in ns.
+    """How a session's ticks become bars; times in ns.
 
-    `max_fill` caps the empty bars after one real bar (the first ones are filled).
+    `max_fill` caps the empty bars after one real bar (the first ones are filled). `idle_close_ns` (0: never)
+    closes the open bars of a session without a record for so long.
     """
 
     interval_ns: int
     lateness_ns: int = 0
     empty: Literal["skip", "fill"] = "skip"
     max_fill: int = 60
+    idle_close_ns: int = 0
 
     def __post_init__(self) -> None:
-        if self.interval_ns <= 0 or self.lateness_ns < 0 or self.max_fill < 0:
+        if self.interval_ns <= 0 or self.lateness_ns < 0 or self.max_fill < 0 or self.idle_close_ns < 0:
             raise ValueError(
-                "a bar's interval must be above 0 ns; lateness and max_fill must not be negative"
+                "a bar's interval must be above 0 ns; lateness, max_fill and idle_close must not be negative"
             )
         if self.open_bars > _MAX_OPEN:
             raise ValueError(f"the lateness spans more than {_MAX_OPEN} intervals")
 
     @property
     def open_bars(self) -> int:
-        """Most bars a session has open at once."""
+        """Most bars a symbol has open at once."""
         return self.lateness_ns // self.interval_ns + 2
 
     @property
@@ -61,36 +76,110 @@ class BarPolicy:
         """Most empty bars after a real one."""
         return self.max_fill if self.empty == "fill" else 0
 
+    @property
+    def room(self) -> int:
+        """Most bars of one symbol that a record can close: all open ones, and empty ones after each."""
+        return self.open_bars + (self.open_bars + 1) * self.fill + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Feeds:
+    """What a session is made of: the numbers of its symbols in the ring, and its policy."""
+
+    symbols: tuple[int, ...]
+    policy: BarPolicy
+
+
+def one_each(n: int, policy: BarPolicy) -> list[Feeds]:
+    """`n` sessions; session i reads symbol i."""
+    return [Feeds((number,), policy) for number in range(n)]
+
 
 class BarBuilder:
-    """Open bars of `n_sessions` sessions. Not thread-safe."""
+    """Open bars of sessions, which are numbered as given. Not thread-safe."""
 
-    def __init__(self, n_sessions: int, policy: BarPolicy) -> None:
-        self.policy = policy
-        self._sessions = np.zeros(n_sessions, SESSION)
-        self._sessions["newest_event"] = self._sessions["next_index"] = NEVER
-        self._slots = np.zeros((n_sessions, policy.open_bars), OPEN)
-        self._slots["index"] = NEVER
-        # Most bars one record can close: all open ones, and a run of empty ones after each.
-        self._room = policy.open_bars + (policy.open_bars + 1) * policy.fill + 1
+    def __init__(self, sessions: Sequence[Feeds]) -> None:
+        self._sessions = np.zeros(0, SESSION)
+        self._feeds = np.zeros(0, FEED)
+        self._slots = np.zeros(0, OPEN)
+        self.change(sessions, [None] * len(sessions))
+
+    def change(self, sessions: Sequence[Feeds], kept: Sequence[int | None]) -> None:
+        """Have these sessions from now on. `kept`: the number that each had until now, None for a new one.
+
+        A kept session goes on with its open bars and counts; it has the symbols and the interval that it had,
+        or ValueError is raised, with nothing changed. Open bars of a session that is not kept, or that gets
+        another lateness, are dropped: `close` them first.
+        """
+        before, feeds_before, slots_before = self._sessions, self._feeds, self._slots
+        n_feeds = [len(each.symbols) for each in sessions]
+        n_slots = [len(each.symbols) * each.policy.open_bars for each in sessions]
+        own, feeds, slots = (
+            np.zeros(n, kind)
+            for n, kind in ((len(sessions), SESSION), (sum(n_feeds), FEED), (sum(n_slots), OPEN))
+        )
+        own["newest_event"] = feeds["next_index"] = slots["index"] = NEVER
+        for kind, counts in (("feed", n_feeds), ("slot", n_slots)):
+            ends = np.cumsum(counts, dtype=np.int64)
+            own[f"end_{kind}"], own[f"first_{kind}"] = ends, ends - counts
+        for number, (each, old) in enumerate(zip(sessions, kept, strict=True)):
+            policy, row = each.policy, own[number]
+            row["interval"], row["lateness"] = policy.interval_ns, policy.lateness_ns
+            row["max_fill"], row["idle_close"] = policy.fill, policy.idle_close_ns
+            mine = feeds[row["first_feed"] : row["end_feed"]]
+            if old is not None:
+                was = before[old]
+                theirs = feeds_before[was["first_feed"] : was["end_feed"]]
+                if was["interval"] != policy.interval_ns or len(theirs) != len(mine):
+                    raise ValueError("a session that is kept has the same symbols and interval")
+                for name in ("newest_event", "last_offset", "last_ring"):
+                    row[name] = was[name]
+                mine[:] = theirs
+                mine["last"]["session"] = number
+            mine["session"], mine["leg"] = number, np.arange(len(mine))
+            mine["first_slot"] = row["first_slot"] + np.arange(len(mine)) * policy.open_bars
+            mine["end_slot"] = mine["first_slot"] + policy.open_bars
+            if old is not None and was["end_slot"] - was["first_slot"] == row["end_slot"] - row["first_slot"]:
+                moved = slots[row["first_slot"] : row["end_slot"]]
+                moved[:] = slots_before[was["first_slot"] : was["end_slot"]]
+                moved["bar"]["session"] = number
+        self._sessions, self._feeds, self._slots = own, feeds, slots
+        self._route(sessions)
+
+    def _route(self, sessions: Sequence[Feeds]) -> None:
+        reading: dict[int, list[int]] = {}
+        rooms: dict[int, int] = {}
+        feed = 0
+        for each in sessions:
+            for symbol in each.symbols:
+                reading.setdefault(symbol, []).append(feed)
+                # a record closes bars of all symbols of its sessions
+                rooms[symbol] = rooms.get(symbol, 0) + each.policy.room * len(each.symbols)
+                feed += 1
+        last = max(reading, default=-1)
+        counts = [len(reading.get(symbol, ())) for symbol in range(last + 1)]
+        self._starts = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
+        routes = [feed for symbol in range(last + 1) for feed in reading.get(symbol, ())]
+        self._routes = np.array(routes, np.int64)
+        self._room = max(rooms.values(), default=1)
         self._out = np.zeros(max(1024, 2 * self._room), BAR)
 
     def update(self, records: Records, now_ns: int) -> Bars:
         """Take RECORD [n] in arrival order; returns the bars this closed, BAR [m], in order within a session.
 
         `now_ns` is the monotonic clock; bars record how long their newest tick waited in the ring. The bars
-        do not depend on how records are batched. Records of unknown session numbers are skipped.
+        do not depend on how records are batched. Records of symbols that no session reads are skipped.
         """
-        policy, closed, start = self.policy, [], 0
+        closed, start = [], 0
         while True:
             start, n = bar_kernel.update(
                 records,
                 start,
                 self._sessions,
+                self._feeds,
                 self._slots,
-                policy.interval_ns,
-                policy.lateness_ns,
-                policy.fill,
+                self._starts,
+                self._routes,
                 now_ns,
                 self._out,
                 self._room,
@@ -99,46 +188,59 @@ class BarBuilder:
             if start >= len(records):
                 return closed[0] if len(closed) == 1 else np.concatenate(closed)
 
-    def close_idle(self, now_ns: int, limit_ns: int) -> Bars:
-        """Close the open bars, BAR [m], of sessions whose newest record entered the ring `limit_ns` ago.
+    @property
+    def closes_idle(self) -> bool:
+        """Whether any session's bars are closed when it is idle."""
+        return bool((self._sessions["idle_close"] > 0).any())
+
+    def close_idle(self, now_ns: int) -> Bars:
+        """Close the open bars, BAR [m], of sessions without a record for as long as their policies say.
 
         `now_ns` is the monotonic clock. Later ticks for those bars are late.
         """
-        has_open = (self._slots["index"] != NEVER).any(axis=1)
-        idle = has_open & (now_ns - self._sessions["last_ring"] >= limit_ns)
-        closed = self._close(np.flatnonzero(idle).tolist())
+        limits = self._sessions["idle_close"]
+        idle = (limits > 0) & (now_ns - self._sessions["last_ring"] >= limits)
+        closed = self.close(np.flatnonzero(idle).tolist())
         closed["ts_closed"] = now_ns
         return closed
 
     def flush(self) -> Bars:
         """Close every open bar, BAR [m], at the end of the input."""
-        return self._close(range(len(self._sessions)))
+        return self.close(range(len(self._sessions)))
 
-    def mark_gap(self, sessions: Iterable[int]) -> None:
-        """Records of these sessions may be lost: flag their open bars and the bar of their next record.
+    def close(self, sessions: Iterable[int]) -> Bars:
+        """Close the open bars, BAR [m], of these sessions."""
+        closed = [np.zeros(0, BAR)]
+        for number in sessions:
+            session = self._sessions[number]
+            own = self._slots[session["first_slot"] : session["end_slot"]]
+            if (own["index"] != NEVER).any():
+                limit, after = int(own["index"].max()) + 1, int(session["last_offset"]) + 1
+                n = bar_kernel.close_below(session, self._feeds, self._slots, limit, after, self._out, 0)
+                closed.append(self._out[:n].copy())
+        return np.concatenate(closed)
 
-        A record with the gap flag does the same for its own session.
+    def mark_gap(self, sessions: Iterable[int] | None = None) -> None:
+        """Records of these sessions (all) may be lost: flag their open bars and those of their next records.
+
+        A record with the gap flag does the same for its own symbol.
         """
-        for session in sessions:
-            bar_kernel.mark_gap(self._sessions[session], self._slots[session])
+        for session in range(len(self._sessions)) if sessions is None else sessions:
+            row = self._sessions[session]
+            for feed in range(row["first_feed"], row["end_feed"]):
+                bar_kernel.mark_gap(self._feeds[feed], self._slots)
 
     @property
     def late(self) -> list[int]:
         """Late records dropped since the start, by session."""
-        return list(self._sessions["late"].tolist())
+        return self._sum("late")
 
     @property
     def ignored(self) -> list[int]:
         """Records of an ignored kind since the start, by session."""
-        return list(self._sessions["ignored"].tolist())
+        return self._sum("ignored")
 
-    def _close(self, sessions: Iterable[int]) -> Bars:
-        closed = [np.zeros(0, BAR)]
-        for session in sessions:
-            state, slots = self._sessions[session : session + 1], self._slots[session]
-            if (slots["index"] != NEVER).any():
-                limit = int(slots["index"].max()) + 1
-                after = int(state[0]["last_offset"]) + 1
-                n = bar_kernel.close_below(state[0], slots, limit, self.policy.fill, after, self._out, 0)
-                closed.append(self._out[:n].copy())
-        return np.concatenate(closed)
+    def _sum(self, name: str) -> list[int]:
+        if not len(self._sessions):
+            return []
+        return [int(n) for n in np.add.reduceat(self._feeds[name], self._sessions["first_feed"])]

@@ -202,6 +202,10 @@ class CompactEncoder:
                 restart = self._restart(bars[at : at + 1])
         return pieces
 
+    def retain(self, spec: CompactSpec) -> None:
+        """Retain what a tape with the limits of ``spec`` does, from the next bar on."""
+        self._spec = spec
+
     @property
     def window(self) -> Ints:
         """The retained bars, [bars, 5]: open, high, low, close, volume."""

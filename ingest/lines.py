@@ -3,7 +3,7 @@
 The time is the bar's opening in UTC: `HHMM` for intervals of a minute or more, else `HHMMSS`. Numbers are
 plain decimals with the session's number of decimals, rounded half to even from 1e-9 in integer arithmetic.
 `143000,101.25,101.50,101.25,101.38,12.500` is a one-second bar with two decimals for prices and three for
-volume.
+volume. Where a session reads several symbols, each line begins with its own: `ESZ6,143000,...`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ MINUTE_NS = 60 * _SECOND
 
 @dataclass(frozen=True, slots=True)
 class LineSpec:
-    """A session's decimals, 0 to 9 each."""
+    """A session's decimals, 0 to 9 each, and the names of its symbols if it has several."""
 
     price_decimals: int = 2
     volume_decimals: int = 3
+    symbols: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("price_decimals", "volume_decimals"):
@@ -53,4 +54,5 @@ def bar_line(bar: Any, spec: LineSpec) -> str:
     """The line of one element of a BAR array."""
     prices = (decimal(int(bar[name]), spec.price_decimals) for name in "ohlc")
     volume = decimal(int(bar["v"]), spec.volume_decimals)
-    return ",".join([clock_text(int(bar["ts_open"]), int(bar["interval"])), *prices, volume]) + "\n"
+    symbol = [spec.symbols[int(bar["leg"])]] if spec.symbols else []
+    return ",".join([*symbol, clock_text(int(bar["ts_open"]), int(bar["interval"])), *prices, volume]) + "\n"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ingest.backlog import Backlog, Window
-from ingest.bars import BarBuilder, Bars
+from ingest.bars import BarBuilder, Bars, Feeds
 from ingest.compact import Anchor, CompactEncoder, CompactSpec, Encoded, Restart
 from ingest.lines import LineSpec
 from ingest.record import RECORD, Records
@@ -36,9 +37,10 @@ _DRAIN = 4096  # records per step; bounds how long one step holds the GIL
 
 @dataclass(frozen=True, slots=True)
 class SessionSpec:
-    """A session for ingest; its number is its index in the plane's list."""
+    """A session for ingest: where its bars come from, and how they are written."""
 
     name: str
+    feeds: Feeds
     line: LineSpec | CompactSpec = field(default_factory=LineSpec)
     window: Window = field(default_factory=Window)
 
@@ -72,8 +74,8 @@ class TapeRecord:
     rounded: bool = False
 
 
-Submit = Callable[[list[tuple[int, list[TapeRecord]]]], None]
-"""Takes (session number, its records), of one batch of the ring: each session's in order."""
+Submit = Callable[[list[tuple[str, list[TapeRecord]]]], None]
+"""Takes (session, its records), of one batch of the ring: each session's in order."""
 
 
 class _DecimalEncoder:
@@ -95,6 +97,60 @@ def _encoder(tokeniser: Tokeniser, spec: LineSpec | CompactSpec) -> _DecimalEnco
     return CompactEncoder(tokeniser, spec)
 
 
+class _Session:
+    """A session's waiting bars, encoder and counters. ``bars_ns``: what making its newest bars took."""
+
+    def __init__(self, spec: SessionSpec, tokeniser: Tokeniser, metrics: MetricStore, skips: bool) -> None:
+        self.spec = spec
+        self.encoder = _encoder(tokeniser, spec.line)
+        self.backlog = Backlog(spec.window, skips=skips)
+        self.bars_ns = 0
+        self.bars = metrics.counter("foretick_bars_total", session=spec.name)
+        self.waiting = metrics.gauge("foretick_bars_waiting", session=spec.name)
+        self._growths = {
+            name: metrics.growth(f"foretick_{name}_total", session=spec.name)
+            for name in (
+                "records_late",
+                "records_ignored",
+                "bars_skipped",
+                "bars_rounded",
+                "volumes_saturated",
+                "anchors",
+            )
+        }
+
+    def change(self, spec: SessionSpec) -> None:
+        """Another policy or retention."""
+        self.spec = spec
+        self.backlog.retain(spec.window)
+        if isinstance(self.encoder, CompactEncoder) and isinstance(spec.line, CompactSpec):
+            self.encoder.retain(spec.line)
+
+    def count_records(self, late: int, ignored: int) -> None:
+        """Note the totals of its records."""
+        self._grow(records_late=late, records_ignored=ignored)
+
+    def add(self, bars: Bars, bars_ns: int) -> None:
+        """Its closed bars wait, and are counted."""
+        self.bars.inc(len(bars))
+        self.backlog.add(bars)
+        self.bars_ns = bars_ns
+        self._grow(bars_skipped=self.backlog.skipped)
+
+    def encode(self, bars: Bars) -> list[Encoded]:
+        """Encode bars from its backlog."""
+        pieces = self.encoder.encode(bars)
+        for piece in pieces:
+            self.backlog.learn(piece.lines)
+        made = self.encoder
+        self._grow(bars_rounded=made.rounded, volumes_saturated=made.saturated, anchors=made.anchors)
+        return pieces
+
+    def _grow(self, **totals: int) -> None:
+        for name, total in totals.items():
+            self._growths[name].update(total)
+
+
 @kernel
 def record_waits(words: Words, base: int, records: Records, now: int) -> None:
     """Observe every record's time in the ring."""
@@ -106,12 +162,11 @@ def record_waits(words: Words, base: int, records: Records, now: int) -> None:
 class DataPlane:
     """Ring in, tape records out through `submit`, those of all sessions together.
 
-    `restart(session number, restart)` is called before the first record around a new anchor.
-    `source` labels the ring's metrics, `clock` is the monotonic clock in ns. `idle_close_ns` (0: never)
-    closes the bars of sessions silent for so long. `room(session number)` is how many more bars the engine
+    `restart(session, restart)` is called before the first record around a new anchor. `source` labels the
+    ring's metrics, `clock` is the monotonic clock in ns. `room(session)` is how many more bars the engine
     takes now: wake the ring when that grows and the session `waits`. ``skips``: the source cannot wait, see
-    `ingest.backlog`. The plane is the only writer of these metrics: the stages
-    ring_wait, bars and tokenise, `foretick_bars_total`, `foretick_records_late_total`,
+    `ingest.backlog`. The plane is the only writer of these metrics: the
+    stages ring_wait, bars and tokenise, `foretick_bars_total`, `foretick_records_late_total`,
     `foretick_records_ignored_total`, `foretick_bars_rounded_total`, `foretick_volumes_saturated_total`,
     `foretick_anchors_total`, `foretick_bars_skipped_total`, `foretick_bars_waiting`,
     `foretick_ring_dropped_total` and `foretick_ring_fill_ratio`. An exception of
@@ -122,45 +177,47 @@ class DataPlane:
         self,
         ring: Ring,
         source: str,
-        builder: BarBuilder,
         tokeniser: Tokeniser,
         specs: Sequence[SessionSpec],
         submit: Submit,
         metrics: MetricStore,
         *,
         clock: Callable[[], int] = time.monotonic_ns,
-        room: Callable[[int], int] = lambda session: sys.maxsize,
+        room: Callable[[str], int] = lambda session: sys.maxsize,
         skips: bool = False,
-        idle_close_ns: int = 0,
-        restart: Callable[[int, Restart], None] = lambda session, restart: None,
+        restart: Callable[[str, Restart], None] = lambda session, restart: None,
     ) -> None:
-        self._ring, self._builder, self._submit, self._restart = ring, builder, submit, restart
-        self._encoders = [_encoder(tokeniser, spec.line) for spec in specs]
-        self._backlogs = [Backlog(spec.window, skips=skips) for spec in specs]
-        self._bars_ns = [0] * len(specs)
-        self._clock, self._room, self._idle_close_ns = clock, room, idle_close_ns
+        self._ring, self._tokeniser, self._submit, self._restart = ring, tokeniser, submit, restart
+        self._metrics, self._skips = metrics, skips
+        self._sessions = [_Session(spec, tokeniser, metrics, skips) for spec in specs]
+        self._by_name = {spec.name: each for spec, each in zip(specs, self._sessions, strict=True)}
+        self._builder = BarBuilder([spec.feeds for spec in specs])
+        self._changes: deque[tuple[Sequence[SessionSpec], Callable[[], None]]] = deque()
+        self._clock, self._room = clock, room
         self._buffer = np.zeros(_DRAIN, RECORD)
         # earlier readers have counted the losses until now
         self._dropped = metrics.growth("foretick_ring_dropped_total", ring.lost, source=source)
         self._fill = metrics.gauge("foretick_ring_fill_ratio", source=source)
-        names = [spec.name for spec in specs]
-        self._late = [metrics.growth("foretick_records_late_total", session=name) for name in names]
-        self._ignored = [metrics.growth("foretick_records_ignored_total", session=name) for name in names]
-        self._bar_counters = [metrics.counter("foretick_bars_total", session=name) for name in names]
-        self._rounded = [metrics.growth("foretick_bars_rounded_total", session=name) for name in names]
-        self._saturated = [metrics.growth("foretick_volumes_saturated_total", session=name) for name in names]
-        self._anchors = [metrics.growth("foretick_anchors_total", session=name) for name in names]
-        self._skipped = [metrics.growth("foretick_bars_skipped_total", session=name) for name in names]
-        self._waiting = [metrics.gauge("foretick_bars_waiting", session=name) for name in names]
         self._ring_wait = metrics.histogram(_STAGE, stage="ring_wait")
         self._bars = metrics.histogram(_STAGE, stage="bars")
         self._tokenise = metrics.histogram(_STAGE, stage="tokenise")
 
+    def change(self, specs: Sequence[SessionSpec], done: Callable[[], None] = lambda: None) -> None:
+        """Have these sessions from the next step on, which then calls `done`. Any thread may call this.
+
+        A session of the same name and feeds goes on as it is. With another policy its open bars are closed
+        first. Open bars of a session that is gone are dropped.
+        """
+        self._changes.append((specs, done))
+        self._ring.wake()
+
     def step(self) -> int:
         """Drain the ring once and release bars; returns the number of records, 0 while a backlog is full."""
+        while self._changes:
+            self._change(*self._changes.popleft())
         drained = 0 if self.full else self._drain()
-        if self._idle_close_ns:
-            self._accept(self._builder.close_idle(self._clock(), self._idle_close_ns), 0)
+        if self._builder.closes_idle:
+            self._accept(self._builder.close_idle(self._clock()), 0)
         self._release()
         return drained
 
@@ -172,7 +229,7 @@ class DataPlane:
             if self.full:
                 stop.wait(0.001)
             else:
-                held = self._idle_close_ns or self.waiting
+                held = self._builder.closes_idle or self.waiting
                 self._ring.wait(_TICK_S if held else _REST_S)
 
     def flush(self) -> None:
@@ -183,22 +240,49 @@ class DataPlane:
     @property
     def full(self) -> bool:
         """A backlog is full, so the ring is not read."""
-        return any(backlog.full for backlog in self._backlogs)
+        return any(session.backlog.full for session in self._sessions)
 
     @property
     def waiting(self) -> int:
         """Bars that wait for room."""
-        return sum(map(len, self._backlogs))
+        return sum(len(session.backlog) for session in self._sessions)
 
-    def waits(self, session: int) -> bool:
+    def waits(self, session: str) -> bool:
         """Whether bars of the session wait for room. Any thread."""
-        return len(self._backlogs[session]) > 0
+        found = self._by_name.get(session)
+        return found is not None and len(found.backlog) > 0
+
+    def mark_gap(self) -> None:
+        """Records of any session may be lost: see `BarBuilder.mark_gap`."""
+        self._builder.mark_gap()
+
+    def _change(self, specs: Sequence[SessionSpec], done: Callable[[], None]) -> None:
+        wanted = {spec.name: spec for spec in specs}
+        now = {each.spec.name: number for number, each in enumerate(self._sessions)}
+        closing = [
+            number
+            for name, number in now.items()
+            if name in wanted and wanted[name].feeds.policy != self._sessions[number].spec.feeds.policy
+        ]
+        self._accept(self._builder.close(closing), 0)
+        kept = [now.get(spec.name) for spec in specs]
+        self._builder.change([spec.feeds for spec in specs], kept)
+        sessions: list[_Session] = []
+        for spec, number in zip(specs, kept, strict=True):
+            if number is None:
+                sessions.append(_Session(spec, self._tokeniser, self._metrics, self._skips))
+            else:
+                sessions.append(self._sessions[number])
+                sessions[-1].change(spec)
+        self._sessions = sessions
+        self._by_name = {session.spec.name: session for session in sessions}
+        done()
 
     def _drain(self) -> int:
         self._fill.set(self._ring.fill)
         n = self._ring.pop(self._buffer)
         if self._dropped.update(self._ring.lost):  # the loss lies before the records just drained
-            self._builder.mark_gap(range(len(self._encoders)))
+            self._builder.mark_gap()
         if n == 0:
             return 0
         records = self._buffer[:n]
@@ -206,56 +290,45 @@ class DataPlane:
         record_waits(self._ring_wait.words, self._ring_wait.base, records, started)
         bars = self._builder.update(records, started)
         bars_ns = self._since(started, self._bars)
-        for growths, totals in ((self._late, self._builder.late), (self._ignored, self._builder.ignored)):
-            for growth, total in zip(growths, totals, strict=True):
-                growth.update(total)
+        for session, late, ignored in zip(
+            self._sessions, self._builder.late, self._builder.ignored, strict=True
+        ):
+            session.count_records(late, ignored)
         self._accept(bars, bars_ns)
         return n
 
     def _accept(self, bars: Bars, bars_ns: int) -> None:
-        for session in np.unique(bars["session"]).tolist():
-            own = bars[bars["session"] == session]
-            self._bar_counters[session].inc(len(own))
-            self._backlogs[session].add(own)
-            self._skipped[session].update(self._backlogs[session].skipped)
-            self._bars_ns[session] = bars_ns
+        for number in np.unique(bars["session"]).tolist():
+            self._sessions[number].add(bars[bars["session"] == number], bars_ns)
 
     def _release(self) -> None:
         """Encode and submit the bars that the engine has room for."""
         # one call for all sessions: the engine wakes at the first and would begin a pass with it alone
-        made: list[tuple[int, list[TapeRecord]]] = []
+        made: list[tuple[str, list[TapeRecord]]] = []
         now_ns = self._clock()
-        for session, backlog in enumerate(self._backlogs):
-            if not len(backlog):
+        for session in self._sessions:
+            if not len(session.backlog):
                 continue
-            room = 0 if backlog.held(now_ns) else self._room(session)
+            room = 0 if session.backlog.held(now_ns) else self._room(session.spec.name)
             if room > 0:
-                self._encode(session, backlog.take(room, now_ns), made)
-            self._waiting[session].set(len(backlog))
+                self._encode(session, session.backlog.take(room, now_ns), made)
+            session.waiting.set(len(session.backlog))
         if made:
             self._submit(made)
 
-    def _encode(self, session: int, bars: Bars, made: list[tuple[int, list[TapeRecord]]]) -> None:
+    def _encode(self, session: _Session, bars: Bars, made: list[tuple[str, list[TapeRecord]]]) -> None:
         """Encode the bars of a session, and add them to what is ``made`` to be submitted."""
-        started = self._clock()
-        pieces = self._encoders[session].encode(bars)
+        name, started = session.spec.name, self._clock()
+        pieces = session.encode(bars)
         tokenise_ns = self._since(started, self._tokenise)
-        self._count(session)
         for piece in pieces:
             now, bars = bars[: len(piece.lines)], bars[len(piece.lines) :]
-            self._backlogs[session].learn(piece.lines)
             if piece.restart is not None:
                 if made:  # records before the restart belong to the old window
                     self._submit(made[:])
                     made.clear()
-                self._restart(session, piece.restart)
-            made.append((session, _tape_records(piece, now, self._bars_ns[session], tokenise_ns)))
-
-    def _count(self, session: int) -> None:
-        encoder = self._encoders[session]
-        self._rounded[session].update(encoder.rounded)
-        self._saturated[session].update(encoder.saturated)
-        self._anchors[session].update(encoder.anchors)
+                self._restart(name, piece.restart)
+            made.append((name, _tape_records(piece, now, session.bars_ns, tokenise_ns)))
 
     def _since(self, started: int, histogram: HistogramHandle) -> int:
         took = self._clock() - started
@@ -268,7 +341,7 @@ def _tape_records(piece: Encoded, bars: Bars, bars_ns: int, tokenise_ns: int) ->
     rounded = piece.rounded or [False] * len(bars)
     records = []
     for tokens, shows, bar in zip(piece.lines, rounded, bars.tolist(), strict=True):
-        _, flags, *_, event, source, ring, closed, ring_wait, first, last, low_watermark = bar
+        _, _, flags, *_, event, source, ring, closed, ring_wait, first, last, low_watermark = bar
         origin = (
             event,
             source,

@@ -31,7 +31,7 @@ RECORD = np.dtype(
         ("kind", "u1"),
         ("flags", "u1"),
         ("pad", "u2"),
-        ("session", "u4"),
+        ("symbol", "u4"),  # its number, agreed on by both ends of the ring
         ("offset", "i8"),
         ("a", "i8"),
         ("b", "i8"),
@@ -77,7 +77,7 @@ class RecordWriter:
     def add(
         self,
         kind: int,
-        session: int,
+        symbol: int,
         ts_event: int,
         ts_recv: int,
         values: tuple[int, int, int, int, int],
@@ -99,6 +99,6 @@ class RecordWriter:
         flags |= FLAG_REPLAY if replay else 0
         at = self._used * RECORD.itemsize
         _LAYOUT.pack_into(
-            self._bytes, at, seq, ts_event, ts_recv, 0, kind, flags, session, offset, *values, x, ts_source
+            self._bytes, at, seq, ts_event, ts_recv, 0, kind, flags, symbol, offset, *values, x, ts_source
         )
         self._used += 1

@@ -194,9 +194,13 @@ class Tokeniser:
 
     def lines(self, bars: Bars, spec: LineSpec) -> list[list[int]]:
         """Token ids of each bar's line, for BAR [n]."""
-        if self._tables is not None and not _any_negative(bars):
-            return look_up(self._tables, bars, spec)
-        return [list(self._encode(bar_line(bar, spec))) for bar in bars]
+        if self._tables is None or _any_negative(bars):
+            return [list(self._encode(bar_line(bar, spec))) for bar in bars]
+        lines = look_up(self._tables, bars, spec)
+        if not spec.symbols:
+            return lines
+        heads = [list(self._encode(f"{symbol},")) for symbol in spec.symbols]
+        return [heads[leg] + line for leg, line in zip(bars["leg"].tolist(), lines, strict=True)]
 
 
 def look_up(tables: DigitTables, bars: Bars, spec: LineSpec) -> list[list[int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 
-from ingest.bars import BarBuilder, BarPolicy
+from ingest.bars import BarPolicy, one_each
 from ingest.compact import CompactSpec
 from ingest.plane import DataPlane, SessionSpec
 from ingest.record import QUOTE, RecordWriter
@@ -34,23 +34,22 @@ def warm_up() -> None:
 
 def _one_bar(ring: Ring) -> None:
     metrics = MetricStore.local({"session": ["warm", "compact"], "source": ["warm"]})
-    builder = BarBuilder(2, BarPolicy(1_000_000_000, empty="fill", max_fill=1))
+    policy = BarPolicy(1_000_000_000, empty="fill", max_fill=1, idle_close_ns=3_600_000_000_000)
+    feeds = one_each(2, policy)
     tokeniser = Tokeniser(lambda text: [ord(character) for character in text])
     stop = threading.Event()
     plane = DataPlane(
         ring,
         "warm",
-        builder,
         tokeniser,
-        [SessionSpec("warm"), SessionSpec("compact", CompactSpec())],
+        [SessionSpec("warm", feeds[0]), SessionSpec("compact", feeds[1], CompactSpec())],
         lambda made: stop.set(),
         metrics,
-        idle_close_ns=3_600_000_000_000,
     )
     writer = RecordWriter(4)
     for second, session in ((1, 1), (2, 1), (1, 0), (2, 0)):
         writer.add(QUOTE, session, second * 1_000_000_000, second * 1_000_000_000, (1, 1, 1, 1, 0))
-    builder.mark_gap([0])
+    plane.mark_gap()
     ring.push(writer.records)
     plane.run(stop)
     ring.wait(0.0)

@@ -336,6 +336,11 @@ METRICS: tuple[Metric, ...] = (
         task=TASKS,
         outcome=ENDINGS,
     ),
+    _counter(
+        "foretick_config_reloads_total",
+        "Configurations read again at SIGHUP: done, done in part, or refused. Unless done, see the log.",
+        outcome=("done", "partly", "refused"),
+    ),
     _counter("foretick_dead_letters_total", "Records sent to the dead-letter topic."),
     _counter("foretick_batches_total", "Forward passes."),
     _counter("foretick_batch_tokens_total", "Tokens computed by the model, by class.", **{"class": CLASSES}),

@@ -1,6 +1,6 @@
-"""The metric values: one block of 8-byte words, shared by the front and the engine process.
+"""The metric values: blocks of 8-byte words, shared by the front and the engine process.
 
-The layout is a pure function of the catalogue and the label values, so two processes with the same
+The layout of a block is a pure function of the catalogue and the label values, so two processes with the same
 configuration agree on it; a fingerprint in the first word detects other layouts. There are no locks: each
 series has **one writer thread** and any number of readers, and aligned 8-byte stores are atomic.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,6 +20,8 @@ from metrics.shm import SharedBlock
 
 Labels = Mapping[str, Sequence[str]]
 Key = tuple[str, tuple[str, ...]]
+LATER = tuple(metric for metric in METRICS if "session" in metric.labels)
+"""The metrics of a session that comes later."""
 
 
 class UnknownSeriesError(KeyError):
@@ -82,23 +85,53 @@ class HistogramHandle:
         record(self.words, self.base, ns)
 
 
-class MetricStore:
-    """All series of the catalogue for given label values. Use `local`, `create` or `attach`."""
+class Block(NamedTuple):
+    """A shared block of a store, to attach it by: its name, and the label values that it is laid out for."""
 
-    def __init__(self, labels: Labels, block: SharedBlock | None, *, fresh: bool) -> None:
-        self._series, words, fingerprint = layout(labels)
-        self._block = block
+    name: str
+    labels: Labels
+
+
+class _Part:
+    """The words of one block. That of a ``later`` session has only the series that name it."""
+
+    def __init__(
+        self, labels: Labels, block: SharedBlock | None, *, fresh: bool, later: bool = False
+    ) -> None:
+        self.series, words, fingerprint = layout(labels, LATER if later else METRICS)
+        self.labels, self.block = labels, block
         buffer = memoryview(bytearray(8 * words)) if block is None else block.buffer
         if buffer.nbytes != 8 * words or (not fresh and buffer.cast("Q")[0] != fingerprint):
             raise ValueError("the shared metric store has other label values or another catalogue")
-        self._integers, self._floats = buffer.cast("Q"), buffer.cast("d")
-        self._array = np.frombuffer(buffer, np.uint64)
-        self._integers[0] = fingerprint
+        self.integers, self.floats = buffer.cast("Q"), buffer.cast("d")
+        self.array = np.frombuffer(buffer, np.uint64)
+        self.integers[0] = fingerprint
+
+    @classmethod
+    def attach(cls, block: Block, *, later: bool = False) -> _Part:
+        shared = SharedBlock.attach(block.name)
+        try:
+            return cls(block.labels, shared, fresh=False, later=later)
+        except ValueError:
+            shared.close()
+            raise
+
+
+class MetricStore:
+    """All series of the catalogue for given label values. Use `local`, `create` or `attach`.
+
+    A session that comes later has its series in a block of its own, which goes with the session.
+    """
+
+    def __init__(self, part: _Part) -> None:
+        self._first = part
+        self._parts: dict[str, _Part] = {}  # of later sessions
+        self._series = {key: (part, index) for key, index in part.series.items()}
 
     @classmethod
     def local(cls, labels: Labels) -> MetricStore:
         """A store of this process only."""
-        return cls(labels, None, fresh=True)
+        return cls(_Part(labels, None, fresh=True))
 
     @classmethod
     def create(cls, labels: Labels) -> MetricStore:
@@ -107,27 +140,60 @@ class MetricStore:
         A label left out has no values (its metrics have no series). Raises ValueError for a fixed or unknown
         label or a repeated value; OSError when shared memory is full.
         """
-        block = SharedBlock.create(8 * layout(labels)[1])
-        return cls(labels, block, fresh=True)
+        return cls(_Part(labels, SharedBlock.create(8 * layout(labels)[1]), fresh=True))
 
     @classmethod
-    def attach(cls, name: str, labels: Labels) -> MetricStore:
-        """Attach another's store `name` with equal `labels`. Raises FileNotFoundError, ValueError."""
-        block = SharedBlock.attach(name)
-        try:
-            return cls(labels, block, fresh=False)
-        except ValueError:
-            block.close()
-            raise
+    def attach(cls, blocks: Sequence[Block]) -> MetricStore:
+        """Attach another's store by its `blocks`. Raises FileNotFoundError, ValueError."""
+        store = cls(_Part.attach(blocks[0]))
+        for block in blocks[1:]:
+            store.attach_session(block)
+        return store
 
     @property
-    def name(self) -> str:
-        """The name to `attach` by; empty for a local store."""
-        return "" if self._block is None else self._block.name
+    def blocks(self) -> list[Block]:
+        """What to `attach` this store by; without names for a local one."""
+        parts = [self._first, *self._parts.values()]
+        return [Block("" if part.block is None else part.block.name, part.labels) for part in parts]
+
+    def add_session(self, name: str) -> Block:
+        """Make the series of another session, all zero; returns what the other process is to attach.
+
+        Raises OSError when shared memory is full.
+        """
+        labels = {"session": [name]}
+        shared = None if self._first.block is None else SharedBlock.create(8 * layout(labels, LATER)[1])
+        part = _Part(labels, shared, fresh=True, later=True)
+        self._add(part)
+        return Block("" if shared is None else shared.name, labels)
+
+    def has_session(self, name: str) -> bool:
+        """Whether there are series of this session."""
+        return any(name in _sessions(key) for key in self._series)
+
+    def attach_session(self, block: Block) -> None:
+        """Attach the series of another session that the other process made. Raises FileNotFoundError."""
+        self._add(_Part.attach(block, later=True))
+
+    def remove_session(self, name: str) -> None:
+        """Forget a session's series. Handles stay valid: what they write is no longer seen."""
+        series = {key: at for key, at in self._series.items() if name not in _sessions(key)}
+        self._series = series
+        part = self._parts.pop(name, None)
+        if part is not None and part.block is not None:
+            part.block.unlink()
+            part.block.close()
+
+    def _add(self, part: _Part) -> None:
+        (name,) = part.labels["session"]
+        self.remove_session(name)
+        self._parts[name] = part
+        self._series = self._series | {key: (part, index) for key, index in part.series.items()}
 
     def counter(self, name: str, **labels: str) -> CounterHandle:
         """A handle for hot paths. The label `class` may be passed as `cls`. Raises UnknownSeriesError."""
-        return CounterHandle(self._integers, self._find("counter", name, labels))
+        part, index = self._find("counter", name, labels)
+        return CounterHandle(part.integers, index)
 
     def growth(self, name: str, seen: int = 0, /, **labels: str) -> GrowthHandle:
         """A counter that follows a total from its value ``seen``. Raises UnknownSeriesError."""
@@ -135,11 +201,13 @@ class MetricStore:
 
     def gauge(self, name: str, **labels: str) -> GaugeHandle:
         """A handle for hot paths. Raises UnknownSeriesError."""
-        return GaugeHandle(self._floats, self._find("gauge", name, labels))
+        part, index = self._find("gauge", name, labels)
+        return GaugeHandle(part.floats, index)
 
     def histogram(self, name: str, **labels: str) -> HistogramHandle:
         """A handle for hot paths. Raises UnknownSeriesError."""
-        return HistogramHandle(self._array, self._find("histogram", name, labels))
+        part, index = self._find("histogram", name, labels)
+        return HistogramHandle(part.array, index)
 
     def inc(self, name: str, n: int = 1, **labels: str) -> None:
         """Add `n` to a counter, in nanoseconds if its unit is seconds. Raises UnknownSeriesError."""
@@ -157,8 +225,10 @@ class MetricStore:
         """The value of a counter or gauge in its unit. Raises UnknownSeriesError."""
         metric = BY_NAME.get(name, METRICS[0])
         if metric.kind == "gauge":
-            return float(self._floats[self._find("gauge", name, labels)])
-        total = int(self._integers[self._find("counter", name, labels)])
+            part, index = self._find("gauge", name, labels)
+            return float(part.floats[index])
+        part, index = self._find("counter", name, labels)
+        total = int(part.integers[index])
         return total / 1e9 if metric.in_seconds else total
 
     def count(self, name: str, **labels: str) -> int:
@@ -167,7 +237,8 @@ class MetricStore:
 
     def total_seconds(self, name: str, **labels: str) -> float:
         """Sum of a histogram's latencies, each counted as at most 2^40 ns. Raises UnknownSeriesError."""
-        return float(self._integers[self._find("histogram", name, labels)]) / 1e9
+        part, index = self._find("histogram", name, labels)
+        return float(part.integers[index]) / 1e9
 
     def quantile(self, name: str, q: float, **labels: str) -> float:
         """A histogram's q-quantile in seconds, within 1/32 from 1 us to 1000 s; NaN while it is empty."""
@@ -175,8 +246,8 @@ class MetricStore:
 
     def buckets(self, name: str, **labels: str) -> Words:
         """Bucket counts of a histogram, a copy, uint64 [512]."""
-        base = self._find("histogram", name, labels) + 1
-        return self._array[base : base + BUCKETS].copy()
+        part, index = self._find("histogram", name, labels)
+        return part.array[index + 1 : index + 1 + BUCKETS].copy()
 
     def series(self, metric: Metric) -> Iterator[dict[str, str]]:
         """The label sets of a metric, in layout order."""
@@ -186,27 +257,37 @@ class MetricStore:
 
     def close(self) -> None:
         """Detach this process; its handles stay valid. Idempotent."""
-        if self._block is not None:
-            self._block.close()
+        for block in self._shared():
+            block.close()
 
     def unlink(self) -> None:
-        """Remove the shared block's name; its creator calls this once. Idempotent."""
-        if self._block is not None:
-            self._block.unlink()
+        """Remove the shared blocks' names; their creator calls this once. Idempotent."""
+        for block in self._shared():
+            block.unlink()
 
-    def _find(self, kind: Kind, name: str, labels: Mapping[str, str]) -> int:
+    def _shared(self) -> list[SharedBlock]:
+        parts = [self._first, *self._parts.values()]
+        return [part.block for part in parts if part.block is not None]
+
+    def _find(self, kind: Kind, name: str, labels: Mapping[str, str]) -> tuple[_Part, int]:
         metric = BY_NAME.get(name)
         if metric is None or metric.kind != kind:
             raise UnknownSeriesError(f"no {kind} named {name!r} in the catalogue")
         given = {"class" if label == "cls" else label: value for label, value in labels.items()}
         if set(given) != set(metric.labels):
             raise UnknownSeriesError(f"{name} takes the labels {metric.labels}, not {tuple(given)}")
-        index = self._series.get(
+        found = self._series.get(
             (name, tuple(_known(metric, label, given[label]) for label in metric.labels))
         )
-        if index is None:
+        if found is None:
             raise UnknownSeriesError(f"{name} has no series {given}")
-        return index
+        return found
+
+
+def _sessions(key: Key) -> list[str]:
+    """The session of a series, if it has one."""
+    name, values = key
+    return [value for label, value in zip(BY_NAME[name].labels, values, strict=True) if label == "session"]
 
 
 def _known(metric: Metric, label: str, value: str) -> str:
@@ -215,7 +296,7 @@ def _known(metric: Metric, label: str, value: str) -> str:
     return OTHER if OTHER in values and value not in values else value
 
 
-def layout(labels: Labels) -> tuple[dict[Key, int], int, int]:
+def layout(labels: Labels, metrics: Sequence[Metric] = METRICS) -> tuple[dict[Key, int], int, int]:
     """Word index of every series, number of words, and a fingerprint of both for word 0."""
     unknown = set(labels) - set(OPEN_LABELS)
     if unknown:
@@ -225,7 +306,7 @@ def layout(labels: Labels) -> tuple[dict[Key, int], int, int]:
             raise ValueError(f"the values of label {label!r} repeat: {list(values)}")
     words_at: dict[Key, int] = {}
     words = 1
-    for metric in METRICS:
+    for metric in metrics:
         choices = [tuple(metric.values.get(label) or labels.get(label, ())) for label in metric.labels]
         for values in itertools.product(*choices):
             words_at[metric.name, values] = words

@@ -162,6 +162,14 @@ class LiveWork:
         self._observer.ended(request)
         call(partial(request.spec.on_done, request))
 
+    def remove(self, tape: Tape, failure: Failure) -> None:
+        """End all work on a tape."""
+        for request in [each for each in self.queues.requests.values() if each.session == tape.name]:
+            self.end(request, State.FAILED, failure)
+        append = self.queues.appends.get(tape)
+        if append is not None:
+            self.fail(Entry(append, append.remaining), failure)
+
     def take(self, append: TapeAppend, n: int) -> TapeItems:
         """Remove the append's first records from its queue."""
         records = append.take(n)

@@ -169,6 +169,14 @@ class Refresher:
                 self._enqueue(window)
         return min(later) * 1e-9 if later else None
 
+    def watch(self, tape: Tape, policy: RefreshPolicy) -> None:
+        """Refresh ``tape`` as ``policy`` says from now on."""
+        window, now = self._windows.get(tape), self._clock()
+        if window is None:
+            self._windows[tape] = Window(tape, policy, now, now)
+        else:
+            window.policy = policy
+
     def forget(self, tape: Tape) -> None:
         """Stop refreshing ``tape``; call it before the tape is released."""
         window = self._windows.pop(tape, None)

@@ -183,6 +183,10 @@ class Scheduler:
         """Call `callback` between two batches with the arguments of each `refresh`."""
         self._on_refresh.append(callback)
 
+    def remove(self, tape: Tape, failure: Failure) -> None:
+        """End all work on ``tape`` with ``failure``. Nothing may be submitted for it afterwards."""
+        self._live.remove(tape, failure)
+
     @property
     def live(self) -> int:
         """Unfinished requests, and tapes with records to append."""

@@ -15,7 +15,7 @@ from feeds.decimal9 import Fixed9, format_fixed9
 from feeds.file_format import load_format
 from feeds.messages import Bar, Quote, Trade
 from feeds.replay import read_records
-from ingest.bars import BarBuilder, BarPolicy, Bars
+from ingest.bars import BarBuilder, BarPolicy, Bars, one_each
 from ingest.compact import CompactSpec
 from ingest.record import QUOTE, RecordWriter
 from ingest.record import TRADE as TRADED
@@ -117,7 +117,7 @@ class Recorded:
     def bars(self) -> tuple[Bars, int]:
         """All bars, and the decimals of their prices. Ticks become bars of ``interval_ns``."""
         decimals, ready, built = 0, [], []
-        builder, writer = BarBuilder(1, BarPolicy(self.interval_ns)), RecordWriter(4096)
+        builder, writer = BarBuilder(one_each(1, BarPolicy(self.interval_ns))), RecordWriter(4096)
         for record in read_records(self.path, load_format(self.form)):
             if isinstance(record, Bar):
                 prices = [record.open, record.high, record.low, record.close]

@@ -14,7 +14,7 @@ from engine.model.loading import LoadedModel
 from engine.model.prompt import PromptFormat
 from feeds.synthetic import Instrument, SyntheticTape
 from flash.questions import PAPER_SIX
-from ingest.bars import BarBuilder, BarPolicy, Bars
+from ingest.bars import BarBuilder, BarPolicy, Bars, one_each
 from ingest.lines import LineSpec
 from ingest.record import TRADE, RecordWriter
 from ingest.tokens import Tokeniser
@@ -80,7 +80,7 @@ def scenario_in(prompt: PromptFormat, size: Size, seed: int = 7) -> Scenario:
 def synthetic_bars(n: int, seed: int) -> Bars:
     """``n`` one-second bars, BAR [n]."""
     tape = SyntheticTape(_INSTRUMENT, seed)
-    builder = BarBuilder(1, BarPolicy(_SECOND))
+    builder = BarBuilder(one_each(1, BarPolicy(_SECOND)))
     writer = RecordWriter(_INSTRUMENT.trades_per_second)
     closed = []
     for second in range(n):

@@ -21,6 +21,7 @@ from bench.stream import processes
 from bench.stream.flood import FloodSource, Records, instruments, payloads
 from bench.stream.processes import Counted, child, new_ring
 from daemon.config.schema import SourceConfig
+from daemon.config.symbols import Route
 from daemon.front.ingest import Ingest
 from daemon.front.offsets import OffsetTracker
 from feeds.codec import decode_record
@@ -102,7 +103,7 @@ def make_ingest(source: Source, ring: Ring, symbols: Sequence[str]) -> Ingest:
     return Ingest(
         source,
         ring,
-        {symbol: (i, symbol) for i, symbol in enumerate(symbols)},
+        {symbol: Route(i, (symbol,)) for i, symbol in enumerate(symbols)},
         OffsetTracker(),
         MetricStore.local({"session": list(symbols), "source": [source.name]}),
         refuse,

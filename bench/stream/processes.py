@@ -18,7 +18,7 @@ import ingest
 from bench.run import timed
 from daemon.api.client import QueryClient
 from flash.questions import PAPER_SIX
-from ingest.bars import BarBuilder, BarPolicy
+from ingest.bars import BarPolicy, one_each
 from ingest.plane import DataPlane, SessionSpec, TapeRecord
 from ingest.record import RECORD
 from ingest.ring import Ring
@@ -80,17 +80,17 @@ class Counted:
 
     def __init__(self, ring: Ring, sessions: list[str]) -> None:
         self.bars = self.tokens = 0
+        feeds = one_each(len(sessions), BarPolicy(1_000_000_000))
         self.plane = DataPlane(
             ring,
             _SOURCE,
-            BarBuilder(len(sessions), BarPolicy(1_000_000_000)),
             Tokeniser(encode),
-            [SessionSpec(name) for name in sessions],
+            [SessionSpec(name, each) for name, each in zip(sessions, feeds, strict=True)],
             self._submit,
             MetricStore.local({"session": sessions, "source": [_SOURCE]}),
         )
 
-    def _submit(self, made: list[tuple[int, list[TapeRecord]]]) -> None:
+    def _submit(self, made: list[tuple[str, list[TapeRecord]]]) -> None:
         for _, records in made:
             self.bars += len(records)
             self.tokens += sum(len(record.tokens) for record in records)

@@ -8,11 +8,13 @@ from typing import Any, TypeVar
 import zmq
 
 from daemon.api.messages import (
+    AddSession,
     Answers,
     AnswersReply,
     Append,
     Ask,
     AskReply,
+    ChangeSession,
     ClientRequest,
     Close,
     ClosedReply,
@@ -29,9 +31,11 @@ from daemon.api.messages import (
     QueryError,
     QuestionsReply,
     RemoveQuestion,
+    RemoveSession,
     Reply,
     SessionsReply,
     SetQuestion,
+    Setting,
     Stats,
     StatsReply,
     Update,
@@ -95,6 +99,19 @@ class QueryClient:
     def sessions(self) -> SessionsReply:
         """List the sessions; QueryError on refusal or timeout."""
         return self._request(ListSessions(self._next()), SessionsReply)
+
+    def add_session(self, name: str, symbol: str, **settings: Setting) -> SessionsReply:
+        """Open a session; ``settings``: further keys of its table. QueryError on refusal or timeout."""
+        request = AddSession(self._next(), {"name": name, "symbol": symbol, **settings})
+        return self._request(request, SessionsReply)
+
+    def change_session(self, name: str, **settings: Setting) -> SessionsReply:
+        """Give a session other settings; QueryError on refusal or timeout."""
+        return self._request(ChangeSession(self._next(), name, settings), SessionsReply)
+
+    def remove_session(self, name: str) -> SessionsReply:
+        """Close a session; QueryError on refusal or timeout."""
+        return self._request(RemoveSession(self._next(), name), SessionsReply)
 
     def answers(
         self, session: str, question: str = "", min_version: int = 0, timeout_s: float = 10.0

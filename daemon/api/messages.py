@@ -49,6 +49,8 @@ RETRY_AFTER_S = 1
 """When a request refused as `busy` or `late` may be tried again."""
 Id = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
+Setting = str | int | float | list[str]
+"""A value of a configuration key: text is read as the key's type."""
 PromptId = Annotated[str, Meta(min_length=1, max_length=64)]
 
 
@@ -129,6 +131,35 @@ class RemoveQuestion(msgspec.Struct, frozen=True, tag="remove_question", forbid_
     name: Name
 
 
+class AddSession(msgspec.Struct, frozen=True, tag="add_session", forbid_unknown_fields=True):
+    """Open a session. `settings` are the keys of a `[[sessions]]` table, its name and symbol among them.
+
+    It lasts until the daemon ends or reads its configuration again, as do the changes below. It has the
+    standing questions that the configuration asks of all sessions.
+    """
+
+    id: Id
+    settings: dict[str, Setting]
+
+
+class ChangeSession(msgspec.Struct, frozen=True, tag="change_session", forbid_unknown_fields=True):
+    """Give a session other settings; keys that are left out stay.
+
+    Its window begins again, empty, if it depends on one of them; see the operations page.
+    """
+
+    id: Id
+    session: Name
+    settings: dict[str, Setting]
+
+
+class RemoveSession(msgspec.Struct, frozen=True, tag="remove_session", forbid_unknown_fields=True):
+    """Close a session. What is being asked of it fails with `unknown_session`."""
+
+    id: Id
+    session: Name
+
+
 class Label(msgspec.Struct, frozen=True, tag="label", forbid_unknown_fields=True):
     """Tell the right choice of a standing question's answer at a past data version, once.
 
@@ -207,7 +238,10 @@ READY_EXIT = "ready_exit"
 
 PromptRequest = Open | Append | Update | Finish | Close | Complete
 QuestionRequest = ListQuestions | SetQuestion | RemoveQuestion
-ClientRequest = Ask | ListSessions | Answers | QuestionRequest | Label | Stats | PromptRequest
+SessionRequest = AddSession | ChangeSession | RemoveSession
+ClientRequest = (
+    Ask | ListSessions | SessionRequest | Answers | QuestionRequest | Label | Stats | PromptRequest
+)
 
 
 class AskReply(msgspec.Struct, frozen=True, tag="ask_reply"):
@@ -241,7 +275,7 @@ class AskReply(msgspec.Struct, frozen=True, tag="ask_reply"):
 
 
 class SessionInfo(msgspec.Struct, frozen=True):
-    """One session: its symbol, its newest version, and the tokens and bars in its window."""
+    """One session: its symbols, its newest version, and the tokens and bars in its window."""
 
     name: str
     symbol: str
@@ -257,6 +291,7 @@ class SessionInfo(msgspec.Struct, frozen=True):
     promises_missed: int = 0
     bars_skipped: int = 0
     bars_waiting: int = 0
+    more_symbols: tuple[str, ...] = ()
 
 
 class SessionsReply(msgspec.Struct, frozen=True, tag="sessions_reply"):

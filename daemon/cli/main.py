@@ -15,6 +15,7 @@ COMMANDS = {
     "label": "Tell a running daemon the right choice of a past answer.",
     "profile": "Measure recompute and swap on this device.",
     "questions": "List, add, change and remove standing questions of a running daemon.",
+    "sessions": "List, add, change and remove sessions of a running daemon.",
     "replay": "Play a recorded file as if it were live.",
     "run": "Run the daemon until SIGTERM.",
     "simulate": "Compare scheduling policies in simulated time.",

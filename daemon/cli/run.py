@@ -23,7 +23,6 @@ from daemon.cli.options import (
     stopping_on_signals,
 )
 from daemon.config.checks import exposure_warnings
-from daemon.config.errors import ConfigError
 from daemon.config.load import load_config
 from daemon.config.schema import Config
 from daemon.front.wiring import make_front
@@ -46,7 +45,7 @@ def command(config_path: Path, settings: tuple[str, ...]) -> None:
 def serve(config: Config, read_again: Callable[[], Config]) -> int:
     """Run until SIGTERM or SIGINT, drain, and return the exit status (0: nothing was left behind).
 
-    At SIGHUP the standing questions of ``read_again()`` are taken over.
+    At SIGHUP the sessions and standing questions of ``read_again()`` are taken over.
     """
     set_up_logging(config.log, "front")
     for warning in exposure_warnings(config):
@@ -63,10 +62,7 @@ async def _serve(config: Config, read_again: Callable[[], Config]) -> int:
 
     async def reload() -> None:
         async with reading:
-            try:
-                await front.reload(read_again())
-            except ConfigError as error:
-                log.error("the configuration was not read again: %s", error)
+            await front.reload(read_again)
 
     with stopping_on_signals(stop), calling_on_hangup(reload):
         front = make_front(config)

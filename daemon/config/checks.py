@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from daemon.config.errors import Problem
-from daemon.config.schema import Config
+from daemon.config.schema import BarsConfig, Config
 from feeds.connector import Connector
 
 _TCP = re.compile(r"tcp://(.*):[^:]*")
@@ -83,10 +83,17 @@ def _repeated(values: list[str]) -> Iterator[tuple[int, int]]:
 
 
 def _sessions(config: Config) -> Iterator[Problem]:
-    for key in ("name", "symbol"):
-        values: list[str] = [getattr(session, key) for session in config.sessions]
-        for index, first in _repeated(values):
-            yield Problem(f"sessions[{index}].{key}", f"{values[index]!r} is already sessions[{first}].{key}")
+    names = [session.name for session in config.sessions]
+    for index, first in _repeated(names):
+        yield Problem(f"sessions[{index}].name", f"{names[index]!r} is already sessions[{first}].name")
+    for index, session in enumerate(config.sessions):
+        here = f"sessions[{index}].more_symbols"
+        for at, _ in _repeated(list(session.symbols)):
+            yield Problem(here, f"{session.symbols[at]!r} appears twice: remove one")
+        if session.more_symbols and session.lines == "compact":
+            yield Problem(
+                here, 'compact lines are relative to one price: remove it, or set lines = "decimal"'
+            )
 
 
 def _units(config: Config) -> Iterator[Problem]:
@@ -146,15 +153,20 @@ def pool_size(config: Config) -> Iterator[Problem]:
     """Whether the pool holds all windows. The engine checks again: with lines = "auto" the model decides."""
     tokens = config.pool.blocks * config.pool.block_size
     # an exact session has two windows during a refresh, a compact one while it gets another anchor
-    kept = sum(
+    windows = [
         session.retention_tokens * (2 if session.semantics == "exact" or session.lines == "compact" else 1)
         for session in config.sessions
-    )
+    ]
     if config.flash.placement == "frozen":  # one session at a time gets other numbered questions
-        kept += max((s.retention_tokens for s in config.sessions if s.semantics == "carry"), default=0)
+        windows.append(
+            max((s.retention_tokens for s in config.sessions if s.semantics == "carry"), default=0)
+        )
     limits = config.scheduler
     # readers of a version keep what the next append evicts: allow one more append per session
-    appends = sum(min(session.retention_tokens, limits.max_batch_tokens) for session in config.sessions)
+    appended = [min(session.retention_tokens, limits.max_batch_tokens) for session in config.sessions]
+    kept, appends = sum(windows), sum(appended)
+    if config.pool.idle_spill:  # the windows of all sessions but one may be on disk
+        kept, appends = max(windows, default=0), max(appended, default=0)
     question = limits.max_prompt_tokens + limits.max_new_tokens
     needed = kept + appends + question
     if tokens and tokens < needed:
@@ -179,8 +191,12 @@ def _eviction(config: Config) -> Iterator[Problem]:
 
 
 def _bars(config: Config) -> Iterator[Problem]:
-    if config.bars.interval == 0:
-        yield Problem("bars.interval", "a bar needs a length above 0, such as 1s")
+    here: list[tuple[str, BarsConfig]] = [("bars", config.bars)]
+    here += [(f"sessions[{i}]", s.bars(config.bars)) for i, s in enumerate(config.sessions)]
+    for table, bars in here:
+        own = table == "bars" or bars != config.bars
+        if own and bars.interval == 0:
+            yield Problem(f"{table}.interval", "a bar needs a length above 0, such as 1s")
 
 
 def _source(config: Config) -> Iterator[Problem]:

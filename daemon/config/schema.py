@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
-from msgspec import defstruct
+from msgspec import Meta, defstruct
 
 from feeds.connector import SOCKET, Connector, SinkConnector, SourceConnector, about
 from feeds.connectors import SINKS, SOURCES
@@ -25,6 +25,7 @@ SECOND = parse_duration("1s")
 OFF = Duration(0)
 UNTRAINED = "untrained"
 """`model.path` of the random model."""
+_SYMBOL = r"^[^:\s]+:\S+$"
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
 
 
@@ -171,7 +172,7 @@ class SchedulerConfig(Table, frozen=True):
 
 
 class BarsConfig(Table, frozen=True):
-    """How trades and quotes become bars, in event time."""
+    """How trades and quotes become bars, in event time. A session may have settings of its own."""
 
     interval: Annotated[Duration, about("length of a bar")] = SECOND
     lateness: Annotated[Duration, about("how long a bar stays open for records that arrive out of order")] = (
@@ -187,10 +188,17 @@ class BarsConfig(Table, frozen=True):
 
 
 class SessionConfig(Table, frozen=True):
-    """One symbol and the window of it that the model reads."""
+    """One symbol, or several, and the window of their bars that the model reads."""
 
     name: Annotated[str, about("name in answers and metrics", pattern=_NAME, max_length=64)]
-    symbol: Annotated[str, about("its records' VENUE:SYMBOL", pattern=r"^[^:\s]+:\S+$", max_length=128)]
+    symbol: Annotated[str, about("its records' VENUE:SYMBOL", pattern=_SYMBOL, max_length=128)]
+    more_symbols: Annotated[
+        tuple[Annotated[str, Meta(pattern=_SYMBOL, max_length=128)], ...],
+        about(
+            "further symbols whose bars are in the same window, such as the other leg of a spread; each line "
+            "then begins with its symbol. Not with compact lines"
+        ),
+    ] = ()
     price_decimals: Annotated[int, about("decimals of a price", ge=0, le=9)] = 2
     volume_decimals: Annotated[int, about("decimals of a volume; decimal lines only", ge=0, le=9)] = 3
     lines: Annotated[
@@ -259,6 +267,23 @@ class SessionConfig(Table, frozen=True):
             ge=0,
         ),
     ] = 3
+
+    interval: Annotated[Duration | None, about("length of a bar in place of `bars.interval`")] = None
+    lateness: Annotated[Duration | None, about("in place of `bars.lateness`")] = None
+    empty: Annotated[Literal["skip", "fill"] | None, about("in place of `bars.empty`")] = None
+    max_fill: Annotated[Annotated[int, Meta(ge=1)] | None, about("in place of `bars.max_fill`")] = None
+    idle_close: Annotated[Duration | None, about("in place of `bars.idle_close`")] = None
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """All its symbols, VENUE:SYMBOL."""
+        return (self.symbol, *self.more_symbols)
+
+    def bars(self, defaults: BarsConfig) -> BarsConfig:
+        """How its records become bars: its own settings, and ``defaults``."""
+        names = (f.name for f in msgspec.structs.fields(BarsConfig))
+        own = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return msgspec.structs.replace(defaults, **own)
 
 
 class QuestionConfig(Table, frozen=True):
@@ -461,5 +486,5 @@ class Config(Table, frozen=True):
 
     def promise_ns(self, session: SessionConfig) -> int:
         """A session's promise of freshness, ns; 0: none."""
-        by_bars = session.max_staleness_bars * self.bars.interval if self.source.skips else 0
+        by_bars = session.max_staleness_bars * session.bars(self.bars).interval if self.source.skips else 0
         return int(session.max_staleness or by_bars)

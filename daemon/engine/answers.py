@@ -7,6 +7,7 @@ time.
 from __future__ import annotations
 
 import logging
+import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -15,7 +16,7 @@ from typing import Any
 from daemon import protocol
 from daemon.ages import Times
 from daemon.api.messages import READY_EXIT, Ask, AskReply
-from daemon.config.schema import Config
+from daemon.config.schema import Config, SessionConfig
 from daemon.engine.build import Built
 from daemon.engine.confidence import Confidence
 from daemon.engine.input import Appended, has_gap, inputs_of, missed, newest
@@ -28,7 +29,7 @@ from flash.ready import ReadyPosition, exits
 from flash.registry import Registry, check_choices
 from ingest.bars import REPLAYED, SKEWED
 from ingest.plane import TapeRecord
-from metrics.store import MetricStore
+from metrics.store import GrowthHandle, MetricStore
 from regions.tape import Tape
 from scheduler.request import Failure, Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
@@ -117,11 +118,12 @@ class StandingAnswers:
         emit: Emit,
     ) -> None:
         self._loaded, self._decode, self._emit = built.loaded, built.prompt.decode, emit
-        self._sessions = {session.name: session for session in config.sessions}
+        self._sessions: dict[str, SessionConfig] = {}
         self._confidence = confidence
-        self._coalesced = {
-            name: store.growth("foretick_flash_coalesced_total", session=name) for name in self._sessions
-        }
+        self._store = store
+        self._coalesced: dict[str, GrowthHandle] = {}
+        for session in config.sessions:
+            self.add(session)
         self._evaluator = FlashEvaluator(
             scheduler,
             registry,
@@ -133,6 +135,21 @@ class StandingAnswers:
             _received_ns,
             built.costs.batch_ns,
         )
+
+    def add(self, session: SessionConfig) -> None:
+        """There is another session, or one has other settings."""
+        name = session.name
+        if name not in self._sessions:
+            self._coalesced[name] = self._store.growth("foretick_flash_coalesced_total", session=name)
+        self._sessions[name] = session
+
+    def leave(self, name: str) -> None:
+        """A session is to be removed; what is asked of it will fail."""
+        self._evaluator.forget(name)
+
+    def remove(self, name: str) -> None:
+        """A session is removed."""
+        del self._sessions[name], self._coalesced[name]
 
     def _evaluated(self, done: Evaluated[Appended]) -> None:
         """One question at one version."""
@@ -263,6 +280,10 @@ class EngineAsks:
         )
         self._open[ask.id] = request  # before submitting: the worker may finish first
         self._scheduler.submit(request)
+
+    def remove(self, name: str) -> None:
+        """A session is removed."""
+        self._newest.pop(name, None)
 
     def _exited(self, ask: Ask, prepared: Prepared, version: int) -> bool:
         """Answer from the ready position, if that is allowed and sure enough."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -54,6 +54,39 @@ class Built:
     """How bars are written, by session."""
     prefixes: Prefixes
     calibration: Calibration | None = None
+
+    def open(self, session: SessionConfig, version: int, promise_ns: int) -> Tape:
+        """Open the tape of a session whose line and prefix are there; its versions count on from ``version``.
+
+        ``promise_ns``: its promise of freshness.
+
+        Raises ValueError for a retention that does not fit, ModelError and OutOfMemory where the pool is too
+        small.
+        """
+        engine, frozen = self.engine, self.prefixes.newest(session.name)
+        tape = engine.open_tape(session.name, frozen, retention_of(session, self.prompt))
+        try:
+            # no anchor's header is longer
+            compact = isinstance(self.lines[session.name], CompactSpec)
+            tape.check_prefix(len(frozen) + (len(self.prompt.encode(WIDEST.header)) if compact else 0))
+        except ValueError:
+            tape.release()
+            raise
+        tape.version = version
+        tape.staleness_ns = promise_ns
+        self.tapes[session.name] = tape
+        if self.tiers.residency is not None:
+            self.tiers.residency.attach(tape, identity_of(engine, frozen))
+        return tape
+
+    def close(self, tape: Tape) -> None:
+        """Close a session's tape, which nothing uses any more."""
+        if self.tiers.residency is not None:
+            self.tiers.residency.detach(tape)
+        self.tiers.inputs.pop(tape.name, None)
+        tape.release()
+        self.lines.pop(tape.name, None)
+        self.prefixes.remove(tape.name)
 
     def prepare(self, question: Question) -> Prepared:
         """Render and encode a question for this model.
@@ -178,14 +211,17 @@ def _build(config: Config, versions: Mapping[str, int]) -> Built:
     use_threads(config.model.threads)
     costs = costs_of(config)
     loaded, prompt = load(config)
-    lines = {session.name: line_spec(config, index, prompt) for index, session in enumerate(config.sessions)}
+    lines = {
+        session.name: line_spec(session, prompt, f"sessions[{index}]")
+        for index, session in enumerate(config.sessions)
+    }
     names = {"compact" if isinstance(spec, CompactSpec) else "decimal" for spec in lines.values()}
     calibration = calibration_of(config.model, directory_of(config.model), loaded.revision, names)
     prefixes = prefixes_of(config, prompt, lines)
     longest = max((len(prefixes.newest(name)) for name in lines), default=0)
     header = len(prompt.encode(WIDEST.header))  # no anchor's header is longer
     compact = [name for name, spec in lines.items() if isinstance(spec, CompactSpec)]
-    _check_pool(config, compact)
+    check_pool(config, compact)
     blocks = config.pool.blocks or pool_blocks(config, longest + (header if compact else 0), compact)
     size = config.pool.block_size
     # the pool less the cell budget; at least the longest frozen prefix
@@ -195,44 +231,40 @@ def _build(config: Config, versions: Mapping[str, int]) -> Built:
     )
     tiers = tiers_of(config, engine)
     tapes: dict[str, Tape] = {}
+    built = Built(loaded, prompt, engine, tapes, tiers, costs, lines, prefixes, calibration)
     for index, session in enumerate(config.sessions):
-        frozen = prefixes.newest(session.name)
-        records = retained_records(session, prompt)
-        retention = Retention(session.retention_tokens, records, session.retention_span)
         try:
-            tape = engine.open_tape(session.name, frozen, retention)
-            tape.check_prefix(len(frozen) + (header if session.name in compact else 0))
+            built.open(session, versions.get(session.name, 0), config.promise_ns(session))
         except ValueError as error:
             raise SettingError(f"sessions[{index}].retention_tokens", str(error)) from error
         except ModelError as error:
             raise SettingError("pool.blocks", str(error)) from error
-        tape.version = versions.get(session.name, 0)
-        tape.staleness_ns = config.promise_ns(session)
-        tapes[session.name] = tape
-        if tiers.residency is not None:
-            tiers.residency.attach(tape, identity_of(engine, frozen))
-    return Built(loaded, prompt, engine, tapes, tiers, costs, lines, prefixes, calibration)
+    return built
 
 
-def _check_pool(config: Config, compact: Collection[str]) -> None:
+def check_pool(config: Config, compact: Collection[str]) -> None:
     """`pool_size` again, now that it is known which sessions are ``compact``."""
     known = (structs.replace(s, lines="compact") if s.name in compact else s for s in config.sessions)
     for problem in pool_size(structs.replace(config, sessions=tuple(known))):
         raise SettingError(problem.key, problem.message)
 
 
-def line_spec(config: Config, index: int, prompt: PromptFormat) -> LineSpec | CompactSpec:
-    """How the bars of a session are written. Raises SettingError for lines that the model does not read."""
-    session = config.sessions[index]
+def line_spec(session: SessionConfig, prompt: PromptFormat, here: str = "session") -> LineSpec | CompactSpec:
+    """How the bars of a session are written. Raises SettingError for lines that the model does not read.
+
+    ``here``: the key of its table.
+    """
     lines = prompt.lines if session.lines == "auto" else session.lines
     if prompt.terse is not None and lines != prompt.lines:
-        raise SettingError(f"sessions[{index}].lines", f"this model reads {prompt.lines} lines only")
+        raise SettingError(f"{here}.lines", f"this model reads {prompt.lines} lines only")
     if lines == "decimal" and session.unit:
-        raise SettingError(
-            f"sessions[{index}].unit", 'is for compact lines: remove it, or set lines = "compact"'
-        )
+        raise SettingError(f"{here}.unit", 'is for compact lines: remove it, or set lines = "compact"')
     if lines == "decimal":
-        return LineSpec(session.price_decimals, session.volume_decimals)
+        symbols = labels_of(session.symbols) if session.more_symbols else ()
+        return LineSpec(session.price_decimals, session.volume_decimals, symbols)
+    if session.more_symbols:
+        why = "the model reads compact lines, which are relative to one price: use a session for each symbol"
+        raise SettingError(f"{here}.more_symbols", why)
     return CompactSpec(
         session.price_decimals,
         session.unit,
@@ -240,6 +272,17 @@ def line_spec(config: Config, index: int, prompt: PromptFormat) -> LineSpec | Co
         retained_records(session, prompt),
         session.retention_span,
     )
+
+
+def labels_of(symbols: Sequence[str]) -> tuple[str, ...]:
+    """How lines name symbols VENUE:SYMBOL: without the venue, unless two are alike then."""
+    short = tuple(symbol.partition(":")[2] for symbol in symbols)
+    return short if len(set(short)) == len(short) else tuple(symbols)
+
+
+def retention_of(session: SessionConfig, prompt: PromptFormat) -> Retention:
+    """What its tape keeps."""
+    return Retention(session.retention_tokens, retained_records(session, prompt), session.retention_span)
 
 
 def retained_records(session: SessionConfig, prompt: PromptFormat) -> int:
@@ -259,7 +302,8 @@ def prefixes_of(
             if asked.question not in numbered[asked.session]:
                 numbered[asked.session].append(asked.question)
     try:
-        return Prefixes(prompt, partial(text_of, prompt), headers, numbered)
+        several = (session.name for session in config.sessions if session.more_symbols)
+        return Prefixes(prompt, partial(text_of, prompt), headers, numbered, several)
     except ValueError as error:
         raise SettingError("flash.placement", str(error)) from error
 

@@ -60,8 +60,20 @@ class Confidence:
         self._store = store
         self._gap_ratio: dict[str, float] = {}
         self._not_calibrated: set[tuple[str, str]] = set()  # session and hash, by the latest answer
-        each = max(1, REMEMBERED // max(1, len(config.sessions)))
-        self._labels = {s.name: LateLabels(config.model.coverage, each) for s in config.sessions}
+        self._remembered = max(1, REMEMBERED // max(1, len(config.sessions)))
+        self._labels: dict[str, LateLabels] = {}
+        for session in config.sessions:
+            self.add(session.name)
+
+    def add(self, session: str) -> None:
+        """There is another session."""
+        self._labels[session] = LateLabels(self._settings.coverage, self._remembered)
+
+    def remove(self, session: str) -> None:
+        """A session is removed."""
+        self._labels.pop(session, None)
+        self._gap_ratio.pop(session, None)
+        self._not_calibrated = {key for key in self._not_calibrated if key[0] != session}
 
     def of(
         self, session: str, question: Question, logits: Sequence[float], given: str | None

@@ -20,6 +20,7 @@ from daemon.engine.labels import EngineLabels
 from daemon.engine.metrics import MemoryMetrics
 from daemon.engine.prompts import EnginePrompts
 from daemon.engine.questions import StandingQuestions
+from daemon.engine.sessions import EngineSessions
 from daemon.supervision import Threads
 from ingest import warm_up
 from scheduler.scheduler import Scheduler
@@ -43,6 +44,7 @@ class EngineHost:
     input: EngineInput
     asks: EngineAsks
     questions: StandingQuestions
+    sessions: EngineSessions
     labels: EngineLabels
     prompts: EnginePrompts
     memory: MemoryMetrics
@@ -96,6 +98,8 @@ class EngineHost:
                 self.asks.cancel(command.id)
             case protocol.SetQuestions():
                 self.questions.set(command)
+            case protocol.AddSession() | protocol.ChangeSession() | protocol.RemoveSession():
+                self.sessions.handle(command)
             case Label():
                 self.labels.label(command)
             case protocol.EndInput():

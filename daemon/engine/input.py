@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from daemon.config.schema import Config
+from daemon.config.schema import BarsConfig, Config, SessionConfig
 from daemon.engine.build import Built
 from daemon.protocol import Inputs
 from ingest.backlog import Window
-from ingest.bars import GAP, BarBuilder, BarPolicy
-from ingest.compact import Restart
+from ingest.bars import GAP, BarPolicy, Feeds
+from ingest.compact import CompactSpec, Restart
+from ingest.lines import LineSpec
 from ingest.plane import DataPlane, SessionSpec, TapeRecord
 from ingest.ring import Ring
 from ingest.tokens import Tokeniser
@@ -60,6 +62,11 @@ def missed(payloads: Sequence[Appended], promise_ns: int, now_ns: int) -> int:
     return sum(0 < promise_ns < now_ns - payload.record.ts_closed for payload in payloads)
 
 
+def policy_of(bars: BarsConfig) -> BarPolicy:
+    """How records become bars. Raises ValueError for a lateness of too many intervals."""
+    return BarPolicy(bars.interval, bars.lateness, bars.empty, bars.max_fill, bars.idle_close)
+
+
 class EngineInput:
     """Appends the ring's records to the tapes; `run` is the data plane's thread."""
 
@@ -69,35 +76,36 @@ class EngineInput:
         ring: Ring,
         source: str,
         built: Built,
+        symbols: Mapping[str, int],
         scheduler: Scheduler,
         store: MetricStore,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._ring, self._scheduler, self._prefixes = ring, scheduler, built.prefixes
-        self._tapes = [built.tapes[session.name] for session in config.sessions]
-        self._appended = [0] * len(self._tapes)
-        self._numbers = {tape.name: number for number, tape in enumerate(self._tapes)}
-        self._ahead = [0] * len(self._tapes)
+        self._tapes = built.tapes
+        self._appended: Counter[str] = Counter()
+        self._ahead: Counter[str] = Counter()
         """Bars of each session that the scheduler has."""
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._ended = threading.Event()
         self._leave_ring = threading.Event()
         """Set by `end` and by `stop`: ends the data plane's loop."""
-        bars, skips = config.bars, config.source.skips
+        self._changing = threading.Lock()
+        self._bars, self._symbols = config.bars, dict(symbols)
+        self._specs = {each.name: self._spec(each, built.lines[each.name]) for each in config.sessions}
+        skips = config.source.skips
         most = CREDITS if skips else 4 * CREDITS
         self._plane = DataPlane(
             ring,
             source,
-            BarBuilder(len(self._tapes), BarPolicy(bars.interval, bars.lateness, bars.empty, bars.max_fill)),
             Tokeniser(built.prompt.encode),
-            [SessionSpec(tape.name, built.lines[tape.name], _window(tape.retention)) for tape in self._tapes],
+            list(self._specs.values()),
             self._append,
             store,
             clock=clock,
             room=lambda session: most - self._ahead[session],
             skips=skips,
-            idle_close_ns=bars.idle_close,
             restart=self._restart,
         )
         scheduler.subscribe(self.on_commit, self.on_drop)
@@ -113,6 +121,24 @@ class EngineInput:
             on_end()
         while self._plane.step():
             pass
+
+    def set(
+        self, session: SessionConfig, line: LineSpec | CompactSpec, symbols: Mapping[str, int] | None = None
+    ) -> None:
+        """Add a session, or change one that stays; ``symbols``: numbers of new ones."""
+        with self._changing:
+            self._symbols |= symbols or {}
+            if session.name not in self._specs:
+                self._appended.pop(session.name, None)
+                self._ahead.pop(session.name, None)
+            self._specs[session.name] = self._spec(session, line)
+            self._plane.change(list(self._specs.values()))
+
+    def remove(self, name: str, done: Callable[[], None]) -> None:
+        """Take no more records for a session; then ``done`` is called, on the data plane's thread."""
+        with self._changing:
+            self._specs.pop(name, None)
+            self._plane.change(list(self._specs.values()), done)
 
     def end(self) -> None:
         """The source has ended."""
@@ -132,15 +158,22 @@ class EngineInput:
         """As `on_commit`."""
         self._committed(tape, len(records))
 
-    def _append(self, made: Sequence[tuple[int, Sequence[TapeRecord]]]) -> None:
+    def _append(self, made: Sequence[tuple[str, Sequence[TapeRecord]]]) -> None:
+        made = [(name, records) for name, records in made if name in self._tapes]  # others are being closed
         with self._lock:
-            for session, records in made:
-                self._ahead[session] += len(records)
+            for name, records in made:
+                self._ahead[name] += len(records)
         self._scheduler.append_together(
             [(self._tapes[session], self._items(session, records)) for session, records in made]
         )
 
-    def _items(self, session: int, records: Sequence[TapeRecord]) -> list[TapeItem[Appended]]:
+    def _spec(self, session: SessionConfig, line: LineSpec | CompactSpec) -> SessionSpec:
+        feeds = Feeds(
+            tuple(self._symbols[each] for each in session.symbols), policy_of(session.bars(self._bars))
+        )
+        return SessionSpec(session.name, feeds, line, _window(self._tapes[session.name].retention))
+
+    def _items(self, session: str, records: Sequence[TapeRecord]) -> list[TapeItem[Appended]]:
         first = self._appended[session]
         self._appended[session] += len(records)
         return [
@@ -148,9 +181,11 @@ class EngineInput:
             for i, record in enumerate(records)
         ]
 
-    def _restart(self, session: int, restart: Restart) -> None:
+    def _restart(self, session: str, restart: Restart) -> None:
         """Give a compact session its new anchor; its next bars wait for it, and questions do not."""
-        tape = self._tapes[session]
+        tape = self._tapes.get(session)
+        if tape is None:
+            return
         window = [TapeItem(tokens, None, event) for tokens, event in restart.window]
         refresh = partial(self._scheduler.refresh, tape, window=window)
         self._prefixes.anchor(tape.name, restart.anchor.header, refresh)
@@ -167,17 +202,16 @@ class EngineInput:
         if not self._stop.is_set():
             self._plane.flush()
         # In this order: bars that no longer wait are committed, and the worker is idle only after their work.
-        while not (self._plane.waiting == 0 and not any(self._ahead) and idle()):
+        while not (self._plane.waiting == 0 and not any(self._ahead.values()) and idle()):
             if self._stop.wait(0.001):
                 return False
             self._plane.step()
         return True
 
     def _committed(self, tape: Tape, records: int) -> None:
-        session = self._numbers[tape.name]
         with self._lock:
-            self._ahead[session] -= records
-        if self._plane.waits(session):
+            self._ahead[tape.name] -= records
+        if self._plane.waits(tape.name):
             self._ring.wake()
 
 

@@ -102,7 +102,7 @@ class Maintenance:
         store: MetricStore,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self._pool, self._tapes, self._tiers = pool, list(tapes), tiers
+        self._pool, self._tapes, self._tiers = pool, tapes, tiers
         self._store, self._clock = store, clock
         self._next_audit = clock()
 
@@ -111,7 +111,7 @@ class Maintenance:
         host, residency = self._tiers.host, self._tiers.residency
         if host is not None:
             host.poll()
-        if (residency is not None and residency.spill_idle()) or compact_one(self._tapes):
+        if (residency is not None and residency.spill_idle()) or compact_one(list(self._tapes)):
             return 0.0
         if self._clock() >= self._next_audit:
             self._audit()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from engine.model.prompt import PromptFormat
@@ -30,6 +30,7 @@ class Prefixes:
 
     ``text_of`` gives a question as the model knows it. ``headers``, by session, say what compact lines mean
     (None: decimal lines). ``questions``: those to number where the model answers by number, None: none ever.
+    ``several``: sessions of several symbols.
     """
 
     def __init__(
@@ -38,16 +39,40 @@ class Prefixes:
         text_of: Callable[[Question], str],
         headers: Mapping[str, str | None],
         questions: Mapping[str, Sequence[Question]] | None,
+        several: Iterable[str] = (),
     ) -> None:
+        self._several = set(several)
         self._prompt, self._text_of = prompt, text_of
         self._headers = dict(headers)
         self.numbers = questions is not None
         """Questions are numbered."""
-        self._questions = {name: tuple((questions or {}).get(name, ())) for name in headers}
+        self._questions: dict[str, tuple[Question, ...]] = {}
         self._listings: defaultdict[str, deque[Listing]] = defaultdict(deque)  # oldest first
         self._lock = threading.Lock()
-        for name in headers:
-            self._listings[name].append(self._made(name, self._headers[name], self._questions[name]))
+        for name, header in headers.items():
+            self.add(name, header, (questions or {}).get(name, ()), several=name in self._several)
+
+    def add(
+        self, session: str, header: str | None, questions: Sequence[Question], *, several: bool = False
+    ) -> None:
+        """Make the first prefix of a session. Raises ValueError, with nothing changed, as `frozen` does."""
+        with self._lock:
+            if several:
+                self._several.add(session)
+            try:
+                listing = self._made(session, header, tuple(questions) if self.numbers else ())
+            except ValueError:
+                self._several.discard(session)
+                raise
+            self._headers[session], self._questions[session] = header, tuple(questions)
+            self._listings[session] = deque([listing])
+
+    def remove(self, session: str) -> None:
+        """Forget a session."""
+        with self._lock:
+            self._several.discard(session)
+            for kept in (self._headers, self._questions, self._listings):
+                kept.pop(session, None)
 
     def newest(self, session: str) -> tuple[int, ...]:
         """The prefix that the session has or is about to get."""
@@ -114,6 +139,7 @@ class Prefixes:
 
     def _made(self, session: str, header: str | None, questions: tuple[Question, ...]) -> Listing:
         questions = tuple(each for each in questions if self._prompt.answers_by_number(self._text_of(each)))
-        prefix = self._prompt.frozen(header, list(map(self._text_of, questions)))
+        texts = list(map(self._text_of, questions))
+        prefix = self._prompt.frozen(header, texts, symbols=session in self._several)
         asked = {question.text: tuple(self._prompt.numbered(n)) for n, question in enumerate(questions, 1)}
         return Listing(prefix, asked)

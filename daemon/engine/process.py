@@ -94,10 +94,11 @@ def _serve(spec: EngineSpec, commands: zmq.Socket[bytes], events: EventSocket) -
     from daemon.engine.wiring import wire_engine
 
     ring = Ring.attach(spec.ring, wake_fd=spec.wake_fd)
-    store = MetricStore.attach(spec.store, spec.labels)
+    store = MetricStore.attach(spec.store)
     try:
         built = build(spec.config, spec.versions)
-        host = wire_engine(spec.config, built, ring, store, events.emit, source=spec.labels["source"][0])
+        (source,) = spec.store[0].labels["source"]
+        host = wire_engine(spec.config, built, ring, store, events.emit, source=source, symbols=spec.symbols)
     except SettingError as error:
         events.emit(protocol.Fatal(error.key, error.message))
         return EXIT_FATAL

@@ -40,7 +40,7 @@ class StandingQuestions:
             return
         refresh = partial(self._scheduler.refresh, tape)
         try:
-            standing = self._made(command.session, command.questions)
+            standing = self.made(command.session, command.questions)
             # a prefix that fits now must fit behind every later anchor, too
             tape.check_prefix(self._prefixes.longest(command.session, command.questions))
             self._prefixes.number(command.session, command.questions, refresh)
@@ -52,7 +52,8 @@ class StandingQuestions:
             if not self._scheduler.run_between(partial(self._replace, command, tape, standing)):
                 self._refuse(command, STOPPING)
 
-    def _made(self, session: str, questions: Sequence[Question]) -> tuple[Standing, ...]:
+    def made(self, session: str, questions: Sequence[Question]) -> tuple[Standing, ...]:
+        """Prepare questions. Raises BadQuestion, and ValueError for one that is too long."""
         standing, limits = self._registry.made(session, questions), self._limits
         for each in standing:
             question, prompt = each.question, len(each.prepared.prompt_tokens)

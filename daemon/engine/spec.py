@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from daemon.config.schema import Config
+from metrics.store import Block
 
 
 @dataclass(frozen=True)
@@ -14,10 +15,11 @@ class EngineSpec:
     config: Config
     ring: str
     wake_fd: int
-    store: str
-    labels: dict[str, list[str]]
+    store: list[Block]
     commands: str
     events: str
     versions: dict[str, int]
+    symbols: dict[str, int]
+    """Numbers of the symbols in the ring."""
     cpus: frozenset[int] = frozenset()
     """CPUs that the process binds itself to; empty: none."""

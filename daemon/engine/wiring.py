@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from daemon import protocol
-from daemon.config.schema import Config, SessionConfig
+from daemon.config.schema import Config
 from daemon.config.standing import questions_of
+from daemon.config.symbols import numbered
 from daemon.engine.answers import Emit, EngineAsks, StandingAnswers, Versions
 from daemon.engine.build import Built, limits_of, register
 from daemon.engine.confidence import Confidence
@@ -20,6 +21,7 @@ from daemon.engine.maintenance import Maintenance
 from daemon.engine.metrics import EngineObserver, MemoryMetrics
 from daemon.engine.prompts import EnginePrompts
 from daemon.engine.questions import StandingQuestions
+from daemon.engine.sessions import EngineSessions, refresh_policy
 from daemon.supervision import Threads
 from engine.divergence import Probe, probe
 from engine.step import Executor
@@ -34,7 +36,6 @@ from scheduler.policies import Ordering
 from scheduler.rebuild import Rebuilder
 from scheduler.refresh import Comparison, Refresher
 from scheduler.scheduler import Scheduler
-from scheduler.windows import RefreshPolicy
 from scheduler.worker import Worker
 
 
@@ -46,11 +47,12 @@ def wire_engine(
     emit: Emit,
     *,
     source: str,
+    symbols: Mapping[str, int] | None = None,
     executor: Executor | None = None,
 ) -> EngineHost:
     """The engine over one ring. Raises SettingError for an unusable standing question.
 
-    ``executor`` replaces the engine's (tests).
+    ``symbols``: their numbers in the ring, by default in order. ``executor`` replaces the engine's (tests).
     """
     engine, prompt, loaded = built.engine, built.prompt, built.loaded
     registry = Registry(built.prepare)
@@ -59,15 +61,31 @@ def wire_engine(
     observer = EngineObserver(store, engine.pool)
     scheduler = scheduler_of(config, built, observer, executor)
     # Order of listeners on a commit: first those that record the version, then those that query it.
-    entering = EngineInput(config, ring, source, built, scheduler, store)
+    numbers = numbered(config.sessions) if symbols is None else symbols
+    entering = EngineInput(config, ring, source, built, numbers, scheduler, store)
     scheduler.subscribe(Versions(store, emit, built.tiers.inputs).on_commit)
     confidence = Confidence(config, prompt, built.calibration, store)
     ready = ready_position(config, built, scheduler)
     asks = EngineAsks(built, scheduler, confidence, emit, ready, config.flash.early_exit)
-    StandingAnswers(config, built, scheduler, registry, confidence, store, emit)
+    answers = StandingAnswers(config, built, scheduler, registry, confidence, store, emit)
     refresher = refresher_of(config, built, scheduler, registry, observer)
     rebuilder = Rebuilder(scheduler, time.monotonic_ns)
     maintenance = Maintenance(engine.pool, built.tapes.values(), built.tiers, store)
+    questions = StandingQuestions(registry, built.prefixes, built.tapes, scheduler, limits_of(config), emit)
+    sessions = EngineSessions(
+        config,
+        built,
+        scheduler,
+        registry,
+        entering,
+        questions,
+        answers,
+        asks,
+        confidence,
+        refresher,
+        store,
+        emit,
+    )
     threads = Threads(lambda name, why: emit(protocol.ThreadEnded(name, why)))
     return EngineHost(
         ready=protocol.Ready(
@@ -81,9 +99,8 @@ def wire_engine(
         ),
         input=entering,
         asks=asks,
-        questions=StandingQuestions(
-            registry, built.prefixes, built.tapes, scheduler, limits_of(config), emit
-        ),
+        questions=questions,
+        sessions=sessions,
         labels=EngineLabels(registry, confidence, scheduler, emit),
         prompts=EnginePrompts(
             prompt, scheduler, engine.open_prompt, engine.frame_limit, loaded.untrained, emit
@@ -126,18 +143,18 @@ def refresher_of(
 ) -> Refresher:
     """Keeps exact sessions fresh, and compares carried with fresh states of all sessions."""
 
-    def policy(s: SessionConfig) -> RefreshPolicy:
-        return RefreshPolicy(s.semantics == "exact", s.refresh_every, s.refresh_idle, s.divergence_every)
-
     def questions(session: str) -> list[Probe]:
-        asked = partial(built.prefixes.asked_behind, prefix=built.tapes[session].prefix)
+        tape = built.tapes.get(session)
+        if tape is None:  # it is being closed
+            return []
+        asked = partial(built.prefixes.asked_behind, prefix=tape.prefix)
         return [(asked(each), each.prepared.choice_tokens) for each in registry.standing(session)]
 
     return Refresher(
         scheduler,
         built.engine,
         built.engine,
-        [(built.tapes[s.name], policy(s)) for s in config.sessions],
+        [(built.tapes[s.name], refresh_policy(s)) for s in config.sessions],
         Comparison(questions, partial(probe, built.engine), config.scheduler.max_batch_tokens),
         observer,
         time.monotonic_ns,

@@ -68,6 +68,8 @@ class Delivery:
         }
         self._tasks = Tasks()
         self._names: list[str] = []
+        self._leaving: set[asyncio.Task[None]] = set()
+        """They still deliver what was in queues that are closed."""
         self.waiting = 0
         """Messages that some sink has neither acknowledged nor refused."""
         self.gate: Callable[[bool], None] = lambda _open: None
@@ -75,17 +77,40 @@ class Delivery:
     def start(self, tasks: Tasks) -> None:
         """Start delivering, in one of ``tasks`` per session and sink."""
         self._tasks = tasks
-        for (session, index), queue in self._queues.items():
-            sink = self._routes[index].sink
-            name = f"publish {session or 'dead letters'} to {sink.name}"
-            self._names.append(name)
-            tasks.start(name, partial(self._deliver_all, sink, queue))
+        for name, index in self._queues:
+            self._start(name, index)
+
+    def add(self, name: str) -> None:
+        """Open another queue, once started."""
+        for index in range(len(self._routes)):
+            self._queues[name, index] = asyncio.Queue()
+            self._start(name, index)
+
+    def remove(self, name: str) -> None:
+        """Close a queue; what waits in it is still delivered."""
+        for index in range(len(self._routes)):
+            self._queues.pop((name, index)).put_nowait(None)
+            task = self._tasks.expect_end(self._named(name, index))
+            self._names.remove(self._named(name, index))
+            if task is not None:
+                self._leaving.add(task)
+                task.add_done_callback(self._leaving.discard)
+
+    def _named(self, name: str, index: int) -> str:
+        return f"publish {name or 'dead letters'} to {self._routes[index].sink.name}"
+
+    def _start(self, name: str, index: int) -> None:
+        work = partial(self._deliver_all, self._routes[index].sink, self._queues[name, index])
+        task = self._named(name, index)
+        self._names.append(task)
+        self._tasks.start(task, work)
 
     async def stop(self, drain_s: float) -> int:
         """Deliver waiting messages for at most ``drain_s`` seconds; returns how many are left."""
         for queue in self._queues.values():
             queue.put_nowait(None)
         running = [task for name in self._names if (task := self._tasks.expect_end(name)) is not None]
+        running += self._leaving
         if running:
             _, late = await asyncio.wait(running, timeout=drain_s)
             for task in late:

@@ -54,8 +54,8 @@ class ProcessEngine:
         config: Config,
         ring: Ring,
         store: MetricStore,
-        labels: dict[str, list[str]],
         versions: dict[str, int],
+        symbols: dict[str, int],
         wake_fd: int,
         tasks: Tasks,
         command: Sequence[str] = ENGINE,
@@ -68,11 +68,11 @@ class ProcessEngine:
             config=config,
             ring=ring.name,
             wake_fd=wake_fd,
-            store=store.name,
-            labels=labels,
+            store=store.blocks,
             commands=f"ipc://{self._directory}/commands",
             events=f"ipc://{self._directory}/events",
             versions=versions,
+            symbols=symbols,
             cpus=cpus,
         )
         self._context = zmq.asyncio.Context()

@@ -1,4 +1,4 @@
-"""From a source's messages to ring records: decode, find the session, number, push.
+"""From a source's messages to ring records: decode, find the sessions, number, push.
 
 Every message ends in the ring, or is counted and, if malformed, sent to the dead letters. A full ring pauses
 a source that can wait. Other sources are never paused: their ring overwrites.
@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from itertools import count
 
 from daemon.ages import VenueClock
+from daemon.config.symbols import Route
 from daemon.front.offsets import OffsetTracker
 from feeds.codec import REPLAY, MalformedRecord, decode_record, header_encoding
 from feeds.messages import AnyRecord, Bar, DeadLetter, Quote, Trade
@@ -33,7 +35,7 @@ _SIDES = {"unknown": SIDE_UNKNOWN, "buy": SIDE_BUY, "sell": SIDE_SELL}
 class Ingest:
     """Feeds one source into one ring.
 
-    ``sessions``: symbol key (VENUE:SYMBOL) to (index, name); ``clocks``: of their venues, by name.
+    ``routes``: by symbol (VENUE:SYMBOL); `reroute` replaces them. ``clocks``: of the venues, by session.
     ``dead_letter`` gets malformed messages.
     """
 
@@ -41,7 +43,7 @@ class Ingest:
         self,
         source: Source,
         ring: Ring,
-        sessions: Mapping[str, tuple[int, str]],
+        routes: Mapping[str, Route],
         tracker: OffsetTracker,
         store: MetricStore,
         dead_letter: Callable[[DeadLetter], None],
@@ -52,13 +54,13 @@ class Ingest:
     ) -> None:
         self._source = source
         self._ring = ring
-        self._sessions = sessions
+        self._routes = routes
         self._tracker = tracker
         self._store = store
         self._dead_letter = dead_letter
         self._max_bytes = max_bytes
         self._max_ahead_ns = max_ahead_ns
-        self._clocks = clocks or {name: VenueClock() for _, name in sessions.values()}
+        self._clocks = defaultdict(VenueClock) if clocks is None else clocks
         self._skewed = store.counter("foretick_clock_skew_records_total", source=source.name)
         self._writer = RecordWriter(SLICE)
         self._numbers = count(1)
@@ -86,6 +88,10 @@ class Ingest:
             if self._source.kind == "pausing" and not self._gate.is_set():
                 await self._paused(self._gate.wait())
 
+    def reroute(self, routes: Mapping[str, Route]) -> None:
+        """Other sessions read the records from now on."""
+        self._routes = routes
+
     def gate(self, is_open: bool) -> None:
         """Open or close the gate; a source that can wait is paused while it is closed."""
         if is_open:
@@ -107,25 +113,26 @@ class Ingest:
             self._refuse(message, error)
             self._tracker.skipped(stream, message.offset)
             return
-        session = self._sessions.get(record.key)
-        if session is None:
+        route = self._routes.get(record.key)
+        if route is None:
             self._store.inc("foretick_records_unknown_symbol_total")
             self._tracker.skipped(stream, message.offset)
             return
-        index, name = session
         number = next(self._numbers)
-        self._tracker.passed_on(name, number, stream, message.offset)
+        for name in route.sessions:
+            self._tracker.passed_on(name, number, stream, message.offset)
         if record.skewed:
             self._skewed.inc()
-        gap = index in self._gaps
-        self._gaps.discard(index)
+        gap = route.number in self._gaps
+        self._gaps.discard(route.number)
         replay = REPLAY in message.headers
         if not replay and record.clock == "exchange":
-            self._clocks[name].observe(record.ts_event, message.ts_recv_ns)
+            for name in route.sessions:
+                self._clocks[name].observe(record.ts_event, message.ts_recv_ns)
         kind, values, x = _fields(record)
         self._writer.add(
             kind,
-            index,
+            route.number,
             record.ts_event,
             record.ts_recv,
             values,
@@ -145,9 +152,9 @@ class Ingest:
             )
 
     def _note_loss(self) -> None:
-        """Count records missing upstream. Their sessions are unknown: flag every session's next record."""
+        """Count records missing upstream. Their symbols are unknown: flag every symbol's next record."""
         if self._lost.update(self._source.lost):
-            self._gaps.update(index for index, _ in self._sessions.values())
+            self._gaps.update(route.number for route in self._routes.values())
         # input that the source could not turn into a message
         self._shapeless.update(getattr(self._source, "malformed", 0))
 

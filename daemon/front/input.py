@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from daemon.ages import VenueClock
-from daemon.config.schema import Config
+from daemon.config.schema import Config, SessionConfig
+from daemon.config.symbols import numbered, routes
 from daemon.front.ingest import Ingest
 from daemon.front.offsets import OffsetTracker
 from daemon.supervision import Tasks
@@ -46,7 +47,9 @@ class FeedInput:
         self.exhausted = asyncio.Event()
         """The source has ended (a replayed file)."""
         self._settings = config.source
-        self._sessions = {s.symbol: (i, s.name) for i, s in enumerate(config.sessions)}
+        self._sessions = config.sessions
+        self.symbols: dict[str, int] = {}
+        """Numbers of the symbols in the ring."""
         self._store, self._dead_letter, self._tasks = store, dead_letter, tasks
         self._commit_every_s, self._clocks = commit_every_s, clocks
         self._ingest: Ingest | None = None
@@ -61,7 +64,7 @@ class FeedInput:
         self._ingest = Ingest(
             self.source,
             ring,
-            self._sessions,
+            routes(self._sessions, self.symbols),
             self.tracker,
             self._store,
             self._dead_letter,
@@ -71,6 +74,23 @@ class FeedInput:
         )
         self._tasks.start(INGEST, partial(self._read, self._ingest), returns=True)
         self.connected = True
+
+    def number_anew(self) -> dict[str, int]:
+        """Number the symbols for a new engine, whose ring is empty."""
+        self.symbols = numbered(self._sessions)
+        return self.symbols
+
+    def number(self, sessions: Sequence[SessionConfig]) -> dict[str, int]:
+        """Give numbers to the symbols of ``sessions`` that have none."""
+        self.symbols = numbered(sessions, self.symbols)
+        return self.symbols
+
+    def change(self, sessions: Sequence[SessionConfig]) -> None:
+        """Let these sessions read the records from now on."""
+        self._sessions = tuple(sessions)
+        self.number(sessions)
+        if self._ingest is not None:
+            self._ingest.reroute(routes(self._sessions, self.symbols))
 
     @property
     def reading(self) -> bool:

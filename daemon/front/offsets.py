@@ -63,6 +63,10 @@ class OffsetTracker:
         while outstanding and outstanding[0][0] < low_watermark:
             outstanding.popleft()
 
+    def forget(self, session: str) -> None:
+        """``session`` is gone: no answer will cover its records."""
+        self._outstanding.pop(session, None)
+
     def to_commit(self) -> dict[Stream, int]:
         """Next offset to read by stream, where it moved since the last call."""
         positions = dict(self._next)

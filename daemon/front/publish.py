@@ -15,7 +15,7 @@ from decimal import Decimal
 import msgspec
 
 from daemon import protocol
-from daemon.config.schema import Config
+from daemon.config.schema import Config, SessionConfig
 from daemon.front.delivery import Delivery, Done, Outcome
 from daemon.front.offsets import OffsetTracker
 from daemon.front.sessions import Sessions
@@ -89,10 +89,24 @@ class Publisher:
         self.delivery = Delivery(routes, ["", *sessions.states], lossless=lossless)
         self._tracker, self._sessions, self._store = tracker, sessions, store
         self._published: dict[str, _Published] = {}
-        for s in config.sessions:
-            asked = sessions.states[s.name].questions
-            self._published[s.name] = _Published(s.symbol, [(-1, len(asked))], policies=by_key(asked))
+        for session in config.sessions:
+            self._open(session)
         self._sent = 0
+
+    def add(self, session: SessionConfig) -> None:
+        """There is another session."""
+        self._open(session)
+        self.delivery.add(session.name)
+
+    def remove(self, name: str) -> None:
+        """A session is gone: no answer will cover what it read."""
+        del self._published[name]
+        self.delivery.remove(name)
+        self._tracker.forget(name)
+
+    def _open(self, session: SessionConfig) -> None:
+        asked = self._sessions.states[session.name].questions
+        self._published[session.name] = _Published(session.symbol, [(-1, len(asked))], policies=by_key(asked))
 
     def committed(self, event: protocol.Committed) -> None:
         """A new data version; without standing questions its own event acknowledges it."""
@@ -137,7 +151,7 @@ class Publisher:
                 self._store.inc("foretick_answers_failed_total", reason="publish")
                 if state.last.get(key) is said:
                     del state.last[key]
-            elif outcome is Outcome.DELIVERED:
+            elif outcome is Outcome.DELIVERED and answer.session in self._published:
                 self._store.inc("foretick_answers_total", session=answer.session)
                 self._store.observe("foretick_stage_seconds", now - published, stage="publish")
                 self._store.observe("foretick_stage_seconds", now - ts_ring, stage="end_to_end")

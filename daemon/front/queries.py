@@ -9,6 +9,7 @@ import time
 import msgspec
 
 from daemon.api import messages
+from daemon.front.changes import LiveSessions
 from daemon.front.labels import Labels
 from daemon.front.prompts import Prompts
 from daemon.front.questions import Questions
@@ -21,9 +22,15 @@ class Queries:
     """Answers every request within ``max_wait_s`` seconds."""
 
     def __init__(
-        self, sessions: Sessions, questions: Questions, labels: Labels, prompts: Prompts, max_wait_s: float
+        self,
+        sessions: Sessions,
+        live: LiveSessions,
+        questions: Questions,
+        labels: Labels,
+        prompts: Prompts,
+        max_wait_s: float,
     ) -> None:
-        self._sessions, self._questions, self._labels = sessions, questions, labels
+        self._sessions, self._live, self._questions, self._labels = sessions, live, questions, labels
         self._prompts, self._max_wait_s = prompts, max_wait_s
 
     async def answer(self, request: messages.ClientRequest, client: str, since: int) -> messages.Reply:
@@ -48,6 +55,12 @@ class Queries:
                 return await self._sessions.ask(request)
             case messages.ListSessions():
                 return await self._sessions.sessions(request)
+            case messages.AddSession():
+                return await self._live.add(request)
+            case messages.ChangeSession():
+                return await self._live.change(request)
+            case messages.RemoveSession():
+                return await self._live.remove(request)
             case messages.Answers():
                 return await self._sessions.answers(request)
             case messages.ListQuestions():

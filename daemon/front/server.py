@@ -9,19 +9,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-
-import msgspec
 
 from daemon import protocol
 from daemon.api.http import HttpServer
 from daemon.api.messages import FinishReply, LabelReply, PromptReply
 from daemon.api.zmq import QueryServer
+from daemon.config.errors import ConfigError
 from daemon.config.schema import Config
 from daemon.cores import Cores, pin
+from daemon.front.changes import LiveSessions
 from daemon.front.engine_manager import EngineManager
 from daemon.front.input import COMMIT, FeedInput
 from daemon.front.labels import Labels
@@ -46,7 +46,7 @@ RESTART, ENGINE_WATCH, WATCHDOG = "engine restart", "engine watch", "watchdog"
 class Front:
     """One daemon. ``failed`` holds the first fatal exception."""
 
-    config: Config
+    live: LiveSessions
     cores: Cores | None
     store: MetricStore
     tasks: Tasks
@@ -109,12 +109,20 @@ class Front:
         self.engine.send(protocol.EndInput())
         await self._or_failure(self._input_done.wait())
 
-    async def reload(self, config: Config) -> None:
-        """Take over the standing questions of a configuration that was read again, and nothing else."""
-        now = msgspec.structs.replace(config, standing=self.config.standing, questions=self.config.questions)
-        if now != self.config:
-            log.warning("only standing questions are read again; other changes take effect at the next start")
-        await self.questions.reload(config)
+    @property
+    def config(self) -> Config:
+        """As it is now."""
+        return self.live.config
+
+    async def reload(self, read_again: Callable[[], Config]) -> None:
+        """Read the configuration again, and do as it says. A bad one is refused whole."""
+        try:
+            done = await self.live.reload(read_again())
+        except ConfigError as error:
+            log.error("the configuration was not read again: %s", error)
+            self.store.inc("foretick_config_reloads_total", outcome="refused")
+        else:
+            self.store.inc("foretick_config_reloads_total", outcome="done" if done else "partly")
 
     async def stop(self) -> bool:
         """Drain and close within about the configured time; True if nothing was left behind."""
@@ -172,7 +180,17 @@ class Front:
             self.failed.set_exception(error)
 
     def _on_event(self, event: protocol.EngineEvent) -> None:
+        session = protocol.session_of(event)
+        if session is not None and session not in self.sessions.states:
+            return  # it was removed
         match event:
+            case (
+                protocol.SessionAdded()
+                | protocol.SessionChanged()
+                | protocol.SessionRemoved()
+                | protocol.SessionRefused()
+            ):
+                self.live.heard(event)
             case protocol.Committed():
                 self.sessions.committed(event)
                 self.lateness.committed(event)
@@ -222,6 +240,7 @@ class Front:
         """Fail all client requests that wait for the engine."""
         self.sessions.engine_gone(message)
         self.questions.engine_gone(message)
+        self.live.engine_gone(message)
         self.labels.engine_gone(message)
         self.prompts.engine_gone(message)
 

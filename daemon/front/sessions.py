@@ -18,7 +18,7 @@ import msgspec
 from daemon import protocol
 from daemon.ages import Ages, Times, VenueClock, ages
 from daemon.api import messages
-from daemon.config.schema import Config
+from daemon.config.schema import Config, SessionConfig
 from daemon.config.standing import questions_of
 from daemon.front.waiting import Waiting
 from feeds.messages import Answer
@@ -43,6 +43,7 @@ class SessionState:
     """
 
     symbol: str
+    more_symbols: tuple[str, ...] = ()
     promise_ns: int = 0
     stale_after_ns: int = 0
     questions: list[Question] = field(default_factory=list)
@@ -53,6 +54,7 @@ class SessionState:
     clock: VenueClock = field(default_factory=VenueClock)
     answers: dict[str, ReadyAnswer] = field(default_factory=dict)
     news: asyncio.Event = field(default_factory=asyncio.Event)
+    removed: bool = False
 
     def ages(self, times: Times | None) -> Ages:
         """Of a record of this session, now."""
@@ -80,14 +82,36 @@ class Sessions:
     def __init__(self, config: Config, store: MetricStore, send: Callable[[protocol.Command], None]) -> None:
         self._store = store
         self._send = send
-        self.states = {
-            s.name: SessionState(s.symbol, config.promise_ns(s), s.stale_after) for s in config.sessions
-        }
+        self._promise_ns = config.promise_ns
+        self.states: dict[str, SessionState] = {}
+        self.clocks: dict[str, VenueClock] = {}
+        """Of the sessions' venues."""
+        for session in config.sessions:
+            self.add(session)
         for asked in questions_of(config):
             self.states[asked.session].questions.append(asked.question)
         self._asks: Waiting[messages.AskReply] = Waiting()
 
     # Called by the front.
+
+    def add(self, session: SessionConfig, questions: Sequence[Question] = (), version: int = 0) -> None:
+        """There is another session, whose versions count on from ``version``."""
+        state = SessionState(session.symbol, session.more_symbols, questions=list(questions), version=version)
+        self.states[session.name], self.clocks[session.name] = state, state.clock
+        self.change(session)
+
+    def change(self, session: SessionConfig) -> None:
+        """A session has other settings."""
+        state = self.states[session.name]
+        state.promise_ns, state.stale_after_ns = self._promise_ns(session), session.stale_after
+
+    def remove(self, name: str) -> SessionState:
+        """A session is gone, and so is what waits for its answers; returns its last state."""
+        state = self.states.pop(name)
+        del self.clocks[name]
+        state.removed = True
+        state.news.set()
+        return state
 
     def committed(self, event: protocol.Committed) -> None:
         """A session has a new version."""
@@ -117,7 +141,7 @@ class Sessions:
         One without input since its restart does not know the times, but this process does.
         """
         if isinstance(event, protocol.Asked):
-            state = self.states[event.reply.session]
+            state = self.states.get(event.reply.session) or SessionState("")
             dated = state.dated(event.times or state.times)
             self._asks.done(event.reply.id, msgspec.structs.replace(event.reply, **dated))
         else:
@@ -163,12 +187,17 @@ class Sessions:
 
     async def sessions(self, request: messages.ListSessions) -> messages.SessionsReply:
         """All sessions."""
+        return self.listed(request.id)
+
+    def listed(self, number: int) -> messages.SessionsReply:
+        """All sessions, in reply to request ``number``."""
         return messages.SessionsReply(
-            request.id,
+            number,
             tuple(
                 messages.SessionInfo(
                     name=name,
                     symbol=state.symbol,
+                    more_symbols=state.more_symbols,
                     data_version=state.version,
                     live_tokens=state.live_tokens,
                     live_records=state.live_records,
@@ -195,6 +224,10 @@ class Sessions:
             async with asyncio.timeout(request.timeout_s):
                 while least and len(state.answers_of(wanted, least)) < len(wanted):
                     await state.news.wait()
+                    if state.removed:
+                        raise messages.QueryError(
+                            "unknown_session", f"{request.session} was removed meanwhile"
+                        )
         except TimeoutError:
             raise messages.QueryError(
                 "timeout",

@@ -43,7 +43,13 @@ class Waiting(Generic[T]):
         if future is not None and not future.done():
             future.set_result(result)
 
-    def refused(self, event: protocol.AskFailed | protocol.QuestionsRefused | protocol.LabelRefused) -> None:
+    def refused(
+        self,
+        event: protocol.AskFailed
+        | protocol.QuestionsRefused
+        | protocol.SessionRefused
+        | protocol.LabelRefused,
+    ) -> None:
         """The engine refused it, or failed."""
         self._fail(event.id, messages.code_of(event.code), event.message)
 

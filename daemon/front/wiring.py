@@ -13,6 +13,7 @@ from daemon.api.http_requests import request_routes
 from daemon.api.zmq import QueryServer
 from daemon.config.schema import Config
 from daemon.cores import cores_of, usable
+from daemon.front.changes import LiveSessions
 from daemon.front.connectors import make_routes, make_source
 from daemon.front.engine_client import ENGINE, EngineClient, InprocEngine, OnEvent, ProcessEngine
 from daemon.front.engine_manager import RESTART_AFTER_S, Connect, EngineManager
@@ -73,11 +74,14 @@ def make_front(
 
     def connect_configured(ring: Ring, wake_fd: int) -> EngineClient:
         versions = {name: state.version for name, state in sessions.states.items()}
-        now = questions.configured(config)
+        now = live.now()
         if config.process.mode == "two":
             cpus = frozenset[int]() if cores is None else cores.engine
-            return ProcessEngine(now, ring, store, labels, versions, wake_fd, tasks, engine_command, cpus)
-        return InprocEngine(partial(_make_host, now, ring, store, labels["source"][0], versions, executor))
+            return ProcessEngine(
+                now, ring, store, versions, entering.number_anew(), wake_fd, tasks, engine_command, cpus
+            )
+        symbols, reading = entering.number_anew(), labels["source"][0]
+        return InprocEngine(partial(_make_host, now, ring, store, reading, versions, symbols, executor))
 
     tracker = OffsetTracker()
     sessions = Sessions(config, store, send)
@@ -86,8 +90,9 @@ def make_front(
     labelling = Labels(sessions, store, send)
     lossless = source is None or source.kind == "pausing"
     publisher = Publisher(config, routes, tracker, sessions, store, lossless=lossless)
-    clocks = {name: state.clock for name, state in sessions.states.items()}
-    entering = FeedInput(config, source, tracker, store, publisher.dead_letter, tasks, commit_every_s, clocks)
+    entering = FeedInput(
+        config, source, tracker, store, publisher.dead_letter, tasks, commit_every_s, sessions.clocks
+    )
     publisher.delivery.gate = entering.gate
     prompts = Prompts(config.query.max_prompts, config.query.max_prompts_each, send, lateness.admit)
     engine = EngineManager(
@@ -96,9 +101,9 @@ def make_front(
         "pause" if lossless else "overwrite",
         restart_after_s,
     )
-    queries = Queries(sessions, questions, labelling, prompts, config.query.max_wait / 1e9)
+    live = LiveSessions(config, sessions, questions, publisher, entering, store, send)
+    queries = Queries(sessions, live, questions, labelling, prompts, config.query.max_wait / 1e9)
     front = Front(
-        config=config,
         cores=cores,
         store=store,
         tasks=tasks,
@@ -109,6 +114,7 @@ def make_front(
         input=entering,
         sessions=sessions,
         lateness=lateness,
+        live=live,
         questions=questions,
         labels=labelling,
         publisher=publisher,
@@ -154,6 +160,7 @@ def _make_host(
     store: MetricStore,
     source: str,
     versions: dict[str, int],
+    symbols: dict[str, int],
     wrap: WrapEngine | None,
     emit: OnEvent,
 ) -> EngineHost:
@@ -163,4 +170,4 @@ def _make_host(
 
     built = build(config, versions)
     executor = None if wrap is None else wrap(built.engine)
-    return wire_engine(config, built, ring, store, emit, source=source, executor=executor)
+    return wire_engine(config, built, ring, store, emit, source=source, symbols=symbols, executor=executor)

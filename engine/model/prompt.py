@@ -20,6 +20,7 @@ from engine.model.numbers import NumberGrammar, number_grammar
 
 SYSTEM_PROMPT = "You are a market analyst. Answer the question about the bars with one word or one number."
 SCHEMA = "Each line is one bar, oldest first: time,open,high,low,close,volume\n"
+SYMBOLS_SCHEMA = "Each line is one bar of one symbol, oldest first: symbol,time,open,high,low,close,volume\n"
 COMPACT_SCHEMA = (
     "Each line is one bar, oldest first: open, high, low, close and volume, three digits each. Prices are "
     "levels: level = 500 + (price - reference) / unit. Volumes are codes: code = 500 + 200 log10(volume / "
@@ -138,9 +139,12 @@ class PromptFormat:
         """The lines that the model reads best."""
         return "decimal" if self.terse is None else self.terse.lines
 
-    def frozen(self, header: str | None = None, questions: Sequence[str] = ()) -> tuple[int, ...]:
+    def frozen(
+        self, header: str | None = None, questions: Sequence[str] = (), *, symbols: bool = False
+    ) -> tuple[int, ...]:
         """The frozen prefix; ``header`` says what the numbers of compact lines mean, None: decimal lines.
 
+        ``symbols``: decimal lines begin with a symbol.
         ``questions`` get the numbers from 1 on, see `numbered`. Raises ValueError when a terse model does not
         know one, or cannot number so many.
         """
@@ -148,7 +152,7 @@ class PromptFormat:
             asked = [self._number(n) + self.terse.find(text).token for n, text in enumerate(questions, 1)]
             listed = "".join(asked) + "\n" if asked else ""
             return tuple(self.encode(f"{self.before_tape}{header}{listed}"))
-        schema = SCHEMA if header is None else COMPACT_SCHEMA + header
+        schema = COMPACT_SCHEMA + header if header is not None else SYMBOLS_SCHEMA if symbols else SCHEMA
         lines = "".join(f"#{n} {text}\n" for n, text in enumerate(questions, 1))
         return tuple(self.encode(self.before_tape + (LISTED + lines + "\n" if lines else "") + schema))
 

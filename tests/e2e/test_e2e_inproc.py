@@ -362,7 +362,7 @@ async def test_a_commit_that_fails_is_made_up_for():
 async def test_a_clean_stop_drains_and_leaves_nothing_behind():
     source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
     async with running(inproc_config(), source, sink) as front:
-        names = [front.store.name, front.engine.ring.name if front.engine.ring else ""]
+        names = [front.store.blocks[0].name, front.engine.ring.name if front.engine.ring else ""]
         assert all((Path("/dev/shm") / name.lstrip("/")).exists() for name in names)
         source.put(*(tape.second(n) for n in range(30)))
         await until(lambda: front.sessions.states["aaa"].version)

@@ -100,12 +100,13 @@ async def test_a_configuration_read_again_changes_the_questions_and_nothing_else
         changed = msgspec.structs.replace(
             config, questions=(FREE,), scheduler=msgspec.structs.replace(config.scheduler, k=3)
         )
-        await front.reload(changed)
-        assert "other changes take effect at the next start" in caplog.text
+        await front.reload(lambda: changed)
+        assert "scheduler.k stays as it is" in caplog.text
         for n in range(3):
             source.put(tape.second(n))
         await until(lambda: {a.question for a in answers(sink)} == {"free"})
-        await front.reload(msgspec.structs.replace(config, standing="paper_six", questions=(FREE,)))
+        again = msgspec.structs.replace(config, standing="paper_six", questions=(FREE,))
+        await front.reload(lambda: again)
         assert len(front.sessions.states["aaa"].questions) == 7
         assert await front.stop()
 
@@ -138,4 +139,18 @@ async def test_a_hangup_makes_the_process_read_its_questions_again(tmp_path: Pat
         daemon.signal(signal.SIGHUP)
         await until_slowly(lambda: "was not read again" in daemon.log)
         assert names() == ["second"]
+        late = '[[sessions]]\nname = "late"\nsymbol = "V:B"\ninterval = "5m"\nretention_tokens = 512\n'
+        file.write_text(f"{config.replace('first', 'second')}{late}")
+        daemon.signal(signal.SIGHUP)
+        with QueryClient(endpoint) as client:
+            await until_slowly(lambda: [s.name for s in client.sessions().sessions] == ["aaa", "late"])
+            assert client.ask("late", "Up?").data_version == 0
+            assert 'foretick_bars_total{session="late"} 0' in daemon.get("/metrics")[1]
+            assert [s.name for s in client.change_session("late", retention_tokens=256).sessions] == [
+                "aaa",
+                "late",
+            ]
+            assert [s.name for s in client.remove_session("late").sessions] == ["aaa"]
+        assert 'session="late"' not in daemon.get("/metrics")[1]
+        assert daemon.metric("foretick_config_reloads_total", outcome="refused") == 1
         assert daemon.terminate(START_S) == 0

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingest.bars import BAR, EMPTY, GAP, REPLAYED, SKEWED, BarBuilder, BarPolicy, Bars
+from ingest.bars import BAR, EMPTY, GAP, REPLAYED, SKEWED, BarBuilder, BarPolicy, Bars, Feeds, one_each
 from ingest.record import BAR as READY
 from ingest.record import QUOTE, RECORD, TRADE, Records, RecordWriter
 from tests.ingest.reference_bars import MOST, ReferenceSession, Tick
@@ -33,6 +33,10 @@ policies = st.builds(
     empty=st.sampled_from(["skip", "fill"]),
     max_fill=st.sampled_from([0, 1, 3, 60]),
 )
+
+
+def builder_of(n: int, policy: BarPolicy) -> BarBuilder:
+    return BarBuilder(one_each(n, policy))
 
 
 def trades(items: list[tuple[int, Tick]]) -> Records:
@@ -59,7 +63,7 @@ def rows(bars: Bars, session: int) -> list[tuple[int, ...]]:
 
 def build(policy: BarPolicy, items: list[tuple[int, Tick]], cuts: list[int]) -> tuple[Bars, list[int]]:
     """All bars of two sessions, fed in the batches that `cuts` and the gaps make, flushed at the end."""
-    builder = BarBuilder(2, policy)
+    builder = builder_of(2, policy)
     records = trades(items)
     gaps = [i for i, (_, tick) in enumerate(items) if tick.gap_before and not tick.says_gap]
     borders = sorted({0, len(items), *gaps, *(cut % (len(items) + 1) for cut in cuts)})
@@ -112,7 +116,7 @@ def feed(builder: BarBuilder, *moments: int, kind: int = TRADE, now: int = 0) ->
 
 
 def test_newest_tick_and_its_wait_are_those_of_the_last_arrival() -> None:
-    builder = BarBuilder(1, BarPolicy(100, lateness_ns=100))
+    builder = builder_of(1, BarPolicy(100, lateness_ns=100))
     records = np.zeros(2, RECORD)
     records["kind"] = TRADE
     records["ts_event"], records["ts_recv"], records["ts_ring"] = (150, 120), (1000, 1001), (40, 45)
@@ -128,7 +132,7 @@ def test_newest_tick_and_its_wait_are_those_of_the_last_arrival() -> None:
 @pytest.mark.parametrize("kind", [TRADE, READY])
 def test_a_replayed_record_makes_a_replayed_bar(kind: int) -> None:
     """Also an empty one behind it; a live one after it does not."""
-    builder = BarBuilder(1, BarPolicy(100, empty="fill"))
+    builder = builder_of(1, BarPolicy(100, empty="fill"))
     writer = RecordWriter(4)
     for moment, replay in ((10, False), (110, True), (120, False), (310, False)):
         writer.add(kind, 0, moment, moment, (5, 5, 5, 5, 1), x=100, replay=replay)
@@ -141,7 +145,7 @@ def test_quotes_make_bars_of_the_mid_without_volume() -> None:
     writer = RecordWriter(3)
     for moment, (bid, ask) in enumerate([(10, 12), (10, 13), (MOST - 2, MOST)]):
         writer.add(QUOTE, 0, moment, moment, (bid, ask, 5, 5, 0))
-    builder = BarBuilder(1, BarPolicy(10))
+    builder = builder_of(1, BarPolicy(10))
     builder.update(writer.records, 0)
     (bar,) = builder.flush()
     assert (bar["o"], bar["h"], bar["l"], bar["c"], bar["v"]) == (11, MOST - 1, 11, MOST - 1, 0)
@@ -151,7 +155,7 @@ def test_ready_made_bars_pass_through_and_old_ones_are_late() -> None:
     writer = RecordWriter(4)
     for offset, (opened, received) in enumerate([(60, 70), (120, 110), (120, 130), (60, 130)]):
         writer.add(READY, 0, opened, received, (1, 4, 1, 2, 9), x=60, offset=offset)
-    builder = BarBuilder(1, BarPolicy(10, empty="fill"))
+    builder = builder_of(1, BarPolicy(10, empty="fill"))
     builder.mark_gap([0])
     bars = builder.update(writer.records, 0)
     assert rows(bars, 0) == [(60, 1, 4, 1, 2, 9, 1, GAP, 1), (120, 1, 4, 1, 2, 9, 1, SKEWED, 2)]
@@ -162,7 +166,7 @@ def test_ready_made_bars_pass_through_and_old_ones_are_late() -> None:
 
 @pytest.mark.parametrize(("first", "other"), [(QUOTE, TRADE), (TRADE, QUOTE)])
 def test_the_first_record_decides_what_makes_a_sessions_bars(first: int, other: int) -> None:
-    builder = BarBuilder(1, BarPolicy(100))
+    builder = builder_of(1, BarPolicy(100))
     feed(builder, 1, kind=first)
     feed(builder, 2, 3, kind=other)
     (bar,) = builder.flush()
@@ -170,34 +174,34 @@ def test_the_first_record_decides_what_makes_a_sessions_bars(first: int, other: 
 
 
 def test_idle_sessions_are_closed_by_the_wall_clock_and_their_stragglers_are_late() -> None:
-    builder = BarBuilder(2, BarPolicy(100))
+    builder = builder_of(2, BarPolicy(100, idle_close_ns=1000))
     records = trades([(0, Tick(150, 7)), (1, Tick(150, 8))])
     records["ts_ring"] = (1000, 1900)
     builder.update(records, 0)
-    assert len(builder.close_idle(1999, 1000)) == 0
-    closed = builder.close_idle(2000, 1000)
+    assert len(builder.close_idle(1999)) == 0
+    closed = builder.close_idle(2000)
     assert rows(closed, 0) == [(100, 7, 7, 7, 7, 1, 1, 0, 1)]
     assert rows(closed, 1) == []
-    assert len(builder.close_idle(2000, 1000)) == 0
+    assert len(builder.close_idle(2000)) == 0
     assert len(feed(builder, 160, 199)) == 0
     assert builder.late == [2, 0]
     assert feed(builder, 210, 310)["ts_open"].tolist() == [200]
 
 
 def test_more_bars_than_the_output_holds_at_once() -> None:
-    builder = BarBuilder(1, BarPolicy(1))
+    builder = builder_of(1, BarPolicy(1))
     assert feed(builder, *range(5, 5005))["ts_open"].tolist() == list(range(5, 5004))
 
 
 def test_a_long_silence_is_filled_up_to_the_cap_and_costs_no_more() -> None:
-    builder = BarBuilder(1, BarPolicy(1, empty="fill", max_fill=2))
+    builder = builder_of(1, BarPolicy(1, empty="fill", max_fill=2))
     bars = feed(builder, 10, 10**15)
     assert bars["ts_open"].tolist() == [10, 11, 12]
     assert bars["flags"].tolist() == [0, EMPTY, EMPTY]
 
 
-def test_records_of_a_session_that_does_not_exist_are_skipped() -> None:
-    builder = BarBuilder(1, BarPolicy(10))
+def test_records_of_a_symbol_that_no_session_reads_are_skipped() -> None:
+    builder = builder_of(1, BarPolicy(10))
     assert len(builder.update(trades([(1, Tick(5, 1)), (0, Tick(5, 2))]), 0)) == 0
     assert builder.flush()["o"].tolist() == [2]
 
@@ -214,3 +218,71 @@ def test_records_of_a_session_that_does_not_exist_are_skipped() -> None:
 def test_senseless_policies_are_refused(arguments: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         BarPolicy(**arguments)  # type: ignore[arg-type]  # only integer fields are given
+
+
+def both_reading(policy: BarPolicy) -> list[Feeds]:
+    """Two sessions: the first reads symbols 0 and 1, the second symbol 0 in bars three times as long."""
+    return [Feeds((0, 1), policy), Feeds((0,), BarPolicy(3 * policy.interval_ns, policy.lateness_ns))]
+
+
+@given(
+    policy=policies.filter(lambda policy: policy.empty == "skip"),
+    items=st.lists(st.tuples(st.integers(0, 1), ticks), max_size=60),
+    cuts=st.lists(st.integers(0, 60), max_size=3),
+)
+@settings(max_examples=200, deadline=None)
+def test_several_symbols_make_one_session_and_one_symbol_several(
+    policy: BarPolicy, items: list[tuple[int, Tick]], cuts: list[int]
+) -> None:
+    """Every bar is that of the ticks at or above the common watermark; nothing is acknowledged too early."""
+    builder = BarBuilder(both_reading(policy))
+    records = trades(items)
+    borders = sorted({0, len(items), *(cut % (len(items) + 1) for cut in cuts)})
+    closed = [builder.update(records[a:b], 0) for a, b in itertools.pairwise(borders)]
+    bars = np.concatenate([np.zeros(0, BAR), *closed, builder.flush()])
+    for session, feeds in enumerate(both_reading(policy)):
+        interval, lateness = feeds.policy.interval_ns, feeds.policy.lateness_ns
+        expected: dict[tuple[int, int], list[Tick]] = {}
+        newest, late = -(10**9), 0
+        for symbol, tick in items:
+            if symbol not in feeds.symbols:
+                continue
+            newest = max(newest, tick.ts_event)
+            index = tick.ts_event // interval
+            if index < (newest - lateness) // interval:
+                late += 1
+            else:
+                expected.setdefault((index * interval, symbol), []).append(tick)
+        own = bars[bars["session"] == session]
+        found = [(int(b["ts_open"]), int(b["leg"]), int(b["n_ticks"]), int(b["h"])) for b in own]
+        assert found == [(*at, len(t), max(x.price for x in t)) for at, t in sorted(expected.items())]
+        assert builder.late[session] == late
+        for number, bar in enumerate(own):
+            assert (own["first_offset"][number + 1 :] >= bar["low_watermark"]).all()
+        if len(own):
+            read = [tick.offset for symbol, tick in items if symbol in feeds.symbols]
+            assert own["low_watermark"][-1] == read[-1] + 1
+
+
+@given(items=st.lists(st.tuples(st.integers(0, 1), ticks), max_size=60), at=st.integers(0, 60))
+@settings(max_examples=100, deadline=None)
+def test_a_session_that_stays_does_not_notice_that_others_come_and_go(
+    items: list[tuple[int, Tick]], at: int
+) -> None:
+    policy = BarPolicy(10, 12)
+    records, at = trades(items), min(at, len(items))
+    alone = BarBuilder([Feeds((1,), policy)])
+    expected = np.concatenate([alone.update(records, 0), alone.flush()])
+    changing = BarBuilder([Feeds((0,), BarPolicy(7, 30)), Feeds((1,), policy)])
+    first = changing.update(records[:at], 0)
+    changing.change([Feeds((1,), policy), Feeds((5, 0), BarPolicy(60))], [1, None])
+    second = np.concatenate([changing.update(records[at:], 0), changing.flush()])
+    found = np.concatenate([first[first["session"] == 1], second[second["session"] == 0]])
+    names = [name for name in BAR.names or () if name not in ("session", "pad")]
+    assert found[names].tolist() == expected[names].tolist()
+
+
+def test_a_kept_session_has_the_interval_that_it_had() -> None:
+    builder = builder_of(1, BarPolicy(10))
+    with pytest.raises(ValueError, match="same symbols and interval"):
+        builder.change([Feeds((0,), BarPolicy(20))], [0])

@@ -12,7 +12,7 @@ import pytest
 
 import ingest
 from ingest.backlog import Window
-from ingest.bars import EMPTY, GAP, BarBuilder, BarPolicy
+from ingest.bars import EMPTY, GAP, BarPolicy, Feeds, one_each
 from ingest.compact import CompactSpec, Restart
 from ingest.lines import LineSpec
 from ingest.plane import DataPlane, SessionSpec, TapeRecord
@@ -22,7 +22,8 @@ from ingest.tokens import Tokeniser
 from metrics.store import MetricStore
 
 SECOND = 1_000_000_000
-LABELS = {"session": ["btc", "spx", "eur"], "source": ["ticks"]}
+NAMES = ["btc", "spx", "eur"]
+LABELS = {"session": NAMES, "source": ["ticks"]}
 STAGE = "foretick_stage_seconds"
 
 
@@ -45,7 +46,6 @@ class Harness:
         self,
         mode: Mode,
         policy: BarPolicy,
-        idle_close_ns: int = 0,
         capacity: int = 16,
         line: LineSpec | CompactSpec = LineSpec(2, 0),  # noqa: B008  # frozen
         wake_fd: int = -1,
@@ -62,29 +62,27 @@ class Harness:
         """Records submitted before, session, restart."""
         self.metrics = MetricStore.local(LABELS)
         self.ring = Ring.create(capacity, mode, wake_fd=wake_fd, clock=lambda: self.now)
-        self.builder = BarBuilder(3, policy)
+        feeds = one_each(3, policy)
         self.plane = DataPlane(
             self.ring,
             "ticks",
-            self.builder,
             Tokeniser(lambda text: list(map(ord, text))),
             [
-                SessionSpec("btc", line, window),
-                SessionSpec("spx", LineSpec(0, 0)),
-                SessionSpec("eur", LineSpec(1, 1)),
+                SessionSpec("btc", feeds[0], line, window),
+                SessionSpec("spx", feeds[1], LineSpec(0, 0)),
+                SessionSpec("eur", feeds[2], LineSpec(1, 1)),
             ],
             self.submit,
             self.metrics,
             clock=lambda: self.now,
-            room=lambda session: self.rooms[session],
+            room=lambda name: self.rooms[NAMES.index(name)],
             skips=skips,
-            idle_close_ns=idle_close_ns,
-            restart=lambda session, restart: self.restarts.append((len(self.seen), session, restart)),
+            restart=lambda name, restart: self.restarts.append((len(self.seen), NAMES.index(name), restart)),
         )
 
-    def submit(self, made: list[tuple[int, list[TapeRecord]]]) -> None:
-        self.calls.append([session for session, _ in made])
-        self.seen += [(session, record) for session, records in made for record in records]
+    def submit(self, made: list[tuple[str, list[TapeRecord]]]) -> None:
+        self.calls.append([NAMES.index(name) for name, _ in made])
+        self.seen += [(NAMES.index(name), record) for name, records in made for record in records]
 
     def texts(self, session: int) -> list[str]:
         return ["".join(map(chr, record.tokens)) for number, record in self.seen if number == session]
@@ -189,9 +187,9 @@ def test_a_new_plane_on_an_old_ring_counts_only_new_loss(make: Make) -> None:
     harness.ring.pop(out)
     assert harness.ring.lost > 0
     metrics = MetricStore.local(LABELS)
-    builder, tokeniser = BarBuilder(1, BarPolicy(SECOND)), Tokeniser(lambda text: list(map(ord, text)))
-    specs = [SessionSpec("btc")]
-    plane = DataPlane(harness.ring, "ticks", builder, tokeniser, specs, harness.submit, metrics)
+    tokeniser = Tokeniser(lambda text: list(map(ord, text)))
+    specs = [SessionSpec("btc", Feeds((0,), BarPolicy(SECOND)))]
+    plane = DataPlane(harness.ring, "ticks", tokeniser, specs, harness.submit, metrics)
     plane.step()
     assert metrics.value("foretick_ring_dropped_total", source="ticks") == 0
 
@@ -212,7 +210,7 @@ def test_late_and_out_of_order_ticks(make: Make) -> None:
 
 
 def test_silent_sessions_are_closed_after_the_wall_clock_limit(make: Make) -> None:
-    harness = make(idle_close_ns=500)
+    harness = make(policy=BarPolicy(SECOND, idle_close_ns=500))
     harness.ring.push(packed(trade(0, 1, 10)))
     harness.plane.step()
     harness.now += 499
@@ -254,7 +252,7 @@ def test_a_session_without_room_delays_no_other(make: Make) -> None:
         harness.ring.push(packed(*(trade(session, second, 5) for session in (0, 1))))
         harness.now += SECOND
         harness.plane.step()
-    assert (len(harness.texts(0)), harness.texts(1), harness.plane.waits(1)) == (28, [], True)
+    assert (len(harness.texts(0)), harness.texts(1), harness.plane.waits("spx")) == (28, [], True)
     harness.rooms[1] = 3
     harness.plane.step()
     assert [text[:6] for text in harness.texts(1)] == ["000001", "000002", "000003"]
@@ -323,7 +321,7 @@ def test_run_serves_until_stopped_and_an_engine_error_leaves_it(make: Make) -> N
     thread.join(10)
     assert not thread.is_alive()
 
-    def refuse(made: list[tuple[int, list[TapeRecord]]]) -> None:
+    def refuse(made: list[tuple[str, list[TapeRecord]]]) -> None:
         raise RuntimeError("the engine is gone")
 
     harness.plane._submit = refuse

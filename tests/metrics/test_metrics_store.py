@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from metrics import histogram, shm
 from metrics.catalogue import BY_NAME, METRICS, OPEN_LABELS, STAGES
-from metrics.store import MetricStore, UnknownSeriesError
+from metrics.store import Block, MetricStore, UnknownSeriesError
 
 LABELS = {
     "partition": ["t/0"],
@@ -149,7 +149,7 @@ def test_empty_histogram_has_no_quantile() -> None:
 
 
 def _engine(name: str) -> None:
-    store = MetricStore.attach(name, LABELS)
+    store = MetricStore.attach([Block(name, LABELS)])
     bars = store.counter("foretick_bars_total", session="spx")
     for _ in range(1000):
         bars.inc(3)
@@ -159,7 +159,7 @@ def _engine(name: str) -> None:
 
 
 def test_two_processes_share_a_store(shared: MetricStore) -> None:
-    process = multiprocessing.get_context("spawn").Process(target=_engine, args=(shared.name,))
+    process = multiprocessing.get_context("spawn").Process(target=_engine, args=(shared.blocks[0].name,))
     process.start()
     shared.inc("foretick_records_total", 5, source="kafka")
     process.join(60)
@@ -170,7 +170,7 @@ def test_two_processes_share_a_store(shared: MetricStore) -> None:
     assert shared.count(STAGE, stage="forward") == 1000
     assert shared.quantile(STAGE, 0.99, stage="forward") == pytest.approx(0.005, rel=1 / 32)
     # The other process ended: in Python's own shared memory the block would be unlinked by now.
-    again = MetricStore.attach(shared.name, LABELS)
+    again = MetricStore.attach([Block(shared.blocks[0].name, LABELS)])
     assert again.value("foretick_records_total", source="kafka") == 5
     again.close()
 
@@ -178,12 +178,12 @@ def test_two_processes_share_a_store(shared: MetricStore) -> None:
 @pytest.mark.parametrize("labels", [{**LABELS, "session": ["btc", "ndx"]}, {**LABELS, "session": ["btc"]}])
 def test_attach_with_other_labels_is_refused(shared: MetricStore, labels: dict[str, list[str]]) -> None:
     with pytest.raises(ValueError, match="other label values"):
-        MetricStore.attach(shared.name, labels)
+        MetricStore.attach([Block(shared.blocks[0].name, labels)])
     assert set(STAGES) == {labels["stage"] for labels in shared.series(BY_NAME[STAGE])}
 
 
 def test_unlinked_store_is_gone_for_newcomers_only(shared: MetricStore) -> None:
-    other = MetricStore.attach(shared.name, LABELS)
+    other = MetricStore.attach([Block(shared.blocks[0].name, LABELS)])
     shared.close()
     shared.unlink()
     shared.unlink()
@@ -191,7 +191,7 @@ def test_unlinked_store_is_gone_for_newcomers_only(shared: MetricStore) -> None:
     assert shared.value("foretick_batches_total") == 1
     other.close()
     with pytest.raises(FileNotFoundError):
-        MetricStore.attach(shared.name, LABELS)
+        MetricStore.attach([Block(shared.blocks[0].name, LABELS)])
 
 
 def _crash(pipe: Connection) -> None:
@@ -215,7 +215,7 @@ def test_block_of_a_crashed_process_is_swept_and_a_live_one_kept(shared: MetricS
         assert path.exists()
     shm.sweep()
     assert not path.exists()
-    MetricStore.attach(shared.name, LABELS).close()
+    MetricStore.attach([Block(shared.blocks[0].name, LABELS)]).close()
 
 
 def test_a_closed_block_is_swept_although_its_views_live() -> None:
@@ -225,3 +225,35 @@ def test_a_closed_block_is_swept_although_its_views_live() -> None:
     shm.sweep()
     assert not (shm.ROOT / block.name).exists()
     assert bytes(view[:8]) == bytes(8)
+
+
+def test_a_later_session_has_series_of_its_own_which_go_with_it() -> None:
+    front = MetricStore.create(LABELS)
+    engine = MetricStore.attach(front.blocks)
+    name = LABELS["session"][0]
+    try:
+        block = front.add_session("late")
+        engine.attach_session(block)
+        engine.inc("foretick_bars_total", 3, session="late")
+        engine.inc("foretick_bars_total", 1, session=name)
+        assert front.value("foretick_bars_total", session="late") == 3
+        bars = next(metric for metric in METRICS if metric.name == "foretick_bars_total")
+        assert {"session": "late"} in list(front.series(bars))
+        again = MetricStore.attach(front.blocks)
+        assert again.value("foretick_bars_total", session="late") == 3
+        again.close()
+        held = engine.counter("foretick_bars_total", session="late")
+        for store in (front, engine):
+            store.remove_session("late")
+            store.remove_session(name)
+        held.inc()  # a handle that is left over does no harm
+        assert {"session": "late"} not in list(front.series(bars))
+        with pytest.raises(UnknownSeriesError):
+            front.value("foretick_bars_total", session=name)
+        engine.attach_session(front.add_session(name))
+        engine.inc("foretick_bars_total", session=name)
+        assert front.value("foretick_bars_total", session=name) == 1
+    finally:
+        engine.close()
+        front.unlink()
+        front.close()

@@ -184,7 +184,7 @@ def prompts() -> Prompts:
 @pytest.fixture
 async def server(backend, prompts, observed) -> AsyncIterator[QueryServer]:
     made = QueryServer(
-        Queries(backend, None, None, prompts, max_wait_s=0.5).answer,
+        Queries(backend, None, None, None, prompts, max_wait_s=0.5).answer,
         "tcp://127.0.0.1:0",
         max_in_flight=3,
         max_request_bytes=1000,
@@ -450,14 +450,14 @@ def test_an_address_that_is_none_is_refused():
 
 
 async def test_a_taken_endpoint_is_an_error_that_names_it(server, backend):
-    second = QueryServer(Queries(backend, None, None, Prompts(), 1.0).answer, server.endpoint)
+    second = QueryServer(Queries(backend, None, None, None, Prompts(), 1.0).answer, server.endpoint)
     with pytest.raises(OSError, match="cannot bind the query socket to tcp://127"):
         await second.start(Tasks())
 
 
 async def test_ipc_and_wildcard_endpoints(backend, tmp_path):
     for endpoint in ("tcp://127.0.0.1:*", f"ipc://{tmp_path}/q"):
-        server = QueryServer(Queries(backend, None, None, Prompts(), 1.0).answer, endpoint)
+        server = QueryServer(Queries(backend, None, None, None, Prompts(), 1.0).answer, endpoint)
         await server.start(Tasks())
         assert "*" not in server.endpoint
         wire = Wire(server.endpoint)

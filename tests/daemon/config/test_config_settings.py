@@ -204,7 +204,6 @@ def test_all_contradictions_are_named_at_once(tmp_path):
     )
     assert set(found) == {
         "sessions[1].name",
-        "sessions[1].symbol",
         "questions[0].choices",
         "questions[0].sessions",
         "questions[0].max_tokens",

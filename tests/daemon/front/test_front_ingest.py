@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from daemon.ages import VenueClock
+from daemon.config.symbols import Route
 from daemon.front.ingest import Ingest
 from daemon.front.offsets import OffsetTracker
 from feeds.codec import REPLAY, encode
@@ -63,7 +64,7 @@ def rig() -> Iterator[Callable[..., Rig]]:
         made.append(ring)
         tracker, letters = OffsetTracker(), list[DeadLetter]()
         store = MetricStore.local({"session": ["aaa", "bbb"], "source": ["test"], "sink": []})
-        sessions = {"V:AAA": (0, "aaa"), "V:BBB": (1, "bbb")}
+        sessions = {"V:AAA": Route(0, ("aaa",)), "V:BBB": Route(1, ("bbb",))}
         ingest = Ingest(source, ring, sessions, tracker, store, letters.append, **LIMITS)
         return Rig(source, ring, ingest, tracker, store, letters)
 
@@ -81,7 +82,7 @@ async def test_a_record_crosses_exactly(rig):
     r = rig()
     await r.run([incoming(good(1), 40), incoming(good(2, "V:BBB"), 41)])
     first, second = r.popped()
-    assert (first["kind"], first["session"], second["session"]) == (TRADE, 0, 1)
+    assert (first["kind"], first["symbol"], second["symbol"]) == (TRADE, 0, 1)
     assert (first["a"], first["b"], first["x"]) == (101_500_000_000, 2_000_000_000, SIDE_SELL)
     assert (first["ts_event"], first["ts_recv"]) == (START + SECOND, START + SECOND)
     assert (first["seq"], first["offset"], second["offset"]) == (1, 1, 2)
@@ -217,7 +218,7 @@ async def test_a_venue_s_clock_is_measured_by_live_records_with_its_time(rig):
     )
     r.source.end()
     clocks = {"aaa": clock, "bbb": VenueClock()}
-    sessions = {"V:AAA": (0, "aaa")}
+    sessions = {"V:AAA": Route(0, ("aaa",))}
     ingest = Ingest(r.source, r.ring, sessions, r.tracker, r.store, r.letters.append, **LIMITS, clocks=clocks)
     await asyncio.wait_for(ingest.run(), 20)
     assert clock.ahead_ns == 200
@@ -294,7 +295,8 @@ async def test_loss_upstream_flags_the_next_record_of_every_session_once(rig):
 async def test_what_was_lost_before_this_intake_is_not_counted_again(rig):
     r = rig("dropping")
     r.source.lost = 5
-    again = Ingest(r.source, r.ring, {"V:AAA": (0, "aaa")}, r.tracker, r.store, r.letters.append, **LIMITS)
+    routes = {"V:AAA": Route(0, ("aaa",))}
+    again = Ingest(r.source, r.ring, routes, r.tracker, r.store, r.letters.append, **LIMITS)
     r.source.put([incoming(good(1), 0)])
     r.source.end()
     await asyncio.wait_for(again.run(), 20)
@@ -340,3 +342,35 @@ async def test_msgpack_is_read_where_the_header_says_so(rig):
     now = time.time_ns()
     await r.run([Incoming(TOPIC, 0, 0, None, encode(record, "msgpack"), {"encoding": b"msgpack"}, now)])
     assert (r.popped()[0]["a"], r.letters) == (7, [])
+
+
+async def test_a_symbol_of_several_sessions_crosses_once_and_waits_for_all(rig):
+    r = rig()
+    r.ingest.reroute({"V:AAA": Route(7, ("aaa", "bbb"))})
+    await r.run([incoming(good(1), 40), incoming(good(2, "V:BBB"), 41)])
+    (record,) = r.popped()
+    assert record["symbol"] == 7
+    r.tracker.acknowledge("aaa", 2)
+    assert r.tracker.to_commit() == {(TOPIC, 0): 40}
+    r.tracker.acknowledge("bbb", 2)
+    assert r.tracker.to_commit() == {(TOPIC, 0): 42}
+
+
+async def test_symbols_that_nobody_reads_are_counted_and_take_no_memory(rig):
+    import tracemalloc
+
+    r = rig()
+
+    def batch(first: int) -> list[Incoming]:
+        return [incoming(good(1, f"V:X{first + n}"), first + n) for n in range(2000)]
+
+    await r.run(batch(0))
+    tracemalloc.start()
+    before = tracemalloc.take_snapshot()
+    for n in range(1, 5):
+        await r.run(batch(2000 * n))
+    grown = tracemalloc.take_snapshot().compare_to(before, "filename")
+    tracemalloc.stop()
+    assert sum(each.size_diff for each in grown if "/daemon/" in each.traceback[0].filename) < 10_000
+    assert r.count("foretick_records_unknown_symbol_total") == 10_000
+    assert len(r.popped()) == 0

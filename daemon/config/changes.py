@@ -1,0 +1,87 @@
+"""What to do so that a running daemon does as another configuration says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from daemon.config.schema import Config, SessionConfig
+from daemon.config.standing import questions_of
+from flash.questions import Question
+
+WINDOW = ("symbol", "more_symbols", "price_decimals", "volume_decimals", "lines", "unit", "interval")
+"""Keys of a session that its window depends on: with another value it begins again, empty."""
+LIVE = ("sessions", "questions", "standing", "bars")
+"""Tables that change while the daemon runs; `foretick` takes the others at its start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """The steps from one configuration to another, in this order.
+
+    A session that begins again is in ``removed`` and ``added``. Those ``changed`` keep their windows.
+    ``questions`` are those of sessions that stay, where they differ. ``fixed``: keys with other values that
+    need a restart, and stay as they are.
+    """
+
+    removed: tuple[str, ...]
+    added: tuple[SessionConfig, ...]
+    changed: tuple[SessionConfig, ...]
+    questions: dict[str, tuple[Question, ...]]
+    fixed: tuple[str, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.removed or self.added or self.changed or self.questions)
+
+
+def changes(old: Config, new: Config) -> Changes:
+    """The steps from ``old`` to ``new``; both are valid."""
+    before, after = ({s.name: s for s in resolved(config)} for config in (old, new))
+    again = {name for name, s in after.items() if name in before and _begins_again(before[name], s)}
+    staying = [s for name, s in after.items() if name in before and name not in again]
+    asked = questions_by_session(old), questions_by_session(new)
+    return Changes(
+        removed=tuple(name for name in before if name not in after or name in again),
+        added=tuple(s for name, s in after.items() if name not in before or name in again),
+        changed=tuple(s for s in staying if s != before[s.name]),
+        questions={s.name: asked[1][s.name] for s in staying if asked[0][s.name] != asked[1][s.name]},
+        fixed=tuple(_fixed(old, new)),
+    )
+
+
+def live(old: Config, new: Config) -> Config:
+    """``new`` as far as a daemon that began with ``old`` can follow."""
+    return msgspec.structs.replace(old, **{name: getattr(new, name) for name in LIVE})
+
+
+def resolved(config: Config) -> tuple[SessionConfig, ...]:
+    """The sessions, with every setting of `bars` as their own."""
+    return tuple(
+        msgspec.structs.replace(each, **msgspec.structs.asdict(each.bars(config.bars)))
+        for each in config.sessions
+    )
+
+
+def questions_by_session(config: Config) -> dict[str, tuple[Question, ...]]:
+    """Each session's standing questions, in the order they are asked."""
+    found: dict[str, list[Question]] = {session.name: [] for session in config.sessions}
+    for asked in questions_of(config):
+        found[asked.session].append(asked.question)
+    return {name: tuple(questions) for name, questions in found.items()}
+
+
+def _begins_again(before: SessionConfig, after: SessionConfig) -> bool:
+    return any(getattr(before, key) != getattr(after, key) for key in WINDOW)
+
+
+def _fixed(old: Config, new: Config) -> list[str]:
+    """Dotted keys outside the live tables that differ."""
+    found = []
+    for table in (field.name for field in msgspec.structs.fields(Config)):
+        ours, theirs = getattr(old, table), getattr(new, table)
+        if table in LIVE or ours == theirs:
+            continue
+        keys = [field.name for field in msgspec.structs.fields(ours)]
+        found += [f"{table}.{key}" for key in keys if getattr(ours, key) != getattr(theirs, key)]
+    return found

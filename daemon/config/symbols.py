@@ -1,0 +1,36 @@
+"""Which sessions read a symbol, and the numbers that symbols have in the ring."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from daemon.config.schema import SessionConfig
+
+
+class Route(NamedTuple):
+    """Where a symbol's records go: its number in the ring, and the names of the sessions that read it."""
+
+    number: int
+    sessions: tuple[str, ...]
+
+
+def numbered(sessions: Iterable[SessionConfig], before: Mapping[str, int] | None = None) -> dict[str, int]:
+    """The numbers of all symbols, VENUE:SYMBOL, in order.
+
+    Those of ``before`` stay: records with them may be on their way.
+    """
+    numbers = dict(before or {})
+    for session in sessions:
+        for symbol in session.symbols:
+            numbers.setdefault(symbol, len(numbers))
+    return numbers
+
+
+def routes(sessions: Iterable[SessionConfig], numbers: Mapping[str, int]) -> dict[str, Route]:
+    """The route of each symbol that some session reads."""
+    readers: dict[str, list[str]] = {}
+    for session in sessions:
+        for symbol in session.symbols:
+            readers.setdefault(symbol, []).append(session.name)
+    return {symbol: Route(numbers[symbol], tuple(names)) for symbol, names in readers.items()}

@@ -1,0 +1,187 @@
+"""Sessions that come, change and go while the engine runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+
+from msgspec import structs
+
+from daemon import protocol
+from daemon.config.schema import Config, SessionConfig
+from daemon.engine.answers import Emit, EngineAsks, StandingAnswers
+from daemon.engine.build import Built, check_pool, line_spec, retention_of
+from daemon.engine.confidence import Confidence
+from daemon.engine.input import EngineInput, policy_of
+from daemon.engine.questions import StandingQuestions
+from engine.model.architectures import ModelError
+from engine.step import OutOfMemory
+from feeds.connector import SettingError
+from flash.registry import Registry, Standing
+from ingest.compact import CompactSpec
+from ingest.lines import LineSpec
+from metrics.store import Block, MetricStore
+from regions.tape import Tape
+from scheduler.live import STOPPING
+from scheduler.refresh import Refresher
+from scheduler.request import Failure
+from scheduler.scheduler import Scheduler
+from scheduler.windows import RefreshPolicy
+
+REMOVED = Failure("unknown_session", "the session was removed meanwhile")
+
+
+def refresh_policy(session: SessionConfig) -> RefreshPolicy:
+    """When the session's window is prefilled again."""
+    s = session
+    return RefreshPolicy(s.semantics == "exact", s.refresh_every, s.refresh_idle, s.divergence_every)
+
+
+@dataclass(eq=False)
+class EngineSessions:
+    """Opens, changes and closes sessions between two batches. Commands come from one thread.
+
+    The KV of other sessions is not touched. A new session takes records once it is open; one that is to be
+    closed takes none any more, then its work ends, and then its blocks are free.
+    """
+
+    config: Config
+    built: Built
+    scheduler: Scheduler
+    registry: Registry
+    input: EngineInput
+    questions: StandingQuestions
+    answers: StandingAnswers
+    asks: EngineAsks
+    confidence: Confidence
+    refresher: Refresher
+    store: MetricStore
+    emit: Emit
+    _sessions: dict[str, SessionConfig] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._sessions = {session.name: session for session in self.config.sessions}
+
+    def handle(self, command: protocol.SessionCommand) -> None:
+        """Answer with the command's event or, with nothing changed, `SessionRefused`."""
+        try:
+            match command:
+                case protocol.AddSession():
+                    self._add(command)
+                case protocol.ChangeSession():
+                    self._change(command)
+                case protocol.RemoveSession():
+                    self._remove(command)
+        except SettingError as error:
+            self._refuse(command, "bad_request", str(error))
+        except ValueError as error:
+            self._refuse(command, "bad_request", str(error))
+
+    def _add(self, command: protocol.AddSession) -> None:
+        session = command.session
+        if session.name in self._sessions:
+            raise ValueError(f"there is already a session {session.name!r}")
+        line = line_spec(session, self.built.prompt)
+        policy_of(session.bars(self.config.bars))
+        self._check_pool(session, line)
+        standing = self.questions.made(session.name, command.questions)
+        header = None if isinstance(line, LineSpec) else line.blank.header
+        several = bool(session.more_symbols)
+        self.built.prefixes.add(session.name, header, command.questions, several=several)
+        self.built.lines[session.name] = line
+        self._sessions[session.name] = session
+        if not self.scheduler.run_between(partial(self._open, command, line, standing)):
+            self._forget(session.name)
+            self._refuse(command, STOPPING.code, STOPPING.message)
+
+    def _open(
+        self, command: protocol.AddSession, line: LineSpec | CompactSpec, standing: tuple[Standing, ...]
+    ) -> None:
+        """Between two batches. The prefix is prefilled here, unless another session has the same one."""
+        session = command.session
+        try:
+            if not self.store.has_session(session.name):
+                self.store.attach_session(Block(command.metrics, {"session": [session.name]}))
+            tape = self.built.open(session, command.version, self.config.promise_ns(session))
+        except (ValueError, ModelError, OutOfMemory, OSError) as error:
+            self._forget(session.name)
+            self._refuse(command, "no_room" if isinstance(error, OutOfMemory) else "bad_request", str(error))
+            return
+        self.confidence.add(session.name)
+        self.answers.add(session)
+        self.registry.replace(session.name, standing)
+        self.refresher.watch(tape, refresh_policy(session))
+        self.emit(protocol.SessionAdded(command.id))
+        self.input.set(session, line, command.symbols)
+
+    def _forget(self, name: str) -> None:
+        """Undo `_add`."""
+        self._sessions.pop(name, None)
+        self.built.lines.pop(name, None)
+        self.built.prefixes.remove(name)
+
+    def _change(self, command: protocol.ChangeSession) -> None:
+        session = command.session
+        tape = self.built.tapes.get(session.name)
+        if tape is None:
+            raise ValueError(f"there is no session {session.name!r}")
+        line = line_spec(session, self.built.prompt)
+        policy_of(session.bars(self.config.bars))
+        self._check_pool(session, line)
+        if not self.scheduler.run_between(partial(self._apply, command, tape, line)):
+            self._refuse(command, STOPPING.code, STOPPING.message)
+
+    def _apply(self, command: protocol.ChangeSession, tape: Tape, line: LineSpec | CompactSpec) -> None:
+        """Between two batches. A shorter window is evicted at its next bar."""
+        session, before = command.session, tape.retention
+        tape.retention = retention_of(session, self.built.prompt)
+        try:
+            tape.check_prefix(len(tape.prefix))
+        except ValueError as error:
+            tape.retention = before
+            self._refuse(command, "bad_request", str(error))
+            return
+        self.input.set(session, line)
+        tape.staleness_ns = self.config.promise_ns(session)
+        self.built.lines[session.name] = line
+        self._sessions[session.name] = session
+        self.answers.add(session)
+        self.refresher.watch(tape, refresh_policy(session))
+        self.emit(protocol.SessionChanged(command.id))
+
+    def _remove(self, command: protocol.RemoveSession) -> None:
+        tape = self.built.tapes.pop(command.name, None)  # from now on it cannot be asked
+        if tape is None:
+            raise ValueError(f"there is no session {command.name!r}")
+        del self._sessions[command.name]
+        self.input.remove(command.name, partial(self._close_soon, command, tape))
+
+    def _close_soon(self, command: protocol.RemoveSession, tape: Tape) -> None:
+        """On the data plane's thread, after the last record."""
+        if not self.scheduler.run_between(partial(self._close, command, tape)):
+            self._refuse(command, STOPPING.code, STOPPING.message)
+
+    def _close(self, command: protocol.RemoveSession, tape: Tape) -> None:
+        """Between two batches, after the last append."""
+        name = command.name
+        self.answers.leave(name)
+        self.refresher.forget(tape)
+        self.scheduler.remove(tape, REMOVED)
+        self.registry.remove(name)
+        self.asks.remove(name)
+        self.answers.remove(name)
+        self.confidence.remove(name)
+        self.built.close(tape)
+        self.store.remove_session(name)
+        self.emit(protocol.SessionRemoved(command.id))
+
+    def _check_pool(self, session: SessionConfig, line: LineSpec | CompactSpec) -> None:
+        """Raise SettingError unless the pool holds the windows of all sessions."""
+        sessions = self._sessions | {session.name: session}
+        lines = self.built.lines | {session.name: line}
+        pool = structs.replace(self.config.pool, blocks=self.built.engine.pool.total_blocks)
+        compact = [name for name in sessions if isinstance(lines[name], CompactSpec)]
+        check_pool(structs.replace(self.config, pool=pool, sessions=tuple(sessions.values())), compact)
+
+    def _refuse(self, command: protocol.SessionCommand, code: str, message: str) -> None:
+        self.emit(protocol.SessionRefused(command.id, code, message))

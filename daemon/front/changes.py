@@ -1,0 +1,230 @@
+"""Changes of sessions and their standing questions while the daemon runs.
+
+They come from a configuration that is read again (SIGHUP) and from clients. Either way the whole
+configuration is checked first, and what follows from it is carried out step by step
+(`daemon.config.changes`). An engine that is started again gets the configuration as it is then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+
+import msgspec
+
+from daemon import protocol
+from daemon.api import messages
+from daemon.config.changes import changes, live, questions_by_session, resolved
+from daemon.config.checks import cross_check
+from daemon.config.errors import ConfigError
+from daemon.config.load import load_table
+from daemon.config.schema import Config, SessionConfig
+from daemon.front.input import FeedInput
+from daemon.front.publish import Publisher
+from daemon.front.questions import Questions
+from daemon.front.sessions import Sessions
+from daemon.front.waiting import Waiting
+from metrics.store import MetricStore
+
+log = logging.getLogger(__name__)
+
+
+class LiveSessions:
+    """The configuration as it is now. Lives on the event loop; one change at a time."""
+
+    def __init__(
+        self,
+        config: Config,
+        sessions: Sessions,
+        questions: Questions,
+        publisher: Publisher,
+        entering: FeedInput,
+        store: MetricStore,
+        send: Callable[[protocol.Command], None],
+    ) -> None:
+        self.config = config
+        self._sessions, self._questions, self._publisher = sessions, questions, publisher
+        self._input, self._store, self._send = entering, store, send
+        self._changing = asyncio.Lock()
+        self._waiting: Waiting[None] = Waiting()
+        self._commands: dict[int, protocol.SessionCommand] = {}
+        self._versions: dict[str, int] = {}
+        """The last versions of sessions that were removed."""
+
+    def now(self) -> Config:
+        """The configuration with the standing questions as they are now."""
+        return self._questions.configured(self.config)
+
+    # Called by the front.
+
+    async def reload(self, new: Config) -> bool:
+        """Do as ``new`` says, and log what cannot be changed or was refused; returns whether nothing was."""
+        async with self._changing:
+            old = self.now()
+            found = changes(old, new)
+            for key in found.fixed:
+                log.warning("%s stays as it is: it takes effect at the next start", key)
+            done = not found.fixed
+            self.config = live(old, msgspec.structs.replace(new, sessions=old.sessions, bars=old.bars))
+            for name in found.removed:
+                done &= await self._logged(name, self._remove(name))
+            # what is refused keeps its old settings, written out: the defaults may have changed
+            kept = {s.name: s for s in resolved(self.config)}
+            self.config = msgspec.structs.replace(self.config, bars=new.bars, sessions=tuple(kept.values()))
+            for session in found.changed:
+                done &= await self._logged(session.name, self._change(session))
+            for session in found.added:
+                if session.name not in self._sessions.states:
+                    done &= await self._logged(session.name, self._add(session))
+            self._arrange(new)
+            await self._questions.reload(self.config)
+            return done
+
+    def heard(self, event: protocol.SessionEvent) -> None:
+        """The engine replied: later events see the session as it is now."""
+        command = self._commands.pop(event.id, None)
+        if isinstance(event, protocol.SessionRefused):
+            self._waiting.refused(event)
+            return
+        match command:
+            case protocol.AddSession():
+                self._sessions.add(command.session, command.questions, command.version)
+                self._publisher.add(command.session)
+                self._set((*self.config.sessions, command.session))
+            case protocol.ChangeSession():
+                self._sessions.change(command.session)
+                name = command.session.name
+                self._set(command.session if s.name == name else s for s in self.config.sessions)
+            case protocol.RemoveSession():
+                self._versions[command.name] = self._sessions.remove(command.name).version
+                self._publisher.remove(command.name)
+                self._store.remove_session(command.name)
+                self._set(s for s in self.config.sessions if s.name != command.name)
+        self._waiting.done(event.id, None)
+
+    def engine_gone(self, message: str) -> None:
+        """Fail the change in flight: the engine is gone, and the next one starts without it."""
+        self._commands.clear()
+        self._waiting.engine_gone(message)
+
+    # Called for clients.
+
+    async def add(self, request: messages.AddSession) -> messages.SessionsReply:
+        """Open a session."""
+        name = request.settings.get("name")
+        if name in self._sessions.states:
+            raise messages.QueryError("bad_request", f"there is already a session {name!r}")
+        async with self._changing:
+            await self._to(self._checked((*self.config.sessions, _session(request.settings))))
+        return self._reply(request.id)
+
+    async def change(self, request: messages.ChangeSession) -> messages.SessionsReply:
+        """Give a session other settings."""
+        self._sessions.state(request.session)
+        async with self._changing:
+            old = next((s for s in self.config.sessions if s.name == request.session), None)
+            if old is None:
+                raise messages.QueryError("unknown_session", f"{request.session} was removed meanwhile")
+            if request.settings.get("name", old.name) != old.name:
+                raise messages.QueryError("bad_request", "a session keeps its name")
+            given = _session({"name": old.name, "symbol": old.symbol, **request.settings})
+            new = msgspec.structs.replace(old, **{key: getattr(given, key) for key in request.settings})
+            await self._to(self._checked(tuple(new if s is old else s for s in self.config.sessions)))
+        return self._reply(request.id)
+
+    async def remove(self, request: messages.RemoveSession) -> messages.SessionsReply:
+        """Close a session."""
+        self._sessions.state(request.session)
+        async with self._changing:
+            self._sessions.state(request.session)
+            await self._remove(request.session)
+        return self._reply(request.id)
+
+    def _checked(self, sessions: tuple[SessionConfig, ...]) -> Config:
+        new = msgspec.structs.replace(self.config, sessions=sessions)
+        problems = cross_check(new)
+        if problems:
+            raise messages.QueryError("bad_request", "; ".join(str(problem) for problem in problems))
+        return new
+
+    async def _to(self, new: Config) -> None:
+        """Change the sessions to those of ``new``; raises QueryError for what the engine refuses."""
+        found = changes(self.config, new)
+        for name in found.removed:
+            await self._remove(name)
+        for session in found.changed:
+            await self._change(session)
+        for session in found.added:
+            await self._add(session)
+        self._arrange(new)
+
+    # One session.
+
+    async def _add(self, session: SessionConfig) -> None:
+        sessions = (*self.config.sessions, session)
+        asked = questions_by_session(msgspec.structs.replace(self.config, sessions=sessions))[session.name]
+        numbers = self._input.number(sessions)
+        try:
+            block = self._store.add_session(session.name)
+        except OSError as error:
+            raise messages.QueryError("engine", f"no shared memory for its metrics: {error}") from None
+        symbols = {symbol: numbers[symbol] for symbol in session.symbols}
+        version = self._versions.get(session.name, 0)
+        try:
+            await self._command(
+                lambda n: protocol.AddSession(n, session, asked, symbols, version, block.name)
+            )
+        except BaseException:
+            if session.name not in self._sessions.states:
+                self._store.remove_session(session.name)
+            raise
+
+    async def _change(self, session: SessionConfig) -> None:
+        await self._command(lambda number: protocol.ChangeSession(number, session))
+
+    async def _remove(self, name: str) -> None:
+        # its records go nowhere from now on
+        self._input.change([s for s in self.config.sessions if s.name != name])
+        try:
+            await self._command(lambda number: protocol.RemoveSession(number, name))
+        finally:
+            self._input.change(self.config.sessions)
+
+    async def _command(self, make: Callable[[int], protocol.SessionCommand]) -> None:
+        def send(number: int) -> None:
+            self._commands[number] = make(number)
+            self._send(self._commands[number])
+
+        await self._waiting.reply(send)
+
+    async def _logged(self, name: str, step: Awaitable[None]) -> bool:
+        try:
+            await step
+        except messages.QueryError as error:
+            log.error("session %s was not changed: %s", name, error)
+            return False
+        return True
+
+    def _set(self, sessions: Iterable[SessionConfig]) -> None:
+        self.config = msgspec.structs.replace(self.config, sessions=tuple(sessions))
+        self._input.change(self.config.sessions)
+
+    def _arrange(self, new: Config) -> None:
+        """List the sessions in the order of ``new``."""
+        order = {session.name: number for number, session in enumerate(new.sessions)}
+        self._set(sorted(self.config.sessions, key=lambda s: order.get(s.name, len(order))))
+        states = self._sessions.states
+        for session in self.config.sessions:
+            if session.name in states:
+                states[session.name] = states.pop(session.name)
+
+    def _reply(self, number: int) -> messages.SessionsReply:
+        return self._sessions.listed(number)
+
+
+def _session(settings: Mapping[str, object]) -> SessionConfig:
+    try:
+        return load_table(SessionConfig, settings)
+    except ConfigError as error:
+        raise messages.QueryError("bad_request", str(error)) from None
