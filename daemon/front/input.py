@@ -48,7 +48,7 @@ class FeedInput:
         """The source has ended (a replayed file)."""
         self._settings = config.source
         self._sessions = config.sessions
-        self.symbols: dict[str, int] = {}
+        self.symbols = numbered(config.sessions)
         """Numbers of the symbols in the ring."""
         self._store, self._dead_letter, self._tasks = store, dead_letter, tasks
         self._commit_every_s, self._clocks = commit_every_s, clocks

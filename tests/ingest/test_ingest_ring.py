@@ -227,7 +227,7 @@ def test_record_writer_fills_every_field() -> None:
     writer.add(TRADE, 7, 100, 90, (1, 2, 0, 0, 0), x=SIDE_SELL, seq=5, offset=44)
     writer.add(QUOTE, 8, 100, 100, (-1, 2, 3, 4, 0))
     writer.add(BAR, 9, 100, 101, (1, 4, 1, 2, 9), x=60)
-    names = ("kind", "session", "ts_event", "ts_recv", "seq", "offset", "flags", "x")
+    names = ("kind", "symbol", "ts_event", "ts_recv", "seq", "offset", "flags", "x")
     assert writer.records[list(names)].tolist() == [
         (TRADE, 7, 100, 90, 5, 44, 1, SIDE_SELL),
         (QUOTE, 8, 100, 100, 0, -1, 0, 0),

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from daemon.config.schema import Config, SessionConfig, SourceConfig
+from daemon.config.symbols import numbered
 from daemon.engine.input import CREDITS, Appended, EngineInput, missed
 from ingest.lines import LineSpec
 from ingest.record import BAR, RecordWriter
@@ -59,7 +60,16 @@ class World:
             sessions=tuple(SessionConfig(name, f"V:{name}") for name in NAMES),
             source=SourceConfig(behind="skip"),
         )
-        self.input = EngineInput(config, self.ring, "x", built, self.scheduler, self.store, self.device.clock)
+        self.input = EngineInput(
+            config,
+            self.ring,
+            "x",
+            built,
+            numbered(config.sessions),
+            self.scheduler,
+            self.store,
+            self.device.clock,
+        )
         self.scheduler.subscribe(self._committed)
         self._writer = RecordWriter(1)
 
