@@ -14,12 +14,14 @@ class Times(msgspec.Struct, frozen=True):
 
     ``as_of``: event time by the venue's clock; ``source``: wall clock when the broker or socket had it;
     ``ring``: monotonic clock when this daemon had it. ``replay``: it was sent again from a recording.
+    ``closed``: monotonic clock when this daemon had the record that closed its bar; 0 is unknown.
     """
 
     as_of: int
     source: int
     ring: int
     replay: bool = False
+    closed: int = 0
 
 
 class Ages(NamedTuple):

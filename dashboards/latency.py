@@ -43,6 +43,7 @@ _HALF, _THIRD, _SIXTH = 12, 8, 4
 # Measured from ring entry; the time before it is unknown.
 _WHOLE = "end_to_end"
 _ASKS = "ask_cached|ask_ready|ask_computed"
+_TIERS = "cached|ready|computed"
 _STEPS = "ring_wait|bars|tokenise|queue_flash|forward|publish"
 
 Query = tuple[str, str]
@@ -73,6 +74,7 @@ def build() -> str:
         "Losses": _losses(),
         "Scheduler": _scheduler(),
         "Queues and memory": _queues_and_memory(),
+        "Capacity": _capacity(),
     }
     for title, panels in rows.items():
         dashboard = dashboard.with_row(Row(title))
@@ -258,6 +260,28 @@ def _queues_and_memory() -> list[Any]:
         _rates("Tokens a second, by class", "foretick_batch_tokens_total", "class"),
         _gauges("Tape by session, tokens", "short", "foretick_session_tokens", "session"),
         _rates("Passes out of memory, a second", "foretick_oom_total", "outcome"),
+    ]
+
+
+def _capacity() -> list[Any]:
+    """What `foretick plan` predicts, under the same names."""
+    served = per_second("foretick_asks_total", "outcome", outcome=_TIERS)
+    every = per_second("foretick_asks_total", outcome=_TIERS)
+    missed, bars = per_second("foretick_promises_missed_total"), per_second("foretick_bars_total")
+    skipped = per_second("foretick_bars_skipped_total")
+    used = [(gauge("foretick_utilisation_ratio"), "utilisation")]
+    kept = [(f"1 - ({missed} + {skipped}) / {bars}", "kept")]
+    return [
+        _series("Utilisation", "percentunit", _THIRD, used),
+        _gauges("Sessions capacity, by limit", "short", "foretick_sessions_capacity", "limit"),
+        _series(
+            "Hit mix of asks",
+            "percentunit",
+            _THIRD,
+            [(f"{served} / scalar({every})", "{{outcome}}")],
+        ),
+        _series("Close to answer", "s", _THIRD, _quantiles("close_to_answer")),
+        _series("Promise kept", "percentunit", _THIRD, kept),
     ]
 
 

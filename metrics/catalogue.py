@@ -12,7 +12,7 @@ from typing import Literal, get_args
 
 Kind = Literal["counter", "gauge", "histogram"]
 
-# The stages from a tick to its answer, in order; the last two span several of them.
+# The stages from a tick to its answer, in order; the last ones span several of them.
 STAGES: tuple[str, ...] = (
     "ring_wait",  # ring entry -> drained by the engine
     "bars",  # drained batch -> its closed bars
@@ -23,6 +23,7 @@ STAGES: tuple[str, ...] = (
     "queue_stream",
     "forward",  # one forward pass
     "publish",  # answer handed to the sink -> acknowledged
+    "close_to_answer",  # ring entry of the record that closed the newest bar -> answer acknowledged
     "end_to_end",  # ring entry of the newest tick in the version -> answer acknowledged
     "ask_cached",  # query socket request -> reply, by the tier that answered (see OUTCOMES)
     "ask_ready",
@@ -124,6 +125,8 @@ PREEMPTIONS: tuple[str, ...] = ("recompute", "swap")
 DRAFTS: tuple[str, ...] = ("accepted", "rejected")
 # How a request lost its KV: dropped or swapped out by preemption, or invalidated by an update of its prompt.
 LOSSES: tuple[str, ...] = ("recomputed", "swapped", "invalidated")
+# What limits the number of sessions.
+CAPACITY_LIMITS: tuple[str, ...] = ("compute", "kv_memory")
 # Between the device pool and the host tier.
 DIRECTIONS: tuple[str, ...] = ("out", "in")
 # Where a session was restored from; rebuilt: prefilled again from its tokens.
@@ -491,6 +494,16 @@ METRICS: tuple[Metric, ...] = (
         "foretick_live_requests",
         "Requests in the running queue and tapes being appended to, by class.",
         **{"class": CLASSES},
+    ),
+    _gauge(
+        "foretick_utilisation_ratio",
+        "Share of the last ten seconds in forward passes, 0 to 1. Worry near 1: the device is at its limit.",
+    ),
+    _gauge(
+        "foretick_sessions_capacity",
+        "Sessions like the present ones that the device could carry, by what limits them. Compare with "
+        "`foretick plan`. Worry when it is near their number. 0: not known yet.",
+        limit=CAPACITY_LIMITS,
     ),
     _gauge("foretick_scheduler_info", "Always 1; the labels name policy and eviction.", "policy", "eviction"),
     _gauge("foretick_engine_up", "1 while the engine process answers. Worry at 0."),

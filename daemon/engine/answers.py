@@ -222,7 +222,7 @@ class StandingAnswers:
 def times_of(record: TapeRecord) -> Times:
     """When its newest tick was where."""
     replay = bool(record.flags & REPLAYED)
-    return Times(record.ts_last_event, record.ts_source, record.ts_ring, replay)
+    return Times(record.ts_last_event, record.ts_source, record.ts_ring, replay, record.ts_closed)
 
 
 def _received_ns(payload: Appended) -> int:

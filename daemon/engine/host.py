@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from daemon import protocol
 from daemon.api.messages import Ask, Label
 from daemon.engine.answers import EngineAsks
+from daemon.engine.capacity import CapacityMetrics
 from daemon.engine.input import EngineInput
 from daemon.engine.labels import EngineLabels
 from daemon.engine.metrics import MemoryMetrics
@@ -48,6 +49,7 @@ class EngineHost:
     labels: EngineLabels
     prompts: EnginePrompts
     memory: MemoryMetrics
+    capacity: CapacityMetrics
     stop_background: Callable[[], None]
     threads: Threads
     emit: Callable[[protocol.EngineEvent], None]
@@ -116,3 +118,4 @@ class EngineHost:
         while not self._stopping.wait(self.heartbeat_s):
             self.emit(protocol.Heartbeat(self.worker.progress, self.worker.idle))
             self.memory()
+            self.capacity()

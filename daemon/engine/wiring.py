@@ -13,6 +13,7 @@ from daemon.config.standing import questions_of
 from daemon.config.symbols import numbered
 from daemon.engine.answers import Emit, EngineAsks, StandingAnswers, Versions
 from daemon.engine.build import Built, limits_of, register
+from daemon.engine.capacity import CapacityMetrics
 from daemon.engine.confidence import Confidence
 from daemon.engine.host import EngineHost
 from daemon.engine.input import EngineInput
@@ -106,6 +107,7 @@ def wire_engine(
             prompt, scheduler, engine.open_prompt, engine.frame_limit, loaded.untrained, emit
         ),
         memory=MemoryMetrics(engine, built.tiers, store),
+        capacity=CapacityMetrics(store, engine.pool, built.tapes),
         stop_background=refresher.stop,
         threads=threads,
         emit=emit,

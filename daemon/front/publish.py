@@ -15,6 +15,7 @@ from decimal import Decimal
 import msgspec
 
 from daemon import protocol
+from daemon.ages import Times
 from daemon.config.schema import Config, SessionConfig
 from daemon.front.delivery import Delivery, Done, Outcome
 from daemon.front.offsets import OffsetTracker
@@ -129,10 +130,10 @@ class Publisher:
         self._sessions.answered(answer, event.times)
         version = self._expect(answer.session, answer.data_version, event.inputs, event.asked)
         version.answers, version.as_of = version.answers + 1, answer.as_of
-        self._publish(answer, event.times.ring)
+        self._publish(answer, event.times)
         self._arrived(answer.session, answer.data_version, version)
 
-    def _publish(self, answer: Answer, ts_ring: int) -> None:
+    def _publish(self, answer: Answer, times: Times) -> None:
         """Publish an answer, or acknowledge it at once where its question suppresses it."""
         acknowledge = self._acknowledging(answer.session, answer.data_version)
         state, key = self._published[answer.session], (answer.question, answer.question_hash)
@@ -154,7 +155,10 @@ class Publisher:
             elif outcome is Outcome.DELIVERED and answer.session in self._published:
                 self._store.inc("foretick_answers_total", session=answer.session)
                 self._store.observe("foretick_stage_seconds", now - published, stage="publish")
-                self._store.observe("foretick_stage_seconds", now - ts_ring, stage="end_to_end")
+                self._store.observe("foretick_stage_seconds", now - times.ring, stage="end_to_end")
+                if times.closed:
+                    waited = now - times.closed
+                    self._store.observe("foretick_stage_seconds", waited, stage="close_to_answer")
             acknowledge(outcome)
 
         self._put(answer.session, answer, answer.symbol, _answer_id(answer), done)

@@ -1,0 +1,46 @@
+"""Utilisation and capacity as the daemon measures them."""
+
+from __future__ import annotations
+
+import pytest
+
+from daemon.engine.capacity import CapacityMetrics
+from metrics.store import MetricStore
+from regions.block_pool import BlockPool
+
+SECOND = 10**9
+
+
+class Clock:
+    now = 0
+
+    def __call__(self) -> int:
+        return self.now
+
+
+def test_shares_over_the_last_ten_seconds() -> None:
+    store, pool, clock = MetricStore.local({}), BlockPool(100), Clock()
+    metrics = CapacityMetrics(store, pool, ["a", "b", "c"], clock)
+    taken = pool.take(30)
+    assert taken is not None
+    for second in range(1, 31):
+        clock.now = second * SECOND
+        # half a second of passes in each, a tenth from the eleventh on
+        store.observe("foretick_stage_seconds", SECOND // (2 if second <= 10 else 10), stage="forward")
+        metrics()
+        if second == 10:
+            assert store.value("foretick_utilisation_ratio") == pytest.approx(0.5)
+            assert store.value("foretick_sessions_capacity", limit="compute") == 6
+    assert store.value("foretick_utilisation_ratio") == pytest.approx(0.1)
+    assert store.value("foretick_sessions_capacity", limit="compute") == 30
+    assert store.value("foretick_sessions_capacity", limit="kv_memory") == 10
+
+
+def test_an_idle_daemon_knows_no_capacity() -> None:
+    store, clock = MetricStore.local({}), Clock()
+    metrics = CapacityMetrics(store, BlockPool(100), ["a"], clock)
+    metrics()
+    clock.now = SECOND
+    metrics()
+    assert store.value("foretick_utilisation_ratio") == 0
+    assert store.value("foretick_sessions_capacity", limit="compute") == 0
