@@ -56,6 +56,14 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Seconds of each row but the first, without its tokens."""
     context_s: float = 0.0
     """Seconds that a row takes for each token of its context."""
+    step_s: float = 0.0
+    """Seconds of the host beside a pass: planning, taking results. Only capacity planning reads it."""
+    step_row_s: float = 0.0
+    """As `step_s`, of each row."""
+    answer_s: float = 0.0
+    """Seconds of the front for one answer, up to its acknowledgement. As `step_s`."""
+    record_s: float = 0.0
+    """Seconds of the front for one record of a source. As `step_s`."""
     errors: dict[str, FitError] = {}
     """Errors at points left out of the fit: by curve, and as `batch` for passes of several rows."""
 
@@ -63,6 +71,8 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         for name in ("block_size", "pass_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if min(self.step_s, self.step_row_s, self.answer_s, self.record_s) < 0:
+            raise ValueError("step_s, step_row_s, answer_s and record_s must not be negative")
         if min(self.row_s, self.context_s) < 0:
             raise ValueError(f"row_s {self.row_s} and context_s {self.context_s} must not be negative")
         if not 0 <= self.pass_s <= self.floor_s:

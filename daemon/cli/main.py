@@ -13,6 +13,7 @@ COMMANDS = {
     "demo": "Run the whole pipeline: no broker, no GPU, no download.",
     "feasible": "Find a schedule that meets a TTFT bound, or show that none does.",
     "label": "Tell a running daemon the right choice of a past answer.",
+    "plan": "Say what a device carries of a configuration.",
     "profile": "Measure recompute and swap on this device.",
     "questions": "List, add, change and remove standing questions of a running daemon.",
     "sessions": "List, add, change and remove sessions of a running daemon.",

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from daemon.cli.options import read_config, refuse, set_option
 from daemon.config.schema import Config
+from daemon.plan.host import HostFailed, with_host
 from engine.device import use_threads
 from engine.engine import Engine
 from engine.profile.timing import Ladder, Sample, Samples, Span, measure
@@ -44,10 +45,10 @@ ROUNDS = 4
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="default: profiles/DEVICE.json")
 @click.option("--quick", is_flag=True, help="small sizes only: checks that it runs")
 def command(config_path: Path | None, settings: tuple[str, ...], out: Path | None, quick: bool) -> None:
-    """Measure recompute and swap on this device, and write the profile that the cost model reads."""
+    """Measure recompute, swap and the host on this device, and write the profile for the cost model."""
     try:
         click.echo(profile(read_config(config_path, settings), out, quick=quick))
-    except SettingError as error:
+    except (SettingError, HostFailed) as error:
         refuse(error)
 
 
@@ -170,6 +171,9 @@ def table(model: CostModel, samples: Samples) -> str:
     """Table of measured and predicted times, and the errors."""
     lines = [f"{'':<24}{'measured, ms':>14}{'predicted, ms':>15}"]
     lines += [f"{name:<24}{1e3 * took:>14.3f}{ns / 1e6:>15.3f}" for name, took, ns in _rows(model, samples)]
+    if model.answer_s:
+        host = f"host: {model.step_s * 1e3:.3f} ms a pass, {model.answer_s * 1e3:.3f} ms an answer"
+        lines.append(f"{host}, {model.record_s * 1e6:.1f} us a record")
     lines.append("error on samples left out of the fit: median, worst")
     lines += [f"{name:<24}{e.median:>14.1%}{e.worst:>15.1%}" for name, e in model.errors.items()]
     return "\n".join(lines)
@@ -222,6 +226,8 @@ def profile(config: Config, out: Path | None, *, quick: bool) -> str:
     name = device_name(loaded.device)
     source = f"measured: foretick profile{' --quick' if quick else ''}"
     model = model_of(samples, engine, ladder.chunk, name, source)
+    if not quick:
+        model = with_host(model, config)
     target = out or Path("profiles") / file_name(name)
     save(model, target)
     return f"{table(model, samples)}\nwrote {target}"

@@ -94,20 +94,24 @@ class Built:
         Raises ValueError for a choice that is empty or not the model's, and BadQuestion for a question that
         the model does not answer.
         """
-        prompt, terse = self.prompt, self.prompt.terse
-        text = text_of(prompt, question)
-        try:
-            tokens = tuple(prompt.question(text))
-        except ValueError as error:
-            raise BadQuestion(f"question {question.name!r}: {error}", "text") from error
-        choices = prompt.choices(text, question.choices) if question.choices else None
-        grammar = prompt.numbers.allowed if question.answer == "number" else None
-        if terse is None:
-            is_price = question.text == EXACT_VALUE.text
-            return Prepared(tokens, choices, prompt.stop_ids, None, is_price, grammar)
-        is_price = not terse.find(text).choices
-        most = len(prompt.encode(_LEVEL)) if is_price else 1
-        return Prepared(tokens, choices, prompt.stop_ids, most, is_price, grammar)
+        return prepared(self.prompt, question)
+
+
+def prepared(prompt: PromptFormat, question: Question) -> Prepared:
+    """See `Built.prepare`."""
+    terse, text = prompt.terse, text_of(prompt, question)
+    try:
+        tokens = tuple(prompt.question(text))
+    except ValueError as error:
+        raise BadQuestion(f"question {question.name!r}: {error}", "text") from error
+    choices = prompt.choices(text, question.choices) if question.choices else None
+    grammar = prompt.numbers.allowed if question.answer == "number" else None
+    if terse is None:
+        is_price = question.text == EXACT_VALUE.text
+        return Prepared(tokens, choices, prompt.stop_ids, None, is_price, grammar)
+    is_price = not terse.find(text).choices
+    most = len(prompt.encode(_LEVEL)) if is_price else 1
+    return Prepared(tokens, choices, prompt.stop_ids, most, is_price, grammar)
 
 
 def text_of(prompt: PromptFormat, question: Question) -> str:

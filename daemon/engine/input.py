@@ -122,6 +122,10 @@ class EngineInput:
         while self._plane.step():
             pass
 
+    def take(self) -> None:
+        """Take what the ring holds; for a caller without the data plane's thread."""
+        self._plane.step()
+
     def set(
         self, session: SessionConfig, line: LineSpec | CompactSpec, symbols: Mapping[str, int] | None = None
     ) -> None:

@@ -1,0 +1,1 @@
+"""Capacity planning: what a device carries of a configuration, by formula and by simulation."""

@@ -1,0 +1,26 @@
+"""Synthetic trades as a source would give them."""
+
+from __future__ import annotations
+
+from feeds.codec import encode
+from feeds.decimal9 import Fixed9
+from feeds.messages import Trade
+
+TICK = 10_000_000
+"""0.01, in 1e-9."""
+
+
+def trade(symbol: str, at_ns: int, price_ticks: int) -> bytes:
+    """A trade of one lot of VENUE:SYMBOL at this event time, as JSON."""
+    venue, _, name = symbol.partition(":")
+    return encode(
+        Trade(
+            venue=venue,
+            symbol=name,
+            ts_event=at_ns,
+            ts_recv=at_ns,
+            price=Fixed9(price_ticks * TICK),
+            size=Fixed9(TICK),
+            side="buy",
+        )
+    )

@@ -1,0 +1,132 @@
+"""What a plan is made of: the configuration, its model without weights, and the device's costs."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import partial
+
+from msgspec.structs import replace
+
+from daemon.config.schema import Config
+from daemon.config.standing import questions_of
+from daemon.config.symbols import numbered
+from daemon.engine.build import (
+    costs_of,
+    directory_of,
+    limits_of,
+    line_spec,
+    pool_blocks,
+    prefixes_of,
+    prepared,
+    register,
+)
+from daemon.engine.prefixes import Prefixes
+from engine.model.architectures import ModelError
+from engine.model.outline import Outline, outline_of
+from engine.model.prompt import PromptFormat
+from feeds.connector import SettingError
+from flash.registry import Registry
+from ingest.compact import WIDEST, CompactSpec
+from ingest.lines import LineSpec
+from scheduler.costs import CostModel
+from scheduler.types import Limits
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Everything that a plan reads. ``blocks``: of the pool, as the daemon would size it.
+
+    ``session_tokens``: tokens of KV that one more session of this kind takes in the pool, on average.
+    """
+
+    config: Config
+    outline: Outline
+    prompt: PromptFormat
+    lines: dict[str, LineSpec | CompactSpec]
+    prefixes: Prefixes
+    registry: Registry
+    limits: Limits
+    costs: CostModel
+    blocks: int
+    session_tokens: float
+
+    @property
+    def compact(self) -> list[str]:
+        """Names of the sessions with compact lines."""
+        return [name for name, spec in self.lines.items() if isinstance(spec, CompactSpec)]
+
+    @property
+    def intervals(self) -> list[int]:
+        """Length of a bar of each session, ns."""
+        return [session.bars(self.config.bars).interval for session in self.config.sessions]
+
+    @property
+    def symbols(self) -> dict[str, int]:
+        """The symbols by their number in the ring."""
+        return numbered(self.config.sessions)
+
+    def kv_bytes(self, tokens: float) -> float:
+        """Memory of so many tokens of KV (*Attention Once* equation 21)."""
+        outline = self.outline
+        return 2 * outline.layers * outline.width * tokens * outline.number_bytes
+
+
+def sources_of(config: Config, costs: CostModel | None = None) -> Sources:
+    """Read tokenizer and shape of the model; ``costs``: None takes the configured profile.
+
+    Raises SettingError naming the key at fault; `sessions` where there is none.
+    """
+    if not config.sessions:
+        raise SettingError("sessions", "there is no session to plan for: add one")
+    costs = costs or costs_of(config).base
+    try:
+        outline = outline_of(directory_of(config.model), config.model.dtype)
+        prompt = PromptFormat.of(outline.tokenizer, config.model.system_prompt, outline.described)
+    except (ModelError, ValueError) as error:
+        raise SettingError("model.path", str(error)) from error
+    lines = {
+        session.name: line_spec(session, prompt, f"sessions[{index}]")
+        for index, session in enumerate(config.sessions)
+    }
+    prefixes = prefixes_of(config, prompt, lines)
+    registry = Registry(partial(prepared, prompt))
+    for asked in questions_of(config):
+        register(registry, asked)
+    compact = [name for name, spec in lines.items() if isinstance(spec, CompactSpec)]
+    frozen = max(len(prefixes.newest(name)) for name in lines)
+    if compact:
+        frozen += len(prompt.encode(WIDEST.header))
+    size, sessions = config.pool.block_size, len(config.sessions)
+    once, twice = (pool_blocks(_repeated(config, n), frozen, compact * n) for n in (1, 2))
+    return Sources(
+        config,
+        outline,
+        prompt,
+        lines,
+        prefixes,
+        registry,
+        limits_of(config),
+        costs,
+        config.pool.blocks or once,
+        (twice - once) * size / sessions,
+    )
+
+
+def _repeated(config: Config, times: int) -> Config:
+    return replace(config, sessions=config.sessions * times)
+
+
+def device_memory(config: Config) -> int:
+    """Bytes of the configured device: of the GPU, or of this machine. Raises SettingError without a GPU."""
+    from engine.model.loading import resolve_device
+
+    try:
+        device = resolve_device(config.model.device)
+    except ModelError as error:
+        raise SettingError("model.device", str(error)) from error
+    if device == "cpu":
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    import torch
+
+    return int(torch.cuda.get_device_properties(device).total_memory)

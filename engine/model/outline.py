@@ -1,0 +1,65 @@
+"""A model without its weights: its tokenizer, and what its KV and weights take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, AutoTokenizer
+
+from engine.model.architectures import ModelError, check_known
+
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_WEIGHTS = ("*.safetensors", "*.bin")
+
+
+@dataclass(frozen=True)
+class Outline:
+    """``layers``, and ``width``: numbers of one token's keys in a layer, KV heads times head size.
+
+    ``number_bytes``: of weights and KV; ``weight_bytes``: of the files. ``described``: see `LoadedModel`.
+    """
+
+    name: str
+    tokenizer: Any
+    described: Mapping[str, Any]
+    layers: int
+    width: int
+    number_bytes: int
+    weight_bytes: int
+    max_positions: int
+
+
+def outline_of(path: Path, dtype: str = "auto") -> Outline:
+    """The outline of the model in directory ``path``; ``dtype`` as of `load_model`.
+
+    Raises ModelError when the directory or its architecture cannot be served.
+    """
+    if not (path / "config.json").is_file():
+        raise ModelError(f"{path} is not a model directory: it has no config.json")
+    try:
+        config = AutoConfig.from_pretrained(path, local_files_only=True)
+        check_known(config)
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except (ValueError, OSError, KeyError, ImportError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
+    text = config.get_text_config()
+    heads = int(text.num_attention_heads)
+    size = int(getattr(text, "head_dim", None) or text.hidden_size // heads)
+    kept = str(getattr(text, "dtype", None) or "float32").removeprefix("torch.")
+    files = next((found for kind in _WEIGHTS if (found := list(path.glob(kind)))), [])
+    weights = sum(file.stat().st_size for file in files)
+    stored = _BYTES.get(kept, 4)
+    number = stored if dtype == "auto" else _BYTES[dtype]
+    return Outline(
+        path.name,
+        tokenizer,
+        getattr(config, "foretick", None) or {},
+        int(text.num_hidden_layers),
+        int(getattr(text, "num_key_value_heads", None) or heads) * size,
+        number,
+        weights * number // stored,
+        int(getattr(text, "max_position_embeddings", 1 << 31)),
+    )
