@@ -30,6 +30,7 @@ SUITES: dict[str, dict[str, tuple[str, str]]] = {
         "flood": ("bench.engine.served:flood", "Questions in a flood"),
         "engine": ("bench.scheduler.engine:measure", "The same scheduler on the engine"),
         "prefix": ("bench.scheduler.prefix:measure", "k-LPM by request rate"),
+        "predicted": ("bench.scheduler.predicted:measure", "Plans beside the daemon they are for"),
         "simulated": ("bench.scheduler.simulated:measure", "Streaming prompts, simulated"),
     },
     "peers": {

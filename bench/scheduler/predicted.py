@@ -1,0 +1,258 @@
+"""A plan beside the daemon it is for: predicted and measured times from a tick to its answers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+import uvloop
+from msgspec.structs import replace
+
+from bench.figures import Figure, Goal, Setting
+from bench.run import SuiteRun
+from bench.stream.flood import instruments
+from bench.stream.serving import config as serving_config
+from bench.stream.serving import rest
+from bench.stream.sessions import bench_session
+from daemon.cli.profile import profile
+from daemon.config import schema
+from daemon.front.server import Front
+from daemon.front.wiring import make_front
+from daemon.plan.arrivals import Rates, arrivals
+from daemon.plan.host import CountingSink, with_host
+from daemon.plan.load import Load
+from daemon.plan.messages import trade
+from daemon.plan.plan import simulate, symbol_intervals
+from daemon.plan.sources import Sources, sources_of
+from feeds.connector import Route
+from feeds.durations import parse_duration
+from feeds.source import Incoming, Kind, Partition
+from metrics.histogram import Words, quantile
+from scheduler.costs import CostModel
+from scheduler.costs import load as load_profile
+
+_STAGES = ("close_to_answer", "end_to_end")
+_SECONDS = "foretick_stage_seconds"
+_PRICE, _SPREAD = 200_000, 50
+"""Of prices, in ticks."""
+_PROCESS = schema.ProcessConfig(mode="inproc")
+_SETTLE_S = 1.0
+"""From the last tick to the last answer."""
+
+
+@dataclass(frozen=True)
+class PredictedPlan:
+    """``loads``: sessions, length of a bar, ticks a second of each symbol. ``seconds``: of each."""
+
+    loads: tuple[tuple[int, str, float], ...] = (
+        (1, "1s", 10),
+        (4, "1s", 10),
+        (4, "250ms", 40),
+        (16, "1s", 10),
+        (16, "500ms", 40),
+        (48, "1s", 10),
+    )
+    window: int = 64
+    seconds: float = 20.0
+
+
+QUICK = PredictedPlan(((1, "250ms", 20),), window=4, seconds=1.0)
+
+
+def measure(run: SuiteRun) -> Iterator[Figure]:
+    """The embedded model, six standing questions a session, a full window, the daemon in one process, ticks
+    as a Poisson process. Ours is what `foretick plan` predicts for the same configuration, rate and arrivals
+    on a profile that is measured first, in the same run; the reference is what the daemon then measures
+    itself (`foretick_stage_seconds`). The goal: a median error of at most 25 %.
+    """
+    return figures(run.sized(PredictedPlan(), QUICK), run)
+
+
+def figures(sizes: PredictedPlan, run: SuiteRun) -> Iterator[Figure]:
+    """Quantiles of both stages at each load, then the median error of the medians."""
+    model = schema.ModelConfig(threads=run.threads)
+    costs = profiled(replace(serving_config(model, ()), process=_PROCESS), quick=run.quick)
+    off: list[float] = []
+    for sessions, bar, ticks in sizes.loads:
+        sources, load = sources_for(model, sessions, bar, ticks, sizes, costs)
+        predicted = simulate(sources, load)
+        measured = uvloop.run(_measured(sources, load, sizes.window))
+        setting: Setting = {"sessions": sessions, "bar": bar, "ticks a second": load.ticks}
+        for stage in _STAGES:
+            ours = getattr(predicted, f"{stage}_s")
+            for name, q in (("p50", 0.5), ("p99", 0.99)):
+                found = quantile(measured.counts[stage], q) / 1e6
+                ahead = getattr(ours, name) * 1e3 if ours else 0.0
+                yield Figure(
+                    f"{stage} {name}",
+                    ahead,
+                    unit="ms",
+                    setting=setting,
+                    against="measured",
+                    reference=found,
+                    n=int(measured.counts[stage].sum()),
+                )
+                if name == "p50" and found and ours:
+                    off.append(abs(ahead / found - 1))
+        yield Figure(
+            "utilisation",
+            100 * predicted.utilisation_ratio,
+            unit="%",
+            setting=setting,
+            against="measured",
+            reference=100 * measured.utilisation,
+        )
+    yield Figure(
+        "median error of the predicted p50",
+        100 * median(off),
+        unit="%",
+        setting={"loads": len(sizes.loads)},
+        goal=Goal(25.0, of="ours"),
+        n=len(off),
+    )
+
+
+def profiled(config: schema.Config, *, quick: bool) -> CostModel:
+    """A profile of this machine with the embedded model, as `foretick profile` measures it."""
+    with TemporaryDirectory() as directory:
+        path = Path(directory) / "profile.json"
+        profile(config, path, quick=quick)
+        costs = load_profile(path)
+        return with_host(costs, config, rounds=5) if quick else costs
+
+
+def sources_for(
+    model: schema.ModelConfig,
+    sessions: int,
+    bar: str,
+    ticks: float,
+    sizes: PredictedPlan,
+    costs: CostModel,
+) -> tuple[Sources, Load]:
+    """What is planned and then run."""
+    markets = instruments(sessions, 1)
+    config = replace(
+        serving_config(model, (bench_session(market, sizes.window) for market in markets)),
+        bars=schema.BarsConfig(interval=parse_duration(bar)),
+        source=schema.SourceConfig(behind="skip"),
+        process=_PROCESS,
+    )
+    return sources_of(config, costs), Load(ticks=ticks * sessions, seconds=sizes.seconds)
+
+
+async def _measured(sources: Sources, load: Load, warm: int) -> Measured:
+    """What the daemon measures over the time of the load."""
+    interval = sources.intervals[0]
+    every = arrivals(
+        Rates(load.ticks), symbol_intervals(sources), len(sources.symbols), load.seconds, load.seed
+    )
+    source = PacedSource(list(sources.symbols), interval, [(each.at_ns, each.of) for each in every])
+    front = make_front(sources.config, source=source, routes=[Route(CountingSink(), "answers")])
+    try:
+        await front.start()
+        source.warm(warm)
+        await rest(front)
+        before = _Read.of(front)
+        await source.play()
+        await asyncio.sleep(_SETTLE_S)
+        after = _Read.of(front)
+    finally:
+        await front.stop()
+    counts = {stage: after.counts[stage] - before.counts[stage] for stage in _STAGES}
+    return Measured(counts, (after.forward_s - before.forward_s) / load.seconds)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Histograms by stage, and the share of the time in forward passes."""
+
+    counts: dict[str, Words]
+    utilisation: float
+
+
+class _Read(NamedTuple):
+    counts: dict[str, Words]
+    forward_s: float
+
+    @classmethod
+    def of(cls, front: Front) -> _Read:
+        store = front.store
+        counts = {stage: store.buckets(_SECONDS, stage=stage).copy() for stage in _STAGES}
+        return cls(counts, store.total_seconds(_SECONDS, stage="forward"))
+
+
+class PacedSource:
+    """Trades of ``symbols`` at given times: `warm` sends some bars at once, `play` the others as planned.
+
+    ``ticks``: (ns from the beginning of an interval, number of a symbol), in order.
+    """
+
+    name = "paced"
+    kind: Kind = "dropping"
+    lost = 0
+
+    def __init__(self, symbols: Sequence[str], interval: int, ticks: Sequence[tuple[int, int]]) -> None:
+        self._symbols, self._interval, self._ticks = symbols, interval, ticks
+        self._queue: asyncio.Queue[list[Incoming] | None] = asyncio.Queue()
+        self._random = Random(7)
+        self._prices = [_PRICE] * len(symbols)
+        self._offset = 0
+
+    def warm(self, bars: int) -> None:
+        """Send a tick of each symbol for ``bars`` intervals, the last of which has begun."""
+        newest = time.time_ns() // self._interval * self._interval
+        for number in range(bars):
+            at = newest - (bars - 1 - number) * self._interval
+            self._queue.put_nowait([self._trade(at, of) for of in range(len(self._symbols))])
+
+    async def play(self) -> None:
+        """Send the ticks at their times, from the next but one interval on; those due together at once."""
+        begin = (time.time_ns() // self._interval + 2) * self._interval
+        due: list[Incoming] = []
+        for at, of in self._ticks:
+            wait = begin + at - time.time_ns()
+            if wait > 0:
+                self._flush(due)
+                due = []
+                await asyncio.sleep(wait * 1e-9)
+            due.append(self._trade(begin + at, of))
+        self._flush(due)
+
+    def _flush(self, due: list[Incoming]) -> None:
+        if due:
+            self._queue.put_nowait(due)
+
+    def _trade(self, at: int, of: int) -> Incoming:
+        price = self._prices[of] + self._random.choice((-1, 0, 1))
+        self._prices[of] = price = min(max(price, _PRICE - _SPREAD), _PRICE + _SPREAD)
+        self._offset += 1
+        symbol = self._symbols[of]
+        return Incoming("paced", 0, self._offset, None, trade(symbol, at, price), ts_recv_ns=time.time_ns())
+
+    async def start(self) -> None:
+        """Nothing to connect to."""
+
+    async def batches(self) -> AsyncGenerator[list[Incoming], None]:
+        """Batches until `stop`."""
+        while (batch := await self._queue.get()) is not None:
+            yield batch
+
+    def pause(self) -> None:
+        """It cannot wait."""
+
+    def resume(self) -> None:
+        """See `pause`."""
+
+    async def commit(self, offsets: Mapping[Partition, int]) -> None:
+        """Nothing to store."""
+
+    async def stop(self) -> None:
+        """End the batches."""
+        self._queue.put_nowait(None)
