@@ -285,7 +285,7 @@ def _quantiles(values: Sequence[int]) -> Quantiles | None:
     if not values:
         return None
     seconds = np.asarray(values) * 1e-9
-    p50, p99 = np.quantile(seconds, (0.5, 0.99), method="higher").tolist()
+    p50, p99 = np.quantile(seconds, (0.5, 0.99), method="inverted_cdf").tolist()
     return Quantiles(p50, p99, float(seconds.mean()))
 
 
