@@ -25,7 +25,7 @@ from daemon.cli.profile import profile
 from daemon.config import schema
 from daemon.front.server import Front
 from daemon.front.wiring import make_front
-from daemon.plan.arrivals import Rates, arrivals
+from daemon.plan.arrivals import Arrival, Rates, arrivals
 from daemon.plan.host import CountingSink, with_host
 from daemon.plan.load import Load
 from daemon.plan.messages import trade
@@ -42,7 +42,9 @@ _STAGES = ("close_to_answer", "end_to_end")
 _SECONDS = "foretick_stage_seconds"
 _PRICE, _SPREAD = 200_000, 50
 """Of prices, in ticks."""
-_PROCESS = schema.ProcessConfig(mode="inproc")
+_LEAD = 3
+"""Intervals of ticks after the pause and before the measurement."""
+_PROCESS = schema.ProcessConfig(mode="two")
 _SETTLE_S = 1.0
 """From the last tick to the last answer."""
 
@@ -67,7 +69,7 @@ QUICK = PredictedPlan(((1, "250ms", 20),), window=4, seconds=1.0)
 
 
 def measure(run: SuiteRun) -> Iterator[Figure]:
-    """The embedded model, six standing questions a session, a full window, the daemon in one process, ticks
+    """The embedded model, six standing questions a session, a full window, the daemon in two processes, ticks
     as a Poisson process. Ours is what `foretick plan` predicts for the same configuration, rate and arrivals
     on a profile that is measured first, in the same run; the reference is what the daemon then measures
     itself (`foretick_stage_seconds`). The goal: a median error of at most 25 %.
@@ -150,17 +152,19 @@ def sources_for(
 async def _measured(sources: Sources, load: Load, warm: int) -> Measured:
     """What the daemon measures over the time of the load."""
     interval = sources.intervals[0]
-    every = arrivals(
-        Rates(load.ticks), symbol_intervals(sources), len(sources.symbols), load.seconds, load.seed
+    lead, every = (
+        arrivals(Rates(load.ticks), symbol_intervals(sources), 1, seconds, load.seed)
+        for seconds in (_LEAD * interval * 1e-9, load.seconds)
     )
-    source = PacedSource(list(sources.symbols), interval, [(each.at_ns, each.of) for each in every])
+    source = PacedSource(list(sources.symbols), interval)
     front = make_front(sources.config, source=source, routes=[Route(CountingSink(), "answers")])
     try:
         await front.start()
         source.warm(warm)
         await rest(front)
+        await source.play(lead)
         before = _Read.of(front)
-        await source.play()
+        await source.play(every)
         await asyncio.sleep(_SETTLE_S)
         after = _Read.of(front)
     finally:
@@ -189,17 +193,14 @@ class _Read(NamedTuple):
 
 
 class PacedSource:
-    """Trades of ``symbols`` at given times: `warm` sends some bars at once, `play` the others as planned.
-
-    ``ticks``: (ns from the beginning of an interval, number of a symbol), in order.
-    """
+    """Trades of ``symbols``: `warm` sends some bars at once, `play` the others at their times."""
 
     name = "paced"
     kind: Kind = "dropping"
     lost = 0
 
-    def __init__(self, symbols: Sequence[str], interval: int, ticks: Sequence[tuple[int, int]]) -> None:
-        self._symbols, self._interval, self._ticks = symbols, interval, ticks
+    def __init__(self, symbols: Sequence[str], interval: int) -> None:
+        self._symbols, self._interval = symbols, interval
         self._queue: asyncio.Queue[list[Incoming] | None] = asyncio.Queue()
         self._random = Random(7)
         self._prices = [_PRICE] * len(symbols)
@@ -212,11 +213,11 @@ class PacedSource:
             at = newest - (bars - 1 - number) * self._interval
             self._queue.put_nowait([self._trade(at, of) for of in range(len(self._symbols))])
 
-    async def play(self) -> None:
+    async def play(self, ticks: Sequence[Arrival]) -> None:
         """Send the ticks at their times, from the next but one interval on; those due together at once."""
         begin = (time.time_ns() // self._interval + 2) * self._interval
         due: list[Incoming] = []
-        for at, of in self._ticks:
+        for at, _, of in ticks:
             wait = begin + at - time.time_ns()
             if wait > 0:
                 self._flush(due)
