@@ -198,6 +198,11 @@ METRICS: tuple[Metric, ...] = (
         "Records of symbols that no session reads. Normal when a topic carries other symbols.",
     ),
     _counter(
+        "foretick_lines_passed_over_total",
+        "Lines of a replayed file without a record, such as order-book deltas.",
+        "source",
+    ),
+    _counter(
         "foretick_records_late_total",
         "Records dropped because their bar had closed. Raise bars.lateness when it grows.",
         "session",

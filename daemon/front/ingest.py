@@ -11,9 +11,12 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from itertools import count
 
+import msgspec
+
 from daemon.ages import VenueClock
 from daemon.front.offsets import OffsetTracker
 from feeds.codec import REPLAY, MalformedRecord, decode_record, header_encoding
+from feeds.frames import elements
 from feeds.messages import AnyRecord, Bar, DeadLetter, Quote, Trade
 from feeds.source import Incoming, Source
 from ingest.record import BAR, QUOTE, SIDE_BUY, SIDE_SELL, SIDE_UNKNOWN, TRADE, Records, RecordWriter
@@ -67,6 +70,9 @@ class Ingest:
         self._shapeless = store.growth(
             "foretick_records_malformed_total", getattr(source, "malformed", 0), reason="other"
         )
+        self._passed_over = store.growth(
+            "foretick_lines_passed_over_total", self._lines_passed_over(), source=source.name
+        )
         self._gaps: set[int] = set()
         self._gate = asyncio.Event()
         self._gate.set()
@@ -77,14 +83,16 @@ class Ingest:
             self._store.inc("foretick_records_total", len(batch), source=self._source.name)
             self._note_loss()
             for start in range(0, len(batch), SLICE):
-                self._writer.clear()
                 for message in batch[start : start + SLICE]:
-                    self._pack(message)
-                if len(self._writer):
-                    await self._push(self._writer.records)
+                    for record in self._records(message):
+                        if len(self._writer) == SLICE:  # a message of many records
+                            await self._flush()
+                        self._pack(record)
+                await self._flush()
                 await asyncio.sleep(0)
             if self._source.kind == "pausing" and not self._gate.is_set():
                 await self._paused(self._gate.wait())
+        self._note_loss()
 
     def gate(self, is_open: bool) -> None:
         """Open or close the gate; a source that can wait is paused while it is closed."""
@@ -93,12 +101,26 @@ class Ingest:
         else:
             self._gate.clear()
 
-    def _pack(self, message: Incoming) -> None:
-        """Pack one message if it is usable, else count it."""
+    def _records(self, message: Incoming) -> list[Incoming]:
+        """A message for each record in it; none if it was read before."""
         stream = (message.topic, message.partition)
         if self._source.kind == "pausing" and self._tracker.repeats(stream, message.offset):
             self._store.inc("foretick_records_repeated_total", source=self._source.name)
-            return
+            return []
+        try:
+            found = elements(message.payload, header_encoding(message.headers), self._max_bytes)
+        except MalformedRecord as error:
+            self._refuse(message, error)
+            found = []
+        if not found:
+            self._tracker.skipped(stream, message.offset)
+        if len(found) == 1 and found[0] is message.payload:
+            return [message]
+        return [msgspec.structs.replace(message, payload=payload) for payload in found]
+
+    def _pack(self, message: Incoming) -> None:
+        """Pack one record if it is usable, else count it."""
+        stream = (message.topic, message.partition)
         try:
             record = decode_record(message.payload, header_encoding(message.headers), self._max_bytes)
             self._check_clock(record, message)
@@ -150,6 +172,11 @@ class Ingest:
             self._gaps.update(index for index, _ in self._sessions.values())
         # input that the source could not turn into a message
         self._shapeless.update(getattr(self._source, "malformed", 0))
+        self._passed_over.update(self._lines_passed_over())
+
+    def _lines_passed_over(self) -> int:
+        found: Mapping[str, int] = getattr(self._source, "passed_over", {})
+        return sum(found.values())
 
     def _refuse(self, message: Incoming, error: MalformedRecord) -> None:
         self._store.inc("foretick_records_malformed_total", reason=error.reason)
@@ -166,6 +193,11 @@ class Ingest:
                 payload=message.payload[:LETTER_BYTES],
             )
         )
+
+    async def _flush(self) -> None:
+        if len(self._writer):
+            await self._push(self._writer.records)
+        self._writer.clear()
 
     async def _push(self, records: Records) -> None:
         done = self._ring.push(records)
