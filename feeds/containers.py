@@ -43,7 +43,7 @@ def texts(path: Path, opened: Opened | None = None) -> Iterator[tuple[str, IO[by
                         with archive.open(member) as text:
                             yield member.filename, text
             elif start.startswith(_GZIP):
-                yield path.name, gzip.GzipFile(fileobj=raw)
+                yield path.name, gzip.open(raw)  # noqa: SIM115 - the raw file is closed
             elif start == _ZSTD:
                 yield path.name, io.BufferedReader(_Zstd(raw))
             else:

@@ -28,3 +28,10 @@ def _from_systemd(path: Path) -> bool:
     """Whether systemd guards the file (`LoadCredential=`), by access lists that its mode does not show."""
     folder = os.environ.get("CREDENTIALS_DIRECTORY", "")
     return folder != "" and path.resolve().is_relative_to(Path(folder).resolve())
+
+
+def write_secret(path: Path, text: str) -> None:
+    """Write a new file of mode 0600. Raises OSError, FileExistsError rather than overwrite."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(text)

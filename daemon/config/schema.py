@@ -23,6 +23,8 @@ from scheduler.types import Eviction
 
 SECOND = parse_duration("1s")
 OFF = Duration(0)
+ALL = "all"
+"""The label `source` of what all sources share."""
 UNTRAINED = "untrained"
 """`model.path` of the random model."""
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
@@ -351,6 +353,20 @@ class SourceConfig(_with_tables("SourceTables", SOURCES)):  # type: ignore[misc]
         return connector
 
 
+# as above
+class NamedSource(_with_tables("NamedSourceTables", SOURCES), kw_only=True):  # type: ignore[misc, call-arg]
+    """A source beside `[source]`, by one table of a connector: `[sources.kafka]` below its `[[sources]]`."""
+
+    name: Annotated[
+        str, about("name in metrics, health and the inputs of answers", pattern=_NAME, max_length=64)
+    ]
+
+    @property
+    def tables(self) -> dict[str, SourceConnector]:
+        """The tables that are present, by name."""
+        return {name: connector for name in SOURCES if (connector := getattr(self, name)) is not None}
+
+
 class SinkConfig(_with_tables("SinkTables", SINKS)):  # type: ignore[misc]  # as above
     """Where answers go; each table that is present is used."""
 
@@ -419,8 +435,20 @@ class Config(Table, frozen=True):
     questions: tuple[QuestionConfig, ...] = ()
     flash: FlashConfig = FlashConfig()
     source: SourceConfig = SourceConfig()
+    sources: tuple[NamedSource, ...] = ()
     sink: SinkConfig = SinkConfig()
     query: QueryConfig = QueryConfig()
     http: HttpConfig = HttpConfig()
     process: ProcessConfig = ProcessConfig()
     log: LogConfig = LogConfig()
+
+    @property
+    def feeds(self) -> dict[str, tuple[str, SourceConnector]]:
+        """Name and settings of every source, by the dotted key of its table."""
+        found: dict[str, tuple[str, SourceConnector]] = {}
+        if self.source.connector is not None:
+            found[f"source.{self.source.kind}"] = self.source.kind, self.source.connector
+        for index, source in enumerate(self.sources):
+            for kind, connector in source.tables.items():
+                found[f"sources[{index}].{kind}"] = source.name, connector
+        return found

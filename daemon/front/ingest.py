@@ -33,8 +33,20 @@ LETTER_BYTES = 1 << 18
 _SIDES = {"unknown": SIDE_UNKNOWN, "buy": SIDE_BUY, "sell": SIDE_SELL}
 
 
+class Order:
+    """The order in which records of all sources enter the ring: a turn at a time, numbered from 1."""
+
+    def __init__(self) -> None:
+        self.turn = asyncio.Lock()
+        self.restart()
+
+    def restart(self) -> None:
+        """Number from 1 again."""
+        self.numbers = count(1)
+
+
 class Ingest:
-    """Feeds one source into one ring.
+    """Feeds one source into one ring, to which others may write in turn (``order``).
 
     ``sessions``: symbol key (VENUE:SYMBOL) to (index, name); ``clocks``: of their venues, by name.
     ``dead_letter`` gets malformed messages.
@@ -52,6 +64,7 @@ class Ingest:
         max_bytes: int,
         max_ahead_ns: int,
         clocks: Mapping[str, VenueClock] | None = None,
+        order: Order | None = None,
     ) -> None:
         self._source = source
         self._ring = ring
@@ -64,7 +77,7 @@ class Ingest:
         self._clocks = clocks or {name: VenueClock() for _, name in sessions.values()}
         self._skewed = store.counter("foretick_clock_skew_records_total", source=source.name)
         self._writer = RecordWriter(SLICE)
-        self._numbers = count(1)
+        self._order = order or Order()
         # continue from an earlier count
         self._lost = store.growth("foretick_records_lost_upstream_total", source.lost, source=source.name)
         self._shapeless = store.growth(
@@ -83,14 +96,17 @@ class Ingest:
             self._store.inc("foretick_records_total", len(batch), source=self._source.name)
             self._note_loss()
             for start in range(0, len(batch), SLICE):
-                for message in batch[start : start + SLICE]:
-                    for record in self._records(message):
-                        if len(self._writer) == SLICE:  # a message of many records
-                            await self._flush()
-                        self._pack(record)
-                await self._flush()
+                async with self._order.turn:
+                    for message in batch[start : start + SLICE]:
+                        for record in self._records(message):
+                            if len(self._writer) == SLICE:  # a message of many records
+                                await self._flush()
+                            self._pack(record)
+                    await self._flush()
                 await asyncio.sleep(0)
-            if self._source.kind == "pausing" and not self._gate.is_set():
+            # with one that can wait, the others leave records in their sockets, which drop and count them
+            waits = self._source.kind == "pausing" or self._ring.mode == "pause"
+            if waits and not self._gate.is_set():
                 await self._paused(self._gate.wait())
         self._note_loss()
 
@@ -135,7 +151,7 @@ class Ingest:
             self._tracker.skipped(stream, message.offset)
             return
         index, name = session
-        number = next(self._numbers)
+        number = next(self._order.numbers)
         self._tracker.passed_on(name, number, stream, message.offset)
         if record.skewed:
             self._skewed.inc()
