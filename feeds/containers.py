@@ -43,7 +43,7 @@ def texts(path: Path, opened: Opened | None = None) -> Iterator[tuple[str, IO[by
                         with archive.open(member) as text:
                             yield member.filename, text
             elif start.startswith(_GZIP):
-                yield path.name, gzip.open(raw)  # noqa: SIM115 - the raw file is closed
+                yield path.name, io.BufferedReader(gzip.GzipFile(fileobj=raw))
             elif start == _ZSTD:
                 yield path.name, io.BufferedReader(_Zstd(raw))
             else:
