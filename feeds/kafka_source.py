@@ -161,10 +161,12 @@ class KafkaSource:
         self.connection.stopped()
 
     async def _open(self) -> None:
-        def new() -> AIOKafkaConsumer:
-            return AIOKafkaConsumer(*self._topics, bootstrap_servers=self._bootstrap, **self._config)
+        settings = {"bootstrap_servers": self._bootstrap, **self._config}
 
-        self._consumer = await open_client(new, self.connection, self._stop, self._stop_timeout_s)
+        def new() -> AIOKafkaConsumer:
+            return AIOKafkaConsumer(*self._topics, **settings)
+
+        self._consumer = await open_client(new, self.connection, self._stop, self._stop_timeout_s, settings)
 
     def _pause_assigned(self, consumer: AIOKafkaConsumer) -> None:
         if self._paused:

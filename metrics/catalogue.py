@@ -188,6 +188,26 @@ METRICS: tuple[Metric, ...] = (
         "Messages read from the source. Worry when it stops growing while the market is open.",
         "source",
     ),
+    _gauge(
+        "foretick_source_up",
+        "Whether a source is connected, 0 or 1. Worry at 0: its symbols get no records.",
+        "source",
+    ),
+    _counter(
+        "foretick_source_failures_total",
+        "Failures of one of several sources, which is then opened again. Worry when it grows.",
+        "source",
+    ),
+    _counter(
+        "foretick_source_handshakes_failed_total",
+        "ZeroMQ peers of a source without a valid key. Worry when it grows: a wrong key, or an intruder.",
+        "source",
+    ),
+    _counter(
+        "foretick_sink_handshakes_failed_total",
+        "ZeroMQ subscribers without a valid key. Worry when it grows: a wrong key, or an intruder.",
+        "sink",
+    ),
     _counter(
         "foretick_records_malformed_total",
         "Malformed records refused, by reason; each goes to the dead-letter topic. Worry when it grows.",
@@ -196,6 +216,11 @@ METRICS: tuple[Metric, ...] = (
     _counter(
         "foretick_records_unknown_symbol_total",
         "Records of symbols that no session reads. Normal when a topic carries other symbols.",
+    ),
+    _counter(
+        "foretick_lines_passed_over_total",
+        "Lines of a replayed file without a record, such as order-book deltas.",
+        "source",
     ),
     _counter(
         "foretick_records_late_total",

@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterator
 
 from daemon.config.errors import Problem
-from daemon.config.schema import BarsConfig, Config
+from daemon.config.schema import ALL, BarsConfig, Config
 from feeds.connector import Connector
+from feeds.connectors import SOURCES
 
 _TCP = re.compile(r"tcp://(.*):[^:]*")
 
@@ -34,7 +35,9 @@ def cross_check(config: Config) -> list[Problem]:
 def exposure_warnings(config: Config) -> list[Problem]:
     """One warning for each socket reachable from other machines (the defaults bind loopback only)."""
     bound = {"http.host": config.http.host, "query.endpoint": _tcp_host(config.query.endpoint)}
-    bound |= {key: _tcp_host(endpoint) for key, endpoint in bound_endpoints(config).items()}
+    for table, connector in connectors_of(config).items():
+        if not connector.authenticates():
+            bound |= {f"{table}.{key}": _tcp_host(each) for key, each in connector.bound().items()}
     return [
         Problem(
             key,
@@ -48,9 +51,7 @@ def exposure_warnings(config: Config) -> list[Problem]:
 def connectors_of(config: Config) -> dict[str, Connector]:
     """The connectors in use, by the dotted key of their tables."""
     found: dict[str, Connector] = {f"sink.{name}": sink for name, sink in config.sink.connectors.items()}
-    if config.source.connector is not None:
-        found[f"source.{config.source.kind}"] = config.source.connector
-    return found
+    return found | {table: connector for table, (_, connector) in config.feeds.items()}
 
 
 def bound_endpoints(config: Config) -> dict[str, str]:
@@ -205,6 +206,18 @@ def _source(config: Config) -> Iterator[Problem]:
         yield Problem(f"source.{kind}", f'source.kind is "{kind}", so the table [source.{kind}] is needed')
     if kind != "none" and not config.sessions:
         yield Problem("sessions", "the source has no session to read its records: add a [[sessions]] table")
+    if config.sources and not config.sessions:
+        yield Problem("sessions", "the sources have no session to read them: add a [[sessions]] table")
+    names = [kind, *(source.name for source in config.sources)]
+    for index, first in _repeated(names):
+        other = f"sources[{first - 1}].name" if first else "source.kind"
+        yield Problem(f"sources[{index - 1}].name", f"{names[index]!r} is already {other}")
+    for index, source in enumerate(config.sources):
+        if source.name == ALL:
+            yield Problem(f"sources[{index}].name", f"{ALL!r} names all sources together: take another")
+        if len(source.tables) != 1:
+            given = ", ".join(source.tables) or "none"
+            yield Problem(f"sources[{index}]", f"needs one table of {', '.join(SOURCES)}; there is: {given}")
     capacity = config.source.ring_capacity
     if capacity & (capacity - 1):
         nearest = 1 << (capacity.bit_length())

@@ -12,16 +12,15 @@ from feeds.source import Source
 T = TypeVar("T")
 
 
-def make_source(config: Config) -> Source | None:
-    """The configured source; None for ``kind = "none"``. Raises SettingError."""
-    name, connector = config.source.kind, config.source.connector
-    return None if connector is None else _opened(config, "source", name, connector.open)
+def make_sources(config: Config) -> list[Source]:
+    """The configured sources; none for ``kind = "none"`` without others. Raises SettingError."""
+    return [_opened(config, table, name, connector.open) for table, (name, connector) in config.feeds.items()]
 
 
 def make_routes(config: Config) -> list[Route]:
     """The configured sinks and the topics they carry. Raises SettingError."""
     sinks = config.sink.connectors.items()
-    return [_opened(config, "sink", name, connector.open) for name, connector in sinks]
+    return [_opened(config, f"sink.{name}", name, connector.open) for name, connector in sinks]
 
 
 def _opened(config: Config, table: str, name: str, open_: Callable[[str, float], T]) -> T:
@@ -30,4 +29,4 @@ def _opened(config: Config, table: str, name: str, open_: Callable[[str, float],
     try:
         return open_(name, stop_timeout_s)
     except SettingError as error:
-        raise SettingError(f"{table}.{name}.{error.key}", error.message) from error
+        raise SettingError(f"{table}.{error.key}", error.message) from error

@@ -12,10 +12,13 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from itertools import count
 
+import msgspec
+
 from daemon.ages import VenueClock
 from daemon.config.symbols import Route
 from daemon.front.offsets import OffsetTracker
 from feeds.codec import REPLAY, MalformedRecord, decode_record, header_encoding
+from feeds.frames import elements
 from feeds.messages import AnyRecord, Bar, DeadLetter, Quote, Trade
 from feeds.source import Incoming, Source
 from ingest.record import BAR, QUOTE, SIDE_BUY, SIDE_SELL, SIDE_UNKNOWN, TRADE, Records, RecordWriter
@@ -32,8 +35,20 @@ LETTER_BYTES = 1 << 18
 _SIDES = {"unknown": SIDE_UNKNOWN, "buy": SIDE_BUY, "sell": SIDE_SELL}
 
 
+class Order:
+    """The order in which records of all sources enter the ring: a turn at a time, numbered from 1."""
+
+    def __init__(self) -> None:
+        self.turn = asyncio.Lock()
+        self.restart()
+
+    def restart(self) -> None:
+        """Number from 1 again."""
+        self.numbers = count(1)
+
+
 class Ingest:
-    """Feeds one source into one ring.
+    """Feeds one source into one ring, to which others may write in turn (``order``).
 
     ``routes``: by symbol (VENUE:SYMBOL); `reroute` replaces them. ``clocks``: of the venues, by session.
     ``dead_letter`` gets malformed messages.
@@ -51,6 +66,7 @@ class Ingest:
         max_bytes: int,
         max_ahead_ns: int,
         clocks: Mapping[str, VenueClock] | None = None,
+        order: Order | None = None,
     ) -> None:
         self._source = source
         self._ring = ring
@@ -63,11 +79,14 @@ class Ingest:
         self._clocks = defaultdict(VenueClock) if clocks is None else clocks
         self._skewed = store.counter("foretick_clock_skew_records_total", source=source.name)
         self._writer = RecordWriter(SLICE)
-        self._numbers = count(1)
+        self._order = order or Order()
         # continue from an earlier count
         self._lost = store.growth("foretick_records_lost_upstream_total", source.lost, source=source.name)
         self._shapeless = store.growth(
             "foretick_records_malformed_total", getattr(source, "malformed", 0), reason="other"
+        )
+        self._passed_over = store.growth(
+            "foretick_lines_passed_over_total", self._lines_passed_over(), source=source.name
         )
         self._gaps: set[int] = set()
         self._gate = asyncio.Event()
@@ -79,14 +98,19 @@ class Ingest:
             self._store.inc("foretick_records_total", len(batch), source=self._source.name)
             self._note_loss()
             for start in range(0, len(batch), SLICE):
-                self._writer.clear()
-                for message in batch[start : start + SLICE]:
-                    self._pack(message)
-                if len(self._writer):
-                    await self._push(self._writer.records)
+                async with self._order.turn:
+                    for message in batch[start : start + SLICE]:
+                        for record in self._records(message):
+                            if len(self._writer) == SLICE:  # a message of many records
+                                await self._flush()
+                            self._pack(record)
+                    await self._flush()
                 await asyncio.sleep(0)
-            if self._source.kind == "pausing" and not self._gate.is_set():
+            # with one that can wait, the others leave records in their sockets, which drop and count them
+            waits = self._source.kind == "pausing" or self._ring.mode == "pause"
+            if waits and not self._gate.is_set():
                 await self._paused(self._gate.wait())
+        self._note_loss()
 
     def reroute(self, routes: Mapping[str, Route]) -> None:
         """Other sessions read the records from now on."""
@@ -99,12 +123,26 @@ class Ingest:
         else:
             self._gate.clear()
 
-    def _pack(self, message: Incoming) -> None:
-        """Pack one message if it is usable, else count it."""
+    def _records(self, message: Incoming) -> list[Incoming]:
+        """A message for each record in it; none if it was read before."""
         stream = (message.topic, message.partition)
         if self._source.kind == "pausing" and self._tracker.repeats(stream, message.offset):
             self._store.inc("foretick_records_repeated_total", source=self._source.name)
-            return
+            return []
+        try:
+            found = elements(message.payload, header_encoding(message.headers), self._max_bytes)
+        except MalformedRecord as error:
+            self._refuse(message, error)
+            found = []
+        if not found:
+            self._tracker.skipped(stream, message.offset)
+        if len(found) == 1 and found[0] is message.payload:
+            return [message]
+        return [msgspec.structs.replace(message, payload=payload) for payload in found]
+
+    def _pack(self, message: Incoming) -> None:
+        """Pack one record if it is usable, else count it."""
+        stream = (message.topic, message.partition)
         try:
             record = decode_record(message.payload, header_encoding(message.headers), self._max_bytes)
             self._check_clock(record, message)
@@ -118,7 +156,7 @@ class Ingest:
             self._store.inc("foretick_records_unknown_symbol_total")
             self._tracker.skipped(stream, message.offset)
             return
-        number = next(self._numbers)
+        number = next(self._order.numbers)
         for name in route.sessions:
             self._tracker.passed_on(name, number, stream, message.offset)
         if record.skewed:
@@ -157,6 +195,11 @@ class Ingest:
             self._gaps.update(route.number for route in self._routes.values())
         # input that the source could not turn into a message
         self._shapeless.update(getattr(self._source, "malformed", 0))
+        self._passed_over.update(self._lines_passed_over())
+
+    def _lines_passed_over(self) -> int:
+        found: Mapping[str, int] = getattr(self._source, "passed_over", {})
+        return sum(found.values())
 
     def _refuse(self, message: Incoming, error: MalformedRecord) -> None:
         self._store.inc("foretick_records_malformed_total", reason=error.reason)
@@ -173,6 +216,11 @@ class Ingest:
                 payload=message.payload[:LETTER_BYTES],
             )
         )
+
+    async def _flush(self) -> None:
+        if len(self._writer):
+            await self._push(self._writer.records)
+        self._writer.clear()
 
     async def _push(self, records: Records) -> None:
         done = self._ring.push(records)

@@ -24,6 +24,7 @@ from daemon.cores import Cores, pin
 from daemon.front.changes import LiveSessions
 from daemon.front.engine_manager import EngineManager
 from daemon.front.input import COMMIT, FeedInput
+from daemon.front.inputs import Inputs
 from daemon.front.labels import Labels
 from daemon.front.lateness import Lateness
 from daemon.front.notify import Notifier
@@ -54,7 +55,7 @@ class Front:
     notifier: Notifier
     routes: Sequence[Route]
     engine: EngineManager
-    input: FeedInput
+    input: FeedInput | Inputs
     sessions: Sessions
     lateness: Lateness
     questions: Questions
@@ -70,6 +71,10 @@ class Front:
         self._input_done = asyncio.Event()
         self._retries = [
             self.store.growth("foretick_publish_retries_total", sink=route.sink.name) for route in self.routes
+        ]
+        self._handshakes = [
+            self.store.growth("foretick_sink_handshakes_failed_total", sink=route.sink.name)
+            for route in self.routes
         ]
         self.engine.on_event, self.engine.on_gone = self._on_event, self._on_engine_gone
 
@@ -165,13 +170,15 @@ class Front:
             self.store.set("foretick_venue_ahead_seconds", state.clock.ahead_ns / 1e9, session=name)
         for route, retries in zip(self.routes, self._retries, strict=True):
             retries.update(getattr(route.sink, "retries", 0))
+        for route, handshakes in zip(self.routes, self._handshakes, strict=True):
+            handshakes.update(getattr(route.sink, "handshakes_failed", 0))
+        self.input.note()
         return exposition(self.store, self.input.lags())
 
     def not_ready(self) -> list[str]:
         """What is missing; empty when the daemon is ready."""
         reasons = [] if self.engine.ready.is_set() else ["the engine is not up"]
-        if not self.input.reading:
-            reasons.append("the source is not connected")
+        reasons += self.input.missing()
         return reasons + [f"{name} ended: {why}" for name, why in self.tasks.ended.items()]
 
     def fail(self, error: BaseException) -> None:

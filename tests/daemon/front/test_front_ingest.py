@@ -374,3 +374,25 @@ async def test_symbols_that_nobody_reads_are_counted_and_take_no_memory(rig):
     assert sum(each.size_diff for each in grown if "/daemon/" in each.traceback[0].filename) < 10_000
     assert r.count("foretick_records_unknown_symbol_total") == 10_000
     assert len(r.popped()) == 0
+
+
+@pytest.mark.parametrize("encoding", ["json", "msgpack"])
+async def test_an_array_of_records_in_one_message_crosses_record_by_record(
+    rig: Callable[..., Rig], encoding: str
+) -> None:
+    """One of them is malformed, and there are more than one slice of them; the offset is theirs together."""
+    it = rig(capacity=512)
+    parts = [good(n) for n in range(200)]
+    parts[3] = trade("V:AAA", START, price="-1")
+    packed = b"[" + b",".join(parts) + b"]"
+    if encoding == "msgpack":
+        packed = msgspec.msgpack.encode([msgspec.json.decode(part) for part in parts])
+    message = msgspec.structs.replace(incoming(packed, 0), headers={"encoding": encoding.encode()})
+    await it.run([message, message, incoming(b"[]", 1), incoming(b"[{", 2), incoming(good(200), 3)])
+    found = it.popped()
+    assert found["seq"].tolist() == [n for n in range(201) if n != 3]
+    assert [(letter.reason, letter.offset) for letter in it.letters] == [("price", 0), ("json", 2)]
+    assert it.count("foretick_records_repeated_total", source="test") == 1
+    assert it.tracker.to_commit() == {STREAM: 0}
+    it.tracker.acknowledge("aaa", 200)  # all but the last record, which came by itself
+    assert it.tracker.to_commit() == {STREAM: 3}
