@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from daemon.ages import VenueClock
 from daemon.front.ingest import Ingest
@@ -340,3 +342,82 @@ async def test_msgpack_is_read_where_the_header_says_so(rig):
     now = time.time_ns()
     await r.run([Incoming(TOPIC, 0, 0, None, encode(record, "msgpack"), {"encoding": b"msgpack"}, now)])
     assert (r.popped()[0]["a"], r.letters) == (7, [])
+
+
+def damaged(n: int) -> bytes:
+    return good(n)[:-5]
+
+
+def unusual(n: int) -> bytes:
+    """A member that nobody knows is right, but not decoded as columns."""
+    return good(n)[:-1] + b',"extra":1}'
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([good, good, good, good, damaged, unusual]),
+            st.sampled_from(["V:AAA", "V:BBB", "V:ZZZ"]),
+            st.integers(-1, 3),  # steps of offsets: some repeat
+            st.sampled_from([0, 0, 0, 1]),
+            st.sampled_from([{}, {}, {}, {REPLAY: b"1"}, {"encoding": b"msgpack"}]),
+        ),
+        min_size=40,
+        max_size=90,
+    ),
+    st.integers(0, 1),
+)
+@settings(max_examples=60, deadline=None)
+def test_many_at_a_time_have_the_outcome_of_one_by_one(given_messages, gaps):
+    """The same records, counts, dead letters, clocks and offsets, whatever stands next to what."""
+    messages, at = [], [0, 0]
+    for n, (make, symbol, step, partition, headers) in enumerate(given_messages):
+        at[partition] = max(0, at[partition] + step)
+        payload = make(n) if make is not good else good(n, symbol)
+        messages.append(
+            Incoming(TOPIC, partition, at[partition], None, payload, headers, START + n * SECOND // 2, n % 3)
+        )
+
+    def outcome(size: int):
+        ring = Ring.create(128)
+        tracker, letters = OffsetTracker(), list[DeadLetter]()
+        store = MetricStore.local({"session": ["aaa", "bbb"], "source": ["test"], "sink": []})
+        clocks = {"aaa": VenueClock(), "bbb": VenueClock()}
+        sessions = {"V:AAA": (0, "aaa"), "V:BBB": (1, "bbb")}
+        source = QueueSource()
+        ingest = Ingest(
+            source, ring, sessions, tracker, store, letters.append,
+            max_bytes=1 << 20, max_ahead_ns=20 * SECOND, clocks=clocks,
+        )  # fmt: skip
+        try:
+            source.lost = gaps
+            source.put(*(messages[i : i + size] for i in range(0, len(messages), size)))
+            source.end()
+            asyncio.run(asyncio.wait_for(ingest.run(), 20))
+            out = np.zeros(128, RECORD)
+            records = out[: ring.pop(out)].copy()
+            records["ts_ring"] = 0
+            counts = [
+                store.value(name, **labels)
+                for name, labels in (
+                    ("foretick_records_unknown_symbol_total", {}),
+                    ("foretick_records_repeated_total", {"source": "test"}),
+                    ("foretick_clock_skew_records_total", {"source": "test"}),
+                )
+            ]
+            ahead = [clock.ahead_ns for clock in clocks.values()]
+            ranges = [tracker.ranges(name, 0, 1000) for name in ("aaa", "bbb")]
+            return (
+                records.tobytes(),
+                counts,
+                letters,
+                ahead,
+                ranges,
+                tracker.outstanding(),
+                tracker.to_commit(),
+            )
+        finally:
+            ring.close()
+            ring.unlink()
+
+    assert outcome(len(messages)) == outcome(1)
