@@ -172,6 +172,8 @@ def _freshness() -> list[Any]:
         _gauges("Age of the Kafka input while some waits", "s", "foretick_consumer_lag_seconds", "partition"),
         _rates("Data versions a second", "foretick_versions_total", "session"),
         _rates(skipped, "foretick_flash_coalesced_total", "session"),
+        _gauges("Closed bars that wait for the engine", "short", "foretick_bars_waiting", "session"),
+        _rates("Bars passed over unread, a second", "foretick_bars_skipped_total", "session"),
     ]
 
 

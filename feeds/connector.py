@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 from msgspec import Meta
@@ -69,7 +69,9 @@ class Connector(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SourceConnector(Connector, frozen=True):
-    """Settings that open a source."""
+    """Settings that open a source. ``live``: what it sends is news, rather than a recording."""
+
+    live: ClassVar[bool] = True
 
     def open(self, name: str, stop_timeout_s: float) -> Source:
         """The source, not started; it stops within ``stop_timeout_s``. Raises SettingError."""

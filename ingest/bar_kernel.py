@@ -34,6 +34,7 @@ BAR = np.dtype(
         ("ts_last_event", "i8"),
         ("ts_source", "i8"),
         ("ts_ring", "i8"),
+        ("ts_closed", "i8"),  # when the record that closed it entered the ring
         ("ring_wait", "i8"),
         ("first_offset", "i8"),
         ("last_offset", "i8"),
@@ -78,6 +79,7 @@ def _low_watermark(slots: Slots, fallback: int) -> int:
 @kernel
 def _emit(session: Row, bar: Row, out: Bars, at: int) -> None:
     """Write `bar` to `out[at]` and keep it as the session's last."""
+    bar["ts_closed"] = session["last_ring"]
     out[at] = bar
     session["last"] = bar
     session["closed_any"] = 1
@@ -95,6 +97,7 @@ def _emit_empty(session: Row, index: int, low_watermark: int, out: Bars, at: int
     last["n_ticks"] = 0
     last["flags"] = EMPTY | (GAP if session["gap"] else 0) | (last["flags"] & np.uint32(REPLAYED))
     last["low_watermark"] = low_watermark
+    last["ts_closed"] = session["last_ring"]
     out[at] = last
 
 
@@ -200,6 +203,7 @@ def _pass_through(session: Row, record: Row, now: int, out: Bars, at: int) -> in
     bar["ts_last_event"] = opened
     bar["ts_source"] = np.int64(record["ts_source"])
     bar["ts_ring"] = np.int64(record["ts_ring"])
+    bar["ts_closed"] = np.int64(record["ts_ring"])
     bar["ring_wait"] = now - np.int64(record["ts_ring"])
     bar["first_offset"] = record["offset"]
     bar["last_offset"] = record["offset"]

@@ -106,7 +106,9 @@ class BarBuilder:
         """
         has_open = (self._slots["index"] != NEVER).any(axis=1)
         idle = has_open & (now_ns - self._sessions["last_ring"] >= limit_ns)
-        return self._close(np.flatnonzero(idle).tolist())
+        closed = self._close(np.flatnonzero(idle).tolist())
+        closed["ts_closed"] = now_ns
+        return closed
 
     def flush(self) -> Bars:
         """Close every open bar, BAR [m], at the end of the input."""

@@ -234,6 +234,17 @@ METRICS: tuple[Metric, ...] = (
     ),
     _counter("foretick_bars_total", "Bars closed.", "session"),
     _counter(
+        "foretick_bars_skipped_total",
+        "Bars passed over unread, because newer ones that waited fill the window. Worry when it grows "
+        "steadily: the session has more data than the engine can read.",
+        "session",
+    ),
+    _gauge(
+        "foretick_bars_waiting",
+        "Closed bars that wait until the engine has read others of their session. Worry while it is not 0.",
+        "session",
+    ),
+    _counter(
         "foretick_bars_rounded_total",
         "Bars with a price between two levels of a compact line. Normal where windows span over 400 ticks.",
         "session",

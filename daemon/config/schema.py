@@ -344,6 +344,23 @@ class SourceConfig(_with_tables("SourceTables", SOURCES)):  # type: ignore[misc]
         int, about("longest message; longer ones are refused without decoding", ge=256)
     ] = 1 << 20
 
+    behind: Annotated[
+        Literal["auto", "skip", "wait"],
+        about(
+            "what happens to a session with more bars than the engine can read: skip, bars that its window "
+            "could no longer show are passed over and the next answers carry the flag gap; wait, every bar "
+            "is read and the source waits for the slowest session. auto is skip for Kafka and ZeroMQ, wait "
+            "for a replayed file"
+        ),
+    ] = "auto"
+
+    @property
+    def skips(self) -> bool:
+        """What `behind` says of this source."""
+        if self.behind != "auto":
+            return self.behind == "skip"
+        return self.connector is not None and self.connector.live
+
     @property
     def connector(self) -> SourceConnector | None:
         """The table that `kind` names; None for none."""

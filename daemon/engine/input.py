@@ -1,4 +1,4 @@
-"""The data plane's thread: from the ring to the tapes, counting the bars that wait for the engine."""
+"""The data plane's thread: from the ring to the tapes, with credits for each session."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ from typing import NamedTuple
 from daemon.config.schema import Config
 from daemon.engine.build import Built
 from daemon.protocol import Inputs
+from ingest.backlog import Window
 from ingest.bars import GAP, BarBuilder, BarPolicy
 from ingest.compact import Restart
 from ingest.plane import DataPlane, SessionSpec, TapeRecord
 from ingest.ring import Ring
 from ingest.tokens import Tokeniser
 from metrics.store import MetricStore
-from regions.tape import Tape
+from regions.tape import Retention, Tape
 from scheduler.request import Failure
 from scheduler.scheduler import Scheduler
 from scheduler.tapes import TapeItem, TapeItems
 
-MAX_WAITING = 256
-"""Limit of bars waiting for the engine. Above it the ring is not read: it pauses or drops as configured."""
+CREDITS = 16
+"""Bars of one session that the scheduler has at a time: no session fills a pass, nor the queue before others.
+The next ones wait in the session's backlog (`ingest.backlog`)."""
 
 
 class Appended(NamedTuple):
@@ -67,7 +69,9 @@ class EngineInput:
         self._ring, self._scheduler, self._prefixes = ring, scheduler, built.prefixes
         self._tapes = [built.tapes[session.name] for session in config.sessions]
         self._appended = [0] * len(self._tapes)
-        self._waiting = 0
+        self._numbers = {tape.name: number for number, tape in enumerate(self._tapes)}
+        self._ahead = [0] * len(self._tapes)
+        """Bars of each session that the scheduler has."""
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._ended = threading.Event()
@@ -79,10 +83,11 @@ class EngineInput:
             source,
             BarBuilder(len(self._tapes), BarPolicy(bars.interval, bars.lateness, bars.empty, bars.max_fill)),
             Tokeniser(built.prompt.encode),
-            [SessionSpec(session.name, built.lines[session.name]) for session in config.sessions],
+            [SessionSpec(tape.name, built.lines[tape.name], _window(tape.retention)) for tape in self._tapes],
             self._append,
             store,
-            ready=lambda: self._waiting < MAX_WAITING,
+            room=lambda session: CREDITS - self._ahead[session],
+            skips=config.source.skips,
             idle_close_ns=bars.idle_close,
             restart=self._restart,
         )
@@ -111,15 +116,17 @@ class EngineInput:
         self._leave()
 
     def on_commit(self, tape: Tape, version: int, records: TapeItems) -> None:
-        """These bars no longer wait."""
-        self._count(-len(records))
+        """These bars' credits come back."""
+        self._committed(tape, len(records))
 
     def on_drop(self, tape: Tape, records: TapeItems, failure: Failure) -> None:
         """As `on_commit`."""
-        self._count(-len(records))
+        self._committed(tape, len(records))
 
     def _append(self, made: Sequence[tuple[int, Sequence[TapeRecord]]]) -> None:
-        self._count(sum(len(records) for _, records in made))
+        with self._lock:
+            for session, records in made:
+                self._ahead[session] += len(records)
         self._scheduler.append_together(
             [(self._tapes[session], self._items(session, records)) for session, records in made]
         )
@@ -151,11 +158,19 @@ class EngineInput:
         if not self._stop.is_set():
             self._plane.flush()
         # In this order: bars that no longer wait are committed, and the worker is idle only after their work.
-        while not (self._waiting == 0 and idle()):
-            if self._stop.wait(0.005):
+        while not (self._plane.waiting == 0 and not any(self._ahead) and idle()):
+            if self._stop.wait(0.001):
                 return False
+            self._plane.step()
         return True
 
-    def _count(self, records: int) -> None:
+    def _committed(self, tape: Tape, records: int) -> None:
+        session = self._numbers[tape.name]
         with self._lock:
-            self._waiting += records
+            self._ahead[session] -= records
+        if self._plane.waits(session):
+            self._ring.wake()
+
+
+def _window(retention: Retention) -> Window:
+    return Window(retention.tokens, retention.records, retention.span_ns)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from feeds.connector import Finding, SettingError, SourceConnector, about
 from feeds.file_format import FileFormat, FormatError, load_format
@@ -12,6 +12,8 @@ from feeds.timestamps import Instant
 
 class ReplayConnector(SourceConnector, frozen=True, rename={"from_": "from"}):
     """Plays a file as if it were live."""
+
+    live: ClassVar[bool] = False
 
     file: Annotated[str, about("the recorded file", min_length=1)]
     format: Annotated[str, about("name of a built-in format, or the TOML file of another", min_length=1)]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import ingest
+from ingest.backlog import Window
 from ingest.bars import EMPTY, GAP, BarBuilder, BarPolicy
 from ingest.compact import CompactSpec, Restart
 from ingest.lines import LineSpec
@@ -48,9 +49,12 @@ class Harness:
         capacity: int = 16,
         line: LineSpec | CompactSpec = LineSpec(2, 0),  # noqa: B008  # frozen
         wake_fd: int = -1,
+        window: Window = Window(),  # noqa: B008  # frozen
+        skips: bool = False,
     ) -> None:
         self.now = 1000
-        self.ready = True
+        self.rooms = [10**6] * 3
+        """Bars that the engine takes of each session."""
         self.seen: list[tuple[int, TapeRecord]] = []
         self.calls: list[list[int]] = []
         """Sessions of each call of `submit`."""
@@ -65,14 +69,15 @@ class Harness:
             self.builder,
             Tokeniser(lambda text: list(map(ord, text))),
             [
-                SessionSpec("btc", line),
+                SessionSpec("btc", line, window),
                 SessionSpec("spx", LineSpec(0, 0)),
                 SessionSpec("eur", LineSpec(1, 1)),
             ],
             self.submit,
             self.metrics,
             clock=lambda: self.now,
-            ready=lambda: self.ready,
+            room=lambda session: self.rooms[session],
+            skips=skips,
             idle_close_ns=idle_close_ns,
             restart=lambda session, restart: self.restarts.append((len(self.seen), session, restart)),
         )
@@ -219,20 +224,90 @@ def test_silent_sessions_are_closed_after_the_wall_clock_limit(make: Make) -> No
 
 
 def test_back_pressure_reaches_the_writer_and_loses_nothing(make: Make) -> None:
-    harness = make()
-    harness.ready = False
-    burst = packed(*(trade(0, i, 1) for i in range(20)))
-    assert harness.ring.push(burst) == 16
+    """The engine takes none of a session: its backlog fills, then the ring, and the writer waits."""
+    harness = make(window=Window(records=8))
+    harness.rooms[0] = 0
+    burst = packed(*(trade(0, i, 1) for i in range(36)))
+    assert harness.ring.push(burst[:16]) == 16
+    assert harness.plane.step() == 16
+    assert (harness.plane.full, harness.plane.waiting, len(harness.seen)) == (True, 15, 0)
+    assert harness.metrics.value("foretick_bars_waiting", session="btc") == 15
+    assert harness.ring.push(burst[16:]) == 16
     assert harness.plane.step() == 0
-    assert harness.ring.push(burst[16:]) == 0
-    harness.ready = True
+    harness.rooms[0] = 100
+    assert harness.plane.step() == 0, "the full backlog goes first"
     assert harness.plane.step() == 16
     assert harness.metrics.value("foretick_ring_fill_ratio", source="ticks") == 1.0
-    assert harness.ring.push(burst[16:]) == 4
+    assert harness.ring.push(burst[32:]) == 4
     harness.plane.step()
     harness.plane.flush()
-    assert len(harness.texts(0)) == 20
+    assert len(harness.texts(0)) == 36
+    assert not any(harness.flags(0))
+    assert harness.metrics.value("foretick_bars_skipped_total", session="btc") == 0
     assert harness.metrics.value("foretick_ring_dropped_total", source="ticks") == 0
+
+
+def test_a_session_without_room_delays_no_other(make: Make) -> None:
+    harness = make(skips=True)
+    harness.rooms[1] = 0
+    for second in range(1, 30):
+        harness.ring.push(packed(*(trade(session, second, 5) for session in (0, 1))))
+        harness.now += SECOND
+        harness.plane.step()
+    assert (len(harness.texts(0)), harness.texts(1), harness.plane.waits(1)) == (28, [], True)
+    harness.rooms[1] = 3
+    harness.plane.step()
+    assert [text[:6] for text in harness.texts(1)] == ["000001", "000002", "000003"]
+
+
+def test_what_the_window_could_not_show_is_passed_over_in_one_jump(make: Make) -> None:
+    """Its inputs count as done with the version of the jump, which has a gap; others have none."""
+    harness = make(window=Window(records=4), skips=True, capacity=64)
+    harness.rooms[0] = 0
+    harness.ring.push(packed(*(trade(n % 2, n, 5, n) for n in range(40))))
+    harness.plane.step()
+    assert harness.metrics.value("foretick_bars_skipped_total", session="btc") == 15
+    assert harness.metrics.value("foretick_bars_total", session="btc") == 19
+    harness.rooms[0] = 10
+    harness.now += SECOND
+    harness.plane.step()
+    assert [record.first_offset for number, record in harness.seen if number == 0] == [30, 32, 34, 36]
+    assert harness.flags(0) == [GAP, 0, 0, 0]
+    assert not any(harness.flags(1))
+    first = next(record for number, record in harness.seen if number == 0)
+    assert first.low_watermark == 32, "all before it are in it, or passed over"
+
+
+def test_a_session_that_catches_up_is_read_when_it_has(make: Make) -> None:
+    """Its source had the bars a second apart, and they come at once: none is read before they slow down."""
+    harness = make(window=Window(records=4), skips=True, capacity=64)
+    for start in range(0, 200, 20):
+        harness.ring.push(packed(*(trade(0, start + n, 5) for n in range(20))))
+        harness.plane.step()
+        harness.now += SECOND // 10
+        assert not harness.seen
+    assert harness.metrics.value("foretick_bars_skipped_total", session="btc") == 195
+    harness.now += SECOND // 5
+    harness.plane.step()
+    assert [text[3:6] for text in harness.texts(0)] == ["315", "316", "317", "318"]
+    # from here on a bar a second, as the source has them
+    for n in range(200, 203):
+        harness.now += SECOND
+        harness.ring.push(packed(trade(0, n, 5)))
+        harness.plane.step()
+    assert len(harness.texts(0)) == 7
+
+
+def test_a_source_whose_times_run_too_fast_is_read_once_a_minute(make: Make) -> None:
+    harness = make(window=Window(records=4), skips=True)
+    versions = 0
+    for n in range(1, 1300):
+        harness.ring.push(packed(trade(0, 10 * n, 5)))
+        harness.now += SECOND // 10
+        before = len(harness.seen)
+        harness.plane.step()
+        versions += len(harness.seen) > before
+    assert versions == 1 + 2
 
 
 def test_run_serves_until_stopped_and_an_engine_error_leaves_it(make: Make) -> None:

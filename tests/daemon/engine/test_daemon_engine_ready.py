@@ -51,7 +51,7 @@ class World:
         self.h.run()
 
     def feed(self) -> None:
-        record = TapeRecord(RECORD, 40, 45, 50, 1, 1, 2, 0, 0, 0, 0)
+        record = TapeRecord(RECORD, 40, 45, 50, 50, 1, 1, 2, 0, 0, 0, 0)
         self.h.scheduler.append(self.tape, [TapeItem(RECORD, Appended(record, 1))])
 
     def ask(self, ask: Ask = ASK) -> AskReply:
