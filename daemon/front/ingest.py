@@ -19,7 +19,7 @@ from daemon.front.offsets import OffsetTracker, Stream
 from feeds.codec import REPLAY, MalformedRecord, decode_record, header_encoding
 from feeds.columns import ENCODINGS, OTHER, ColumnDecoder, Columns
 from feeds.messages import AnyRecord, Bar, DeadLetter, Quote, Trade
-from feeds.source import Incoming, Source
+from feeds.source import Incoming, SeekingSource, Source
 from ingest.record import (
     BAR,
     FLAG_GAP,
@@ -94,7 +94,16 @@ class Ingest:
         self._shapeless = store.growth(
             "foretick_records_malformed_total", getattr(source, "malformed", 0), reason="other"
         )
+        seeking = source if isinstance(source, SeekingSource) else None
+        self._seeking = seeking
+        self._moved = store.growth(
+            "foretick_partitions_moved_total", seeking.moved if seeking else 0, source=source.name
+        )
+        self._jumped = dict(seeking.skipped) if seeking else {}
         self._gaps: set[int] = set()
+        self._gaps_of: dict[Stream, set[int]] = {}
+        """Sessions whose next record of the stream follows a gap."""
+        self._after_gaps: list[int] = []
         self._gate = asyncio.Event()
         self._gate.set()
 
@@ -145,6 +154,7 @@ class Ingest:
             self._skewed.inc()
         gap = index in self._gaps
         self._gaps.discard(index)
+        gap |= self._follows_jump(stream, index)
         replay = REPLAY in message.headers
         if not replay and record.clock == "exchange":
             self._clocks[name].observe(record.ts_event, message.ts_recv_ns)
@@ -236,6 +246,8 @@ class Ingest:
         self._number += len(kept)
         for key in np.unique(of_kept).tolist():
             own = of_kept == key
+            if self._follows_jump(stream, int(self._indices[key])):
+                self._after_gaps.append(int(numbers[own][0]))
             self._tracker.all_passed_on(self._names[key], numbers[own].tolist(), stream, kept[own].tolist())
         self._tracker.skipped(stream, last)
         return keep
@@ -248,7 +260,18 @@ class Ingest:
             for row in (own[np.argmin(received[own] - events[own])], own[-1]):
                 self._clocks[self._names[key]].observe(int(events[row]), int(received[row]))
 
+    def _follows_jump(self, stream: Stream, index: int) -> bool:
+        """Whether this is a session's first record since its stream jumped; tells it once."""
+        waiting = self._gaps_of.get(stream)
+        if waiting is None or index not in waiting:
+            return False
+        waiting.discard(index)
+        return True
+
     def _flag_gaps(self, packed: Records) -> None:
+        if self._after_gaps:
+            packed["flags"][np.isin(packed["offset"], self._after_gaps)] |= FLAG_GAP
+            self._after_gaps.clear()
         for index in sorted(self._gaps):
             own = np.flatnonzero(packed["session"] == index)
             if len(own):
@@ -266,8 +289,20 @@ class Ingest:
         """Count records missing upstream. Their sessions are unknown: flag every session's next record."""
         if self._lost.update(self._source.lost):
             self._gaps.update(index for index, _ in self._sessions.values())
+        if self._seeking is not None:
+            self._note_jumps(self._seeking)
         # input that the source could not turn into a message
         self._shapeless.update(getattr(self._source, "malformed", 0))
+
+    def _note_jumps(self, source: SeekingSource) -> None:
+        """Count what the source passed over; each session's next record from there follows a gap."""
+        self._moved.update(source.moved)
+        for stream, total in source.skipped.items():
+            passed_over = total - self._jumped.get(stream, 0)
+            if passed_over:
+                self._jumped[stream] = total
+                self._store.inc("foretick_records_skipped_total", passed_over, source=self._source.name)
+                self._gaps_of[stream] = {index for index, _ in self._sessions.values()}
 
     def _refuse(self, message: Incoming, error: MalformedRecord) -> None:
         self._store.inc("foretick_records_malformed_total", reason=error.reason)

@@ -125,7 +125,7 @@ def _member(data: Bytes, start: int, end: int) -> int:
 
 
 @kernel
-def _decimal(data: Bytes, start: int, end: int) -> int:
+def _decimal(data: Bytes, start: int, end: int) -> Any:
     """Decimal text in units of 1e-9; -1 unless it is digits, or digits, a point and one to nine digits."""
     value = np.int64(0)
     i = start
@@ -157,7 +157,7 @@ def _decimal(data: Bytes, start: int, end: int) -> int:
 
 
 @kernel
-def _put_text(values: Any, member: int, data: Bytes, start: int, end: int) -> bool:
+def _put_text(values: Any, member: int, data: Bytes, start: int, end: int) -> Any:
     """Note a member's text; False for one that this kernel does not take."""
     length = end - start
     if member >= _PRICE:
@@ -209,7 +209,7 @@ def _put_text(values: Any, member: int, data: Bytes, start: int, end: int) -> bo
 
 
 @kernel
-def _put_integer(values: Any, member: int, value: int) -> bool:
+def _put_integer(values: Any, member: int, value: Any) -> bool:
     """Note a member's integer, 0 to 9.2e18; False for one that this kernel does not take."""
     values[member] = value
     return member >= _PRICE or member in (_TS_EVENT, _TS_RECV, _SEQ, _INTERVAL)
@@ -291,9 +291,10 @@ def _big_endian(data: Bytes, start: int, length: int) -> Any:
 
 
 @kernel
-def _text_length(data: Bytes, i: int, end: int) -> tuple[int, int]:
+def _text_length(data: Bytes, i: int, end: int) -> Any:
     """Where the text of a msgpack string at ``i`` begins and ends; (0, -1) for anything else."""
-    begin, length = 0, -1
+    begin: Any = 0
+    length: Any = -1
     if i < end and 0xA0 <= data[i] <= 0xBF:
         begin, length = i + 1, np.int64(data[i]) - 0xA0
     elif i + 1 < end and data[i] == 0xD9:
@@ -324,7 +325,7 @@ def _read_msgpack(values: Any, data: Bytes, start: int, end: int) -> bool:
         if i >= end:
             return False
         first = data[i]
-        width = -1
+        width: Any = -1
         if first <= 0x7F:
             value, width = np.uint64(first), 0
         elif 0xCC <= first <= 0xCF or 0xD0 <= first <= 0xD3:
@@ -356,7 +357,7 @@ def _time(value: int) -> bool:
 
 
 @kernel
-def _plausible(values: Any) -> bool:
+def _plausible(values: Any) -> Any:
     """Whether a record has all of its kind's members, with values that `feeds.codec` accepts."""
     if not (_time(values[_TS_EVENT]) and _time(values[_TS_RECV])):
         return False

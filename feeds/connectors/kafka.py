@@ -2,10 +2,14 @@
 
 import asyncio
 from collections.abc import Iterator
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
-from feeds.connector import Finding, Route, SinkConnector, SourceConnector, about
+from feeds.connector import Finding, Route, SettingError, SinkConnector, SourceConnector, about
 from feeds.source import Source
+from feeds.timestamps import parse_instant
+
+if TYPE_CHECKING:
+    from feeds.kafka_source import StartAt
 
 
 class KafkaSourceConnector(SourceConnector, frozen=True):
@@ -16,6 +20,15 @@ class KafkaSourceConnector(SourceConnector, frozen=True):
     group: Annotated[str, about("consumer group", min_length=1)] = "foretick"
     client_id: Annotated[str, about("client name that the broker shows", min_length=1)] = "foretick"
     max_records: Annotated[int, about("most records to fetch at a time", ge=1)] = 2000
+
+    start_at: Annotated[
+        str,
+        about(
+            "where a start begins to read: committed (earliest, if there is no committed offset), latest, "
+            "earliest, retention (just far enough back to fill the windows), or a time with a zone, such as "
+            "2026-03-02T14:30:00Z"
+        ),
+    ] = "committed"
 
     def open(self, name: str, stop_timeout_s: float) -> Source:
         """A consumer that commits only on request."""
@@ -28,12 +41,17 @@ class KafkaSourceConnector(SourceConnector, frozen=True):
             self.group,
             max_records=self.max_records,
             stop_timeout_s=stop_timeout_s,
+            start_at=_start_at(self.start_at),
             options={"client_id": self.client_id},
         )
 
     def check(self) -> Iterator[Finding]:
-        """The broker answers and has the topics."""
-        return _topics(self.bootstrap, self.topics)
+        """The broker answers and has the topics; the start can be read."""
+        try:
+            _start_at(self.start_at)
+        except SettingError as error:
+            yield Finding(error.key, error.message, ok=False)
+        yield from _topics(self.bootstrap, self.topics)
 
 
 class KafkaSinkConnector(SinkConnector, frozen=True):
@@ -54,6 +72,17 @@ class KafkaSinkConnector(SinkConnector, frozen=True):
     def check(self) -> Iterator[Finding]:
         """The broker answers and has the topics."""
         return _topics(self.bootstrap, tuple(filter(None, (self.topic, self.dlq, self.events))))
+
+
+def _start_at(text: str) -> "StartAt":
+    """Raises SettingError."""
+    if text in ("committed", "latest", "earliest", "retention"):
+        return cast("StartAt", text)
+    try:
+        return int(parse_instant(text))
+    except ValueError as error:
+        names = "committed, latest, earliest, retention"
+        raise SettingError("start_at", f"neither one of {names} nor a time with a zone: {error}") from None
 
 
 def _topics(bootstrap: str, topics: tuple[str, ...]) -> Iterator[Finding]:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import msgspec
 import numpy as np
@@ -421,3 +422,37 @@ def test_many_at_a_time_have_the_outcome_of_one_by_one(given_messages, gaps):
             ring.unlink()
 
     assert outcome(len(messages)) == outcome(1)
+
+
+@pytest.mark.parametrize("size", [1, 64], ids=["one by one", "many"])
+async def test_a_jump_flags_each_session_s_next_record_of_that_partition_and_is_counted(rig, size):
+    """A session that reads another partition has no gap; one that never comes again has none to show."""
+    r = rig(capacity=256)
+
+    class Jumping(QueueSource):
+        skipped: ClassVar[dict[tuple[str, int], int]] = {STREAM: 7}
+        moved = 2
+
+        def hold(self, span_ns: int, skips: bool) -> None: ...
+
+    source = Jumping()
+    ingest = Ingest(
+        source,
+        r.ring,
+        {"V:AAA": (0, "aaa"), "V:BBB": (1, "bbb")},
+        r.tracker,
+        r.store,
+        r.letters.append,
+        **LIMITS,
+    )
+    source.skipped = {STREAM: 5007}
+    source.moved = 3
+    messages = [incoming(good(n), n, partition=0) for n in range(32)]
+    others = [incoming(good(n, "V:BBB"), n, partition=1) for n in range(32)]
+    both = [*messages, *others]
+    source.put(*(both[i : i + size] for i in range(0, len(both), size)))
+    source.end()
+    await asyncio.wait_for(ingest.run(), 20)
+    assert np.flatnonzero(r.popped()["flags"] & FLAG_GAP).tolist() == [0]
+    assert r.count("foretick_records_skipped_total", source="test") == 5000
+    assert r.count("foretick_partitions_moved_total", source="test") == 1
