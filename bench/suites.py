@@ -13,6 +13,7 @@ SUITES: dict[str, dict[str, tuple[str, str]]] = {
         "questions": ("bench.engine.questions:stream", "Questions on the paper's scenario"),
     },
     "data": {
+        "ticks": ("bench.data.ticks:measure", "From tick to answer"),
         "outage": ("bench.data.outage:measure", "Live answers after an outage"),
     },
     "engine": {
