@@ -260,11 +260,12 @@ class KafkaSource:
             return fetched
         kept = dict(fetched)
         for partition, messages in fetched.items():
+            asked_for = partition in self._asked_for
             if self._now - messages[-1].ts_source_ns <= self._span_ns:
                 self._asked_for.discard(partition)
             first = messages[0]
             too_old = 0 < first.ts_source_ns < self._now - 2 * self._span_ns
-            if not too_old or partition in self._asked_for or self._group is None:
+            if not too_old or asked_for or self._group is None:
                 continue
             held = await _offset_at(consumer, partition, self._now - self._span_ns)
             consumer.seek(partition, held)
