@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import IO, BinaryIO, cast
 
 import zstandard
 
@@ -43,7 +43,8 @@ def texts(path: Path, opened: Opened | None = None) -> Iterator[tuple[str, IO[by
                         with archive.open(member) as text:
                             yield member.filename, text
             elif start.startswith(_GZIP):
-                yield path.name, io.BufferedReader(gzip.GzipFile(fileobj=raw))
+                # unbuffered: what precedes a damage is read before it raises
+                yield path.name, cast(IO[bytes], gzip.GzipFile(fileobj=raw))
             elif start == _ZSTD:
                 yield path.name, io.BufferedReader(_Zstd(raw))
             else:
