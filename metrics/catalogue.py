@@ -532,6 +532,19 @@ METRICS: tuple[Metric, ...] = (
     _gauge("foretick_scheduler_info", "Always 1; the labels name policy and eviction.", "policy", "eviction"),
     _gauge("foretick_engine_up", "1 while the engine process answers. Worry at 0."),
     _gauge("foretick_session_tokens", "Tokens in a session's window.", "session"),
+    _gauge("foretick_rollup_tokens", "Tokens of a session's rollup.", "session"),
+    _gauge(
+        "foretick_rollup_age_seconds",
+        "Event time from the newest bar in a session's rollup to its newest bar. Worry when it exceeds what "
+        "the window holds.",
+        "session",
+    ),
+    _gauge(
+        "foretick_rollup_missing_bars",
+        "Bars that left the window before its rollup had them, so that questions see them nowhere until the "
+        "next one. Worry while it is not 0: refreshes are slower than the data.",
+        "session",
+    ),
 )
 
 BY_NAME: Mapping[str, Metric] = {metric.name: metric for metric in METRICS}

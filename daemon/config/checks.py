@@ -19,6 +19,7 @@ def cross_check(config: Config) -> list[Problem]:
     checks = (
         _sessions,
         _units,
+        _rollups,
         _questions,
         _positions,
         pool_size,
@@ -110,6 +111,21 @@ def _units(config: Config) -> Iterator[Problem]:
             )
 
 
+def _rollups(config: Config) -> Iterator[Problem]:
+    for index, session in enumerate(config.sessions):
+        here, shorter = f"sessions[{index}].rollup", session.bars(config.bars).interval
+        if session.rollup and session.lines == "compact":
+            why = "compact lines have no room for the prices and volumes of longer bars"
+            yield Problem(here, f'{why}: remove it, or set lines = "decimal"')
+        for at, tier in enumerate(session.rollup):
+            if shorter and (tier.interval <= shorter or tier.interval % shorter):
+                yield Problem(
+                    f"{here}[{at}].interval",
+                    f"{tier.interval} is no multiple of {shorter}, the length of the bars it sums up",
+                )
+            shorter = tier.interval
+
+
 def _questions(config: Config) -> Iterator[Problem]:
     known = {session.name for session in config.sessions}
     limit = config.scheduler.max_new_tokens
@@ -138,14 +154,15 @@ def _questions(config: Config) -> Iterator[Problem]:
 
 
 def _positions(config: Config) -> Iterator[Problem]:
-    """Positions cover the frozen prefix, the tape, the question and its answer (see regions)."""
+    """Positions cover the frozen prefix, rollup, tape, the question and its answer (see regions)."""
     question = config.scheduler.max_prompt_tokens + config.scheduler.max_new_tokens
     for index, session in enumerate(config.sessions):
-        if session.retention_tokens + question >= config.pool.frame_limit:
+        rollup = f", rollup_tokens {session.rollup_tokens}" if session.rollup else ""
+        if session.retention_tokens + session.summed_tokens + question >= config.pool.frame_limit:
             yield Problem(
                 "pool.frame_limit",
                 f"{config.pool.frame_limit} is too small for the system prompt,"
-                f" sessions[{index}].retention_tokens {session.retention_tokens}"
+                f" sessions[{index}].retention_tokens {session.retention_tokens}{rollup}"
                 f" and scheduler.max_prompt_tokens + max_new_tokens {question}: raise it, or lower them",
             )
 
@@ -153,10 +170,12 @@ def _positions(config: Config) -> Iterator[Problem]:
 def pool_size(config: Config) -> Iterator[Problem]:
     """Whether the pool holds all windows. The engine checks again: with lines = "auto" the model decides."""
     tokens = config.pool.blocks * config.pool.block_size
-    # an exact session has two windows during a refresh, a compact one while it gets another anchor
+    # an exact session has two windows during a refresh, a compact one while it gets another anchor, and one
+    # with a rollup while bars move there
     windows = [
-        session.retention_tokens * (2 if session.semantics == "exact" or session.lines == "compact" else 1)
+        session.retention_tokens * (2 if twice else 1) + 2 * session.summed_tokens
         for session in config.sessions
+        for twice in [session.semantics == "exact" or session.lines == "compact" or bool(session.rollup)]
     ]
     if config.flash.placement == "frozen":  # one session at a time gets other numbered questions
         windows.append(

@@ -189,6 +189,23 @@ class BarsConfig(Table, frozen=True):
     ] = OFF
 
 
+class RollupConfig(Table, frozen=True):
+    """Longer bars of what has left the window, one table for each length, the shortest first."""
+
+    interval: Annotated[
+        Duration,
+        about("length of a bar: a multiple of the length before it; the first, of the window's bars"),
+    ]
+    bars: Annotated[
+        int,
+        about(
+            "most bars of this length, of each symbol; the oldest goes into a bar of the next length, and "
+            "from the last length it is dropped",
+            ge=1,
+        ),
+    ]
+
+
 class SessionConfig(Table, frozen=True):
     """One symbol, or several, and the window of their bars that the model reads."""
 
@@ -248,6 +265,18 @@ class SessionConfig(Table, frozen=True):
             "exact measures it at every refresh"
         ),
     ] = Duration(3600 * SECOND)
+    rollup: tuple[RollupConfig, ...] = ()
+    rollup_tokens: Annotated[
+        int, about("rollup only: most tokens of the longer bars; the oldest are left out", ge=64)
+    ] = 1024
+    rollup_every: Annotated[
+        int,
+        about(
+            "rollup only: so many of the oldest bars move out of the window together, in the background, "
+            "once it has no room for as many new ones; at most a quarter of it",
+            ge=1,
+        ),
+    ] = 64
     warm_up_records: Annotated[
         int, about("answers carry the flag warm_up until the model has read this many bars", ge=0)
     ] = 10
@@ -280,6 +309,11 @@ class SessionConfig(Table, frozen=True):
     def symbols(self) -> tuple[str, ...]:
         """All its symbols, VENUE:SYMBOL."""
         return (self.symbol, *self.more_symbols)
+
+    @property
+    def summed_tokens(self) -> int:
+        """Most tokens of its rollup; 0 where it has none."""
+        return self.rollup_tokens if self.rollup else 0
 
     def bars(self, defaults: BarsConfig) -> BarsConfig:
         """How its records become bars: its own settings, and ``defaults``."""
