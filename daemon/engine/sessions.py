@@ -115,8 +115,9 @@ class EngineSessions:
         self.registry.replace(session.name, standing)
         self.refresher.watch(tape, refresh_policy(session))
         self.rollups.set(session, tape)
-        self.emit(protocol.SessionAdded(command.id))
+        # in this order: a record that comes after the reply is the session's, too
         self.input.set(session, line, command.symbols)
+        self.emit(protocol.SessionAdded(command.id))
 
     def _forget(self, name: str) -> None:
         """Undo `_add`."""
