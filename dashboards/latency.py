@@ -259,6 +259,7 @@ def _queues_and_memory() -> list[Any]:
         _series("KV pool in use", "percentunit", _THIRD, [(f"{used} / {total}", "used")]),
         _rates("Tokens a second, by class", "foretick_batch_tokens_total", "class"),
         _gauges("Tape by session, tokens", "short", "foretick_session_tokens", "session"),
+        _gauges("Bars in neither window nor rollup", "short", "foretick_rollup_missing_bars", "session"),
         _rates("Passes out of memory, a second", "foretick_oom_total", "outcome"),
     ]
 

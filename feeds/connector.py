@@ -63,6 +63,10 @@ class Connector(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Endpoints that this connector binds, by key."""
         return {}
 
+    def authenticates(self) -> bool:
+        """Whether what it binds is closed to clients that cannot prove who they are."""
+        return False
+
     def check(self) -> Iterator[Finding]:
         """Check what the settings refer to: files, brokers, topics."""
         yield from ()

@@ -4,20 +4,27 @@ A new format is a new TOML file, not new code. The built-in ones are in ``feeds/
 key.
 """
 
+from datetime import date
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from feeds.decimal9 import DIGITS
 from feeds.durations import Duration, parse_duration
 from feeds.messages import Bar, Quote, Side, Trade, Unit
-from feeds.timestamps import time_parser
+from feeds.timestamps import DAY_UNITS, EPOCH_UNITS, name_date, time_parser
 
 FORMATS = Path(__file__).parent / "formats"
 RECEIVE = "receive"
+OTHER = "other"
+"""Lines that match neither a record nor ``passed_over``."""
 
 Ref = str | int
-"""Where a value is: a column name or index (csv), a dotted member path (JSON)."""
+"""Where a value is: a column name or index (csv), a dotted path of members and array indices (JSON).
+
+With ``each``, a path starts at the array's element, and at the whole line after ``$.``.
+"""
 
 Kind = Literal["trade", "quote", "bar"]
 RECORD_TYPES: dict[Kind, type[Trade] | type[Quote] | type[Bar]] = {"trade": Trade, "quote": Quote, "bar": Bar}
@@ -26,7 +33,8 @@ FIXED_FIELDS: dict[Kind, tuple[str, ...]] = {
     "quote": ("bid", "ask", "bid_size", "ask_size"),
     "bar": ("open", "high", "low", "close", "volume"),
 }
-_OPTIONAL = frozenset(("bid_size", "ask_size"))
+PRICES = frozenset(("price", "bid", "ask", "open", "high", "low", "close"))
+_OPTIONAL = frozenset(("bid_size", "ask_size", "volume"))
 _TEXT_FIELDS: dict[Kind, tuple[str, ...]] = {
     "trade": ("symbol", "venue", "id", "side"),
     "quote": ("symbol", "venue"),
@@ -47,11 +55,27 @@ class Match(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TimeFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Location and notation of the event time; format ``receive`` uses the receive time."""
+    """Location and notation of the event time; format ``receive`` uses the receive time.
 
-    format: str
+    ``date``: for times of the day, how their date stands in the file's name (a strptime pattern).
+    """
+
+    format: str = ""
     field: Ref = ""
     zone: str = "UTC"
+    date: str = ""
+
+    @property
+    def of_day(self) -> bool:
+        """Whether it counts from midnight, so that the file needs a date."""
+        return self.format in DAY_UNITS
+
+
+class ReceiveFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a line of a ``jsonl-capture`` begins with: the receive time, and what ends it."""
+
+    format: str = "epoch-ns"
+    separator: str = " "
 
 
 class RecordFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -59,7 +83,8 @@ class RecordFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     ``stamp`` says which end of its interval a bar's time names. ``rounded`` names fields with binary noise
     from the file's writer: digits beyond the ninth are rounded (half to even). In all other fields such
-    digits make a line malformed.
+    digits make a line malformed. ``implied_decimals``: the last digits of prices that are written without a
+    point. ``each``: the array of which every element is a record (``$``: the line itself).
     """
 
     kind: Kind
@@ -70,16 +95,18 @@ class RecordFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     unit: Unit = "base"
     side_values: dict[str, Side] = {}
     rounded: list[str] = []
+    implied_decimals: int = 0
+    each: str = ""
     interval: Duration = Duration(0)
     stamp: Literal["open", "close"] = "open"
     match: Match | None = None
 
 
 class FileFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A whole file: its container and the records in it. Gzip is detected.
+    """A whole file: its container and the records in it. Gzip, zip and zstd are detected.
 
-    Containers: ``csv``; ``jsonl``, one JSON document per line; ``jsonl-capture``, the same after the receive
-    time in ns and a blank.
+    Containers: ``csv``; ``jsonl``, one JSON document per line; ``jsonl-capture``, the same after a receive
+    time. ``passed_over``: lines known to hold no record, such as order-book deltas, counted by name.
     """
 
     description: str
@@ -87,6 +114,27 @@ class FileFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     records: list[RecordFormat]
     header: bool = True
     delimiter: str = ","
+    receive: ReceiveFormat = ReceiveFormat()
+    passed_over: dict[str, Match] = {}
+
+    def date_of(self, *file_names: str) -> date | None:
+        """The date in the first of these names that has one; None if no time counts from midnight.
+
+        Raises:
+            FormatError: a date is needed, and not found.
+        """
+        timed = next((record.time for record in self.records if record.time.of_day), None)
+        if timed is None:
+            return None
+        try:
+            if not timed.date:
+                raise ValueError("nothing says on which day")
+            return name_date(timed.date, *file_names)
+        except ValueError as error:
+            raise FormatError(
+                f"times are {timed.format}, which count from midnight, but {error}: give the date, or "
+                "declare in time.date how it stands in the file's name"
+            ) from error
 
 
 def load_format(name_or_path: str | Path) -> FileFormat:
@@ -122,6 +170,14 @@ def _check_file(form: FileFormat) -> None:
         raise ValueError("records: at least one is needed")
     if len(form.delimiter) != 1:
         raise ValueError("delimiter: must be one character")
+    if form.receive != ReceiveFormat() and form.container != "jsonl-capture":
+        raise ValueError("receive: only a jsonl-capture has receive times")
+    if form.receive.format not in EPOCH_UNITS:
+        raise ValueError(f"receive.format: {form.receive.format!r} is not one of {', '.join(EPOCH_UNITS)}")
+    if not form.receive.separator:
+        raise ValueError("receive.separator: missing")
+    if OTHER in form.passed_over:
+        raise ValueError(f"passed_over.{OTHER}: is the name of all lines without a declaration")
     for index, record in enumerate(form.records):
         _check_record(form, record, f"records[{index}]")
 
@@ -146,6 +202,10 @@ def _check_record(form: FileFormat, record: RecordFormat, where: str) -> None:
             )
     if (record.kind == "bar") != bool(record.interval):
         raise ValueError(f"{where}.interval: needed for bars, and only for them")
+    if not 0 <= record.implied_decimals <= DIGITS:
+        raise ValueError(f"{where}.implied_decimals: must be 0 to {DIGITS}")
+    if record.each and form.container == "csv":
+        raise ValueError(f"{where}.each: a csv file has no arrays")
     _check_time(form, record.time, f"{where}.time")
     for name, ref in _refs(record).items():
         if isinstance(ref, int) and form.container != "csv":
@@ -161,8 +221,10 @@ def _check_time(form: FileFormat, time: TimeFormat, where: str) -> None:
         return
     if time.field == "":
         raise ValueError(f"{where}.field: missing")
+    if time.date and not time.of_day:
+        raise ValueError(f"{where}.date: only {', '.join(DAY_UNITS)} need one")
     try:
-        time_parser(time.format, time.zone)
+        time_parser(time.format, time.zone, date.min)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
 

@@ -2,11 +2,21 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+import ssl
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.errors import KafkaError
+from aiokafka.conn import collect_hosts, create_conn
+from aiokafka.errors import (
+    IllegalSaslStateError,
+    KafkaConnectionError,
+    KafkaError,
+    SaslAuthenticationFailed,
+    UnsupportedSaslMechanismError,
+)
+from aiokafka.protocol.metadata import MetadataRequest
 
 from feeds.backoff import Connection, until
 
@@ -22,9 +32,16 @@ def quiet_client_log() -> None:
 
 
 async def open_client(
-    new: Callable[[], Any], connection: Connection, stop: asyncio.Event, stop_timeout_s: float
+    new: Callable[[], Any],
+    connection: Connection,
+    stop: asyncio.Event,
+    stop_timeout_s: float,
+    settings: Mapping[str, Any],
 ) -> Any:
-    """Build and start a client, retrying with backoff until it is up; None when ``stop`` is set first."""
+    """Build and start a client, retrying with backoff until it is up; None when ``stop`` is set first.
+
+    ``settings``: its options, from which `why_closed` tells why a connection was refused.
+    """
     while not stop.is_set():
         client = new()
         try:
@@ -33,7 +50,8 @@ async def open_client(
                 return client
         except (KafkaError, OSError) as error:
             await close_client(client, stop_timeout_s)
-            await until(stop, connection.wait_before_retry(repr(error)))
+            why = await why_closed(settings) if isinstance(error, KafkaConnectionError) else ""
+            await until(stop, connection.wait_before_retry(why or repr(error)))
         except BaseException:
             await close_client(client, stop_timeout_s)
             raise
@@ -52,20 +70,70 @@ class BrokerError(RuntimeError):
     """The broker does not answer or refuses; the text is written for people."""
 
 
-async def missing_topics(bootstrap: str, topics: Iterable[str], *, timeout_s: float = 5.0) -> list[str]:
+async def missing_topics(
+    bootstrap: str,
+    topics: Iterable[str],
+    *,
+    timeout_s: float = 5.0,
+    options: Mapping[str, Any] = MappingProxyType({}),
+) -> list[str]:
     """The names in ``topics`` that the broker lacks, in order. Raises BrokerError."""
-    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    settings = {"bootstrap_servers": bootstrap, **options}
+    admin = AIOKafkaAdminClient(**settings)
     try:
         async with asyncio.timeout(timeout_s):
             await admin.start()
             known = set(await admin.list_topics())
     except TimeoutError as error:
-        raise BrokerError(f"no answer from Kafka at {bootstrap} within {timeout_s:g} s") from error
+        why = await why_closed(settings)
+        raise BrokerError(
+            f"no answer from Kafka at {bootstrap} within {timeout_s:g} s{why and f': {why}'}"
+        ) from error
     except (KafkaError, OSError) as error:
-        raise BrokerError(f"no useful answer from Kafka at {bootstrap}: {error!r}") from error
+        why = await why_closed(settings) or repr(error)
+        raise BrokerError(f"no useful answer from Kafka at {bootstrap}: {why}") from error
     finally:
         await admin.close()
     return [topic for topic in topics if topic not in known]
+
+
+async def why_closed(settings: Mapping[str, Any], timeout_s: float = 2.0) -> str:
+    """What is wrong with TLS or the login, for people; "" if that is not it.
+
+    aiokafka reports every failed connection as the same error and keeps the reason in its log, so the first
+    broker is asked once more.
+    """
+    host, port, _ = collect_hosts(settings["bootstrap_servers"])[0]
+    names = (
+        *("client_id", "security_protocol", "ssl_context"),
+        *("sasl_mechanism", "sasl_plain_username", "sasl_plain_password"),
+    )
+    options = {name: settings[name] for name in names if name in settings}
+    tls = "ssl_context" in settings
+    try:
+        async with asyncio.timeout(timeout_s):
+            # a broker answers nothing to a client that speaks in the clear where TLS is due
+            connection = await create_conn(host, port, request_timeout_ms=int(timeout_s * 500), **options)
+            try:
+                await connection.send(MetadataRequest([]))
+            finally:
+                connection.close()
+        return ""
+    except SaslAuthenticationFailed as error:
+        return f"the broker refuses user name and password: {error.args[0] if error.args else error!r}"
+    except (UnsupportedSaslMechanismError, IllegalSaslStateError) as error:
+        return f"the broker does not take this login: {error}"
+    except ssl.SSLCertVerificationError as error:
+        return f"the broker's certificate is not trusted (security.ca_file): {error.verify_message}"
+    except (ssl.SSLError, ConnectionResetError, ConnectionAbortedError) as error:
+        return (
+            f"no TLS with the broker, whose port may be for connections in the clear: {error}" if tls else ""
+        )
+    except (KafkaError, TimeoutError):
+        wanted = "a login (security.sasl)" if tls else "TLS (security.tls) or a login (security.sasl)"
+        return f"the broker takes the connection but does not answer: it may want {wanted}"
+    except OSError:
+        return ""
 
 
 async def _tear_down(client: Any, timeout_s: float) -> None:

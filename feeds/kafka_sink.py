@@ -192,6 +192,10 @@ class KafkaSink:
             if old is not None:
                 await old.close(self._stop_timeout_s)
             producer = await open_client(
-                lambda: AIOKafkaProducer(**self._config), self.connection, self._stop, self._stop_timeout_s
+                lambda: AIOKafkaProducer(**self._config),
+                self.connection,
+                self._stop,
+                self._stop_timeout_s,
+                self._config,
             )
             self._generation = None if producer is None else _Generation(producer)

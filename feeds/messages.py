@@ -77,13 +77,17 @@ class Bar(Record, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag="
 AnyRecord = Trade | Quote | Bar
 
 
-class InputRange(msgspec.Struct, frozen=True, gc=False):
-    """The records of one partition behind a data version, both offsets inclusive."""
+class InputRange(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """The records of one partition behind a data version, both offsets inclusive.
+
+    ``source``: whose topic it is, where there are several sources.
+    """
 
     topic: str
     partition: int
     first_offset: int
     last_offset: int
+    source: str = ""
 
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -2,8 +2,11 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from datetime import date
 from pathlib import Path
+from typing import BinaryIO
 
 from feeds.backoff import Sleep
 from feeds.codec import REPLAY, MalformedRecord, encode, make_headers
@@ -20,7 +23,8 @@ class ReplaySource:
     """Plays a file at ``speed`` times real time; 0 does not wait (*pausing*: the file waits).
 
     Every record is encoded again, so that it passes the same decoding and checks as a live one. The topic is
-    the file's name, the partition 0, the offset the record's number in the file (from 0).
+    the file's name, the partition 0, the offset the record's number in the file (from 0). ``day``: of times
+    since midnight.
     """
 
     kind: Kind = "pausing"
@@ -35,6 +39,7 @@ class ReplaySource:
         *,
         from_ns: int | None = None,
         until_ns: int | None = None,
+        day: date | None = None,
         max_records: int = 500,
         monotonic_s: Callable[[], float] = time.monotonic,
         clock_ns: Callable[[], int] = time.time_ns,
@@ -45,7 +50,12 @@ class ReplaySource:
         self.name = name
         self.state = ConnectionState.STOPPED
         self.malformed = 0
-        self._path = Path(path)
+        self.first_malformed = ""
+        """The first line that could not be used, and why."""
+        self.passed_over: Counter[str] = Counter()
+        """Lines without a record, by the name that the format gives them."""
+        self._file: BinaryIO | None = None
+        self._path, self._day = Path(path), day
         self._form = form
         self._speed = speed
         self._from_ns, self._until_ns = from_ns, until_ns
@@ -93,12 +103,34 @@ class ReplaySource:
         self.state = ConnectionState.STOPPED
         self._running.set()
 
+    @property
+    def progress(self) -> float:
+        """Share of the file that was read, 0 to 1, by its bytes on the disk."""
+        if self._file is None or self._file.closed:
+            return 1.0 if self._file else 0.0
+        return self._file.tell() / max(1, self._path.stat().st_size)
+
     def _records(self) -> Iterator[AnyRecord]:
-        bounds = {"from_ns": self._from_ns, "until_ns": self._until_ns}
-        return read_records(self._path, self._form, on_malformed=self._count_malformed, **bounds)
+        return read_records(
+            self._path,
+            self._form,
+            from_ns=self._from_ns,
+            until_ns=self._until_ns,
+            day=self._day,
+            on_malformed=self._count_malformed,
+            on_passed_over=self._pass_over,
+            opened=self._opened,
+        )
+
+    def _opened(self, file: BinaryIO) -> None:
+        self._file = file
 
     def _count_malformed(self, line: int, error: MalformedRecord) -> None:
         self.malformed += 1
+        self.first_malformed = self.first_malformed or f"line {line}: {error}"
+
+    def _pass_over(self, line: int, name: str) -> None:
+        self.passed_over[name] += 1
 
     def _due_in_s(self, event_ns: int) -> float:
         """Seconds until a record of that event time is due; 0 or less means now."""

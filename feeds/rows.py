@@ -1,23 +1,17 @@
 """The lines of a file as rows: csv columns or JSON members, looked up by reference, as exact text."""
 
 import csv
-import gzip
 import io
-import zlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any, TextIO
+from dataclasses import dataclass
+from typing import IO, Any, Protocol, TextIO
 
 import msgspec
 
 from feeds.codec import MalformedRecord
+from feeds.containers import Corrupt, unpacking
 from feeds.file_format import FileFormat, Ref
-
-Get = Callable[[Ref], str | None]
-"""A row's value at a reference as text, exactly as in the file; None if absent."""
-
-Row = tuple[int, int, Get]
-"""Line number (from 1), receive time (ns; 0 if the container has none), values."""
+from feeds.timestamps import ParseTime, time_parser
 
 Refuse = Callable[[int, MalformedRecord], None]
 """Called for every line that is not a row: its number and what is wrong."""
@@ -26,28 +20,89 @@ Refuse = Callable[[int, MalformedRecord], None]
 _json = msgspec.json.Decoder(float_hook=str)
 
 
-def rows(path: Path, form: FileFormat, refuse: Refuse) -> Iterator[Row]:
-    """Every readable row in file order. Unreadable lines are reported and skipped.
+class Row(Protocol):
+    """A line. ``received``: receive time (ns; 0 if the file has none)."""
 
-    Raises:
-        OSError: the file cannot be opened.
-    """
-    with _open_text(path) as file:
-        try:
-            yield from (
-                _csv_rows(file, form, refuse) if form.container == "csv" else _json_rows(file, form, refuse)
-            )
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            refuse(0, MalformedRecord("type", f"the gzip stream is truncated or corrupt: {error}"))
+    @property
+    def line(self) -> int:
+        """Its number, from 1."""
+
+    @property
+    def received(self) -> int:
+        """Receive time, ns; 0 if the file has none."""
+
+    def get(self, ref: Ref) -> str | None:
+        """The value at a reference as text, exactly as in the file; None if absent."""
+
+    def elements(self, ref: str) -> list["Row"]:
+        """The elements of the array at a reference, each as a row. Raises MalformedRecord: no array."""
 
 
-def _open_text(path: Path) -> TextIO:
-    with path.open("rb") as start:
-        packed = start.read(2) == b"\x1f\x8b"
-
-    binary = gzip.open(path) if packed else path.open("rb")  # noqa: SIM115
+def rows(file: IO[bytes], form: FileFormat, refuse: Refuse) -> Iterator[Row]:
+    """Every readable row of a text in its order. Unreadable lines are reported and skipped."""
     # Replace undecodable bytes: one bad line must not end the file.
-    return io.TextIOWrapper(binary, encoding="utf-8-sig", errors="replace", newline="")
+    text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="replace", newline="")
+    try:
+        with unpacking():
+            yield from (
+                _csv_rows(text, form, refuse) if form.container == "csv" else _json_rows(text, form, refuse)
+            )
+    except Corrupt as error:
+        refuse(0, MalformedRecord("type", str(error)))
+    finally:
+        text.detach()  # whoever opened the file closes it
+
+
+@dataclass(frozen=True, slots=True)
+class _Cells:
+    line: int
+    cells: list[str]
+    columns: dict[str, int]
+    received: int = 0
+
+    def get(self, ref: Ref) -> str | None:
+        index = self.columns.get(ref) if isinstance(ref, str) else ref
+        return self.cells[index].strip() if index is not None and index < len(self.cells) else None
+
+    def elements(self, ref: str) -> list[Row]:
+        raise MalformedRecord("type", f"a csv line has no array {ref}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Document:
+    """``value`` is the document itself, or an element of an array in it."""
+
+    line: int
+    received: int
+    document: Any
+    value: Any
+
+    def get(self, ref: Ref) -> str | None:
+        value = self._at(str(ref))
+        if value is None or isinstance(value, dict | list):
+            return None
+        if isinstance(value, bool):
+            return "true" if value else "false"
+        return str(value)
+
+    def elements(self, ref: str) -> list[Row]:
+        found = self._at(ref)
+        if not isinstance(found, list):
+            raise MalformedRecord("type", f"each: there is no array at {ref}")
+        return [_Document(self.line, self.received, self.document, element) for element in found]
+
+    def _at(self, ref: str) -> Any:
+        value, names = self.value, ref.split(".")
+        if names[0] == "$":
+            value, names = self.document, names[1:]
+        for name in names:
+            if isinstance(value, dict):
+                value = value.get(name)
+            elif isinstance(value, list) and name.isdecimal() and int(name) < len(value):
+                value = value[int(name)]
+            else:
+                return None
+        return value
 
 
 def _csv_rows(file: TextIO, form: FileFormat, refuse: Refuse) -> Iterator[Row]:
@@ -64,19 +119,13 @@ def _csv_rows(file: TextIO, form: FileFormat, refuse: Refuse) -> Iterator[Row]:
         if cells is None:
             return
         if cells:
-            yield reader.line_num, 0, _cell(cells, columns)
-
-
-def _cell(cells: list[str], columns: dict[str, int]) -> Get:
-    def get(ref: Ref) -> str | None:
-        index = columns.get(ref) if isinstance(ref, str) else ref
-        return cells[index].strip() if index is not None and index < len(cells) else None
-
-    return get
+            yield _Cells(reader.line_num, cells, columns)
 
 
 def _json_rows(file: TextIO, form: FileFormat, refuse: Refuse) -> Iterator[Row]:
+    receive = form.receive
     captured = form.container == "jsonl-capture"
+    parse = time_parser(receive.format)
     for number, line in enumerate(file, 1):
         text = line.strip()
         if not text:
@@ -84,34 +133,21 @@ def _json_rows(file: TextIO, form: FileFormat, refuse: Refuse) -> Iterator[Row]:
         try:
             received = 0
             if captured:
-                stamp, _, text = text.partition(" ")
-                received = _receive_time(stamp)
+                stamp, _, text = text.partition(receive.separator)
+                received = _receive_time(stamp, parse, receive.format)
             document = _json.decode(text)
         except (msgspec.DecodeError, RecursionError) as error:
             refuse(number, MalformedRecord("json", str(error)))
         except MalformedRecord as error:
             refuse(number, error)
         else:
-            yield number, received, _member(document)
+            yield _Document(number, received, document, document)
 
 
-def _receive_time(stamp: str) -> int:
-    if not (stamp.isdecimal() and stamp.isascii()):
+def _receive_time(stamp: str, parse: ParseTime, form: str) -> int:
+    try:
+        return parse(stamp)
+    except ValueError as error:
         raise MalformedRecord(
-            "timestamp_unit", f"line begins with {stamp[:32]!r}, not with a receive time in ns"
-        )
-    return int(stamp)
-
-
-def _member(document: Any) -> Get:
-    def get(ref: Ref) -> str | None:
-        value = document
-        for name in str(ref).split("."):
-            value = value.get(name) if isinstance(value, dict) else None
-        if value is None or isinstance(value, dict | list):
-            return None
-        if isinstance(value, bool):
-            return "true" if value else "false"
-        return str(value)
-
-    return get
+            "timestamp_unit", f"line begins with {stamp[:32]!r}, not with a receive time in {form}: {error}"
+        ) from None

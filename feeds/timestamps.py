@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from datetime import UTC, date, datetime, timedelta, timezone, tzinfo
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from feeds.decimal9 import parse_fixed9
@@ -12,7 +12,11 @@ ParseTime = Callable[[str], int]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FIXED = re.compile(r"UTC([+-])(\d{2}):(\d{2})")
-_EPOCH_UNITS = {"epoch-s": 10**9, "epoch-ms": 10**6, "epoch-us": 10**3, "epoch-ns": 1}
+EPOCH_UNITS = {"epoch-s": 10**9, "epoch-ms": 10**6, "epoch-us": 10**3, "epoch-ns": 1}
+DAY_UNITS = {"day-s": 10**9, "day-ms": 10**6, "day-us": 10**3, "day-ns": 1}
+"""Times since local midnight; ns in one unit."""
+_DAY_NS = 86_400 * 10**9
+_DATE_DIRECTIVES = {"%Y": r"\d{4}", "%y": r"\d{2}", "%m": r"\d{2}", "%d": r"\d{2}", "%b": "[A-Za-z]{3}"}
 
 
 class Instant(int):
@@ -40,33 +44,98 @@ def parse_zone(name: str) -> tzinfo:
         ) from error
 
 
-def time_parser(pattern: str, zone: str = "UTC") -> ParseTime:
+def time_parser(pattern: str, zone: str = "UTC", day: date | None = None) -> ParseTime:
     """A parser for one declared format.
 
-    ``pattern`` is ``epoch-s|ms|us|ns`` (decimal text allowed: exact to the nanosecond), ``iso`` (ISO 8601) or
-    a strptime pattern. Wall times are in ``zone`` unless they carry an offset; the hour repeated in autumn is
-    read as its first occurrence.
+    ``pattern`` is ``epoch-s|ms|us|ns`` (decimal text allowed: exact to the nanosecond), ``day-s|ms|us|ns``
+    (the same, by the clock on the wall since midnight of ``day``), ``iso`` (ISO 8601) or a strptime pattern.
+    Wall times are in ``zone`` unless they carry an offset; the hour repeated in autumn is read as its first
+    occurrence. A unit is never guessed.
 
     Raises:
-        ValueError: no such zone or pattern.
+        ValueError: no such zone or pattern, or times of the day without a day.
     """
-    unit = _EPOCH_UNITS.get(pattern)
-    if unit is not None:
-        return lambda text: _epoch_ns(text, unit)
+    if pattern in EPOCH_UNITS:
+        unit = EPOCH_UNITS[pattern]
+        return lambda text: _count_ns(text, unit)
     tz = parse_zone(zone)
+    if pattern in DAY_UNITS:
+        if day is None:
+            raise ValueError(f"{pattern} counts from midnight: of which day?")
+        unit, midnight = DAY_UNITS[pattern], datetime(day.year, day.month, day.day)
+        return lambda text: _day_ns(text, unit, midnight, tz)
     if pattern == "iso":
         return lambda text: _wall_ns(datetime.fromisoformat(text), tz)
     if "%" not in pattern:
-        raise ValueError(f"{pattern!r} is neither iso, {', '.join(_EPOCH_UNITS)}, nor a strptime pattern")
+        units = ", ".join((*EPOCH_UNITS, *DAY_UNITS))
+        if pattern in ("", "epoch", "unix", "day"):
+            raise ValueError(f"format: {pattern!r} leaves the unit open; declare one of {units}")
+        raise ValueError(f"{pattern!r} is neither iso, {units}, nor a strptime pattern")
     return lambda text: _wall_ns(datetime.strptime(text, pattern), tz)
 
 
-def _epoch_ns(text: str, unit: int) -> int:
+def name_date(pattern: str, *names: str) -> date:
+    """The one date that the first of these file names with a date has; ``pattern`` as in strptime.
+
+    Raises:
+        ValueError: no date, more than one in a name, or a pattern that cannot be searched for.
+    """
+    search = re.compile(rf"(?<!\d){_date_expression(pattern)}(?!\d)")
+    for name in names:
+        found = set()
+        for match in search.finditer(name):
+            try:
+                found.add(datetime.strptime(match[0], pattern).date())
+            except ValueError:  # digits that are no date, such as a time of the day
+                continue
+        if len(found) > 1:
+            raise ValueError(f"{name} has several dates like {pattern}: {', '.join(map(str, sorted(found)))}")
+        if found:
+            return found.pop()
+    raise ValueError(f"{', '.join(names)} has no date like {pattern}")
+
+
+def _date_expression(pattern: str) -> str:
+    expression, position = "", 0
+    while position < len(pattern):
+        directive = pattern[position : position + 2]
+        if directive[0] != "%":
+            expression += re.escape(directive[0])
+            position += 1
+            continue
+        if directive not in _DATE_DIRECTIVES:
+            raise ValueError(f"{directive} of {pattern} is not one of {', '.join(_DATE_DIRECTIVES)}")
+        expression += _DATE_DIRECTIVES[directive]
+        position += 2
+    return expression
+
+
+def likely_unit(text: str, first_ns: int, end_ns: int) -> str:
+    """The epoch unit in which ``text`` lies in that span of time, for an error's hint; "" if none."""
+    for name, unit in EPOCH_UNITS.items():
+        try:
+            if first_ns <= _count_ns(text, unit) < end_ns:
+                return name
+        except ValueError:
+            continue
+    return ""
+
+
+def _day_ns(text: str, unit: int, midnight: datetime, zone: tzinfo) -> int:
+    since = _count_ns(text, unit)
+    if since >= _DAY_NS:
+        raise ValueError(f"{text!r} is beyond the end of the day")
+    seconds, ns = divmod(since, 10**9)
+    return _wall_ns(midnight + timedelta(seconds=seconds), zone) + ns
+
+
+def _count_ns(text: str, unit: int) -> int:
+    """Decimal text in units of ``unit`` ns, exactly."""
     if text.isdecimal() and text.isascii():
         return int(text) * unit
     whole, _, fraction = text.partition(".")
     if not (whole.isdecimal() and whole.isascii()):
-        raise ValueError(f"{text!r} is not a time since the epoch")
+        raise ValueError(f"{text!r} is not a time in decimal digits")
     exact = int(parse_fixed9(f"0.{fraction}")) * unit
     if exact % 10**9:
         raise ValueError(f"{text!r} is finer than a nanosecond")

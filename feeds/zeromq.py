@@ -14,6 +14,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from feeds.curve import Guarded, Keys
 from feeds.decoding import Undecodable, decoded
 from feeds.source import Incoming, Kind, Partition, PublishRefused, SinkStopped
 
@@ -77,6 +78,7 @@ class ZmqSource:
         bind: bool = False,
         rcvhwm: int = RCVHWM,
         max_records: int = 5000,
+        keys: Keys | None = None,
         context: zmq.asyncio.Context | None = None,
         clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
@@ -87,7 +89,7 @@ class ZmqSource:
         self._bind = bind
         self._rcvhwm = rcvhwm
         self._max_records = max_records
-        self._context = context
+        self._guarded = Guarded(name, keys, context)
         self._clock_ns = clock_ns
         self._gaps = GapCounter()
         self._offset = 0
@@ -97,17 +99,22 @@ class ZmqSource:
         self._header = msgspec.msgpack.Decoder(Header)
 
     @property
+    def handshakes_failed(self) -> int:
+        """Peers that did not prove who they are, so far."""
+        return self._guarded.handshakes_failed
+
+    @property
     def lost(self) -> int:
         """Messages missing from publishers' numbering so far."""
         return self._gaps.lost
 
     async def start(self) -> None:
         """Bind or connect, and subscribe. A connecting subscriber does not wait for a publisher."""
-        socket = (self._context or zmq.asyncio.Context.instance()).socket(zmq.SUB)
+        socket = self._guarded.open(zmq.SUB, self._bind)
         socket.setsockopt(zmq.RCVHWM, self._rcvhwm)
         for topic in self._topics:
             socket.setsockopt(zmq.SUBSCRIBE, topic.encode())
-        self.endpoint = _attach(socket, self.endpoint, self._bind)
+        self.endpoint = await self._guarded.attach(socket, self.endpoint, self._bind)
         self._socket = socket
 
     async def batches(self) -> AsyncGenerator[list[Incoming], None]:
@@ -138,7 +145,7 @@ class ZmqSource:
         # the wait.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), 2 * POLL_MS / 1000)
-        socket.close(linger=0)
+        await self._guarded.close(socket, 0)
 
     def _drain(self, socket: zmq.asyncio.Socket) -> list[Incoming]:
         """Read what has arrived, without one future per message."""
@@ -188,6 +195,7 @@ class ZmqSink:
         bind: bool = True,
         sndhwm: int = SNDHWM,
         max_bytes: int = 1 << 20,
+        keys: Keys | None = None,
         context: zmq.asyncio.Context | None = None,
         clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
@@ -196,16 +204,21 @@ class ZmqSink:
         self._bind = bind
         self._sndhwm = sndhwm
         self._max_bytes = max_bytes
-        self._context = context
+        self._guarded = Guarded(name, keys, context)
         self._epoch = clock_ns()
         self._sequence: dict[str, int] = {}
         self._socket: zmq.asyncio.Socket | None = None
 
+    @property
+    def handshakes_failed(self) -> int:
+        """Peers that did not prove who they are, so far."""
+        return self._guarded.handshakes_failed
+
     async def start(self) -> None:
         """Bind or connect; ``endpoint`` then has the real port in place of ``*``."""
-        socket = (self._context or zmq.asyncio.Context.instance()).socket(zmq.PUB)
+        socket = self._guarded.open(zmq.PUB, self._bind)
         socket.setsockopt(zmq.SNDHWM, self._sndhwm)
-        self.endpoint = _attach(socket, self.endpoint, self._bind)
+        self.endpoint = await self._guarded.attach(socket, self.endpoint, self._bind)
         self._socket = socket
 
     async def publish(
@@ -237,17 +250,4 @@ class ZmqSink:
         """Close; libzmq continues to send queued messages for at most ``LINGER_MS``."""
         socket, self._socket = self._socket, None
         if socket is not None:
-            socket.close(linger=LINGER_MS)
-
-
-def _attach(socket: zmq.asyncio.Socket, endpoint: str, bind: bool) -> str:
-    """Bind or connect; returns the endpoint in use. Raises zmq.ZMQError, after closing the socket."""
-    try:
-        if not bind:
-            socket.connect(endpoint)
-            return endpoint
-        socket.bind(endpoint)
-        return socket.getsockopt_string(zmq.LAST_ENDPOINT)
-    except zmq.ZMQError:
-        socket.close(linger=0)
-        raise
+            await self._guarded.close(socket, LINGER_MS)

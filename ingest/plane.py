@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 
 from ingest.backlog import Backlog, Window
-from ingest.bars import BarBuilder, Bars, Feeds
+from ingest.bars import GAP, BarBuilder, Bars, Feeds
 from ingest.compact import Anchor, CompactEncoder, CompactSpec, Encoded, Restart
 from ingest.lines import LineSpec
 from ingest.record import RECORD, Records
 from ingest.ring import Ring
+from ingest.rollup import SummedBar
 from ingest.tokens import Tokeniser
 from metrics.histogram import Words, record
 from metrics.kernel import kernel
@@ -54,8 +55,8 @@ class TapeRecord:
     of the record that closed the bar. Every
     offset of the session below `low_watermark` is in this record or an earlier one, or was dropped. `flags`
     are those of `ingest.bars`. `ring_wait_ns` is the newest tick's; `bars_ns` and `tokenise_ns` are those of
-    its batch. Of a compact session: the ``anchor`` of its tokens, and whether any bar of the window that ends
-    with it has a ``rounded`` price.
+    its batch. ``bar`` is the bar itself. Of a compact session: the ``anchor`` of its tokens, and whether any
+    bar of the window that ends with it has a ``rounded`` price.
     """
 
     tokens: tuple[int, ...]
@@ -70,6 +71,7 @@ class TapeRecord:
     ring_wait_ns: int
     bars_ns: int
     tokenise_ns: int
+    bar: SummedBar
     anchor: Anchor | None = None
     rounded: bool = False
 
@@ -341,7 +343,8 @@ def _tape_records(piece: Encoded, bars: Bars, bars_ns: int, tokenise_ns: int) ->
     rounded = piece.rounded or [False] * len(bars)
     records = []
     for tokens, shows, bar in zip(piece.lines, rounded, bars.tolist(), strict=True):
-        _, _, flags, *_, event, source, ring, closed, ring_wait, first, last, low_watermark = bar
+        _, leg, flags, _, _, opened, _, first_price, high, low, last_price, volume = bar[:12]
+        event, source, ring, closed, ring_wait, first, last, low_watermark = bar[12:]
         origin = (
             event,
             source,
@@ -354,6 +357,7 @@ def _tape_records(piece: Encoded, bars: Bars, bars_ns: int, tokenise_ns: int) ->
             ring_wait,
             bars_ns,
             tokenise_ns,
+            SummedBar(opened, first_price, high, low, last_price, volume, 1, bool(flags & GAP), leg),
         )
         records.append(TapeRecord(tuple(tokens), *origin, piece.anchor, shows))
     return records

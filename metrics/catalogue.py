@@ -191,6 +191,26 @@ METRICS: tuple[Metric, ...] = (
         "Messages read from the source. Worry when it stops growing while the market is open.",
         "source",
     ),
+    _gauge(
+        "foretick_source_up",
+        "Whether a source is connected, 0 or 1. Worry at 0: its symbols get no records.",
+        "source",
+    ),
+    _counter(
+        "foretick_source_failures_total",
+        "Failures of one of several sources, which is then opened again. Worry when it grows.",
+        "source",
+    ),
+    _counter(
+        "foretick_source_handshakes_failed_total",
+        "ZeroMQ peers of a source without a valid key. Worry when it grows: a wrong key, or an intruder.",
+        "source",
+    ),
+    _counter(
+        "foretick_sink_handshakes_failed_total",
+        "ZeroMQ subscribers without a valid key. Worry when it grows: a wrong key, or an intruder.",
+        "sink",
+    ),
     _counter(
         "foretick_records_malformed_total",
         "Malformed records refused, by reason; each goes to the dead-letter topic. Worry when it grows.",
@@ -199,6 +219,11 @@ METRICS: tuple[Metric, ...] = (
     _counter(
         "foretick_records_unknown_symbol_total",
         "Records of symbols that no session reads. Normal when a topic carries other symbols.",
+    ),
+    _counter(
+        "foretick_lines_passed_over_total",
+        "Lines of a replayed file without a record, such as order-book deltas.",
+        "source",
     ),
     _counter(
         "foretick_records_late_total",
@@ -218,6 +243,18 @@ METRICS: tuple[Metric, ...] = (
     _counter(
         "foretick_records_repeated_total",
         "Records skipped because they were read before. Normal after a reconnect.",
+        "source",
+    ),
+    _counter(
+        "foretick_records_skipped_total",
+        "Offsets passed over after an outage, because the records are older than any window holds. The log "
+        "names the partition; answers after the jump carry the flag gap.",
+        "source",
+    ),
+    _counter(
+        "foretick_partitions_moved_total",
+        "Partitions that a rebalance of the consumer group took from this daemon. Their sessions get no more "
+        "records here; the new owner reads on from the committed offsets.",
         "source",
     ),
     _counter(
@@ -508,6 +545,19 @@ METRICS: tuple[Metric, ...] = (
     _gauge("foretick_scheduler_info", "Always 1; the labels name policy and eviction.", "policy", "eviction"),
     _gauge("foretick_engine_up", "1 while the engine process answers. Worry at 0."),
     _gauge("foretick_session_tokens", "Tokens in a session's window.", "session"),
+    _gauge("foretick_rollup_tokens", "Tokens of a session's rollup.", "session"),
+    _gauge(
+        "foretick_rollup_age_seconds",
+        "Event time from the newest bar in a session's rollup to its newest bar. Worry when it exceeds what "
+        "the window holds.",
+        "session",
+    ),
+    _gauge(
+        "foretick_rollup_missing_bars",
+        "Bars that left the window before its rollup had them, so that questions see them nowhere until the "
+        "next one. Worry while it is not 0: refreshes are slower than the data.",
+        "session",
+    ),
 )
 
 BY_NAME: Mapping[str, Metric] = {metric.name: metric for metric in METRICS}

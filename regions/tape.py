@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, islice
 from typing import Protocol
 
 from regions.block_pool import BlockPool
@@ -193,17 +193,19 @@ class Tape:
         self._need()
         return Fork(self._pool, frame_limit=self._frame_limit, context=self._committed)
 
-    def fresh_window(self, frozen: Context | None = None) -> Fork:
+    def fresh_window(self, frozen: Context | None = None, leaving: int = 0) -> Fork:
         """A reader of the frozen prefix alone (by default its own), positioned where the window begins.
 
-        After `window` is prefilled into it, it is as if nothing had ever been evicted.
+        After `window` is prefilled into it, it is as if nothing had ever been evicted. ``leaving``: the
+        window begins so many records later, see `adopt_prefix`.
         """
         frozen = frozen or self._frozen
-        base = self.evicted_tokens - frozen.tokens
+        begins = self.evicted_tokens + sum(len(record.tokens) for record in islice(self._records, leaving))
+        base = begins - frozen.tokens
         context = Context(
             anchor(frozen.extents, base),
             frozen.blocks,
-            self.evicted_tokens,
+            begins,
             base,
             base,
             self.version,
@@ -226,10 +228,15 @@ class Tape:
         """As `adopt`, behind another frozen prefix, whose reference it takes over; ``records``: a new window.
 
         Readers see it from the next commit on, and at once if the tape is not resident: the version that they
-        would see is then dropped.
+        would see is then dropped. Without ``records``, what is older than the first of ``fresh`` is evicted.
         """
         if records is None:
-            self._check_fresh(fresh, frozen, self.evicted_tokens, self.window)
+            leaving = max(0, fresh.begins_at - self.evicted_tokens)
+            begins = self.evicted_tokens + leaving
+            self._check_fresh(fresh, frozen, begins, self.window[leaving:])
+            while self.evicted_tokens < begins:
+                self.evicted_tokens += len(self._records.popleft().tokens)
+                self.evicted_records += 1
         else:
             begins, window = fresh.begins_at, list(chain.from_iterable(r.tokens for r in records))
             self._check_fresh(fresh, frozen, begins, window)

@@ -199,14 +199,14 @@ class Refresher:
 
     # When.
 
-    def _replace(self, tape: Tape, frozen: tuple[int, ...], records: TapeItems | None) -> None:
+    def _replace(self, tape: Tape, following: Replacement) -> None:
         """See `Scheduler.refresh`. A window that was given and is not adopted yet stays."""
         window = self._windows.get(tape)
         if window is None:
             return
         append = self._scheduler.queues.appends.get(tape)
         newest = append.queue[-1].seq if append is not None else 0
-        window.replace(frozen, records, newest)
+        window.replace(following, newest)
         self._update_barrier(window)
         running = self._running
         if running is None or running.window is not window:
@@ -326,8 +326,9 @@ class Refresher:
 
     def _prefill_window(self, running: _Prefill) -> None:
         tape, following = running.window.tape, running.replacement
-        running.fresh = tape.fresh_window(running.frozen)
-        tokens = tape.window
+        leaving = max(0, following.first - tape.evicted_records) if following is not None else 0
+        running.fresh = tape.fresh_window(running.frozen, leaving)
+        tokens = tape.window[running.fresh.begins_at - tape.evicted_tokens :]
         if following is not None and following.records is not None:
             tokens = list(chain.from_iterable(record.tokens for record in following.records))
         running.tokens = len(tokens)
@@ -377,9 +378,12 @@ class Refresher:
             assert running.frozen is not None  # it was prefilled first
             records = following.records
             live = None if records is None else [LiveRecord(r.tokens, r.ts_event) for r in records]
+            evicted = tape.evicted_tokens
             tape.adopt_prefix(fresh, running.frozen, live)
             running.frozen = None
-            window.replacements.popleft()
+            if live is None and tape.evicted_tokens > evicted:
+                self._observer.evicted(tape.name, tape.evicted_tokens - evicted)
+            window.replaced()
             self._update_barrier(window)
         self._observer.refreshed(tape.name)
 

@@ -32,6 +32,7 @@ from scheduler.request import Event, Failure, Request, State
 from scheduler.speculation import Speculation
 from scheduler.tapes import OnCommit, OnDrop, TapeAppend, TapeItems, due
 from scheduler.types import Costs, Limits, PriorityClass, Tier, Work
+from scheduler.windows import Replacement
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +87,7 @@ class Scheduler:
         self.queues = Queues(ordering.key, order)
         self._live = LiveWork(self.queues, memory, limits, clock, self._observer, forget)
         self._on_lost: list[Callable[[Tape], None]] = []
-        self._on_refresh: list[Callable[[Tape, tuple[int, ...], TapeItems | None], None]] = []
+        self._on_refresh: list[Callable[[Tape, Replacement], None]] = []
         self._admissions = self._preemptions = 0
         self._after_question = False
 
@@ -134,11 +135,21 @@ class Scheduler:
         """Finish the prompt and generate. An empty prompt fails with `bad_prompt`."""
         self._inbox.change_prompt(request_id, "finish")
 
-    def refresh(self, tape: Tape, frozen: Sequence[int], window: TapeItems | None = None) -> None:
+    def refresh(
+        self,
+        tape: Tape,
+        frozen: Sequence[int],
+        window: TapeItems | None = None,
+        *,
+        first: int = 0,
+        adopted: Callable[[], None] | None = None,
+    ) -> None:
         """Replace a tape's frozen prefix, in the background; the newest call wins.
 
         The live records are prefilled behind it again, or ``window``, which must have all records appended so
         far: records appended later then wait until it is adopted. Questions read the old version until then.
+        Without ``window``, live records before number ``first`` (of all that the tape ever had, from 0) stay
+        readable until then and leave with it. ``adopted`` is called between two batches.
         Raises ValueError, with nothing changed, when prefix or window are too long.
         """
         tape.check_prefix(len(frozen))
@@ -146,7 +157,7 @@ class Scheduler:
         if tokens > tape.retention.tokens:
             raise ValueError(f"{tape.name}: {tokens} tokens exceed the retention of {tape.retention.tokens}")
         for callback in self._on_refresh:
-            self._inbox.call(partial(callback, tape, tuple(frozen), window))
+            self._inbox.call(partial(callback, tape, Replacement(tuple(frozen), window, first, adopted)))
 
     def cancel(self, request_id: int) -> None:
         """End a live request as CANCELLED before the next batch; ignores unknown and ended ids."""
@@ -179,8 +190,8 @@ class Scheduler:
         """Call `callback` at every step with each tape whose lost KV blocks work."""
         self._on_lost.append(callback)
 
-    def on_refresh(self, callback: Callable[[Tape, tuple[int, ...], TapeItems | None], None]) -> None:
-        """Call `callback` between two batches with the arguments of each `refresh`."""
+    def on_refresh(self, callback: Callable[[Tape, Replacement], None]) -> None:
+        """Call `callback` between two batches with what each `refresh` asks for."""
         self._on_refresh.append(callback)
 
     def remove(self, tape: Tape, failure: Failure) -> None:

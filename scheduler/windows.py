@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from regions.tape import Tape
@@ -33,7 +34,11 @@ class Replacement:
     frozen: tuple[int, ...]
     records: TapeItems | None
     """The window; None: the live records."""
-    barrier: int
+    first: int = 0
+    """Live records before this one leave the window; they count from the first that the tape ever had."""
+    adopted: Callable[[], None] | None = None
+    """Called when the tape has it."""
+    barrier: int = 0
     """Number of the newest record that ``records`` replaces; later ones wait."""
 
 
@@ -88,16 +93,24 @@ class Window:
             return None
         return self.committed + policy.idle_ns - now
 
-    def replace(self, frozen: tuple[int, ...], records: TapeItems | None, newest: int) -> None:
+    def replace(self, following: Replacement, newest: int) -> None:
         """Queue another prefix, and the window behind it unless the live records are meant.
 
         ``newest``: number of the newest record that waits. A window that was given and is not adopted yet
-        stays; so does its prefix if records wait for it.
+        stays; so does its prefix if records wait for it. What was to leave the window still leaves it.
         """
-        following = Replacement(frozen, records, newest)
+        following = replace(following, barrier=newest)
         last = self.replacements.pop() if self.replacements else None
-        if last is not None and records is None:
-            following = replace(last, frozen=frozen)
+        if last is not None and following.records is None:
+            first, adopted = max(last.first, following.first), following.adopted or last.adopted
+            following = replace(last, frozen=following.frozen, first=first, adopted=adopted)
         elif last is not None and last.records is not None and newest > last.barrier:
             self.replacements.append(last)  # records wait for it
         self.replacements.append(following)
+
+    def replaced(self) -> None:
+        """The next replacement was adopted: what it took out of the window left no trace."""
+        done = self.replacements.popleft()
+        self.begun_records = max(self.begun_records, done.first)
+        if done.adopted is not None:
+            done.adopted()

@@ -1,6 +1,7 @@
 """The `real_kafka` fixture: Apache Kafka out of Maven Central, or the broker that FORETICK_KAFKA names."""
 
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -22,10 +23,23 @@ def real_kafka() -> Iterator[RealKafka]:
     if given := os.environ.get("FORETICK_KAFKA"):
         yield RealKafka(given, None)
         return
-    if missing := missing_tools():
+    _need_tools()
+    with KafkaServer() as server:
+        yield RealKafka(server.bootstrap, server)
+
+
+@pytest.fixture(scope="module")
+def secured_kafka() -> Iterator[KafkaServer]:
+    """A broker of our own with a listener that demands TLS and a login."""
+    _need_tools("openssl")
+    with KafkaServer(secured=True) as server:
+        yield server
+
+
+def _need_tools(*more: str) -> None:
+    missing = [*missing_tools(), *(program for program in more if shutil.which(program) is None)]
+    if missing:
         message = f"Apache Kafka needs Java and Maven: apt-get install {' '.join(missing)}"
         if os.environ.get("CI") == "true":
             pytest.fail(message)
         pytest.skip(message)
-    with KafkaServer() as server:
-        yield RealKafka(server.bootstrap, server)

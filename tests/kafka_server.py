@@ -79,12 +79,33 @@ def free_ports(count: int) -> list[int]:
             each.close()
 
 
-class KafkaServer:
-    """One broker in KRaft combined mode. ``stop`` and ``start`` again keep its ports and its data."""
+USER, PASSWORD = "desk", "tick tock"
+"""Who may use the listener of a `KafkaServer` with TLS; PLAIN, SCRAM-SHA-256 and SCRAM-SHA-512."""
 
-    def __init__(self, heap_mb: int = 512) -> None:
+
+def make_certificates(folder: Path) -> None:
+    """An authority (ca.pem), and a certificate by it for a broker at 127.0.0.1 (broker.pem, broker.key)."""
+    new = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    authority = ["-subj", "/CN=test authority", "-keyout", "ca.key", "-out", "ca.pem"]
+    signed = ["-CA", "ca.pem", "-CAkey", "ca.key", "-addext", "basicConstraints=critical,CA:false"]
+    named = ["-subj", "/CN=broker", "-addext", "subjectAltName=IP:127.0.0.1"]
+    for arguments in (authority, [*signed, *named, "-keyout", "broker.key", "-out", "broker.pem"]):
+        subprocess.run([*new, *arguments], cwd=folder, check=True, capture_output=True)
+
+
+class KafkaServer:
+    """One broker in KRaft combined mode. ``stop`` and ``start`` again keep its ports and its data.
+
+    ``secured``: a second listener, of clients that know ``ca_file`` and log in as `USER`, at ``secure``.
+    """
+
+    def __init__(self, heap_mb: int = 512, secured: bool = False) -> None:
         self._heap_mb = heap_mb
+        self._secured = secured
+        (self._secure_port,) = free_ports(1)
+        self.secure = f"127.0.0.1:{self._secure_port}"
         self._home = Path(tempfile.mkdtemp(prefix="foretick-kafka-"))
+        self.ca_file = self._home / "ca.pem"
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
         self._formatted = False
@@ -136,7 +157,12 @@ class KafkaServer:
         shutil.rmtree(self._home, ignore_errors=True)
 
     def _format(self, settings: Path) -> None:
-        self._run("kafka.tools.StorageTool", "format", "--standalone", "-t", CLUSTER, "-c", str(settings))
+        users = []
+        if self._secured:
+            for mechanism in ("SCRAM-SHA-256", "SCRAM-SHA-512"):
+                users += ["--add-scram", f'{mechanism}=[name={USER},password="{PASSWORD}"]']
+        base = ("kafka.tools.StorageTool", "format", "--standalone", "-t", CLUSTER)
+        self._run(*base, "-c", str(settings), *users)
         self._formatted = True
 
     def _run(self, *arguments: str) -> str:
@@ -186,7 +212,29 @@ class KafkaServer:
             "auto.create.topics.enable": "false",
             "log.cleaner.dedupe.buffer.size": 8 << 20,
         }
+        if self._secured:
+            settings |= self._secure_settings(settings)
         return "".join(f"{name}={value}\n" for name, value in settings.items())
+
+    def _secure_settings(self, plain: Mapping[str, object]) -> dict[str, object]:
+        make_certificates(self._home)
+        (self._home / "keys.pem").write_text(
+            (self._home / "broker.key").read_text() + (self._home / "broker.pem").read_text()
+        )
+        login = "org.apache.kafka.common.security"
+        listener = "listener.name.secure"
+        return {
+            "listeners": f"{plain['listeners']},SECURE://{self.secure}",
+            "advertised.listeners": f"{plain['advertised.listeners']},SECURE://{self.secure}",
+            "listener.security.protocol.map": f"{plain['listener.security.protocol.map']},SECURE:SASL_SSL",
+            "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512",
+            f"{listener}.ssl.keystore.type": "PEM",
+            f"{listener}.ssl.keystore.location": self._home / "keys.pem",
+            f"{listener}.plain.sasl.jaas.config": f"{login}.plain.PlainLoginModule required "
+            f'user_{USER}="{PASSWORD}";',
+            f"{listener}.scram-sha-256.sasl.jaas.config": f"{login}.scram.ScramLoginModule required;",
+            f"{listener}.scram-sha-512.sasl.jaas.config": f"{login}.scram.ScramLoginModule required;",
+        }
 
     def _wait_ready(self) -> None:
         """A broker opens its listener only when it is ready, so a connection that is taken is the sign."""

@@ -16,16 +16,19 @@ from bench.figures import Figure, Goal, rate
 from bench.run import SuiteRun
 from bench.stream import processes
 from bench.stream.processes import child, new_ring
-from ingest.record import RECORD, WORDS, Records
+from ingest.record import RECORD, WORDS, Records, RecordWriter
 
 _RING = 1 << 16
 BATCH = 512
+_ROWS = 1 << 20
+"""Of the columns that records are packed from: more than caches hold."""
 _QUEUE_BATCHES = 64
 _BATCHED_QUEUE = f"`multiprocessing.Queue`, {BATCH} at a time"
 
 
 def measure(run: SuiteRun) -> Iterator[Figure]:
-    """Records of 128 bytes, 512 at a time. Copying the bytes shows the order of memory's speed; its runs
+    """Records of 128 bytes, 512 at a time: packed from columns as the front does, and the ring alone, with
+    one batch again and again. Copying the bytes shows the order of memory's speed; its runs
     differ several times over, so it is no floor.
     """
     yield from figures(*run.sized((5_000_000, 1_000_000, 20_000, 7), (200_000, 50_000, 1000, 2)))
@@ -39,7 +42,8 @@ def figures(ring: int, batched: int, queued: int, repeats: int) -> Iterator[Figu
     ingest.warm_up()
     ring, batched = (max(1, n // BATCH) * BATCH for n in (ring, batched))
     ways: dict[str, tuple[int, Callable[[int], float]]] = {
-        "ring": (ring, _through_ring),
+        "ring, packed from columns": (ring, partial(_through_ring, packed=True)),
+        "ring, one batch that stays in the cache": (ring, partial(_through_ring, packed=False)),
         _BATCHED_QUEUE: (batched, partial(_through_queue, batch=BATCH)),
         "`multiprocessing.Queue`, one by one": (queued, partial(_through_queue, batch=1)),
         "the bytes copied in and out in one process": (ring, _copied),
@@ -61,16 +65,23 @@ def _batch() -> Records:
     return records
 
 
-def _through_ring(total: int) -> float:
-    records = _batch()
+def _through_ring(total: int, packed: bool) -> float:
+    records, writer = _batch(), RecordWriter(BATCH)
+    numbers = np.tile(np.arange(BATCH), _ROWS // BATCH)
+    columns = {name: numbers.copy() for name in ("seq", "ts_event", "ts_recv", "ts_source", "a", "b")}
     with new_ring(_RING) as ring, child(processes.pops, ring.name, total) as pipe:
         began = time.monotonic_ns()
-        for _ in range(total // BATCH):
+        for i in range(total // BATCH):
+            if packed:
+                writer.clear()
+                records, at = writer.extend(BATCH), i * BATCH % _ROWS
+                for name, column in columns.items():
+                    records[name] = column[at : at + BATCH]
             rest = records[ring.push(records) :]
             while len(rest):
                 rest = rest[ring.push(rest) :]
         ended, checksum = pipe.recv()
-    check(checksum, int(records["seq"].sum()) * (total // BATCH))
+    check(checksum, int(np.arange(BATCH).sum()) * (total // BATCH))
     return float(ended - began) / 1e9
 
 

@@ -12,6 +12,7 @@ COMMANDS = {
     "check": "Check the file, model, tokenizer, topics and sockets.",
     "demo": "Run the whole pipeline: no broker, no GPU, no download.",
     "feasible": "Find a schedule that meets a TTFT bound, or show that none does.",
+    "keys": "Make a pair of keys for encrypted ZeroMQ sockets.",
     "label": "Tell a running daemon the right choice of a past answer.",
     "plan": "Say what a device carries of a configuration.",
     "profile": "Measure recompute and swap on this device.",

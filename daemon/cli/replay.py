@@ -6,7 +6,9 @@ import asyncio
 import logging
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
+from contextlib import asynccontextmanager
+from datetime import date as Date
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,8 @@ from typing import Any
 import click
 import msgspec
 import uvloop
+from rich.console import Console
+from rich.progress import Progress
 
 from daemon.cli.options import read_config, refuse, set_option, stopping_on_signals
 from daemon.config.schema import BarsConfig, Config, HttpConfig, LogConfig, QueryConfig, SessionConfig
@@ -42,6 +46,9 @@ JOIN_S = 0.5
 """Time for subscribers to join a PUB socket before the first message."""
 
 
+PROGRESS_EVERY_S = 0.25
+
+
 class ReplayError(Exception):
     """The replay cannot run with these options."""
 
@@ -59,6 +66,11 @@ class ReplayError(Exception):
 )
 @click.option("--from", "from_", metavar="TIME", help="first event time to play, with a zone")
 @click.option("--until", metavar="TIME", help="event time at which to stop, with a zone")
+@click.option(
+    "--date",
+    metavar="YYYY-MM-DD",
+    help="day of a file whose times count from midnight, instead of the one in its name",
+)
 @click.option("--bootstrap", help="brokers, host:port (kafka)")
 @click.option("--topic", default="md.trades.v1", show_default=True, help="topic to send to (kafka, zmq)")
 @click.option("--endpoint", help="endpoint to bind (zmq)")
@@ -95,6 +107,7 @@ def replay(
     speed: float,
     from_: str | None = None,
     until: str | None = None,
+    date: str | None = None,
     bootstrap: str | None = None,
     topic: str = "",
     endpoint: str | None = None,
@@ -107,13 +120,14 @@ def replay(
     try:
         form = load_format(format_name)
         times = [None if text is None else int(parse_instant(text)) for text in (from_, until)]
+        day = None if date is None else Date.fromisoformat(date)
     except (FormatError, ValueError) as error:
         raise ReplayError(str(error)) from error
-    source = ReplaySource("replay", file, form, speed, from_ns=times[0], until_ns=times[1])
+    source = ReplaySource("replay", file, form, speed, from_ns=times[0], until_ns=times[1], day=day)
     if target == "inproc":
         config = config or Config()
         if not config.sessions:
-            config = _config_for(file, form, config, symbols)
+            config = _config_for(file, form, config, symbols, day)
         return uvloop.run(_through_daemon(source, config, as_json, make))
     set_up_logging(LogConfig(level="warning"), "replay")
     if target == "kafka":
@@ -125,18 +139,23 @@ def replay(
     return uvloop.run(_publish(source, ZmqSink("replay", endpoint), topic, JOIN_S))
 
 
-def _config_for(file: Path, form: FileFormat, config: Config, most: int) -> Config:
+def _config_for(file: Path, form: FileFormat, config: Config, most: int, day: Date | None) -> Config:
     """A session for each of the first ``most`` symbols; bars of the file's own interval if it holds bars."""
     decimals: dict[str, int] = {}
     bars = None
-    for record in islice(read_records(file, form), _LOOKED_AT):
+    wrong: list[str] = []
+    records = read_records(
+        file, form, day=day, on_malformed=lambda line, error: wrong.append(f"line {line}: {error}")
+    )
+    for record in _readable(islice(records, _LOOKED_AT)):
         if bars is None:
             own = BarsConfig(interval=Duration(record.interval_ns)) if isinstance(record, Bar) else None
             bars = own or config.bars
         if record.key in decimals or len(decimals) < most:
             decimals[record.key] = max(decimals.get(record.key, 0), _decimals(record))
     if bars is None:
-        raise ReplayError(f"{file} holds no record of this format")
+        why = f"; {wrong[0]}" if wrong else ""
+        raise ReplayError(f"{file} holds no record of this format{why}")
     sessions = tuple(
         SessionConfig(name=_name(key, decimals), symbol=key, price_decimals=places)
         for key, places in decimals.items()
@@ -150,6 +169,13 @@ def _config_for(file: Path, form: FileFormat, config: Config, most: int) -> Conf
         process=msgspec.structs.replace(config.process, mode="inproc"),
         log=LogConfig(level="warning"),
     )
+
+
+def _readable(records: Iterable[AnyRecord]) -> Iterator[AnyRecord]:
+    try:
+        yield from records
+    except FormatError as error:
+        raise ReplayError(str(error)) from error
 
 
 def _name(key: str, among: Collection[str]) -> str:
@@ -192,10 +218,15 @@ async def _publish(source: ReplaySource, sink: Sink, topic: str, join_s: float) 
             async for batch in source.batches():
                 await asyncio.gather(*(one(message) for message in batch))
 
-        await until(stop, play())
+        try:
+            async with showing_progress(source):
+                await until(stop, play())
+        except FormatError as error:
+            raise ReplayError(str(error)) from error
         await source.stop()
         await sink.stop()
     print(f"{outcome['sent']} records sent, {outcome['refused']} refused, {source.malformed} malformed lines")
+    _tell_unused(source)
     return 1 if outcome["refused"] else 0
 
 
@@ -204,12 +235,14 @@ async def _through_daemon(
 ) -> int:
     set_up_logging(config.log, "replay")
     stop = asyncio.Event()
-    printer = AnswerPrinter(sys.stdout.write, as_json)
+    # the progress bar replaces sys.stdout while it is shown
+    printer = AnswerPrinter(lambda text: sys.stdout.write(text), as_json)
     with stopping_on_signals(stop):
         front = make(config, source=source, routes=[Route(printer, "answers")])
         try:
             await front.start()
-            await until(stop, front.finish())
+            async with showing_progress(source, shown=not as_json):
+                await until(stop, front.finish())
         except Exception as error:
             raise ReplayError(f"{type(error).__name__}: {error}") from error
         finally:
@@ -222,7 +255,38 @@ async def _through_daemon(
         f"{printer.count} answers, {source.malformed} malformed lines",
         file=sys.stderr if as_json else sys.stdout,
     )
+    _tell_unused(source)
     return 0 if clean else 1
+
+
+def _tell_unused(source: ReplaySource) -> None:
+    """Say what else the file holds, and the first thing that is wrong with it."""
+    if source.passed_over:
+        names = ", ".join(f"{n} {name.replace('_', ' ')}" for name, n in source.passed_over.most_common())
+        click.echo(f"lines without a record: {names}", err=True)
+    if source.first_malformed:
+        click.echo(f"first malformed line: {source.first_malformed}", err=True)
+
+
+@asynccontextmanager
+async def showing_progress(source: ReplaySource, shown: bool = True) -> AsyncIterator[None]:
+    """A progress bar of the file on standard error, if that is a terminal."""
+    if not (shown and sys.stderr.isatty()):
+        yield
+        return
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("replay", total=1.0)
+
+        async def follow() -> None:
+            while True:
+                bar.update(task, completed=source.progress)
+                await asyncio.sleep(PROGRESS_EVERY_S)
+
+        following = asyncio.ensure_future(follow())
+        try:
+            yield
+        finally:
+            following.cancel()
 
 
 class AnswerPrinter:

@@ -10,7 +10,17 @@ from daemon.config.schema import Config, SessionConfig
 from daemon.config.standing import questions_of
 from flash.questions import Question
 
-WINDOW = ("symbol", "more_symbols", "price_decimals", "volume_decimals", "lines", "unit", "interval")
+WINDOW = (
+    "symbol",
+    "more_symbols",
+    "price_decimals",
+    "volume_decimals",
+    "lines",
+    "unit",
+    "interval",
+    "rollup",
+    "rollup_tokens",
+)
 """Keys of a session that its window depends on: with another value it begins again, empty."""
 LIVE = ("sessions", "questions", "standing", "bars")
 """Tables that change while the daemon runs; `foretick` takes the others at its start."""

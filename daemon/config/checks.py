@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterator
 
 from daemon.config.errors import Problem
-from daemon.config.schema import BarsConfig, Config
+from daemon.config.schema import ALL, BarsConfig, Config
 from feeds.connector import Connector
+from feeds.connectors import SOURCES
 
 _TCP = re.compile(r"tcp://(.*):[^:]*")
 
@@ -18,6 +19,7 @@ def cross_check(config: Config) -> list[Problem]:
     checks = (
         _sessions,
         _units,
+        _rollups,
         _questions,
         _positions,
         pool_size,
@@ -34,7 +36,9 @@ def cross_check(config: Config) -> list[Problem]:
 def exposure_warnings(config: Config) -> list[Problem]:
     """One warning for each socket reachable from other machines (the defaults bind loopback only)."""
     bound = {"http.host": config.http.host, "query.endpoint": _tcp_host(config.query.endpoint)}
-    bound |= {key: _tcp_host(endpoint) for key, endpoint in bound_endpoints(config).items()}
+    for table, connector in connectors_of(config).items():
+        if not connector.authenticates():
+            bound |= {f"{table}.{key}": _tcp_host(each) for key, each in connector.bound().items()}
     return [
         Problem(
             key,
@@ -48,9 +52,7 @@ def exposure_warnings(config: Config) -> list[Problem]:
 def connectors_of(config: Config) -> dict[str, Connector]:
     """The connectors in use, by the dotted key of their tables."""
     found: dict[str, Connector] = {f"sink.{name}": sink for name, sink in config.sink.connectors.items()}
-    if config.source.connector is not None:
-        found[f"source.{config.source.kind}"] = config.source.connector
-    return found
+    return found | {table: connector for table, (_, connector) in config.feeds.items()}
 
 
 def bound_endpoints(config: Config) -> dict[str, str]:
@@ -109,6 +111,21 @@ def _units(config: Config) -> Iterator[Problem]:
             )
 
 
+def _rollups(config: Config) -> Iterator[Problem]:
+    for index, session in enumerate(config.sessions):
+        here, shorter = f"sessions[{index}].rollup", session.bars(config.bars).interval
+        if session.rollup and session.lines == "compact":
+            why = "compact lines have no room for the prices and volumes of longer bars"
+            yield Problem(here, f'{why}: remove it, or set lines = "decimal"')
+        for at, tier in enumerate(session.rollup):
+            if shorter and (tier.interval <= shorter or tier.interval % shorter):
+                yield Problem(
+                    f"{here}[{at}].interval",
+                    f"{tier.interval} is no multiple of {shorter}, the length of the bars it sums up",
+                )
+            shorter = tier.interval
+
+
 def _questions(config: Config) -> Iterator[Problem]:
     known = {session.name for session in config.sessions}
     limit = config.scheduler.max_new_tokens
@@ -137,14 +154,15 @@ def _questions(config: Config) -> Iterator[Problem]:
 
 
 def _positions(config: Config) -> Iterator[Problem]:
-    """Positions cover the frozen prefix, the tape, the question and its answer (see regions)."""
+    """Positions cover the frozen prefix, rollup, tape, the question and its answer (see regions)."""
     question = config.scheduler.max_prompt_tokens + config.scheduler.max_new_tokens
     for index, session in enumerate(config.sessions):
-        if session.retention_tokens + question >= config.pool.frame_limit:
+        rollup = f", rollup_tokens {session.rollup_tokens}" if session.rollup else ""
+        if session.retention_tokens + session.summed_tokens + question >= config.pool.frame_limit:
             yield Problem(
                 "pool.frame_limit",
                 f"{config.pool.frame_limit} is too small for the system prompt,"
-                f" sessions[{index}].retention_tokens {session.retention_tokens}"
+                f" sessions[{index}].retention_tokens {session.retention_tokens}{rollup}"
                 f" and scheduler.max_prompt_tokens + max_new_tokens {question}: raise it, or lower them",
             )
 
@@ -152,10 +170,12 @@ def _positions(config: Config) -> Iterator[Problem]:
 def pool_size(config: Config) -> Iterator[Problem]:
     """Whether the pool holds all windows. The engine checks again: with lines = "auto" the model decides."""
     tokens = config.pool.blocks * config.pool.block_size
-    # an exact session has two windows during a refresh, a compact one while it gets another anchor
+    # an exact session has two windows during a refresh, a compact one while it gets another anchor, and one
+    # with a rollup while bars move there
     windows = [
-        session.retention_tokens * (2 if session.semantics == "exact" or session.lines == "compact" else 1)
+        session.retention_tokens * (2 if twice else 1) + 2 * session.summed_tokens
         for session in config.sessions
+        for twice in [session.semantics == "exact" or session.lines == "compact" or bool(session.rollup)]
     ]
     if config.flash.placement == "frozen":  # one session at a time gets other numbered questions
         windows.append(
@@ -205,6 +225,18 @@ def _source(config: Config) -> Iterator[Problem]:
         yield Problem(f"source.{kind}", f'source.kind is "{kind}", so the table [source.{kind}] is needed')
     if kind != "none" and not config.sessions:
         yield Problem("sessions", "the source has no session to read its records: add a [[sessions]] table")
+    if config.sources and not config.sessions:
+        yield Problem("sessions", "the sources have no session to read them: add a [[sessions]] table")
+    names = [kind, *(source.name for source in config.sources)]
+    for index, first in _repeated(names):
+        other = f"sources[{first - 1}].name" if first else "source.kind"
+        yield Problem(f"sources[{index - 1}].name", f"{names[index]!r} is already {other}")
+    for index, source in enumerate(config.sources):
+        if source.name == ALL:
+            yield Problem(f"sources[{index}].name", f"{ALL!r} names all sources together: take another")
+        if len(source.tables) != 1:
+            given = ", ".join(source.tables) or "none"
+            yield Problem(f"sources[{index}]", f"needs one table of {', '.join(SOURCES)}; there is: {given}")
     capacity = config.source.ring_capacity
     if capacity & (capacity - 1):
         nearest = 1 << (capacity.bit_length())

@@ -23,6 +23,8 @@ from scheduler.types import Eviction
 
 SECOND = parse_duration("1s")
 OFF = Duration(0)
+ALL = "all"
+"""The label `source` of what all sources share."""
 UNTRAINED = "untrained"
 """`model.path` of the random model."""
 _SYMBOL = r"^[^:\s]+:\S+$"
@@ -187,6 +189,23 @@ class BarsConfig(Table, frozen=True):
     ] = OFF
 
 
+class RollupConfig(Table, frozen=True):
+    """Longer bars of what has left the window, one table for each length, the shortest first."""
+
+    interval: Annotated[
+        Duration,
+        about("length of a bar: a multiple of the length before it; the first, of the window's bars"),
+    ]
+    bars: Annotated[
+        int,
+        about(
+            "most bars of this length, of each symbol; the oldest goes into a bar of the next length, and "
+            "from the last length it is dropped",
+            ge=1,
+        ),
+    ]
+
+
 class SessionConfig(Table, frozen=True):
     """One symbol, or several, and the window of their bars that the model reads."""
 
@@ -246,6 +265,18 @@ class SessionConfig(Table, frozen=True):
             "exact measures it at every refresh"
         ),
     ] = Duration(3600 * SECOND)
+    rollup: tuple[RollupConfig, ...] = ()
+    rollup_tokens: Annotated[
+        int, about("rollup only: most tokens of the longer bars; the oldest are left out", ge=64)
+    ] = 1024
+    rollup_every: Annotated[
+        int,
+        about(
+            "rollup only: so many of the oldest bars move out of the window together, in the background, "
+            "once it has no room for as many new ones; at most a quarter of it",
+            ge=1,
+        ),
+    ] = 64
     warm_up_records: Annotated[
         int, about("answers carry the flag warm_up until the model has read this many bars", ge=0)
     ] = 10
@@ -278,6 +309,11 @@ class SessionConfig(Table, frozen=True):
     def symbols(self) -> tuple[str, ...]:
         """All its symbols, VENUE:SYMBOL."""
         return (self.symbol, *self.more_symbols)
+
+    @property
+    def summed_tokens(self) -> int:
+        """Most tokens of its rollup; 0 where it has none."""
+        return self.rollup_tokens if self.rollup else 0
 
     def bars(self, defaults: BarsConfig) -> BarsConfig:
         """How its records become bars: its own settings, and ``defaults``."""
@@ -397,17 +433,24 @@ class SourceConfig(_with_tables("SourceTables", SOURCES)):  # type: ignore[misc]
     ] = "auto"
 
     @property
-    def skips(self) -> bool:
-        """What `behind` says of this source."""
-        if self.behind != "auto":
-            return self.behind == "skip"
-        return self.connector is not None and self.connector.live
-
-    @property
     def connector(self) -> SourceConnector | None:
         """The table that `kind` names; None for none."""
         connector: SourceConnector | None = getattr(self, self.kind, None)
         return connector
+
+
+# as above
+class NamedSource(_with_tables("NamedSourceTables", SOURCES), kw_only=True):  # type: ignore[misc, call-arg]
+    """A source beside `[source]`, by one table of a connector: `[sources.kafka]` below its `[[sources]]`."""
+
+    name: Annotated[
+        str, about("name in metrics, health and the inputs of answers", pattern=_NAME, max_length=64)
+    ]
+
+    @property
+    def tables(self) -> dict[str, SourceConnector]:
+        """The tables that are present, by name."""
+        return {name: connector for name in SOURCES if (connector := getattr(self, name)) is not None}
 
 
 class SinkConfig(_with_tables("SinkTables", SINKS)):  # type: ignore[misc]  # as above
@@ -478,13 +521,33 @@ class Config(Table, frozen=True):
     questions: tuple[QuestionConfig, ...] = ()
     flash: FlashConfig = FlashConfig()
     source: SourceConfig = SourceConfig()
+    sources: tuple[NamedSource, ...] = ()
     sink: SinkConfig = SinkConfig()
     query: QueryConfig = QueryConfig()
     http: HttpConfig = HttpConfig()
     process: ProcessConfig = ProcessConfig()
     log: LogConfig = LogConfig()
 
+    @property
+    def skips(self) -> bool:
+        """What `source.behind` says of these sources; those that can wait decide for all."""
+        if self.source.behind != "auto":
+            return self.source.behind == "skip"
+        connectors = [connector for _, connector in self.feeds.values()]
+        return bool(connectors) and all(connector.live for connector in connectors)
+
     def promise_ns(self, session: SessionConfig) -> int:
         """A session's promise of freshness, ns; 0: none."""
-        by_bars = session.max_staleness_bars * session.bars(self.bars).interval if self.source.skips else 0
+        by_bars = session.max_staleness_bars * session.bars(self.bars).interval if self.skips else 0
         return int(session.max_staleness or by_bars)
+
+    @property
+    def feeds(self) -> dict[str, tuple[str, SourceConnector]]:
+        """Name and settings of every source, by the dotted key of its table."""
+        found: dict[str, tuple[str, SourceConnector]] = {}
+        if self.source.connector is not None:
+            found[f"source.{self.source.kind}"] = self.source.kind, self.source.connector
+        for index, source in enumerate(self.sources):
+            for kind, connector in source.tables.items():
+                found[f"sources[{index}].{kind}"] = source.name, connector
+        return found

@@ -68,7 +68,8 @@ class Built:
         try:
             # no anchor's header is longer
             compact = isinstance(self.lines[session.name], CompactSpec)
-            tape.check_prefix(len(frozen) + (len(self.prompt.encode(WIDEST.header)) if compact else 0))
+            header = len(self.prompt.encode(WIDEST.header)) if compact else 0
+            tape.check_prefix(len(frozen) + header + session.summed_tokens)
         except ValueError:
             tape.release()
             raise
@@ -228,8 +229,9 @@ def _build(config: Config, versions: Mapping[str, int]) -> Built:
     check_pool(config, compact)
     blocks = config.pool.blocks or pool_blocks(config, longest + (header if compact else 0), compact)
     size = config.pool.block_size
-    # the pool less the cell budget; at least the longest frozen prefix
-    cached = max(int(blocks * size * (1 - config.scheduler.cell_budget)), longest)
+    # the pool less the cell budget; at least the longest frozen prefix and rollup
+    rollup = max((session.summed_tokens for session in config.sessions), default=0)
+    cached = max(int(blocks * size * (1 - config.scheduler.cell_budget)), longest + rollup)
     engine = Engine(
         loaded, blocks=blocks, block_size=size, frame_limit=config.pool.frame_limit, cache_tokens=cached
     )
@@ -269,6 +271,9 @@ def line_spec(session: SessionConfig, prompt: PromptFormat, here: str = "session
     if session.more_symbols:
         why = "the model reads compact lines, which are relative to one price: use a session for each symbol"
         raise SettingError(f"{here}.more_symbols", why)
+    if session.rollup:
+        why = "the model reads compact lines, which have no room for the prices and volumes of longer bars"
+        raise SettingError(f"{here}.rollup", f"{why}: remove it, or use a model that reads decimal lines")
     return CompactSpec(
         session.price_decimals,
         session.unit,
@@ -285,8 +290,9 @@ def labels_of(symbols: Sequence[str]) -> tuple[str, ...]:
 
 
 def retention_of(session: SessionConfig, prompt: PromptFormat) -> Retention:
-    """What its tape keeps."""
-    return Retention(session.retention_tokens, retained_records(session, prompt), session.retention_span)
+    """What its tape keeps. A span is kept by the rollup, if there is one: nothing leaves without it."""
+    span = 0 if session.rollup else session.retention_span
+    return Retention(session.retention_tokens, retained_records(session, prompt), span)
 
 
 def retained_records(session: SessionConfig, prompt: PromptFormat) -> int:
@@ -307,14 +313,15 @@ def prefixes_of(
                 numbered[asked.session].append(asked.question)
     try:
         several = (session.name for session in config.sessions if session.more_symbols)
-        return Prefixes(prompt, partial(text_of, prompt), headers, numbered, several)
+        rollups = {session.name: session.summed_tokens for session in config.sessions}
+        return Prefixes(prompt, partial(text_of, prompt), headers, numbered, several, rollups)
     except ValueError as error:
         raise SettingError("flash.placement", str(error)) from error
 
 
 def fresh_tokens(config: Config, compact: Collection[str] = ()) -> int:
     """The most tokens of freshly prefilled windows in the pool at a time; ``compact``: names of sessions."""
-    exact = {s.name for s in config.sessions if s.semantics == "exact"}
+    exact = {s.name for s in config.sessions if s.semantics == "exact" or s.rollup}
     replaced = sum(s.retention_tokens for s in config.sessions if s.name in exact or s.name in compact)
     one = (
         s.retention_tokens
@@ -327,16 +334,17 @@ def fresh_tokens(config: Config, compact: Collection[str] = ()) -> int:
 def pool_blocks(config: Config, frozen_tokens: int, compact: Collection[str] = ()) -> int:
     """Blocks for every session at its retention, twice over.
 
-    A tape needs its window and one batch. An `exact` tape, or one of the ``compact`` sessions, also needs the
-    window that replaces it, and a compact one a prefix of its own. The others share room for one window that
-    is only compared or that gets other numbered questions, and for prefixes with them. Forks that read old
-    versions keep what was evicted meanwhile, and the cell budget reserves its share of the pool for
-    questions.
+    A tape needs its window and one batch. An `exact` tape, one of the ``compact`` sessions, or one with a
+    rollup also needs the window that replaces it, and the latter two what they do not share of their prefix.
+    The others share room for one window that is only compared or that gets other numbered questions, and for
+    prefixes with them. Forks that read old versions keep what was evicted meanwhile, and the cell budget
+    reserves its share of the pool for questions.
     """
     size = config.pool.block_size
     batch = config.scheduler.max_batch_tokens
     tapes = sum(session.retention_tokens + batch for session in config.sessions)
     tapes += fresh_tokens(config, compact) + len(compact) * frozen_tokens
+    tapes += sum(session.summed_tokens for session in config.sessions)
     question = config.scheduler.max_prompt_tokens + config.scheduler.max_new_tokens
     prefixes = (3 if config.flash.placement == "frozen" else 1) * frozen_tokens
     tokens = prefixes + 2 * tapes + int(2 * question / config.scheduler.cell_budget)

@@ -94,7 +94,7 @@ class EngineInput:
         self._changing = threading.Lock()
         self._bars, self._symbols = config.bars, dict(symbols)
         self._specs = {each.name: self._spec(each, built.lines[each.name]) for each in config.sessions}
-        skips = config.source.skips
+        skips = config.skips
         most = CREDITS if skips else 4 * CREDITS
         self._plane = DataPlane(
             ring,

@@ -1,5 +1,6 @@
 """The frozen prefix of each session: what its lines mean and, in frozen placement, its numbered questions.
 
+Behind it a session may have a rollup, which is part of the prefix then: all that stands before the window.
 A question is asked by its number only of a version whose prefix has it. Until a prefix with a new question is
 adopted, the question is asked in full.
 """
@@ -30,7 +31,8 @@ class Prefixes:
 
     ``text_of`` gives a question as the model knows it. ``headers``, by session, say what compact lines mean
     (None: decimal lines). ``questions``: those to number where the model answers by number, None: none ever.
-    ``several``: sessions of several symbols.
+    ``several``: sessions of several symbols. ``rollups``: the longest rollup of sessions that have one, in
+    tokens.
     """
 
     def __init__(
@@ -40,8 +42,11 @@ class Prefixes:
         headers: Mapping[str, str | None],
         questions: Mapping[str, Sequence[Question]] | None,
         several: Iterable[str] = (),
+        rollups: Mapping[str, int] | None = None,
     ) -> None:
         self._several = set(several)
+        self._longest_rollups: dict[str, int] = {}
+        self._rollups: dict[str, tuple[int, ...]] = {}
         self._prompt, self._text_of = prompt, text_of
         self._headers = dict(headers)
         self.numbers = questions is not None
@@ -50,28 +55,37 @@ class Prefixes:
         self._listings: defaultdict[str, deque[Listing]] = defaultdict(deque)  # oldest first
         self._lock = threading.Lock()
         for name, header in headers.items():
-            self.add(name, header, (questions or {}).get(name, ()), several=name in self._several)
+            asked, rollup = (questions or {}).get(name, ()), (rollups or {}).get(name, 0)
+            self.add(name, header, asked, several=name in self._several, rollup=rollup)
 
     def add(
-        self, session: str, header: str | None, questions: Sequence[Question], *, several: bool = False
+        self,
+        session: str,
+        header: str | None,
+        questions: Sequence[Question],
+        *,
+        several: bool = False,
+        rollup: int = 0,
     ) -> None:
         """Make the first prefix of a session. Raises ValueError, with nothing changed, as `frozen` does."""
         with self._lock:
             if several:
                 self._several.add(session)
             try:
-                listing = self._made(session, header, tuple(questions) if self.numbers else ())
+                listing = self._made(session, header, tuple(questions) if self.numbers else (), ())
             except ValueError:
                 self._several.discard(session)
                 raise
             self._headers[session], self._questions[session] = header, tuple(questions)
+            self._longest_rollups[session], self._rollups[session] = rollup, ()
             self._listings[session] = deque([listing])
 
     def remove(self, session: str) -> None:
         """Forget a session."""
         with self._lock:
             self._several.discard(session)
-            for kept in (self._headers, self._questions, self._listings):
+            self._longest_rollups.pop(session, None)
+            for kept in (self._headers, self._questions, self._listings, self._rollups):
                 kept.pop(session, None)
 
     def newest(self, session: str) -> tuple[int, ...]:
@@ -84,7 +98,12 @@ class Prefixes:
         Nothing changes when ``use`` raises.
         """
         with self._lock:
-            self._change(session, header, self._questions[session], use)
+            self._change(session, header, self._questions[session], self._rollups[session], use)
+
+    def sum_up(self, session: str, rollup: tuple[int, ...], use: Callable[[tuple[int, ...]], None]) -> None:
+        """As `anchor`, with another ``rollup``."""
+        with self._lock:
+            self._change(session, self._headers[session], self._questions[session], rollup, use)
 
     def number(
         self, session: str, questions: Sequence[Question], use: Callable[[tuple[int, ...]], None]
@@ -96,12 +115,14 @@ class Prefixes:
         with self._lock:
             texts = [list(map(self._text_of, each)) for each in (questions, self._questions[session])]
             if self.numbers and texts[0] != texts[1]:
-                self._change(session, self._headers[session], tuple(questions), use)
+                header, rollup = self._headers[session], self._rollups[session]
+                self._change(session, header, tuple(questions), rollup, use)
 
     def longest(self, session: str, questions: Sequence[Question]) -> int:
-        """Most tokens of a prefix with these ``questions``, whatever anchor the session gets."""
+        """Most tokens of a prefix with these ``questions``, whatever anchor and rollup the session gets."""
         header = None if self._headers[session] is None else WIDEST.header
-        return len(self._made(session, header, tuple(questions) if self.numbers else ()).prefix)
+        listing = self._made(session, header, tuple(questions) if self.numbers else (), ())
+        return len(listing.prefix) + self._longest_rollups[session]
 
     def asked(self, standing: Standing, reader: Fork) -> Sequence[int]:
         """The tokens that ask ``standing`` of ``reader``, by its number if its prefix has one."""
@@ -128,18 +149,22 @@ class Prefixes:
         session: str,
         header: str | None,
         questions: tuple[Question, ...],
+        rollup: tuple[int, ...],
         use: Callable[[tuple[int, ...]], None],
     ) -> None:
-        listing = self._made(session, header, questions)
+        listing = self._made(session, header, questions, rollup)
         use(listing.prefix)
         self._headers[session], self._questions[session] = header, questions
+        self._rollups[session] = rollup
         if not self.numbers:
             self._listings[session].clear()  # nobody asks by number
         self._listings[session].append(listing)
 
-    def _made(self, session: str, header: str | None, questions: tuple[Question, ...]) -> Listing:
+    def _made(
+        self, session: str, header: str | None, questions: tuple[Question, ...], rollup: tuple[int, ...]
+    ) -> Listing:
         questions = tuple(each for each in questions if self._prompt.answers_by_number(self._text_of(each)))
         texts = list(map(self._text_of, questions))
         prefix = self._prompt.frozen(header, texts, symbols=session in self._several)
         asked = {question.text: tuple(self._prompt.numbered(n)) for n, question in enumerate(questions, 1)}
-        return Listing(prefix, asked)
+        return Listing(prefix + rollup, asked)

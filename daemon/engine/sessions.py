@@ -14,6 +14,7 @@ from daemon.engine.build import Built, check_pool, line_spec, retention_of
 from daemon.engine.confidence import Confidence
 from daemon.engine.input import EngineInput, policy_of
 from daemon.engine.questions import StandingQuestions
+from daemon.engine.rollups import Rollups
 from engine.model.architectures import ModelError
 from engine.step import OutOfMemory
 from feeds.connector import SettingError
@@ -55,6 +56,7 @@ class EngineSessions:
     asks: EngineAsks
     confidence: Confidence
     refresher: Refresher
+    rollups: Rollups
     store: MetricStore
     emit: Emit
     _sessions: dict[str, SessionConfig] = field(init=False)
@@ -87,7 +89,8 @@ class EngineSessions:
         standing = self.questions.made(session.name, command.questions)
         header = None if isinstance(line, LineSpec) else line.blank.header
         several = bool(session.more_symbols)
-        self.built.prefixes.add(session.name, header, command.questions, several=several)
+        rollup = session.summed_tokens
+        self.built.prefixes.add(session.name, header, command.questions, several=several, rollup=rollup)
         self.built.lines[session.name] = line
         self._sessions[session.name] = session
         if not self.scheduler.run_between(partial(self._open, command, line, standing)):
@@ -111,8 +114,10 @@ class EngineSessions:
         self.answers.add(session)
         self.registry.replace(session.name, standing)
         self.refresher.watch(tape, refresh_policy(session))
-        self.emit(protocol.SessionAdded(command.id))
+        self.rollups.set(session, tape)
+        # in this order: a record that comes after the reply is the session's, too
         self.input.set(session, line, command.symbols)
+        self.emit(protocol.SessionAdded(command.id))
 
     def _forget(self, name: str) -> None:
         """Undo `_add`."""
@@ -136,7 +141,7 @@ class EngineSessions:
         session, before = command.session, tape.retention
         tape.retention = retention_of(session, self.built.prompt)
         try:
-            tape.check_prefix(len(tape.prefix))
+            tape.check_prefix(len(tape.prefix) + session.summed_tokens)
         except ValueError as error:
             tape.retention = before
             self._refuse(command, "bad_request", str(error))
@@ -147,6 +152,7 @@ class EngineSessions:
         self._sessions[session.name] = session
         self.answers.add(session)
         self.refresher.watch(tape, refresh_policy(session))
+        self.rollups.set(session, tape)
         self.emit(protocol.SessionChanged(command.id))
 
     def _remove(self, command: protocol.RemoveSession) -> None:
@@ -166,6 +172,7 @@ class EngineSessions:
         name = command.name
         self.answers.leave(name)
         self.refresher.forget(tape)
+        self.rollups.forget(tape)
         self.scheduler.remove(tape, REMOVED)
         self.registry.remove(name)
         self.asks.remove(name)

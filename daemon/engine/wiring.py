@@ -22,6 +22,7 @@ from daemon.engine.maintenance import Maintenance
 from daemon.engine.metrics import EngineObserver, MemoryMetrics
 from daemon.engine.prompts import EnginePrompts
 from daemon.engine.questions import StandingQuestions
+from daemon.engine.rollups import Rollups
 from daemon.engine.sessions import EngineSessions, refresh_policy
 from daemon.supervision import Threads
 from engine.divergence import Probe, probe
@@ -70,6 +71,7 @@ def wire_engine(
     asks = EngineAsks(built, scheduler, confidence, emit, ready, config.flash.early_exit)
     answers = StandingAnswers(config, built, scheduler, registry, confidence, store, emit)
     refresher = refresher_of(config, built, scheduler, registry, observer)
+    rollups = Rollups(config, built, scheduler, store)
     rebuilder = Rebuilder(scheduler, time.monotonic_ns)
     maintenance = Maintenance(engine.pool, built.tapes.values(), built.tiers, store)
     questions = StandingQuestions(registry, built.prefixes, built.tapes, scheduler, limits_of(config), emit)
@@ -84,6 +86,7 @@ def wire_engine(
         asks,
         confidence,
         refresher,
+        rollups,
         store,
         emit,
     )

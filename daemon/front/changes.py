@@ -21,6 +21,7 @@ from daemon.config.errors import ConfigError
 from daemon.config.load import load_table
 from daemon.config.schema import Config, SessionConfig
 from daemon.front.input import FeedInput
+from daemon.front.inputs import Inputs
 from daemon.front.publish import Publisher
 from daemon.front.questions import Questions
 from daemon.front.sessions import Sessions
@@ -39,7 +40,7 @@ class LiveSessions:
         sessions: Sessions,
         questions: Questions,
         publisher: Publisher,
-        entering: FeedInput,
+        entering: FeedInput | Inputs,
         store: MetricStore,
         send: Callable[[protocol.Command], None],
     ) -> None:

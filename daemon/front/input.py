@@ -6,16 +6,15 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 
 from daemon.ages import VenueClock
 from daemon.config.schema import Config, SessionConfig
 from daemon.config.symbols import numbered, routes
-from daemon.front.ingest import Ingest
+from daemon.front.ingest import Ingest, Order
 from daemon.front.offsets import OffsetTracker
 from daemon.supervision import Tasks
 from feeds.messages import DeadLetter
-from feeds.source import CommitFailed, Lag, Partition, Source
+from feeds.source import CommitFailed, ConnectionState, Lag, Partition, Source
 from ingest.ring import Ring
 from metrics.store import MetricStore
 
@@ -41,9 +40,11 @@ class FeedInput:
         tasks: Tasks,
         commit_every_s: float = COMMIT_EVERY_S,
         clocks: Mapping[str, VenueClock] | None = None,
+        order: Order | None = None,
     ) -> None:
         self.source, self.tracker = source, tracker
         self.connected = source is None
+        self.order = order or Order()
         self.exhausted = asyncio.Event()
         """The source has ended (a replayed file)."""
         self._settings = config.source
@@ -55,11 +56,20 @@ class FeedInput:
         self._ingest: Ingest | None = None
         self._committing = asyncio.Lock()
         """Held during a commit, so that the source is not closed meanwhile."""
+        self._handshakes = None
+        if source is not None:
+            self._handshakes = store.growth("foretick_source_handshakes_failed_total", source=source.name)
 
     async def start(self, ring: Ring) -> None:
         """Connect, and read into ``ring``."""
         if self.source is None:
             return
+        await self.connect(ring)
+        self._tasks.start(INGEST, self.read, returns=True)
+
+    async def connect(self, ring: Ring) -> None:
+        """Connect; `read` then reads into ``ring``."""
+        assert self.source is not None
         await self.source.start()
         self._ingest = Ingest(
             self.source,
@@ -71,8 +81,8 @@ class FeedInput:
             max_bytes=self._settings.max_message_bytes,
             max_ahead_ns=self._settings.max_ahead,
             clocks=self._clocks,
+            order=self.order,
         )
-        self._tasks.start(INGEST, partial(self._read, self._ingest), returns=True)
         self.connected = True
 
     def number_anew(self) -> dict[str, int]:
@@ -97,6 +107,19 @@ class FeedInput:
         """Whether the source is connected and read, or has ended."""
         ended = self.source is None or self.exhausted.is_set()
         return self.connected and (ended or INGEST in self._tasks.names())
+
+    def missing(self) -> list[str]:
+        """What is not connected."""
+        return [] if self.reading else ["the source is not connected"]
+
+    def note(self) -> None:
+        """Bring metrics of the connection up to date."""
+        if self.source is None or self._handshakes is None:
+            return
+        self._handshakes.update(getattr(self.source, "handshakes_failed", 0))
+        connection = getattr(self.source, "connection", None)
+        up = self.connected and (connection is None or connection.state is ConnectionState.UP)
+        self._store.set("foretick_source_up", float(up), source=self.source.name)
 
     def lags(self) -> dict[str, dict[str, float]]:
         """Gauges of a Kafka source's partitions."""
@@ -143,12 +166,17 @@ class FeedInput:
 
     async def reopen(self, ring: Ring, forget: Callable[[], None]) -> None:
         """Read again from the committed offsets; calls ``forget`` once nothing more can be acknowledged."""
+        await self.leave()
+        forget()
+        self.tracker.clear()
+        self.order.restart()
+        await self.start(ring)
+
+    async def leave(self) -> None:
+        """Commit and disconnect, to read again later."""
         await self._commit_before_closing(REOPEN_COMMIT_S)
         if self.source is not None:
             await self.source.stop()
-        forget()
-        self.tracker.clear()
-        await self.start(ring)
 
     async def _commit_before_closing(self, within_s: float) -> None:
         """Commit, retrying on failure: what is not committed is read and answered a second time."""
@@ -158,8 +186,10 @@ class FeedInput:
                 return
             await asyncio.sleep(RETRY_S)
 
-    async def _read(self, ingest: Ingest) -> None:
-        await ingest.run()
+    async def read(self) -> None:
+        """Read until the source ends."""
+        assert self._ingest is not None  # it is connected
+        await self._ingest.run()
         self.exhausted.set()
 
     async def commit_for_ever(self) -> None:

@@ -18,6 +18,7 @@ from daemon import protocol
 from daemon.ages import Times
 from daemon.config.schema import Config, SessionConfig
 from daemon.front.delivery import Delivery, Done, Outcome
+from daemon.front.inputs import AllOffsets
 from daemon.front.offsets import OffsetTracker
 from daemon.front.sessions import Sessions
 from feeds.codec import make_headers
@@ -81,7 +82,7 @@ class Publisher:
         self,
         config: Config,
         routes: Sequence[Route],
-        tracker: OffsetTracker,
+        tracker: OffsetTracker | AllOffsets,
         sessions: Sessions,
         store: MetricStore,
         *,
@@ -290,5 +291,6 @@ def _said(answer: Answer) -> Said:
 
 def _answer_id(answer: Answer) -> dict[str, bytes]:
     """The id by which consumers drop repeats: the question and the newest input behind the answer."""
-    inputs = ",".join(f"{i.topic}/{i.partition}/{i.last_offset}" for i in answer.inputs)
+    streams = (f"{i.source}/{i.topic}/{i.partition}/{i.last_offset}".removeprefix("/") for i in answer.inputs)
+    inputs = ",".join(streams)
     return {"answer_id": f"{answer.session}:{answer.question_hash}:{inputs or answer.data_version}".encode()}

@@ -24,6 +24,7 @@ from daemon.cores import Cores, pin
 from daemon.front.changes import LiveSessions
 from daemon.front.engine_manager import EngineManager
 from daemon.front.input import COMMIT, FeedInput
+from daemon.front.inputs import Inputs
 from daemon.front.labels import Labels
 from daemon.front.lateness import Lateness
 from daemon.front.notify import Notifier
@@ -32,6 +33,7 @@ from daemon.front.publish import Publisher
 from daemon.front.questions import Questions
 from daemon.front.sessions import Sessions
 from daemon.supervision import Tasks
+from feeds import columns
 from feeds.connector import Route, SettingError
 from ingest import warm_up
 from metrics.export import exposition
@@ -54,7 +56,7 @@ class Front:
     notifier: Notifier
     routes: Sequence[Route]
     engine: EngineManager
-    input: FeedInput
+    input: FeedInput | Inputs
     sessions: Sessions
     lateness: Lateness
     questions: Questions
@@ -70,6 +72,10 @@ class Front:
         self._input_done = asyncio.Event()
         self._retries = [
             self.store.growth("foretick_publish_retries_total", sink=route.sink.name) for route in self.routes
+        ]
+        self._handshakes = [
+            self.store.growth("foretick_sink_handshakes_failed_total", sink=route.sink.name)
+            for route in self.routes
         ]
         self.engine.on_event, self.engine.on_gone = self._on_event, self._on_engine_gone
 
@@ -88,6 +94,7 @@ class Front:
         await self.engine.start()
         # compile the front's kernels (it writes the ring) while the engine process loads the model
         await self._or_failure(asyncio.to_thread(warm_up))
+        await self._or_failure(asyncio.to_thread(columns.warm_up))
         await self._or_failure(self.engine.ready.wait())
         self.notifier.status("starting: connecting the source")
         assert self.engine.ring is not None  # it is up
@@ -165,13 +172,15 @@ class Front:
             self.store.set("foretick_venue_ahead_seconds", state.clock.ahead_ns / 1e9, session=name)
         for route, retries in zip(self.routes, self._retries, strict=True):
             retries.update(getattr(route.sink, "retries", 0))
+        for route, handshakes in zip(self.routes, self._handshakes, strict=True):
+            handshakes.update(getattr(route.sink, "handshakes_failed", 0))
+        self.input.note()
         return exposition(self.store, self.input.lags())
 
     def not_ready(self) -> list[str]:
         """What is missing; empty when the daemon is ready."""
         reasons = [] if self.engine.ready.is_set() else ["the engine is not up"]
-        if not self.input.reading:
-            reasons.append("the source is not connected")
+        reasons += self.input.missing()
         return reasons + [f"{name} ended: {why}" for name, why in self.tasks.ended.items()]
 
     def fail(self, error: BaseException) -> None:

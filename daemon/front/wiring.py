@@ -11,13 +11,15 @@ from daemon import protocol
 from daemon.api.http import HttpServer
 from daemon.api.http_requests import request_routes
 from daemon.api.zmq import QueryServer
-from daemon.config.schema import Config
+from daemon.config.schema import ALL, Config
 from daemon.cores import cores_of, usable
 from daemon.front.changes import LiveSessions
-from daemon.front.connectors import make_routes, make_source
+from daemon.front.connectors import make_routes, make_sources
 from daemon.front.engine_client import ENGINE, EngineClient, InprocEngine, OnEvent, ProcessEngine
 from daemon.front.engine_manager import RESTART_AFTER_S, Connect, EngineManager
+from daemon.front.ingest import Order
 from daemon.front.input import COMMIT_EVERY_S, FeedInput
+from daemon.front.inputs import AllOffsets, Inputs
 from daemon.front.labels import Labels
 from daemon.front.lateness import Lateness
 from daemon.front.notify import Notifier
@@ -45,7 +47,7 @@ WrapEngine = Callable[[Executor], Executor]
 def make_front(
     config: Config,
     *,
-    source: Source | None = None,
+    source: Source | Sequence[Source] | None = None,
     routes: Sequence[Route] | None = None,
     notifier: Notifier | None = None,
     connect: Connect | None = None,
@@ -56,13 +58,16 @@ def make_front(
 ) -> Front:
     """A daemon of this configuration, on the running event loop; not started.
 
-    ``source`` and ``routes`` replace the configured ones (demo, replay); ``connect``, ``executor`` and
-    ``engine_command`` replace the engine or a part of it (tests). Raises SettingError.
+    ``source`` (one or several) and ``routes`` replace the configured ones (demo, replay); ``connect``,
+    ``executor`` and ``engine_command`` replace the engine or a part of it (tests). Raises SettingError.
     """
     cores = cores_of(config, usable())
-    source = source or make_source(config)
+    if source is None:
+        sources = make_sources(config)
+    else:
+        sources = list(source) if isinstance(source, Sequence) else [source]
     routes = make_routes(config) if routes is None else list(routes)
-    labels = labels_of(config, source, routes)
+    labels = labels_of(config, sources, routes)
     store = MetricStore.create(labels)
     scheduling = config.scheduler
     store.set("foretick_scheduler_info", 1, policy=scheduling.policy, eviction=scheduling.eviction)
@@ -83,16 +88,28 @@ def make_front(
         symbols, reading = entering.number_anew(), labels["source"][0]
         return InprocEngine(partial(_make_host, now, ring, store, reading, versions, symbols, executor))
 
-    tracker = OffsetTracker()
+    trackers = {each.name: OffsetTracker() for each in sources}
+    tracker = AllOffsets(trackers) if len(trackers) > 1 else next(iter(trackers.values()), OffsetTracker())
     sessions = Sessions(config, store, send)
     lateness = Lateness(store)
     questions = Questions(sessions, send)
     labelling = Labels(sessions, store, send)
-    lossless = source is None or source.kind == "pausing"
+    lossless = not sources or any(each.kind == "pausing" for each in sources)
     publisher = Publisher(config, routes, tracker, sessions, store, lossless=lossless)
-    entering = FeedInput(
-        config, source, tracker, store, publisher.dead_letter, tasks, commit_every_s, sessions.clocks
-    )
+    order = Order()
+
+    def feed(source: Source | None, tracker: OffsetTracker) -> FeedInput:
+        letter = publisher.dead_letter
+        return FeedInput(
+            config, source, tracker, store, letter, tasks, commit_every_s, sessions.clocks, order
+        )
+
+    entering: FeedInput | Inputs
+    if isinstance(tracker, AllOffsets):
+        feeds = {each.name: feed(each, trackers[each.name]) for each in sources}
+        entering = Inputs(feeds, tracker, store, tasks)
+    else:
+        entering = feed(sources[0] if sources else None, tracker)
     publisher.delivery.gate = entering.gate
     prompts = Prompts(config.query.max_prompts, config.query.max_prompts_each, send, lateness.admit)
     engine = EngineManager(
@@ -133,11 +150,13 @@ def make_front(
     return front
 
 
-def labels_of(config: Config, source: Source | None, routes: Sequence[Route]) -> dict[str, list[str]]:
+def labels_of(config: Config, sources: Sequence[Source], routes: Sequence[Route]) -> dict[str, list[str]]:
     """The values of the metrics' open labels."""
+    names = [source.name for source in sources]
     return {
         "session": [session.name for session in config.sessions],
-        "source": [source.name if source else "none"],
+        # of the ring first: all sources together
+        "source": [ALL, *names] if len(names) > 1 else names or ["none"],
         "sink": [route.sink.name for route in routes],
         "policy": [config.scheduler.policy],
         "eviction": [config.scheduler.eviction],

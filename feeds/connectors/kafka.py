@@ -2,10 +2,15 @@
 
 import asyncio
 from collections.abc import Iterator
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
-from feeds.connector import Finding, Route, SinkConnector, SourceConnector, about
+from feeds.connector import Finding, Route, SettingError, SinkConnector, SourceConnector, about
+from feeds.kafka_security import KafkaSecurity
 from feeds.source import Source
+from feeds.timestamps import parse_instant
+
+if TYPE_CHECKING:
+    from feeds.kafka_source import StartAt
 
 
 class KafkaSourceConnector(SourceConnector, frozen=True):
@@ -16,6 +21,16 @@ class KafkaSourceConnector(SourceConnector, frozen=True):
     group: Annotated[str, about("consumer group", min_length=1)] = "foretick"
     client_id: Annotated[str, about("client name that the broker shows", min_length=1)] = "foretick"
     max_records: Annotated[int, about("most records to fetch at a time", ge=1)] = 2000
+    security: KafkaSecurity = KafkaSecurity()
+
+    start_at: Annotated[
+        str,
+        about(
+            "where a start begins to read: committed (earliest, if there is no committed offset), latest, "
+            "earliest, retention (just far enough back to fill the windows), or a time with a zone, such as "
+            "2026-03-02T14:30:00Z"
+        ),
+    ] = "committed"
 
     def open(self, name: str, stop_timeout_s: float) -> Source:
         """A consumer that commits only on request."""
@@ -28,12 +43,17 @@ class KafkaSourceConnector(SourceConnector, frozen=True):
             self.group,
             max_records=self.max_records,
             stop_timeout_s=stop_timeout_s,
-            options={"client_id": self.client_id},
+            start_at=_start_at(self.start_at),
+            options={"client_id": self.client_id, **_options(self.security)},
         )
 
     def check(self) -> Iterator[Finding]:
-        """The broker answers and has the topics."""
-        return _topics(self.bootstrap, self.topics)
+        """The broker answers and has the topics; the start can be read."""
+        try:
+            _start_at(self.start_at)
+        except SettingError as error:
+            yield Finding(error.key, error.message, ok=False)
+        yield from _topics(self.bootstrap, self.topics, self.security)
 
 
 class KafkaSinkConnector(SinkConnector, frozen=True):
@@ -43,24 +63,49 @@ class KafkaSinkConnector(SinkConnector, frozen=True):
     topic: Annotated[str, about("topic for answers", min_length=1)] = "answers.v1"
     dlq: Annotated[str, about("topic for records that could not be read", min_length=1)] = "dlq.v1"
     events: Annotated[str, about('topic for data_updated and flash_ready events; "" sends none')] = ""
+    security: KafkaSecurity = KafkaSecurity()
 
     def open(self, name: str, stop_timeout_s: float) -> Route:
         """An idempotent producer."""
         from feeds.kafka_sink import KafkaSink
 
-        sink = KafkaSink(name, self.bootstrap, stop_timeout_s=stop_timeout_s)
+        sink = KafkaSink(name, self.bootstrap, stop_timeout_s=stop_timeout_s, options=_options(self.security))
         return Route(sink, self.topic, self.events, self.dlq, self.events)
 
     def check(self) -> Iterator[Finding]:
         """The broker answers and has the topics."""
-        return _topics(self.bootstrap, tuple(filter(None, (self.topic, self.dlq, self.events))))
+        topics = tuple(filter(None, (self.topic, self.dlq, self.events)))
+        return _topics(self.bootstrap, topics, self.security)
 
 
-def _topics(bootstrap: str, topics: tuple[str, ...]) -> Iterator[Finding]:
+def _options(security: KafkaSecurity) -> dict[str, Any]:
+    """Options of a client. Raises SettingError."""
+    try:
+        return security.client_options()
+    except SettingError as error:
+        raise SettingError(f"security.{error.key}", error.message) from error
+
+
+def _start_at(text: str) -> "StartAt":
+    """Raises SettingError."""
+    if text in ("committed", "latest", "earliest", "retention"):
+        return cast("StartAt", text)
+    try:
+        return int(parse_instant(text))
+    except ValueError as error:
+        names = "committed, latest, earliest, retention"
+        raise SettingError("start_at", f"neither one of {names} nor a time with a zone: {error}") from None
+
+
+def _topics(bootstrap: str, topics: tuple[str, ...], security: KafkaSecurity) -> Iterator[Finding]:
     from feeds.kafka_client import BrokerError, missing_topics
 
+    secured = list(security.check())
+    yield from secured
+    if not all(finding.ok for finding in secured):
+        return
     try:
-        missing = asyncio.run(missing_topics(bootstrap, topics))
+        missing = asyncio.run(missing_topics(bootstrap, topics, options=security.client_options()))
     except BrokerError as error:
         yield Finding("bootstrap", str(error), ok=False)
         return

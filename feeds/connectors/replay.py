@@ -1,10 +1,12 @@
 """`[source.replay]`."""
 
 from collections.abc import Iterator
+from datetime import date as Date
 from pathlib import Path
 from typing import Annotated, ClassVar
 
 from feeds.connector import Finding, SettingError, SourceConnector, about
+from feeds.containers import Corrupt, texts
 from feeds.file_format import FileFormat, FormatError, load_format
 from feeds.source import Source
 from feeds.timestamps import Instant
@@ -23,17 +25,29 @@ class ReplayConnector(SourceConnector, frozen=True, rename={"from_": "from"}):
     from_: Annotated[Instant | None, about("first event time to play, with a zone")] = None
     until: Annotated[Instant | None, about("event time at which to stop, with a zone")] = None
 
+    date: Annotated[
+        str,
+        about(
+            "of a file whose times count from midnight, such as 2020-01-02; "
+            '"" takes it from the file\'s name, as its format declares',
+            pattern=r"^$|^\d{4}-\d{2}-\d{2}$",
+        ),
+    ] = ""
+
     def open(self, name: str, stop_timeout_s: float) -> Source:
         """A source that plays the file; it stops at once."""
         from feeds.replay_source import ReplaySource
 
+        form = self._file_format()
+
         return ReplaySource(
             name,
             Path(self.file),
-            self._file_format(),
+            form,
             speed=self.speed,
             from_ns=self.from_,
             until_ns=self.until,
+            day=self._day(),
         )
 
     def check(self) -> Iterator[Finding]:
@@ -41,10 +55,29 @@ class ReplayConnector(SourceConnector, frozen=True, rename={"from_": "from"}):
         exists = Path(self.file).is_file()
         yield Finding("file", self.file if exists else "no such file", ok=exists)
         try:
-            self._file_format()
+            form = self._file_format()
             yield Finding("format", self.format)
+            if day := self._day() or self._named_day(form):
+                yield Finding("date", f"times count from midnight of {day}")
         except SettingError as error:
             yield Finding(error.key, error.message, ok=False)
+
+    def _day(self) -> Date | None:
+        """The day that the settings give."""
+        try:
+            return Date.fromisoformat(self.date) if self.date else None
+        except ValueError as error:
+            raise SettingError("date", str(error)) from error
+
+    def _named_day(self, form: FileFormat) -> Date | None:
+        """The day in the name of the file, or of the first file in its archive."""
+        try:
+            name = next((name for name, _ in texts(Path(self.file))), "")
+            return form.date_of(Path(self.file).name, name)
+        except (OSError, Corrupt):
+            return None
+        except FormatError as error:
+            raise SettingError("date", str(error)) from error
 
     def _file_format(self) -> FileFormat:
         try:

@@ -1,9 +1,10 @@
 """`[source.zeromq]` and `[sink.zeromq]`."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated
 
-from feeds.connector import SOCKET, Route, SinkConnector, SourceConnector, about
+from feeds.connector import SOCKET, Finding, Route, SettingError, SinkConnector, SourceConnector, about
+from feeds.curve import CurveKeys, Keys
 from feeds.source import Source
 
 
@@ -16,16 +17,26 @@ class ZmqSourceConnector(SourceConnector, frozen=True):
         tuple[str, ...], about('topic prefixes to subscribe to; "" is everything', min_length=1)
     ] = ("",)
     hwm: Annotated[int, about("most messages that ZeroMQ itself queues", ge=1)] = 100_000
+    curve: CurveKeys = CurveKeys()
 
     def bound(self) -> Mapping[str, str]:
         """The endpoint, if this source binds it."""
         return {"endpoint": self.endpoint} if self.bind else {}
 
+    def authenticates(self) -> bool:
+        """Whether clients need a key."""
+        return self.curve.secret_key_file != ""
+
     def open(self, name: str, stop_timeout_s: float) -> Source:
         """A subscriber; it stops at once."""
         from feeds.zeromq import ZmqSource
 
-        return ZmqSource(name, self.endpoint, self.topics, bind=self.bind, rcvhwm=self.hwm)
+        keys = _keys(self.curve, self.bind)
+        return ZmqSource(name, self.endpoint, self.topics, bind=self.bind, rcvhwm=self.hwm, keys=keys)
+
+    def check(self) -> Iterator[Finding]:
+        """The keys can be used."""
+        return _check(self.curve, self.bind)
 
 
 class ZmqSinkConnector(SinkConnector, frozen=True):
@@ -33,17 +44,41 @@ class ZmqSinkConnector(SinkConnector, frozen=True):
 
     endpoint: Annotated[str, about("tcp://host:port or ipc://path", pattern=SOCKET)]
     bind: Annotated[bool, about("bind the endpoint instead of connecting to it")] = True
+    curve: CurveKeys = CurveKeys()
 
     def bound(self) -> Mapping[str, str]:
         """The endpoint, if this sink binds it."""
         return {"endpoint": self.endpoint} if self.bind else {}
 
+    def authenticates(self) -> bool:
+        """Whether clients need a key."""
+        return self.curve.secret_key_file != ""
+
     def open(self, name: str, stop_timeout_s: float) -> Route:
         """A publisher with a topic for each kind of message; it stops at once."""
         from feeds.zeromq import ZmqSink
 
-        sink = ZmqSink(name, self.endpoint, bind=self.bind)
+        sink = ZmqSink(name, self.endpoint, bind=self.bind, keys=_keys(self.curve, self.bind))
         return Route(sink, "answers.v1", "data_updated.v1", "dlq.v1", "flash_ready.v1")
+
+    def check(self) -> Iterator[Finding]:
+        """The keys can be used."""
+        return _check(self.curve, self.bind)
+
+
+def _keys(curve: CurveKeys, bind: bool) -> Keys | None:
+    try:
+        return curve.read(bind)
+    except SettingError as error:
+        raise SettingError(f"curve.{error.key}", error.message) from error
+
+
+def _check(curve: CurveKeys, bind: bool) -> Iterator[Finding]:
+    try:
+        if keys := _keys(curve, bind):
+            yield Finding("curve", f"CURVE, public key {keys.public.decode()}")
+    except SettingError as error:
+        yield Finding(error.key, error.message, ok=False)
 
 
 SOURCE, SINK = ZmqSourceConnector, ZmqSinkConnector

@@ -48,5 +48,5 @@ async def test_numbers_schedules_and_policies_together() -> None:
             (version, 3 if version in (1, 4) else 2) for version in range(1, 7)
         ]
         cached = front.sessions.states["aaa"].answers
-        assert sum(answer.data_version == 6 for answer in cached.values()) == 2
+        assert sum(ready.answer.data_version == 6 for ready in cached.values()) == 2
         await until(lambda: count(front, "answers_suppressed", reason="not_due") == 5)

@@ -49,7 +49,31 @@ def test_a_file_of_ones_own_loads(tmp_path: Path) -> None:
         ('container = "csv"', 'container = "csv"\nheader = false', "column name needs a header"),
         ('container = "csv"', 'container = "parquet"', "container"),
         ('container = "csv"', 'container = "csv"\ndelimiter = ";;"', "delimiter"),
-        ('"epoch-ms"', '"unix"', r"records\[0\].time: 'unix'"),
+        (
+            '"epoch-ms"',
+            '"unix"',
+            r"0\].time: format: 'unix' leaves the unit open; declare one of epoch-s",
+        ),
+        ('"epoch-ms"', '"day"', r"'day' leaves the unit open; declare one of .*day-ms"),
+        (', format = "epoch-ms"', "", r"records\[0\].time: format: '' leaves the unit open"),
+        ('"epoch-ms"', '"sunrise"', r"records\[0\].time: 'sunrise'"),
+        ('"epoch-ms"', '"epoch-ms", date = "%Y"', r"records\[0\].time.date: only day-s"),
+        (
+            'venue = "V"',
+            'venue = "V"\nimplied_decimals = 10',
+            r"0\].implied_decimals: must be 0 to 9",
+        ),
+        ('venue = "V"', 'venue = "V"\neach = "$"', r"records\[0\].each: a csv file has no arrays"),
+        (
+            'container = "csv"',
+            'container = "csv"\nreceive = { separator = ":" }',
+            "receive: only a jsonl-capture",
+        ),
+        (
+            'container = "csv"',
+            'container = "csv"\npassed_over = { other = { field = "x" } }',
+            "passed_over.other",
+        ),
         ('"epoch-ms"', '"iso", zone = "Mars/Olympus"', r"records\[0\].time: 'Mars/Olympus'"),
         ('"epoch-ms"', '"receive"', r"records\[0\].time.format: only a jsonl-capture"),
         ('field = "when", ', "", r"records\[0\].time.field: missing"),
@@ -67,6 +91,19 @@ def test_a_wrong_declaration_names_its_key(tmp_path: Path, old: str, new: str, s
     assert old in GOOD
     with pytest.raises(FormatError, match=says):
         load_format(write(tmp_path, GOOD.replace(old, new)))
+
+
+@pytest.mark.parametrize(
+    ("receive", "says"),
+    [
+        ('{ format = "iso" }', r"receive.format: 'iso' is not one of epoch-s"),
+        ('{ separator = "" }', r"receive.separator: missing"),
+    ],
+)
+def test_a_receive_time_is_a_count_and_ends(tmp_path: Path, receive: str, says: str) -> None:
+    text = GOOD.replace('"csv"', f'"jsonl-capture"\nreceive = {receive}')
+    with pytest.raises(FormatError, match=says):
+        load_format(write(tmp_path, text))
 
 
 def test_a_column_index_needs_columns(tmp_path: Path) -> None:

@@ -1,15 +1,25 @@
 """Files to records: small files of each shape always, real ones if FORETICK_DATA names their directory."""
 
 import gzip
+import io
 import os
+import tempfile
+import zipfile
+from collections import Counter
+from datetime import date
 from itertools import pairwise
 from pathlib import Path
+from typing import IO
 
 import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
 
 from feeds.codec import MalformedRecord
+from feeds.containers import Corrupt, texts
 from feeds.decimal9 import parse_fixed9
-from feeds.file_format import load_format
+from feeds.file_format import FormatError, load_format
 from feeds.messages import AnyRecord, Bar, Quote, Trade
 from feeds.replay import read_records
 
@@ -41,10 +51,22 @@ def read(path: Path, form: str | Path, **options: object) -> tuple[list[AnyRecor
     return records, bad
 
 
-@pytest.fixture(params=["plain", "gzip"])
+def zipped(text: bytes, *names: str) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.mkdir("folder")
+        for name in names or ("folder/capture.txt",):
+            archive.writestr(name, text)
+    return packed.getvalue()
+
+
+PACK = {"plain": bytes, "gzip": gzip.compress, "zip": zipped, "zstd": zstandard.compress}
+
+
+@pytest.fixture(params=PACK)
 def capture(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     path = tmp_path / "capture"
-    path.write_bytes(gzip.compress(CAPTURE.encode()) if request.param == "gzip" else CAPTURE.encode())
+    path.write_bytes(PACK[request.param](CAPTURE.encode()))
     return path
 
 
@@ -79,12 +101,212 @@ def test_times_select_without_renumbering(capture: Path) -> None:
     assert [each.seq for each in late] == [2, 3]
 
 
-def test_a_broken_gzip_stream_is_reported_and_what_came_before_is_kept(tmp_path: Path) -> None:
-    path = tmp_path / "capture.gz"
-    path.write_bytes(gzip.compress(CAPTURE.encode())[:-9])
-    records, bad = read(path, "binance_capture")
-    assert bad[-1] == (0, "type")
-    assert len(records) <= 4
+@pytest.mark.parametrize("form", ["gzip", "zip", "zstd"])
+def test_a_broken_archive_is_reported_and_what_came_before_is_kept(tmp_path: Path, form: str) -> None:
+    path = tmp_path / "capture"
+    text = CAPTURE.encode() * 50
+    for cut in (9, 60):
+        path.write_bytes(PACK[form](text)[:-cut])
+        records, bad = read(path, "binance_capture")
+        assert bad[-1] == (0, "type"), cut
+        assert len(records) <= 4 * 50
+
+
+def test_an_encrypted_archive_is_refused(tmp_path: Path) -> None:
+    packed = bytearray(zipped(CAPTURE.encode()))
+    for signature, flags in (
+        (b"PK\x03\x04", 6),
+        (b"PK\x01\x02", 8),
+    ):  # say encrypted
+        at = -1
+        while (at := packed.find(signature, at + 1)) >= 0:
+            packed[at + flags] |= 1
+    path = tmp_path / "capture.zip"
+    path.write_bytes(packed)
+    with pytest.raises(Corrupt, match="encrypted"):
+        list(texts(path))
+
+
+@given(st.lists(st.binary(max_size=400), min_size=1, max_size=4), st.integers(1, 64))
+def test_frames_of_zstd_read_as_one_text(parts: list[bytes], size: int) -> None:
+    packed = b"".join(zstandard.compress(part) for part in parts)
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(packed)
+        file.flush()
+        ((_, text),) = ((name, read_by(text, size)) for name, text in texts(Path(file.name)))
+    assert text == b"".join(parts)
+
+
+def read_by(text: IO[bytes], size: int) -> bytes:
+    return b"".join(iter(lambda: text.read(size), b""))
+
+
+def test_the_files_of_an_archive_come_one_after_the_other_each_on_its_day(tmp_path: Path) -> None:
+    form = made(
+        tmp_path,
+        """
+        container = "csv"
+        header = false
+        [[records]]
+        kind = "bar"
+        venue = "US"
+        symbol = "SPY"
+        unit = "shares"
+        interval = "1m"
+        implied_decimals = 4
+        time = { field = 0, format = "day-ms", zone = "America/New_York", date = "%Y%m%d" }
+        fields = { open = 1, high = 2, low = 3, close = 4, volume = 5 }
+        """,
+    )
+    path = tmp_path / "spy.zip"
+    names = ("20131007_spy_minute_trade.csv", "20131108_spy_minute_trade.csv")
+    path.write_bytes(zipped(b"34200000,1684410,1684410,1683600,1683800,3300\n86400000,1,1,1,1,1\n", *names))
+    (october, november), bad = read(path, form)
+    assert isinstance(october, Bar)
+    assert (str(october.open), str(october.close), str(october.volume)) == ("168.441", "168.38", "3300")
+    assert october.ts_event == 1_381_152_600_000_000_000  # 13:30 UTC in summer
+    assert november.ts_event == 1_383_921_000_000_000_000  # 14:30 UTC in winter
+    assert bad == [(2, "timestamp_unit")] * 2
+    (given_day, _), _ = read(path, form, day=date(2020, 1, 2))
+    assert given_day.ts_event == 1_577_975_400_000_000_000
+    path.write_bytes(zipped(b"34200000,1,1,1,1,1\n", "spy.csv"))
+    with pytest.raises(FormatError, match=r"day-ms.*spy.zip, spy.csv has no date like %Y%m%d: give the date"):
+        read(path, form)
+
+
+def test_times_of_the_day_need_a_day(tmp_path: Path) -> None:
+    form = made(
+        tmp_path,
+        """
+        container = "csv"
+        header = false
+        [[records]]
+        kind = "quote"
+        venue = "FX"
+        symbol = "EURUSD"
+        time = { field = 0, format = "day-ms" }
+        fields = { bid = 1, ask = 2 }
+        """,
+    )
+    path = tmp_path / "20140501_quote.csv"
+    path.write_text("14400032,1.38669,1.38691\n")
+    with pytest.raises(
+        FormatError, match=r"nothing says on which day: give the date, or declare in time\.date"
+    ):
+        read(path, form)
+    (quote,), _ = read(path, form, day=date(2014, 5, 1))
+    assert quote.ts_event == 1_398_916_800_032_000_000
+
+
+def test_bars_without_volume_have_none(tmp_path: Path) -> None:
+    form = made(
+        tmp_path,
+        """
+        container = "csv"
+        [[records]]
+        kind = "bar"
+        venue = "FX"
+        symbol = "EURUSD"
+        interval = "1m"
+        time = { field = "t", format = "epoch-s" }
+        fields = { open = "o", high = "h", low = "l", close = "c" }
+        """,
+    )
+    path = tmp_path / "bars.csv"
+    path.write_text("t,o,h,l,c\n1577916000,1,3,1,2\n")
+    (bar,), bad = read(path, form)
+    assert isinstance(bar, Bar)
+    assert (bar.volume, bad) == (0, [])
+
+
+ARRAYS = """\
+1618677817.0208: {"channel":"trades","market":"BTC-PERP","data":[{"id":1,"price":60000.5,"size":0.1,"side":"buy","time":"2021-04-17T16:43:36.98+00:00"},{"id":2,"price":60001.0,"size":2,"side":"sell","time":"2021-04-17T16:43:36.99+00:00"}]}
+1618677817.1: {"channel":"orderbook","market":"BTC-PERP","data":{"bids":[]}}
+1618677817.2: {"channel":"trades","market":"BTC-PERP","data":[{"id":3,"price":-1,"size":2,"side":"sell","time":"2021-04-17T16:43:37.1+00:00"},7,{"id":4,"price":60002,"size":2,"side":"sell","time":"2021-04-17T16:43:37.1+00:00"}]}
+1618677817.3: {"channel":"trades","market":"BTC-PERP","data":"none"}
+1618677817.4: {"channel":"trades","market":"BTC-PERP","data":[]}
+1618677817.5: {"channel":"markets"}
+16186778x7.5: {"channel":"trades"}
+"""  # noqa: E501 - as a venue sends them
+
+
+def test_arrays_of_trades_after_a_time_in_decimal_seconds(tmp_path: Path) -> None:
+    form = made(
+        tmp_path,
+        """
+        container = "jsonl-capture"
+        receive = { format = "epoch-s", separator = ":" }
+        passed_over = { book_deltas = { field = "channel", prefix = "orderbook" } }
+        [[records]]
+        kind = "trade"
+        venue = "FTX"
+        each = "data"
+        match = { field = "channel", prefix = "trades" }
+        time = { field = "time", format = "iso" }
+        fields = { symbol = "$.market", price = "price", size = "size", id = "id", side = "side" }
+        side_values = { buy = "buy", sell = "sell" }
+        """,
+    )
+    path = tmp_path / "capture"
+    path.write_text(ARRAYS)
+    passed: Counter[str] = Counter()
+    records, bad = read(path, form, on_passed_over=lambda line, name: passed.update([name]))
+    assert [(r.seq, r.symbol, r.ts_recv, r.id, str(r.price)) for r in records if isinstance(r, Trade)] == [
+        (1, "BTC-PERP", 1_618_677_817_020_800_000, "1", "60000.5"),
+        (2, "BTC-PERP", 1_618_677_817_020_800_000, "2", "60001"),
+        (3, "BTC-PERP", 1_618_677_817_200_000_000, "4", "60002"),
+    ]
+    assert bad == [(3, "price"), (3, "missing_field"), (4, "type"), (7, "timestamp_unit")]
+    assert passed == {"book_deltas": 1, "other": 1}
+
+
+def test_arrays_of_arrays_are_read_by_index(tmp_path: Path) -> None:
+    form = made(
+        tmp_path,
+        """
+        container = "jsonl"
+        [[records]]
+        kind = "trade"
+        venue = "K"
+        symbol = "XBTUSD"
+        each = "$.1"
+        time = { field = "2", format = "epoch-s" }
+        fields = { price = "0", size = "1", side = "3" }
+        side_values = { s = "sell", b = "buy" }
+        """,
+    )
+    path = tmp_path / "lines"
+    path.write_text(
+        '[0,[["5541.2","0.15","1534614057.321597","s"],["6060","0.02","1534614057.324998","b"]]]\n'
+    )
+    records, bad = read(path, form)
+    assert [(str(r.price), r.ts_event, r.side) for r in records if isinstance(r, Trade)] == [
+        ("5541.2", 1_534_614_057_321_597_000, "sell"),
+        ("6060", 1_534_614_057_324_998_000, "buy"),
+    ]
+    assert bad == []
+
+
+def test_a_time_in_another_unit_is_refused_with_the_one_to_declare(tmp_path: Path) -> None:
+    path = tmp_path / "capture"
+    path.write_text(CAPTURE)
+    said: list[str] = []
+    list(
+        read_records(
+            path, load_format("binance_capture"), on_malformed=lambda line, error: said.append(error.message)
+        )
+    )
+    assert said[-1] == (
+        "time: 1723161255 as epoch-ms is not in the years 1990 to 2099; it looks like epoch-s: "
+        "declare that as time.format"
+    )
+
+
+def made(folder: Path, text: str) -> Path:
+    """A format of these tests."""
+    path = folder / "made.toml"
+    path.write_text(f'description = "made up"\n{text}')
+    return path
 
 
 def test_headerless_quotes_in_fixed_est(tmp_path: Path) -> None:
@@ -206,7 +428,13 @@ def real(name: str) -> Path:
 
 
 def test_real_capture() -> None:
-    records, bad = read(real("binance_spot_btcusdt_20240808_raw.gz"), "binance_capture")
+    passed: Counter[str] = Counter()
+    records, bad = read(
+        real("binance_spot_btcusdt_20240808_raw.gz"),
+        "binance_capture",
+        on_passed_over=lambda line, name: passed.update([name]),
+    )
+    assert passed == {"book_deltas": 3_451, "book_snapshots": 1}
     trades = [each for each in records if isinstance(each, Trade)]
     quotes = [each for each in records if isinstance(each, Quote)]
     assert (len(trades), len(quotes), bad) == (9_757, 28_040, [])

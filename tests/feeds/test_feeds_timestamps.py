@@ -1,12 +1,13 @@
 """Timestamps in files to nanoseconds, against datetime.timestamp of well-known instants."""
 
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feeds.timestamps import parse_zone, time_parser
+from feeds.timestamps import name_date, parse_zone, time_parser
 
 
 def at(*parts: int, us: int = 0) -> int:
@@ -57,4 +58,46 @@ def test_unknown_zones_and_patterns_are_refused() -> None:
     with pytest.raises(ValueError, match="Mars/Olympus"):
         parse_zone("Mars/Olympus")
     with pytest.raises(ValueError, match="strptime"):
+        time_parser("sunrise")
+    with pytest.raises(ValueError, match="leaves the unit open; declare one of epoch-s, epoch-ms"):
         time_parser("unix")
+    with pytest.raises(ValueError, match="of which day"):
+        time_parser("day-ms")
+
+
+@given(
+    st.dates(date(1990, 1, 1), date(2099, 12, 31)),
+    st.integers(0, 86_400 * 10**9 - 1),
+    st.sampled_from(["UTC", "UTC-05:00", "America/New_York", "Europe/Berlin", "Asia/Tokyo"]),
+)
+def test_times_of_the_day_are_wall_times(day: date, since: int, zone: str) -> None:
+    hours, rest = divmod(since // 1000, 3_600 * 10**6)
+    minutes, micros = divmod(rest, 60 * 10**6)
+    seconds, micros = divmod(micros, 10**6)
+    wall = datetime(day.year, day.month, day.day, hours, minutes, seconds, micros, parse_zone(zone))
+    exact = Fraction(int(wall.timestamp())) * 10**9 + wall.microsecond * 1000 + since % 1000
+    assert time_parser("day-ns", zone, day)(str(since)) == exact
+    assert time_parser("day-s", zone, day)(f"{since // 10**9}.{since % 10**9:09d}") == exact
+    assert time_parser("day-ms", zone, day)(f"{since // 10**6}.{since % 10**6:06d}") == exact
+    with pytest.raises(ValueError, match="beyond the end of the day"):
+        time_parser("day-ns", zone, day)(str(since + 86_400 * 10**9))
+
+
+@given(
+    st.dates(date(1990, 1, 1), date(2068, 12, 31)),
+    st.sampled_from(["%Y%m%d", "%Y-%m-%d", "%d%b%y", "%y%m%d"]),
+)
+def test_a_file_names_its_day(day: date, pattern: str) -> None:
+    text = day.strftime(pattern)
+    assert name_date(pattern, f"AMZN_{text}_34200000_57600000_message_10.csv") == day
+    assert name_date(pattern, "trades.zip", f"{text}_spy_minute_trade.csv") == day
+
+
+def test_a_day_that_is_not_sure_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"spy\.csv has no date like %Y%m%d"):
+        name_date("%Y%m%d", "spy.csv")
+    with pytest.raises(ValueError, match=r"several dates .*: 2024-01-02, 2024-01-05"):
+        name_date("%Y%m%d", "20240102_20240105.csv")
+    with pytest.raises(ValueError, match="%H of %Y%H is not one of %Y"):
+        name_date("%Y%H", "2024")
+    assert name_date("%Y%m%d", "20240102_20240102.csv") == date(2024, 1, 2)

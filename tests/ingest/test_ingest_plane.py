@@ -18,6 +18,7 @@ from ingest.lines import LineSpec
 from ingest.plane import DataPlane, SessionSpec, TapeRecord
 from ingest.record import RECORD, TRADE, Records, RecordWriter
 from ingest.ring import Mode, Ring
+from ingest.rollup import rollup_line
 from ingest.tokens import Tokeniser
 from metrics.store import MetricStore
 
@@ -37,6 +38,14 @@ def packed(*items: tuple[int, int, int, int]) -> Records:
         values = (price, SECOND, 0, 0, 0)
         writer.add(TRADE, session, moment, moment, values, offset=offset, ts_source=moment + SECOND)
     return writer.records
+
+
+def same_as_line(record: TapeRecord, spec: LineSpec) -> None:
+    """The bar that a record brings along is the one that its line shows."""
+    bar = record.bar
+    summed = rollup_line(bar, spec, SECOND).split(",")
+    assert ",".join(summed[1:7]) + "\n" == "".join(map(chr, record.tokens))
+    assert (bar.bars, bar.gap, bar.leg) == (1, bool(record.flags & GAP), 0)
 
 
 class Harness:
@@ -63,14 +72,15 @@ class Harness:
         self.metrics = MetricStore.local(LABELS)
         self.ring = Ring.create(capacity, mode, wake_fd=wake_fd, clock=lambda: self.now)
         feeds = one_each(3, policy)
+        self.lines = [line, LineSpec(0, 0), LineSpec(1, 1)]
         self.plane = DataPlane(
             self.ring,
             "ticks",
             Tokeniser(lambda text: list(map(ord, text))),
             [
                 SessionSpec("btc", feeds[0], line, window),
-                SessionSpec("spx", feeds[1], LineSpec(0, 0)),
-                SessionSpec("eur", feeds[2], LineSpec(1, 1)),
+                SessionSpec("spx", feeds[1], self.lines[1]),
+                SessionSpec("eur", feeds[2], self.lines[2]),
             ],
             self.submit,
             self.metrics,
@@ -81,6 +91,10 @@ class Harness:
         )
 
     def submit(self, made: list[tuple[str, list[TapeRecord]]]) -> None:
+        for name, records in made:
+            if isinstance(spec := self.lines[NAMES.index(name)], LineSpec):
+                for record in records:
+                    same_as_line(record, spec)
         self.calls.append([NAMES.index(name) for name, _ in made])
         self.seen += [(NAMES.index(name), record) for name, records in made for record in records]
 

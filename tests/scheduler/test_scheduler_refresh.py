@@ -638,3 +638,77 @@ def test_a_question_forked_behind_each_prefix_shares_a_pass() -> None:
     old.release()
     new.release()
     world.close()
+
+
+@pytest.mark.parametrize("leaving", [1, 4, 9, 10])
+@pytest.mark.parametrize("appended", [0, 2, 6])
+def test_what_leaves_the_window_with_a_refresh_is_readable_until_then(leaving: int, appended: int) -> None:
+    """Not before, also not of a fork taken while the version is the same; the answers are the dense model's.
+
+    The window is full, so what is appended meanwhile evicts as ever, and no more than it must.
+    """
+    world = World(carry())
+    world.feed_one_by_one(13)
+    tape, first = world.tape, world.tape.evicted_records + leaving
+    early, before, asked = tape.fork(), world.answer(), tape.window
+    adopted: list[tuple[int, ...]] = []
+    world.steps.refresh(tape, LONGER, first=first, adopted=lambda: adopted.append(tape.prefix))
+    world.feed(appended)
+    world.run()
+    assert adopted == [LONGER]
+    assert tape.evicted_records == max(first, 3 + appended)
+    late = tape.fork()
+    if not appended:
+        assert late.prefix == tuple(FROZEN)
+        assert tape.window == asked[6 * leaving :]
+        assert same(world.answer(fork=late), before)
+    else:
+        late.release()
+    world.feed(1)
+    world.run()
+    assert tape.evicted_records == max(first, 3 + appended, 14 + appended - RETENTION // 6)
+    assert tape.live_records == 14 + appended - tape.evicted_records
+    if leaving > appended:  # nothing was evicted since the window begins where it begins
+        assert world.off() <= 1
+    assert same(world.answer(fork=early), before)
+    world.close()
+
+
+def test_another_prefix_does_not_keep_what_was_to_leave_the_window() -> None:
+    """The newest call wins, and the records of the one before leave with it."""
+    world = World(carry())
+    world.feed_one_by_one(8)
+    adopted: list[str] = []
+    world.steps.refresh(world.tape, LONGER, first=5, adopted=lambda: adopted.append("longer"))
+    world.steps.step()
+    world.steps.refresh(world.tape, SHORTER)
+    world.run()
+    assert adopted == ["longer"]
+    assert world.total("refreshes") == 1
+    world.feed_one_by_one(1)
+    assert (world.tape.prefix, world.tape.evicted_records, world.tape.live_records) == (SHORTER, 5, 4)
+    assert world.off() <= 1
+    world.close()
+
+
+def test_records_that_left_with_a_refresh_left_no_trace_to_refresh_for() -> None:
+    world = World(exact(every=5))
+    world.feed_one_by_one(9)
+    world.steps.refresh(world.tape, LONGER, first=6)
+    world.run()
+    world.feed_one_by_one(4)
+    assert world.tape.evicted_records == 6
+    assert world.total("refreshes") == 1
+    world.close()
+
+
+def test_a_stored_session_adopts_at_once_what_is_left_of_its_window() -> None:
+    """The version that was stored is dropped, so its older records cannot be read any more."""
+    world = World(carry())
+    world.feed_one_by_one(6)
+    assert world.tape.swap_out(HostTier(world.engine.pool, 40))
+    world.steps.refresh(world.tape, LONGER, first=2)
+    world.run()
+    assert (world.tape.resident, world.tape.live_records, world.tape.prefix) == (True, 4, LONGER)
+    assert world.off() <= 1
+    world.close()

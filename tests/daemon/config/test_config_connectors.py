@@ -43,7 +43,7 @@ from daemon.config.checks import connectors_of, exposure_warnings
 from daemon.config.load import ConfigError, load_config
 from daemon.config.reference import configuration_reference
 from feeds.connector import SettingError
-from daemon.front.connectors import make_source
+from daemon.front.connectors import make_sources
 
 session = [{"name": "a", "symbol": "V:A"}]
 config = load_config(None, {"FORETICK_SOURCE__PIPE__PATH": "p"}, {"source.kind": "pipe", "sessions": session})
@@ -51,7 +51,7 @@ assert config.source.connector.path == "p"
 assert [(table, *c.check()) for table, c in connectors_of(config).items()][0][1].key == "path"
 assert [warning.key for warning in exposure_warnings(config)] == ["source.pipe.path"]
 assert "## `[source.pipe]`\\n\\nReads a pipe." in configuration_reference()
-for call, error in ((lambda: make_source(config), SettingError), (
+for call, error in ((lambda: make_sources(config), SettingError), (
     lambda: load_config(None, {}, {"source.kind": "pipe", "sessions": session}), ConfigError
 )):
     try:

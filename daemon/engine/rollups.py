@@ -1,0 +1,170 @@
+"""When a session's oldest bars move out of its window, and the rollup that stands before it then.
+
+A rollup is the end of the session's own frozen prefix. Bars move by a refresh (`Scheduler.refresh`): the
+longer bars that have them, and the window without them, are prefilled in the background and adopted together.
+So a version shows every bar once: in the rollup, or in the window. Only where the retention evicts bars
+before a refresh is done are they in neither, until the next rollup has them (``missing``).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+
+from daemon.config.schema import BarsConfig, Config, SessionConfig
+from daemon.engine.build import Built
+from ingest.lines import LineSpec
+from ingest.rollup import END, Rollup, SummedBar, Tier, introduction, newest_within, rollup_line
+from metrics.store import MetricStore
+from regions.tape import Tape
+from scheduler.request import Failure
+from scheduler.scheduler import Scheduler
+from scheduler.tapes import TapeItems
+
+
+def leaving(live: int, room: int, outside: int, every: int) -> int:
+    """How many of the ``live`` oldest bars of a window are to move now; the newest one stays.
+
+    ``room``: how many more bars the window has room for. ``outside``: bars older than its span. Bars move
+    ``every`` or more at a time, but for a small window, of which a quarter moves.
+    """
+    every = max(1, min(every, (live + room) // 4))
+    moved = every if room < every else 0
+    if outside >= every:
+        moved = max(moved, outside)
+    return min(moved, live - 1)
+
+
+def room_of(tape: Tape) -> int:
+    """How many more bars of the usual length the window of a tape has room for; it must not be empty."""
+    limit, live = tape.retention, tape.live_records
+    usual = -(-tape.live_tokens // live)
+    room = (limit.tokens - tape.live_tokens) // usual
+    return max(0, min(room, limit.records - live) if limit.records else room)
+
+
+@dataclass(eq=False, slots=True)
+class _Rolled:
+    """A session's bars: those summed up, and those of its window. Numbers count from its tape's first."""
+
+    session: SessionConfig
+    spec: LineSpec
+    interval_ns: int
+    rollup: Rollup
+    window: deque[SummedBar] = field(default_factory=deque)
+    summed: int = 0
+    """Bars before this one are in ``rollup``; ``window`` begins with it."""
+    shown: int = 0
+    """Bars before this one are in the rollup that the tape has."""
+    newest_shown: int = 0
+    """When the newest of them opened, ns."""
+    newest: int = 0
+    """When the newest that is summed up opened, ns."""
+    moving: bool = False
+    """A refresh is under way."""
+    lost: bool = False
+    """Bars that were to come next never reached the tape."""
+    lines: dict[SummedBar, list[int]] = field(default_factory=dict)
+    """Tokens of the newest rollup's lines."""
+
+    def add(self, bars: Iterable[SummedBar]) -> None:
+        for bar in bars:
+            self.window.append(bar._replace(gap=True) if self.lost else bar)
+            self.lost = False
+
+    def sum_up(self, end: int) -> None:
+        """Sum up the bars before number ``end``."""
+        while self.summed < end:
+            bar = self.window.popleft()
+            self.rollup.add(bar)
+            self.newest = bar.ts_open
+            self.summed += 1
+
+    def outside(self) -> int:
+        """Bars of the window that opened more than its span before the newest."""
+        span = self.session.retention_span
+        oldest = self.window[-1].ts_open - span if span else 0
+        return next((n for n, bar in enumerate(self.window) if bar.ts_open >= oldest), 0)
+
+    def text(self, encode: Callable[[str], list[int]]) -> tuple[int, ...]:
+        """The tokens of the rollup, the oldest lines left out if there are too many."""
+        known, bars = self.lines, self.rollup.bars
+        self.lines = {
+            bar: known.get(bar) or encode(rollup_line(bar, self.spec, self.interval_ns)) for bar in bars
+        }
+        before, behind = encode(introduction(self.spec)), encode(END)
+        room = self.session.rollup_tokens - len(before) - len(behind)
+        kept = newest_within((self.lines[bar] for bar in bars), room)
+        return tuple(token for line in (before, *kept, behind) for token in line)
+
+
+class Rollups:
+    """The rollups of all sessions that have one. Everything runs on the thread that steps the scheduler."""
+
+    def __init__(self, config: Config, built: Built, scheduler: Scheduler, store: MetricStore) -> None:
+        self._built, self._scheduler, self._store = built, scheduler, store
+        self._bars = config.bars
+        self._rolled: dict[Tape, _Rolled] = {}
+        for session in config.sessions:
+            self.set(session, built.tapes[session.name])
+        scheduler.subscribe(self.on_commit, self.on_drop)
+
+    def set(self, session: SessionConfig, tape: Tape) -> None:
+        """A session came, or its settings changed; not those of its rollup's bars."""
+        spec = self._built.lines[session.name]
+        if not session.rollup or not isinstance(spec, LineSpec):
+            return
+        known = self._rolled.get(tape)
+        if known is None:
+            self._rolled[tape] = _rolled(session, spec, self._bars)
+        else:
+            known.session = session
+
+    def forget(self, tape: Tape) -> None:
+        """A session goes."""
+        self._rolled.pop(tape, None)
+
+    def on_commit(self, tape: Tape, version: int, records: TapeItems) -> None:
+        """The window grew: move its oldest bars if they are due."""
+        rolled = self._rolled.get(tape)
+        if rolled is None:
+            return
+        rolled.add(item.payload.record.bar for item in records)
+        rolled.sum_up(tape.evicted_records)
+        if not rolled.moving:
+            self._move(tape, rolled)
+        missing = max(0, tape.evicted_records - rolled.shown)
+        self._store.set("foretick_rollup_missing_bars", missing, session=tape.name)
+        if rolled.shown:
+            age = rolled.window[-1].ts_open - rolled.newest_shown
+            self._store.set("foretick_rollup_age_seconds", age / 1e9, session=tape.name)
+
+    def on_drop(self, tape: Tape, records: TapeItems, failure: Failure) -> None:
+        """The tape has a gap, and the rollup will say so."""
+        if tape in self._rolled:
+            self._rolled[tape].lost = True
+
+    def _move(self, tape: Tape, rolled: _Rolled) -> None:
+        live = tape.live_records
+        moved = leaving(live, room_of(tape), rolled.outside(), rolled.session.rollup_every)
+        first = tape.evicted_records + moved
+        if first <= rolled.shown:
+            return
+        rolled.sum_up(first)
+        tokens = rolled.text(self._built.prompt.encode)
+        adopted = partial(self._adopted, tape, rolled, first, rolled.newest, len(tokens))
+        rolled.moving = True
+        refresh = partial(self._scheduler.refresh, tape, first=first, adopted=adopted)
+        self._built.prefixes.sum_up(tape.name, tokens, refresh)
+
+    def _adopted(self, tape: Tape, rolled: _Rolled, first: int, newest: int, tokens: int) -> None:
+        rolled.moving, rolled.shown, rolled.newest_shown = False, first, newest
+        if tape in self._rolled:
+            self._store.set("foretick_rollup_tokens", tokens, session=tape.name)
+
+
+def _rolled(session: SessionConfig, spec: LineSpec, bars: BarsConfig) -> _Rolled:
+    tiers = [Tier(tier.interval, tier.bars) for tier in session.rollup]
+    return _Rolled(session, spec, session.bars(bars).interval, Rollup(tiers))

@@ -1,0 +1,165 @@
+"""What has left the window of a running daemon is read as longer bars."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+
+from daemon.config.schema import Config, PoolConfig, QuestionConfig, RollupConfig
+from daemon.front.server import Front
+from feeds.durations import Duration
+from ingest.lines import LineSpec
+from ingest.rollup import END, introduction
+from tests.e2e.inproc import Tape, count, running
+from tests.e2e.support import SECOND, MemorySink, QueueSource, inproc_config, sessions, until
+
+HIGH = QuestionConfig(name="high", text="What is the highest price of the last minute?", answer="number")
+TIERS = (RollupConfig(Duration(5 * SECOND), 3), RollupConfig(Duration(20 * SECOND), 2))
+
+
+def config(*symbols: str, **session: Any) -> Config:
+    settings = {"retention_tokens": 1024, "retention_records": 12, "rollup": TIERS, "rollup_every": 3}
+    return inproc_config(
+        sessions=sessions(*symbols, **settings | session),
+        questions=(HIGH,),
+        standing="none",
+        pool=PoolConfig(blocks=2048),
+    )
+
+
+class Shown(msgspec.Struct, frozen=True):
+    """What the newest version's readers see before their question, line by line."""
+
+    rollup: list[list[str]]
+    window: list[list[str]]
+
+    @property
+    def bars(self) -> int:
+        return sum(int(line[7]) for line in self.rollup) + len(self.window)
+
+    @property
+    def high(self) -> str:
+        return max([line[3] for line in self.rollup] + [line[2] for line in self.window], key=float)
+
+
+def read(front: Front, session: str, spec: LineSpec) -> tuple[list[list[str]], list[list[str]]]:
+    """The rollup and the window of a session, in fields."""
+    host = front.engine._client._host  # type: ignore[union-attr]  # it is in this process
+    tape, decode = host.asks._built.tapes[session], host.asks._built.prompt.tokenizer.decode
+    found: list[tuple[str, str]] = []
+    assert host.scheduler.run_between(lambda: found.append((decode(tape.prefix), decode(tape.window))))
+    while not found:
+        time.sleep(0.001)
+    prefix, window = found[0]
+    _, begins, rollup = prefix.rpartition(introduction(spec))
+    assert rollup.endswith(END) == bool(begins)
+    lines = rollup.removesuffix(END).splitlines() if begins else []
+    return [line.split(",") for line in lines], [line.split(",") for line in window.splitlines()]
+
+
+def shown(front: Front, session: str = "aaa") -> Shown:
+    return Shown(*read(front, session, LineSpec()))
+
+
+def committed(front: Front, session: str) -> int:
+    """Bars that a session has read."""
+    tape = front.engine._client._host.asks._built.tapes[session]  # type: ignore[union-attr]  # as above
+    return int(tape.evicted_records + tape.live_records)
+
+
+async def moved(front: Front) -> None:
+    """Wait until no bars are on their way into a rollup: live data leaves time for that."""
+    rolled = front.engine._client._host.sessions.rollups._rolled  # type: ignore[union-attr]  # as above
+    await until(lambda: not any(each.moving for each in rolled.values()))
+
+
+def prices(n: int) -> list[float]:
+    """Of second ``n`` of `Tape`."""
+    return [float(f"{100 + (n * 7 + i * 3) % 11}.{n % 10}5") for i in range(4)]
+
+
+async def test_the_high_is_read_after_its_bar_has_left_the_window() -> None:
+    """Each version shows every bar once, in the rollup or in the window, and the highest price with it."""
+    source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA", "V:BBB")
+    async with running(config("V:AAA", "V:BBB"), source, sink) as front:
+        source.put(tape.second(0))
+        for n in range(1, 30):
+            source.put([each for each in tape.second(n) if n < 20 or b"AAA" in each.payload])
+            await until(lambda n=n: committed(front, "aaa") == n)
+            await moved(front)
+            found = shown(front)
+            assert len(found.window) <= 12
+            if n < 25:  # nothing is dropped yet
+                assert found.bars == n
+                assert float(found.high) == max(price for second in range(n) for price in prices(second))
+        assert [int(line[7]) for line in found.rollup[-3:]][:2] == [5, 5]
+        for line in found.rollup:  # each line reaches to the next
+            assert 1 <= int(line[7]) <= 20
+        highest = max(price for second in range(12) for price in prices(second))
+        assert highest > max(float(line[2]) for line in found.window)
+        await until(lambda: committed(front, "bbb") == 19)
+        assert shown(front, "bbb").bars == 19  # as before: another session's bars are its own
+        assert front.store.value("foretick_rollup_missing_bars", session="aaa") == 0
+        assert front.store.value("foretick_rollup_tokens", session="aaa") > 50
+        assert 0 < front.store.value("foretick_rollup_age_seconds", session="aaa") <= 12
+        assert count(front, "refreshes", session="aaa") >= 5
+        assert await front.stop()
+
+
+async def test_a_burst_leaves_a_hole_that_the_next_rollup_closes() -> None:
+    """Bars are evicted faster than their rollup is prefilled: the window does not wait for it."""
+    source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
+    async with running(config("V:AAA"), source, sink) as front:
+        source.put(*(tape.second(n) for n in range(60)))
+        await until(lambda: count(front, "bars", session="aaa") == 59)
+        for n in range(60, 70):
+            source.put(tape.second(n))
+            await until(lambda n=n: committed(front, "aaa") == n)
+            await moved(front)
+        await until(lambda: front.store.value("foretick_rollup_missing_bars", session="aaa") == 0)
+        found = shown(front)
+        oldest = found.rollup[0][1]
+        seconds = int(found.window[-1][0][2:4]) * 60 + int(found.window[-1][0][4:])
+        seconds -= int(oldest[2:4]) * 60 + int(oldest[4:])
+        assert found.bars == seconds + 1
+        assert await front.stop()
+
+
+async def test_a_session_with_a_rollup_comes_changes_and_goes() -> None:
+    """Other lengths of bars begin the window again; how many bars move at a time does not."""
+    source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA", "V:BBB")
+    both, alone = config("V:AAA", "V:BBB"), config("V:AAA")
+    async with running(alone, source, sink) as front:
+        await front.reload(lambda: both)
+        for n in range(20):
+            source.put(tape.second(n))
+            await until(lambda n=n: committed(front, "bbb") >= n - 1)  # it may have come after a record
+            await moved(front)
+        assert shown(front, "bbb").rollup
+        before = shown(front, "bbb").bars
+        often = msgspec.structs.replace(both.sessions[1], rollup_every=2)
+        await front.reload(lambda: msgspec.structs.replace(both, sessions=(both.sessions[0], often)))
+        assert shown(front, "bbb").bars == before >= 18
+        coarse = msgspec.structs.replace(often, rollup=TIERS[1:])
+        await front.reload(lambda: msgspec.structs.replace(both, sessions=(both.sessions[0], coarse)))
+        assert shown(front, "bbb").bars == 0
+        await front.reload(lambda: alone)
+        assert list(front.sessions.states) == ["aaa"]
+        assert await front.stop()
+
+
+async def test_each_symbol_of_a_session_has_longer_bars_of_its_own() -> None:
+    source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA", "V:BBB")
+    async with running(config("V:AAA", more_symbols=("V:BBB",)), source, sink) as front:
+        for n in range(15):
+            source.put(tape.second(n))
+            await until(lambda n=n: committed(front, "aaa") == 2 * n)
+            await moved(front)
+        lines, window = read(front, "aaa", LineSpec(symbols=("AAA", "BBB")))
+        bars = {symbol: sum(int(line[8]) for line in lines if line[0] == symbol) for symbol in ("AAA", "BBB")}
+        for line in window:
+            bars[line[0]] += 1
+        assert bars == {"AAA": 14, "BBB": 14}
+        assert await front.stop()

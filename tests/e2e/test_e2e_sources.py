@@ -1,0 +1,215 @@
+"""Several sources through one daemon: offsets, commits and health of each, and none stops the others."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from daemon.config.load import load_config
+from daemon.config.schema import Config
+from daemon.front.inputs import Inputs
+from daemon.front.server import Front
+from daemon.front.wiring import make_front
+from feeds.connector import Route
+from feeds.curve import CurveKeys, make_keys
+from feeds.kafka_client import quiet_client_log
+from feeds.kafka_sink import KafkaSink
+from feeds.mock_broker import MockBroker
+from feeds.source import Incoming
+from feeds.zeromq import ZmqSink, ZmqSource
+from tests.e2e.inproc import ANSWERS, DEAD, UPDATES, answers
+from tests.e2e.process import committed
+from tests.e2e.support import (
+    SECOND,
+    START,
+    TOPIC,
+    MemorySink,
+    QueueSource,
+    incoming,
+    inproc_config,
+    trade,
+    until,
+)
+from tests.fixtures_kafka import RealKafka
+from tests.kafka_server import create_topics
+
+
+def ticks(symbol: str, first: int, last: int) -> list[Incoming]:
+    return [incoming(trade(symbol, START + n * SECOND), n) for n in range(first, last)]
+
+
+class Failing(QueueSource):
+    """Raises once it is told to, and starts again only when it may."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name=name)
+        self.broken = False
+
+    async def start(self) -> None:
+        if self.broken:
+            raise RuntimeError("the feed is broken")
+        await super().start()
+
+    def put(self, *batches: object) -> None:
+        super().put(*batches)  # type: ignore[arg-type]  # as it is
+
+
+async def make(config: Config, *sources: QueueSource) -> tuple[Front, MemorySink]:
+    sink = MemorySink()
+    front = make_front(
+        config, source=sources or None, routes=[Route(sink, ANSWERS, UPDATES, DEAD)], commit_every_s=0.05
+    )
+    await asyncio.wait_for(front.start(), 60)
+    return front, sink
+
+
+async def test_sources_of_the_same_topic_have_their_own_offsets_and_commits() -> None:
+    one, two = QueueSource(name="one"), QueueSource(name="two")
+    front, sink = await make(inproc_config(("V:AAA", "V:BBB")), one, two)
+    try:
+        one.put(ticks("V:AAA", 0, 8))
+        two.put(ticks("V:BBB", 0, 5))
+        await until(lambda: len({a.session for a in sink.messages(ANSWERS)}) == 2)  # type: ignore[union-attr]  # answers
+        for session, source in (("aaa", "one"), ("bbb", "two")):
+            assert {i.source for a in answers(sink, session) for i in a.inputs} == {source}
+        await until(lambda: one.committed and two.committed)
+        await until(lambda: one.committed == {(TOPIC, 0): 7} and two.committed == {(TOPIC, 0): 4})
+        assert front.store.value("foretick_records_total", source="one") == 8
+        assert front.store.value("foretick_records_total", source="two") == 5
+        assert 'foretick_source_up{source="two"} 1.0' in front.metrics().decode()
+        assert front.not_ready() == []
+    finally:
+        await front.stop()
+
+
+async def test_one_symbol_of_two_sources_is_committed_to_both() -> None:
+    one, two = QueueSource(name="one"), QueueSource(name="two")
+    front, sink = await make(inproc_config(("V:AAA",)), one, two)
+    try:
+        one.put(ticks("V:AAA", 0, 3))
+        await until(lambda: front.store.value("foretick_records_total", source="one") == 3)
+        two.put(ticks("V:AAA", 3, 9))
+        await until(lambda: one.committed == {(TOPIC, 0): 3} and two.committed == {(TOPIC, 0): 8})
+        assert {i.source for a in answers(sink) for i in a.inputs} == {"one", "two"}
+    finally:
+        await front.stop()
+
+
+async def test_a_source_that_fails_is_told_and_opened_again_while_the_other_goes_on() -> None:
+    good, bad = QueueSource(name="good"), Failing("bad")
+    bad.broken = True
+    front, sink = await make(inproc_config(("V:AAA", "V:BBB")), good, bad)
+    try:
+        assert front.not_ready() == ["source bad is not connected: RuntimeError: the feed is broken"]
+        good.put(ticks("V:AAA", 0, 5))
+        await until(lambda: answers(sink, "aaa"))
+        assert front.store.value("foretick_source_failures_total", source="bad") > 0
+        assert 'foretick_source_up{source="bad"} 0.0' in front.metrics().decode()
+        bad.broken = False
+        await until(lambda: front.not_ready() == [])
+        bad.put(ticks("V:BBB", 0, 5))
+        await until(lambda: answers(sink, "bbb"))
+        assert not front.failed.done()
+        good.end()
+        bad.end()
+        await asyncio.wait_for(front.finish(), 30)
+    finally:
+        await front.stop()
+
+
+def with_kafka_and_zeromq(bootstrap: str, topic: str, folder: Path) -> Config:
+    path = folder / "two.toml"
+    path.write_text(
+        f"""
+        [[sources]]
+        name = "exchange"
+        [sources.kafka]
+        bootstrap = "{bootstrap}"
+        topics = ["{topic}"]
+        group = "{topic}"
+
+        [[sources]]
+        name = "desk"
+        [sources.zeromq]
+        endpoint = "tcp://127.0.0.1:*"
+        bind = true
+        [sources.zeromq.curve]
+        secret_key_file = "{folder}/server.secret"
+        client_key_files = ["{folder}/client.public"]
+
+        [[sessions]]
+        name = "aaa"
+        symbol = "V:AAA"
+        [[sessions]]
+        name = "bbb"
+        symbol = "V:BBB"
+        """
+    )
+    config, base = load_config(path, {}), inproc_config(("V:AAA", "V:BBB"))
+    return msgspec.structs.replace(base, sources=config.sources)
+
+
+async def both(bootstrap: str, topic: str, folder: Path) -> Front:
+    """Kafka and encrypted ZeroMQ into one daemon; returns it, with all answered."""
+    make_keys(folder / "server")
+    make_keys(folder / "client")
+    config = with_kafka_and_zeromq(bootstrap, topic, folder)
+    front, sink = await make(config)
+    assert isinstance(front.input, Inputs)
+    desk = front.input._feeds["desk"].source
+    assert isinstance(desk, ZmqSource)
+    await until(lambda: front.not_ready() == [])
+    client = CurveKeys(f"{folder}/client.secret", f"{folder}/server.public").read(bind=False)
+    publisher = ZmqSink("p", desk.endpoint, bind=False, keys=client)
+    intruder = ZmqSink("i", desk.endpoint, bind=False)
+    kafka = KafkaSink("k", bootstrap)
+    for each in (publisher, intruder, kafka):
+        await each.start()
+    for n in range(6):
+        await kafka.publish(topic, b"V:AAA", trade("V:AAA", START + n * SECOND), {})
+
+    async def publish() -> None:
+        n = 0
+        while not answers(sink, "bbb"):
+            await publisher.publish(topic, None, trade("V:BBB", START + n * SECOND), {})
+            await intruder.publish(topic, None, trade("V:BBB", START, price="1"), {})
+            n += 1
+            await asyncio.sleep(0.02)
+
+    await asyncio.wait_for(publish(), 30)
+    await until(lambda: answers(sink, "aaa"))
+    await until(lambda: 'handshakes_failed_total{source="desk"} 0.0' not in front.metrics().decode())
+    assert {i.source for a in answers(sink, "aaa") for i in a.inputs} == {"exchange"}
+    assert {i.source for a in answers(sink, "bbb") for i in a.inputs} == {"desk"}
+    await until(
+        lambda: f'foretick_consumer_lag_records{{partition="exchange/{topic}/0"}}' in str(front.metrics())
+    )
+    for each in (publisher, intruder, kafka):
+        await each.stop()
+    return front
+
+
+async def test_kafka_and_zeromq_from_one_configuration(tmp_path: Path) -> None:
+    quiet_client_log()
+    with MockBroker() as broker:
+        broker.create_topic("ticks")
+        front = await both(broker.bootstrap, "ticks", tmp_path)
+        assert 'foretick_source_up{source="exchange"} 1.0' in front.metrics().decode()
+        assert 'foretick_source_up{source="desk"} 1.0' in front.metrics().decode()
+        await front.stop()
+
+
+@pytest.mark.kafka
+async def test_a_real_kafka_gets_its_commits_and_no_other_source_does(
+    real_kafka: RealKafka, tmp_path: Path
+) -> None:
+    quiet_client_log()
+    topic = f"ticks.{uuid.uuid4().hex[:8]}"
+    await create_topics(real_kafka.bootstrap, {topic: 1})
+    front = await both(real_kafka.bootstrap, topic, tmp_path)
+    await front.stop()
+    assert await committed(real_kafka.bootstrap, topic, topic, 1) == {0: 5}
