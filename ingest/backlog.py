@@ -45,7 +45,7 @@ class Backlog:
         self._shortest = 1
         """Tokens of the shortest line so far."""
         self._newest = (0, 0)
-        """When the source had the newest bar (wall clock), and when it was closed (monotonic clock), ns."""
+        """When the source had the newest bar's last record (wall clock), and the ring (monotonic clock), ns."""
         self._held_until = self._released = 0
         self.skipped = 0
 
@@ -92,8 +92,9 @@ class Backlog:
     def _look(self, bars: Bars) -> None:
         """Hold the session if its newest bar came too fast after the one before it."""
         before = self._newest if len(bars) == 1 else _times(bars[-2])
-        source, closed = self._newest = _times(bars[-1])
-        if before[0] and source - before[0] > _FASTER * (closed - before[1]):
+        source, ring = self._newest = _times(bars[-1])
+        closed = int(bars[-1]["ts_closed"])
+        if before[0] and source - before[0] > _FASTER * (ring - before[1]):
             if not self._held_until:
                 self._released = closed
             self._held_until = closed + _HOLD_NS
@@ -112,4 +113,4 @@ class Backlog:
 
 
 def _times(bar: np.void) -> tuple[int, int]:
-    return int(bar["ts_source"]), int(bar["ts_closed"])
+    return int(bar["ts_source"]), int(bar["ts_ring"])

@@ -76,9 +76,20 @@ def test_a_clock_that_jumps_holds_nothing_for_long(jump: int) -> None:
     for n in range(10):
         bar = bars([n])
         bar["ts_source"] = 10**18 + n * second + (jump if n >= 5 else 0)
-        bar["ts_closed"] = n * second
+        bar["ts_ring"] = bar["ts_closed"] = n * second
         backlog.add(bar)
         waited += backlog.held(n * second)
         assert not backlog.held(n * second + second // 5)
         backlog.take(1, n * second + second // 5)
     assert waited == (jump > 0)
+
+
+def test_a_quiet_market_is_not_taken_for_one_that_catches_up() -> None:
+    """The bar before a pause is closed by the record after it, so two bars are closed soon after each other."""
+    backlog, second = Backlog(Window(), skips=True), 10**9
+    for traded, closed in ((1, 2), (2, 60), (60, 61), (61, 62)):
+        bar = bars([traded])
+        bar["ts_source"], bar["ts_ring"] = 10**18 + traded * second, traded * second
+        bar["ts_closed"] = closed * second
+        backlog.add(bar)
+        assert not backlog.held(closed * second)
