@@ -85,7 +85,7 @@ def test_a_clock_that_jumps_holds_nothing_for_long(jump: int) -> None:
 
 
 def test_a_quiet_market_is_not_taken_for_one_that_catches_up() -> None:
-    """The bar before a pause is closed by the record after it, so two bars are closed soon after each other."""
+    """The bar before a pause is closed by the record after it, so two are closed soon after each other."""
     backlog, second = Backlog(Window(), skips=True), 10**9
     for traded, closed in ((1, 2), (2, 60), (60, 61), (61, 62)):
         bar = bars([traded])
