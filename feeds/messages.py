@@ -17,7 +17,10 @@ Side = Literal["buy", "sell", "unknown"]
 Clock = Literal["exchange", "receive"]
 """Whose clock stamped ``ts_event``: ``receive`` if the venue sends no time."""
 
-Flag = Literal["stale", "gap", "warm_up", "skewed_clock", "untrained", "rounded", "abstained", "replay"]
+Flag = Literal[
+    "stale", "gap", "warm_up", "skewed_clock", "untrained", "rounded", "abstained", "replay", "amended",
+    "price_jump",
+]  # fmt: skip
 ZERO = Fixed9(0)
 
 

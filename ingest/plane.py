@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from ingest.amend import Amender
 from ingest.backlog import Backlog, Window
-from ingest.bars import BarBuilder, Bars, Feeds
+from ingest.bars import LATE, BarBuilder, Bars, Feeds, Refused
 from ingest.compact import Anchor, CompactEncoder, CompactSpec, Encoded, Restart
 from ingest.lines import LineSpec
 from ingest.record import RECORD, Records
@@ -79,22 +80,43 @@ Submit = Callable[[list[tuple[str, list[TapeRecord]]]], None]
 
 
 class _DecimalEncoder:
-    """Encodes a session's bars as decimal lines."""
+    """Encodes a session's bars as decimal lines; with `amender`, late records amend them."""
 
-    rounded = saturated = anchors = 0
+    saturated = anchors = 0
 
     def __init__(self, tokeniser: Tokeniser, spec: LineSpec) -> None:
+        self.rounded = 0
+        self.amender: Amender | None = None
         self._tokeniser, self._spec = tokeniser, spec
 
-    def encode(self, bars: Bars) -> list[Encoded]:
-        """See `CompactEncoder`."""
-        return [Encoded(self._tokeniser.lines(bars, self._spec))]
+    def change(self, spec: LineSpec, window: Window, amends: bool) -> None:
+        """Write lines so from now on."""
+        self._spec = spec
+        if not amends:
+            self.amender = None
+        elif self.amender is None:
+            self.amender = Amender(self._lines, window)
+        else:
+            self.amender.retain(window)
 
+    @property
+    def amended(self) -> int:
+        """Corrections since late records began to amend."""
+        return 0 if self.amender is None else self.amender.amended
 
-def _encoder(tokeniser: Tokeniser, spec: LineSpec | CompactSpec) -> _DecimalEncoder | CompactEncoder:
-    if isinstance(spec, LineSpec):
-        return _DecimalEncoder(tokeniser, spec)
-    return CompactEncoder(tokeniser, spec)
+    def encode(self, bars: Bars) -> list[tuple[Bars, Encoded]]:
+        """The bars that are to be appended, in their pieces."""
+        if self.amender is None:
+            bars = bars[(bars["flags"] & LATE) == 0]  # of an earlier policy
+            return [(bars, Encoded(self._lines(bars)))] if len(bars) else []
+        bars, lines = self.amender.encode(bars)
+        return [(bars, Encoded(lines))] if len(bars) else []
+
+    def _lines(self, bars: Bars) -> list[list[int]]:
+        unit = 10 ** (9 - self._spec.price_decimals)
+        exact = np.logical_and.reduce([bars[name] % unit == 0 for name in "ohlc"])
+        self.rounded += len(bars) - int(np.count_nonzero(exact))
+        return self._tokeniser.lines(bars, self._spec)
 
 
 class _Session:
@@ -102,7 +124,8 @@ class _Session:
 
     def __init__(self, spec: SessionSpec, tokeniser: Tokeniser, metrics: MetricStore, skips: bool) -> None:
         self.spec = spec
-        self.encoder = _encoder(tokeniser, spec.line)
+        self._compact = CompactEncoder(tokeniser, spec.line) if isinstance(spec.line, CompactSpec) else None
+        self._decimal = _DecimalEncoder(tokeniser, spec.line) if isinstance(spec.line, LineSpec) else None
         self.backlog = Backlog(spec.window, skips=skips)
         self.bars_ns = 0
         self.bars = metrics.counter("foretick_bars_total", session=spec.name)
@@ -111,6 +134,8 @@ class _Session:
             name: metrics.growth(f"foretick_{name}_total", session=spec.name)
             for name in (
                 "records_late",
+                "records_amended",
+                "price_jumps",
                 "records_ignored",
                 "bars_skipped",
                 "bars_rounded",
@@ -118,32 +143,42 @@ class _Session:
                 "anchors",
             )
         }
+        self.change(spec)
 
     def change(self, spec: SessionSpec) -> None:
         """Another policy or retention."""
         self.spec = spec
         self.backlog.retain(spec.window)
-        if isinstance(self.encoder, CompactEncoder) and isinstance(spec.line, CompactSpec):
-            self.encoder.retain(spec.line)
+        if self._compact is not None and isinstance(spec.line, CompactSpec):
+            self._compact.retain(spec.line)
+        if self._decimal is not None and isinstance(spec.line, LineSpec):
+            self._decimal.change(spec.line, spec.window, spec.feeds.policy.late == "amend")
 
-    def count_records(self, late: int, ignored: int) -> None:
+    def count_records(self, late: int, ignored: int, jumps: int) -> None:
         """Note the totals of its records."""
-        self._grow(records_late=late, records_ignored=ignored)
+        self._grow(records_late=late, records_ignored=ignored, price_jumps=jumps)
 
     def add(self, bars: Bars, bars_ns: int) -> None:
-        """Its closed bars wait, and are counted."""
-        self.bars.inc(len(bars))
+        """Its closed bars wait, with late records among them, and are counted."""
+        self.bars.inc(int(np.count_nonzero((bars["flags"] & LATE) == 0)))
         self.backlog.add(bars)
         self.bars_ns = bars_ns
         self._grow(bars_skipped=self.backlog.skipped)
 
-    def encode(self, bars: Bars) -> list[Encoded]:
-        """Encode bars from its backlog."""
-        pieces = self.encoder.encode(bars)
-        for piece in pieces:
+    def encode(self, bars: Bars) -> list[tuple[Bars, Encoded]]:
+        """Encode bars from its backlog, in pieces of one anchor each."""
+        if self._decimal is not None:
+            pieces = self._decimal.encode(bars)
+            self._grow(bars_rounded=self._decimal.rounded, records_amended=self._decimal.amended)
+        else:
+            assert self._compact is not None
+            made, pieces = self._compact, []
+            for piece in made.encode(bars):
+                pieces.append((bars[: len(piece.lines)], piece))
+                bars = bars[len(piece.lines) :]
+            self._grow(bars_rounded=made.rounded, volumes_saturated=made.saturated, anchors=made.anchors)
+        for _, piece in pieces:
             self.backlog.learn(piece.lines)
-        made = self.encoder
-        self._grow(bars_rounded=made.rounded, volumes_saturated=made.saturated, anchors=made.anchors)
         return pieces
 
     def _grow(self, **totals: int) -> None:
@@ -164,10 +199,12 @@ class DataPlane:
 
     `restart(session, restart)` is called before the first record around a new anchor. `source` labels the
     ring's metrics, `clock` is the monotonic clock in ns. `room(session)` is how many more bars the engine
-    takes now: wake the ring when that grows and the session `waits`. ``skips``: the source cannot wait, see
+    takes now: wake the ring when that grows and the session `waits`. `refuse(session, refused)` is called for
+    each record that a session refuses. ``skips``: the source cannot wait, see
     `ingest.backlog`. The plane is the only writer of these metrics: the
     stages ring_wait, bars and tokenise, `foretick_bars_total`, `foretick_records_late_total`,
-    `foretick_records_ignored_total`, `foretick_bars_rounded_total`, `foretick_volumes_saturated_total`,
+    `foretick_records_ignored_total`, `foretick_records_amended_total`,
+    `foretick_price_jumps_total`, `foretick_bars_rounded_total`, `foretick_volumes_saturated_total`,
     `foretick_anchors_total`, `foretick_bars_skipped_total`, `foretick_bars_waiting`,
     `foretick_ring_dropped_total` and `foretick_ring_fill_ratio`. An exception of
     `submit` or `restart` propagates from `step`, `flush` or `run`.
@@ -186,9 +223,10 @@ class DataPlane:
         room: Callable[[str], int] = lambda session: sys.maxsize,
         skips: bool = False,
         restart: Callable[[str, Restart], None] = lambda session, restart: None,
+        refuse: Callable[[str, Refused], None] = lambda session, refused: None,
     ) -> None:
         self._ring, self._tokeniser, self._submit, self._restart = ring, tokeniser, submit, restart
-        self._metrics, self._skips = metrics, skips
+        self._metrics, self._skips, self._refuse = metrics, skips, refuse
         self._sessions = [_Session(spec, tokeniser, metrics, skips) for spec in specs]
         self._by_name = {spec.name: each for spec, each in zip(specs, self._sessions, strict=True)}
         self._builder = BarBuilder([spec.feeds for spec in specs])
@@ -290,10 +328,13 @@ class DataPlane:
         record_waits(self._ring_wait.words, self._ring_wait.base, records, started)
         bars = self._builder.update(records, started)
         bars_ns = self._since(started, self._bars)
-        for session, late, ignored in zip(
-            self._sessions, self._builder.late, self._builder.ignored, strict=True
+        builder = self._builder
+        for session, *counts in zip(
+            self._sessions, builder.late, builder.ignored, builder.jumps, strict=True
         ):
-            session.count_records(late, ignored)
+            session.count_records(*counts)
+        for refused in builder.take_refused():
+            self._refuse(self._sessions[refused.session].spec.name, refused)
         self._accept(bars, bars_ns)
         return n
 
@@ -321,8 +362,7 @@ class DataPlane:
         name, started = session.spec.name, self._clock()
         pieces = session.encode(bars)
         tokenise_ns = self._since(started, self._tokenise)
-        for piece in pieces:
-            now, bars = bars[: len(piece.lines)], bars[len(piece.lines) :]
+        for now, piece in pieces:
             if piece.restart is not None:
                 if made:  # records before the restart belong to the old window
                     self._submit(made[:])

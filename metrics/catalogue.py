@@ -52,6 +52,8 @@ Reason = Literal[
     "encoding",
 ]
 REASONS: tuple[str, ...] = (*get_args(Reason), OTHER)
+# Why a session refused a record that is usable.
+REFUSALS: tuple[str, ...] = ("late", "price_jump")
 SET_SIZES: tuple[str, ...] = ("empty", "one", "several")
 
 # Why a question got no answer.
@@ -224,7 +226,23 @@ METRICS: tuple[Metric, ...] = (
     ),
     _counter(
         "foretick_records_late_total",
-        "Records dropped because their bar had closed. Raise bars.lateness when it grows.",
+        "Records whose bar had closed: dropped, amended or refused (late). Raise lateness when it grows.",
+        "session",
+    ),
+    _counter(
+        "foretick_records_amended_total",
+        "Late records whose bar was written again with them (late = amend).",
+        "session",
+    ),
+    _counter(
+        "foretick_records_refused_total",
+        "Usable records that a session refused and sent to the dead letters. Worry when it grows.",
+        "session",
+        reason=REFUSALS,
+    ),
+    _counter(
+        "foretick_price_jumps_total",
+        "Records with a price beyond price_jump. Worry at any increase: a wrong price, or a split.",
         "session",
     ),
     _counter(
@@ -271,7 +289,8 @@ METRICS: tuple[Metric, ...] = (
     ),
     _counter(
         "foretick_bars_rounded_total",
-        "Bars with a price between two levels of a compact line. Normal where windows span over 400 ticks.",
+        "Bars with a price finer than price_decimals, or between two levels of a compact line. Normal where "
+        "compact windows span over 400 ticks.",
         "session",
     ),
     _counter(

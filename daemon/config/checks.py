@@ -198,6 +198,9 @@ def _bars(config: Config) -> Iterator[Problem]:
         own = table == "bars" or bars != config.bars
         if own and bars.interval == 0:
             yield Problem(f"{table}.interval", "a bar needs a length above 0, such as 1s")
+        if own and 0 < bars.price_jump <= 1:
+            why = f"a factor between two prices must be above 1, or 0 for no limit, not {bars.price_jump:g}"
+            yield Problem(f"{table}.price_jump", why)
 
 
 def _source(config: Config) -> Iterator[Problem]:

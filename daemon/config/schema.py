@@ -181,12 +181,38 @@ class BarsConfig(Table, frozen=True):
         OFF
     )
     empty: Annotated[
-        Literal["skip", "fill"], about("an interval without records makes no bar (skip) or a flat one (fill)")
+        Literal["skip", "fill", "say"],
+        about(
+            "an interval without records makes no bar (skip), a flat one at the last close (fill), or a line "
+            "that says that nothing was traded (say; decimal lines only)"
+        ),
     ] = "skip"
-    max_fill: Annotated[int, about("most flat bars in a row with empty = fill", ge=1)] = 60
+    max_fill: Annotated[int, about("most such bars in a row with empty = fill or say", ge=1)] = 60
     idle_close: Annotated[
         Duration, about("idle timeout after which a silent symbol's open bar is closed; 0s is off")
     ] = OFF
+    late: Annotated[
+        Literal["drop", "amend", "refuse"],
+        about(
+            "a record whose bar has closed is dropped, or amends it by a further line while the window still "
+            "has the bar (decimal lines only), or goes to the dead letters (refuse)"
+        ),
+    ] = "drop"
+    price_jump: Annotated[
+        float,
+        about(
+            "limit on the factor, up or down, between a symbol's price and the one before it; above 1, or 0 "
+            "for no limit",
+            ge=0,
+        ),
+    ] = 10.0
+    on_price_jump: Annotated[
+        Literal["flag", "refuse"],
+        about(
+            "a price beyond the limit flags the answers, or goes to the dead letters; ten in a row that "
+            "agree are a new price level"
+        ),
+    ] = "flag"
 
 
 class SessionConfig(Table, frozen=True):
@@ -272,9 +298,14 @@ class SessionConfig(Table, frozen=True):
 
     interval: Annotated[Duration | None, about("length of a bar in place of `bars.interval`")] = None
     lateness: Annotated[Duration | None, about("in place of `bars.lateness`")] = None
-    empty: Annotated[Literal["skip", "fill"] | None, about("in place of `bars.empty`")] = None
+    empty: Annotated[Literal["skip", "fill", "say"] | None, about("in place of `bars.empty`")] = None
     max_fill: Annotated[Annotated[int, Meta(ge=1)] | None, about("in place of `bars.max_fill`")] = None
     idle_close: Annotated[Duration | None, about("in place of `bars.idle_close`")] = None
+    late: Annotated[Literal["drop", "amend", "refuse"] | None, about("in place of `bars.late`")] = None
+    price_jump: Annotated[Annotated[float, Meta(ge=0)] | None, about("in place of `bars.price_jump`")] = None
+    on_price_jump: Annotated[Literal["flag", "refuse"] | None, about("in place of `bars.on_price_jump`")] = (
+        None
+    )
 
     @property
     def symbols(self) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ from flash.evaluator import Evaluated, FlashEvaluator
 from flash.questions import Prepared, Question
 from flash.ready import ReadyPosition, exits
 from flash.registry import Registry, check_choices
-from ingest.bars import REPLAYED, SKEWED
+from ingest.bars import AMENDS, JUMP, REPLAYED, SKEWED
 from ingest.plane import TapeRecord
 from metrics.store import GrowthHandle, MetricStore
 from regions.tape import Tape
@@ -212,6 +212,8 @@ class StandingAnswers:
             "warm_up": ordinal < self._sessions[done.standing.session].warm_up_records,
             "skewed_clock": bool(record.flags & SKEWED),
             "replay": bool(record.flags & REPLAYED),
+            "amended": any(each.record.flags & AMENDS for each in done.payloads),
+            "price_jump": any(each.record.flags & JUMP for each in done.payloads),
             "untrained": self._loaded.untrained,
             "rounded": record.rounded,
             "abstained": judged is not None and judged.abstained,

@@ -62,7 +62,7 @@ def wire_engine(
     scheduler = scheduler_of(config, built, observer, executor)
     # Order of listeners on a commit: first those that record the version, then those that query it.
     numbers = numbered(config.sessions) if symbols is None else symbols
-    entering = EngineInput(config, ring, source, built, numbers, scheduler, store)
+    entering = EngineInput(config, ring, source, built, numbers, scheduler, store, emit=emit)
     scheduler.subscribe(Versions(store, emit, built.tiers.inputs).on_commit)
     confidence = Confidence(config, prompt, built.calibration, store)
     ready = ready_position(config, built, scheduler)

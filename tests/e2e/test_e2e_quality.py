@@ -1,0 +1,113 @@
+"""Late records, wrong prices, silence and lost numbers, through the whole daemon in this process."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from daemon.config.schema import BarsConfig, ModelConfig
+from daemon.engine.build import build
+from daemon.front.server import Front
+from feeds.connector import SettingError
+from feeds.durations import Duration
+from feeds.messages import DeadLetter
+from feeds.source import Incoming
+from tests.e2e.inproc import DEAD, Tape, answers, count, running
+from tests.e2e.support import SECOND, START, MemorySink, QueueSource, inproc_config, sessions, trade, until
+
+
+def tick(tape: Tape, at_s: float, price: str = "100.00", **more: object) -> Incoming:
+    return tape.message(trade("V:AAA", START + int(at_s * SECOND), price, **more))
+
+
+def letters(sink: MemorySink) -> list[DeadLetter]:
+    return [each for each in sink.messages(DEAD) if isinstance(each, DeadLetter)]
+
+
+def bars(**settings: object) -> BarsConfig:
+    return BarsConfig(interval=Duration(SECOND), **settings)  # type: ignore[arg-type]  # settings of it
+
+
+def on_tape(front: Front) -> int:
+    return front.sessions.states["aaa"].live_records
+
+
+async def test_a_late_record_is_refused_with_its_place_and_its_content():
+    source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
+    async with running(inproc_config(bars=bars(late="refuse")), source, sink) as front:
+        source.put([tick(tape, 0.1), tick(tape, 1.1), tick(tape, 0.5, "100.50", seq=7), tick(tape, 2.2)])
+        await until(lambda: letters(sink) and on_tape(front) == 2)
+        (letter,) = letters(sink)
+        assert (letter.reason, letter.offset, letter.partition) == ("late", 2, 0)
+        assert "its bar has closed" in letter.error
+        said = msgspec.json.decode(letter.payload)
+        assert (said["symbol"], said["price"], said["seq"]) == ("AAA", "100.5", 7)
+        assert said["ts_event"] == START + SECOND // 2
+        assert count(front, "records_refused", session="aaa", reason="late") == 1
+        assert count(front, "records_late", session="aaa") == 1
+        assert count(front, "dead_letters") == 1
+
+
+async def test_a_late_record_amends_a_bar_that_the_window_has():
+    source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
+    async with running(inproc_config(bars=bars(late="amend")), source, sink) as front:
+        source.put([tick(tape, 0.1), tick(tape, 1.1)])
+        await until(lambda: on_tape(front) == 1)
+        source.put([tick(tape, 0.5, "100.50")])
+        await until(lambda: on_tape(front) == 2 and [a for a in answers(sink) if a.data_version == 2])
+        source.put([tick(tape, 2.2)])
+        await until(lambda: on_tape(front) == 3 and [a for a in answers(sink) if a.data_version == 3])
+        flagged = {a.data_version for a in answers(sink) if "amended" in a.flags}
+        assert flagged == {2}
+        assert {a.as_of for a in answers(sink) if a.data_version == 2} == {START + SECOND // 10}
+        assert count(front, "records_amended", session="aaa") == 1
+        assert count(front, "bars", session="aaa") == 2
+        assert not letters(sink)
+        await until(lambda: source.committed.get(("md.trades.v1", 0)) == 3, what="commit")
+
+
+async def test_a_price_a_hundred_times_the_last_is_flagged_and_counted():
+    source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
+    async with running(inproc_config(), source, sink) as front:
+        source.put(
+            [tick(tape, 0.1), tick(tape, 1.1, "10000"), tick(tape, 2.1), tick(tape, 3.1), tick(tape, 4.1)]
+        )
+        await until(lambda: on_tape(front) == 4 and answers(sink))
+        assert count(front, "price_jumps", session="aaa") == 2  # there and back
+        await until(lambda: [a for a in answers(sink) if "price_jump" in a.flags])
+        assert not letters(sink)
+
+
+async def test_a_symbol_that_changes_its_decimals_is_refused_until_ten_prices_agree():
+    source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
+    async with running(inproc_config(bars=bars(on_price_jump="refuse")), source, sink) as front:
+        source.put(
+            [tick(tape, 0.1), *(tick(tape, 1 + n / 10, "1.00") for n in range(10)), tick(tape, 2, "1")]
+        )
+        await until(lambda: on_tape(front) == 2 and len(letters(sink)) == 9)
+        assert {letter.reason for letter in letters(sink)} == {"price_jump"}
+        assert count(front, "records_refused", session="aaa", reason="price_jump") == 9
+        assert count(front, "price_jumps", session="aaa") == 10
+        await until(lambda: [a for a in answers(sink) if "price_jump" in a.flags])
+
+
+@pytest.mark.parametrize(("setting", "value"), [("late", "amend"), ("empty", "say")])
+def test_compact_lines_have_no_words(setting: str, value: str):
+    config = inproc_config(
+        model=ModelConfig(), sessions=sessions("V:AAA", retention_tokens=1024, **{setting: value})
+    )
+    with pytest.raises(SettingError, match="needs decimal lines") as raised:
+        build(config, {})
+    assert raised.value.key == f"sessions[0].{setting}"
+
+
+async def test_an_empty_interval_is_said():
+    source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
+    async with running(inproc_config(bars=bars(empty="say", max_fill=2)), source, sink) as front:
+        source.put([tick(tape, 0.1), tick(tape, 1.1)])
+        await until(lambda: on_tape(front) == 1)
+        before = front.sessions.states["aaa"].live_tokens
+        source.put([tick(tape, 4.1)])
+        await until(lambda: count(front, "bars", session="aaa") == 4)
+        await until(lambda: front.sessions.states["aaa"].live_records == 4)
+        assert front.sessions.states["aaa"].live_tokens > before
