@@ -85,6 +85,7 @@ _add(
         callback=lambda _, __, model: _MODELS[model],
     ),
 )
+_add("data", "Fresh answers: how soon they are live after an outage.")
 _add(
     "engine",
     "Regions and engine on a CPU: questions, updates, many readers, a sliding window, refresh, forks.",

@@ -12,6 +12,10 @@ SUITES: dict[str, dict[str, tuple[str, str]]] = {
         "idle": ("bench.stream.idle:measure", "CPU time of a daemon that waits"),
         "questions": ("bench.engine.questions:stream", "Questions on the paper's scenario"),
     },
+    "data": {
+        "ticks": ("bench.data.ticks:measure", "From tick to answer"),
+        "outage": ("bench.data.outage:measure", "Live answers after an outage"),
+    },
     "engine": {
         "questions": ("bench.engine.questions:engine", "Questions and updates as the tape grows"),
         "sessions": ("bench.engine.batches:sessions", "Several sessions in one pass"),

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from aiokafka import AIOKafkaConsumer, ConsumerStoppedError, TopicPartition
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
@@ -21,6 +21,11 @@ from feeds.source import CommitFailed, Incoming, Kind, Lag, Partition
 
 log = logging.getLogger(__name__)
 
+_PLACE_S = 30.0
+"""Longest wait for the offsets of new partitions; then the client is opened again."""
+
+StartAt = int | Literal["committed", "latest", "earliest", "retention"]
+
 _NO_HEADERS: Mapping[str, bytes] = {}
 _LOOK_S, _POSITION_S = 1.0, 0.05
 """How often lags are noted, and the longest wait for a position, which a new partition lacks at first."""
@@ -30,6 +35,9 @@ class KafkaSource:
     """Records of topics as a member of a consumer group (*pausing*: the broker keeps what we do not fetch).
 
     ``options`` are passed to aiokafka unchanged. ``group`` None reads every partition and commits nothing.
+    ``start_at`` is where the first assignment begins, an int: at this time, ns; partitions that come later
+    begin at their committed offset. `hold` says what windows hold. Times are those of Kafka's records.
+    ``skipped``: offsets passed over so far, by partition; ``moved``: partitions that went elsewhere.
     """
 
     kind: Kind = "pausing"
@@ -48,6 +56,7 @@ class KafkaSource:
         stop_timeout_s: float = 5.0,
         options: Mapping[str, Any] | None = None,
         clock_ns: Callable[[], int] = time.time_ns,
+        start_at: StartAt = "committed",
     ) -> None:
         self.name = name
         self.connection = Connection(name, bootstrap, log)
@@ -76,10 +85,25 @@ class KafkaSource:
         self._paused = False
         self._stop = asyncio.Event()
         self._quiet_since = 0.0
+        self._now = 0
+        self.skipped: dict[Partition, int] = {}
+        self.moved = 0
+        self._start_at = start_at
+        self._span_ns, self._skips = 0, False
+        self._assigned: set[TopicPartition] = set()
+        self._began = False
+        self._floor: dict[TopicPartition, int] = {}
+        self._asked_for: set[TopicPartition] = set()
+        """Partitions whose past was asked for, and that have not caught up."""
+
+    def hold(self, span_ns: int, skips: bool) -> None:
+        """Windows hold ``span_ns``; with ``skips``, a group's records twice as old are passed over."""
+        self._span_ns, self._skips = span_ns, skips
 
     async def start(self) -> None:
         """Join the group; waits for the broker as long as needed, or until ``stop``."""
         self._stop.clear()
+        self._assigned = set()
         self.connection.connecting()
         await self._open()
         self._quiet_since = time.monotonic()
@@ -89,23 +113,54 @@ class KafkaSource:
         while self._consumer is not None and not self._stop.is_set():
             self._pause_assigned(self._consumer)
             try:
-                fetched = await self._consumer.getmany(
-                    timeout_ms=self._poll_ms, max_records=self._max_records
-                )
+                async with asyncio.timeout(_PLACE_S):
+                    await self._place(self._consumer)
+                fetched = await self._fetch(self._consumer)
+                async with asyncio.timeout(_PLACE_S):
+                    fetched = await self._skip(self._consumer, fetched)
             except ConsumerStoppedError:
                 if self._stop.is_set():
                     return
                 raise
-            except KafkaError as error:
+            except IllegalStateError:  # a partition was revoked meanwhile
+                continue
+            except (KafkaError, TimeoutError) as error:
                 await self._reopen(error)
                 continue
             await self._look(self._consumer, fetched)
             if fetched:
                 self.connection.up()
                 self._quiet_since = time.monotonic()
-                yield self._incoming(fetched)
+                yield [message for messages in fetched.values() for message in messages]
             else:
                 await self._probe(self._consumer)
+
+    async def _fetch(self, consumer: AIOKafkaConsumer) -> dict[TopicPartition, list[Incoming]]:
+        """Messages by partition, at most ``max_records``; waits for the first."""
+        self._now = self._clock_ns()
+        fetched = await consumer.getmany(timeout_ms=self._poll_ms, max_records=1)
+        if fetched and self._max_records > 1:
+            self._now = self._clock_ns()
+            self._unpack_directly(consumer)
+            for partition, more in (await consumer.getmany(max_records=self._max_records - 1)).items():
+                fetched.setdefault(partition, []).extend(more)
+        return {
+            partition: [
+                each if type(each) is Incoming else self._incoming(partition, each) for each in records
+            ]
+            for partition, records in fetched.items()
+        }
+
+    def _unpack_directly(self, consumer: AIOKafkaConsumer) -> None:
+        """Let ``getmany`` return messages of what is fetched already, not a ``ConsumerRecord`` of each.
+
+        Those take four times as long, most of it in the garbage collector. aiokafka has no public way to
+        avoid them; where these names are gone, they come, and are converted.
+        """
+        for result in getattr(getattr(consumer, "_fetcher", None), "_records", {}).values():
+            unpacked = getattr(result, "_partition_records", None)
+            if unpacked is not None:
+                unpacked._consumer_record = self._incoming
 
     def pause(self) -> None:
         """Stop fetching from every partition, including those assigned later. The membership stays alive."""
@@ -133,6 +188,8 @@ class KafkaSource:
     async def commit(self, offsets: Mapping[Partition, int]) -> None:
         """Store the next offset of each partition; those now assigned elsewhere are left to their new owner.
 
+        Offsets go forward only: those at or below the one committed at the start are left out.
+
         Raises:
             CommitFailed: no group, the broker does not answer in time, or the group is rebalancing.
         """
@@ -144,7 +201,9 @@ class KafkaSource:
             raise CommitFailed(
                 f"{self.name}: cannot commit: no partition is assigned while the group rebalances"
             )
-        ours = {TopicPartition(*p): offset for p, offset in offsets.items() if TopicPartition(*p) in owned}
+        mine = {TopicPartition(*p): offset for p, offset in offsets.items()}
+        # what was read again from before the committed offset does not take it back
+        ours = {p: offset for p, offset in mine.items() if p in owned and offset > self._floor.get(p, 0)}
         if not ours:
             return
         try:
@@ -168,22 +227,76 @@ class KafkaSource:
 
         self._consumer = await open_client(new, self.connection, self._stop, self._stop_timeout_s, settings)
 
+    async def _place(self, consumer: AIOKafkaConsumer) -> None:
+        """Seek in partitions that are new to us, and count those that went elsewhere."""
+        assigned = set(consumer.assignment())
+        new = assigned - self._assigned
+        for partition in new:
+            committed = None if self._group is None else await consumer.committed(partition)
+            self._floor[partition] = committed or 0
+            if not self._began:
+                await self._begin(consumer, partition, self._start_at)
+        self._began = self._began or bool(assigned)
+        self.moved += len(self._assigned - assigned)
+        self._assigned = assigned
+
+    async def _begin(self, consumer: AIOKafkaConsumer, partition: TopicPartition, at: StartAt) -> None:
+        if at == "earliest":
+            await consumer.seek_to_beginning(partition)
+        elif at == "latest":
+            await consumer.seek_to_end(partition)
+        elif at == "retention":
+            consumer.seek(partition, await _offset_at(consumer, partition, self._clock_ns() - self._span_ns))
+        elif isinstance(at, int):
+            consumer.seek(partition, await _offset_at(consumer, partition, at))
+        if at == "earliest" or isinstance(at, int):
+            self._asked_for.add(partition)
+
+    async def _skip(
+        self, consumer: AIOKafkaConsumer, fetched: dict[TopicPartition, list[Incoming]]
+    ) -> dict[TopicPartition, list[Incoming]]:
+        """Without what is older than twice what windows hold; its partitions go forward to what they hold."""
+        if not (self._skips and self._span_ns):
+            return fetched
+        kept = dict(fetched)
+        for partition, messages in fetched.items():
+            asked_for = partition in self._asked_for
+            if self._now - messages[-1].ts_source_ns <= self._span_ns:
+                self._asked_for.discard(partition)
+            first = messages[0]
+            too_old = 0 < first.ts_source_ns < self._now - 2 * self._span_ns
+            if not too_old or asked_for or self._group is None:
+                continue
+            held = await _offset_at(consumer, partition, self._now - self._span_ns)
+            consumer.seek(partition, held)
+            del kept[partition]
+            name = (partition.topic, partition.partition)
+            self.skipped[name] = self.skipped.get(name, 0) + held - first.offset
+            log.warning(
+                "%s: %s/%d was behind: passed over offsets %d to %d, older than any window holds (%.0f s)",
+                self.name, *name, first.offset, held - 1, self._span_ns / 1e9,
+            )  # fmt: skip
+        return kept
+
     def _pause_assigned(self, consumer: AIOKafkaConsumer) -> None:
         if self._paused:
             with contextlib.suppress(IllegalStateError):  # revoked meanwhile: nothing to pause
                 consumer.pause(*(consumer.assignment() - consumer.paused()))
 
-    async def _reopen(self, error: KafkaError) -> None:
+    async def _reopen(self, error: KafkaError | TimeoutError) -> None:
         """Restart from the committed offsets after an error that the client cannot recover from."""
         await self.connection.wait_before_retry(repr(error))
         if self._consumer is not None:
             await close_client(self._consumer, self._stop_timeout_s)
+        self._assigned = set()
         await self._open()
 
-    async def _look(self, consumer: AIOKafkaConsumer, fetched: Mapping[TopicPartition, list[Any]]) -> None:
+    async def _look(
+        self, consumer: AIOKafkaConsumer, fetched: Mapping[TopicPartition, list[Incoming]]
+    ) -> None:
         """Note how far each partition is read, once a second: its position also counts control batches."""
-        for partition, records in fetched.items():
-            self._read[partition] = max(records[-1].timestamp or 0, 0) * 1_000_000
+        for partition, messages in fetched.items():
+            self._read[partition] = messages[-1].ts_source_ns
         if time.monotonic() - self._looked < _LOOK_S:
             return
         self._looked = time.monotonic()
@@ -207,19 +320,23 @@ class KafkaSource:
             self.connection.down(repr(error))
         self._quiet_since = time.monotonic()
 
-    def _incoming(self, fetched: Mapping[TopicPartition, list[Any]]) -> list[Incoming]:
-        now = self._clock_ns()
-        return [
-            Incoming(
-                partition.topic,
-                partition.partition,
-                record.offset,
-                record.key,
-                record.value or b"",
-                dict(record.headers) if record.headers else _NO_HEADERS,
-                now,
-                max(record.timestamp or 0, 0) * 1_000_000,
-            )
-            for partition, records in fetched.items()
-            for record in records
-        ]
+    def _incoming(self, partition: TopicPartition, record: Any) -> Incoming:
+        stamp = record.timestamp
+        return Incoming(
+            partition[0],
+            partition[1],
+            record.offset,
+            record.key,
+            record.value or b"",
+            dict(headers) if (headers := record.headers) else _NO_HEADERS,
+            self._now,
+            stamp * 1_000_000 if stamp and stamp > 0 else 0,
+        )
+
+
+async def _offset_at(consumer: AIOKafkaConsumer, partition: TopicPartition, time_ns: int) -> int:
+    """Of the partition's first record of this time or later, else its end."""
+    found = (await consumer.offsets_for_times({partition: max(0, time_ns // 1_000_000)}))[partition]
+    if found is None:
+        return int((await consumer.end_offsets([partition]))[partition])
+    return int(found.offset)

@@ -88,6 +88,17 @@ class Source(Protocol):
 
 
 @runtime_checkable
+class SeekingSource(Protocol):
+    """A source that can start and jump to where windows begin."""
+
+    skipped: dict[Partition, int]
+    moved: int
+
+    def hold(self, span_ns: int, skips: bool) -> None:
+        """Windows hold ``span_ns``; with ``skips``, older records are passed over when it is far behind."""
+
+
+@runtime_checkable
 class Sink(Protocol):
     """Delivers messages to topics."""
 

@@ -74,6 +74,18 @@ class RecordWriter:
         """Forget the records packed so far."""
         self._used = 0
 
+    def extend(self, count: int) -> Records:
+        """Add ``count`` records of zeros and return them, RECORD [count], to be filled in.
+
+        Raises IndexError when the buffer has less room.
+        """
+        if self._used + count > self.capacity:
+            raise IndexError(f"the record buffer holds {self.capacity} records")
+        added = slice(self._used, self._used + count)
+        self._array.view(np.uint64)[WORDS * added.start : WORDS * added.stop] = 0
+        self._used += count
+        return self._array[added]
+
     def add(
         self,
         kind: int,

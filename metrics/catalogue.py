@@ -261,6 +261,18 @@ METRICS: tuple[Metric, ...] = (
         "source",
     ),
     _counter(
+        "foretick_records_skipped_total",
+        "Offsets passed over after an outage, because the records are older than any window holds. The log "
+        "names the partition; answers after the jump carry the flag gap.",
+        "source",
+    ),
+    _counter(
+        "foretick_partitions_moved_total",
+        "Partitions that a rebalance of the consumer group took from this daemon. Their sessions get no more "
+        "records here; the new owner reads on from the committed offsets.",
+        "source",
+    ),
+    _counter(
         "foretick_records_lost_upstream_total",
         "Records missing from a feed's numbering. Worry at any increase: data was lost before this daemon.",
         "source",

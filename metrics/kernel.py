@@ -21,10 +21,8 @@ from metrics.cache_home import cache_home
 F = TypeVar("F", bound=Callable[..., object])
 
 _ROOT = Path(__file__).parent.parent
-PACKAGES = tuple(
-    _ROOT / name
-    for name in ("metrics", "ingest", "engine/cpu", "engine/attention/cpu_kernel", "engine/compiled")
-)
+_NAMES = "metrics ingest feeds/columns engine/cpu engine/attention/cpu_kernel engine/compiled"
+PACKAGES = tuple(_ROOT / name for name in _NAMES.split())
 """The directories of all files that define kernels."""
 
 

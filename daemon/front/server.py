@@ -34,6 +34,7 @@ from daemon.front.questions import Questions
 from daemon.front.refusals import letter_of
 from daemon.front.sessions import Sessions
 from daemon.supervision import Tasks
+from feeds import columns
 from feeds.connector import Route, SettingError
 from ingest import warm_up
 from metrics.export import exposition
@@ -94,6 +95,7 @@ class Front:
         await self.engine.start()
         # compile the front's kernels (it writes the ring) while the engine process loads the model
         await self._or_failure(asyncio.to_thread(warm_up))
+        await self._or_failure(asyncio.to_thread(columns.warm_up))
         await self._or_failure(self.engine.ready.wait())
         self.notifier.status("starting: connecting the source")
         assert self.engine.ring is not None  # it is up

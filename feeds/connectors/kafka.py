@@ -2,11 +2,15 @@
 
 import asyncio
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from feeds.connector import Finding, Route, SettingError, SinkConnector, SourceConnector, about
 from feeds.kafka_security import KafkaSecurity
 from feeds.source import Source
+from feeds.timestamps import parse_instant
+
+if TYPE_CHECKING:
+    from feeds.kafka_source import StartAt
 
 
 class KafkaSourceConnector(SourceConnector, frozen=True):
@@ -19,6 +23,15 @@ class KafkaSourceConnector(SourceConnector, frozen=True):
     max_records: Annotated[int, about("most records to fetch at a time", ge=1)] = 2000
     security: KafkaSecurity = KafkaSecurity()
 
+    start_at: Annotated[
+        str,
+        about(
+            "where a start begins to read: committed (earliest, if there is no committed offset), latest, "
+            "earliest, retention (just far enough back to fill the windows), or a time with a zone, such as "
+            "2026-03-02T14:30:00Z"
+        ),
+    ] = "committed"
+
     def open(self, name: str, stop_timeout_s: float) -> Source:
         """A consumer that commits only on request."""
         from feeds.kafka_source import KafkaSource
@@ -30,12 +43,17 @@ class KafkaSourceConnector(SourceConnector, frozen=True):
             self.group,
             max_records=self.max_records,
             stop_timeout_s=stop_timeout_s,
+            start_at=_start_at(self.start_at),
             options={"client_id": self.client_id, **_options(self.security)},
         )
 
     def check(self) -> Iterator[Finding]:
-        """The broker answers and has the topics."""
-        return _topics(self.bootstrap, self.topics, self.security)
+        """The broker answers and has the topics; the start can be read."""
+        try:
+            _start_at(self.start_at)
+        except SettingError as error:
+            yield Finding(error.key, error.message, ok=False)
+        yield from _topics(self.bootstrap, self.topics, self.security)
 
 
 class KafkaSinkConnector(SinkConnector, frozen=True):
@@ -66,6 +84,17 @@ def _options(security: KafkaSecurity) -> dict[str, Any]:
         return security.client_options()
     except SettingError as error:
         raise SettingError(f"security.{error.key}", error.message) from error
+
+
+def _start_at(text: str) -> "StartAt":
+    """Raises SettingError."""
+    if text in ("committed", "latest", "earliest", "retention"):
+        return cast("StartAt", text)
+    try:
+        return int(parse_instant(text))
+    except ValueError as error:
+        names = "committed, latest, earliest, retention"
+        raise SettingError("start_at", f"neither one of {names} nor a time with a zone: {error}") from None
 
 
 def _topics(bootstrap: str, topics: tuple[str, ...], security: KafkaSecurity) -> Iterator[Finding]:

@@ -23,7 +23,7 @@ def test_kafka_to_bars_counts_every_bar() -> None:
     assert [f.setting["stage"] for f in found[:-1]] == list(kafka.STAGES)
     assert {(f.setting["trades"], f.setting["bars"]) for f in found} == {(800, 200)}
     assert all(f.ours > 0 for f in found)
-    _, source, _, taken, _, computed = (f.ours for f in found)
+    _, source, _, _, taken, _, computed = (f.ours for f in found)
     assert computed < min(source, taken), "both in one thread"
     assert found[1].reference == found[0].ours
 

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from feeds.backoff import CAP_S, Connection, delay_s
+from feeds.connector import SettingError
+from feeds.connectors.kafka import KafkaSourceConnector
 from feeds.kafka_client import BrokerError, missing_topics, quiet_client_log
 from feeds.kafka_sink import KafkaSink
 from feeds.kafka_source import KafkaSource
@@ -276,3 +278,85 @@ async def test_backoff_doubles_to_its_cap_and_starts_over() -> None:
     await connection.wait_before_retry("away")
     assert naps[-1] == 0.1
     assert connection.retries == 9
+
+
+HOUR_NS = 3600 * 10**9
+
+
+async def test_a_start_at_the_earliest_or_latest_record_ignores_what_is_committed(broker: MockBroker) -> None:
+    """And reading again from before it never takes the committed offset back."""
+    sink = KafkaSink("out", broker.bootstrap)
+    await sink.start()
+    await publish(sink, 0, 60)
+    first = KafkaSource("in", broker.bootstrap, [T], "g", options=QUICK)
+    await first.start()
+    await first.commit(next_offsets(await take(first, 60)))
+    await first.stop()
+    again = KafkaSource("in", broker.bootstrap, [T], "g", options=QUICK, start_at="earliest")
+    await again.start()
+    got = await take(again, 60)
+    assert sorted(int(m.payload) for m in got) == list(range(60))
+    await again.commit({(m.topic, m.partition): m.offset + 1 for m in got if m.offset < 5})
+    await again.stop()
+    third = KafkaSource("in", broker.bootstrap, [T], "g", options=QUICK, poll_ms=50)
+    await third.start()
+    with pytest.raises(TimeoutError):
+        await take(third, 1, timeout_s=2)
+    await third.stop()
+    latest = KafkaSource("in", broker.bootstrap, [T], "new", options=QUICK, poll_ms=50, start_at="latest")
+    await latest.start()
+    reading = asyncio.ensure_future(take(latest, 10))
+    await eventually(lambda: len(latest.lags) == 2)
+    await publish(sink, 60, 70)
+    assert sorted(int(m.payload) for m in await reading) == list(range(60, 70))
+    await latest.stop()
+    await sink.stop()
+
+
+async def test_what_is_older_than_any_window_holds_is_passed_over_and_counted(
+    broker: MockBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The mock knows no offsets by time: for it the end is where windows begin."""
+    sink = KafkaSink("out", broker.bootstrap)
+    await sink.start()
+    await publish(sink, 0, 40)
+    ahead = 3 * HOUR_NS  # the source's clock is three hours later
+    source = KafkaSource(
+        "in", broker.bootstrap, [T], "g", options=QUICK, poll_ms=50, clock_ns=lambda: time.time_ns() + ahead
+    )
+    source.hold(HOUR_NS, True)
+    await source.start()
+    reading = asyncio.ensure_future(take(source, 1, timeout_s=8))
+    await eventually(lambda: sum(source.skipped.values()) == 40)
+    ahead = 0
+    await publish(sink, 40, 41)
+    assert [int(m.payload) for m in await reading] == [40]
+    assert sum(source.skipped.values()) == 40
+    assert caplog.text.count("was behind: passed over offsets 0 to ") == 2
+    await source.stop()
+    await sink.stop()
+
+
+@pytest.mark.parametrize("asked", ["wait", "earliest", "near"])
+async def test_a_backlog_that_is_asked_for_or_near_is_read(broker: MockBroker, asked: str) -> None:
+    sink = KafkaSink("out", broker.bootstrap)
+    await sink.start()
+    await publish(sink, 0, 20)
+    ahead = HOUR_NS * 3 // 2 if asked == "near" else 3 * HOUR_NS
+    source = KafkaSource(
+        "in", broker.bootstrap, [T], "g", options=QUICK, clock_ns=lambda: time.time_ns() + ahead,
+        start_at="earliest" if asked == "earliest" else "committed",
+    )  # fmt: skip
+    source.hold(HOUR_NS, asked != "wait")
+    await source.start()
+    assert sorted(int(m.payload) for m in await take(source, 20)) == list(range(20))
+    assert source.skipped == {}
+    await source.stop()
+    await sink.stop()
+
+
+@pytest.mark.parametrize("text", ["commited", "2026-03-02T14:30:00", "", "42"])
+def test_a_start_that_is_no_place_and_no_time_is_refused_by_its_key(text: str) -> None:
+    with pytest.raises(SettingError, match=r"^start_at: neither one of committed, .* nor a time with a zone"):
+        KafkaSourceConnector("localhost:1", start_at=text).open("in", 1.0)
+    KafkaSourceConnector("localhost:1", start_at="2026-03-02T14:30:00Z").open("in", 1.0)

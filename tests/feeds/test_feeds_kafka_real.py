@@ -5,12 +5,13 @@ import json
 import uuid
 
 import pytest
+from aiokafka import AIOKafkaProducer
 
 from feeds.codec import decode_record, encode, make_headers
 from feeds.decimal9 import Fixed9
 from feeds.kafka_client import missing_topics, quiet_client_log
 from feeds.kafka_sink import KafkaSink
-from feeds.kafka_source import KafkaSource
+from feeds.kafka_source import KafkaSource, StartAt
 from feeds.messages import Trade
 from feeds.source import ConnectionState, Incoming, PublishRefused
 from tests.feeds.waiting import eventually
@@ -181,3 +182,44 @@ async def test_broker_gone_and_back(real_kafka: RealKafka, topic: str) -> None:
     await source.commit(next_offsets(seen))
     await source.stop()
     await sink.stop()
+
+
+MINUTE_NS = 60 * 10**9
+
+
+@pytest.mark.parametrize(
+    ("begin", "committed", "skips", "first"),
+    [
+        ("committed", 20, False, 20),
+        ("committed", 20, True, 170),  # what no window holds is passed over
+        ("committed", 165, True, 165),  # not twice as old
+        ("retention", 20, True, 170),
+        ("half an hour ago", 20, True, 150),  # asked for
+        ("earliest", 20, True, 0),
+    ],
+)
+async def test_a_start_finds_its_place_by_the_times_of_records(
+    real_kafka: RealKafka, topic: str, begin: str, committed: int, skips: bool, first: int
+) -> None:
+    """A record a minute for three hours; windows hold ten minutes, and a group has committed an offset."""
+    now = 1_723_161_255_000_000_000
+    producer = AIOKafkaProducer(bootstrap_servers=real_kafka.bootstrap)
+    await producer.start()
+    for n in range(180):
+        at = now // 10**6 - (180 - n) * 60_000
+        await producer.send(topic, encode(trade(n)), partition=0, timestamp_ms=at)
+    await producer.stop()
+    before = KafkaSource("in", real_kafka.bootstrap, [topic], topic)
+    await before.start()
+    await take(before, 1)
+    await before.commit({(topic, 0): committed})
+    await before.stop()
+    start_at: StartAt = now - 30 * MINUTE_NS if begin == "half an hour ago" else begin  # type: ignore[assignment]  # one of its words
+    source = KafkaSource("in", real_kafka.bootstrap, [topic], topic, clock_ns=lambda: now, start_at=start_at)
+    source.hold(10 * MINUTE_NS, skips)
+    await source.start()
+    got = await take(source, 180 - first)
+    await source.stop()
+    assert [m.offset for m in got] == list(range(first, 180))
+    passed_over = first - committed if begin == "committed" and first == 170 else 0
+    assert source.skipped == ({(topic, 0): passed_over} if passed_over else {})

@@ -6,10 +6,13 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from daemon.ages import VenueClock
 from daemon.config.symbols import Route
@@ -396,3 +399,116 @@ async def test_an_array_of_records_in_one_message_crosses_record_by_record(
     assert it.tracker.to_commit() == {STREAM: 0}
     it.tracker.acknowledge("aaa", 200)  # all but the last record, which came by itself
     assert it.tracker.to_commit() == {STREAM: 3}
+
+
+def damaged(n: int) -> bytes:
+    return good(n)[:-5]
+
+
+def unusual(n: int) -> bytes:
+    """A member that nobody knows is right, but not decoded as columns."""
+    return good(n)[:-1] + b',"extra":1}'
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([good, good, good, good, damaged, unusual]),
+            st.sampled_from(["V:AAA", "V:BBB", "V:ZZZ"]),
+            st.integers(-1, 3),  # steps of offsets: some repeat
+            st.sampled_from([0, 0, 0, 1]),
+            st.sampled_from([{}, {}, {}, {REPLAY: b"1"}, {"encoding": b"msgpack"}]),
+        ),
+        min_size=40,
+        max_size=90,
+    ),
+    st.integers(0, 1),
+)
+@settings(max_examples=60, deadline=None)
+def test_many_at_a_time_have_the_outcome_of_one_by_one(given_messages, gaps):
+    """The same records, counts, dead letters, clocks and offsets, whatever stands next to what."""
+    messages, at = [], [0, 0]
+    for n, (make, symbol, step, partition, headers) in enumerate(given_messages):
+        at[partition] = max(0, at[partition] + step)
+        payload = make(n) if make is not good else good(n, symbol)
+        messages.append(
+            Incoming(TOPIC, partition, at[partition], None, payload, headers, START + n * SECOND // 2, n % 3)
+        )
+
+    def outcome(size: int):
+        ring = Ring.create(128)
+        tracker, letters = OffsetTracker(), list[DeadLetter]()
+        store = MetricStore.local({"session": ["aaa", "bbb"], "source": ["test"], "sink": []})
+        clocks = {"aaa": VenueClock(), "bbb": VenueClock()}
+        routes = {"V:AAA": Route(0, ("aaa",)), "V:BBB": Route(1, ("bbb",))}
+        source = QueueSource()
+        ingest = Ingest(
+            source, ring, routes, tracker, store, letters.append,
+            max_bytes=1 << 20, max_ahead_ns=20 * SECOND, clocks=clocks,
+        )  # fmt: skip
+        try:
+            source.lost = gaps
+            source.put(*(messages[i : i + size] for i in range(0, len(messages), size)))
+            source.end()
+            asyncio.run(asyncio.wait_for(ingest.run(), 20))
+            out = np.zeros(128, RECORD)
+            records = out[: ring.pop(out)].copy()
+            records["ts_ring"] = 0
+            counts = [
+                store.value(name, **labels)
+                for name, labels in (
+                    ("foretick_records_unknown_symbol_total", {}),
+                    ("foretick_records_repeated_total", {"source": "test"}),
+                    ("foretick_clock_skew_records_total", {"source": "test"}),
+                )
+            ]
+            ahead = [clock.ahead_ns for clock in clocks.values()]
+            ranges = [tracker.ranges(name, 0, 1000) for name in ("aaa", "bbb")]
+            return (
+                records.tobytes(),
+                counts,
+                letters,
+                ahead,
+                ranges,
+                tracker.outstanding(),
+                tracker.to_commit(),
+            )
+        finally:
+            ring.close()
+            ring.unlink()
+
+    assert outcome(len(messages)) == outcome(1)
+
+
+@pytest.mark.parametrize("size", [1, 64], ids=["one by one", "many"])
+async def test_a_jump_flags_each_session_s_next_record_of_that_partition_and_is_counted(rig, size):
+    """A session that reads another partition has no gap; one that never comes again has none to show."""
+    r = rig(capacity=256)
+
+    class Jumping(QueueSource):
+        skipped: ClassVar[dict[tuple[str, int], int]] = {STREAM: 7}
+        moved = 2
+
+        def hold(self, span_ns: int, skips: bool) -> None: ...
+
+    source = Jumping()
+    ingest = Ingest(
+        source,
+        r.ring,
+        {"V:AAA": Route(0, ("aaa",)), "V:BBB": Route(1, ("bbb",))},
+        r.tracker,
+        r.store,
+        r.letters.append,
+        **LIMITS,
+    )
+    source.skipped = {STREAM: 5007}
+    source.moved = 3
+    messages = [incoming(good(n), n, partition=0) for n in range(32)]
+    others = [incoming(good(n, "V:BBB"), n, partition=1) for n in range(32)]
+    both = [*messages, *others]
+    source.put(*(both[i : i + size] for i in range(0, len(both), size)))
+    source.end()
+    await asyncio.wait_for(ingest.run(), 20)
+    assert np.flatnonzero(r.popped()["flags"] & FLAG_GAP).tolist() == [0]
+    assert r.count("foretick_records_skipped_total", source="test") == 5000
+    assert r.count("foretick_partitions_moved_total", source="test") == 1

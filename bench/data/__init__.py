@@ -1,0 +1,1 @@
+"""Fresh answers under load and after an outage."""

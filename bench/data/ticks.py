@@ -1,0 +1,301 @@
+"""From tick to answer on the wall clock: by ticks a second, sessions, and with prompts that keep coming."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import threading
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+import uvloop
+from msgspec.structs import replace
+
+from bench.figures import Figure, Goal, Setting, quantiles
+from bench.run import MeasurementFailed, SuiteRun
+from bench.stream.flood import instruments
+from bench.stream.processes import child
+from bench.stream.serving import config, rest
+from bench.stream.sessions import bench_session
+from daemon.api.client import QueryClient
+from daemon.api.messages import QueryError
+from daemon.config import schema
+from daemon.front.server import Front
+from daemon.front.wiring import make_front
+from feeds.codec import decode_message
+from feeds.connector import Route
+from feeds.messages import Answer
+from feeds.source import Incoming, Kind, Partition
+from feeds.synthetic import Instrument
+
+_S = 1_000_000_000
+_SLICE_S = 0.01
+_SETTLE_S = 3.0
+_QUANTILES = {"P50": (0.5, 1), "P99": (0.99, 100), "P99.9": (0.999, 1000)}
+"""And the fewest samples that tell it."""
+_PROMPT = "The desk asks about a market that no tape shows. " * 20
+_RECORD = (
+    b'{"type":"trade","venue":"BENCH","symbol":"%b","ts_event":%d,"ts_recv":%d,"seq":%d,"price":"%d.%02d",'
+    b'"size":"0.001","side":"buy","id":"1"}'
+)
+
+
+@dataclass(frozen=True)
+class TicksPlan:
+    """``rates``: ticks a second of all sessions together. ``seconds`` of each condition.
+
+    ``clients`` of the flood; ``window``: bars before the first condition.
+    """
+
+    rates: tuple[int, ...] = (1000, 10_000, 100_000)
+    sessions: tuple[int, ...] = (1, 10, 100)
+    seconds: int = 12
+    clients: int = 16
+    window: int = 64
+
+
+QUICK = TicksPlan(rates=(100,), sessions=(2,), seconds=3, clients=2, window=4)
+
+
+def measure(run: SuiteRun) -> Iterator[Figure]:
+    """A daemon of two processes with the tape model, bars of a second, six standing questions a session and
+    the default promise of three bars. Trades are made on the wall clock in the front's process, which pays
+    for it. The time runs from the trade that closes a bar to each answer read from a version that ends
+    with it; versions that are coalesced have no answers. Then the same with 16 clients, each of which sends
+    one prompt after the other; their reference is the row without them, and that of rows without them is the
+    lowest rate.
+    """
+    plan = run.sized(TicksPlan(), QUICK)
+    for sessions in plan.sessions:
+        yield from figures(plan, sessions, run.threads)
+
+
+def figures(plan: TicksPlan, sessions: int, threads: int) -> Iterator[Figure]:
+    """Of one number of sessions."""
+    lowest: dict[str, float] = {}
+    for rate in plan.rates:
+        quiet, flooded = uvloop.run(_measure(plan, rate, sessions, threads))
+        before: dict[str, float] = {}
+        for flood, found in ((False, quiet), (True, flooded)):
+            setting: Setting = {"sessions": sessions, "ticks a second": rate, "prompts": flood}
+            for name, (at, least) in _QUANTILES.items():
+                if len(found.took_ns) < least:
+                    continue
+                ours = quantiles(found.took_ns, at)[0] / 1e6
+                reference = before.get(name) if flood else lowest.get(name)
+                against = "without prompts" if flood else f"{plan.rates[0]} ticks a second"
+                yield Figure(
+                    f"tick to answer {name}", ours, "ms", setting=setting, n=len(found.took_ns),
+                    against=against if reference else "", reference=reference,
+                    goal=Goal(1.5) if reference and name == "P99" else None,
+                )  # fmt: skip
+                if not flood:
+                    before[name] = ours
+                    lowest.setdefault(name, ours)
+            yield Figure(
+                "promise kept",
+                found.kept,
+                "share of bars",
+                setting=setting,
+                goal=Goal(0.99, "at least", "ours"),
+            )
+            yield Figure("bars answered", found.answered, "share of bars", setting=setting)
+            yield Figure("ticks a second, taken", found.rate, setting=setting)
+            if flood:
+                yield Figure("prompts answered a second", found.prompts, setting=setting)
+
+
+@dataclass(frozen=True)
+class _Found:
+    took_ns: list[int]
+    kept: float
+    answered: float
+    rate: float
+    prompts: float = 0.0
+
+
+async def _measure(plan: TicksPlan, rate: int, sessions: int, threads: int) -> tuple[_Found, _Found]:
+    """Without prompts, then with them."""
+    markets = instruments(sessions, 1)
+    source, sink = LiveSource(markets, rate, plan.window), _Answers()
+    settings = replace(
+        config(
+            schema.ModelConfig(threads=threads), [bench_session(market, plan.window) for market in markets]
+        ),
+        source=schema.SourceConfig(behind="skip"),
+        sink=schema.SinkConfig(),
+    )
+    front = make_front(settings, source=source, routes=[Route(sink, "answers.v1")])
+    try:
+        await front.start()
+        await rest(front)
+        source.live()
+        await asyncio.sleep(_SETTLE_S)
+        quiet = await _condition(front, source, sink, plan.seconds)
+        async with _flood(front, plan.clients) as answered:
+            await asyncio.sleep(_SETTLE_S)
+            before = await answered()
+            flooded = await _condition(front, source, sink, plan.seconds)
+            prompts = (await answered() - before) / plan.seconds
+    finally:
+        await front.stop()
+    return quiet, _Found(flooded.took_ns, flooded.kept, flooded.answered, flooded.rate, prompts)
+
+
+async def _condition(front: Front, source: LiveSource, sink: _Answers, seconds: int) -> _Found:
+    names = [session.name for session in front.config.sessions]
+
+    def counts() -> tuple[float, ...]:
+        counters = ("foretick_bars_total", "foretick_promises_missed_total", "foretick_versions_total")
+        return (
+            time.monotonic(),
+            source.given,
+            *(sum(front.store.value(counter, session=name) for name in names) for counter in counters),
+        )
+
+    before = counts()
+    first = len(sink.seen)
+    await asyncio.sleep(seconds)
+    seen = sink.seen[first:]
+    wall, given, bars, missed, versions = (b - a for a, b in zip(before, counts(), strict=True))
+    took = [at - closed for at, closed in source.waits(seen)]
+    if not took:
+        raise MeasurementFailed("no answer came")
+    return _Found(took, 1 - missed / bars, min(1.0, versions / bars), given / wall)
+
+
+class _Answers:
+    """A sink that notes when which session had an answer of which time."""
+
+    name = "bench"
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, str, int]] = []
+        """Now, session, time of the newest trade."""
+
+    async def start(self) -> None:
+        """Nothing to connect to."""
+
+    async def publish(
+        self, topic: str, key: bytes | None, payload: bytes, headers: Mapping[str, bytes]
+    ) -> None:
+        """Note an answer."""
+        message = decode_message(payload)
+        if isinstance(message, Answer):
+            self.seen.append((time.time_ns(), message.session, message.as_of))
+
+    async def stop(self) -> None:
+        """Nothing to close."""
+
+
+class LiveSource:
+    """Trades of the present, made when they are due; a ``window`` of earlier bars first."""
+
+    name = "live"
+    kind: Kind = "dropping"
+    lost = 0
+
+    def __init__(self, markets: list[Instrument], rate: int, window: int) -> None:
+        self._markets, self._rate, self._window = markets, rate, window
+        self._live, self._stop = asyncio.Event(), False
+        self._random = random.Random(7)
+        self._prices = [market.price_ticks * market.tick // 10_000_000 for market in markets]
+        """Hundredths."""
+        self.given = 0
+        self._second = [0] * len(markets)
+        self._closed: dict[tuple[str, int], int] = {}
+        """When a bar was closed, by session and its second."""
+
+    def live(self) -> None:
+        """Begin."""
+        self._live.set()
+
+    def waits(self, seen: list[tuple[int, str, int]]) -> Iterator[tuple[int, int]]:
+        """When each answer came, and when the newest bar in it was closed."""
+        for at, session, event in seen:
+            closed = self._closed.get((session, event // _S))
+            if closed is not None:
+                yield at, closed
+
+    async def start(self) -> None:
+        """Nothing to connect to."""
+
+    async def batches(self) -> AsyncGenerator[list[Incoming], None]:
+        """The window, then 100 batches a second until `stop`."""
+        first = (time.time_ns() // _S - self._window - 1) * _S
+        for bar in range(self._window + 1):
+            yield [self._trade(number, first + bar * _S) for number in range(len(self._markets))]
+        await self._live.wait()
+        began, before = time.time_ns(), self.given
+        while not self._stop:
+            await asyncio.sleep(_SLICE_S)
+            now = time.time_ns()
+            due = (now - began) * self._rate // _S - (self.given - before)
+            if due:
+                yield [self._trade(self.given % len(self._markets), now) for _ in range(due)]
+
+    def _trade(self, number: int, at: int) -> Incoming:
+        self._prices[number] += self._random.choice((-1, 0, 1))
+        price, market = self._prices[number], self._markets[number]
+        self.given += 1
+        if at // _S > self._second[number]:
+            self._closed[market.symbol.lower(), self._second[number]] = at
+            self._second[number] = at // _S
+        fields = (market.symbol.encode(), at, at, self.given, price // 100, price % 100)
+        return Incoming("live", 0, self.given, market.key.encode(), _RECORD % fields, ts_recv_ns=at)
+
+    def pause(self) -> None:
+        """A market does not wait."""
+
+    def resume(self) -> None:
+        """See `pause`."""
+
+    async def commit(self, offsets: Mapping[Partition, int]) -> None:
+        """Nothing to store."""
+
+    async def stop(self) -> None:
+        """End."""
+        self._stop = True
+        self._live.set()
+
+
+@contextlib.asynccontextmanager
+async def _flood(front: Front, clients: int) -> AsyncIterator[Callable[[], Awaitable[int]]]:
+    """Clients in another process; gives a function that tells how many prompts they had answered."""
+    assert front.query is not None  # configured by `bench.stream.serving`
+    with child(_prompts, front.query.endpoint, clients) as pipe:
+
+        async def answered() -> int:
+            pipe.send("how many")
+            return await asyncio.to_thread(pipe.recv)
+
+        yield answered
+        pipe.send("stop")
+
+
+def _prompts(endpoint: str, clients: int, pipe: Connection) -> None:
+    """One prompt after the other in ``clients`` threads, until "stop"."""
+    answered = [0] * clients
+    ended = threading.Event()
+
+    def run(number: int) -> None:
+        with QueryClient(endpoint, timeout_s=30.0) as client:
+            turn = 0
+            while not ended.is_set():
+                turn += 1
+                try:
+                    client.complete(f"{number}.{turn} {_PROMPT}", max_tokens=4)
+                    answered[number] += 1
+                except QueryError:
+                    ended.wait(0.1)  # refused while tapes are late
+
+    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(clients)]
+    for thread in threads:
+        thread.start()
+    pipe.send("ready")
+    while pipe.recv() != "stop":
+        pipe.send(sum(answered))
+    ended.set()
