@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingest.record import BAR as READY_BAR
-from ingest.record import FLAG_GAP, FLAG_REPLAY, QUOTE, Records
+from ingest.record import FLAG_GAP, FLAG_REPLAY, HEARTBEAT, QUOTE, Records
 from metrics.kernel import kernel
 
 SKEWED, GAP, EMPTY, REPLAYED, JUMP, AMENDS = 1, 2, 4, FLAG_REPLAY, 16, 32
@@ -290,7 +290,8 @@ def _late(
 def _price(record: Row) -> int:
     """Of a trade, or the mid of a quote, rounded down."""
     if record["kind"] == QUOTE:  # in this form the sum cannot overflow
-        return (record["a"] & record["b"]) + ((record["a"] ^ record["b"]) >> 1)
+        mid: int = (record["a"] & record["b"]) + ((record["a"] ^ record["b"]) >> 1)
+        return mid
     price: int = record["a"]
     return price
 
@@ -368,6 +369,17 @@ def _pass_through(
 
 
 @kernel
+def _advance(session: Row, feeds: Slots, slots: Slots, record: Row, out: Bars, at: int) -> int:
+    """Advance the watermark to a record's time, if that is newer, and close the bars below it."""
+    event: Any = np.int64(record["ts_event"])
+    if event > session["newest_event"]:
+        session["newest_event"] = event
+        limit = (event - session["lateness"]) // session["interval"]
+        at = close_below(session, feeds, slots, limit, record["offset"], out, at)
+    return at
+
+
+@kernel
 def _tick(
     session: Row, feed: Row, feeds: Slots, slots: Slots, record: Row, number: int, marks: int, now: int,
     out: Bars, at: int,
@@ -375,10 +387,7 @@ def _tick(
     """Take a trade or quote: advance the watermark, close bars below it, add the tick or count it late."""
     interval = session["interval"]
     event: Any = np.int64(record["ts_event"])
-    if event > session["newest_event"]:
-        session["newest_event"] = event
-        limit = (event - session["lateness"]) // interval
-        at = close_below(session, feeds, slots, limit, record["offset"], out, at)
+    at = _advance(session, feeds, slots, record, out, at)
     index = event // interval
     if index < feed["next_index"]:
         own = slots[session["first_slot"] : session["end_slot"]]
@@ -401,12 +410,14 @@ def _take(
 ) -> int:  # fmt: skip
     """Take a record for one feed; `number` is its index in the batch."""
     kind = np.int32(record["kind"])
-    if feed["kind"] == 0:
+    if feed["kind"] == 0 and kind != HEARTBEAT:
         feed["kind"] = kind
     session["last_offset"] = record["offset"]
     session["last_ring"] = np.int64(record["ts_ring"])
     if record["flags"] & FLAG_GAP:
         mark_gap(feed, slots)
+    if kind == HEARTBEAT:
+        return _advance(session, feeds, slots, record, out, at)
     if kind != feed["kind"]:
         feed["ignored"] += np.uint64(1)
         return at

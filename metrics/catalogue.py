@@ -220,6 +220,11 @@ METRICS: tuple[Metric, ...] = (
         "Records of symbols that no session reads. Normal when a topic carries other symbols.",
     ),
     _counter(
+        "foretick_heartbeats_total",
+        "Heartbeats of venues, counted for each symbol that is read.",
+        "source",
+    ),
+    _counter(
         "foretick_lines_passed_over_total",
         "Lines of a replayed file without a record, such as order-book deltas.",
         "source",
@@ -504,6 +509,12 @@ METRICS: tuple[Metric, ...] = (
         "foretick_consumer_lag_seconds",
         "Age of the newest record that was read of a Kafka partition while others wait; else 0.",
         "partition",
+    ),
+    _gauge(
+        "foretick_venue_heard_seconds",
+        "Time since a session's venue was last heard, by a record or a heartbeat. Worry when it exceeds the "
+        "venue's heartbeat interval: the feed is silent, not the market quiet.",
+        "session",
     ),
     _gauge(
         "foretick_venue_ahead_seconds",

@@ -291,6 +291,8 @@ class SessionInfo(msgspec.Struct, frozen=True):
     promises_missed: int = 0
     bars_skipped: int = 0
     bars_waiting: int = 0
+    heard_age_ns: int = 0
+    silent: bool = False
     more_symbols: tuple[str, ...] = ()
 
 

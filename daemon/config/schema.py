@@ -280,6 +280,13 @@ class SessionConfig(Table, frozen=True):
     stale_after: Annotated[
         Duration, about("answers older than this, since the event, carry the flag stale; 0s is off")
     ] = OFF
+    silent_after: Annotated[
+        Duration,
+        about(
+            "answers carry the flag silent when nothing, not even a heartbeat, was heard of the venue for so "
+            "long; 0s is off"
+        ),
+    ] = OFF
     max_staleness: Annotated[
         Duration,
         about(
@@ -415,6 +422,13 @@ class SourceConfig(_with_tables("SourceTables", SOURCES)):  # type: ignore[misc]
             "record would count as late"
         ),
     ] = Duration(3600 * SECOND)
+    sequence: Annotated[
+        Literal["none", "symbol", "venue"],
+        about(
+            "what the `seq` of records counts: each symbol's records, or all of a venue's; a number that is "
+            "missing is a gap then. Records are decoded one by one for it"
+        ),
+    ] = "none"
     max_message_bytes: Annotated[
         int, about("longest message; longer ones are refused without decoding", ge=256)
     ] = 1 << 20

@@ -5,14 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from daemon.config.schema import BarsConfig, ModelConfig
+from daemon.config.schema import BarsConfig, ModelConfig, SourceConfig
 from daemon.engine.build import build
 from daemon.front.server import Front
 from feeds.connector import SettingError
 from feeds.durations import Duration
 from feeds.messages import DeadLetter
 from feeds.source import Incoming
-from tests.e2e.inproc import DEAD, Tape, answers, count, running
+from tests.e2e.inproc import DEAD, Tape, answers, ask_front, count, running
 from tests.e2e.support import SECOND, START, MemorySink, QueueSource, inproc_config, sessions, trade, until
 
 
@@ -111,3 +111,58 @@ async def test_an_empty_interval_is_said():
         await until(lambda: count(front, "bars", session="aaa") == 4)
         await until(lambda: front.sessions.states["aaa"].live_records == 4)
         assert front.sessions.states["aaa"].live_tokens > before
+
+
+def beat(tape: Tape, at_s: float, symbol: str = "AAA", **more: object) -> Incoming:
+    fields = {"type": "heartbeat", "venue": "V", "symbol": symbol, "ts_event": START + int(at_s * SECOND)}
+    return tape.message(msgspec.json.encode(fields | {"ts_recv": fields["ts_event"]} | more))
+
+
+@pytest.mark.parametrize("symbol", ["AAA", "*"])
+async def test_a_heartbeat_closes_the_bar_of_a_quiet_market(symbol: str):
+    source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
+    async with running(inproc_config(), source, sink) as front:
+        source.put([tick(tape, 0.1), beat(tape, 0.9, symbol), beat(tape, 1.0, symbol), beat(tape, 5, symbol)])
+        await until(lambda: on_tape(front) == 1 and len(answers(sink)) == 6)
+        assert {a.as_of for a in answers(sink)} == {START + SECOND // 10}
+        assert count(front, "heartbeats", source="test") == 3
+        assert count(front, "records_late", session="aaa") == 0
+        await until(lambda: source.committed.get(("md.trades.v1", 0)) == 4, what="commit, heartbeats too")
+        source.put([beat(tape, 6, "ZZZ")])
+        await until(lambda: count(front, "records_unknown_symbol") == 1)
+
+
+@pytest.mark.parametrize("counts", ["symbol", "venue"])
+async def test_a_number_that_a_heartbeat_shows_to_be_missing_is_a_gap(counts: str):
+    source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
+    config = inproc_config(source=SourceConfig(sequence=counts))  # type: ignore[call-arg]  # a field of its table
+    async with running(config, source, sink) as front:
+        source.put([tick(tape, 0.1, seq=1), tick(tape, 0.2, seq=2), beat(tape, 1, seq=2)])
+        await until(lambda: len(answers(sink)) == 6)
+        assert all("gap" not in a.flags for a in answers(sink)), "quiet"
+        source.put(
+            [tick(tape, 1.1, seq=3), beat(tape, 2, seq=5), tick(tape, 2.1, seq=6), beat(tape, 3, seq=6)]
+        )
+        await until(lambda: on_tape(front) == 3)
+        assert count(front, "records_lost_upstream", source="test") == 2
+        await until(lambda: [a for a in answers(sink) if "gap" in a.flags])
+
+
+async def test_a_silent_venue_is_told_from_a_quiet_one():
+    source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
+    config = inproc_config(sessions=sessions("V:AAA", retention_tokens=1024, silent_after=Duration(SECOND)))
+    async with running(config, source, sink) as front:
+        source.put([tick(tape, 0.1), beat(tape, 1)])
+        await until(lambda: len(answers(sink)) == 6)
+        state = front.sessions.states["aaa"]
+        await until(lambda: state.is_silent)
+        (listed,) = (await ask_front(front, "sessions")).sessions
+        assert listed.silent
+        assert listed.heard_age_ns > SECOND
+        question = next(each for each in state.questions if each.choices)
+        reply = await ask_front(front, "ask", "aaa", question.text, choices=question.choices)
+        assert "silent" in reply.flags
+        source.put([beat(tape, 2)])
+        await until(lambda: not state.is_silent)
+        front.metrics()
+        assert 0 <= front.store.value("foretick_venue_heard_seconds", session="aaa") < 20
