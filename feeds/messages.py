@@ -19,7 +19,7 @@ Clock = Literal["exchange", "receive"]
 
 Flag = Literal[
     "stale", "gap", "warm_up", "skewed_clock", "untrained", "rounded", "abstained", "replay", "amended",
-    "price_jump", "silent",
+    "price_jump", "silent", "provisional",
 ]  # fmt: skip
 ZERO = Fixed9(0)
 

@@ -283,6 +283,13 @@ class BarBuilder:
                 closed.append(self._out[:n].copy())
         return np.concatenate(closed)
 
+    def open_bars(self, session: int) -> Bars:
+        """The open bars of a session as they are now, BAR [m], in the order in which they would close."""
+        row = self._sessions[session]
+        own = self._slots[row["first_slot"] : row["end_slot"]]
+        bars: Bars = own["bar"][own["index"] != NEVER]
+        return bars[np.lexsort((bars["leg"], bars["ts_open"]))]
+
     def mark_gap(self, sessions: Iterable[int] | None = None) -> None:
         """Records of these sessions (all) may be lost: flag their open bars and those of their next records.
 

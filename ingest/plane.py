@@ -12,7 +12,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +22,7 @@ import numpy as np
 from ingest.amend import Amender
 from ingest.backlog import Backlog, Window
 from ingest.bars import LATE, BarBuilder, Bars, Feeds, Refused
-from ingest.compact import Anchor, CompactEncoder, CompactSpec, Encoded, Restart
+from ingest.compact import Anchor, CompactEncoder, CompactSpec, Encoded, Restart, fields_of
 from ingest.lines import LineSpec
 from ingest.record import RECORD, Records
 from ingest.ring import Ring
@@ -128,6 +129,8 @@ class _Session:
         self._decimal = _DecimalEncoder(tokeniser, spec.line) if isinstance(spec.line, LineSpec) else None
         self.backlog = Backlog(spec.window, skips=skips)
         self.bars_ns = 0
+        self.releasing = False
+        """Bars from the backlog are on their way to the engine."""
         self.bars = metrics.counter("foretick_bars_total", session=spec.name)
         self.waiting = metrics.gauge("foretick_bars_waiting", session=spec.name)
         self._growths = {
@@ -232,6 +235,8 @@ class DataPlane:
         self._builder = BarBuilder([spec.feeds for spec in specs])
         self._changes: deque[tuple[Sequence[SessionSpec], Callable[[], None]]] = deque()
         self._clock, self._room = clock, room
+        self._building = threading.Lock()
+        """Held while open bars change. Nothing is called meanwhile that may wait for another thread."""
         self._buffer = np.zeros(_DRAIN, RECORD)
         # earlier readers have counted the losses until now
         self._dropped = metrics.growth("foretick_ring_dropped_total", ring.lost, source=source)
@@ -255,7 +260,9 @@ class DataPlane:
             self._change(*self._changes.popleft())
         drained = 0 if self.full else self._drain()
         if self._builder.closes_idle:
-            self._accept(self._builder.close_idle(self._clock()), 0)
+            with self._building:
+                idle = self._builder.close_idle(self._clock())
+                self._accept(idle, 0)
         self._release()
         return drained
 
@@ -272,7 +279,8 @@ class DataPlane:
 
     def flush(self) -> None:
         """Close every open bar at the end of the input. Call it on the thread that steps."""
-        self._accept(self._builder.flush(), 0)
+        with self._building:
+            self._accept(self._builder.flush(), 0)
         self._release()
 
     @property
@@ -288,7 +296,26 @@ class DataPlane:
     def waits(self, session: str) -> bool:
         """Whether bars of the session wait for room. Any thread."""
         found = self._by_name.get(session)
-        return found is not None and len(found.backlog) > 0
+        return found is not None and (found.releasing or len(found.backlog) > 0)
+
+    def open_lines(self, session: str, anchor: Anchor | None = None) -> list[int]:
+        """A session's open bars as they are now: the token ids of their lines, if compact around ``anchor``.
+
+        None where closed bars wait to be appended, which come first, and where a price does not fit around
+        the anchor. Any thread.
+        """
+        with self._building:
+            names = [each.spec.name for each in self._sessions]
+            if session not in names or self.waits(session):
+                return []
+            found, bars = self._by_name[session], self._builder.open_bars(names.index(session))
+        lines: list[list[int]] = []
+        if isinstance(found.spec.line, LineSpec):
+            lines = self._tokeniser.lines(bars, found.spec.line)
+        elif anchor is not None:
+            with suppress(ValueError):
+                lines = self._tokeniser.compact(fields_of(bars, anchor))
+        return [token for line in lines for token in line]
 
     def mark_gap(self) -> None:
         """Records of any session may be lost: see `BarBuilder.mark_gap`."""
@@ -302,6 +329,11 @@ class DataPlane:
             for name, number in now.items()
             if name in wanted and wanted[name].feeds.policy != self._sessions[number].spec.feeds.policy
         ]
+        with self._building:
+            self._become(specs, closing, now)
+        done()
+
+    def _become(self, specs: Sequence[SessionSpec], closing: Sequence[int], now: Mapping[str, int]) -> None:
         self._accept(self._builder.close(closing), 0)
         kept = [now.get(spec.name) for spec in specs]
         self._builder.change([spec.feeds for spec in specs], kept)
@@ -314,7 +346,6 @@ class DataPlane:
                 sessions[-1].change(spec)
         self._sessions = sessions
         self._by_name = {session.spec.name: session for session in sessions}
-        done()
 
     def _drain(self) -> int:
         self._fill.set(self._ring.fill)
@@ -326,8 +357,10 @@ class DataPlane:
         records = self._buffer[:n]
         started = self._clock()
         record_waits(self._ring_wait.words, self._ring_wait.base, records, started)
-        bars = self._builder.update(records, started)
-        bars_ns = self._since(started, self._bars)
+        with self._building:
+            bars = self._builder.update(records, started)
+            bars_ns = self._since(started, self._bars)
+            self._accept(bars, bars_ns)
         builder = self._builder
         for session, *counts in zip(
             self._sessions, builder.late, builder.ignored, builder.jumps, strict=True
@@ -335,7 +368,6 @@ class DataPlane:
             session.count_records(*counts)
         for refused in builder.take_refused():
             self._refuse(self._sessions[refused.session].spec.name, refused)
-        self._accept(bars, bars_ns)
         return n
 
     def _accept(self, bars: Bars, bars_ns: int) -> None:
@@ -352,10 +384,13 @@ class DataPlane:
                 continue
             room = 0 if session.backlog.held(now_ns) else self._room(session.spec.name)
             if room > 0:
+                session.releasing = True
                 self._encode(session, session.backlog.take(room, now_ns), made)
             session.waiting.set(len(session.backlog))
         if made:
             self._submit(made)
+        for session in self._sessions:
+            session.releasing = False
 
     def _encode(self, session: _Session, bars: Bars, made: list[tuple[str, list[TapeRecord]]]) -> None:
         """Encode the bars of a session, and add them to what is ``made`` to be submitted."""

@@ -121,6 +121,7 @@ class SetQuestion(msgspec.Struct, frozen=True, tag="set_question", forbid_unknow
     ask_every_bars: Annotated[int, Meta(ge=1)] = 1
     ask_every_ns: Annotated[int, Meta(ge=0)] = 0
     answer_within_ns: Annotated[int, Meta(ge=0)] = 0
+    provisional: bool = False
 
 
 class RemoveQuestion(msgspec.Struct, frozen=True, tag="remove_question", forbid_unknown_fields=True):
@@ -327,6 +328,7 @@ class QuestionInfo(msgspec.Struct, frozen=True):
     ask_every_bars: int
     ask_every_ns: int
     answer_within_ns: int
+    provisional: bool = False
 
 
 class QuestionsReply(msgspec.Struct, frozen=True, tag="questions_reply"):

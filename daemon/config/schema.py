@@ -364,6 +364,13 @@ class QuestionConfig(Table, frozen=True):
         Duration,
         about("asked of the first data version in each such period of event time instead; 0s is off"),
     ] = OFF
+    provisional: Annotated[
+        bool,
+        about(
+            "asked behind the session's open bars as well, which stay off its window; such answers carry the "
+            "flag provisional, and no probability"
+        ),
+    ] = False
     answer_within: Annotated[
         Duration,
         about(

@@ -14,7 +14,7 @@ from daemon.engine.build import Built
 from daemon.protocol import Inputs, RecordRefused
 from ingest.backlog import Window
 from ingest.bars import GAP, BarPolicy, Feeds, Refused
-from ingest.compact import CompactSpec, Restart
+from ingest.compact import Anchor, CompactSpec, Restart
 from ingest.lines import LineSpec
 from ingest.plane import DataPlane, SessionSpec, TapeRecord
 from ingest.ring import Ring
@@ -97,6 +97,8 @@ class EngineInput:
         self._appended: Counter[str] = Counter()
         self._ahead: Counter[str] = Counter()
         """Bars of each session that the scheduler has."""
+        self._anchors: dict[str, Anchor | None] = {}
+        """Of each session's newest version."""
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._ended = threading.Event()
@@ -164,11 +166,18 @@ class EngineInput:
 
     def on_commit(self, tape: Tape, version: int, records: TapeItems) -> None:
         """These bars' credits come back."""
+        self._anchors[tape.name] = newest(records).anchor
         self._committed(tape, len(records))
 
     def on_drop(self, tape: Tape, records: TapeItems, failure: Failure) -> None:
         """As `on_commit`."""
         self._committed(tape, len(records))
+
+    def open_lines(self, session: str) -> list[int]:
+        """The session's open bars behind its newest version, as tokens; none while bars between them wait."""
+        lines = self._plane.open_lines(session, self._anchors.get(session))
+        with self._lock:
+            return [] if self._ahead[session] else lines
 
     def _append(self, made: Sequence[tuple[str, Sequence[TapeRecord]]]) -> None:
         made = [(name, records) for name, records in made if name in self._tapes]  # others are being closed

@@ -67,7 +67,9 @@ def wire_engine(
     confidence = Confidence(config, prompt, built.calibration, store)
     ready = ready_position(config, built, scheduler)
     asks = EngineAsks(built, scheduler, confidence, emit, ready, config.flash.early_exit)
-    answers = StandingAnswers(config, built, scheduler, registry, confidence, store, emit)
+    answers = StandingAnswers(
+        config, built, scheduler, registry, confidence, store, emit, entering.open_lines
+    )
     refresher = refresher_of(config, built, scheduler, registry, observer)
     rebuilder = Rebuilder(scheduler, time.monotonic_ns)
     maintenance = Maintenance(engine.pool, built.tapes.values(), built.tiers, store)

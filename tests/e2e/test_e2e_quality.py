@@ -5,13 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from daemon.config.schema import BarsConfig, ModelConfig, SourceConfig
+from daemon.config.schema import UNTRAINED, BarsConfig, ModelConfig, QuestionConfig, SourceConfig
 from daemon.engine.build import build
 from daemon.front.server import Front
 from feeds.connector import SettingError
 from feeds.durations import Duration
 from feeds.messages import DeadLetter
 from feeds.source import Incoming
+from flash.questions import PAPER_SIX
 from tests.e2e.inproc import DEAD, Tape, answers, ask_front, count, running
 from tests.e2e.support import SECOND, START, MemorySink, QueueSource, inproc_config, sessions, trade, until
 
@@ -166,3 +167,39 @@ async def test_a_silent_venue_is_told_from_a_quiet_one():
         await until(lambda: not state.is_silent)
         front.metrics()
         assert 0 <= front.store.value("foretick_venue_heard_seconds", session="aaa") < 20
+
+
+@pytest.mark.parametrize(("model", "text"), [(UNTRAINED, PAPER_SIX[0].text), (ModelConfig().path, "trend")])
+async def test_an_open_bar_is_shown_to_a_provisional_question_and_changes_nothing_else(model: str, text: str):
+    """Beside a daemon without that question: the same tape, and the same answers to all other questions."""
+    asked = PAPER_SIX[0]
+    question = QuestionConfig(
+        name="now", text=text, choices=asked.choices or (), max_tokens=1, provisional=True
+    )
+    seen = []
+    for questions in ((), (question,)):
+        source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
+        config = inproc_config(model=ModelConfig(path=model), questions=questions)
+        async with running(config, source, sink) as front:
+            for n in range(5):
+                source.put(tape.second(n))
+                expected = (6 + len(questions)) * n
+                await until(lambda wanted=expected, to=sink: len(answers(to)) == wanted)
+            state = front.sessions.states["aaa"]
+            others = {
+                (a.data_version, a.question): (a.text, a.reused_tokens, a.computed_tokens, a.as_of)
+                for a in answers(sink)
+                if a.question != "now"
+            }
+            seen.append((state.live_tokens, state.live_records, others))
+            provisional = [a for a in answers(sink) if a.question == "now"]
+            assert {a.data_version for a in provisional} == (set(range(1, 5)) if questions else set())
+            plain = {a.data_version: a for a in answers(sink) if a.question == asked.name}
+            for answer in provisional:
+                beside = plain[answer.data_version]
+                assert "provisional" in answer.flags
+                assert "provisional" not in beside.flags
+                assert answer.probability is None
+                assert answer.computed_tokens > beside.computed_tokens
+                assert (answer.reused_tokens, answer.as_of) == (beside.reused_tokens, beside.as_of)
+    assert seen[0] == seen[1]
