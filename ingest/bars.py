@@ -288,7 +288,8 @@ class BarBuilder:
         row = self._sessions[session]
         own = self._slots[row["first_slot"] : row["end_slot"]]
         bars: Bars = own["bar"][own["index"] != NEVER]
-        return bars[np.lexsort((bars["leg"], bars["ts_open"]))]
+        ordered: Bars = bars[np.lexsort((bars["leg"], bars["ts_open"]))]
+        return ordered
 
     def mark_gap(self, sessions: Iterable[int] | None = None) -> None:
         """Records of these sessions (all) may be lost: flag their open bars and those of their next records.

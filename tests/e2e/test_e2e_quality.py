@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 import pytest
 
@@ -203,3 +205,21 @@ async def test_an_open_bar_is_shown_to_a_provisional_question_and_changes_nothin
                 assert answer.computed_tokens > beside.computed_tokens
                 assert (answer.reused_tokens, answer.as_of) == (beside.reused_tokens, beside.as_of)
     assert seen[0] == seen[1]
+
+
+async def test_clocks_that_jump_close_nothing_and_make_nothing_late_that_is_not():
+    """A year ahead is refused; a venue ten minutes ahead is read and flagged; an hour back is late."""
+    source, sink, tape = QueueSource(), MemorySink(), Tape("V:AAA")
+    now_s = (time.time_ns() - START) / SECOND
+    async with running(inproc_config(), source, sink) as front:
+        source.put([tick(tape, now_s), tick(tape, now_s + 365 * 86400), tick(tape, now_s + 0.001)])
+        await until(lambda: letters(sink))
+        assert [(letter.reason, letter.offset) for letter in letters(sink)] == [("clock", 1)]
+        assert (count(front, "bars", session="aaa"), count(front, "records_late", session="aaa")) == (0, 0)
+        source.put([tick(tape, now_s + 600, ts_recv=time.time_ns()), tick(tape, now_s - 3600)])
+        await until(lambda: on_tape(front) == 1 and len(answers(sink)) == 6)
+        await until(lambda: count(front, "records_late", session="aaa") == 1)
+        assert count(front, "clock_skew_records", source="test") == 1
+        source.put([tick(tape, now_s + 602, ts_recv=time.time_ns())])
+        await until(lambda: [a for a in answers(sink) if "skewed_clock" in a.flags])
+        assert len(letters(sink)) == 1
