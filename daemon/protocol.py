@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import ClassVar
 
 import msgspec
 
@@ -192,6 +193,32 @@ class NotDue(msgspec.Struct, frozen=True, tag="not_due"):
     inputs: Inputs
 
 
+class RecordRefused(msgspec.Struct, frozen=True, kw_only=True, tag="record_refused"):
+    """A session refused a usable record: its members in the ring (`ingest.record`).
+
+    ``leg``: number of its symbol among the session's; ``offset``: its running number.
+    """
+
+    VALUES: ClassVar[tuple[str, ...]] = (
+        "kind", "seq", "ts_event", "ts_recv", "offset", "a", "b", "c", "d", "e", "x"
+    )  # fmt: skip
+
+    session: str
+    leg: int
+    reason: str
+    kind: int
+    seq: int
+    ts_event: int
+    ts_recv: int
+    offset: int
+    a: int
+    b: int
+    c: int
+    d: int
+    e: int
+    x: int
+
+
 class AskFailed(msgspec.Struct, frozen=True, tag="ask_failed"):
     """Why an `Ask` failed."""
 
@@ -303,6 +330,7 @@ EngineEvent = (
     | AnswerFailed
     | TextsAsked
     | NotDue
+    | RecordRefused
     | Asked
     | AskFailed
     | QuestionsSet
@@ -338,7 +366,7 @@ def session_of(event: EngineEvent) -> str | None:
     """The session that an event is about, if it is about one."""
     if isinstance(event, Answered):
         return event.answer.session
-    if isinstance(event, Committed | AnswerFailed | TextsAsked | NotDue | QuestionsSet):
+    if isinstance(event, Committed | AnswerFailed | TextsAsked | NotDue | QuestionsSet | RecordRefused):
         return event.session
     return None
 

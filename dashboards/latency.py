@@ -211,6 +211,8 @@ def _losses() -> list[Any]:
     refused = [
         (per_second("foretick_records_malformed_total", "reason"), "malformed: {{reason}}"),
         (per_second("foretick_records_unknown_symbol_total"), "unknown symbol"),
+        (per_second("foretick_records_refused_total", "reason"), "refused: {{reason}}"),
+        (per_second("foretick_price_jumps_total"), "price jumps"),
     ]
     return [
         _series("Lost before they were read, and pauses, a second", "short", _THIRD, lost),

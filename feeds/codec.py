@@ -13,7 +13,7 @@ import msgspec
 
 from feeds.decimal9 import SCALE, Fixed9, check_fixed9, parse_fixed9
 from feeds.decoding import Undecodable, decoded
-from feeds.messages import AnyMessage, AnyRecord, Bar, Quote, Trade
+from feeds.messages import AnyMessage, Bar, Quote, Received, Trade
 from metrics.catalogue import Reason
 
 Encoding = Literal["json", "msgpack"]
@@ -59,8 +59,8 @@ def _from_fixed9(value: Any) -> Any:
 
 
 _RECORDS: dict[str, _Decoder] = {
-    "json": msgspec.json.Decoder(AnyRecord, dec_hook=_to_fixed9),
-    "msgpack": msgspec.msgpack.Decoder(AnyRecord, dec_hook=_to_fixed9),
+    "json": msgspec.json.Decoder(Received, dec_hook=_to_fixed9),
+    "msgpack": msgspec.msgpack.Decoder(Received, dec_hook=_to_fixed9),
 }
 _MESSAGES: dict[str, _Decoder] = {
     "json": msgspec.json.Decoder(AnyMessage, dec_hook=_to_fixed9),
@@ -72,7 +72,7 @@ _ENCODERS: dict[str, msgspec.json.Encoder | msgspec.msgpack.Encoder] = {
 }
 
 
-def decode_record(payload: bytes, encoding: str = "json", max_bytes: int = MAX_BYTES) -> AnyRecord:
+def decode_record(payload: bytes, encoding: str = "json", max_bytes: int = MAX_BYTES) -> Received:
     """Decode and check one record.
 
     A payload above ``max_bytes`` is refused without decoding. A receive time before the event time is
@@ -83,7 +83,7 @@ def decode_record(payload: bytes, encoding: str = "json", max_bytes: int = MAX_B
     """
     if len(payload) > max_bytes:
         raise MalformedRecord("oversize", f"{len(payload)} bytes are more than the limit of {max_bytes}")
-    record = cast(AnyRecord, _decode(_RECORDS, payload, encoding))
+    record = cast(Received, _decode(_RECORDS, payload, encoding))
     check_record(record)
     return record
 
@@ -148,7 +148,7 @@ def _reason(text: str) -> Reason:
     return "size" if field in _SIZES else "type"
 
 
-def check_record(record: AnyRecord) -> None:
+def check_record(record: Received) -> None:
     """The plausibility checks of ``decode_record``, for records from elsewhere. Raises MalformedRecord."""
     if not (YEAR_1990 <= record.ts_event < YEAR_2100 and YEAR_1990 <= record.ts_recv < YEAR_2100):
         _refuse_times(record)
@@ -199,7 +199,7 @@ def _is_name(name: str) -> bool:
     return 0 < len(name) <= MAX_NAME and name.isprintable() and " " not in name and ":" not in name
 
 
-def _refuse_times(record: AnyRecord) -> None:
+def _refuse_times(record: Received) -> None:
     for name, value in (("ts_event", record.ts_event), ("ts_recv", record.ts_recv)):
         if YEAR_1990 <= value < YEAR_2100:
             continue

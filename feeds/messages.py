@@ -17,7 +17,10 @@ Side = Literal["buy", "sell", "unknown"]
 Clock = Literal["exchange", "receive"]
 """Whose clock stamped ``ts_event``: ``receive`` if the venue sends no time."""
 
-Flag = Literal["stale", "gap", "warm_up", "skewed_clock", "untrained", "rounded", "abstained", "replay"]
+Flag = Literal[
+    "stale", "gap", "warm_up", "skewed_clock", "untrained", "rounded", "abstained", "replay", "amended",
+    "price_jump", "silent", "provisional",
+]  # fmt: skip
 ZERO = Fixed9(0)
 
 
@@ -74,7 +77,19 @@ class Bar(Record, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag="
     unit: Unit = "base"
 
 
+EVERY_SYMBOL = "*"
+
+
+class Heartbeat(Record, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag="heartbeat"):
+    """The venue lives and has sent everything up to ``ts_event`` of this symbol, or of all (`EVERY_SYMBOL`).
+
+    ``seq`` is the number of the newest record before it.
+    """
+
+
 AnyRecord = Trade | Quote | Bar
+Received = Trade | Quote | Bar | Heartbeat
+"""What a source sends."""
 
 
 class InputRange(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -170,4 +185,4 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, tag="dead_letter"):
     payload: bytes
 
 
-AnyMessage = Trade | Quote | Bar | Answer | DataUpdated | FlashReady | DeadLetter
+AnyMessage = Trade | Quote | Bar | Heartbeat | Answer | DataUpdated | FlashReady | DeadLetter

@@ -25,7 +25,8 @@ class Question:
     most `max_tokens` tokens, or with `answer` a number only. `min_probability` and `min_logit_gap` belong to
     `confident`, `level` (decimal text) to `crossed`, `publish_every` (data versions) to `every`. It is asked
     every `ask_every_bars`, or every `ask_every_ns` of event time, and answered within `answer_within_ns` of
-    the data's receipt or not at all (see `flash.schedules`).
+    the data's receipt or not at all (see `flash.schedules`). If it is `provisional`, it is asked behind the
+    open bars, too, which are no part of the tape.
 
     Raises ValueError for an empty name or text, for repeated or single choices, for choices of a question
     that crosses a level, for a `level` that is not a number, and for other numbers out of range.
@@ -44,6 +45,7 @@ class Question:
     ask_every_bars: int = 1
     ask_every_ns: int = 0
     answer_within_ns: int = 0
+    provisional: bool = False
 
     def __post_init__(self) -> None:
         if not self.name.strip() or not self.text.strip():
@@ -79,7 +81,8 @@ class Question:
         """
         digest = blake2b(digest_size=16)
         form = () if self.answer == "text" else (self.answer,)
-        for part in (self.text, *(self.choices or ()), *form):
+        open_bars = ("provisional",) if self.provisional else ()
+        for part in (self.text, *(self.choices or ()), *form, *open_bars):
             data = " ".join(unicodedata.normalize("NFC", part).split()).encode()
             digest.update(len(data).to_bytes(8, "big") + data)
         return digest.hexdigest()

@@ -45,7 +45,7 @@ class Backlog:
         self._shortest = 1
         """Tokens of the shortest line so far."""
         self._newest = (0, 0)
-        """When the source (wall clock) and the ring (monotonic clock) had the last record of the newest bar, ns."""
+        """When source (wall clock) and ring (monotonic clock) had the newest bar's last record, ns."""
         self._held_until = self._released = 0
         self.skipped = 0
 

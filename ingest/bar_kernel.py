@@ -16,19 +16,25 @@ import numpy as np
 import numpy.typing as npt
 
 from ingest.record import BAR as READY_BAR
-from ingest.record import FLAG_GAP, FLAG_REPLAY, QUOTE, Records
+from ingest.record import FLAG_GAP, FLAG_REPLAY, HEARTBEAT, QUOTE, Records
 from metrics.kernel import kernel
 
-SKEWED, GAP, EMPTY, REPLAYED = 1, 2, 4, FLAG_REPLAY
+SKEWED, GAP, EMPTY, REPLAYED, JUMP, AMENDS = 1, 2, 4, FLAG_REPLAY, 16, 32
+LATE, REFUSED = 64, 128
+"""Not bars, but records in their place among the bars: late ones, for `ingest.amend`, and refused ones."""
 _OF_RECORD = SKEWED | REPLAYED
+DROP, AMEND, REFUSE = 0, 1, 2
+"""What becomes of a late record."""
+CONFIRMED = 10
+"""So many refused prices in a row, each near the one before, are a new price level."""
 
 BAR = np.dtype(
     [
         ("session", "i4"),
         ("leg", "i4"),  # number of its symbol among the session's
         ("flags", "u4"),
-        ("pad", "u4"),
-        ("n_ticks", "i8"),
+        ("record", "u4"),  # REFUSED only: its index in the batch
+        ("n_ticks", "i8"),  # LATE: 1, or 0 for a ready-made bar
         ("ts_open", "i8"),
         ("interval", "i8"),
         ("o", "i8"),
@@ -36,6 +42,7 @@ BAR = np.dtype(
         ("l", "i8"),
         ("c", "i8"),
         ("v", "i8"),
+        ("ts_first_event", "i8"),
         ("ts_last_event", "i8"),
         ("ts_source", "i8"),
         ("ts_ring", "i8"),
@@ -47,7 +54,7 @@ BAR = np.dtype(
     ]
 )
 # An open bar, with what closing it needs.
-OPEN = np.dtype([("bar", BAR), ("index", "i8"), ("ts_first_event", "i8")])
+OPEN = np.dtype([("bar", BAR), ("index", "i8")])
 SESSION = np.dtype(
     [
         # the policy; times in ns
@@ -55,6 +62,9 @@ SESSION = np.dtype(
         ("lateness", "i8"),
         ("max_fill", "i8"),
         ("idle_close", "i8"),
+        ("late", "i8"),
+        ("price_jump", "f8"),  # factor; 0: no limit
+        ("refuses_jumps", "i8"),
         # its rows of FEED and OPEN
         ("first_feed", "i8"),
         ("end_feed", "i8"),
@@ -78,6 +88,10 @@ FEED = np.dtype(
         ("empty_run", "i4"),  # empty bars emitted since the last real one
         ("late", "u8"),
         ("ignored", "u8"),
+        ("jumps", "u8"),
+        ("price", "i8"),  # the newest one taken; 0: none
+        ("refused_price", "i8"),  # the newest one refused
+        ("refused_run", "i8"),  # refused in a row, each near the one before
         ("last", BAR),  # the last closed bar
     ]
 )
@@ -177,8 +191,8 @@ def close_below(
 def _start(slot: Row, feed: Row, index: int, interval: int) -> None:
     """An open bar without ticks."""
     slot["index"] = index
-    slot["ts_first_event"] = _MOST
     bar = slot["bar"]
+    bar["ts_first_event"] = _MOST
     bar["session"] = feed["session"]
     bar["leg"] = feed["leg"]
     bar["flags"] = 0
@@ -199,8 +213,8 @@ def _add(slot: Row, record: Row, price: int, volume: int, now: int) -> None:
     if bar["n_ticks"] == 0:
         bar["h"] = price
         bar["l"] = price
-    if event < slot["ts_first_event"]:
-        slot["ts_first_event"] = event
+    if event < bar["ts_first_event"]:
+        bar["ts_first_event"] = event
         bar["o"] = price
     if event >= bar["ts_last_event"]:
         bar["ts_last_event"] = event
@@ -218,19 +232,119 @@ def _add(slot: Row, record: Row, price: int, volume: int, now: int) -> None:
 
 
 @kernel
-def _pass_through(feed: Row, own: Slots, record: Row, now: int, out: Bars, at: int) -> int:
+def _put_aside(
+    feed: Row, own: Slots, record: Row, number: int, marks: int, now: int, out: Bars, at: int
+) -> int:
+    """Put a late or refused record, as its `marks` say, among the bars; returns the new end of `out`.
+
+    `own`: the open bars of the session. `number`: the record's index in the batch.
+    """
+    row = out[at]
+    row["session"] = feed["session"]
+    row["leg"] = feed["leg"]
+    row["flags"] = np.uint32(marks) | np.uint32(record["flags"] & _OF_RECORD)
+    row["record"] = number
+    row["ts_open"] = np.int64(record["ts_event"])
+    if record["kind"] == READY_BAR:
+        row["n_ticks"] = 0
+        row["interval"] = record["x"]
+        row["o"] = record["a"]
+        row["h"] = record["b"]
+        row["l"] = record["c"]
+        row["c"] = record["d"]
+        row["v"] = record["e"]
+    else:
+        row["n_ticks"] = 1
+        row["interval"] = feed["last"]["interval"]
+        price = _price(record)
+        row["o"] = price
+        row["h"] = price
+        row["l"] = price
+        row["c"] = price
+        row["v"] = 0 if record["kind"] == QUOTE else record["b"]
+    row["ts_first_event"] = np.int64(record["ts_event"])
+    row["ts_last_event"] = feed["last"]["ts_last_event"]  # the version's newest event stays what it was
+    row["ts_source"] = np.int64(record["ts_source"])
+    row["ts_ring"] = np.int64(record["ts_ring"])
+    row["ts_closed"] = np.int64(record["ts_ring"])
+    row["ring_wait"] = now - np.int64(record["ts_ring"])
+    row["first_offset"] = record["offset"]
+    row["last_offset"] = record["offset"]
+    row["low_watermark"] = _low_watermark(own, record["offset"] + 1)
+    return at + 1
+
+
+@kernel
+def _late(
+    session: Row, feed: Row, own: Slots, record: Row, number: int, marks: int, now: int, out: Bars, at: int
+) -> int:
+    """Count a late record, and do with it what the policy says."""
+    feed["late"] += np.uint64(1)
+    if session["late"] == DROP:
+        return at
+    marks |= LATE if session["late"] == AMEND else LATE | REFUSED
+    return _put_aside(feed, own, record, number, marks, now, out, at)
+
+
+@kernel
+def _price(record: Row) -> int:
+    """Of a trade, or the mid of a quote, rounded down."""
+    if record["kind"] == QUOTE:  # in this form the sum cannot overflow
+        mid: int = (record["a"] & record["b"]) + ((record["a"] ^ record["b"]) >> 1)
+        return mid
+    price: int = record["a"]
+    return price
+
+
+@kernel
+def _apart(a: int, b: int, factor: float) -> bool:
+    """Whether one of two prices is more than `factor` times the other."""
+    apart: bool = a > b * factor or b > a * factor
+    return apart
+
+
+@kernel
+def _judge_price(session: Row, feed: Row, record: Row) -> int:
+    """Marks of a record: JUMP if its price is too far from the one before it, with REFUSED if it is refused.
+
+    A level that `CONFIRMED` refused records agree on is accepted: a split, or other decimals.
+    """
+    factor, before = session["price_jump"], feed["price"]
+    low = high = price = _price(record)
+    if record["kind"] == READY_BAR:
+        low, high, price = record["c"], record["b"], record["d"]
+    marks = 0
+    if factor > 0 and before > 0 and (_apart(low, before, factor) or _apart(high, before, factor)):
+        feed["jumps"] += np.uint64(1)
+        marks = JUMP
+        if session["refuses_jumps"]:
+            near = feed["refused_run"] > 0 and not _apart(price, feed["refused_price"], factor)
+            feed["refused_run"] = feed["refused_run"] + 1 if near else 1
+            feed["refused_price"] = price
+            if feed["refused_run"] < CONFIRMED:
+                return JUMP | REFUSED
+    feed["refused_run"] = 0
+    feed["price"] = price
+    return marks
+
+
+@kernel
+def _pass_through(
+    session: Row, feed: Row, own: Slots, record: Row, number: int, marks: int, now: int, out: Bars, at: int
+) -> int:
     """Pass a ready-made bar through if it opens after the one before it; else it is late.
 
     `own`: the open bars of the session.
     """
     opened = np.int64(record["ts_event"])
     if feed["closed_any"] and opened <= feed["last"]["ts_open"]:
-        feed["late"] += np.uint64(1)
-        return at
+        return _late(session, feed, own, record, number, marks, now, out, at)
     bar = feed["last"]
     bar["session"] = feed["session"]
     bar["leg"] = feed["leg"]
-    bar["flags"] = np.uint32(record["flags"] & _OF_RECORD) | np.uint32(GAP if feed["gap"] else 0)
+    bar["flags"] = (
+        np.uint32(record["flags"] & _OF_RECORD) | np.uint32(GAP if feed["gap"] else 0) | np.uint32(marks)
+    )
     bar["n_ticks"] = 1
     bar["ts_open"] = opened
     bar["interval"] = record["x"]
@@ -239,6 +353,7 @@ def _pass_through(feed: Row, own: Slots, record: Row, now: int, out: Bars, at: i
     bar["l"] = record["c"]
     bar["c"] = record["d"]
     bar["v"] = record["e"]
+    bar["ts_first_event"] = opened
     bar["ts_last_event"] = opened
     bar["ts_source"] = np.int64(record["ts_source"])
     bar["ts_ring"] = np.int64(record["ts_ring"])
@@ -254,54 +369,65 @@ def _pass_through(feed: Row, own: Slots, record: Row, now: int, out: Bars, at: i
 
 
 @kernel
-def _tick(
-    session: Row, feed: Row, feeds: Slots, slots: Slots, record: Row, now: int, out: Bars, at: int
-) -> int:
-    """Take a trade or quote: advance the watermark, close bars below it, add the tick or count it late."""
-    interval = session["interval"]
+def _advance(session: Row, feeds: Slots, slots: Slots, record: Row, out: Bars, at: int) -> int:
+    """Advance the watermark to a record's time, if that is newer, and close the bars below it."""
     event: Any = np.int64(record["ts_event"])
     if event > session["newest_event"]:
         session["newest_event"] = event
-        limit = (event - session["lateness"]) // interval
+        limit = (event - session["lateness"]) // session["interval"]
         at = close_below(session, feeds, slots, limit, record["offset"], out, at)
+    return at
+
+
+@kernel
+def _tick(
+    session: Row, feed: Row, feeds: Slots, slots: Slots, record: Row, number: int, marks: int, now: int,
+    out: Bars, at: int,
+) -> int:  # fmt: skip
+    """Take a trade or quote: advance the watermark, close bars below it, add the tick or count it late."""
+    interval = session["interval"]
+    event: Any = np.int64(record["ts_event"])
+    at = _advance(session, feeds, slots, record, out, at)
     index = event // interval
     if index < feed["next_index"]:
-        feed["late"] += np.uint64(1)
-        return at
+        own = slots[session["first_slot"] : session["end_slot"]]
+        return _late(session, feed, own, record, number, marks, now, out, at)
     slot = slots[feed["first_slot"] + index % (feed["end_slot"] - feed["first_slot"])]
     if slot["index"] == NEVER:
         _start(slot, feed, index, interval)
     if feed["gap"]:
         slot["bar"]["flags"] |= np.uint32(GAP)
         feed["gap"] = 0
-    if record["kind"] == QUOTE:
-        # the mid, rounded down; in this form the sum cannot overflow
-        mid = (record["a"] & record["b"]) + ((record["a"] ^ record["b"]) >> 1)
-        _add(slot, record, mid, 0, now)
-    else:
-        _add(slot, record, record["a"], record["b"], now)
+    slot["bar"]["flags"] |= np.uint32(marks)
+    _add(slot, record, _price(record), 0 if record["kind"] == QUOTE else record["b"], now)
     return at
 
 
 @kernel
 def _take(
-    session: Row, feed: Row, feeds: Slots, slots: Slots, record: Row, now: int, out: Bars, at: int
-) -> int:
-    """Take a record for one feed."""
+    session: Row, feed: Row, feeds: Slots, slots: Slots, record: Row, number: int, now: int, out: Bars,
+    at: int,
+) -> int:  # fmt: skip
+    """Take a record for one feed; `number` is its index in the batch."""
     kind = np.int32(record["kind"])
-    if feed["kind"] == 0:
+    if feed["kind"] == 0 and kind != HEARTBEAT:
         feed["kind"] = kind
     session["last_offset"] = record["offset"]
     session["last_ring"] = np.int64(record["ts_ring"])
     if record["flags"] & FLAG_GAP:
         mark_gap(feed, slots)
+    if kind == HEARTBEAT:
+        return _advance(session, feeds, slots, record, out, at)
     if kind != feed["kind"]:
         feed["ignored"] += np.uint64(1)
         return at
+    own = slots[session["first_slot"] : session["end_slot"]]
+    marks = _judge_price(session, feed, record)
+    if marks & REFUSED:
+        return _put_aside(feed, own, record, number, marks, now, out, at)
     if kind == READY_BAR:
-        own = slots[session["first_slot"] : session["end_slot"]]
-        return _pass_through(feed, own, record, now, out, at)
-    return _tick(session, feed, feeds, slots, record, now, out, at)
+        return _pass_through(session, feed, own, record, number, marks, now, out, at)
+    return _tick(session, feed, feeds, slots, record, number, marks, now, out, at)
 
 
 @kernel
@@ -320,5 +446,5 @@ def update(
             continue
         for route in range(starts[symbol], starts[symbol + 1]):
             feed = feeds[routes[route]]
-            at = _take(sessions[feed["session"]], feed, feeds, slots, record, now, out, at)
+            at = _take(sessions[feed["session"]], feed, feeds, slots, record, i - 1, now, out, at)
     return i, at

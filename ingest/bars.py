@@ -3,7 +3,8 @@
 A session has one symbol or several; a symbol may feed several sessions, each with intervals of its own. A
 bar covers [open, open + interval) of exchange time, aligned to the epoch. A session's watermark is the newest
 event time of all its symbols less the lateness. A bar closes when the watermark reaches its end, so with
-lateness several bars are open at once. A tick for a closed bar is late: counted and dropped. Where several
+lateness several bars are open at once. A tick for a closed bar is late: counted, and then dropped, refused,
+or passed on to amend its bar. Where several
 symbols have a bar of one interval, these close together, in the order of the session's symbols.
 
 Within a bar, open and close go by (event time, arrival): among equal times the first arrival opens and the
@@ -25,23 +26,46 @@ from typing import Literal
 import numpy as np
 
 from ingest import bar_kernel
-from ingest.bar_kernel import BAR, EMPTY, FEED, GAP, NEVER, OPEN, REPLAYED, SESSION, SKEWED, Bars
+from ingest.bar_kernel import (
+    AMEND,
+    AMENDS,
+    BAR,
+    DROP,
+    EMPTY,
+    FEED,
+    GAP,
+    JUMP,
+    LATE,
+    NEVER,
+    OPEN,
+    REFUSE,
+    REFUSED,
+    REPLAYED,
+    SESSION,
+    SKEWED,
+    Bars,
+)
 from ingest.record import Records
 
 __all__ = [
+    "AMENDS",
     "BAR",
     "EMPTY",
     "GAP",
+    "JUMP",
+    "LATE",
     "REPLAYED",
     "SKEWED",
     "BarBuilder",
     "BarPolicy",
     "Bars",
     "Feeds",
+    "Refused",
     "one_each",
 ]
 
 _MAX_OPEN = 4096
+_LATE = {"drop": DROP, "amend": AMEND, "refuse": REFUSE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +74,10 @@ class BarPolicy:
 
     `max_fill` caps the empty bars after one real bar (the first ones are filled). `idle_close_ns` (0: never)
     closes the open bars of a session without a record for so long.
+
+    ``late``: records of closed bars are dropped; or stand among the bars as LATE rows, for `ingest.amend`; or
+    are refused. `price_jump`: a price more than so many times the one before, or less than that part of it,
+    flags its bar or, with `refuse_jumps`, is refused; 0 is no limit.
     """
 
     interval_ns: int
@@ -57,12 +85,17 @@ class BarPolicy:
     empty: Literal["skip", "fill"] = "skip"
     max_fill: int = 60
     idle_close_ns: int = 0
+    late: Literal["drop", "amend", "refuse"] = "drop"
+    price_jump: float = 0.0
+    refuse_jumps: bool = False
 
     def __post_init__(self) -> None:
         if self.interval_ns <= 0 or self.lateness_ns < 0 or self.max_fill < 0 or self.idle_close_ns < 0:
             raise ValueError(
                 "a bar's interval must be above 0 ns; lateness, max_fill and idle_close must not be negative"
             )
+        if self.price_jump != 0 and not self.price_jump > 1:
+            raise ValueError(f"price_jump must be above 1, or 0 for no limit, not {self.price_jump:g}")
         if self.open_bars > _MAX_OPEN:
             raise ValueError(f"the lateness spans more than {_MAX_OPEN} intervals")
 
@@ -78,8 +111,8 @@ class BarPolicy:
 
     @property
     def room(self) -> int:
-        """Most bars of one symbol that a record can close: all open ones, and empty ones after each."""
-        return self.open_bars + (self.open_bars + 1) * self.fill + 1
+        """Most rows of one symbol that a record can make: its open bars, empty ones after each, itself."""
+        return self.open_bars + (self.open_bars + 1) * self.fill + 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +121,16 @@ class Feeds:
 
     symbols: tuple[int, ...]
     policy: BarPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A record that a session refused: RECORD, and the number of its symbol among the session's."""
+
+    session: int
+    leg: int
+    reason: Literal["late", "price_jump"]
+    record: np.void
 
 
 def one_each(n: int, policy: BarPolicy) -> list[Feeds]:
@@ -102,6 +145,7 @@ class BarBuilder:
         self._sessions = np.zeros(0, SESSION)
         self._feeds = np.zeros(0, FEED)
         self._slots = np.zeros(0, OPEN)
+        self._refused: list[Refused] = []
         self.change(sessions, [None] * len(sessions))
 
     def change(self, sessions: Sequence[Feeds], kept: Sequence[int | None]) -> None:
@@ -126,6 +170,8 @@ class BarBuilder:
             policy, row = each.policy, own[number]
             row["interval"], row["lateness"] = policy.interval_ns, policy.lateness_ns
             row["max_fill"], row["idle_close"] = policy.fill, policy.idle_close_ns
+            row["late"] = _LATE[policy.late]
+            row["price_jump"], row["refuses_jumps"] = policy.price_jump, policy.refuse_jumps
             mine = feeds[row["first_feed"] : row["end_feed"]]
             if old is not None:
                 was = before[old]
@@ -184,9 +230,26 @@ class BarBuilder:
                 self._out,
                 self._room,
             )
-            closed.append(self._out[:n].copy())
+            closed.append(self._without_refused(self._out[:n], records))
             if start >= len(records):
                 return closed[0] if len(closed) == 1 else np.concatenate(closed)
+
+    def take_refused(self) -> list[Refused]:
+        """The records refused since the last call, in order."""
+        refused, self._refused = self._refused, []
+        return refused
+
+    def _without_refused(self, rows: Bars, records: Records) -> Bars:
+        """A copy of the other rows; the refused ones are kept for `take_refused`."""
+        refused = (rows["flags"] & REFUSED) != 0
+        if not refused.any():
+            return rows.copy()
+        for row in rows[refused]:
+            reason: Literal["late", "price_jump"] = "late" if row["flags"] & LATE else "price_jump"
+            record = records[int(row["record"])].copy()
+            self._refused.append(Refused(int(row["session"]), int(row["leg"]), reason, record))
+        others: Bars = rows[~refused]
+        return others
 
     @property
     def closes_idle(self) -> bool:
@@ -220,6 +283,14 @@ class BarBuilder:
                 closed.append(self._out[:n].copy())
         return np.concatenate(closed)
 
+    def open_bars(self, session: int) -> Bars:
+        """The open bars of a session as they are now, BAR [m], in the order in which they would close."""
+        row = self._sessions[session]
+        own = self._slots[row["first_slot"] : row["end_slot"]]
+        bars: Bars = own["bar"][own["index"] != NEVER]
+        ordered: Bars = bars[np.lexsort((bars["leg"], bars["ts_open"]))]
+        return ordered
+
     def mark_gap(self, sessions: Iterable[int] | None = None) -> None:
         """Records of these sessions (all) may be lost: flag their open bars and those of their next records.
 
@@ -232,8 +303,13 @@ class BarBuilder:
 
     @property
     def late(self) -> list[int]:
-        """Late records dropped since the start, by session."""
+        """Late records since the start, by session."""
         return self._sum("late")
+
+    @property
+    def jumps(self) -> list[int]:
+        """Records with a price beyond the limit since the start, by session."""
+        return self._sum("jumps")
 
     @property
     def ignored(self) -> list[int]:

@@ -3,7 +3,9 @@
 The time is the bar's opening in UTC: `HHMM` for intervals of a minute or more, else `HHMMSS`. Numbers are
 plain decimals with the session's number of decimals, rounded half to even from 1e-9 in integer arithmetic.
 `143000,101.25,101.50,101.25,101.38,12.500` is a one-second bar with two decimals for prices and three for
-volume. Where a session reads several symbols, each line begins with its own: `ESZ6,143000,...`.
+volume. Where a session reads several symbols, each line begins with its own: `ESZ6,143000,...`. A bar that a
+late record amended is written again after the word `amend`: `amend,143000,...`. Where empty intervals are
+said, one without a trade is `143000,no trade`.
 """
 
 from __future__ import annotations
@@ -11,17 +13,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ingest.bar_kernel import AMENDS, EMPTY
+
 _SECOND = 1_000_000_000
 MINUTE_NS = 60 * _SECOND
 
 
 @dataclass(frozen=True, slots=True)
 class LineSpec:
-    """A session's decimals, 0 to 9 each, and the names of its symbols if it has several."""
+    """A session's decimals, 0 to 9 each, and the names of its symbols if it has several.
+
+    ``says_empty``: an empty bar's line says that nothing was traded, and no prices.
+    """
 
     price_decimals: int = 2
     volume_decimals: int = 3
     symbols: tuple[str, ...] = ()
+    says_empty: bool = False
 
     def __post_init__(self) -> None:
         for name in ("price_decimals", "volume_decimals"):
@@ -52,7 +60,11 @@ def clock_text(ts_open: int, interval: int) -> str:
 
 def bar_line(bar: Any, spec: LineSpec) -> str:
     """The line of one element of a BAR array."""
+    head = ["amend"] if bar["flags"] & AMENDS else []
+    if spec.symbols:
+        head.append(spec.symbols[int(bar["leg"])])
+    head.append(clock_text(int(bar["ts_open"]), int(bar["interval"])))
+    if spec.says_empty and bar["flags"] & EMPTY:
+        return ",".join([*head, "no trade"]) + "\n"
     prices = (decimal(int(bar[name]), spec.price_decimals) for name in "ohlc")
-    volume = decimal(int(bar["v"]), spec.volume_decimals)
-    symbol = [spec.symbols[int(bar["leg"])]] if spec.symbols else []
-    return ",".join([*symbol, clock_text(int(bar["ts_open"]), int(bar["interval"])), *prices, volume]) + "\n"
+    return ",".join([*head, *prices, decimal(int(bar["v"]), spec.volume_decimals)]) + "\n"

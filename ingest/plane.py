@@ -12,15 +12,17 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from ingest.amend import Amender
 from ingest.backlog import Backlog, Window
-from ingest.bars import GAP, BarBuilder, Bars, Feeds
-from ingest.compact import Anchor, CompactEncoder, CompactSpec, Encoded, Restart
+from ingest.bars import GAP, LATE, BarBuilder, Bars, Feeds, Refused
+from ingest.compact import Anchor, CompactEncoder, CompactSpec, Encoded, Restart, fields_of
 from ingest.lines import LineSpec
 from ingest.record import RECORD, Records
 from ingest.ring import Ring
@@ -81,22 +83,43 @@ Submit = Callable[[list[tuple[str, list[TapeRecord]]]], None]
 
 
 class _DecimalEncoder:
-    """Encodes a session's bars as decimal lines."""
+    """Encodes a session's bars as decimal lines; with `amender`, late records amend them."""
 
-    rounded = saturated = anchors = 0
+    saturated = anchors = 0
 
     def __init__(self, tokeniser: Tokeniser, spec: LineSpec) -> None:
+        self.rounded = 0
+        self.amender: Amender | None = None
         self._tokeniser, self._spec = tokeniser, spec
 
-    def encode(self, bars: Bars) -> list[Encoded]:
-        """See `CompactEncoder`."""
-        return [Encoded(self._tokeniser.lines(bars, self._spec))]
+    def change(self, spec: LineSpec, window: Window, amends: bool) -> None:
+        """Write lines so from now on."""
+        self._spec = spec
+        if not amends:
+            self.amender = None
+        elif self.amender is None:
+            self.amender = Amender(self._lines, window)
+        else:
+            self.amender.retain(window)
 
+    @property
+    def amended(self) -> int:
+        """Corrections since late records began to amend."""
+        return 0 if self.amender is None else self.amender.amended
 
-def _encoder(tokeniser: Tokeniser, spec: LineSpec | CompactSpec) -> _DecimalEncoder | CompactEncoder:
-    if isinstance(spec, LineSpec):
-        return _DecimalEncoder(tokeniser, spec)
-    return CompactEncoder(tokeniser, spec)
+    def encode(self, bars: Bars) -> list[tuple[Bars, Encoded]]:
+        """The bars that are to be appended, in their pieces."""
+        if self.amender is None:
+            bars = bars[(bars["flags"] & LATE) == 0]  # of an earlier policy
+            return [(bars, Encoded(self._lines(bars)))] if len(bars) else []
+        bars, lines = self.amender.encode(bars)
+        return [(bars, Encoded(lines))] if len(bars) else []
+
+    def _lines(self, bars: Bars) -> list[list[int]]:
+        unit = 10 ** (9 - self._spec.price_decimals)
+        exact = np.logical_and.reduce([bars[name] % unit == 0 for name in "ohlc"])
+        self.rounded += len(bars) - int(np.count_nonzero(exact))
+        return self._tokeniser.lines(bars, self._spec)
 
 
 class _Session:
@@ -104,15 +127,20 @@ class _Session:
 
     def __init__(self, spec: SessionSpec, tokeniser: Tokeniser, metrics: MetricStore, skips: bool) -> None:
         self.spec = spec
-        self.encoder = _encoder(tokeniser, spec.line)
+        self._compact = CompactEncoder(tokeniser, spec.line) if isinstance(spec.line, CompactSpec) else None
+        self._decimal = _DecimalEncoder(tokeniser, spec.line) if isinstance(spec.line, LineSpec) else None
         self.backlog = Backlog(spec.window, skips=skips)
         self.bars_ns = 0
+        self.releasing = False
+        """Bars from the backlog are on their way to the engine."""
         self.bars = metrics.counter("foretick_bars_total", session=spec.name)
         self.waiting = metrics.gauge("foretick_bars_waiting", session=spec.name)
         self._growths = {
             name: metrics.growth(f"foretick_{name}_total", session=spec.name)
             for name in (
                 "records_late",
+                "records_amended",
+                "price_jumps",
                 "records_ignored",
                 "bars_skipped",
                 "bars_rounded",
@@ -120,32 +148,42 @@ class _Session:
                 "anchors",
             )
         }
+        self.change(spec)
 
     def change(self, spec: SessionSpec) -> None:
         """Another policy or retention."""
         self.spec = spec
         self.backlog.retain(spec.window)
-        if isinstance(self.encoder, CompactEncoder) and isinstance(spec.line, CompactSpec):
-            self.encoder.retain(spec.line)
+        if self._compact is not None and isinstance(spec.line, CompactSpec):
+            self._compact.retain(spec.line)
+        if self._decimal is not None and isinstance(spec.line, LineSpec):
+            self._decimal.change(spec.line, spec.window, spec.feeds.policy.late == "amend")
 
-    def count_records(self, late: int, ignored: int) -> None:
+    def count_records(self, late: int, ignored: int, jumps: int) -> None:
         """Note the totals of its records."""
-        self._grow(records_late=late, records_ignored=ignored)
+        self._grow(records_late=late, records_ignored=ignored, price_jumps=jumps)
 
     def add(self, bars: Bars, bars_ns: int) -> None:
-        """Its closed bars wait, and are counted."""
-        self.bars.inc(len(bars))
+        """Its closed bars wait, with late records among them, and are counted."""
+        self.bars.inc(int(np.count_nonzero((bars["flags"] & LATE) == 0)))
         self.backlog.add(bars)
         self.bars_ns = bars_ns
         self._grow(bars_skipped=self.backlog.skipped)
 
-    def encode(self, bars: Bars) -> list[Encoded]:
-        """Encode bars from its backlog."""
-        pieces = self.encoder.encode(bars)
-        for piece in pieces:
+    def encode(self, bars: Bars) -> list[tuple[Bars, Encoded]]:
+        """Encode bars from its backlog, in pieces of one anchor each."""
+        if self._decimal is not None:
+            pieces = self._decimal.encode(bars)
+            self._grow(bars_rounded=self._decimal.rounded, records_amended=self._decimal.amended)
+        else:
+            assert self._compact is not None
+            made, pieces = self._compact, []
+            for piece in made.encode(bars):
+                pieces.append((bars[: len(piece.lines)], piece))
+                bars = bars[len(piece.lines) :]
+            self._grow(bars_rounded=made.rounded, volumes_saturated=made.saturated, anchors=made.anchors)
+        for _, piece in pieces:
             self.backlog.learn(piece.lines)
-        made = self.encoder
-        self._grow(bars_rounded=made.rounded, volumes_saturated=made.saturated, anchors=made.anchors)
         return pieces
 
     def _grow(self, **totals: int) -> None:
@@ -166,10 +204,12 @@ class DataPlane:
 
     `restart(session, restart)` is called before the first record around a new anchor. `source` labels the
     ring's metrics, `clock` is the monotonic clock in ns. `room(session)` is how many more bars the engine
-    takes now: wake the ring when that grows and the session `waits`. ``skips``: the source cannot wait, see
+    takes now: wake the ring when that grows and the session `waits`. `refuse(session, refused)` is called for
+    each record that a session refuses. ``skips``: the source cannot wait, see
     `ingest.backlog`. The plane is the only writer of these metrics: the
     stages ring_wait, bars and tokenise, `foretick_bars_total`, `foretick_records_late_total`,
-    `foretick_records_ignored_total`, `foretick_bars_rounded_total`, `foretick_volumes_saturated_total`,
+    `foretick_records_ignored_total`, `foretick_records_amended_total`,
+    `foretick_price_jumps_total`, `foretick_bars_rounded_total`, `foretick_volumes_saturated_total`,
     `foretick_anchors_total`, `foretick_bars_skipped_total`, `foretick_bars_waiting`,
     `foretick_ring_dropped_total` and `foretick_ring_fill_ratio`. An exception of
     `submit` or `restart` propagates from `step`, `flush` or `run`.
@@ -188,14 +228,17 @@ class DataPlane:
         room: Callable[[str], int] = lambda session: sys.maxsize,
         skips: bool = False,
         restart: Callable[[str, Restart], None] = lambda session, restart: None,
+        refuse: Callable[[str, Refused], None] = lambda session, refused: None,
     ) -> None:
         self._ring, self._tokeniser, self._submit, self._restart = ring, tokeniser, submit, restart
-        self._metrics, self._skips = metrics, skips
+        self._metrics, self._skips, self._refuse = metrics, skips, refuse
         self._sessions = [_Session(spec, tokeniser, metrics, skips) for spec in specs]
         self._by_name = {spec.name: each for spec, each in zip(specs, self._sessions, strict=True)}
         self._builder = BarBuilder([spec.feeds for spec in specs])
         self._changes: deque[tuple[Sequence[SessionSpec], Callable[[], None]]] = deque()
         self._clock, self._room = clock, room
+        self._building = threading.Lock()
+        """Held while open bars change. Nothing is called meanwhile that may wait for another thread."""
         self._buffer = np.zeros(_DRAIN, RECORD)
         # earlier readers have counted the losses until now
         self._dropped = metrics.growth("foretick_ring_dropped_total", ring.lost, source=source)
@@ -219,7 +262,9 @@ class DataPlane:
             self._change(*self._changes.popleft())
         drained = 0 if self.full else self._drain()
         if self._builder.closes_idle:
-            self._accept(self._builder.close_idle(self._clock()), 0)
+            with self._building:
+                idle = self._builder.close_idle(self._clock())
+                self._accept(idle, 0)
         self._release()
         return drained
 
@@ -236,7 +281,8 @@ class DataPlane:
 
     def flush(self) -> None:
         """Close every open bar at the end of the input. Call it on the thread that steps."""
-        self._accept(self._builder.flush(), 0)
+        with self._building:
+            self._accept(self._builder.flush(), 0)
         self._release()
 
     @property
@@ -252,7 +298,26 @@ class DataPlane:
     def waits(self, session: str) -> bool:
         """Whether bars of the session wait for room. Any thread."""
         found = self._by_name.get(session)
-        return found is not None and len(found.backlog) > 0
+        return found is not None and (found.releasing or len(found.backlog) > 0)
+
+    def open_lines(self, session: str, anchor: Anchor | None = None) -> list[int]:
+        """A session's open bars as they are now: the token ids of their lines, if compact around ``anchor``.
+
+        None where closed bars wait to be appended, which come first, and where a price does not fit around
+        the anchor. Any thread.
+        """
+        with self._building:
+            names = [each.spec.name for each in self._sessions]
+            if session not in names or self.waits(session):
+                return []
+            found, bars = self._by_name[session], self._builder.open_bars(names.index(session))
+        lines: list[list[int]] = []
+        if isinstance(found.spec.line, LineSpec):
+            lines = self._tokeniser.lines(bars, found.spec.line)
+        elif anchor is not None:
+            with suppress(ValueError):
+                lines = self._tokeniser.compact(fields_of(bars, anchor))
+        return [token for line in lines for token in line]
 
     def mark_gap(self) -> None:
         """Records of any session may be lost: see `BarBuilder.mark_gap`."""
@@ -266,6 +331,11 @@ class DataPlane:
             for name, number in now.items()
             if name in wanted and wanted[name].feeds.policy != self._sessions[number].spec.feeds.policy
         ]
+        with self._building:
+            self._become(specs, closing, now)
+        done()
+
+    def _become(self, specs: Sequence[SessionSpec], closing: Sequence[int], now: Mapping[str, int]) -> None:
         self._accept(self._builder.close(closing), 0)
         kept = [now.get(spec.name) for spec in specs]
         self._builder.change([spec.feeds for spec in specs], kept)
@@ -278,7 +348,6 @@ class DataPlane:
                 sessions[-1].change(spec)
         self._sessions = sessions
         self._by_name = {session.spec.name: session for session in sessions}
-        done()
 
     def _drain(self) -> int:
         self._fill.set(self._ring.fill)
@@ -290,13 +359,17 @@ class DataPlane:
         records = self._buffer[:n]
         started = self._clock()
         record_waits(self._ring_wait.words, self._ring_wait.base, records, started)
-        bars = self._builder.update(records, started)
-        bars_ns = self._since(started, self._bars)
-        for session, late, ignored in zip(
-            self._sessions, self._builder.late, self._builder.ignored, strict=True
+        with self._building:
+            bars = self._builder.update(records, started)
+            bars_ns = self._since(started, self._bars)
+            self._accept(bars, bars_ns)
+        builder = self._builder
+        for session, *counts in zip(
+            self._sessions, builder.late, builder.ignored, builder.jumps, strict=True
         ):
-            session.count_records(late, ignored)
-        self._accept(bars, bars_ns)
+            session.count_records(*counts)
+        for refused in builder.take_refused():
+            self._refuse(self._sessions[refused.session].spec.name, refused)
         return n
 
     def _accept(self, bars: Bars, bars_ns: int) -> None:
@@ -313,18 +386,20 @@ class DataPlane:
                 continue
             room = 0 if session.backlog.held(now_ns) else self._room(session.spec.name)
             if room > 0:
+                session.releasing = True
                 self._encode(session, session.backlog.take(room, now_ns), made)
             session.waiting.set(len(session.backlog))
         if made:
             self._submit(made)
+        for session in self._sessions:
+            session.releasing = False
 
     def _encode(self, session: _Session, bars: Bars, made: list[tuple[str, list[TapeRecord]]]) -> None:
         """Encode the bars of a session, and add them to what is ``made`` to be submitted."""
         name, started = session.spec.name, self._clock()
         pieces = session.encode(bars)
         tokenise_ns = self._since(started, self._tokenise)
-        for piece in pieces:
-            now, bars = bars[: len(piece.lines)], bars[len(piece.lines) :]
+        for now, piece in pieces:
             if piece.restart is not None:
                 if made:  # records before the restart belong to the old window
                     self._submit(made[:])
@@ -344,7 +419,7 @@ def _tape_records(piece: Encoded, bars: Bars, bars_ns: int, tokenise_ns: int) ->
     records = []
     for tokens, shows, bar in zip(piece.lines, rounded, bars.tolist(), strict=True):
         _, leg, flags, _, _, opened, _, first_price, high, low, last_price, volume = bar[:12]
-        event, source, ring, closed, ring_wait, first, last, low_watermark = bar[12:]
+        event, source, ring, closed, ring_wait, first, last, low_watermark = bar[13:]
         origin = (
             event,
             source,

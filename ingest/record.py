@@ -7,6 +7,7 @@ Prices, sizes and volumes are 1e-9 fixed point; times are ns. What `a` to `e` an
 | TRADE | price| size |          |          |        | side: 0 unknown, 1 buy, 2 sell|
 | QUOTE | bid  | ask  | bid size | ask size |        |                               |
 | BAR   | open | high | low      | close    | volume | interval in ns                |
+| HEARTBEAT | |    |          |          |        |                               |
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import struct
 import numpy as np
 import numpy.typing as npt
 
-TRADE, QUOTE, BAR = 1, 2, 3
+TRADE, QUOTE, BAR, HEARTBEAT = 1, 2, 3, 4
 SIDE_UNKNOWN, SIDE_BUY, SIDE_SELL = 0, 1, 2
 FLAG_SKEWED = 1  # received before its exchange time by this machine's clock
 FLAG_GAP = 2  # by the feed's numbering, records right before this one are missing

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ingest.bar_kernel import BAR, Bars
+from ingest.bar_kernel import AMENDS, BAR, EMPTY, Bars
 from ingest.lines import MINUTE_NS, LineSpec, bar_line
 from metrics.kernel import kernel
 
@@ -197,10 +197,13 @@ class Tokeniser:
         if self._tables is None or _any_negative(bars):
             return [list(self._encode(bar_line(bar, spec))) for bar in bars]
         lines = look_up(self._tables, bars, spec)
-        if not spec.symbols:
-            return lines
-        heads = [list(self._encode(f"{symbol},")) for symbol in spec.symbols]
-        return [heads[leg] + line for leg, line in zip(bars["leg"].tolist(), lines, strict=True)]
+        if spec.symbols:
+            heads = [list(self._encode(f"{symbol},")) for symbol in spec.symbols]
+            lines = [heads[leg] + line for leg, line in zip(bars["leg"].tolist(), lines, strict=True)]
+        in_words = AMENDS | (EMPTY if spec.says_empty else 0)
+        for number in np.flatnonzero(bars["flags"] & in_words).tolist():
+            lines[number] = list(self._encode(bar_line(bars[number], spec)))
+        return lines
 
 
 def look_up(tables: DigitTables, bars: Bars, spec: LineSpec) -> list[list[int]]:

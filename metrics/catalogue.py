@@ -53,6 +53,8 @@ Reason = Literal[
     "encoding",
 ]
 REASONS: tuple[str, ...] = (*get_args(Reason), OTHER)
+# Why a session refused a record that is usable.
+REFUSALS: tuple[str, ...] = ("late", "price_jump")
 SET_SIZES: tuple[str, ...] = ("empty", "one", "several")
 
 # Why a question got no answer.
@@ -221,13 +223,34 @@ METRICS: tuple[Metric, ...] = (
         "Records of symbols that no session reads. Normal when a topic carries other symbols.",
     ),
     _counter(
+        "foretick_heartbeats_total",
+        "Heartbeats of venues, counted for each symbol that is read.",
+        "source",
+    ),
+    _counter(
         "foretick_lines_passed_over_total",
         "Lines of a replayed file without a record, such as order-book deltas.",
         "source",
     ),
     _counter(
         "foretick_records_late_total",
-        "Records dropped because their bar had closed. Raise bars.lateness when it grows.",
+        "Records whose bar had closed: dropped, amended or refused (late). Raise lateness when it grows.",
+        "session",
+    ),
+    _counter(
+        "foretick_records_amended_total",
+        "Late records whose bar was written again with them (late = amend).",
+        "session",
+    ),
+    _counter(
+        "foretick_records_refused_total",
+        "Usable records that a session refused and sent to the dead letters. Worry when it grows.",
+        "session",
+        reason=REFUSALS,
+    ),
+    _counter(
+        "foretick_price_jumps_total",
+        "Records with a price beyond price_jump. Worry at any increase: a wrong price, or a split.",
         "session",
     ),
     _counter(
@@ -286,7 +309,8 @@ METRICS: tuple[Metric, ...] = (
     ),
     _counter(
         "foretick_bars_rounded_total",
-        "Bars with a price between two levels of a compact line. Normal where windows span over 400 ticks.",
+        "Bars with a price finer than price_decimals, or between two levels of a compact line. Normal where "
+        "compact windows span over 400 ticks.",
         "session",
     ),
     _counter(
@@ -488,6 +512,12 @@ METRICS: tuple[Metric, ...] = (
         "foretick_consumer_lag_seconds",
         "Age of the newest record that was read of a Kafka partition while others wait; else 0.",
         "partition",
+    ),
+    _gauge(
+        "foretick_venue_heard_seconds",
+        "Time since a session's venue was last heard, by a record or a heartbeat. Worry when it exceeds the "
+        "venue's heartbeat interval: the feed is silent, not the market quiet.",
+        "session",
     ),
     _gauge(
         "foretick_venue_ahead_seconds",

@@ -121,6 +121,7 @@ class SetQuestion(msgspec.Struct, frozen=True, tag="set_question", forbid_unknow
     ask_every_bars: Annotated[int, Meta(ge=1)] = 1
     ask_every_ns: Annotated[int, Meta(ge=0)] = 0
     answer_within_ns: Annotated[int, Meta(ge=0)] = 0
+    provisional: bool = False
 
 
 class RemoveQuestion(msgspec.Struct, frozen=True, tag="remove_question", forbid_unknown_fields=True):
@@ -291,6 +292,8 @@ class SessionInfo(msgspec.Struct, frozen=True):
     promises_missed: int = 0
     bars_skipped: int = 0
     bars_waiting: int = 0
+    heard_age_ns: int = 0
+    silent: bool = False
     more_symbols: tuple[str, ...] = ()
 
 
@@ -325,6 +328,7 @@ class QuestionInfo(msgspec.Struct, frozen=True):
     ask_every_bars: int
     ask_every_ns: int
     answer_within_ns: int
+    provisional: bool = False
 
 
 class QuestionsReply(msgspec.Struct, frozen=True, tag="questions_reply"):

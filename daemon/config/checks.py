@@ -114,6 +114,8 @@ def _units(config: Config) -> Iterator[Problem]:
 def _rollups(config: Config) -> Iterator[Problem]:
     for index, session in enumerate(config.sessions):
         here, shorter = f"sessions[{index}].rollup", session.bars(config.bars).interval
+        if session.rollup and session.bars(config.bars).late == "amend":
+            yield Problem(here, 'longer bars are not amended: remove it, or set late = "drop" or "refuse"')
         if session.rollup and session.lines == "compact":
             why = "compact lines have no room for the prices and volumes of longer bars"
             yield Problem(here, f'{why}: remove it, or set lines = "decimal"')
@@ -217,6 +219,9 @@ def _bars(config: Config) -> Iterator[Problem]:
         own = table == "bars" or bars != config.bars
         if own and bars.interval == 0:
             yield Problem(f"{table}.interval", "a bar needs a length above 0, such as 1s")
+        if own and 0 < bars.price_jump <= 1:
+            why = f"a factor between two prices must be above 1, or 0 for no limit, not {bars.price_jump:g}"
+            yield Problem(f"{table}.price_jump", why)
 
 
 def _source(config: Config) -> Iterator[Problem]:

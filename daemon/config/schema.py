@@ -181,12 +181,38 @@ class BarsConfig(Table, frozen=True):
         OFF
     )
     empty: Annotated[
-        Literal["skip", "fill"], about("an interval without records makes no bar (skip) or a flat one (fill)")
+        Literal["skip", "fill", "say"],
+        about(
+            "an interval without records makes no bar (skip), a flat one at the last close (fill), or a line "
+            "that says that nothing was traded (say; decimal lines only)"
+        ),
     ] = "skip"
-    max_fill: Annotated[int, about("most flat bars in a row with empty = fill", ge=1)] = 60
+    max_fill: Annotated[int, about("most such bars in a row with empty = fill or say", ge=1)] = 60
     idle_close: Annotated[
         Duration, about("idle timeout after which a silent symbol's open bar is closed; 0s is off")
     ] = OFF
+    late: Annotated[
+        Literal["drop", "amend", "refuse"],
+        about(
+            "a record whose bar has closed is dropped, or amends it by a further line while the window still "
+            "has the bar (decimal lines only), or goes to the dead letters (refuse)"
+        ),
+    ] = "drop"
+    price_jump: Annotated[
+        float,
+        about(
+            "limit on the factor, up or down, between a symbol's price and the one before it; above 1, or 0 "
+            "for no limit",
+            ge=0,
+        ),
+    ] = 10.0
+    on_price_jump: Annotated[
+        Literal["flag", "refuse"],
+        about(
+            "a price beyond the limit flags the answers, or goes to the dead letters; ten in a row that "
+            "agree are a new price level"
+        ),
+    ] = "flag"
 
 
 class RollupConfig(Table, frozen=True):
@@ -283,6 +309,13 @@ class SessionConfig(Table, frozen=True):
     stale_after: Annotated[
         Duration, about("answers older than this, since the event, carry the flag stale; 0s is off")
     ] = OFF
+    silent_after: Annotated[
+        Duration,
+        about(
+            "answers carry the flag silent when nothing, not even a heartbeat, was heard of the venue for so "
+            "long; 0s is off"
+        ),
+    ] = OFF
     max_staleness: Annotated[
         Duration,
         about(
@@ -301,9 +334,14 @@ class SessionConfig(Table, frozen=True):
 
     interval: Annotated[Duration | None, about("length of a bar in place of `bars.interval`")] = None
     lateness: Annotated[Duration | None, about("in place of `bars.lateness`")] = None
-    empty: Annotated[Literal["skip", "fill"] | None, about("in place of `bars.empty`")] = None
+    empty: Annotated[Literal["skip", "fill", "say"] | None, about("in place of `bars.empty`")] = None
     max_fill: Annotated[Annotated[int, Meta(ge=1)] | None, about("in place of `bars.max_fill`")] = None
     idle_close: Annotated[Duration | None, about("in place of `bars.idle_close`")] = None
+    late: Annotated[Literal["drop", "amend", "refuse"] | None, about("in place of `bars.late`")] = None
+    price_jump: Annotated[Annotated[float, Meta(ge=0)] | None, about("in place of `bars.price_jump`")] = None
+    on_price_jump: Annotated[Literal["flag", "refuse"] | None, about("in place of `bars.on_price_jump`")] = (
+        None
+    )
 
     @property
     def symbols(self) -> tuple[str, ...]:
@@ -360,6 +398,13 @@ class QuestionConfig(Table, frozen=True):
         Duration,
         about("asked of the first data version in each such period of event time instead; 0s is off"),
     ] = OFF
+    provisional: Annotated[
+        bool,
+        about(
+            "asked behind the session's open bars as well, which stay off its window; such answers carry the "
+            "flag provisional, and no probability"
+        ),
+    ] = False
     answer_within: Annotated[
         Duration,
         about(
@@ -418,6 +463,13 @@ class SourceConfig(_with_tables("SourceTables", SOURCES)):  # type: ignore[misc]
             "record would count as late"
         ),
     ] = Duration(3600 * SECOND)
+    sequence: Annotated[
+        Literal["none", "symbol", "venue"],
+        about(
+            "what the `seq` of records counts: each symbol's records, or all of a venue's; a number that is "
+            "missing is a gap then. Records are decoded one by one for it"
+        ),
+    ] = "none"
     max_message_bytes: Annotated[
         int, about("longest message; longer ones are refused without decoding", ge=256)
     ] = 1 << 20

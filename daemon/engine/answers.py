@@ -26,10 +26,11 @@ from flash.confidence import Judged
 from flash.evaluator import Evaluated, FlashEvaluator
 from flash.questions import Prepared, Question
 from flash.ready import ReadyPosition, exits
-from flash.registry import Registry, check_choices
-from ingest.bars import REPLAYED, SKEWED
+from flash.registry import Registry, Standing, check_choices
+from ingest.bars import AMENDS, JUMP, REPLAYED, SKEWED
 from ingest.plane import TapeRecord
 from metrics.store import GrowthHandle, MetricStore
+from regions.ephemeral import Fork
 from regions.tape import Tape
 from scheduler.request import Failure, Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
@@ -116,7 +117,9 @@ class StandingAnswers:
         confidence: Confidence,
         store: MetricStore,
         emit: Emit,
+        open_lines: Callable[[str], Sequence[int]] = lambda session: (),
     ) -> None:
+        self._prefixes, self._open_lines = built.prefixes, open_lines
         self._loaded, self._decode, self._emit = built.loaded, built.prompt.decode, emit
         self._sessions: dict[str, SessionConfig] = {}
         self._confidence = confidence
@@ -131,7 +134,7 @@ class StandingAnswers:
             has_gap,
             self._not_due,
             self._texts_asked,
-            built.prefixes.asked,
+            self._asked,
             _received_ns,
             built.costs.batch_ns,
         )
@@ -150,6 +153,12 @@ class StandingAnswers:
     def remove(self, name: str) -> None:
         """A session is removed."""
         del self._sessions[name], self._coalesced[name]
+
+    def _asked(self, standing: Standing, reader: Fork) -> Sequence[int]:
+        """The tokens that ask a question; those of a provisional one begin with the open bars."""
+        if standing.question.provisional:
+            return (*self._open_lines(standing.session), *standing.prepared.prompt_tokens)
+        return self._prefixes.asked(standing, reader)
 
     def _evaluated(self, done: Evaluated[Appended]) -> None:
         """One question at one version."""
@@ -176,7 +185,11 @@ class StandingAnswers:
         decode = decoder(self._decode, standing.prepared, record)
         found = generated(request, standing.question.choices, decode)
         logits = request.samples[0].logits
-        judged = self._confidence.of_standing(standing, done.version, logits, found["choice"], request.prompt)
+        judged = None
+        if not _shows_open(done):  # a calibration is of closed bars
+            judged = self._confidence.of_standing(
+                standing, done.version, logits, found["choice"], request.prompt
+            )
         return Answer(
             session=standing.session,
             symbol=self._sessions[standing.session].symbol,
@@ -212,6 +225,9 @@ class StandingAnswers:
             "warm_up": ordinal < self._sessions[done.standing.session].warm_up_records,
             "skewed_clock": bool(record.flags & SKEWED),
             "replay": bool(record.flags & REPLAYED),
+            "amended": any(each.record.flags & AMENDS for each in done.payloads),
+            "price_jump": any(each.record.flags & JUMP for each in done.payloads),
+            "provisional": _shows_open(done),
             "untrained": self._loaded.untrained,
             "rounded": record.rounded,
             "abstained": judged is not None and judged.abstained,
@@ -223,6 +239,12 @@ def times_of(record: TapeRecord) -> Times:
     """When its newest tick was where."""
     replay = bool(record.flags & REPLAYED)
     return Times(record.ts_last_event, record.ts_source, record.ts_ring, replay, record.ts_closed)
+
+
+def _shows_open(done: Evaluated[Appended]) -> bool:
+    """Whether the question stood behind open bars."""
+    prepared = done.standing.prepared.prompt_tokens
+    return done.standing.question.provisional and len(done.request.prompt) > len(prepared)
 
 
 def _received_ns(payload: Appended) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from msgspec import structs
 
 from daemon.config.checks import pool_size
-from daemon.config.schema import UNTRAINED, Config, ModelConfig, SessionConfig
+from daemon.config.schema import UNTRAINED, BarsConfig, Config, ModelConfig, SessionConfig
 from daemon.config.standing import Asked, questions_of
 from daemon.engine.confidence import calibration_of
 from daemon.engine.maintenance import Tiers, identity_of, tiers_of
@@ -217,7 +217,7 @@ def _build(config: Config, versions: Mapping[str, int]) -> Built:
     costs = costs_of(config)
     loaded, prompt = load(config)
     lines = {
-        session.name: line_spec(session, prompt, f"sessions[{index}]")
+        session.name: line_spec(session, config.bars, prompt, f"sessions[{index}]")
         for index, session in enumerate(config.sessions)
     }
     names = {"compact" if isinstance(spec, CompactSpec) else "decimal" for spec in lines.values()}
@@ -255,10 +255,12 @@ def check_pool(config: Config, compact: Collection[str]) -> None:
         raise SettingError(problem.key, problem.message)
 
 
-def line_spec(session: SessionConfig, prompt: PromptFormat, here: str = "session") -> LineSpec | CompactSpec:
+def line_spec(
+    session: SessionConfig, bars: BarsConfig, prompt: PromptFormat, here: str = "session"
+) -> LineSpec | CompactSpec:
     """How the bars of a session are written. Raises SettingError for lines that the model does not read.
 
-    ``here``: the key of its table.
+    ``bars``: settings of sessions that have none of their own. ``here``: the key of its table.
     """
     lines = prompt.lines if session.lines == "auto" else session.lines
     if prompt.terse is not None and lines != prompt.lines:
@@ -267,7 +269,13 @@ def line_spec(session: SessionConfig, prompt: PromptFormat, here: str = "session
         raise SettingError(f"{here}.unit", 'is for compact lines: remove it, or set lines = "compact"')
     if lines == "decimal":
         symbols = labels_of(session.symbols) if session.more_symbols else ()
-        return LineSpec(session.price_decimals, session.volume_decimals, symbols)
+        says_empty = session.bars(bars).empty == "say"
+        return LineSpec(session.price_decimals, session.volume_decimals, symbols, says_empty)
+    for name, value in (("late", "amend"), ("empty", "say")):
+        if getattr(session.bars(bars), name) == value:
+            table = "bars" if getattr(session, name) is None else here
+            why = f"the model reads compact lines, which have no words: {value!r} needs decimal lines"
+            raise SettingError(f"{table}.{name}", why)
     if session.more_symbols:
         why = "the model reads compact lines, which are relative to one price: use a session for each symbol"
         raise SettingError(f"{here}.more_symbols", why)

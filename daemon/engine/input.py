@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from daemon.config.schema import BarsConfig, Config, SessionConfig
 from daemon.engine.build import Built
-from daemon.protocol import Inputs
+from daemon.protocol import Inputs, RecordRefused
 from ingest.backlog import Window
-from ingest.bars import GAP, BarPolicy, Feeds
-from ingest.compact import CompactSpec, Restart
+from ingest.bars import GAP, BarPolicy, Feeds, Refused
+from ingest.compact import Anchor, CompactSpec, Restart
 from ingest.lines import LineSpec
 from ingest.plane import DataPlane, SessionSpec, TapeRecord
 from ingest.ring import Ring
@@ -64,7 +64,16 @@ def missed(payloads: Sequence[Appended], promise_ns: int, now_ns: int) -> int:
 
 def policy_of(bars: BarsConfig) -> BarPolicy:
     """How records become bars. Raises ValueError for a lateness of too many intervals."""
-    return BarPolicy(bars.interval, bars.lateness, bars.empty, bars.max_fill, bars.idle_close)
+    return BarPolicy(
+        bars.interval,
+        bars.lateness,
+        "skip" if bars.empty == "skip" else "fill",
+        bars.max_fill,
+        bars.idle_close,
+        bars.late,
+        bars.price_jump,
+        bars.on_price_jump == "refuse",
+    )
 
 
 class EngineInput:
@@ -80,12 +89,16 @@ class EngineInput:
         scheduler: Scheduler,
         store: MetricStore,
         clock: Callable[[], int] = time.monotonic_ns,
+        emit: Callable[[RecordRefused], None] = lambda event: None,
     ) -> None:
+        self._emit, self._store = emit, store
         self._ring, self._scheduler, self._prefixes = ring, scheduler, built.prefixes
         self._tapes = built.tapes
         self._appended: Counter[str] = Counter()
         self._ahead: Counter[str] = Counter()
         """Bars of each session that the scheduler has."""
+        self._anchors: dict[str, Anchor | None] = {}
+        """Of each session's newest version."""
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._ended = threading.Event()
@@ -107,6 +120,7 @@ class EngineInput:
             room=lambda session: most - self._ahead[session],
             skips=skips,
             restart=self._restart,
+            refuse=self._refuse,
         )
         scheduler.subscribe(self.on_commit, self.on_drop)
 
@@ -156,11 +170,18 @@ class EngineInput:
 
     def on_commit(self, tape: Tape, version: int, records: TapeItems) -> None:
         """These bars' credits come back."""
+        self._anchors[tape.name] = newest(records).anchor
         self._committed(tape, len(records))
 
     def on_drop(self, tape: Tape, records: TapeItems, failure: Failure) -> None:
         """As `on_commit`."""
         self._committed(tape, len(records))
+
+    def open_lines(self, session: str) -> list[int]:
+        """The session's open bars behind its newest version, as tokens; none while bars between them wait."""
+        lines = self._plane.open_lines(session, self._anchors.get(session))
+        with self._lock:
+            return [] if self._ahead[session] else lines
 
     def _append(self, made: Sequence[tuple[str, Sequence[TapeRecord]]]) -> None:
         made = [(name, records) for name, records in made if name in self._tapes]  # others are being closed
@@ -193,6 +214,11 @@ class EngineInput:
         window = [TapeItem(tokens, None, event) for tokens, event in restart.window]
         refresh = partial(self._scheduler.refresh, tape, window=window)
         self._prefixes.anchor(tape.name, restart.anchor.header, refresh)
+
+    def _refuse(self, session: str, refused: Refused) -> None:
+        self._store.inc("foretick_records_refused_total", session=session, reason=refused.reason)
+        record = {name: int(refused.record[name]) for name in RecordRefused.VALUES}
+        self._emit(RecordRefused(session=session, leg=refused.leg, reason=refused.reason, **record))
 
     def _leave(self) -> None:
         self._leave_ring.set()

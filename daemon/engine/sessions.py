@@ -83,7 +83,7 @@ class EngineSessions:
         session = command.session
         if session.name in self._sessions:
             raise ValueError(f"there is already a session {session.name!r}")
-        line = line_spec(session, self.built.prompt)
+        line = line_spec(session, self.config.bars, self.built.prompt)
         policy_of(session.bars(self.config.bars))
         self._check_pool(session, line)
         standing = self.questions.made(session.name, command.questions)
@@ -130,7 +130,7 @@ class EngineSessions:
         tape = self.built.tapes.get(session.name)
         if tape is None:
             raise ValueError(f"there is no session {session.name!r}")
-        line = line_spec(session, self.built.prompt)
+        line = line_spec(session, self.config.bars, self.built.prompt)
         policy_of(session.bars(self.config.bars))
         self._check_pool(session, line)
         if not self.scheduler.run_between(partial(self._apply, command, tape, line)):

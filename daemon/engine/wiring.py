@@ -64,12 +64,14 @@ def wire_engine(
     scheduler = scheduler_of(config, built, observer, executor)
     # Order of listeners on a commit: first those that record the version, then those that query it.
     numbers = numbered(config.sessions) if symbols is None else symbols
-    entering = EngineInput(config, ring, source, built, numbers, scheduler, store)
+    entering = EngineInput(config, ring, source, built, numbers, scheduler, store, emit=emit)
     scheduler.subscribe(Versions(store, emit, built.tiers.inputs).on_commit)
     confidence = Confidence(config, prompt, built.calibration, store)
     ready = ready_position(config, built, scheduler)
     asks = EngineAsks(built, scheduler, confidence, emit, ready, config.flash.early_exit)
-    answers = StandingAnswers(config, built, scheduler, registry, confidence, store, emit)
+    answers = StandingAnswers(
+        config, built, scheduler, registry, confidence, store, emit, entering.open_lines
+    )
     refresher = refresher_of(config, built, scheduler, registry, observer)
     rollups = Rollups(config, built, scheduler, store)
     rebuilder = Rebuilder(scheduler, time.monotonic_ns)

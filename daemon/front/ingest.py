@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from itertools import pairwise
@@ -19,16 +20,18 @@ import numpy.typing as npt
 from daemon.ages import VenueClock
 from daemon.config.symbols import Route
 from daemon.front.offsets import OffsetTracker, Stream
+from daemon.front.sequences import Sequence, Sequences
 from feeds.codec import REPLAY, MalformedRecord, decode_record, header_encoding
 from feeds.columns import ENCODINGS, OTHER, ColumnDecoder, Columns
 from feeds.frames import elements
-from feeds.messages import AnyRecord, Bar, DeadLetter, Quote, Trade
+from feeds.messages import EVERY_SYMBOL, AnyRecord, Bar, DeadLetter, Heartbeat, Quote, Received, Trade
 from feeds.source import Incoming, SeekingSource, Source
 from ingest.record import (
     BAR,
     FLAG_GAP,
     FLAG_REPLAY,
     FLAG_SKEWED,
+    HEARTBEAT,
     QUOTE,
     SIDE_BUY,
     SIDE_SELL,
@@ -94,6 +97,7 @@ class Ingest:
         max_ahead_ns: int,
         clocks: Mapping[str, VenueClock] | None = None,
         order: Order | None = None,
+        sequence: Sequence = "none",
     ) -> None:
         self._source = source
         self._ring = ring
@@ -124,6 +128,9 @@ class Ingest:
         self._gaps_of: dict[Stream, set[int]] = {}
         """Symbols whose next record of the stream follows a gap."""
         self._after_gaps: list[int] = []
+        self._sequences = Sequences(sequence)
+        self._beats: list[tuple[Heartbeat, Route, Incoming]] = []
+        """Heartbeats that are not packed yet, one for each symbol."""
         self._gate = asyncio.Event()
         self._gate.set()
         self.reroute(routes)
@@ -147,6 +154,7 @@ class Ingest:
     def reroute(self, routes: Mapping[str, Route]) -> None:
         """Other sessions read the records from now on."""
         self._routes = routes
+        self._venues = {symbol.partition(":")[0] for symbol in routes}
         # by the decoder's key
         self._symbols = np.array([route.number for route in routes.values()], np.uint32)
         self._readers = [route.sessions for route in routes.values()]
@@ -187,6 +195,10 @@ class Ingest:
             self._refuse(message, error)
             self._tracker.skipped(stream, message.offset)
             return
+        self._note_missing(record)
+        if isinstance(record, Heartbeat):
+            self._take_heartbeat(record, message)
+            return
         route = self._routes.get(record.key)
         if route is None:
             self._store.inc("foretick_records_unknown_symbol_total")
@@ -201,6 +213,7 @@ class Ingest:
         self._gaps.discard(route.number)
         gap |= self._follows_jump(stream, route.number)
         replay = REPLAY in message.headers
+        self._hear(route.sessions)
         if not replay and record.clock == "exchange":
             for name in route.sessions:
                 self._clocks[name].observe(record.ts_event, message.ts_recv_ns)
@@ -219,9 +232,54 @@ class Ingest:
             replay=replay,
         )
 
+    def _take_heartbeat(self, beat: Heartbeat, message: Incoming) -> None:
+        """No answer covers a heartbeat, so its offset is done here."""
+        self._tracker.skipped((message.topic, message.partition), message.offset)
+        if beat.symbol == EVERY_SYMBOL:
+            found = [route for key, route in self._routes.items() if key.startswith(f"{beat.venue}:")]
+        else:
+            found = [self._routes[beat.key]] if beat.key in self._routes else []
+        if not found:
+            self._store.inc("foretick_records_unknown_symbol_total")
+        self._beats += [(beat, route, message) for route in found]
+
+    def _pack_heartbeat(self, beat: Heartbeat, route: Route, message: Incoming) -> None:
+        self._store.inc("foretick_heartbeats_total", source=self._source.name)
+        self._hear(route.sessions)
+        gap = route.number in self._gaps
+        self._gaps.discard(route.number)
+        self._writer.add(
+            HEARTBEAT,
+            route.number,
+            beat.ts_event,
+            beat.ts_recv,
+            (0, 0, 0, 0, 0),
+            seq=beat.seq,
+            offset=self._order.take(),
+            gap=gap,
+            ts_source=message.ts_source_ns or message.ts_recv_ns,
+        )
+
+    def _hear(self, sessions: tuple[str, ...]) -> None:
+        now = time.monotonic_ns()
+        for name in sessions:
+            self._clocks[name].heard_ns = now
+
+    def _note_missing(self, record: Received) -> None:
+        """Count records missing from the venue's numbering; the next ones of its symbols follow a gap."""
+        by_venue = self._sequences.counts == "venue"
+        known = record.venue in self._venues if by_venue else record.key in self._routes
+        missing = self._sequences.missing(record) if known else 0
+        if missing:
+            self._store.inc("foretick_records_lost_upstream_total", missing, source=self._source.name)
+            of = record.venue if by_venue else record.key
+            log.warning("%d records of %s are missing before number %d", missing, of, record.seq)
+            keys = [key for key in self._routes if key.startswith(f"{of}:") or key == of]
+            self._gaps.update(self._routes[key].number for key in keys)
+
     async def _pack_all(self, messages: list[Incoming]) -> None:
         """Pack messages in order: runs of plain records as columns, all others one by one."""
-        if len(messages) < FEW:
+        if len(messages) < FEW or self._sequences.counts != "none":
             await self._pack_each(messages)
             return
         columns, received = self._decoded(messages)
@@ -240,6 +298,11 @@ class Ingest:
                 if len(self._writer) == SLICE:  # a message of many records
                     await self._flush()
                 self._pack(record)
+                for beat in self._beats:
+                    if len(self._writer) == SLICE:
+                        await self._flush()
+                    self._pack_heartbeat(*beat)
+                self._beats.clear()
 
     def _decoded(self, messages: list[Incoming]) -> tuple[Columns, Integers]:
         """The messages as columns, taken where nothing is wrong with them, and when they were received."""
@@ -266,6 +329,8 @@ class Ingest:
         skewed = rows["ts_recv"] < rows["ts_event"]
         self._skewed.inc(int(np.count_nonzero(skewed)))
         self._observe_clocks(rows, received, ~replay & (rows["received"] == 0))
+        for key in np.unique(rows["key"]).tolist():
+            self._hear(self._readers[key])
         packed = self._writer.extend(len(rows))
         for name in ("seq", "ts_event", "ts_recv", "a", "b", "c", "d", "e", "x"):
             packed[name] = rows[name]
@@ -330,7 +395,7 @@ class Ingest:
                 packed["flags"][own[0]] |= FLAG_GAP
                 self._gaps.discard(symbol)
 
-    def _check_clock(self, record: AnyRecord, message: Incoming) -> None:
+    def _check_clock(self, record: Received, message: Incoming) -> None:
         ahead = record.ts_event - message.ts_recv_ns
         if ahead > self._max_ahead_ns:
             raise MalformedRecord(
@@ -401,7 +466,7 @@ class Ingest:
             self._source.resume()
 
 
-def _check_width(record: AnyRecord) -> None:
+def _check_width(record: Received) -> None:
     """Check that integers fit the ring's 64 bits; those of JSON are unbounded."""
     if not 0 <= record.seq < 1 << 64:
         raise MalformedRecord("type", f"seq must be an unsigned 64-bit integer, got {record.seq}")

@@ -82,6 +82,7 @@ class FeedInput:
             max_ahead_ns=self._settings.max_ahead,
             clocks=self._clocks,
             order=self.order,
+            sequence=self._settings.sequence,
         )
         self.connected = True
 

@@ -220,7 +220,7 @@ class Publisher:
             source_age_ns=source_age,
             daemon_age_ns=daemon_age,
             latency=msgspec.structs.replace(answer.latency, total_ns=daemon_age),
-            flags=[*answer.flags, "stale"] if state.is_stale(age) else answer.flags,
+            flags=[*answer.flags, *state.flags_now(age)],
             published_at=time.time_ns(),
         )
 

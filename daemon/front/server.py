@@ -31,6 +31,7 @@ from daemon.front.notify import Notifier
 from daemon.front.prompts import Prompts
 from daemon.front.publish import Publisher
 from daemon.front.questions import Questions
+from daemon.front.refusals import letter_of
 from daemon.front.sessions import Sessions
 from daemon.supervision import Tasks
 from feeds import columns
@@ -170,6 +171,7 @@ class Front:
             for since, age in state.ages(state.times)._asdict().items():
                 self.store.set("foretick_staleness_seconds", age / 1e9, session=name, since=since)
             self.store.set("foretick_venue_ahead_seconds", state.clock.ahead_ns / 1e9, session=name)
+            self.store.set("foretick_venue_heard_seconds", state.heard_age_ns / 1e9, session=name)
         for route, retries in zip(self.routes, self._retries, strict=True):
             retries.update(getattr(route.sink, "retries", 0))
         for route, handshakes in zip(self.routes, self._handshakes, strict=True):
@@ -212,6 +214,8 @@ class Front:
                 self.publisher.texts_asked(event)
             case protocol.NotDue():
                 self.publisher.not_due(event)
+            case protocol.RecordRefused():
+                self._refused(event)
             case protocol.Asked() | protocol.AskFailed():
                 self.sessions.asked(event)
             case protocol.QuestionsSet():
@@ -232,6 +236,14 @@ class Front:
                 self.tasks.note_end(event.name, event.why)
             case protocol.Fatal():
                 self.fail(SettingError(event.key, event.message))
+
+    def _refused(self, event: protocol.RecordRefused) -> None:
+        """To the dead letters. The record is outstanding until a later version is answered."""
+        state = self.sessions.states[event.session]
+        found = self.input.tracker.ranges(event.session, event.offset, event.offset)
+        topic, partition, offset = found[0][:3] if found else ("", 0, -1)
+        symbol = (state.symbol, *state.more_symbols)[event.leg]
+        self.publisher.dead_letter(letter_of(event, symbol, (topic, partition, offset)))
 
     def _on_engine_gone(self, message: str) -> None:
         self.store.set("foretick_engine_up", 0)

@@ -21,7 +21,7 @@ from daemon.api import messages
 from daemon.config.schema import Config, SessionConfig
 from daemon.config.standing import questions_of
 from daemon.front.waiting import Waiting
-from feeds.messages import Answer
+from feeds.messages import Answer, Flag
 from flash.questions import Question
 from metrics.catalogue import METRICS, STAGES
 from metrics.store import MetricStore
@@ -46,6 +46,7 @@ class SessionState:
     more_symbols: tuple[str, ...] = ()
     promise_ns: int = 0
     stale_after_ns: int = 0
+    silent_after_ns: int = 0
     questions: list[Question] = field(default_factory=list)
     version: int = 0
     live_tokens: int = 0
@@ -69,6 +70,21 @@ class SessionState:
     def is_stale(self, event_age_ns: int) -> bool:
         """Whether data this long after its event is flagged `stale`."""
         return 0 < self.stale_after_ns < event_age_ns
+
+    @property
+    def heard_age_ns(self) -> int:
+        """Time since the venue was last heard, or since the session began."""
+        return time.monotonic_ns() - self.clock.heard_ns
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the venue has not been heard for too long: a quiet market sends heartbeats."""
+        return 0 < self.silent_after_ns < self.heard_age_ns
+
+    def flags_now(self, event_age_ns: int) -> tuple[Flag, ...]:
+        """Flags of an answer that goes out now, of data this long after its event."""
+        now: dict[Flag, bool] = {"stale": self.is_stale(event_age_ns), "silent": self.is_silent}
+        return tuple(flag for flag, is_set in now.items() if is_set)
 
     def answers_of(self, questions: Sequence[Question], min_version: int = 0) -> list[Answer]:
         """The questions' newest answers of this version or a newer one."""
@@ -97,6 +113,7 @@ class Sessions:
     def add(self, session: SessionConfig, questions: Sequence[Question] = (), version: int = 0) -> None:
         """There is another session, whose versions count on from ``version``."""
         state = SessionState(session.symbol, session.more_symbols, questions=list(questions), version=version)
+        state.clock.heard_ns = time.monotonic_ns()
         self.states[session.name], self.clocks[session.name] = state, state.clock
         self.change(session)
 
@@ -104,6 +121,7 @@ class Sessions:
         """A session has other settings."""
         state = self.states[session.name]
         state.promise_ns, state.stale_after_ns = self._promise_ns(session), session.stale_after
+        state.silent_after_ns = session.silent_after
 
     def remove(self, name: str) -> SessionState:
         """A session is gone, and so is what waits for its answers; returns its last state."""
@@ -143,7 +161,8 @@ class Sessions:
         if isinstance(event, protocol.Asked):
             state = self.states.get(event.reply.session) or SessionState("")
             dated = state.dated(event.times or state.times)
-            self._asks.done(event.reply.id, msgspec.structs.replace(event.reply, **dated))
+            flags = (*event.reply.flags, *(("silent",) if state.is_silent else ()))
+            self._asks.done(event.reply.id, msgspec.structs.replace(event.reply, flags=flags, **dated))
         else:
             self._asks.refused(event)
 
@@ -203,6 +222,8 @@ class Sessions:
                     live_records=state.live_records,
                     questions=tuple(question.name for question in state.questions),
                     **state.dated(state.times),
+                    heard_age_ns=state.heard_age_ns,
+                    silent=state.is_silent,
                     promise_ns=state.promise_ns,
                     promises_missed=int(self._store.value("foretick_promises_missed_total", session=name)),
                     bars_skipped=int(self._store.value("foretick_bars_skipped_total", session=name)),
@@ -266,7 +287,7 @@ def _is_young(known: ReadyAnswer, state: SessionState, max_age_s: float | None) 
 def _reply(request: messages.Ask, known: ReadyAnswer, state: SessionState) -> messages.AskReply:
     """The answer with its data's ages now, by which it is `stale`."""
     answer, dated = known.answer, state.dated(known.times)
-    flags = [flag for flag in answer.flags if flag != "stale"]
+    flags = [flag for flag in answer.flags if flag not in ("stale", "silent")]
     return messages.AskReply(
         id=request.id,
         session=request.session,
@@ -276,7 +297,7 @@ def _reply(request: messages.Ask, known: ReadyAnswer, state: SessionState) -> me
         logit_gap=answer.logit_gap,
         cached=True,
         untrained=answer.untrained,
-        flags=(*flags, "stale") if state.is_stale(dated["staleness_ns"]) else tuple(flags),
+        flags=(*flags, *state.flags_now(dated["staleness_ns"])),
         probability=answer.probability,
         choice_set=None if answer.choice_set is None else tuple(answer.choice_set),
         **dated,

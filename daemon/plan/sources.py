@@ -86,7 +86,7 @@ def sources_of(config: Config, costs: CostModel | None = None) -> Sources:
     except (ModelError, ValueError) as error:
         raise SettingError("model.path", str(error)) from error
     lines = {
-        session.name: line_spec(session, prompt, f"sessions[{index}]")
+        session.name: line_spec(session, config.bars, prompt, f"sessions[{index}]")
         for index, session in enumerate(config.sessions)
     }
     prefixes = prefixes_of(config, prompt, lines)

@@ -39,10 +39,7 @@ class ReferenceSession:
         if tick.gap_before:
             self.pending_gap = True
             self.gaps |= set(self.open)
-        if self.newest is None or tick.ts_event > self.newest:
-            self.newest = tick.ts_event
-            # Bars whose end the watermark has reached: (index + 1) * interval <= watermark.
-            self.close_below((self.newest - self.policy.lateness_ns) // interval, tick.offset)
+        self.heartbeat(tick)
         index = tick.ts_event // interval
         if self.floor is not None and index < self.floor:
             self.late += 1
@@ -51,6 +48,13 @@ class ReferenceSession:
         if self.pending_gap:
             self.gaps.add(index)
             self.pending_gap = False
+
+    def heartbeat(self, tick: Tick) -> None:
+        """Only the time and the offset of ``tick``."""
+        if self.newest is None or tick.ts_event > self.newest:
+            self.newest = tick.ts_event
+            # Bars whose end the watermark has reached: (index + 1) * interval <= watermark.
+            self.close_below((self.newest - self.policy.lateness_ns) // self.policy.interval_ns, tick.offset)
 
     def flush(self, after: int) -> None:
         if self.open:

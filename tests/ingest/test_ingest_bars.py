@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ingest.bars import BAR, EMPTY, GAP, REPLAYED, SKEWED, BarBuilder, BarPolicy, Bars, Feeds, one_each
 from ingest.record import BAR as READY
-from ingest.record import QUOTE, RECORD, TRADE, Records, RecordWriter
+from ingest.record import HEARTBEAT, QUOTE, RECORD, TRADE, Records, RecordWriter
 from tests.ingest.reference_bars import MOST, ReferenceSession, Tick
 
 START = 1_000_000  # a multiple of no interval below
@@ -186,6 +186,32 @@ def test_idle_sessions_are_closed_by_the_wall_clock_and_their_stragglers_are_lat
     assert len(feed(builder, 160, 199)) == 0
     assert builder.late == [2, 0]
     assert feed(builder, 210, 310)["ts_open"].tolist() == [200]
+
+
+@given(
+    policy=policies,
+    items=st.lists(st.tuples(ticks, st.booleans()), max_size=40),
+)
+@settings(max_examples=150, deadline=None)
+def test_a_heartbeat_closes_bars_as_a_tick_does_and_adds_nothing(
+    policy: BarPolicy, items: list[tuple[Tick, bool]]
+) -> None:
+    builder, reference = builder_of(1, policy), ReferenceSession(policy)
+    records = trades([(0, tick) for tick, _ in items])
+    for row, (tick, beats) in zip(records, items, strict=True):
+        if beats:
+            row["kind"], row["flags"] = HEARTBEAT, 0
+            tick.gap_before = False
+            reference.heartbeat(tick)
+        else:
+            tick.gap_before &= tick.says_gap
+            reference.tick(tick)
+    closed = [builder.update(records, 0)]
+    reference.flush(items[-1][0].offset + 1 if items else 0)
+    bars = np.concatenate([*closed, builder.flush()])
+    assert rows(bars, 0) == reference.closed
+    assert builder.late == [reference.late]
+    assert builder.ignored == [0]
 
 
 def test_more_bars_than_the_output_holds_at_once() -> None:

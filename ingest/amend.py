@@ -1,0 +1,122 @@
+"""Amends closed bars by late records: a tape is only appended to, so a changed bar is written again.
+
+A late record of a bar that the tape still retains makes one correction, a record of its own: the bar's line
+as it is now, after the word `amend`. One of a bar that is not there any more, or never was, is dropped.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+
+from ingest.backlog import Window
+from ingest.bar_kernel import AMENDS, EMPTY, GAP, LATE, Bars
+
+Lines = Callable[[Bars], list[list[int]]]
+"""The token ids of each bar's line."""
+_MOST = np.iinfo(np.int64).max
+_Key = tuple[int, int]
+"""Number of its symbol among the session's, and opening in ns."""
+
+
+class Amender:
+    """The bars that a session's tape retains, and late records merged into them.
+
+    ``amended`` counts the corrections. The result doesn't depend on batches.
+    """
+
+    def __init__(self, lines: Lines, window: Window) -> None:
+        self.amended = 0
+        self._lines, self._window = lines, window
+        self._retained: deque[tuple[_Key | None, int, int]] = deque()
+        """Of each record on the tape, oldest first: its bar (None: a correction), tokens and event time."""
+        self._bars: dict[_Key, np.void] = {}
+        self._tokens = self._newest = 0
+        self._gap = 0
+        """Flag of a dropped record, for the next bar."""
+
+    def retain(self, window: Window) -> None:
+        """The tape retains another window from the next bar on."""
+        self._window = window
+
+    def encode(self, rows: Bars) -> tuple[Bars, list[list[int]]]:
+        """Closed bars and late records, BAR [n], as the bars and corrections to append, with their lines."""
+        made, lines = [np.zeros(0, rows.dtype)], []
+        for number in range(len(rows)):
+            row = rows[number : number + 1].copy()
+            if row["flags"][0] & LATE:
+                found = self._merge(row)
+                if not found:
+                    self._gap |= int(row["flags"][0]) & GAP
+                    continue
+                key = None
+            else:
+                key = int(row["leg"][0]), int(row["ts_open"][0])
+                self._bars[key] = row[0].copy()
+            row["flags"] |= self._gap
+            self._gap = 0
+            (line,) = self._lines(row)
+            self._retain(key, len(line), int(row["ts_last_event"][0]))
+            made.append(row)
+            lines.append(line)
+        return np.concatenate(made), lines
+
+    def _merge(self, row: Bars) -> bool:
+        """Merge a late record into its bar, and make ``row`` the correction; False: there is no such bar."""
+        late = row[0].copy()
+        opened = int(late["ts_open"])
+        if late["n_ticks"]:
+            opened -= opened % int(late["interval"]) if late["interval"] else 0
+        bar = self._bars.get((int(late["leg"]), opened))
+        if bar is None:
+            return False
+        merge(bar, late)
+        row[0] = bar
+        row["flags"] |= AMENDS
+        for name in ("ts_source", "ts_ring", "ts_closed", "ring_wait", "first_offset", "last_offset"):
+            row[name] = late[name]
+        row["low_watermark"] = late["low_watermark"]
+        row["ts_last_event"] = self._newest
+        self.amended += 1
+        return True
+
+    def _retain(self, key: _Key | None, tokens: int, event: int) -> None:
+        """Append a record and evict as `regions.tape.Tape.make_room` does."""
+        window, retained = self._window, self._retained
+        while retained and (
+            self._tokens + tokens > window.tokens
+            or (window.records and len(retained) + 1 > window.records)
+            or (window.span_ns and retained[0][2] < event - window.span_ns)
+        ):
+            gone, n, _ = retained.popleft()
+            self._tokens -= n
+            if gone is not None:
+                self._bars.pop(gone, None)
+        retained.append((key, tokens, event))
+        self._tokens += tokens
+        self._newest = max(self._newest, event)
+
+
+def merge(bar: np.void, late: np.void) -> None:
+    """Change a closed bar, in place, to what it were if a late record had been in time.
+
+    A late ready-made bar replaces the first one.
+    """
+    bar["flags"] = (bar["flags"] | (late["flags"] & ~np.uint32(LATE))) & ~np.uint32(EMPTY)
+    if late["n_ticks"] == 0 or bar["n_ticks"] == 0:
+        for name in ("o", "h", "l", "c", "v"):
+            bar[name] = late[name]
+        if late["n_ticks"]:
+            bar["n_ticks"] = 1
+            bar["ts_first_event"] = bar["ts_last_event"] = late["ts_open"]
+        return
+    price, event = late["c"], late["ts_open"]
+    if event < bar["ts_first_event"]:
+        bar["ts_first_event"], bar["o"] = event, price
+    if event >= bar["ts_last_event"]:
+        bar["ts_last_event"], bar["c"] = event, price
+    bar["h"], bar["l"] = max(bar["h"], price), min(bar["l"], price)
+    bar["v"] = min(int(bar["v"]) + int(late["v"]), _MOST)
+    bar["n_ticks"] += 1
