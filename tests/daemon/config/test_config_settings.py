@@ -468,3 +468,22 @@ ask_every = "1m"
     question = question_of(config.questions[0])
     assert (question.level, question.ask_every_ns) == ("100.25", 60 * 10**9)
     assert question_of(table_of(question, "a")) == question
+
+
+def test_a_rollup_takes_no_amendments_and_no_compact_lines(tmp_path):
+    text = """
+[[sessions]]
+name = "a"
+symbol = "X:A"
+lines = "{lines}"
+late = "{late}"
+price_decimals = 2
+[[sessions.rollup]]
+interval = "1m"
+bars = 4
+"""
+    assert load_config(write(tmp_path, text.format(lines="decimal", late="drop")), {}).sessions[0].rollup
+    found = problems(tmp_path, text.format(lines="decimal", late="amend"))
+    assert "longer bars are not amended" in found["sessions[0].rollup"]
+    found = problems(tmp_path, text.format(lines="compact", late="drop"))
+    assert "compact lines have no room" in found["sessions[0].rollup"]
