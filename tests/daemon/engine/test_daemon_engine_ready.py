@@ -61,7 +61,7 @@ class World:
         self.h.run()
         event = self.replies.pop()
         assert isinstance(event, protocol.Asked)
-        assert event.times == Times(40, 45, 50)
+        assert event.times == Times(40, 45, 50, closed=50)
         assert not self.replies
         return event.reply
 
