@@ -80,7 +80,8 @@ def figures(plan: TicksPlan, sessions: int, threads: int) -> Iterator[Figure]:
         quiet, flooded = uvloop.run(_measure(plan, rate, sessions, threads))
         before: dict[str, float] = {}
         for flood, found in ((False, quiet), (True, flooded)):
-            setting: Setting = {"sessions": sessions, "ticks a second": rate, "prompts": flood}
+            prompts = f"{plan.clients} clients" if flood else "none"
+            setting: Setting = {"sessions": sessions, "ticks a second": rate, "prompts": prompts}
             for name, (at, least) in _QUANTILES.items():
                 if len(found.took_ns) < least:
                     continue
