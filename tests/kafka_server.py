@@ -63,7 +63,11 @@ def resolve_jars() -> Path:
             raise KafkaUnavailable(
                 f"Maven could not fetch Apache Kafka: {(done.stdout + done.stderr)[-800:]}"
             )
-        os.replace(f"{fetching}/jars", ready)  # whole or not at all, also when two runs race
+        try:
+            os.replace(f"{fetching}/jars", ready)  # whole or not at all
+        except OSError:
+            if not ready.is_dir():  # else another process was first
+                raise
     return ready
 
 
