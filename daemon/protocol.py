@@ -15,6 +15,7 @@ import msgspec
 from daemon.ages import Times
 from daemon.api import messages
 from daemon.config.schema import SessionConfig
+from daemon.progress import Position, Progress
 from feeds.decoding import decoded
 from feeds.messages import Answer
 from flash.questions import Question
@@ -52,7 +53,7 @@ class SetQuestions(msgspec.Struct, frozen=True, tag="set_questions"):
 
 
 class AddSession(msgspec.Struct, frozen=True, tag="add_session"):
-    """Open a session, with all its `bars` settings; its versions count on from ``version``.
+    """Open a session, with all its `bars` settings; it goes on from ``progress``.
 
     ``symbols``: numbers of its symbols in the ring; ``metrics``: the block of its series. Answered by
     `SessionAdded`, before anything else of this session, or `SessionRefused`.
@@ -62,7 +63,7 @@ class AddSession(msgspec.Struct, frozen=True, tag="add_session"):
     session: SessionConfig
     questions: tuple[Question, ...]
     symbols: dict[str, int]
-    version: int
+    progress: Progress
     metrics: str
 
 
@@ -106,24 +107,30 @@ Command = (
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """The model passed its canary and every session's frozen region is in KV."""
+    """The model passed its canary and every session's frozen region is in KV.
+
+    ``positions``: of the symbols of sessions that came back from a snapshot, by session and symbol.
+    """
 
     model: str
     revision: str
     untrained: bool
     device: str
     pool_blocks: int
+    positions: dict[str, dict[str, Position]] = {}
 
 
 class Inputs(msgspec.Struct, frozen=True):
     """The records behind an update, by the feed's own running numbers.
 
     Every record of the session numbered below ``low_watermark`` is in a closed bar or was dropped.
+    ``closed``: opening (ns) of the newest bar of each of its symbols, as in `Progress`.
     """
 
     first: int
     last: int
     low_watermark: int
+    closed: tuple[int, ...] = ()
 
 
 class Committed(msgspec.Struct, frozen=True, tag="committed"):
@@ -245,9 +252,10 @@ class QuestionsRefused(msgspec.Struct, frozen=True, tag="questions_refused"):
 
 
 class SessionAdded(msgspec.Struct, frozen=True, tag="session_added"):
-    """The session is open."""
+    """The session is open. ``positions``: of its symbols, if it came back from a snapshot."""
 
     id: int
+    positions: dict[str, Position] = {}
 
 
 class SessionChanged(msgspec.Struct, frozen=True, tag="session_changed"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -33,7 +33,8 @@ from daemon.plan.plan import simulate, symbol_intervals
 from daemon.plan.sources import Sources, sources_of
 from feeds.connector import Route
 from feeds.durations import parse_duration
-from feeds.source import Incoming, Kind, Partition
+from feeds.queued import QueuedSource
+from feeds.source import Incoming
 from metrics.histogram import Words, quantile
 from scheduler.costs import CostModel
 from scheduler.costs import load as load_profile
@@ -192,16 +193,12 @@ class _Read(NamedTuple):
         return cls(counts, store.total_seconds(_SECONDS, stage="forward"))
 
 
-class PacedSource:
+class PacedSource(QueuedSource):
     """Trades of ``symbols``: `warm` sends some bars at once, `play` the others at their times."""
 
-    name = "paced"
-    kind: Kind = "dropping"
-    lost = 0
-
     def __init__(self, symbols: Sequence[str], interval: int) -> None:
+        super().__init__("paced", "dropping")
         self._symbols, self._interval = symbols, interval
-        self._queue: asyncio.Queue[list[Incoming] | None] = asyncio.Queue()
         self._random = Random(7)
         self._prices = [_PRICE] * len(symbols)
         self._offset = 0
@@ -211,7 +208,7 @@ class PacedSource:
         newest = time.time_ns() // self._interval * self._interval
         for number in range(bars):
             at = newest - (bars - 1 - number) * self._interval
-            self._queue.put_nowait([self._trade(at, of) for of in range(len(self._symbols))])
+            self.put([self._trade(at, of) for of in range(len(self._symbols))])
 
     async def play(self, ticks: Sequence[Arrival]) -> None:
         """Send the ticks at their times, from the next but one interval on; those due together at once."""
@@ -228,7 +225,7 @@ class PacedSource:
 
     def _flush(self, due: list[Incoming]) -> None:
         if due:
-            self._queue.put_nowait(due)
+            self.put(due)
 
     def _trade(self, at: int, of: int) -> Incoming:
         price = self._prices[of] + self._random.choice((-1, 0, 1))
@@ -236,24 +233,3 @@ class PacedSource:
         self._offset += 1
         symbol = self._symbols[of]
         return Incoming("paced", 0, self._offset, None, trade(symbol, at, price), ts_recv_ns=time.time_ns())
-
-    async def start(self) -> None:
-        """Nothing to connect to."""
-
-    async def batches(self) -> AsyncGenerator[list[Incoming], None]:
-        """Batches until `stop`."""
-        while (batch := await self._queue.get()) is not None:
-            yield batch
-
-    def pause(self) -> None:
-        """It cannot wait."""
-
-    def resume(self) -> None:
-        """See `pause`."""
-
-    async def commit(self, offsets: Mapping[Partition, int]) -> None:
-        """Nothing to store."""
-
-    async def stop(self) -> None:
-        """End the batches."""
-        self._queue.put_nowait(None)

@@ -110,11 +110,11 @@ async def _measure(plan: IdlePlan, threads: int) -> tuple[Spent, Spent]:
 
     async def bars() -> None:
         for number in range(plan.window, plan.window + plan.seconds):
-            source.put(records[number * TRADES : (number + 1) * TRADES])
+            source.round(records[number * TRADES : (number + 1) * TRADES])
             await asyncio.sleep(1.0)
 
     async with serving(settings, source) as front:
-        source.put(records[: plan.window * TRADES])
+        source.round(records[: plan.window * TRADES])
         await rest(front)
         waiting = await _spent(front, nothing())
         before, due = answers_of(front), plan.seconds * len(PAPER_SIX)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -17,7 +17,7 @@ from bench.stream.flood import incoming, instruments, payloads
 from bench.stream.serving import config, rest, serving, session_of
 from daemon.config import schema
 from daemon.front.server import Front
-from feeds.source import Incoming, Kind, Partition
+from feeds.queued import QueuedSource
 from feeds.synthetic import Instrument
 from flash.questions import PAPER_SIX
 
@@ -81,13 +81,13 @@ async def _measure(plan: SessionsPlan, sessions: int, model: str, threads: int) 
         (bench_session(market, plan.window) for market in markets),
     )
     async with serving(settings, source) as front:
-        source.put(records[: plan.window * a_second])
+        source.round(records[: plan.window * a_second])
         await rest(front)
         for number in range(plan.window, plan.window + plan.rounds):
             answered = answers_of(front)
             began = time.perf_counter()
             # a second's trades close the bars of the one before
-            source.put(records[number * a_second : (number + 1) * a_second])
+            source.round(records[number * a_second : (number + 1) * a_second])
             await _until(front, answered + sessions * len(PAPER_SIX))
             took.append(time.perf_counter() - began)
     return took
@@ -115,38 +115,13 @@ async def _until(front: Front, answers: int) -> None:
         await asyncio.sleep(0.002)
 
 
-class RoundSource:
-    """Yields what it is given."""
-
-    name = "rounds"
-    kind: Kind = "pausing"
-    lost = 0
+class RoundSource(QueuedSource):
+    """Rounds of records."""
 
     def __init__(self) -> None:
-        self._queue: asyncio.Queue[list[Incoming] | None] = asyncio.Queue()
+        super().__init__("rounds")
         self._offset = count()
 
-    def put(self, records: Sequence[tuple[str, bytes]]) -> None:
+    def round(self, records: Sequence[tuple[str, bytes]]) -> None:
         """Yield these records, (key, payload), next."""
-        self._queue.put_nowait(incoming(records, next(self._offset) * 1_000_000))
-
-    async def start(self) -> None:
-        """Nothing to connect to."""
-
-    async def batches(self) -> AsyncGenerator[list[Incoming], None]:
-        """Batches until `stop`."""
-        while (batch := await self._queue.get()) is not None:
-            yield batch
-
-    def pause(self) -> None:
-        """Batches are small: the ring takes them all."""
-
-    def resume(self) -> None:
-        """See `pause`."""
-
-    async def commit(self, offsets: Mapping[Partition, int]) -> None:
-        """Nothing to store."""
-
-    async def stop(self) -> None:
-        """End the batches."""
-        self._queue.put_nowait(None)
+        self.put(incoming(records, next(self._offset) * 1_000_000))

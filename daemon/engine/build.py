@@ -16,6 +16,7 @@ from daemon.config.standing import Asked, questions_of
 from daemon.engine.confidence import calibration_of
 from daemon.engine.maintenance import Tiers, identity_of, tiers_of
 from daemon.engine.prefixes import Prefixes
+from daemon.progress import Progress
 from engine.device import in_own_thread, use_threads
 from engine.engine import Engine
 from engine.model import canary
@@ -55,8 +56,8 @@ class Built:
     prefixes: Prefixes
     calibration: Calibration | None = None
 
-    def open(self, session: SessionConfig, version: int, promise_ns: int) -> Tape:
-        """Open the tape of a session whose line and prefix are there; its versions count on from ``version``.
+    def open(self, session: SessionConfig, progress: Progress, promise_ns: int) -> Tape:
+        """Open the tape of a session whose line and prefix are there; it goes on from ``progress``.
 
         ``promise_ns``: its promise of freshness.
 
@@ -73,7 +74,7 @@ class Built:
         except ValueError:
             tape.release()
             raise
-        tape.version = version
+        tape.version = progress.version
         tape.staleness_ns = promise_ns
         self.tapes[session.name] = tape
         if self.tiers.residency is not None:
@@ -204,15 +205,15 @@ def checked(loaded: LoadedModel) -> LoadedModel:
             return loaded
 
 
-def build(config: Config, versions: Mapping[str, int]) -> Built:
-    """Load the model, size the pool and open every session's tape; versions continue from ``versions``.
+def build(config: Config, progress: Mapping[str, Progress]) -> Built:
+    """Load the model, size the pool and open every session's tape; each goes on from its ``progress``.
 
     Runs in a thread of its own, because another one will use the device. Raises SettingError naming the key.
     """
-    return in_own_thread(lambda: _build(config, versions))
+    return in_own_thread(lambda: _build(config, progress))
 
 
-def _build(config: Config, versions: Mapping[str, int]) -> Built:
+def _build(config: Config, progress: Mapping[str, Progress]) -> Built:
     use_threads(config.model.threads)
     costs = costs_of(config)
     loaded, prompt = load(config)
@@ -240,7 +241,7 @@ def _build(config: Config, versions: Mapping[str, int]) -> Built:
     built = Built(loaded, prompt, engine, tapes, tiers, costs, lines, prefixes, calibration)
     for index, session in enumerate(config.sessions):
         try:
-            built.open(session, versions.get(session.name, 0), config.promise_ns(session))
+            built.open(session, progress.get(session.name, Progress()), config.promise_ns(session))
         except ValueError as error:
             raise SettingError(f"sessions[{index}].retention_tokens", str(error)) from error
         except ModelError as error:

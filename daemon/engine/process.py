@@ -96,7 +96,7 @@ def _serve(spec: EngineSpec, commands: zmq.Socket[bytes], events: EventSocket) -
     ring = Ring.attach(spec.ring, wake_fd=spec.wake_fd)
     store = MetricStore.attach(spec.store)
     try:
-        built = build(spec.config, spec.versions)
+        built = build(spec.config, spec.progress)
         (source,) = spec.store[0].labels["source"]
         host = wire_engine(spec.config, built, ring, store, events.emit, source=source, symbols=spec.symbols)
     except SettingError as error:

@@ -105,7 +105,7 @@ class EngineSessions:
         try:
             if not self.store.has_session(session.name):
                 self.store.attach_session(Block(command.metrics, {"session": [session.name]}))
-            tape = self.built.open(session, command.version, self.config.promise_ns(session))
+            tape = self.built.open(session, command.progress, self.config.promise_ns(session))
         except (ValueError, ModelError, OutOfMemory, OSError) as error:
             self._forget(session.name)
             self._refuse(command, "no_room" if isinstance(error, OutOfMemory) else "bad_request", str(error))

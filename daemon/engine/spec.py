@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from daemon.config.schema import Config
+from daemon.progress import Progress
 from metrics.store import Block
 
 
@@ -18,7 +19,7 @@ class EngineSpec:
     store: list[Block]
     commands: str
     events: str
-    versions: dict[str, int]
+    progress: dict[str, Progress]
     symbols: dict[str, int]
     """Numbers of the symbols in the ring."""
     cpus: frozenset[int] = frozenset()

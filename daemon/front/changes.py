@@ -26,6 +26,7 @@ from daemon.front.publish import Publisher
 from daemon.front.questions import Questions
 from daemon.front.sessions import Sessions
 from daemon.front.waiting import Waiting
+from daemon.progress import Progress
 from metrics.store import MetricStore
 
 log = logging.getLogger(__name__)
@@ -90,7 +91,7 @@ class LiveSessions:
             return
         match command:
             case protocol.AddSession():
-                self._sessions.add(command.session, command.questions, command.version)
+                self._sessions.add(command.session, command.questions, command.progress.version)
                 self._publisher.add(command.session)
                 self._set((*self.config.sessions, command.session))
             case protocol.ChangeSession():
@@ -171,10 +172,10 @@ class LiveSessions:
         except OSError as error:
             raise messages.QueryError("engine", f"no shared memory for its metrics: {error}") from None
         symbols = {symbol: numbers[symbol] for symbol in session.symbols}
-        version = self._versions.get(session.name, 0)
+        progress = Progress(version=self._versions.get(session.name, 0))
         try:
             await self._command(
-                lambda n: protocol.AddSession(n, session, asked, symbols, version, block.name)
+                lambda n: protocol.AddSession(n, session, asked, symbols, progress, block.name)
             )
         except BaseException:
             if session.name not in self._sessions.states:

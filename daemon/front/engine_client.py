@@ -19,6 +19,7 @@ import zmq.asyncio
 from daemon import protocol
 from daemon.config.schema import Config
 from daemon.engine.spec import EngineSpec
+from daemon.progress import Progress
 from daemon.supervision import Tasks
 from feeds.connector import SettingError
 from ingest.ring import Ring
@@ -54,7 +55,7 @@ class ProcessEngine:
         config: Config,
         ring: Ring,
         store: MetricStore,
-        versions: dict[str, int],
+        progress: dict[str, Progress],
         symbols: dict[str, int],
         wake_fd: int,
         tasks: Tasks,
@@ -71,7 +72,7 @@ class ProcessEngine:
             store=store.blocks,
             commands=f"ipc://{self._directory}/commands",
             events=f"ipc://{self._directory}/events",
-            versions=versions,
+            progress=progress,
             symbols=symbols,
             cpus=cpus,
         )

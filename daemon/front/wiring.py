@@ -30,6 +30,7 @@ from daemon.front.queries import Queries
 from daemon.front.questions import Questions
 from daemon.front.server import Front
 from daemon.front.sessions import Sessions
+from daemon.progress import Progress
 from daemon.supervision import TaskEnded, Tasks
 from engine.step import Executor
 from feeds.connector import Route
@@ -78,15 +79,15 @@ def make_front(
         front.send(command)
 
     def connect_configured(ring: Ring, wake_fd: int) -> EngineClient:
-        versions = {name: state.version for name, state in sessions.states.items()}
+        progress = {name: Progress(version=state.version) for name, state in sessions.states.items()}
         now = live.now()
         if config.process.mode == "two":
             cpus = frozenset[int]() if cores is None else cores.engine
             return ProcessEngine(
-                now, ring, store, versions, entering.number_anew(), wake_fd, tasks, engine_command, cpus
+                now, ring, store, progress, entering.number_anew(), wake_fd, tasks, engine_command, cpus
             )
         symbols, reading = entering.number_anew(), labels["source"][0]
-        return InprocEngine(partial(_make_host, now, ring, store, reading, versions, symbols, executor))
+        return InprocEngine(partial(_make_host, now, ring, store, reading, progress, symbols, executor))
 
     trackers = {each.name: OffsetTracker() for each in sources}
     tracker = AllOffsets(trackers) if len(trackers) > 1 else next(iter(trackers.values()), OffsetTracker())
@@ -178,7 +179,7 @@ def _make_host(
     ring: Ring,
     store: MetricStore,
     source: str,
-    versions: dict[str, int],
+    progress: dict[str, Progress],
     symbols: dict[str, int],
     wrap: WrapEngine | None,
     emit: OnEvent,
@@ -187,6 +188,6 @@ def _make_host(
     from daemon.engine.build import build
     from daemon.engine.wiring import wire_engine
 
-    built = build(config, versions)
+    built = build(config, progress)
     executor = None if wrap is None else wrap(built.engine)
     return wire_engine(config, built, ring, store, emit, source=source, symbols=symbols, executor=executor)

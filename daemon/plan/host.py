@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
@@ -30,7 +30,8 @@ from daemon.front.server import Front
 from daemon.front.wiring import make_front
 from daemon.plan.messages import trade
 from feeds.connector import Route
-from feeds.source import Incoming, Kind, Partition
+from feeds.queued import QueuedSource
+from feeds.source import Incoming
 from scheduler.costs import CostModel
 
 SESSIONS = (1, 8)
@@ -101,7 +102,9 @@ async def _measured(config: Config, sessions: int, rounds: int) -> tuple[_Round,
             before = _spent(front)
             began = time.perf_counter()
             arrived = sink.expect(answers if number else 0)
-            source.put([trade(symbol, newest + number * _SECOND, 20_000 + number % 7) for symbol in symbols])
+            source.round(
+                [trade(symbol, newest + number * _SECOND, 20_000 + number % 7) for symbol in symbols]
+            )
             await _in_time(arrived)
             took = time.perf_counter() - began
             await asyncio.sleep(0.01)  # its last pass is counted by then
@@ -121,7 +124,7 @@ async def _record_s(front: Front, source: RoundSource, symbol: str, at: int) -> 
     before = front.store.value("foretick_records_total", source=source.name)
     pushed = front.store.count(_SECONDS, stage="ring_wait")
     began = time.perf_counter()
-    source.put(batch)
+    source.round(batch)
     deadline = began + _LONGEST_S
     while front.store.count(_SECONDS, stage="ring_wait") < pushed + RECORDS:
         if time.perf_counter() > deadline:
@@ -179,45 +182,20 @@ class CountingSink:
             self._arrived.set()
 
 
-class RoundSource:
-    """Yields what it is given."""
-
-    name = "rounds"
-    kind: Kind = "pausing"
-    lost = 0
+class RoundSource(QueuedSource):
+    """Rounds of records."""
 
     def __init__(self) -> None:
-        self._queue: asyncio.Queue[list[Incoming] | None] = asyncio.Queue()
+        super().__init__("rounds")
         self._offset = 0
 
-    def put(self, payloads: Sequence[bytes]) -> None:
+    def round(self, payloads: Sequence[bytes]) -> None:
         """Yield these records next, at once."""
         now = time.time_ns()
         first, self._offset = self._offset, self._offset + len(payloads)
-        self._queue.put_nowait(
+        self.put(
             [
                 Incoming("rounds", 0, first + n, None, payload, ts_recv_ns=now)
                 for n, payload in enumerate(payloads)
             ]
         )
-
-    async def start(self) -> None:
-        """Nothing to connect to."""
-
-    async def batches(self) -> AsyncGenerator[list[Incoming], None]:
-        """Batches until `stop`."""
-        while (batch := await self._queue.get()) is not None:
-            yield batch
-
-    def pause(self) -> None:
-        """Batches are small: the ring takes them all."""
-
-    def resume(self) -> None:
-        """See `pause`."""
-
-    async def commit(self, offsets: Mapping[Partition, int]) -> None:
-        """Nothing to store."""
-
-    async def stop(self) -> None:
-        """End the batches."""
-        self._queue.put_nowait(None)
