@@ -64,6 +64,8 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Seconds of the front for one answer, up to its acknowledgement. As `step_s`."""
     record_s: float = 0.0
     """Seconds of the front for one record of a source. As `step_s`."""
+    waking: Curve | None = None
+    """Seconds without a pass, to those that the next one takes longer (cores sleep). As `step_s`."""
     errors: dict[str, FitError] = {}
     """Errors at points left out of the fit: by curve, and as `batch` for passes of several rows."""
 

@@ -30,6 +30,8 @@ KNOTS = 8
 """Most knots of a curve above 0."""
 FLAT = 1.5
 """A pass shorter than this many floors says too little about the compute time of its rows."""
+PAUSES = (0.005, 0.02, 0.1, 0.3, 1.0)
+"""Seconds without a pass."""
 ROUNDS = 4
 """How often curve and context cost are fitted in turn."""
 
@@ -71,7 +73,14 @@ def ladder_for(limit: int, chunk: int, *, quick: bool) -> Ladder:
         ((near, 1),) * 4,
         ((near, few),) * 8,
     )
-    return Ladder(chunk, tuple(passes), tuple(prefills), batches, repeats=2 if quick else 3)
+    return Ladder(
+        chunk,
+        tuple(passes),
+        tuple(prefills),
+        batches,
+        pauses=PAUSES[:1] if quick else PAUSES,
+        repeats=2 if quick else 3,
+    )
 
 
 def model_of(samples: Samples, engine: Engine, chunk: int, device: str, source: str) -> CostModel:
@@ -112,6 +121,18 @@ def model_of(samples: Samples, engine: Engine, chunk: int, device: str, source: 
         found = [seconds for spans, seconds in samples.batches if spans == left_out]
         off += [abs(refitted.batch_ns(left_out) / 1e9 / seconds - 1) for seconds in found]
     return replace(model, errors=model.errors | {"batch": error_of(off)})
+
+
+def waking(paused: Sequence[tuple[float, float]]) -> Curve:
+    """What a pass takes longer after a pause, from (seconds of the pause, seconds of the pass)."""
+    found: dict[float, list[float]] = {}
+    for pause, seconds in paused:
+        found.setdefault(pause, []).append(seconds)
+    pauses = sorted(found)
+    longer = [max(0.0, median(found[pause]) - median(found[0.0])) for pause in pauses]
+    rising = np.maximum.accumulate(longer).tolist()
+    # as long again changes nothing
+    return Curve((*pauses, 2 * pauses[-1]), (*rising, rising[-1]))
 
 
 def with_rows(model: CostModel, batches: Sequence[tuple[tuple[Span, ...], float]]) -> CostModel:
@@ -171,6 +192,9 @@ def table(model: CostModel, samples: Samples) -> str:
     """Table of measured and predicted times, and the errors."""
     lines = [f"{'':<24}{'measured, ms':>14}{'predicted, ms':>15}"]
     lines += [f"{name:<24}{1e3 * took:>14.3f}{ns / 1e6:>15.3f}" for name, took, ns in _rows(model, samples)]
+    if model.waking is not None:
+        for pause, longer in zip(model.waking.x[1:-1], model.waking.y[1:], strict=False):
+            lines.append(f"after {pause * 1e3:g} ms without a pass: {longer * 1e3:.3f} ms longer")
     if model.answer_s:
         host = f"host: {model.step_s * 1e3:.3f} ms a pass, {model.answer_s * 1e3:.3f} ms an answer"
         lines.append(f"{host}, {model.record_s * 1e6:.1f} us a record")
@@ -225,7 +249,7 @@ def profile(config: Config, out: Path | None, *, quick: bool) -> str:
         ) from error
     name = device_name(loaded.device)
     source = f"measured: foretick profile{' --quick' if quick else ''}"
-    model = model_of(samples, engine, ladder.chunk, name, source)
+    model = replace(model_of(samples, engine, ladder.chunk, name, source), waking=waking(samples.paused))
     if not quick:
         model = with_host(model, config)
     target = out or Path("profiles") / file_name(name)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import lcm
 from types import SimpleNamespace
@@ -53,10 +53,14 @@ _PRICE = 20_000
 
 
 class Beside:
-    """A profile's costs with the host's: what a pass takes in the daemon. Off, everything takes no time."""
+    """A profile's costs with the host's: what a pass takes in the daemon. Off, everything takes no time.
 
-    def __init__(self, costs: CostModel, *, on: bool = True) -> None:
-        self._costs, self.on = costs, on
+    ``now``: a clock in ns, by which the device pauses between passes; without it, it never does.
+    """
+
+    def __init__(self, costs: CostModel, *, on: bool = True, now: Callable[[], int] | None = None) -> None:
+        self._costs, self.on, self._now = costs, on, now
+        self._ended = 0
         self.host_ns = 0
         """Of all passes so far: their time beside the device."""
 
@@ -66,7 +70,17 @@ class Beside:
             return 0
         host = round((self._costs.step_s + self._costs.step_row_s * len(spans)) * 1e9)
         self.host_ns += host
-        return self._costs.batch_ns(spans) + host
+        return self._costs.batch_ns(spans) + host + self._waking_ns(spans, host)
+
+    def _waking_ns(self, spans: Sequence[Span], host: int) -> int:
+        """What this pass takes longer, because the device paused before it."""
+        waking = self._costs.waking
+        if self._now is None or waking is None:
+            return 0
+        paused = max(0, self._now() - self._ended)
+        longer = round(waking(paused * 1e-9) * 1e9)
+        self._ended = self._now() + self._costs.batch_ns(spans) + host + longer
+        return longer
 
     def recompute_ns(self, tokens: int) -> int:
         """See `Costs`."""
@@ -114,7 +128,7 @@ class World:
         self._next = self._front_free = self._late_until = 0
         self._prompt_tokens, self._answer_tokens, self._prompts = prompt_tokens, answer_tokens, 0
         size = config.pool.block_size
-        self._costs = Beside(sources.costs, on=False)
+        self._costs = Beside(sources.costs, on=False, now=self._now)
         self.device = device = SimDevice(
             self._costs,
             self._elapse,
@@ -294,6 +308,9 @@ class World:
         )
 
     # What happens.
+
+    def _now(self) -> int:
+        return self.device.clock.now
 
     def _committed(self, tape: Tape, version: int, records: Sequence[TapeItem[Appended]]) -> None:
         now = self.device.clock.now

@@ -21,6 +21,8 @@ Span = tuple[int, int]
 """(tokens in KV, tokens to compute) of one row of a pass."""
 Sample = tuple[int, float]
 """(size, seconds)."""
+PAUSED = 9
+"""Passes after each pause: on a machine that does nothing else their times spread most."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +32,15 @@ class Ladder:
     ``passes``: tokens of single passes without context, including 1, none above ``chunk``. ``prefills``:
     tokens of prompts that are computed in passes of ``chunk`` tokens, and swapped out and in; at least one.
     ``batches``: passes of several rows. Everything runs ``repeats`` times. Sizes above the first prefill that
-    takes ``patience_s`` seconds are skipped.
+    takes ``patience_s`` seconds are skipped. ``pauses``: seconds without a pass before one of the least
+    prefill's size.
     """
 
     chunk: int
     passes: tuple[int, ...]
     prefills: tuple[int, ...]
     batches: tuple[tuple[Span, ...], ...] = ()
+    pauses: tuple[float, ...] = ()
     repeats: int = 3
     patience_s: float = 10.0
 
@@ -62,13 +66,17 @@ class Ladder:
 
 @dataclass
 class Samples:
-    """The measurements. Sizes: tokens for ``passes`` and ``prefills``, blocks for the swaps."""
+    """The measurements. Sizes: tokens for ``passes`` and ``prefills``, blocks for the swaps.
+
+    ``paused``: seconds of a pause, 0 among them, and of the pass after it.
+    """
 
     passes: list[Sample] = field(default_factory=list)
     prefills: list[Sample] = field(default_factory=list)
     swap_out: list[Sample] = field(default_factory=list)
     swap_in: list[Sample] = field(default_factory=list)
     batches: list[tuple[tuple[Span, ...], float]] = field(default_factory=list)
+    paused: list[tuple[float, float]] = field(default_factory=list)
 
 
 def measure(engine: Engine, ladder: Ladder) -> Samples:
@@ -79,6 +87,7 @@ def measure(engine: Engine, ladder: Ladder) -> Samples:
     samples = Samples()
     for repeat in range(ladder.repeats):
         rounds.run(samples, down=repeat % 2 == 0)
+    rounds.pause(samples)
     return samples
 
 
@@ -106,6 +115,15 @@ class _Rounds:
             self.prompt(n, found)
         for spans in self.ladder.batches[::step]:
             found.batches.append((spans, self.batch(spans)))
+
+    def pause(self, found: Samples) -> None:
+        """Run a pass after each pause, and after none."""
+        spans = ((0, min(self.ladder.prefills)),)
+        for _ in range(PAUSED if self.ladder.pauses else 0):
+            for seconds in (0.0, *self.ladder.pauses):
+                self.batch(spans)
+                time.sleep(seconds)
+                found.paused.append((seconds, self.batch(spans)))
 
     def tokens(self, n: int) -> list[int]:
         high = int(self.engine.model.model.config.vocab_size)

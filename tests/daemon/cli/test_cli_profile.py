@@ -12,7 +12,7 @@ import torch
 from click.testing import CliRunner
 
 from daemon.cli.main import main
-from daemon.cli.profile import by_size, file_name, ladder_for, model_of, table
+from daemon.cli.profile import by_size, file_name, ladder_for, model_of, table, waking
 from engine.engine import Engine
 from engine.profile.timing import Ladder, Samples, measure
 from scheduler.costs import CostModel, load
@@ -90,6 +90,12 @@ def test_the_fit_recovers_a_known_device(
     assert set(found.errors) == {"recompute", "swap_out", "swap_in", "batch"}
     assert found.errors["batch"].median < 0.1
     assert found.errors["batch"].worst < worst
+
+
+def test_a_pause_costs_what_passes_take_longer_after_it() -> None:
+    found = waking([(0.0, 0.010), (0.0, 0.030), (0.0, 0.011), (0.1, 0.019), (0.02, 0.010), (1.0, 0.018)])
+    assert [found(pause) for pause in (0.0, 0.02, 0.06, 0.1)] == pytest.approx([0.0, 0.0, 0.004, 0.008])
+    assert found(1.0) == found(60.0) == pytest.approx(0.008)  # it never falls, and ends where it was measured
 
 
 def test_a_batch_that_breaks_the_model_shows_in_its_error() -> None:

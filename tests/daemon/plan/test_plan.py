@@ -245,6 +245,20 @@ def test_rows_fill_passes_up_to_the_limits() -> None:
     assert passes_ns(3, (10, 40), device, limits) == 15 * ms
 
 
+def test_a_pass_takes_longer_after_a_pause() -> None:
+    now, ms = 0, 1_000_000
+    waking = Curve((0.0, 0.02, 0.1, 0.2), (0.0, 0.0, 0.008, 0.008))
+    device = Beside(replace(costs(1.0, 0.1), waking=waking), now=lambda: now)
+    hot = Beside(costs(1.0, 0.1)).batch_ns([(0, 10)])
+    assert device.batch_ns([(0, 10)]) == hot  # right after the start
+    now = hot + 20 * ms
+    assert device.batch_ns([(0, 10)]) == hot
+    now += hot + 60 * ms
+    assert device.batch_ns([(0, 10)]) == hot + 4 * ms
+    now += hot + 4 * ms + 5_000 * ms
+    assert device.batch_ns([(0, 10)]) == hot + 8 * ms
+
+
 @pytest.mark.parametrize("limit", [0, 1, 2, 3, 17, 1000])
 def test_the_search_for_a_limit_finds_it(limit: int) -> None:
     assert most_sessions(lambda n: n <= limit) == limit
