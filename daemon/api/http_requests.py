@@ -30,6 +30,7 @@ STATUS: dict[messages.Code, int] = {
     "repeated": 409,
     "finished": 409,
     "abandoned": 410,
+    "moved": 421,
     "too_long": 413,
     "busy": 429,
     "late": 429,

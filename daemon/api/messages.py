@@ -31,6 +31,7 @@ Code = Literal[
     "timeout",
     "busy",
     "late",
+    "moved",
     "engine",
     "shutting_down",
 ]
@@ -413,11 +414,15 @@ class FinishReply(msgspec.Struct, frozen=True, tag="finish_reply"):
 
 
 class ErrorReply(msgspec.Struct, frozen=True, tag="error"):
-    """Why a request failed; `id` is None when the request was too malformed to read it."""
+    """Why a request failed; `id` is None when the request was too malformed to read it.
+
+    `address`: query address of the daemon that serves the session, where it is another one.
+    """
 
     id: int | None
     code: Code
     message: str
+    address: str = ""
 
 
 Reply = (
