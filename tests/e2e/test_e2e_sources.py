@@ -213,3 +213,52 @@ async def test_a_real_kafka_gets_its_commits_and_no_other_source_does(
     front = await both(real_kafka.bootstrap, topic, tmp_path)
     await front.stop()
     assert await committed(real_kafka.bootstrap, topic, topic, 1) == {0: 5}
+
+
+async def test_a_cluster_that_goes_down_stops_only_its_own_sessions_and_comes_back(tmp_path: Path) -> None:
+    quiet_client_log()
+    with MockBroker() as one, MockBroker() as two:
+        path = tmp_path / "clusters.toml"
+        sources = "".join(
+            f'[[sources]]\nname = "{name}"\n'
+            f'[sources.kafka]\nbootstrap = "{each.bootstrap}"\ntopics = ["ticks"]\ngroup = "desk"\n'
+            for name, each in (("one", one), ("two", two))
+        )
+        path.write_text(f'{sources}[[sessions]]\nname = "aaa"\nsymbol = "V:AAA"\n')
+        config = load_config(path, {})
+        settings = msgspec.structs.replace(inproc_config(("V:AAA", "V:BBB")), sources=config.sources)
+        for each in (one, two):
+            each.create_topic("ticks")
+        front, sink = await make(settings)
+        feeds = {name: KafkaSink(name, each.bootstrap) for name, each in (("one", one), ("two", two))}
+
+        async def answered(cluster: str, symbol: str, first: int, last: int) -> None:
+            """Send so many seconds of trades, and wait for the answers about all whole bars."""
+            for n in range(first, last):
+                payload = trade(symbol, START + n * SECOND)
+                await feeds[cluster].publish("ticks", symbol.encode(), payload, {})
+            session = symbol[-3:].lower()
+            newest = START + (last - 2) * SECOND
+            await until(lambda: any(a.as_of >= newest for a in answers(sink, session)), 30.0, symbol)
+
+        try:
+            for each in feeds.values():
+                await each.start()
+            await answered("one", "V:AAA", 0, 4)
+            await answered("two", "V:BBB", 0, 4)
+            one.set_down()
+            await until(lambda: 'foretick_source_up{source="one"} 0.0' in front.metrics().decode(), 40.0)
+            assert 'foretick_source_up{source="two"} 1.0' in front.metrics().decode()
+            await answered("two", "V:BBB", 4, 8)
+            one.set_up()
+            await answered("one", "V:AAA", 4, 8)
+            assert 'foretick_source_up{source="one"} 1.0' in front.metrics().decode()
+            # the records of both clusters have the same topic, partition and offsets
+            for session, source in (("aaa", "one"), ("bbb", "two")):
+                found = [i for a in answers(sink, session) for i in a.inputs]
+                assert {i.source for i in found} == {source}
+                assert max(i.last_offset for i in found) == 6
+        finally:
+            for each in feeds.values():
+                await each.stop()
+            await front.stop()
