@@ -548,6 +548,13 @@ class ProcessConfig(Table, frozen=True):
             "needs Linux and two CPUs"
         ),
     ] = False
+    spare_engine: Annotated[
+        bool,
+        about(
+            "two only: another engine process waits, with its libraries and, on a CPU, the model loaded, and "
+            "takes over when the engine ends; it needs their memory a second time"
+        ),
+    ] = True
     drain: Annotated[Duration, about("longest time to stop")] = Duration(10 * SECOND)
 
 

@@ -22,7 +22,7 @@ from engine.engine import Engine
 from engine.model import canary
 from engine.model.architectures import ModelError
 from engine.model.embedded import TAPE_MODEL, embedded_directory
-from engine.model.loading import LoadedModel, load_model
+from engine.model.loading import LoadedModel, load_model, resolve_device
 from engine.model.prompt import PromptFormat
 from feeds.connector import SettingError
 from flash.confidence import Calibration
@@ -39,6 +39,9 @@ log = logging.getLogger(__name__)
 
 _LEVEL = "999"
 """As long as the level of any price."""
+
+
+Loaded = tuple[LoadedModel, PromptFormat]
 
 
 @dataclass(frozen=True)
@@ -168,7 +171,19 @@ def directory_of(settings: ModelConfig) -> Path:
     return Path(settings.path) if settings.path else TAPE_MODEL
 
 
-def load(config: Config) -> tuple[LoadedModel, PromptFormat]:
+def load_on_cpu(config: Config) -> Loaded | None:
+    """As `load`, in a thread of its own, if the model runs on a CPU."""
+    if resolve_device(config.model.device) != "cpu":
+        return None
+
+    def work() -> Loaded:
+        use_threads(config.model.threads)
+        return load(config)
+
+    return in_own_thread(work)
+
+
+def load(config: Config) -> Loaded:
     """Load the model and run its canary. Raises SettingError naming the key at fault."""
     settings = config.model
     try:
@@ -205,18 +220,19 @@ def checked(loaded: LoadedModel) -> LoadedModel:
             return loaded
 
 
-def build(config: Config, progress: Mapping[str, Progress]) -> Built:
+def build(config: Config, progress: Mapping[str, Progress], ahead: Loaded | None = None) -> Built:
     """Load the model, size the pool and open every session's tape; each goes on from its ``progress``.
 
-    Runs in a thread of its own, because another one will use the device. Raises SettingError naming the key.
+    ``ahead``: the model of `load_on_cpu`. Runs in a thread of its own, because another one will use the
+    device. Raises SettingError naming the key.
     """
-    return in_own_thread(lambda: _build(config, progress))
+    return in_own_thread(lambda: _build(config, progress, ahead))
 
 
-def _build(config: Config, progress: Mapping[str, Progress]) -> Built:
+def _build(config: Config, progress: Mapping[str, Progress], ahead: Loaded | None) -> Built:
     use_threads(config.model.threads)
     costs = costs_of(config)
-    loaded, prompt = load(config)
+    loaded, prompt = ahead or load(config)
     lines = {
         session.name: line_spec(session, config.bars, prompt, f"sessions[{index}]")
         for index, session in enumerate(config.sessions)

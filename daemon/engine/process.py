@@ -1,7 +1,7 @@
 """The engine in its own process: attaches the ring and the metrics, serves commands over ZeroMQ ipc.
 
 The front starts it as ``python -m daemon.engine.process`` with a pickled `EngineSpec` on standard input,
-which then stays open: end of file means that the front is gone.
+which then stays open: end of file means that the front is gone. A `Spare` may come first, long before.
 """
 
 from __future__ import annotations
@@ -14,17 +14,21 @@ import sys
 import threading
 from collections.abc import MutableMapping
 from functools import partial
+from typing import TYPE_CHECKING
 
 import zmq
 
 from daemon import protocol
 from daemon.cores import pin
-from daemon.engine.spec import EngineSpec
+from daemon.engine.spec import EngineSpec, Spare
 from daemon.logs import set_up_logging
 from daemon.supervision import Threads
 from feeds.connector import SettingError
 from ingest.ring import Ring
 from metrics.store import MetricStore
+
+if TYPE_CHECKING:
+    from daemon.engine.build import Loaded
 
 log = logging.getLogger(__name__)
 
@@ -63,11 +67,20 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    spec: EngineSpec = pickle.load(sys.stdin.buffer)
-    set_up_logging(spec.config.log, "engine")
-    if spec.cpus:
-        pin(spec.cpus)
+    first: EngineSpec | Spare = pickle.load(sys.stdin.buffer)
+    set_up_logging(first.config.log, "engine")
+    if first.cpus:
+        pin(first.cpus)
     spin_briefly(os.environ)
+    ahead: Loaded | None = None
+    if isinstance(first, Spare):
+        ahead = _load_ahead(first)
+        try:
+            spec: EngineSpec = pickle.load(sys.stdin.buffer)
+        except EOFError:  # the front needs no spare any more
+            return 0
+    else:
+        spec = first
     front_gone = partial(_wait_for_end, sys.stdin.fileno())
     Threads(_exit).make(front_gone, "standard input").start()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -75,7 +88,7 @@ def main() -> int:
     commands.connect(spec.commands)
     events = EventSocket(context, spec.events)
     try:
-        return _serve(spec, commands, events)
+        return _serve(spec, commands, events, ahead)
     finally:
         commands.close()
         events.close()
@@ -88,7 +101,25 @@ def spin_briefly(environment: MutableMapping[str, str]) -> None:
         environment.update(SPIN)
 
 
-def _serve(spec: EngineSpec, commands: zmq.Socket[bytes], events: EventSocket) -> int:
+def _load_ahead(spare: Spare) -> Loaded | None:
+    """Load the libraries, the kernels and, on a CPU, the model; None without a model.
+
+    On a GPU its memory would be taken twice. What fails here is told when the engine itself loads it.
+    """
+    from daemon.engine.build import load_on_cpu
+    from ingest import warm_up
+
+    warm_up()
+    try:
+        return load_on_cpu(spare.config)
+    except (SettingError, ValueError) as error:
+        log.warning("the spare engine has no model: %s", error)
+        return None
+
+
+def _serve(
+    spec: EngineSpec, commands: zmq.Socket[bytes], events: EventSocket, ahead: Loaded | None = None
+) -> int:
     # imported here: OpenMP, which comes with torch, reads its settings and counts the CPUs as it loads
     from daemon.engine.build import build
     from daemon.engine.wiring import wire_engine
@@ -96,7 +127,7 @@ def _serve(spec: EngineSpec, commands: zmq.Socket[bytes], events: EventSocket) -
     ring = Ring.attach(spec.ring, wake_fd=spec.wake_fd)
     store = MetricStore.attach(spec.store)
     try:
-        built = build(spec.config, spec.progress)
+        built = build(spec.config, spec.progress, ahead)
         (source,) = spec.store[0].labels["source"]
         host = wire_engine(spec.config, built, ring, store, events.emit, source=source, symbols=spec.symbols)
     except SettingError as error:

@@ -10,6 +10,15 @@ from metrics.store import Block
 
 
 @dataclass(frozen=True)
+class Spare:
+    """For a process that waits: it loads what it can, then its `EngineSpec` follows."""
+
+    config: Config
+    cpus: frozenset[int] = frozenset()
+    """As in `EngineSpec`."""
+
+
+@dataclass(frozen=True)
 class EngineSpec:
     """The engine process's start-up arguments."""
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import pickle
 import shutil
-import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -19,6 +17,7 @@ import zmq.asyncio
 from daemon import protocol
 from daemon.config.schema import Config
 from daemon.engine.spec import EngineSpec
+from daemon.front.engine_processes import EngineProcesses
 from daemon.progress import Progress
 from daemon.supervision import Tasks
 from feeds.connector import SettingError
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 OnEvent = Callable[[protocol.EngineEvent], None]
 OnGone = Callable[[str], None]
 EVENTS, PROCESS = "engine events", "engine process"
-ENGINE = (sys.executable, "-m", "daemon.engine.process")
 
 
 class EngineClient(Protocol):
@@ -59,11 +57,10 @@ class ProcessEngine:
         symbols: dict[str, int],
         wake_fd: int,
         tasks: Tasks,
-        command: Sequence[str] = ENGINE,
-        cpus: frozenset[int] = frozenset(),
+        processes: EngineProcesses,
     ) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="foretick-"))
-        self._command = command
+        self._processes = processes
         self._tasks = tasks
         self._spec = EngineSpec(
             config=config,
@@ -74,7 +71,7 @@ class ProcessEngine:
             events=f"ipc://{self._directory}/events",
             progress=progress,
             symbols=symbols,
-            cpus=cpus,
+            cpus=processes.cpus,
         )
         self._context = zmq.asyncio.Context()
         self._process: asyncio.subprocess.Process | None = None
@@ -84,12 +81,7 @@ class ProcessEngine:
         """Spawn the engine."""
         self._commands = self._bound(zmq.PUSH, self._spec.commands)
         self._events = self._bound(zmq.PULL, self._spec.events)
-        self._process = await asyncio.create_subprocess_exec(
-            *self._command, stdin=asyncio.subprocess.PIPE, pass_fds=(self._spec.wake_fd,)
-        )
-        assert self._process.stdin is not None  # asked for above
-        self._process.stdin.write(pickle.dumps(self._spec))
-        await self._process.stdin.drain()
+        self._process = await self._processes.start(self._spec)
         self._tasks.start(EVENTS, partial(self._receive, on_event))
         self._tasks.start(PROCESS, partial(self._watch, self._process, on_gone), returns=True)
 
@@ -122,7 +114,10 @@ class ProcessEngine:
 
     async def _receive(self, on_event: OnEvent) -> None:
         while True:
-            on_event(protocol.decode_event(await self._events.recv()))
+            event = protocol.decode_event(await self._events.recv())
+            if isinstance(event, protocol.Ready):
+                self._processes.prepare(self._spec.wake_fd)
+            on_event(event)
 
     async def _watch(self, process: asyncio.subprocess.Process, on_gone: OnGone) -> None:
         status = await process.wait()

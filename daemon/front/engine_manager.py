@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from daemon import protocol
 from daemon.front.engine_client import EngineClient, OnEvent, OnGone
@@ -24,7 +24,10 @@ CLOSE_S = 5.0
 
 
 class EngineManager:
-    """One engine at a time. The front sets ``on_event`` and ``on_gone`` before `start`."""
+    """One engine at a time. The front sets ``on_event`` and ``on_gone`` before `start`.
+
+    ``close`` is called at the end, when no engine follows.
+    """
 
     def __init__(
         self,
@@ -32,9 +35,10 @@ class EngineManager:
         capacity: int,
         overflow: Mode,
         restart_after_s: Sequence[float] = RESTART_AFTER_S,
+        close: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._connect, self._capacity, self._overflow = connect, capacity, overflow
-        self._restart_after_s = restart_after_s
+        self._restart_after_s, self._close = restart_after_s, close
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._client: EngineClient | None = None
         self._stopped = asyncio.Event()
@@ -85,6 +89,8 @@ class EngineManager:
                 await self._client.close(CLOSE_S)
             else:
                 await self._client.close(0.1)
+        if self._close is not None:
+            await self._close()
         self._close_ring()
         os.close(self._wake_fd)
         return clean

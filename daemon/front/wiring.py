@@ -15,8 +15,9 @@ from daemon.config.schema import ALL, Config
 from daemon.cores import cores_of, usable
 from daemon.front.changes import LiveSessions
 from daemon.front.connectors import make_routes, make_sources
-from daemon.front.engine_client import ENGINE, EngineClient, InprocEngine, OnEvent, ProcessEngine
+from daemon.front.engine_client import EngineClient, InprocEngine, OnEvent, ProcessEngine
 from daemon.front.engine_manager import RESTART_AFTER_S, Connect, EngineManager
+from daemon.front.engine_processes import ENGINE, SPARE_AFTER_S, EngineProcesses
 from daemon.front.ingest import Order
 from daemon.front.input import COMMIT_EVERY_S, FeedInput
 from daemon.front.inputs import AllOffsets, Inputs
@@ -56,6 +57,7 @@ def make_front(
     engine_command: Sequence[str] = ENGINE,
     commit_every_s: float = COMMIT_EVERY_S,
     restart_after_s: Sequence[float] = RESTART_AFTER_S,
+    spare_after_s: float = SPARE_AFTER_S,
 ) -> Front:
     """A daemon of this configuration, on the running event loop; not started.
 
@@ -78,13 +80,20 @@ def make_front(
     def send(command: protocol.Command) -> None:
         front.send(command)
 
+    processes = EngineProcesses(
+        config,
+        frozenset[int]() if cores is None else cores.engine,
+        command=engine_command,
+        spare=config.process.spare_engine,
+        after_s=spare_after_s,
+    )
+
     def connect_configured(ring: Ring, wake_fd: int) -> EngineClient:
         progress = {name: Progress(version=state.version) for name, state in sessions.states.items()}
         now = live.now()
         if config.process.mode == "two":
-            cpus = frozenset[int]() if cores is None else cores.engine
             return ProcessEngine(
-                now, ring, store, progress, entering.number_anew(), wake_fd, tasks, engine_command, cpus
+                now, ring, store, progress, entering.number_anew(), wake_fd, tasks, processes
             )
         symbols, reading = entering.number_anew(), labels["source"][0]
         return InprocEngine(partial(_make_host, now, ring, store, reading, progress, symbols, executor))
@@ -118,6 +127,7 @@ def make_front(
         config.source.ring_capacity,
         "pause" if lossless else "overwrite",
         restart_after_s,
+        close=processes.close,
     )
     live = LiveSessions(config, sessions, questions, publisher, entering, store, send)
     queries = Queries(sessions, live, questions, labelling, prompts, config.query.max_wait / 1e9)

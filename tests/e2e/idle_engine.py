@@ -12,7 +12,12 @@ from daemon.engine.spec import EngineSpec
 
 
 def main() -> None:
-    spec: EngineSpec = pickle.load(sys.stdin.buffer)
+    spec = pickle.load(sys.stdin.buffer)
+    try:
+        while not isinstance(spec, EngineSpec):  # a spare
+            spec = pickle.load(sys.stdin.buffer)
+    except EOFError:
+        return
     context = zmq.Context()
     commands, events = context.socket(zmq.PULL), context.socket(zmq.PUSH)
     commands.connect(spec.commands)
