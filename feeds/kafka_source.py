@@ -17,7 +17,7 @@ from aiokafka.errors import IllegalStateError, KafkaError
 
 from feeds.backoff import Connection
 from feeds.kafka_client import PROBE_S, close_client, open_client
-from feeds.source import CommitFailed, Incoming, Kind, Lag, Partition
+from feeds.source import CommitFailed, CommitPoint, Incoming, Kind, Lag, Partition
 
 log = logging.getLogger(__name__)
 
@@ -185,10 +185,10 @@ class KafkaSource:
             )
         return found
 
-    async def commit(self, offsets: Mapping[Partition, int]) -> None:
-        """Store the next offset of each partition; those now assigned elsewhere are left to their new owner.
+    async def commit(self, points: Mapping[Partition, CommitPoint]) -> None:
+        """Store the points; those of partitions now assigned elsewhere are left to their new owner.
 
-        Offsets go forward only: those at or below the one committed at the start are left out.
+        Offsets go forward only: those below the one committed at the start are left out.
 
         Raises:
             CommitFailed: no group, the broker does not answer in time, or the group is rebalancing.
@@ -201,9 +201,9 @@ class KafkaSource:
             raise CommitFailed(
                 f"{self.name}: cannot commit: no partition is assigned while the group rebalances"
             )
-        mine = {TopicPartition(*p): offset for p, offset in offsets.items()}
+        mine = {TopicPartition(*p): point for p, point in points.items()}
         # what was read again from before the committed offset does not take it back
-        ours = {p: offset for p, offset in mine.items() if p in owned and offset > self._floor.get(p, 0)}
+        ours = {p: each for p, each in mine.items() if p in owned and each.offset >= self._floor.get(p, 0)}
         if not ours:
             return
         try:

@@ -45,6 +45,13 @@ class Lag(NamedTuple):
     age_ns: int
 
 
+class CommitPoint(NamedTuple):
+    """The next offset to read of a partition, and a text that is stored with it: both or neither."""
+
+    offset: int
+    metadata: str = ""
+
+
 class CommitFailed(RuntimeError):
     """Offsets were not stored. The next successful commit stores later ones, so nothing is lost."""
 
@@ -80,8 +87,8 @@ class Source(Protocol):
     def resume(self) -> None:
         """Fetch again."""
 
-    async def commit(self, offsets: Mapping[Partition, int]) -> None:
-        """Store the next offset to read of each partition. Raises CommitFailed."""
+    async def commit(self, points: Mapping[Partition, CommitPoint]) -> None:
+        """Store the next offset to read of each partition, with its metadata. Raises CommitFailed."""
 
     async def stop(self) -> None:
         """Disconnect in bounded time; ``batches`` ends."""

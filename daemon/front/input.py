@@ -14,7 +14,7 @@ from daemon.front.ingest import Ingest, Order
 from daemon.front.offsets import OffsetTracker
 from daemon.supervision import Tasks
 from feeds.messages import DeadLetter
-from feeds.source import CommitFailed, ConnectionState, Lag, Partition, Source
+from feeds.source import CommitFailed, CommitPoint, ConnectionState, Lag, Partition, Source
 from ingest.ring import Ring
 from metrics.store import MetricStore
 
@@ -151,7 +151,7 @@ class FeedInput:
             offsets = self.tracker.to_commit()
             try:
                 if offsets:
-                    await self.source.commit(offsets)
+                    await self.source.commit({p: CommitPoint(offset) for p, offset in offsets.items()})
             except CommitFailed as error:
                 self.tracker.not_committed(offsets)
                 log.warning("cannot commit offsets, retrying: %s", error)
