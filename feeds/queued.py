@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
 
-from feeds.source import Incoming, Kind, Partition
+from feeds.source import CommitPoint, Incoming, Kind, Partition
 
 
 class QueuedSource:
@@ -34,7 +34,7 @@ class QueuedSource:
     def resume(self) -> None:
         """See `pause`."""
 
-    async def commit(self, offsets: Mapping[Partition, int]) -> None:
+    async def commit(self, points: Mapping[Partition, CommitPoint]) -> None:
         """Nothing to store."""
 
     async def stop(self) -> None:

@@ -13,7 +13,7 @@ from feeds.codec import REPLAY, MalformedRecord, encode, make_headers
 from feeds.file_format import FileFormat
 from feeds.messages import AnyRecord
 from feeds.replay import read_records
-from feeds.source import ConnectionState, Incoming, Kind, Partition
+from feeds.source import CommitPoint, ConnectionState, Incoming, Kind, Partition
 
 NAP_S = 0.2
 """Longest single sleep: stop and pause take effect within it."""
@@ -95,7 +95,7 @@ class ReplaySource:
         """Continue."""
         self._running.set()
 
-    async def commit(self, offsets: Mapping[Partition, int]) -> None:
+    async def commit(self, points: Mapping[Partition, CommitPoint]) -> None:
         """Nothing to store: a replay always begins at its configured start."""
 
     async def stop(self) -> None:

@@ -16,7 +16,7 @@ import zmq.asyncio
 
 from feeds.curve import Guarded, Keys
 from feeds.decoding import Undecodable, decoded
-from feeds.source import Incoming, Kind, Partition, PublishRefused, SinkStopped
+from feeds.source import CommitPoint, Incoming, Kind, Partition, PublishRefused, SinkStopped
 
 POLL_MS = 200
 RCVHWM = 100_000
@@ -133,7 +133,7 @@ class ZmqSource:
     def resume(self) -> None:
         """See ``pause``."""
 
-    async def commit(self, offsets: Mapping[Partition, int]) -> None:
+    async def commit(self, points: Mapping[Partition, CommitPoint]) -> None:
         """Nothing to store: there is no log behind a publisher."""
 
     async def stop(self) -> None:

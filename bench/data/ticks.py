@@ -28,7 +28,7 @@ from daemon.front.wiring import make_front
 from feeds.codec import decode_message
 from feeds.connector import Route
 from feeds.messages import Answer
-from feeds.source import Incoming, Kind, Partition
+from feeds.source import CommitPoint, Incoming, Kind, Partition
 from feeds.synthetic import Instrument
 
 _S = 1_000_000_000
@@ -254,7 +254,7 @@ class LiveSource:
     def resume(self) -> None:
         """See `pause`."""
 
-    async def commit(self, offsets: Mapping[Partition, int]) -> None:
+    async def commit(self, points: Mapping[Partition, CommitPoint]) -> None:
         """Nothing to store."""
 
     async def stop(self) -> None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 
 from feeds.codec import encode
-from feeds.source import Incoming, Kind, Partition
+from feeds.source import CommitPoint, Incoming, Kind, Partition
 from feeds.synthetic import Instrument, SyntheticTape
 
 _TICK = 10_000_000
@@ -85,7 +85,7 @@ class FloodSource:
         """Continue."""
         self._running.set()
 
-    async def commit(self, offsets: Mapping[Partition, int]) -> None:
+    async def commit(self, points: Mapping[Partition, CommitPoint]) -> None:
         """Nothing to store."""
 
     async def stop(self) -> None:

@@ -24,7 +24,7 @@ from daemon.config.schema import (
 from feeds.codec import decode_message
 from feeds.durations import Duration
 from feeds.messages import Answer, DataUpdated, DeadLetter
-from feeds.source import CommitFailed, Incoming, Kind, Partition, PublishRefused, SinkStopped
+from feeds.source import CommitFailed, CommitPoint, Incoming, Kind, Partition, PublishRefused, SinkStopped
 
 T = TypeVar("T")
 TOPIC = "md.trades.v1"
@@ -72,6 +72,7 @@ class QueueSource:
         self.pauses = 0
         self.starts = 0
         self.committed: dict[Partition, int] = {}
+        self.metadata: dict[Partition, str] = {}
         self.refuse_commits = False
         self.refused = 0
         self._queue: asyncio.Queue[list[Incoming] | None] = asyncio.Queue()
@@ -98,11 +99,12 @@ class QueueSource:
     def resume(self) -> None:
         self.paused = False
 
-    async def commit(self, offsets: Mapping[Partition, int]) -> None:
+    async def commit(self, points: Mapping[Partition, CommitPoint]) -> None:
         if self.refuse_commits:
             self.refused += 1
             raise CommitFailed("the test says no")
-        self.committed.update(offsets)
+        self.committed.update({p: point.offset for p, point in points.items()})
+        self.metadata.update({p: point.metadata for p, point in points.items()})
 
     async def stop(self) -> None:
         pass

@@ -16,7 +16,16 @@ from feeds.kafka_client import BrokerError, missing_topics, quiet_client_log
 from feeds.kafka_sink import KafkaSink
 from feeds.kafka_source import KafkaSource
 from feeds.mock_broker import NOTICE, MockBroker, MockUnavailable
-from feeds.source import CommitFailed, ConnectionState, Incoming, PublishRefused, Sink, SinkStopped, Source
+from feeds.source import (
+    CommitFailed,
+    CommitPoint,
+    ConnectionState,
+    Incoming,
+    PublishRefused,
+    Sink,
+    SinkStopped,
+    Source,
+)
 from tests.feeds.waiting import eventually
 from tests.kafka_server import free_ports
 
@@ -81,8 +90,8 @@ async def test_what_is_not_read_yet_is_told_by_partition(broker: MockBroker) -> 
     await sink.stop()
 
 
-def next_offsets(messages: list[Incoming]) -> dict[tuple[str, int], int]:
-    return {(m.topic, m.partition): m.offset + 1 for m in messages}
+def next_offsets(messages: list[Incoming]) -> dict[tuple[str, int], CommitPoint]:
+    return {(m.topic, m.partition): CommitPoint(m.offset + 1) for m in messages}
 
 
 async def test_round_trip_commit_and_resume(broker: MockBroker) -> None:
@@ -230,11 +239,11 @@ async def test_a_source_without_a_group_reads_all_and_commits_nothing(broker: Mo
     await publish(sink, 0, 10)
     source = KafkaSource("in", broker.bootstrap, [T], None)
     with pytest.raises(CommitFailed):
-        await source.commit({(T, 0): 1})
+        await source.commit({(T, 0): CommitPoint(1)})
     await source.start()
     assert len(await take(source, 10)) == 10
     with pytest.raises(CommitFailed, match="not a started member of a consumer group"):
-        await source.commit({(T, 0): 1})
+        await source.commit({(T, 0): CommitPoint(1)})
     await source.stop()
     await sink.stop()
 
@@ -296,7 +305,7 @@ async def test_a_start_at_the_earliest_or_latest_record_ignores_what_is_committe
     await again.start()
     got = await take(again, 60)
     assert sorted(int(m.payload) for m in got) == list(range(60))
-    await again.commit({(m.topic, m.partition): m.offset + 1 for m in got if m.offset < 5})
+    await again.commit(next_offsets([m for m in got if m.offset < 5]))
     await again.stop()
     third = KafkaSource("in", broker.bootstrap, [T], "g", options=QUICK, poll_ms=50)
     await third.start()

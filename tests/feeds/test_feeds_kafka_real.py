@@ -13,7 +13,7 @@ from feeds.kafka_client import missing_topics, quiet_client_log
 from feeds.kafka_sink import KafkaSink
 from feeds.kafka_source import KafkaSource, StartAt
 from feeds.messages import Trade
-from feeds.source import ConnectionState, Incoming, PublishRefused
+from feeds.source import CommitPoint, ConnectionState, Incoming, PublishRefused
 from tests.feeds.waiting import eventually
 from tests.fixtures_kafka import RealKafka
 from tests.kafka_server import create_topics
@@ -61,8 +61,8 @@ async def publish(sink: KafkaSink, topic: str, first: int, last: int) -> None:
             group.create_task(sink.publish(topic, one.key.encode(), encode(one), headers))
 
 
-def next_offsets(messages: list[Incoming]) -> dict[tuple[str, int], int]:
-    return {(m.topic, m.partition): m.offset + 1 for m in messages}
+def next_offsets(messages: list[Incoming]) -> dict[tuple[str, int], CommitPoint]:
+    return {(m.topic, m.partition): CommitPoint(m.offset + 1) for m in messages}
 
 
 async def test_round_trip_commit_and_resume(real_kafka: RealKafka, topic: str) -> None:
@@ -190,9 +190,9 @@ MINUTE_NS = 60 * 10**9
 @pytest.mark.parametrize(
     ("begin", "committed", "skips", "first"),
     [
-        ("committed", 20, False, 20),
+        ("committed", 20, False, 9),  # ten minutes before the last record that is committed
         ("committed", 20, True, 170),  # what no window holds is passed over
-        ("committed", 165, True, 165),  # not twice as old
+        ("committed", 165, True, 154),  # what is not committed is not twice as old
         ("retention", 20, True, 170),
         ("half an hour ago", 20, True, 150),  # asked for
         ("earliest", 20, True, 0),
@@ -212,7 +212,7 @@ async def test_a_start_finds_its_place_by_the_times_of_records(
     before = KafkaSource("in", real_kafka.bootstrap, [topic], topic)
     await before.start()
     await take(before, 1)
-    await before.commit({(topic, 0): committed})
+    await before.commit({(topic, 0): CommitPoint(committed)})
     await before.stop()
     start_at: StartAt = now - 30 * MINUTE_NS if begin == "half an hour ago" else begin  # type: ignore[assignment]  # one of its words
     source = KafkaSource("in", real_kafka.bootstrap, [topic], topic, clock_ns=lambda: now, start_at=start_at)

@@ -13,6 +13,7 @@ from feeds.connectors.kafka import KafkaSinkConnector, KafkaSourceConnector
 from feeds.kafka_client import quiet_client_log
 from feeds.kafka_security import KafkaSecurity, Mechanism
 from feeds.kafka_source import KafkaSource
+from feeds.source import CommitPoint
 from tests.feeds.waiting import eventually
 from tests.kafka_server import PASSWORD, USER, KafkaServer, create_topics, make_certificates
 
@@ -49,7 +50,7 @@ async def test_records_cross_a_broker_that_demands_tls_and_a_login(
     async with asyncio.timeout(30):
         async for batch in feed.batches():
             assert [message.payload for message in batch] == [b"answer"]
-            await feed.commit({(topic, 0): 1})
+            await feed.commit({(topic, 0): CommitPoint(1)})
             break
     await feed.stop()
 

@@ -16,10 +16,12 @@ from daemon.front.delivery import BACKLOG
 from daemon.front.offsets import OffsetTracker
 from daemon.front.publish import Publisher
 from daemon.front.sessions import Sessions
+from daemon.progress import Progress
 from daemon.supervision import Tasks
 from feeds.connector import Route
 from feeds.durations import Duration
 from feeds.messages import Answer, DataUpdated, DeadLetter, FlashReady, InputRange, Latency
+from feeds.source import CommitPoint
 from flash.questions import PAPER_SIX, Question
 from metrics.catalogue import FAILURES
 from metrics.store import MetricStore
@@ -108,6 +110,8 @@ async def test_an_answer_says_everything_about_itself(rig):
         symbol="V:AAA",
         question="trend",
         question_hash="h",
+        answer_id="aaa:h:md.trades.v1/0/9",
+        sequence=1,
         text="UP",
         choice="UP",
         logit_gap=1.5,
@@ -192,13 +196,13 @@ async def test_offsets_move_only_when_the_last_answer_of_a_version_is_acknowledg
     r.arrive("aaa", 0, 1, 2)
     r.answer("aaa", 1, 3, NAMES[:5])
     await until(lambda: len(slow.sent) == 5)
-    assert r.tracker.to_commit() == {STREAM: 0}
+    assert r.tracker.to_commit() == {STREAM: CommitPoint(0)}
     slow.acknowledging.set()
     await until(lambda: r.count("foretick_answers_total", session="aaa") == 5)
     assert r.tracker.to_commit() == {}, "one question of the version is still open"
     r.answer("aaa", 1, 3, NAMES[5:])
     await until(lambda: r.count("foretick_answers_total", session="aaa") == 6)
-    assert r.tracker.to_commit() == {STREAM: 2}, "the third record is in no closed bar yet"
+    assert r.tracker.to_commit() == {STREAM: CommitPoint(2)}, "the third record is in no closed bar yet"
     assert r.store.count("foretick_stage_seconds", stage="end_to_end") == 6
 
 
@@ -212,10 +216,10 @@ async def test_a_version_acknowledged_before_an_older_one_waits_for_it(rig):
     r.answer("aaa", 1, 2)
     r.answer("aaa", 2, 3)
     await until(lambda: r.count("foretick_answers_total", session="aaa") == 6)
-    assert r.tracker.to_commit() == {STREAM: 0}
+    assert r.tracker.to_commit() == {STREAM: CommitPoint(0)}
     sink.acknowledging.set()
     await until(lambda: r.count("foretick_answers_total", session="aaa") == 12)
-    assert r.tracker.to_commit() == {STREAM: 2}
+    assert r.tracker.to_commit() == {STREAM: CommitPoint(2)}
 
 
 async def test_a_question_without_an_answer_does_not_hold_its_records_back(rig):
@@ -248,7 +252,7 @@ async def test_records_of_questions_interrupted_by_a_stop_stay_uncommitted(rig):
         r.publisher.failed(
             protocol.AnswerFailed("aaa", name, 1, "stopping", "shutting down", protocol.Inputs(1, 2, 3), 6)
         )
-    assert r.tracker.to_commit() == {STREAM: 0}
+    assert r.tracker.to_commit() == {STREAM: CommitPoint(0)}
 
 
 async def test_a_refused_answer_is_counted_and_holds_nothing_up(rig):
@@ -289,7 +293,7 @@ async def test_inputs_stay_uncommitted_when_a_sink_stops_before_the_acknowledgem
     await until(lambda: len(sink.sent) == 6)
     await sink.stop()
     assert await r.publisher.delivery.stop(5.0) == 0
-    assert r.tracker.to_commit() == {STREAM: 0}
+    assert r.tracker.to_commit() == {STREAM: CommitPoint(0)}
     assert r.count("foretick_answers_total", session="aaa") == 0
 
 
@@ -332,7 +336,7 @@ async def test_a_session_without_questions_acknowledges_with_its_versions(rig):
     await until(lambda: r.tracker.outstanding() == 1)
     (update,) = sink.messages("updates.v1")
     assert update == DataUpdated(session="aaa", data_version=1, as_of=START, bars=1)
-    assert r.tracker.to_commit() == {STREAM: 1}
+    assert r.tracker.to_commit() == {STREAM: CommitPoint(1)}
 
 
 async def test_after_the_engine_is_gone_old_acknowledgements_move_nothing(rig):
@@ -347,7 +351,7 @@ async def test_after_the_engine_is_gone_old_acknowledgements_move_nothing(rig):
     r.arrive("aaa", 0, 1)  # read again
     sink.acknowledging.set()
     await until(lambda: r.count("foretick_answers_total", session="aaa") == 6)
-    assert r.tracker.to_commit() == {STREAM: 0}
+    assert r.tracker.to_commit() == {STREAM: CommitPoint(0)}
 
 
 async def test_dead_letters_go_to_their_topic_with_the_reason_in_the_headers(rig):
@@ -373,7 +377,7 @@ async def test_versions_are_acknowledged_by_the_number_of_questions_they_were_as
     r.answer("aaa", 1, 2, NAMES[:5])
     r.answer("aaa", 2, 3, NAMES[:2], asked=2)
     await until(lambda: len(sink.sent) == 7)
-    assert r.tracker.to_commit() == {STREAM: 10}
+    assert r.tracker.to_commit() == {STREAM: CommitPoint(10)}
     r.answer("aaa", 1, 2, NAMES[5:])
     await until(lambda: r.tracker.outstanding() == 2)
     r.publisher.questions_set(protocol.QuestionsSet(2, "aaa", 2, ()))
@@ -404,7 +408,7 @@ async def test_a_suppressed_answer_is_acknowledged_and_kept_for_asks(rig):
         assert r.sessions.states["aaa"].answers[key].answer.data_version == number
     await until(lambda: not r.tracker.outstanding())
     assert [(a.data_version, a.text) for a in sink.messages("answers.v1")] == [(1, "UP"), (3, "DOWN")]
-    assert r.tracker.to_commit() == {STREAM: 4}
+    assert r.tracker.to_commit() == {STREAM: CommitPoint(4)}
     assert r.count("foretick_answers_suppressed_total", reason="unchanged") == 1
 
 
@@ -456,7 +460,7 @@ async def test_a_version_without_due_questions_is_acknowledged_after_those_befor
     assert r.tracker.outstanding() == 2
     sink.acknowledging.set()
     await until(lambda: not r.tracker.outstanding())
-    assert r.tracker.to_commit() == {STREAM: 3}
+    assert r.tracker.to_commit() == {STREAM: CommitPoint(3)}
 
 
 async def test_free_text_that_comes_after_later_versions_holds_their_inputs_back(rig):
@@ -472,7 +476,7 @@ async def test_free_text_that_comes_after_later_versions_holds_their_inputs_back
         protocol.AnswerFailed("aaa", "why", 1, "superseded", "newer", protocol.Inputs(1, 1, 2), 1)
     )
     await until(lambda: not r.tracker.outstanding())
-    assert r.tracker.to_commit() == {STREAM: 3}
+    assert r.tracker.to_commit() == {STREAM: CommitPoint(3)}
     assert r.count("foretick_answers_suppressed_total", reason="superseded") == 1
     assert all(r.count("foretick_answers_failed_total", reason=reason) == 0 for reason in FAILURES)
 
@@ -531,7 +535,7 @@ async def test_a_session_that_lost_its_questions_waits_for_the_answers_that_are_
     r.publisher.questions_set(protocol.QuestionsSet(1, "aaa", 1, ()))
     r.committed("aaa", 2, 3)
     await until(lambda: len(sink.sent) == 2)
-    assert r.tracker.to_commit() == {STREAM: 10}
+    assert r.tracker.to_commit() == {STREAM: CommitPoint(10)}
     r.answer("aaa", 1, 2)
     await until(lambda: r.tracker.outstanding() == 1)
 
@@ -547,3 +551,65 @@ async def test_a_version_whose_evaluation_was_skipped_for_a_newer_one_holds_noth
     r.committed("aaa", 3, 4)
     r.answer("aaa", 3, 4, NAMES[:1], asked=1)
     await until(lambda: r.tracker.outstanding() == 0)
+
+
+async def test_what_was_answered_for_before_is_acknowledged_at_once_and_not_published(rig):
+    sink = MemorySink()
+    r = rig(Route(sink, "answers.v1", "updates.v1"))
+    r.arrive("aaa", 0, 1)
+    times = Times(START, time.time_ns(), time.monotonic_ns())
+    inputs = protocol.Inputs(1, 2, 3, (START,))
+    r.publisher.committed(protocol.Committed("aaa", 1, 1, 20, 1, times, inputs, history=True))
+    r.answer("aaa", 1, 3)
+    assert r.tracker.to_commit() == {STREAM: CommitPoint(2)}
+    assert r.publisher.recovery.progress("aaa") == Progress(0, 1, 0, (START,))
+    r.arrive("aaa", 2)
+    r.committed("aaa", 2, 4)
+    r.answer("aaa", 2, 4)
+    await until(lambda: len(sink.sent) == 7)
+    await until(lambda: r.tracker.to_commit())
+    assert {a.sequence for a in sink.messages("answers.v1")} == set(range(1, 7))
+    assert [u.data_version for u in sink.messages("updates.v1")] == [2]
+
+
+async def test_records_below_the_committed_offset_are_history_though_the_engine_does_not_say_so(rig):
+    sink = MemorySink()
+    r = rig(Route(sink, "answers.v1"))
+    r.tracker.begin(STREAM, 0, 2)
+    r.arrive("aaa", 0, 1, 2)
+    r.committed("aaa", 1, 3)
+    r.answer("aaa", 1, 3)
+    r.committed("aaa", 2, 4)
+    r.answer("aaa", 2, 4)
+    await until(lambda: len(sink.sent) == 6)
+    assert {a.data_version for a in sink.messages("answers.v1")} == {2}
+
+
+async def test_answers_are_numbered_as_published_and_suppressed_ones_have_no_number(rig):
+    sink = MemorySink()
+    question = QuestionConfig(name="calm", text="Calm?", publish_when="changed")
+    r = rig(Route(sink, "answers.v1"), config=inproc_config(standing="none", questions=(question,)))
+    key = question_of(question).hash
+    for version, text in enumerate(("UP", "UP", "DOWN"), 1):
+        r.arrive("aaa", version)
+        r.answer("aaa", version, version + 1, ["calm"], question_hash=key, text=text, choice=text)
+    await until(lambda: len(sink.sent) == 2)
+    assert [(a.data_version, a.sequence) for a in sink.messages("answers.v1")] == [(1, 1), (3, 2)]
+    await until(lambda: r.publisher.recovery.progress("aaa").version == 3)
+    assert r.publisher.recovery.progress("aaa").sequence == 2
+
+
+async def test_a_version_below_one_that_is_acknowledged_holds_back_what_a_restart_goes_on_from(rig):
+    sink = MemorySink()
+    sink.holds = lambda payload: b'"data_version":1' in payload
+    sink.acknowledging.clear()
+    r = rig(Route(sink, "answers.v1"))
+    for version in (1, 2):
+        r.arrive("aaa", version)
+        r.answer("aaa", version, version + 1)
+    await until(lambda: r.count("foretick_answers_total", session="aaa") == 6)
+    assert r.publisher.recovery.progress("aaa") == Progress()
+    sink.acknowledging.set()
+    await until(lambda: r.publisher.recovery.progress("aaa") == Progress(0, 2, 12))
+    r.publisher.forget()
+    assert r.publisher.recovery.number("aaa") == 13

@@ -11,7 +11,7 @@ from daemon import protocol
 from daemon.front.server import Front
 from daemon.front.wiring import make_front
 from feeds.connector import Route
-from feeds.source import CommitFailed, Partition
+from feeds.source import CommitFailed, CommitPoint, Partition
 from flash.questions import PAPER_SIX
 from tests.daemon.engine_events import answered
 from tests.e2e.support import START, TOPIC, MemorySink, QueueSource, incoming, inproc_config, trade, until
@@ -74,12 +74,12 @@ class Committed(QueueSource):
         self.open = True
         self.put(RECORDS[self.committed.get((TOPIC, 0), 0) :])
 
-    async def commit(self, offsets: Mapping[Partition, int]) -> None:
+    async def commit(self, points: Mapping[Partition, CommitPoint]) -> None:
         await asyncio.sleep(0.01)
         if not self.open or self.refusals:
             self.refusals -= 1
             raise CommitFailed("closed, or the group rebalances")
-        await super().commit(offsets)
+        await super().commit(points)
 
     async def stop(self) -> None:
         self.open = False
