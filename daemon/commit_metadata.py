@@ -37,16 +37,21 @@ class _Rows(msgspec.Struct, frozen=True, array_like=True):
 
     epoch: int
     sessions: dict[str, _Row]
+    owner: str = ""
 
 
 _decode = msgspec.msgpack.Decoder(_Rows).decode
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """``epoch``: of the newest engine; ``sessions``: how far the answers of each are acknowledged."""
+    """``epoch``: of the newest engine; ``sessions``: how far the answers of each are acknowledged.
+
+    ``owner``: query address of the daemon that wrote it; empty if it told none.
+    """
 
     epoch: int = 0
     sessions: dict[str, Progress] = {}
+    owner: str = ""
 
 
 class Packed(msgspec.Struct, frozen=True):
@@ -56,20 +61,22 @@ class Packed(msgspec.Struct, frozen=True):
     left_out: tuple[str, ...] = ()
 
 
-def pack(epoch: int, sessions: Mapping[str, Progress], most_bytes: int = MOST_BYTES) -> Packed:
+def pack(
+    epoch: int, sessions: Mapping[str, Progress], most_bytes: int = MOST_BYTES, owner: str = ""
+) -> Packed:
     """As text of ``most_bytes``; the last sessions are left out where it is too long."""
     names = list(sessions)
     low, high = 0, len(names)
-    text = _text(epoch, sessions)
+    text = _text(epoch, sessions, owner)
     if len(text) <= most_bytes:
         return Packed(text)
     while low < high:  # the most that fit
         middle = (low + high + 1) // 2
-        if len(_text(epoch, {name: sessions[name] for name in names[:middle]})) <= most_bytes:
+        if len(_text(epoch, {name: sessions[name] for name in names[:middle]}, owner)) <= most_bytes:
             low = middle
         else:
             high = middle - 1
-    return Packed(_text(epoch, {name: sessions[name] for name in names[:low]}), tuple(names[low:]))
+    return Packed(_text(epoch, {name: sessions[name] for name in names[:low]}, owner), tuple(names[low:]))
 
 
 def unpack(text: str) -> Stored:
@@ -83,14 +90,13 @@ def unpack(text: str) -> Stored:
     if zlib.crc32(packed).to_bytes(_CRC_BYTES) != checksum:
         raise Undecodable("the checksum does not match", readable=False)
     rows = decoded(_decode, decoded(_inflated, packed))
-    return Stored(
-        rows.epoch, {name: Progress(*msgspec.structs.astuple(r)) for name, r in rows.sessions.items()}
-    )
+    sessions = {name: Progress(*msgspec.structs.astuple(row)) for name, row in rows.sessions.items()}
+    return Stored(rows.epoch, sessions, rows.owner)
 
 
-def _text(epoch: int, sessions: Mapping[str, Progress]) -> str:
+def _text(epoch: int, sessions: Mapping[str, Progress], owner: str) -> str:
     rows = {name: _Row(*msgspec.structs.astuple(progress)) for name, progress in sessions.items()}
-    packed = zlib.compress(msgspec.msgpack.encode(_Rows(epoch, rows)))
+    packed = zlib.compress(msgspec.msgpack.encode(_Rows(epoch, rows, owner)))
     return _MARK + base64.b85encode(zlib.crc32(packed).to_bytes(_CRC_BYTES) + packed).decode()
 
 

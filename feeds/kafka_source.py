@@ -149,6 +149,27 @@ class KafkaSource:
                 await close_client(consumer, self._stop_timeout_s)
         return {}
 
+    async def others(self) -> Mapping[Partition, CommitPoint]:
+        """See `LogSource.others`."""
+        consumer = self._consumer
+        if consumer is None or self._group is None:
+            return {}
+        theirs = [
+            TopicPartition(topic, number)
+            for topic in self._topics
+            for number in consumer.partitions_for_topic(topic) or ()
+        ]
+        theirs = [partition for partition in theirs if partition not in consumer.assignment()]
+        if not theirs:
+            return {}
+        try:
+            found = await asyncio.wait_for(_committed(consumer, theirs), self._commit_timeout_s)
+        except (KafkaError, TimeoutError) as error:
+            raise ConnectionError(
+                f"{self.name}: the offsets of other daemons are not known: {error!r}"
+            ) from error
+        return {(p.topic, p.partition): point for p, point in found.items()}
+
     async def start(self) -> None:
         """Join the group; waits for the broker as long as needed, or until ``stop``."""
         self._stop.clear()

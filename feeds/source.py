@@ -139,6 +139,9 @@ class LogSource(Protocol):
     def again(self) -> bool:
         """Whether it begins in a past that was asked for."""
 
+    async def others(self) -> Mapping[Partition, CommitPoint]:
+        """What is committed in partitions that other readers of the group have. Raises ConnectionError."""
+
     async def stored(self) -> Mapping[Partition, CommitPoint]:
         """What is committed, before `start`; waits for the broker as long as needed."""
 

@@ -520,6 +520,21 @@ class QueryConfig(Table, frozen=True):
     endpoint: Annotated[str, about('address to bind; "" turns the socket off', pattern=r"^$|" + SOCKET)] = (
         "tcp://127.0.0.1:7801"
     )
+    advertise: Annotated[
+        str,
+        about(
+            "address by which other daemons of the consumer group reach this socket; by default the bound "
+            "one, or none where that is every address",
+            pattern=r"^$|" + SOCKET,
+        ),
+    ] = ""
+    forward: Annotated[
+        bool,
+        about(
+            "a request about a session that another daemon of the group serves is forwarded to it; otherwise "
+            "it is refused with that daemon's address"
+        ),
+    ] = True
     max_wait: Annotated[Duration, about("longest wait for a reply")] = Duration(30 * SECOND)
     max_prompts: Annotated[
         int, about("most prompts open at a time, including those over HTTP; 0 refuses all", ge=0)

@@ -55,6 +55,9 @@ class FeedInput:
         if self._log is not None:
             self._log.attend(self)
         self._stored: dict[Partition, CommitPoint] = {}
+        self._mine: set[Partition] = set()
+        self._elsewhere: Mapping[str, str] = {}
+        """By session, the addresses of daemons that have committed other partitions."""
         self.connected = source is None
         self.order = order or Order()
         self.exhausted = asyncio.Event()
@@ -110,12 +113,33 @@ class FeedInput:
         point = self._stored.get(partition, CommitPoint(0))
         known = {session.name for session in self._sessions}
         readers = known & self._recovery.readers(point.metadata)
+        self._mine.add(partition)
         self.tracker.begin(partition, start, 0 if self.again else point.offset, readers)
 
     def left(self, partitions: Collection[Partition]) -> None:
         """These partitions are somebody else's."""
         for partition in partitions:
             self.tracker.leave(partition)
+            self._mine.discard(partition)
+
+    async def look_around(self) -> None:
+        """Learn which sessions other daemons of the group serve."""
+        if self._log is None or not self.connected:
+            return
+        try:
+            others = await self._log.others()
+        except ConnectionError as error:
+            log.warning("%s", error)
+        else:
+            self._elsewhere = self._recovery.owners(point.metadata for point in others.values())
+
+    def owner(self, session: str) -> str | None:
+        """The address of the daemon that serves a session; None if it is this one, as far as is known."""
+        return None if self.reads(session) else self._elsewhere.get(session)
+
+    def reads(self, session: str) -> bool:
+        """Whether the session's records come from a partition that is ours."""
+        return self.tracker.reads(session, self._mine)
 
     async def start(self, ring: Ring) -> None:
         """Connect, and read into ``ring``."""
@@ -232,6 +256,7 @@ class FeedInput:
         await self.leave()
         forget()
         self.tracker.clear()
+        self._mine.clear()
         self.order.restart()
         await self.start(ring)
 
@@ -256,10 +281,11 @@ class FeedInput:
         self.exhausted.set()
 
     async def commit_for_ever(self) -> None:
-        """Commit every second."""
+        """Commit every second, and look at what others have committed."""
         while True:
             await asyncio.sleep(self._commit_every_s)
             await self.commit()
+            await self.look_around()
 
 
 def _log_of(source: object) -> LogSource | None:

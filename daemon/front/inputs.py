@@ -141,6 +141,13 @@ class Inputs:
         """Commit every second, to each source by itself: one that hangs delays no other."""
         await asyncio.gather(*(feed.commit_for_ever() for feed in self._feeds.values()))
 
+    def owner(self, session: str) -> str | None:
+        """See `FeedInput.owner`; a session is this daemon's if any of its sources reads it here."""
+        feeds = self._feeds.values()
+        if any(feed.reads(session) for feed in feeds):
+            return None
+        return next((found for feed in feeds if (found := feed.owner(session)) is not None), None)
+
     async def close(self) -> None:
         """Commit once more and disconnect."""
         await asyncio.gather(*(feed.close() for feed in self._feeds.values()))

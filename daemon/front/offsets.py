@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -123,6 +123,10 @@ class OffsetTracker:
     def is_history(self, session: str, number: int) -> bool:
         """Whether all of a session's records up to running number ``number`` were answered for before."""
         return number <= self._history.get(session, -1) and not self.waits(session, number)
+
+    def reads(self, session: str, streams: Collection[Stream]) -> bool:
+        """Whether records of the session came from any of these streams."""
+        return any(session in self._readers.get(stream, ()) for stream in streams)
 
     def waits(self, session: str, number: int) -> bool:
         """Whether a record of the session up to running number ``number`` is outstanding."""

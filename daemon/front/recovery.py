@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -47,10 +48,15 @@ class _Session:
 
 
 class Recovery:
-    """The progress of all sessions. ``directory``: of the file, None without one. One thread."""
+    """The progress of all sessions. ``directory``: of the file, None without one. One thread.
 
-    def __init__(self, store: MetricStore, directory: Path | None = None) -> None:
-        self._store, self._directory = store, directory
+    ``address``: where other daemons of the group send requests about the sessions of this one.
+    """
+
+    def __init__(
+        self, store: MetricStore, directory: Path | None = None, address: Callable[[], str] = lambda: ""
+    ) -> None:
+        self._store, self._directory, self._address = store, directory, address
         self.epoch = 0
         self._sessions: dict[str, _Session] = {}
         self._warned: set[str] = set()
@@ -88,6 +94,15 @@ class Recovery:
         changed = any(each.progress != before.get(name) for name, each in self._sessions.items())
         if changed or self.epoch > epoch:
             self.epoch += 1
+        return found
+
+    def owners(self, texts: Iterable[str]) -> dict[str, str]:
+        """By session, the address of the daemon that wrote the text it is in; empty if that told none."""
+        found: dict[str, str] = {}
+        for text in texts:
+            with suppress(Undecodable):
+                stored = unpack(text)
+                found.update(dict.fromkeys(stored.sessions, stored.owner))
         return found
 
     def readers(self, text: str) -> frozenset[str]:
@@ -138,7 +153,8 @@ class Recovery:
 
     def describe(self, sessions: Iterable[str]) -> str:
         """The progress of these sessions as the metadata of an offset."""
-        packed = pack(self.epoch, {name: self._session(name).progress for name in sorted(sessions)})
+        known = {name: self._session(name).progress for name in sorted(sessions)}
+        packed = pack(self.epoch, known, owner=self._address())
         missing = set(packed.left_out)
         if missing - self._warned:
             self._warned |= missing

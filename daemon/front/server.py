@@ -24,6 +24,7 @@ from daemon.config.schema import Config
 from daemon.cores import Cores, pin
 from daemon.front.changes import LiveSessions
 from daemon.front.engine_manager import EngineManager
+from daemon.front.forwarding import Forwarding
 from daemon.front.input import COMMIT, FeedInput
 from daemon.front.inputs import Inputs
 from daemon.front.labels import Labels
@@ -65,6 +66,7 @@ class Front:
     labels: Labels
     publisher: Publisher
     prompts: Prompts
+    forwarding: Forwarding
     http: HttpServer
     query: QueryServer | None
     model: str = ""
@@ -144,6 +146,7 @@ class Front:
         await self.input.stop_reading()
         if self.query is not None:
             await self.query.stop(min(1.0, drain_s))
+        await self.forwarding.stop()
         clean = await self.engine.stop(drain_s)
         self._refuse_all("the daemon stopped")
         left = await self.publisher.delivery.stop(max(0.5, deadline - time.monotonic()))

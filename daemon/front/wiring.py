@@ -12,13 +12,14 @@ from daemon import protocol
 from daemon.api.http import HttpServer
 from daemon.api.http_requests import request_routes
 from daemon.api.zmq import QueryServer
-from daemon.config.schema import ALL, Config
+from daemon.config.schema import ALL, Config, QueryConfig
 from daemon.cores import cores_of, usable
 from daemon.front.changes import LiveSessions
 from daemon.front.connectors import make_routes, make_sources
 from daemon.front.engine_client import EngineClient, InprocEngine, OnEvent, ProcessEngine
 from daemon.front.engine_manager import RESTART_AFTER_S, Connect, EngineManager
 from daemon.front.engine_processes import ENGINE, SPARE_AFTER_S, EngineProcesses
+from daemon.front.forwarding import Forwarding
 from daemon.front.ingest import Order
 from daemon.front.input import COMMIT_EVERY_S, FeedInput
 from daemon.front.inputs import AllOffsets, Inputs
@@ -102,7 +103,9 @@ def make_front(
 
     dropping = any(each.kind == "dropping" for each in sources)
     directory = config.recovery.directory if dropping else ""
-    recovery = Recovery(store, Path(directory) if directory else None)
+    recovery = Recovery(
+        store, Path(directory) if directory else None, lambda: _address(config.query, front.query)
+    )
     trackers = {each.name: OffsetTracker(recovery.describe) for each in sources}
     tracker = AllOffsets(trackers) if len(trackers) > 1 else next(iter(trackers.values()), OffsetTracker())
     sessions = Sessions(config, store, send)
@@ -135,7 +138,9 @@ def make_front(
         close=processes.close,
     )
     live = LiveSessions(config, sessions, questions, publisher, entering, recovery, store, send)
-    queries = Queries(sessions, live, questions, labelling, prompts, config.query.max_wait / 1e9)
+    wait_s = config.query.max_wait / 1e9
+    queries = Queries(sessions, live, questions, labelling, prompts, wait_s)
+    forwarding = Forwarding(queries.answer, entering.owner, wait_s, forwards=config.query.forward)
     front = Front(
         cores=cores,
         store=store,
@@ -152,14 +157,15 @@ def make_front(
         labels=labelling,
         publisher=publisher,
         prompts=prompts,
+        forwarding=forwarding,
         http=HttpServer(
             lambda: front.metrics(),
             lambda: front.not_ready(),
             config.http.host,
             config.http.port,
-            request_routes(queries.answer, observe=sessions.observe),
+            request_routes(forwarding.answer, observe=sessions.observe),
         ),
-        query=QueryServer(queries.answer, config.query.endpoint, observe=sessions.observe)
+        query=QueryServer(forwarding.answer, config.query.endpoint, observe=sessions.observe)
         if config.query.endpoint
         else None,
     )
@@ -177,6 +183,12 @@ def labels_of(config: Config, sources: Sequence[Source], routes: Sequence[Route]
         "policy": [config.scheduler.policy],
         "eviction": [config.scheduler.eviction],
     }
+
+
+def _address(query: QueryConfig, server: QueryServer | None) -> str:
+    """Where other daemons reach this one's query socket; empty where it is off, or bound to every address."""
+    bound = "" if server is None else server.endpoint
+    return query.advertise or ("" if "//0.0.0.0:" in bound or "//[::]:" in bound else bound)
 
 
 def _task_ended(

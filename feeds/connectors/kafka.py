@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from feeds.connector import Finding, Route, SettingError, SinkConnector, SourceConnector, about
+from feeds.durations import Duration
 from feeds.kafka_security import KafkaSecurity
 from feeds.source import Source
 from feeds.timestamps import parse_instant
@@ -19,6 +20,16 @@ class KafkaSourceConnector(SourceConnector, frozen=True):
     bootstrap: Annotated[str, about("brokers, host:port, comma separated", min_length=1)]
     topics: Annotated[tuple[str, ...], about("topics read", min_length=1)] = ("md.trades.v1",)
     group: Annotated[str, about("consumer group", min_length=1)] = "foretick"
+    instance: Annotated[
+        str,
+        about(
+            "name of this member of the group, one for each daemon: with it, a restart within session_timeout "
+            "moves no partition to another daemon (static membership)"
+        ),
+    ] = ""
+    session_timeout: Annotated[
+        Duration, about("how long a daemon may be gone before others take its partitions")
+    ] = Duration(10_000_000_000)
     client_id: Annotated[str, about("client name that the broker shows", min_length=1)] = "foretick"
     max_records: Annotated[int, about("most records to fetch at a time", ge=1)] = 2000
     security: KafkaSecurity = KafkaSecurity()
@@ -45,7 +56,13 @@ class KafkaSourceConnector(SourceConnector, frozen=True):
             max_records=self.max_records,
             stop_timeout_s=stop_timeout_s,
             start_at=_start_at(self.start_at),
-            options={"client_id": self.client_id, **_options(self.security)},
+            options={
+                "client_id": self.client_id,
+                "group_instance_id": self.instance or None,
+                "session_timeout_ms": self.session_timeout // 1_000_000,
+                "heartbeat_interval_ms": max(1, self.session_timeout // 4_000_000),
+                **_options(self.security),
+            },
         )
 
     def check(self) -> Iterator[Finding]:

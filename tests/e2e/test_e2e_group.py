@@ -1,0 +1,180 @@
+"""Two daemons in one consumer group: each serves its partitions' sessions, and takes over the other's."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+
+import pytest
+from aiokafka import AIOKafkaConsumer
+from aiokafka.partitioner import DefaultPartitioner
+from msgspec.structs import replace
+
+from daemon.api.async_client import AsyncQueryClient
+from daemon.api.messages import Answers, AnswersReply, ErrorReply
+from daemon.audit.completeness import Audit
+from daemon.config.schema import Config, QueryConfig, SinkConfig, SourceConfig
+from daemon.front.server import Front
+from daemon.front.wiring import make_front
+from feeds.codec import decode_message
+from feeds.connectors.kafka import KafkaSinkConnector, KafkaSourceConnector
+from feeds.durations import Duration
+from feeds.kafka_client import quiet_client_log
+from feeds.kafka_sink import KafkaSink
+from feeds.messages import Answer
+from tests.e2e.support import SECOND, START, inproc_config, trade, until
+from tests.fixtures_kafka import RealKafka
+from tests.kafka_server import create_topics
+
+
+def symbols() -> list[str]:
+    """A symbol for each of two partitions."""
+    found: dict[int, str] = {}
+    for letter in "ABCDEFGH":
+        key = f"V:{letter * 3}"
+        found.setdefault(DefaultPartitioner()(key.encode(), [0, 1], [0, 1]), key)
+    return [found[0], found[1]]
+
+
+class Market:
+    """Trades of both symbols, a second of event time after the other."""
+
+    def __init__(self, kafka: RealKafka, topic: str) -> None:
+        self.sink, self.topic, self.seconds = KafkaSink("market", kafka.bootstrap), topic, 0
+
+    async def trade(self, seconds: int) -> None:
+        for _ in range(seconds):
+            for symbol in symbols():
+                payload = trade(symbol, START + self.seconds * SECOND)
+                await self.sink.publish(self.topic, symbol.encode(), payload, {})
+            self.seconds += 1
+
+    @property
+    def newest(self) -> int:
+        """Event time of the newest trade in a closed bar."""
+        return START + (self.seconds - 2) * SECOND
+
+
+class Group:
+    """Daemons of one configuration, and what they have published."""
+
+    def __init__(self, kafka: RealKafka, name: str) -> None:
+        self.kafka, self.name = kafka, name
+        self.fronts: list[Front] = []
+        self.published: list[Answer] = []
+
+    def config(self, member: str, **query: object) -> Config:
+        source = KafkaSourceConnector(
+            self.kafka.bootstrap,
+            (f"{self.name}.ticks",),
+            f"{self.name}.group",
+            instance=member,
+            session_timeout=Duration(6 * SECOND),
+        )
+        return replace(
+            inproc_config(symbols()),
+            source=SourceConfig(kind="kafka", kafka=source, behind="wait"),
+            sink=SinkConfig(kafka=KafkaSinkConnector(self.kafka.bootstrap, f"{self.name}.answers")),
+            query=QueryConfig("tcp://127.0.0.1:*", **query),  # type: ignore[arg-type]  # a QueryConfig's
+        )
+
+    async def join(self, member: str, **query: object) -> Front:
+        front = make_front(self.config(member, **query), commit_every_s=0.1)
+        self.fronts.append(front)
+        await asyncio.wait_for(front.start(), 120)
+        return front
+
+    async def read(self) -> None:
+        consumer = AIOKafkaConsumer(
+            f"{self.name}.answers", bootstrap_servers=self.kafka.bootstrap, auto_offset_reset="earliest"
+        )
+        await consumer.start()
+        try:
+            async for message in consumer:
+                found = decode_message(message.value)
+                if isinstance(found, Answer):
+                    self.published.append(found)
+        finally:
+            await consumer.stop()
+
+    def as_of(self, session: str) -> int:
+        return max((answer.as_of for answer in self.published if answer.session == session), default=0)
+
+    async def answered(self, market: Market) -> None:
+        """Wait until every session has all six answers about the newest closed bar."""
+        names = [session.name for session in self.fronts[0].config.sessions]
+
+        def done() -> bool:
+            newest = [a for a in self.published if a.as_of >= market.newest]
+            return all(len({a.question for a in newest if a.session == name}) == 6 for name in names)
+
+        await until(done, 120.0)
+
+    async def shared(self) -> None:
+        """Wait until each daemon has one partition, and knows of the other's."""
+        one, other = self.fronts[-2:]
+
+        def split() -> bool:
+            names = [session.name for session in one.config.sessions]
+            known = [(one.input.owner(name), other.input.owner(name)) for name in names]
+            return (
+                all((a is None) != (b is None) for a, b in known) and len({a is None for a, _ in known}) == 2
+            )
+
+        await until(split, 120.0, "two owners")
+
+
+@pytest.fixture
+async def group(real_kafka: RealKafka) -> AsyncIterator[Group]:
+    quiet_client_log()
+    name = f"g{uuid.uuid4().hex[:8]}"
+    await create_topics(real_kafka.bootstrap, {f"{name}.ticks": 2, f"{name}.answers": 1})
+    made = Group(real_kafka, name)
+    reading = asyncio.create_task(made.read())
+    yield made
+    reading.cancel()
+    for front in made.fronts:
+        if not front.stopping:
+            await front.stop()
+    await asyncio.gather(reading, return_exceptions=True)
+
+
+@pytest.mark.kafka
+async def test_sessions_move_between_daemons_and_questions_find_them(group: Group) -> None:
+    market = Market(group.kafka, f"{group.name}.ticks")
+    await market.sink.start()
+    try:
+        first = await group.join("one")
+        await market.trade(5)
+        await group.answered(market)
+        second = await group.join("two", forward=False)
+        await market.trade(3)
+        await group.shared()
+        await market.trade(3)
+        await group.answered(market)
+        names = [session.name for session in first.config.sessions]
+        theirs = next(name for name in names if second.input.owner(name) is None)
+        mine = next(name for name in names if name != theirs)
+        assert first.query is not None
+        assert second.query is not None
+        async with AsyncQueryClient(first.query.endpoint) as client:
+            reply = await client.request(Answers(1, theirs))
+            assert isinstance(reply, AnswersReply)
+            assert {answer.as_of for answer in reply.answers} == {group.as_of(theirs)}
+        async with AsyncQueryClient(second.query.endpoint) as client:
+            refused = await client.request(Answers(2, mine))
+            assert isinstance(refused, ErrorReply)
+            assert (refused.code, refused.address) == ("moved", first.query.endpoint)
+        await second.stop()
+        await market.trade(3)
+        await group.answered(market)  # the first one reads both again
+        await until(lambda: first.input.owner(theirs) is None, 30.0)
+        audit = Audit(whole=True)
+        for answer in group.published:
+            audit.take(answer)
+        for each in audit.result():
+            assert each.holds(exactly_once=False), each
+            assert each.epochs > 1 or each.session == mine
+    finally:
+        await market.sink.stop()
