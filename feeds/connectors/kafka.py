@@ -23,8 +23,8 @@ class KafkaSourceConnector(SourceConnector, frozen=True):
     instance: Annotated[
         str,
         about(
-            "name of this member of the group, one for each daemon: with it, a restart within session_timeout "
-            "moves no partition to another daemon (static membership)"
+            "name of this member of the group, one for each daemon: with it, a restart within "
+            "session_timeout moves no partition to another daemon (static membership)"
         ),
     ] = ""
     session_timeout: Annotated[
