@@ -31,6 +31,7 @@ Code = Literal[
     "timeout",
     "busy",
     "late",
+    "rebuilding",
     "engine",
     "shutting_down",
 ]
@@ -39,6 +40,7 @@ _CODES: dict[str, Code] = {
     "unknown_version": "unknown_version",
     "not_calibrated": "not_calibrated",
     "repeated": "repeated",
+    "rebuilding": "rebuilding",
     "bad_request": "bad_request",
     "bad_prompt": "bad_request",
     "too_long": "too_long",

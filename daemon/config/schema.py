@@ -551,6 +551,38 @@ class ProcessConfig(Table, frozen=True):
     drain: Annotated[Duration, about("longest time to stop")] = Duration(10 * SECOND)
 
 
+class RecoveryConfig(Table, frozen=True):
+    """How sessions come back after a restart: from snapshots, and from the source's log behind them."""
+
+    interval: Annotated[
+        Duration,
+        about("least time between two snapshots of a session, which are taken if it changed; 0s is never"),
+    ] = Duration(60 * SECOND)
+    directory: Annotated[
+        str,
+        about(
+            'directory of the snapshots; "" is `snapshots` in the state directory that systemd gives, or '
+            "else in the cache directory"
+        ),
+    ] = ""
+    max_bytes: Annotated[
+        int,
+        about(
+            "most bytes of all snapshots; the older one of a session goes first, and without room for a new "
+            "one none is written",
+            ge=0,
+        ),
+    ] = 16 << 30
+    while_rebuilding: Annotated[
+        Literal["warm_up", "refuse"],
+        about(
+            "what becomes of clients' questions while bars that were answered before the restart are read "
+            "again: warm_up, they are answered from the data that is there, with the flag; refuse, they fail "
+            "with `rebuilding`"
+        ),
+    ] = "warm_up"
+
+
 class LogConfig(Table, frozen=True):
     """What is logged, to standard error."""
 
@@ -578,6 +610,7 @@ class Config(Table, frozen=True):
     query: QueryConfig = QueryConfig()
     http: HttpConfig = HttpConfig()
     process: ProcessConfig = ProcessConfig()
+    recovery: RecoveryConfig = RecoveryConfig()
     log: LogConfig = LogConfig()
 
     @property

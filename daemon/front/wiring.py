@@ -102,7 +102,7 @@ def make_front(
     def feed(source: Source | None, tracker: OffsetTracker) -> FeedInput:
         letter = publisher.dead_letter
         return FeedInput(
-            config, source, tracker, store, letter, tasks, commit_every_s, sessions.clocks, order
+            config, source, tracker, store, letter, tasks, commit_every_s, sessions.clocks, order, send
         )
 
     entering: FeedInput | Inputs
