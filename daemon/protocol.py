@@ -84,6 +84,15 @@ class RemoveSession(msgspec.Struct, frozen=True, tag="remove_session"):
 SessionCommand = AddSession | ChangeSession | RemoveSession
 
 
+class NameStream(msgspec.Struct, frozen=True, tag="name_stream"):
+    """The stream of `ingest.record.stream_number` has this name. ``reread``: its source can read it again."""
+
+    source: str
+    topic: str
+    partition: int
+    reread: bool
+
+
 class EndInput(msgspec.Struct, frozen=True, tag="end_input"):
     """The source has ended: take what the ring holds, without time limit, and close the open bars."""
 
@@ -101,6 +110,7 @@ Command = (
     | SessionCommand
     | messages.Label
     | PromptCommand
+    | NameStream
     | EndInput
     | StopEngine
 )
@@ -124,7 +134,7 @@ class Inputs(msgspec.Struct, frozen=True):
     """The records behind an update, by the feed's own running numbers.
 
     Every record of the session numbered below ``low_watermark`` is in a closed bar or was dropped.
-    ``closed``: opening (ns) of the newest bar of each of its symbols, as in `Progress`.
+    ``closed``: opening (ns) of the newest bar of each of its symbols, as in `Progress`; -1 before the first.
     """
 
     first: int

@@ -25,6 +25,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
+import msgspec
+
 from flash.registry import Key, Registry, Standing
 from flash.schedules import SUPERSEDED, Moment, is_due
 from regions.ephemeral import Fork
@@ -72,6 +74,19 @@ class Evaluated(Generic[P]):
         scheduled = self.request.first(Event.SCHEDULED)
         assert scheduled is not None  # it finished, so it ran
         return scheduled
+
+
+class AskedCut(msgspec.Struct, frozen=True):
+    """What was asked of a session so far.
+
+    ``asked``: name and hash of each question, with bars and event time (ns) when it was asked last. ``gap``,
+    ``unreported``: data was lost, and which questions have not reported it.
+    """
+
+    bars: int = 0
+    asked: tuple[tuple[Key, Moment], ...] = ()
+    gap: bool = False
+    unreported: tuple[Key, ...] = ()
 
 
 class _Ask(NamedTuple):
@@ -149,7 +164,8 @@ class FlashEvaluator(Generic[P]):
     of questions where all are free text: their results may come after those of later versions. `on_not_due`
     gets session, version and payloads where no question is due, after the first stages of all earlier
     versions. `asked` gives the tokens that ask a question of a fork. `received_ns` is when a payload was
-    received, by the scheduler's clock: deadlines count from then. `pass_ns` predicts the time of a pass.
+    received, by the scheduler's clock: deadlines count from then. `pass_ns` predicts the time of a pass. A
+    version of payloads that are history is asked nothing: its answers were given by an earlier engine.
     """
 
     def __init__(
@@ -163,12 +179,13 @@ class FlashEvaluator(Generic[P]):
         asked: Callable[[Standing, Fork], Sequence[int]] = lambda item, fork: item.prepared.prompt_tokens,
         received_ns: Callable[[P], int] = lambda payload: 0,
         pass_ns: Callable[[Sequence[Span]], int] = lambda rows: 0,
+        is_history: Callable[[P], bool] = lambda payload: False,
     ) -> None:
         self._scheduler = scheduler
         self._registry = registry
         self._on_done, self._on_not_due, self._on_texts = on_done, on_not_due, on_texts
         self._has_gap, self._asked = has_gap, asked
-        self._received_ns, self._pass_ns = received_ns, pass_ns
+        self._received_ns, self._pass_ns, self._is_history = received_ns, pass_ns, is_history
         self._sessions: dict[str, _Session] = {}
         self.coalesced: defaultdict[str, int] = defaultdict(int)
         """Skipped updates so far, by session."""
@@ -184,6 +201,10 @@ class FlashEvaluator(Generic[P]):
             return
         replaced = [each for each in (session.pending, session.current) if each and not each.started]
         due = self._due(session, standing, Moment(session.bars, records[-1].ts_event), replaced)
+        if all(map(self._is_history, payloads)):
+            if due:
+                session.gap = False
+            due = []
         if not due:
             self._not_asked(session, version, payloads)
             return
@@ -209,6 +230,18 @@ class FlashEvaluator(Generic[P]):
     def on_drop(self, tape: Tape, records: TapeItems, failure: Failure) -> None:
         """Note the gap in the tape; the next version's answers report it."""
         self._session(tape.name).gap = True
+
+    def cut(self, name: str) -> AskedCut:
+        """What was asked of a session so far."""
+        found = self._session(name)
+        return AskedCut(found.bars, tuple(found.asked.items()), found.gap, tuple(found.unreported))
+
+    def restore(self, name: str, cut: AskedCut) -> None:
+        """Go on from a cut, before the session's first version."""
+        unreported = set(cut.unreported)
+        self._sessions[name] = _Session(
+            name, gap=cut.gap, bars=cut.bars, asked=dict(cut.asked), unreported=unreported
+        )
 
     def forget(self, name: str) -> None:
         """Drop what waits of a session that is to be removed; the requests that run end by themselves."""

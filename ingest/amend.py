@@ -12,7 +12,8 @@ from collections.abc import Callable
 import numpy as np
 
 from ingest.backlog import Window
-from ingest.bar_kernel import AMENDS, EMPTY, GAP, LATE, Bars
+from ingest.bar_kernel import AMENDS, BAR, EMPTY, GAP, LATE, Bars
+from ingest.cut import AmenderCut, Rows
 
 Lines = Callable[[Bars], list[list[int]]]
 """The token ids of each bar's line."""
@@ -40,6 +41,18 @@ class Amender:
     def retain(self, window: Window) -> None:
         """The tape retains another window from the next bar on."""
         self._window = window
+
+    def cut(self) -> AmenderCut:
+        """Its state."""
+        bars = np.array(list(self._bars.values()), BAR) if self._bars else np.zeros(0, BAR)
+        return AmenderCut(list(self._retained), Rows.of(bars), self._tokens, self._newest, self._gap)
+
+    def restore(self, cut: AmenderCut) -> None:
+        """Go on from a cut. Raises ValueError for rows of another layout."""
+        bars = cut.bars.array(BAR)
+        self._bars = {(int(bar["leg"]), int(bar["ts_open"])): bar.copy() for bar in bars}
+        self._retained = deque(cut.retained)
+        self._tokens, self._newest, self._gap = cut.tokens, cut.newest, cut.gap
 
     def encode(self, rows: Bars) -> tuple[Bars, list[list[int]]]:
         """Closed bars and late records, BAR [n], as the bars and corrections to append, with their lines."""

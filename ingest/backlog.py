@@ -53,6 +53,26 @@ class Backlog:
         return len(self._bars)
 
     @property
+    def bars(self) -> Bars:
+        """Those that wait, BAR [n]."""
+        return self._bars
+
+    @property
+    def together(self) -> int:
+        """How many of the oldest were closed by one record."""
+        by = self._bars["closed_by"]
+        return int(np.argmax(by != by[0])) or len(by) if len(by) else 0
+
+    @property
+    def shortest(self) -> int:
+        """Tokens of the shortest line so far."""
+        return self._shortest
+
+    def restore(self, bars: Bars, shortest: int) -> None:
+        """These bars wait, and nothing more is known of the session than its shortest line."""
+        self._bars, self._shortest = bars, shortest
+
+    @property
     def most(self) -> int:
         """The most bars that the window can hold."""
         by_tokens = max(1, self._window.tokens // self._shortest)

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingest.record import BAR as READY_BAR
-from ingest.record import FLAG_GAP, FLAG_REPLAY, HEARTBEAT, QUOTE, Records
+from ingest.record import FLAG_GAP, FLAG_MORE, FLAG_REPLAY, HEARTBEAT, QUOTE, Records
 from metrics.kernel import kernel
 
 SKEWED, GAP, EMPTY, REPLAYED, JUMP, AMENDS = 1, 2, 4, FLAG_REPLAY, 16, 32
@@ -51,6 +51,7 @@ BAR = np.dtype(
         ("first_offset", "i8"),
         ("last_offset", "i8"),
         ("low_watermark", "i8"),
+        ("closed_by", "i8"),  # number of the record that closed it
     ]
 )
 # An open bar, with what closing it needs.
@@ -92,6 +93,16 @@ FEED = np.dtype(
         ("price", "i8"),  # the newest one taken; 0: none
         ("refused_price", "i8"),  # the newest one refused
         ("refused_run", "i8"),  # refused in a row, each near the one before
+        # where its newest record was read, but for heartbeats; see `ingest.record`
+        ("stream", "u8"),
+        ("stream_offset", "i8"),
+        ("part", "i8"),
+        ("more", "i8"),  # that message has more records
+        # the same of the newest record that it had taken before it was restored
+        ("had_stream", "u8"),  # 0: none
+        ("had_offset", "i8"),
+        ("had_part", "i8"),
+        ("repeated", "u8"),  # records ignored because it had taken them
         ("last", BAR),  # the last closed bar
     ]
 )
@@ -127,6 +138,7 @@ def _emit_empty(session: Row, feed: Row, index: int, low_watermark: int, out: Ba
     last["flags"] = EMPTY | (GAP if feed["gap"] else 0) | (last["flags"] & np.uint32(REPLAYED))
     last["low_watermark"] = low_watermark
     last["ts_closed"] = session["last_ring"]
+    last["closed_by"] = session["last_offset"]
     out[at] = last
 
 
@@ -176,6 +188,7 @@ def close_below(
         own[slot].index = NEVER
         own[slot].bar.low_watermark = _low_watermark(own, fallback)
         own[slot].bar.ts_closed = session["last_ring"]
+        own[slot].bar.closed_by = session["last_offset"]
         out[at] = own[slot].bar
         feed["last"] = own[slot].bar
         feed["closed_any"] = 1
@@ -271,6 +284,7 @@ def _put_aside(
     row["first_offset"] = record["offset"]
     row["last_offset"] = record["offset"]
     row["low_watermark"] = _low_watermark(own, record["offset"] + 1)
+    row["closed_by"] = record["offset"]
     return at + 1
 
 
@@ -362,6 +376,7 @@ def _pass_through(
     bar["first_offset"] = record["offset"]
     bar["last_offset"] = record["offset"]
     bar["low_watermark"] = _low_watermark(own, record["offset"] + 1)
+    bar["closed_by"] = record["offset"]
     feed["closed_any"] = 1
     feed["gap"] = 0
     out[at] = bar
@@ -404,12 +419,32 @@ def _tick(
 
 
 @kernel
+def _had(feed: Row, record: Row) -> bool:
+    """Whether the feed had taken this record before it was restored."""
+    offset, before = record["stream_offset"], feed["had_offset"]
+    had: bool = (
+        feed["had_stream"] != 0
+        and feed["had_stream"] == record["stream"]
+        and (offset < before or (offset == before and record["part"] <= feed["had_part"]))
+    )
+    return had
+
+
+@kernel
 def _take(
     session: Row, feed: Row, feeds: Slots, slots: Slots, record: Row, number: int, now: int, out: Bars,
     at: int,
 ) -> int:  # fmt: skip
     """Take a record for one feed; `number` is its index in the batch."""
     kind = np.int32(record["kind"])
+    if kind != HEARTBEAT:
+        if _had(feed, record):
+            feed["repeated"] += np.uint64(1)
+            return at
+        feed["stream"] = record["stream"]
+        feed["stream_offset"] = record["stream_offset"]
+        feed["part"] = record["part"]
+        feed["more"] = record["flags"] & FLAG_MORE
     if feed["kind"] == 0 and kind != HEARTBEAT:
         feed["kind"] = kind
     session["last_offset"] = record["offset"]

@@ -45,6 +45,7 @@ from ingest.bar_kernel import (
     SKEWED,
     Bars,
 )
+from ingest.cut import BuilderCut, Rows, Taken
 from ingest.record import Records
 
 __all__ = [
@@ -62,9 +63,13 @@ __all__ = [
     "Feeds",
     "Refused",
     "one_each",
+    "received_before",
 ]
 
 _MAX_OPEN = 4096
+_POLICY = (
+    "interval", "lateness", "max_fill", "idle_close", "late", "price_jump", "refuses_jumps"
+)  # fmt: skip
 _LATE = {"drop": DROP, "amend": AMEND, "refuse": REFUSE}
 
 
@@ -131,6 +136,19 @@ class Refused:
     leg: int
     reason: Literal["late", "price_jump"]
     record: np.void
+
+
+def received_before(bars: Bars, session: int, now_ns: int) -> None:
+    """Change bars of records that an earlier engine had, in place.
+
+    Records are numbered anew from 1: those have number 0. ``now_ns``, of the monotonic clock, is when they
+    all came: the earlier one's may be another.
+    """
+    bars["session"] = session
+    for name in ("first_offset", "last_offset", "low_watermark"):
+        bars[name] = 0
+    for name in ("ts_ring", "ts_closed"):
+        bars[name] = now_ns
 
 
 def one_each(n: int, policy: BarPolicy) -> list[Feeds]:
@@ -291,6 +309,48 @@ class BarBuilder:
         ordered: Bars = bars[np.lexsort((bars["leg"], bars["ts_open"]))]
         return ordered
 
+    def cut(self, session: int) -> BuilderCut:
+        """A session's rows as they are now."""
+        row = self._sessions[session : session + 1]
+        feeds = self._feeds[row["first_feed"][0] : row["end_feed"][0]]
+        slots = self._slots[row["first_slot"][0] : row["end_slot"][0]]
+        return BuilderCut(Rows.of(row), Rows.of(feeds), Rows.of(slots))
+
+    def taken(self, session: int) -> list[Taken]:
+        """Where the newest record of each of its symbols was read."""
+        row = self._sessions[session]
+        return [
+            Taken(int(feed["stream"]), int(feed["stream_offset"]), int(feed["part"]), bool(feed["more"]))
+            for feed in self._feeds[row["first_feed"] : row["end_feed"]]
+        ]
+
+    def restore(self, session: int, cut: BuilderCut, reread: Sequence[bool], now_ns: int) -> None:
+        """Go on from a cut of a session with the same policy and symbols.
+
+        ``reread``: see `DataPlane.restore`. ``now_ns``: see `received_before`. Raises ValueError, with
+        nothing changed, where the rows do not fit.
+        """
+        was, feeds, slots = cut.session.array(SESSION), cut.feeds.array(FEED), cut.slots.array(OPEN)
+        row = self._sessions[session]
+        mine = self._feeds[row["first_feed"] : row["end_feed"]]
+        own = self._slots[row["first_slot"] : row["end_slot"]]
+        same = len(was) == 1 and len(feeds) == len(mine) == len(reread) and len(slots) == len(own)
+        if not same or any(was[0][name] != row[name] for name in _POLICY):
+            raise ValueError("the stored session had other symbols or another policy")
+        row["newest_event"], row["last_ring"] = was[0]["newest_event"], now_ns
+        for name in ("session", "leg", "first_slot", "end_slot"):
+            feeds[name] = mine[name]
+        mine[:], own[:] = feeds, slots
+        for bars in (own["bar"], mine["last"]):
+            received_before(bars, session, now_ns)
+        again = np.asarray(reread)
+        for name, origin in (("stream", "stream"), ("offset", "stream_offset"), ("part", "part")):
+            mine[f"had_{name}"] = np.where(again, mine[origin], 0)
+        for name in ("late", "ignored", "jumps", "repeated"):
+            mine[name] = 0
+        for number in np.flatnonzero(~again & (mine["stream"] != 0)).tolist():
+            bar_kernel.mark_gap(mine[number], self._slots)
+
     def mark_gap(self, sessions: Iterable[int] | None = None) -> None:
         """Records of these sessions (all) may be lost: flag their open bars and those of their next records.
 
@@ -310,6 +370,11 @@ class BarBuilder:
     def jumps(self) -> list[int]:
         """Records with a price beyond the limit since the start, by session."""
         return self._sum("jumps")
+
+    @property
+    def repeated(self) -> list[int]:
+        """Records since the start that sessions had taken before they were restored, by session."""
+        return self._sum("repeated")
 
     @property
     def ignored(self) -> list[int]:

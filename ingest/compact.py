@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingest.bar_kernel import BAR, Bars
+from ingest.cut import CompactCut, Rows
 from ingest.lines import decimal, round_half_even
 from ingest.tokens import Fields, Tokeniser, whole_units
 from metrics.kernel import kernel
@@ -205,6 +206,22 @@ class CompactEncoder:
     def retain(self, spec: CompactSpec) -> None:
         """Retain what a tape with the limits of ``spec`` does, from the next bar on."""
         self._spec = spec
+
+    def cut(self) -> CompactCut:
+        """Its state, without its counters."""
+        anchor = self._anchor
+        stored = None if anchor is None else (
+            anchor.reference, anchor.unit, anchor.volume, anchor.price_decimals
+        )  # fmt: skip
+        window = Rows.of(self._rows[self._start : self._end])
+        return CompactCut(stored, window, self._tokens, self._inexact, self._age)
+
+    def restore(self, cut: CompactCut) -> None:
+        """Go on from a cut. Raises ValueError for rows of another layout."""
+        rows: Ints = cut.window.array(np.int64, _COLUMNS)
+        self._rows, self._start, self._end = rows, 0, len(rows)
+        self._anchor = None if cut.anchor is None else Anchor(*cut.anchor)
+        self._tokens, self._inexact, self._age = cut.tokens, cut.inexact, cut.age
 
     @property
     def window(self) -> Ints:

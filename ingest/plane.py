@@ -21,8 +21,9 @@ import numpy as np
 
 from ingest.amend import Amender
 from ingest.backlog import Backlog, Window
-from ingest.bars import GAP, LATE, BarBuilder, Bars, Feeds, Refused
+from ingest.bars import BAR, GAP, LATE, BarBuilder, Bars, Feeds, Refused, received_before
 from ingest.compact import Anchor, CompactEncoder, CompactSpec, Encoded, Restart, fields_of
+from ingest.cut import BuilderCut, PlaneCut, Rows, Taken
 from ingest.lines import LineSpec
 from ingest.record import RECORD, Records
 from ingest.ring import Ring
@@ -142,6 +143,7 @@ class _Session:
                 "records_amended",
                 "price_jumps",
                 "records_ignored",
+                "records_in_snapshot",
                 "bars_skipped",
                 "bars_rounded",
                 "volumes_saturated",
@@ -159,9 +161,34 @@ class _Session:
         if self._decimal is not None and isinstance(spec.line, LineSpec):
             self._decimal.change(spec.line, spec.window, spec.feeds.policy.late == "amend")
 
-    def count_records(self, late: int, ignored: int, jumps: int) -> None:
+    def count_records(self, late: int, ignored: int, jumps: int, repeated: int) -> None:
         """Note the totals of its records."""
-        self._grow(records_late=late, records_ignored=ignored, price_jumps=jumps)
+        self._grow(
+            records_late=late, records_ignored=ignored, price_jumps=jumps, records_in_snapshot=repeated
+        )
+
+    def cut(self, builder: BuilderCut) -> PlaneCut:
+        """Its state, with that of its open bars."""
+        return PlaneCut(
+            builder,
+            Rows.of(self.backlog.bars),
+            self.backlog.shortest,
+            None if self._compact is None else self._compact.cut(),
+            None if self._decimal is None or self._decimal.amender is None else self._decimal.amender.cut(),
+        )
+
+    def restore(self, cut: PlaneCut, number: int, now_ns: int) -> None:
+        """Go on from a cut, as session ``number``. Raises ValueError for another kind of session."""
+        amender = None if self._decimal is None else self._decimal.amender
+        if (self._compact is None) != (cut.compact is None) or (amender is None) != (cut.amender is None):
+            raise ValueError("the stored session wrote its bars in another way")
+        waiting = cut.waiting.array(BAR)
+        received_before(waiting, number, now_ns)
+        self.backlog.restore(waiting, cut.shortest)
+        if self._compact is not None and cut.compact is not None:
+            self._compact.restore(cut.compact)
+        if amender is not None and cut.amender is not None:
+            amender.restore(cut.amender)
 
     def add(self, bars: Bars, bars_ns: int) -> None:
         """Its closed bars wait, with late records among them, and are counted."""
@@ -205,7 +232,8 @@ class DataPlane:
     `restart(session, restart)` is called before the first record around a new anchor. `source` labels the
     ring's metrics, `clock` is the monotonic clock in ns. `room(session)` is how many more bars the engine
     takes now: wake the ring when that grows and the session `waits`. `refuse(session, refused)` is called for
-    each record that a session refuses. ``skips``: the source cannot wait, see
+    each record that a session refuses. ``bit_by_bit(session)``: bars go to the engine in
+    no larger pieces than a record closes. ``skips``: the source cannot wait, see
     `ingest.backlog`. The plane is the only writer of these metrics: the
     stages ring_wait, bars and tokenise, `foretick_bars_total`, `foretick_records_late_total`,
     `foretick_records_ignored_total`, `foretick_records_amended_total`,
@@ -227,6 +255,7 @@ class DataPlane:
         clock: Callable[[], int] = time.monotonic_ns,
         room: Callable[[str], int] = lambda session: sys.maxsize,
         skips: bool = False,
+        bit_by_bit: Callable[[str], bool] = lambda session: False,
         restart: Callable[[str, Restart], None] = lambda session, restart: None,
         refuse: Callable[[str, Refused], None] = lambda session, refused: None,
     ) -> None:
@@ -236,7 +265,7 @@ class DataPlane:
         self._by_name = {spec.name: each for spec, each in zip(specs, self._sessions, strict=True)}
         self._builder = BarBuilder([spec.feeds for spec in specs])
         self._changes: deque[tuple[Sequence[SessionSpec], Callable[[], None]]] = deque()
-        self._clock, self._room = clock, room
+        self._clock, self._room, self._bit_by_bit = clock, room, bit_by_bit
         self._building = threading.Lock()
         """Held while open bars change. Nothing is called meanwhile that may wait for another thread."""
         self._buffer = np.zeros(_DRAIN, RECORD)
@@ -319,6 +348,34 @@ class DataPlane:
                 lines = self._tokeniser.compact(fields_of(bars, anchor))
         return [token for line in lines for token in line]
 
+    def cut(
+        self, session: str, settled: Callable[[], bool] = lambda: True
+    ) -> tuple[PlaneCut, list[Taken]] | None:
+        """A session's state, and where the newest record of each of its symbols was read. Any thread.
+
+        None while bars are on their way to the engine, or where they are not ``settled`` there.
+        """
+        with self._building:
+            names = [each.spec.name for each in self._sessions]
+            if session not in names:
+                return None
+            found, number = self._by_name[session], names.index(session)
+            if found.releasing or not settled():
+                return None
+            return found.cut(self._builder.cut(number)), self._builder.taken(number)
+
+    def restore(self, session: str, cut: PlaneCut, reread: Sequence[bool]) -> None:
+        """Have a new session go on from a `cut`, before its first record.
+
+        ``reread``, by symbol: its stream is read from there again, so what it had taken is ignored. Of the
+        others, records may be lost. Raises ValueError, with nothing kept, for the cut of another session.
+        """
+        with self._building:
+            number = [each.spec.name for each in self._sessions].index(session)
+            now_ns = self._clock()
+            self._builder.restore(number, cut.builder, reread, now_ns)
+            self._by_name[session].restore(cut, number, now_ns)
+
     def mark_gap(self) -> None:
         """Records of any session may be lost: see `BarBuilder.mark_gap`."""
         self._builder.mark_gap()
@@ -365,7 +422,7 @@ class DataPlane:
             self._accept(bars, bars_ns)
         builder = self._builder
         for session, *counts in zip(
-            self._sessions, builder.late, builder.ignored, builder.jumps, strict=True
+            self._sessions, builder.late, builder.ignored, builder.jumps, builder.repeated, strict=True
         ):
             session.count_records(*counts)
         for refused in builder.take_refused():
@@ -384,10 +441,14 @@ class DataPlane:
         for session in self._sessions:
             if not len(session.backlog):
                 continue
-            room = 0 if session.backlog.held(now_ns) else self._room(session.spec.name)
-            if room > 0:
-                session.releasing = True
-                self._encode(session, session.backlog.take(room, now_ns), made)
+            with self._building:  # so that a cut is before or behind it
+                room = 0 if session.backlog.held(now_ns) else self._room(session.spec.name)
+                if room > 0 and self._bit_by_bit(session.spec.name):
+                    room = min(room, session.backlog.together)
+                session.releasing = room > 0
+                bars = session.backlog.take(room, now_ns) if room > 0 else None
+            if bars is not None:
+                self._encode(session, bars, made)
             session.waiting.set(len(session.backlog))
         if made:
             self._submit(made)
@@ -419,7 +480,7 @@ def _tape_records(piece: Encoded, bars: Bars, bars_ns: int, tokenise_ns: int) ->
     records = []
     for tokens, shows, bar in zip(piece.lines, rounded, bars.tolist(), strict=True):
         _, leg, flags, _, _, opened, _, first_price, high, low, last_price, volume = bar[:12]
-        event, source, ring, closed, ring_wait, first, last, low_watermark = bar[13:]
+        event, source, ring, closed, ring_wait, first, last, low_watermark = bar[13:21]
         origin = (
             event,
             source,

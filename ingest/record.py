@@ -13,6 +13,7 @@ Prices, sizes and volumes are 1e-9 fixed point; times are ns. What `a` to `e` an
 from __future__ import annotations
 
 import struct
+from hashlib import blake2b
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,7 @@ TRADE, QUOTE, BAR, HEARTBEAT = 1, 2, 3, 4
 SIDE_UNKNOWN, SIDE_BUY, SIDE_SELL = 0, 1, 2
 FLAG_SKEWED = 1  # received before its exchange time by this machine's clock
 FLAG_GAP = 2  # by the feed's numbering, records right before this one are missing
+FLAG_MORE = 4  # its message has more records
 FLAG_REPLAY = 8  # sent again from a recording
 
 RECORD = np.dtype(
@@ -41,14 +43,24 @@ RECORD = np.dtype(
         ("e", "i8"),
         ("x", "i8"),
         ("ts_source", "u8"),  # wall clock when the broker or socket had it
-        ("rest", "u8", 3),
+        # where it was read from
+        ("stream", "u8"),  # see `stream_number`; 0: unknown
+        ("stream_offset", "i8"),  # of its message in the stream
+        ("part", "u4"),  # number of the record in its message
+        ("rest", "u4"),
     ]
 )
 WORDS = RECORD.itemsize // 8
 TS_RING_WORD = 3
-_LAYOUT = struct.Struct("<4Q2B2xIq6qQ24x")
+_LAYOUT = struct.Struct("<4Q2B2xIq6q2QqI4x")
 
 Records = npt.NDArray[np.void]
+
+
+def stream_number(source: str, topic: str, partition: int) -> int:
+    """The number of a stream in the ring, the same in every process and at every start: 64 bits of a hash."""
+    name = f"{source}\0{topic}\0{partition}".encode()
+    return int.from_bytes(blake2b(name, digest_size=8).digest(), "little") or 1
 
 
 class RecordWriter:
@@ -101,6 +113,10 @@ class RecordWriter:
         gap: bool = False,
         ts_source: int = 0,
         replay: bool = False,
+        stream: int = 0,
+        stream_offset: int = -1,
+        part: int = 0,
+        more: bool = False,
     ) -> None:
         """Pack one record; `values` are `a` to `e`. Sets the skewed flag itself.
 
@@ -109,9 +125,10 @@ class RecordWriter:
         if self._used == self.capacity:
             raise IndexError(f"the record buffer holds {self.capacity} records")
         flags = (FLAG_SKEWED if ts_recv < ts_event else 0) | (FLAG_GAP if gap else 0)
-        flags |= FLAG_REPLAY if replay else 0
+        flags |= (FLAG_REPLAY if replay else 0) | (FLAG_MORE if more else 0)
         at = self._used * RECORD.itemsize
         _LAYOUT.pack_into(
-            self._bytes, at, seq, ts_event, ts_recv, 0, kind, flags, symbol, offset, *values, x, ts_source
-        )
+            self._bytes, at, seq, ts_event, ts_recv, 0, kind, flags, symbol, offset, *values, x, ts_source,
+            stream, stream_offset, part,
+        )  # fmt: skip
         self._used += 1

@@ -10,7 +10,7 @@ numbers are Python integers: nothing is rounded before it is printed, and nothin
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -87,6 +87,14 @@ class Rollup:
             if len(bars) <= tier.bars:
                 return
             bar = bars.popleft()
+
+    def cut(self) -> dict[int, list[list[SummedBar]]]:
+        """The bars of each tier, by number of the symbol."""
+        return {leg: [list(bars) for bars in kept] for leg, kept in self._legs.items()}
+
+    def restore(self, cut: Mapping[int, Sequence[Sequence[SummedBar]]]) -> None:
+        """Go on from a cut of a rollup with the same tiers."""
+        self._legs = {leg: [deque(bars) for bars in kept] for leg, kept in cut.items()}
 
     @property
     def bars(self) -> list[SummedBar]:

@@ -1,4 +1,4 @@
-"""The cache directory, for what can be rebuilt: compiled kernels, the embedded model."""
+"""Directories: the cache, for what can be rebuilt (compiled kernels, the embedded model), and the state."""
 
 from __future__ import annotations
 
@@ -17,3 +17,9 @@ def cache_home() -> Path:
         return Path.home() / ".cache" / "foretick"
     except RuntimeError:
         return Path(tempfile.gettempdir()) / f"foretick-{os.getuid()}"
+
+
+def state_home() -> Path:
+    """The state directory that systemd gives the service, or else the cache directory."""
+    given = os.environ.get("STATE_DIRECTORY", "").split(":")[0]
+    return Path(given) if given else cache_home()

@@ -86,6 +86,7 @@ OUTCOMES: tuple[str, ...] = (
     "computed",
     "bad_request",
     "unknown_session",
+    "rebuilding",
     "too_long",
     "timeout",
     "busy",
@@ -256,6 +257,11 @@ METRICS: tuple[Metric, ...] = (
     _counter(
         "foretick_records_ignored_total",
         "Records of another kind than the session's bars, ignored. Worry when it grows: a topic mixes kinds.",
+        "session",
+    ),
+    _counter(
+        "foretick_records_in_snapshot_total",
+        "Records read again that the session's snapshot has already, ignored. Normal after a restart.",
         "session",
     ),
     _counter(
@@ -469,6 +475,35 @@ METRICS: tuple[Metric, ...] = (
         "foretick_snapshot_failures_total",
         "Session files that could not be written or read. Worry at any increase: see the log and the disk.",
     ),
+    _counter(
+        "foretick_snapshots_written_total",
+        "Snapshots written, for restarts. Worry when it stands still while bars close.",
+        "session",
+    ),
+    _counter(
+        "foretick_snapshots_unwritten_total",
+        "Snapshots not written, for want of room (recovery.max_bytes) or by an error of the disk.",
+        "session",
+        reason=("no_room", "disk"),
+    ),
+    _counter(
+        "foretick_snapshots_refused_total",
+        "Snapshots not used at a start. Worry when torn or foreign grows; newer is normal after a crash.",
+        "session",
+        reason=("torn", "foreign", "newer", "no_room"),
+    ),
+    _counter(
+        "foretick_snapshots_restored_total",
+        "Sessions that went on from a snapshot. One that did not was read again from the source.",
+        "session",
+    ),
+    _gauge("foretick_snapshot_bytes", "Bytes of the newest snapshot.", "session"),
+    _gauge(
+        "foretick_snapshot_age_seconds",
+        "Age of the newest snapshot, 0 before the first of this engine. After a crash so much is read again.",
+        "session",
+    ),
+    _histogram("foretick_snapshot_seconds", "Time from the beginning of a snapshot until its file is whole."),
     _counter(
         "foretick_integrity_failures_total",
         "Audits that found a wrong reference count in the pool. Worry above 0: it is a defect, report it.",

@@ -267,6 +267,18 @@ class Tape:
         )
 
     @property
+    def settled(self) -> bool:
+        """Its KV is in the pool, not empty, and no append or eviction is under way.
+
+        Unlike a `movable` one, it may have adopted a window that readers see from the next commit on.
+        """
+        return self.resident and not self._growing and not self._pending and self.live_tokens > 0
+
+    def hold(self) -> SharedBlocks:
+        """References to the window's blocks, for who reads them later; the caller releases them."""
+        return self._share()
+
+    @property
     def has_readers(self) -> bool:
         """The current version has readers, so offloading would not free its blocks."""
         return self.resident and self._committed.blocks[-1].readers > 1

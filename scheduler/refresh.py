@@ -188,6 +188,23 @@ class Refresher:
         if self._running is not None and self._running.window is window:
             self._cancel(self._running)
 
+    def settled(self, tape: Tape) -> bool:
+        """Whether its window is neither being prefilled nor to be replaced."""
+        window, running = self._windows.get(tape), self._running
+        replaced = window is not None and window.replacement is not None
+        return not replaced and (running is None or running.window is not window)
+
+    def stale_records(self, tape: Tape) -> int:
+        """Records evicted since the last prefill of its window began."""
+        window = self._windows.get(tape)
+        return 0 if window is None else window.stale_records
+
+    def restore(self, tape: Tape, stale_records: int) -> None:
+        """Go on with a restored tape that lost so many records since its window was prefilled last."""
+        window = self._windows.get(tape)
+        if window is not None:
+            window.begun_records = tape.evicted_records - stale_records
+
     def stop(self) -> None:
         """Begin no more refreshes and cancel the one under way: shutdown does not wait for it.
 

@@ -53,6 +53,14 @@ def pytest_configure() -> None:
     BlockPool.__init__ = noted  # type: ignore[method-assign]  # wrapped, so that none is missed
 
 
+@pytest.fixture(autouse=True)
+def state_directory(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A test's own: none of its daemons goes on from the snapshots of another's."""
+    directory = tmp_path_factory.mktemp("state")
+    monkeypatch.setenv("STATE_DIRECTORY", str(directory))
+    return directory
+
+
 def pytest_collection_finish() -> None:
     """Take what imports made out of the collector's lists: collections are quicker without it."""
     gc.collect()

@@ -45,7 +45,7 @@ _PRICE, _SPREAD = 200_000, 50
 """Of prices, in ticks."""
 _LEAD = 3
 """Intervals of ticks after the pause and before the measurement."""
-_PROCESS = schema.ProcessConfig(mode="two")
+_PROCESS = schema.ProcessConfig(mode="two", spare_engine=False)
 _SETTLE_S = 1.0
 """From the last tick to the last answer."""
 

@@ -22,14 +22,18 @@ _REST_S = 120.0
 
 
 def config(model: schema.ModelConfig, sessions: Iterable[schema.SessionConfig]) -> schema.Config:
-    """The demo's settings otherwise, on free ports. A flood need not be answered to its end."""
+    """The demo's settings otherwise, on free ports. A flood need not be answered to its end.
+
+    Nothing is kept for a restart, and none is prepared for.
+    """
     return schema.Config(
         model=model,
         sessions=tuple(sessions),
         sink=schema.SinkConfig(zeromq=ZmqSinkConnector("tcp://127.0.0.1:*")),
         query=schema.QueryConfig("tcp://127.0.0.1:*"),
         http=schema.HttpConfig(port=0),
-        process=schema.ProcessConfig(drain=Duration(1_000_000_000)),
+        process=schema.ProcessConfig(drain=Duration(1_000_000_000), spare_engine=False),
+        recovery=schema.RecoveryConfig(interval=schema.OFF),
     )
 
 

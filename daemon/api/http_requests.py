@@ -35,6 +35,7 @@ STATUS: dict[messages.Code, int] = {
     "busy": 429,
     "late": 429,
     "engine": 503,
+    "rebuilding": 503,
     "shutting_down": 503,
     "timeout": 504,
 }

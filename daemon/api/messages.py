@@ -32,6 +32,7 @@ Code = Literal[
     "busy",
     "late",
     "moved",
+    "rebuilding",
     "engine",
     "shutting_down",
 ]
@@ -40,6 +41,7 @@ _CODES: dict[str, Code] = {
     "unknown_version": "unknown_version",
     "not_calibrated": "not_calibrated",
     "repeated": "repeated",
+    "rebuilding": "rebuilding",
     "bad_request": "bad_request",
     "bad_prompt": "bad_request",
     "too_long": "too_long",

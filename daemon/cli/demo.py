@@ -25,11 +25,14 @@ from daemon.api.messages import AskReply
 from daemon.cli.options import stopping_on_signals
 from daemon.cli.truth import Tally, Truth
 from daemon.config.schema import (
+    OFF,
     BarsConfig,
     Config,
     HttpConfig,
     LogConfig,
+    ProcessConfig,
     QueryConfig,
+    RecoveryConfig,
     SessionConfig,
     SinkConfig,
     SourceConfig,
@@ -115,6 +118,8 @@ def demo_config(bootstrap: str) -> Config:
         sink=SinkConfig(kafka=KafkaSinkConnector(bootstrap=bootstrap, topic=ANSWERS, dlq=DEAD)),
         query=QueryConfig(endpoint="tcp://127.0.0.1:*"),
         http=HttpConfig(port=0),
+        process=ProcessConfig(spare_engine=False),
+        recovery=RecoveryConfig(interval=OFF),
     )
 
 

@@ -20,7 +20,16 @@ from rich.console import Console
 from rich.progress import Progress
 
 from daemon.cli.options import read_config, refuse, set_option, stopping_on_signals
-from daemon.config.schema import BarsConfig, Config, HttpConfig, LogConfig, QueryConfig, SessionConfig
+from daemon.config.schema import (
+    OFF,
+    BarsConfig,
+    Config,
+    HttpConfig,
+    LogConfig,
+    QueryConfig,
+    RecoveryConfig,
+    SessionConfig,
+)
 from daemon.front.server import Front
 from daemon.front.wiring import make_front
 from daemon.logs import set_up_logging
@@ -166,6 +175,7 @@ def _config_for(file: Path, form: FileFormat, config: Config, most: int, day: Da
         bars=bars,
         query=QueryConfig(endpoint=""),
         http=HttpConfig(port=0),
+        recovery=RecoveryConfig(interval=OFF),
         process=msgspec.structs.replace(config.process, mode="inproc"),
         log=LogConfig(level="warning"),
     )

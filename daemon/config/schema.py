@@ -8,6 +8,7 @@ Lengths of time are `Duration` (integer nanoseconds), written "250ms", "1s", "1m
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
@@ -18,6 +19,7 @@ from feeds.connectors import SINKS, SOURCES
 from feeds.decimal9 import Fixed9
 from feeds.durations import Duration, parse_duration
 from flash.questions import AnswerForm, PublishWhen
+from metrics.cache_home import state_home
 from scheduler.policies import PolicyName
 from scheduler.types import Eviction
 
@@ -574,15 +576,41 @@ class ProcessConfig(Table, frozen=True):
 
 
 class RecoveryConfig(Table, frozen=True):
-    """What a restart goes on from."""
+    """How sessions come back after a restart: from snapshots, and from the source's log behind them."""
 
+    interval: Annotated[
+        Duration,
+        about("least time between two snapshots of a session, which are taken if it changed; 0s is never"),
+    ] = Duration(60 * SECOND)
     directory: Annotated[
         str,
         about(
-            "directory for what outlives the daemon; a source without a log, such as ZeroMQ, keeps there how "
-            'far its sessions are answered; "" keeps nothing'
+            "directory of the snapshots and, for sources without a log, of how far their sessions are "
+            'answered; "" is `snapshots` in the state directory that systemd gives, or else in the cache '
+            "directory"
         ),
     ] = ""
+    max_bytes: Annotated[
+        int,
+        about(
+            "most bytes of all snapshots; the older one of a session goes first, and without room for a new "
+            "one none is written",
+            ge=0,
+        ),
+    ] = 16 << 30
+    while_rebuilding: Annotated[
+        Literal["warm_up", "refuse"],
+        about(
+            "what becomes of clients' questions while bars that were answered before the restart are read "
+            "again: warm_up, they are answered from the data that is there, with the flag; refuse, they fail "
+            "with `rebuilding`"
+        ),
+    ] = "warm_up"
+
+    @property
+    def path(self) -> Path:
+        """The directory."""
+        return Path(self.directory) if self.directory else state_home() / "snapshots"
 
 
 class LogConfig(Table, frozen=True):

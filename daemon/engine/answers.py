@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,11 +20,11 @@ from daemon.api.messages import READY_EXIT, Ask, AskReply
 from daemon.config.schema import Config, SessionConfig
 from daemon.engine.build import Built
 from daemon.engine.confidence import Confidence
-from daemon.engine.input import Appended, has_gap, inputs_of, missed, newest
+from daemon.engine.input import Appended, has_gap, inputs_of, is_history, missed, newest
 from feeds.decimal9 import parse_fixed9
 from feeds.messages import Answer, Flag, Latency
 from flash.confidence import Judged
-from flash.evaluator import Evaluated, FlashEvaluator
+from flash.evaluator import AskedCut, Evaluated, FlashEvaluator
 from flash.questions import Prepared, Question
 from flash.ready import ReadyPosition, exits
 from flash.registry import Registry, Standing, check_choices
@@ -75,16 +76,13 @@ class Versions:
         self,
         store: MetricStore,
         emit: Emit,
-        inputs: dict[str, Mapping[str, int]],
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """``inputs`` are kept for the sessions' files; see `daemon.engine.maintenance.Tiers`."""
-        self._store, self._emit, self._inputs, self._clock = store, emit, inputs, clock
+        self._store, self._emit, self._clock = store, emit, clock
 
     def on_commit(self, tape: Tape, version: int, records: Sequence[TapeItem[Appended]]) -> None:
         """Report a tape's new version."""
         record = newest(records)
-        self._inputs[tape.name] = {"last": record.last_offset, "low_watermark": record.low_watermark}
         payloads = [each.payload for each in records]
         late = missed(payloads, tape.staleness_ns, self._clock())
         self._store.inc("foretick_promises_missed_total", late, session=tape.name)
@@ -101,6 +99,7 @@ class Versions:
                 times=times_of(record),
                 inputs=inputs_of(payloads),
                 late=late,
+                history=all(map(is_history, payloads)),
             )
         )
 
@@ -137,6 +136,7 @@ class StandingAnswers:
             self._asked,
             _received_ns,
             built.costs.batch_ns,
+            is_history,
         )
 
     def add(self, session: SessionConfig) -> None:
@@ -145,6 +145,14 @@ class StandingAnswers:
         if name not in self._sessions:
             self._coalesced[name] = self._store.growth("foretick_flash_coalesced_total", session=name)
         self._sessions[name] = session
+
+    def cut(self, name: str) -> AskedCut:
+        """What was asked of a session so far."""
+        return self._evaluator.cut(name)
+
+    def restore(self, name: str, cut: AskedCut) -> None:
+        """Go on from a cut, before the session's first version."""
+        self._evaluator.restore(name, cut)
 
     def leave(self, name: str) -> None:
         """A session is to be removed; what is asked of it will fail."""
@@ -219,7 +227,7 @@ class StandingAnswers:
         )
 
     def _flags(self, done: Evaluated[Appended], judged: Judged | None) -> list[Flag]:
-        record, ordinal = done.payloads[-1]
+        record, ordinal = done.payloads[-1][:2]
         owned: dict[Flag, bool] = {
             "gap": done.gap,
             "warm_up": ordinal < self._sessions[done.standing.session].warm_up_records,
@@ -255,6 +263,8 @@ class EngineAsks:
     """Ad-hoc questions of sessions. Commands come from one thread; replies go out on the scheduler's.
 
     With a ``ready`` position, asks may exit early above ``tau``: these replies go out on the caller's thread.
+    ``rebuilding`` says whether a session's bars are still read again after a restart; its replies have the
+    flag `warm_up` then, or with ``refuses`` it answers none.
     """
 
     def __init__(
@@ -265,7 +275,10 @@ class EngineAsks:
         emit: Emit,
         ready: ReadyPosition | None = None,
         tau: float = 0.0,
+        rebuilding: Callable[[str], bool] = lambda session: False,
+        refuses: bool = False,
     ) -> None:
+        self._rebuilding, self._refuses = rebuilding, refuses
         self._built, self._scheduler, self._confidence, self._emit = built, scheduler, confidence, emit
         self._ready, self._tau = ready, tau
         self._open: dict[int, Request] = {}
@@ -278,6 +291,10 @@ class EngineAsks:
         tape = self._built.tapes.get(ask.session)
         if tape is None:
             self._fail(ask, Failure("unknown_session", f"there is no session {ask.session!r}"))
+            return
+        if self._refuses and self._rebuilding(ask.session):
+            why = "its newest data is read again after a restart: ask later (recovery.while_rebuilding)"
+            self._fail(ask, Failure("rebuilding", why))
             return
         try:
             question = Question("ask", ask.question, ask.choices or None, max(1, ask.max_tokens))
@@ -302,6 +319,14 @@ class EngineAsks:
         )
         self._open[ask.id] = request  # before submitting: the worker may finish first
         self._scheduler.submit(request)
+
+    def newest(self, name: str, version: int) -> TapeRecord | None:
+        """The newest record of a session's newest version."""
+        return self._newest[name].get(version)
+
+    def restore(self, name: str, version: int, record: TapeRecord) -> None:
+        """A session goes on from a version with this newest record, whose times are another process's."""
+        self._newest[name] = {version: replace(record, ts_ring=0)}
 
     def remove(self, name: str) -> None:
         """A session is removed."""
@@ -349,9 +374,10 @@ class EngineAsks:
     ) -> None:
         """Reply with the answer's members ``found``, read from ``version``, and with one more ``flag``."""
         record = self._newest[ask.session].get(version)
-        times = times_of(record) if record else None
+        times = times_of(record) if record and record.ts_ring else None
         untrained = self._built.loaded.untrained
         flags: dict[Flag, bool] = {
+            "warm_up": self._rebuilding(ask.session),
             "untrained": untrained,
             "replay": times is not None and times.replay,
             "rounded": record is not None and record.rounded,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import partial
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property, partial
 from pathlib import Path
 
 from msgspec import structs
@@ -16,6 +16,13 @@ from daemon.config.standing import Asked, questions_of
 from daemon.engine.confidence import calibration_of
 from daemon.engine.maintenance import Tiers, identity_of, tiers_of
 from daemon.engine.prefixes import Prefixes
+from daemon.engine.recovery import (
+    Found,
+    Recovery,
+    SessionState,
+    SnapshotFiles,
+    SnapshotNoRoom,
+)
 from daemon.progress import Progress
 from engine.device import in_own_thread, use_threads
 from engine.engine import Engine
@@ -30,6 +37,7 @@ from flash.questions import EXACT_VALUE, PAPER_SIX, Prepared, Question
 from flash.registry import BadQuestion, Registry, Standing
 from ingest.compact import WIDEST, CompactSpec
 from ingest.lines import LineSpec
+from regions.offload.disk import ForeignSnapshot, Identity, Restoring, SnapshotError
 from regions.tape import Retention, Tape
 from scheduler.costs import OnlineCosts, guess
 from scheduler.costs import load as load_profile
@@ -57,16 +65,70 @@ class Built:
     lines: dict[str, LineSpec | CompactSpec]
     """How bars are written, by session."""
     prefixes: Prefixes
+    recovery: Recovery
     calibration: Calibration | None = None
+    progress: dict[str, Progress] = field(default_factory=dict)
+    """What each session goes on from."""
+    restored: dict[str, SessionState] = field(default_factory=dict)
+    """Sessions whose tape came back from a snapshot."""
+
+    @cached_property
+    def identity(self) -> Identity:
+        """Of the model; `Identity.behind` makes it that of a tape."""
+        return identity_of(self.engine, ())
 
     def open(self, session: SessionConfig, progress: Progress, promise_ns: int) -> Tape:
         """Open the tape of a session whose line and prefix are there; it goes on from ``progress``.
 
-        ``promise_ns``: its promise of freshness.
+        It comes back from a snapshot if there is one that may be used. ``promise_ns``: its promise of
+        freshness.
 
         Raises ValueError for a retention that does not fit, ModelError and OutOfMemory where the pool is too
         small.
         """
+        name, line = session.name, self.lines[session.name]
+        self.progress[name] = progress
+        settings = self.recovery.settings(session, line, retention_of(session, self.prompt))
+        tape = None
+        for found in self.recovery.usable(name, settings, progress):
+            try:
+                tape = self._restored(session, found, progress)
+                break
+            except SnapshotError as error:
+                self.recovery.refuse(name, error)
+                self.prefixes.restore(name, None if isinstance(line, LineSpec) else line.blank.header, ())
+        if tape is None:
+            tape = self._opened(session)
+            tape.version = progress.version
+        tape.staleness_ns = promise_ns
+        self.tapes[name] = tape
+        if self.tiers.residency is not None:
+            self.tiers.residency.attach(tape, self.identity.behind(tape.prefix))
+        return tape
+
+    def _restored(self, session: SessionConfig, found: Found, progress: Progress) -> Tape:
+        """The tape of a snapshot. Raises SnapshotError where it does not fit; the prefix has changed then."""
+        (snapshot, state), name = found, session.name
+        self.prefixes.restore(name, state.header, state.rollup)
+        snapshot.expect(self.identity.behind(self.prefixes.newest(name)))
+        tape = self._opened(session)
+        version = max(snapshot.header.state.version, progress.version)
+        stored = Restoring(self.engine.pool, snapshot)
+        try:
+            tape.resume(structs.replace(snapshot.header.state, version=version), stored)
+            if not tape.swap_in():
+                raise SnapshotNoRoom(f"{snapshot.path}: the pool has no room for its window")
+        except ValueError as error:
+            tape.release()
+            raise ForeignSnapshot(f"{snapshot.path}: {error}") from error
+        except SnapshotError:
+            tape.release()
+            raise
+        self.restored[name] = state
+        return tape
+
+    def _opened(self, session: SessionConfig) -> Tape:
+        """An empty tape."""
         engine, frozen = self.engine, self.prefixes.newest(session.name)
         tape = engine.open_tape(session.name, frozen, retention_of(session, self.prompt))
         try:
@@ -77,20 +139,15 @@ class Built:
         except ValueError:
             tape.release()
             raise
-        tape.version = progress.version
-        tape.staleness_ns = promise_ns
-        self.tapes[session.name] = tape
-        if self.tiers.residency is not None:
-            self.tiers.residency.attach(tape, identity_of(engine, frozen))
         return tape
 
     def close(self, tape: Tape) -> None:
         """Close a session's tape, which nothing uses any more."""
         if self.tiers.residency is not None:
             self.tiers.residency.detach(tape)
-        self.tiers.inputs.pop(tape.name, None)
         tape.release()
-        self.lines.pop(tape.name, None)
+        for kept in (self.lines, self.progress, self.restored):
+            kept.pop(tape.name, None)
         self.prefixes.remove(tape.name)
 
     def prepare(self, question: Question) -> Prepared:
@@ -254,7 +311,11 @@ def _build(config: Config, progress: Mapping[str, Progress], ahead: Loaded | Non
     )
     tiers = tiers_of(config, engine)
     tapes: dict[str, Tape] = {}
-    built = Built(loaded, prompt, engine, tapes, tiers, costs, lines, prefixes, calibration)
+    files = SnapshotFiles(config.recovery.path, config.recovery.max_bytes)
+    if config.recovery.interval:
+        files.prepare()
+    recovery = Recovery(config, files)
+    built = Built(loaded, prompt, engine, tapes, tiers, costs, lines, prefixes, recovery, calibration)
     for index, session in enumerate(config.sessions):
         try:
             built.open(session, progress.get(session.name, Progress()), config.promise_ns(session))

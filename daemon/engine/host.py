@@ -22,6 +22,7 @@ from daemon.engine.metrics import MemoryMetrics
 from daemon.engine.prompts import EnginePrompts
 from daemon.engine.questions import StandingQuestions
 from daemon.engine.sessions import EngineSessions
+from daemon.engine.snapshots import Snapshots
 from daemon.supervision import Threads
 from ingest import warm_up
 from scheduler.scheduler import Scheduler
@@ -46,6 +47,7 @@ class EngineHost:
     asks: EngineAsks
     questions: StandingQuestions
     sessions: EngineSessions
+    snapshots: Snapshots
     labels: EngineLabels
     prompts: EnginePrompts
     memory: MemoryMetrics
@@ -90,6 +92,8 @@ class EngineHost:
         for thread in self._running:
             thread.join(drain_s)
         drained = self.worker.stop(max(0.0, deadline - time.monotonic()))
+        if drained and not any(thread.is_alive() for thread in self._running):
+            self.snapshots.close(max(0.0, deadline - time.monotonic()))
         self.emit(protocol.Stopped(drained))
 
     def _dispatch(self, command: protocol.Command) -> None:
@@ -104,6 +108,8 @@ class EngineHost:
                 self.sessions.handle(command)
             case Label():
                 self.labels.label(command)
+            case protocol.NameStream():
+                self.snapshots.name_stream(command)
             case protocol.EndInput():
                 self.input.end()
             case protocol.StopEngine():
@@ -119,3 +125,4 @@ class EngineHost:
             self.emit(protocol.Heartbeat(self.worker.progress, self.worker.idle))
             self.memory()
             self.capacity()
+            self.snapshots.note()

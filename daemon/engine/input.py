@@ -11,10 +11,13 @@ from typing import NamedTuple
 
 from daemon.config.schema import BarsConfig, Config, SessionConfig
 from daemon.engine.build import Built
+from daemon.engine.history import History
+from daemon.progress import Progress
 from daemon.protocol import Inputs, RecordRefused
 from ingest.backlog import Window
-from ingest.bars import GAP, BarPolicy, Feeds, Refused
+from ingest.bars import AMENDS, GAP, BarPolicy, Feeds, Refused
 from ingest.compact import Anchor, CompactSpec, Restart
+from ingest.cut import PlaneCut, Taken
 from ingest.lines import LineSpec
 from ingest.plane import DataPlane, SessionSpec, TapeRecord
 from ingest.ring import Ring
@@ -31,10 +34,24 @@ The next ones wait in the session's backlog (`ingest.backlog`). Four times as ma
 
 
 class Appended(NamedTuple):
-    """A bar from the data plane, and the number of bars its session had before."""
+    """A bar from the data plane, and the number of bars its session had before.
+
+    ``closed``: see `daemon.protocol.Inputs`. ``history``: an earlier engine answered it.
+    """
 
     record: TapeRecord
     ordinal: int
+    closed: tuple[int, ...] = ()
+    history: bool = False
+
+
+class InputCut(NamedTuple):
+    """A session's input between two bars of its tape. ``bars``: those it had so far."""
+
+    plane: PlaneCut
+    taken: list[Taken]
+    closed: tuple[int, ...]
+    bars: int
 
 
 def newest(records: Sequence[TapeItem[Appended]]) -> TapeRecord:
@@ -54,7 +71,13 @@ def inputs_of(payloads: Sequence[Appended]) -> Inputs:
         min(record.first_offset for record in records),
         max(record.last_offset for record in records),
         records[-1].low_watermark,
+        payloads[-1].closed,
     )
+
+
+def is_history(payload: Appended) -> bool:
+    """Whether an earlier engine answered this bar."""
+    return payload.history
 
 
 def missed(payloads: Sequence[Appended], promise_ns: int, now_ns: int) -> int:
@@ -99,6 +122,9 @@ class EngineInput:
         """Bars of each session that the scheduler has."""
         self._anchors: dict[str, Anchor | None] = {}
         """Of each session's newest version."""
+        self._history: dict[str, History] = {}
+        self._paused: set[str] = set()
+        """Sessions that are given no bars for now."""
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._ended = threading.Event()
@@ -108,7 +134,8 @@ class EngineInput:
         self._bars, self._symbols = config.bars, dict(symbols)
         self._specs = {each.name: self._spec(each, built.lines[each.name]) for each in config.sessions}
         skips = config.skips
-        most = CREDITS if skips else 4 * CREDITS
+        self._most = CREDITS if skips else 4 * CREDITS
+        self._progress = built.progress
         self._plane = DataPlane(
             ring,
             source,
@@ -117,7 +144,8 @@ class EngineInput:
             self._append,
             store,
             clock=clock,
-            room=lambda session: most - self._ahead[session],
+            room=self._room,
+            bit_by_bit=lambda session: self._followed(session).rebuilding,
             skips=skips,
             restart=self._restart,
             refuse=self._refuse,
@@ -141,16 +169,65 @@ class EngineInput:
         self._plane.step()
 
     def set(
-        self, session: SessionConfig, line: LineSpec | CompactSpec, symbols: Mapping[str, int] | None = None
+        self,
+        session: SessionConfig,
+        line: LineSpec | CompactSpec,
+        symbols: Mapping[str, int] | None = None,
+        done: Callable[[], None] | None = None,
     ) -> None:
-        """Add a session, or change one that stays; ``symbols``: numbers of new ones."""
+        """Add a session, or change one that stays; ``symbols``: numbers of new ones.
+
+        ``done`` is called before the first record of a new session, on the data plane's thread.
+        """
         with self._changing:
             self._symbols |= symbols or {}
             if session.name not in self._specs:
-                self._appended.pop(session.name, None)
-                self._ahead.pop(session.name, None)
+                for kept in (self._appended, self._ahead, self._history, self._anchors):
+                    kept.pop(session.name, None)
             self._specs[session.name] = self._spec(session, line)
-            self._plane.change(list(self._specs.values()))
+            self._plane.change(list(self._specs.values()), done or (lambda: None))
+
+    def rebuilding(self, session: str) -> bool:
+        """Whether bars that were answered before the engine's start are still to come. Any thread."""
+        found = self._history.get(session)
+        return found is not None and found.rebuilding
+
+    def pause(self, session: str, is_paused: bool) -> None:
+        """Give the scheduler no more bars of a session, or go on. Any thread."""
+        if is_paused:
+            self._paused.add(session)
+        else:
+            self._paused.discard(session)
+            self._ring.wake()
+
+    def ahead(self, session: str) -> int:
+        """Bars of a session that the scheduler has. Any thread."""
+        with self._lock:
+            return self._ahead[session]
+
+    def cut(self, session: str) -> InputCut | None:
+        """The session's state; None while bars are on their way to its tape. Between two batches."""
+        found = self._plane.cut(session, lambda: not self.ahead(session))
+        if found is None:
+            return None
+        return InputCut(*found, self._followed(session).closed, self._appended[session])
+
+    def restore(
+        self,
+        session: str,
+        plane: PlaneCut,
+        reread: Sequence[bool],
+        closed: Sequence[int],
+        newest: TapeRecord,
+        bars: int,
+    ) -> None:
+        """Go on from a cut, before the first record. ``reread``: see `DataPlane.restore`."""
+        self._plane.restore(session, plane, reread)
+        self._appended[session] = bars
+        self._anchors[session] = newest.anchor
+        known = self._progress.get(session, Progress())
+        # without a log there is nothing to read again
+        self._history[session] = History(len(reread), known.closed if all(reread) else (), closed)
 
     def remove(self, name: str, done: Callable[[], None]) -> None:
         """Take no more records for a session; then ``done`` is called, on the data plane's thread."""
@@ -199,12 +276,27 @@ class EngineInput:
         return SessionSpec(session.name, feeds, line, _window(self._tapes[session.name].retention))
 
     def _items(self, session: str, records: Sequence[TapeRecord]) -> list[TapeItem[Appended]]:
-        first = self._appended[session]
+        history, items = self._followed(session), []
+        for ordinal, record in enumerate(records, self._appended[session]):
+            answered = history.take(record.bar.leg, record.bar.ts_open, bool(record.flags & AMENDS))
+            payload = Appended(record, ordinal, history.closed, answered)
+            items.append(TapeItem(record.tokens, payload, record.ts_last_event, record.ts_closed))
         self._appended[session] += len(records)
-        return [
-            TapeItem(record.tokens, Appended(record, first + i), record.ts_last_event, record.ts_closed)
-            for i, record in enumerate(records)
-        ]
+        return items
+
+    def _followed(self, session: str) -> History:
+        found = self._history.get(session)
+        if found is None:
+            legs, known = len(self._specs[session].feeds.symbols), self._progress.get(session, Progress())
+            found = self._history[session] = History(legs, known.closed)
+        return found
+
+    def _room(self, session: str) -> int:
+        """How many more bars the scheduler takes. History goes version by version, as the first time."""
+        ahead = self._ahead[session]
+        if session in self._paused or (ahead and self.rebuilding(session)):
+            return 0
+        return self._most - ahead
 
     def _restart(self, session: str, restart: Restart) -> None:
         """Give a compact session its new anchor; its next bars wait for it, and questions do not."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -30,14 +30,10 @@ _NS = 1e-9
 
 @dataclass(frozen=True)
 class Tiers:
-    """Where KV goes when the pool is full; both None: nowhere.
-
-    ``inputs``: the input offsets of each session's newest version, for the files.
-    """
+    """Where KV goes when the pool is full; both None: nowhere."""
 
     host: HostTier | None = None
     residency: Residency | None = None
-    inputs: dict[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 def tiers_of(
@@ -61,16 +57,13 @@ def tiers_of(
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise SettingError("pool.spill_dir", f"cannot make {directory}: {error.strerror}") from error
-    inputs: dict[str, Mapping[str, int]] = {}
-
     residency = Residency(
         engine.pool,
         Idleness(settings.idle_spill, directory),
         clock,
         host=host,
-        inputs=lambda session: inputs.get(session, {}),
     )
-    return Tiers(host, residency, inputs)
+    return Tiers(host, residency)
 
 
 def identity_of(engine: Engine, frozen: Sequence[int]) -> Identity:

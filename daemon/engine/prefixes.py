@@ -80,6 +80,18 @@ class Prefixes:
             self._longest_rollups[session], self._rollups[session] = rollup, ()
             self._listings[session] = deque([listing])
 
+    def restore(self, session: str, header: str | None, rollup: tuple[int, ...]) -> None:
+        """Have a session begin with this header and rollup; its questions stay."""
+        with self._lock:
+            questions = self._questions[session] if self.numbers else ()
+            self._listings[session] = deque([self._made(session, header, questions, rollup)])
+            self._headers[session], self._rollups[session] = header, rollup
+
+    def parts(self, session: str) -> tuple[str | None, tuple[int, ...]]:
+        """Header and rollup of the prefix that the session has or is about to get."""
+        with self._lock:
+            return self._headers[session], self._rollups[session]
+
     def remove(self, session: str) -> None:
         """Forget a session."""
         with self._lock:

@@ -15,6 +15,7 @@ from functools import partial
 
 from daemon.config.schema import BarsConfig, Config, SessionConfig
 from daemon.engine.build import Built
+from ingest.cut import RolledCut
 from ingest.lines import LineSpec
 from ingest.rollup import END, Rollup, SummedBar, Tier, introduction, newest_within, rollup_line
 from metrics.store import MetricStore
@@ -121,6 +122,34 @@ class Rollups:
             self._rolled[tape] = _rolled(session, spec, self._bars)
         else:
             known.session = session
+
+    def settled(self, tape: Tape) -> bool:
+        """Whether no bars are on their way from its window to its rollup."""
+        rolled = self._rolled.get(tape)
+        return rolled is None or not rolled.moving
+
+    def cut(self, tape: Tape) -> RolledCut | None:
+        """The bars of a session; None without a rollup."""
+        rolled = self._rolled.get(tape)
+        if rolled is None:
+            return None
+        return RolledCut(
+            rolled.rollup.cut(),
+            tuple(rolled.window),
+            rolled.summed,
+            rolled.shown,
+            rolled.newest_shown,
+            rolled.newest,
+            rolled.lost,
+        )
+
+    def restore(self, tape: Tape, cut: RolledCut) -> None:
+        """Go on from a cut of a session with the same rollup."""
+        rolled = self._rolled[tape]
+        rolled.rollup.restore(cut.rollup)
+        rolled.window = deque(cut.window)
+        rolled.summed, rolled.shown = cut.summed, cut.shown
+        rolled.newest_shown, rolled.newest, rolled.lost = cut.newest_shown, cut.newest, cut.lost
 
     def forget(self, tape: Tape) -> None:
         """A session goes."""

@@ -15,6 +15,7 @@ from daemon.engine.confidence import Confidence
 from daemon.engine.input import EngineInput, policy_of
 from daemon.engine.questions import StandingQuestions
 from daemon.engine.rollups import Rollups
+from daemon.engine.snapshots import Snapshots
 from engine.model.architectures import ModelError
 from engine.step import OutOfMemory
 from feeds.connector import SettingError
@@ -57,6 +58,7 @@ class EngineSessions:
     confidence: Confidence
     refresher: Refresher
     rollups: Rollups
+    snapshots: Snapshots
     store: MetricStore
     emit: Emit
     _sessions: dict[str, SessionConfig] = field(init=False)
@@ -115,9 +117,15 @@ class EngineSessions:
         self.registry.replace(session.name, standing)
         self.refresher.watch(tape, refresh_policy(session))
         self.rollups.set(session, tape)
+        self.snapshots.set(session, tape)
+        self.built.recovery.count(self.store)
+        read_on = None
+        if session.name in self.built.restored:
+            self.snapshots.give_back(session.name)
+            read_on = partial(self.snapshots.read_on, session.name)
         # in this order: a record that comes after the reply is the session's, too
-        self.input.set(session, line, command.symbols)
-        self.emit(protocol.SessionAdded(command.id))
+        self.input.set(session, line, command.symbols, read_on)
+        self.emit(protocol.SessionAdded(command.id, self.snapshots.positions(session.name)))
 
     def _forget(self, name: str) -> None:
         """Undo `_add`."""
@@ -153,6 +161,7 @@ class EngineSessions:
         self.answers.add(session)
         self.refresher.watch(tape, refresh_policy(session))
         self.rollups.set(session, tape)
+        self.snapshots.set(session, tape)
         self.emit(protocol.SessionChanged(command.id))
 
     def _remove(self, command: protocol.RemoveSession) -> None:
@@ -173,6 +182,7 @@ class EngineSessions:
         self.answers.leave(name)
         self.refresher.forget(tape)
         self.rollups.forget(tape)
+        self.snapshots.forget(tape)
         self.scheduler.remove(tape, REMOVED)
         self.registry.remove(name)
         self.asks.remove(name)

@@ -24,6 +24,7 @@ from daemon.engine.prompts import EnginePrompts
 from daemon.engine.questions import StandingQuestions
 from daemon.engine.rollups import Rollups
 from daemon.engine.sessions import EngineSessions, refresh_policy
+from daemon.engine.snapshots import Snapshots
 from daemon.supervision import Threads
 from engine.divergence import Probe, probe
 from engine.step import Executor
@@ -65,15 +66,29 @@ def wire_engine(
     # Order of listeners on a commit: first those that record the version, then those that query it.
     numbers = numbered(config.sessions) if symbols is None else symbols
     entering = EngineInput(config, ring, source, built, numbers, scheduler, store, emit=emit)
-    scheduler.subscribe(Versions(store, emit, built.tiers.inputs).on_commit)
+    scheduler.subscribe(Versions(store, emit).on_commit)
     confidence = Confidence(config, prompt, built.calibration, store)
     ready = ready_position(config, built, scheduler)
-    asks = EngineAsks(built, scheduler, confidence, emit, ready, config.flash.early_exit)
+    asks = EngineAsks(
+        built,
+        scheduler,
+        confidence,
+        emit,
+        ready,
+        config.flash.early_exit,
+        entering.rebuilding,
+        config.recovery.while_rebuilding == "refuse",
+    )
     answers = StandingAnswers(
         config, built, scheduler, registry, confidence, store, emit, entering.open_lines
     )
     refresher = refresher_of(config, built, scheduler, registry, observer)
     rollups = Rollups(config, built, scheduler, store)
+    snapshots = Snapshots(config, built, scheduler, entering, asks, answers, refresher, rollups, store)
+    built.recovery.count(store)
+    for name in built.restored:
+        snapshots.give_back(name)
+        snapshots.read_on(name)
     rebuilder = Rebuilder(scheduler, time.monotonic_ns)
     maintenance = Maintenance(engine.pool, built.tapes.values(), built.tiers, store)
     questions = StandingQuestions(registry, built.prefixes, built.tapes, scheduler, limits_of(config), emit)
@@ -89,24 +104,31 @@ def wire_engine(
         confidence,
         refresher,
         rollups,
+        snapshots,
         store,
         emit,
     )
     threads = Threads(lambda name, why: emit(protocol.ThreadEnded(name, why)))
     return EngineHost(
         ready=protocol.Ready(
-            loaded.name, loaded.revision, loaded.untrained, str(loaded.device), engine.pool.total_blocks
+            loaded.name,
+            loaded.revision,
+            loaded.untrained,
+            str(loaded.device),
+            engine.pool.total_blocks,
+            {name: snapshots.positions(name) for name in built.restored},
         ),
         scheduler=scheduler,
         worker=Worker(
             scheduler,
-            when_idle=partial(_soonest, refresher.idle, rebuilder.idle, maintenance),
+            when_idle=partial(_soonest, refresher.idle, rebuilder.idle, maintenance, snapshots),
             make_thread=threads.make,
         ),
         input=entering,
         asks=asks,
         questions=questions,
         sessions=sessions,
+        snapshots=snapshots,
         labels=EngineLabels(registry, confidence, scheduler, emit),
         prompts=EnginePrompts(
             prompt, scheduler, engine.open_prompt, engine.frame_limit, loaded.untrained, emit

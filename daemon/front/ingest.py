@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from daemon import protocol
 from daemon.ages import VenueClock
 from daemon.config.symbols import Route
 from daemon.front.offsets import OffsetTracker, Stream
@@ -39,6 +40,7 @@ from ingest.record import (
     TRADE,
     Records,
     RecordWriter,
+    stream_number,
 )
 from ingest.ring import Ring
 from metrics.store import MetricStore
@@ -81,7 +83,7 @@ class Ingest:
     """Feeds one source into one ring, to which others may write in turn (``order``).
 
     ``routes``: by symbol (VENUE:SYMBOL); `reroute` replaces them. ``clocks``: of the venues, by session.
-    ``dead_letter`` gets malformed messages.
+    ``dead_letter`` gets malformed messages, ``name_stream`` each stream before its first record is pushed.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class Ingest:
         clocks: Mapping[str, VenueClock] | None = None,
         order: Order | None = None,
         sequence: Sequence = "none",
+        name_stream: Callable[[protocol.NameStream], None] = lambda stream: None,
     ) -> None:
         self._source = source
         self._ring = ring
@@ -124,6 +127,9 @@ class Ingest:
             "foretick_partitions_moved_total", seeking.moved if seeking else 0, source=source.name
         )
         self._jumped = dict(seeking.skipped) if seeking else {}
+        self._name_stream = name_stream
+        self._numbers: dict[Stream, int] = {}
+        """Of the streams that have a name, in the ring."""
         self._gaps: set[int] = set()
         self._gaps_of: dict[Stream, set[int]] = {}
         """Symbols whose next record of the stream follows a gap."""
@@ -184,8 +190,18 @@ class Ingest:
             return [message]
         return [msgspec.structs.replace(message, payload=payload) for payload in found]
 
-    def _pack(self, message: Incoming) -> None:
-        """Pack one record if it is usable, else count it."""
+    def _number(self, stream: Stream) -> int:
+        """The number of a stream in the ring; the engine hears its name first."""
+        number = self._numbers.get(stream)
+        if number is None:
+            number = self._numbers[stream] = stream_number(self._source.name, *stream)
+            self._name_stream(
+                protocol.NameStream(self._source.name, *stream, reread=self._seeking is not None)
+            )
+        return number
+
+    def _pack(self, message: Incoming, part: int = 0, more: bool = False) -> None:
+        """Pack one record if it is usable, else count it. ``part``: its number in its message."""
         stream = (message.topic, message.partition)
         try:
             record = decode_record(message.payload, header_encoding(message.headers), self._max_bytes)
@@ -230,6 +246,10 @@ class Ingest:
             gap=gap,
             ts_source=message.ts_source_ns or message.ts_recv_ns,
             replay=replay,
+            stream=self._number(stream),
+            stream_offset=message.offset,
+            part=part,
+            more=more,
         )
 
     def _take_heartbeat(self, beat: Heartbeat, message: Incoming) -> None:
@@ -294,10 +314,11 @@ class Ingest:
 
     async def _pack_each(self, messages: list[Incoming]) -> None:
         for message in messages:
-            for record in self._records(message):
+            records = self._records(message)
+            for part, record in enumerate(records):
                 if len(self._writer) == SLICE:  # a message of many records
                     await self._flush()
-                self._pack(record)
+                self._pack(record, part, part + 1 < len(records))
                 for beat in self._beats:
                     if len(self._writer) == SLICE:
                         await self._flush()
@@ -318,7 +339,9 @@ class Ingest:
         """Pack messages that were decoded as columns. The outcome is that of `_pack` on each."""
         offsets = np.array([message.offset for message in messages], np.int64)
         keep = np.zeros(len(messages), np.bool_)
+        numbers = np.zeros(len(messages), np.uint64)
         for stream, start, end in _streams(messages):
+            numbers[start:end] = self._number(stream)
             keep[start:end] = self._account(stream, offsets[start:end], columns["key"][start:end])
         rows = columns[keep]
         if not len(rows):
@@ -339,6 +362,7 @@ class Ingest:
         packed["x"][trades] = _SIDES_OF[rows["x"][trades]]
         packed["symbol"] = self._symbols[rows["key"]]
         packed["offset"] = np.arange(self._order.taken - len(rows), self._order.taken) + 1
+        packed["stream"], packed["stream_offset"] = numbers[keep], offsets[keep]
         packed["ts_source"] = np.where(source == 0, received, source)
         packed["flags"] = skewed * FLAG_SKEWED + replay * FLAG_REPLAY
         self._flag_gaps(packed)

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
+from daemon import protocol
 from daemon.ages import VenueClock
 from daemon.config.schema import Config, SessionConfig
 from daemon.config.symbols import numbered, routes
@@ -47,6 +48,7 @@ class FeedInput:
         clocks: Mapping[str, VenueClock] | None = None,
         order: Order | None = None,
         recovery: Recovery | None = None,
+        name_stream: Callable[[protocol.NameStream], None] = lambda stream: None,
     ) -> None:
         self.source, self.tracker = source, tracker
         self.positions: Mapping[str, Mapping[str, Position]] = {}
@@ -68,6 +70,7 @@ class FeedInput:
         """Numbers of the symbols in the ring."""
         self._store, self._dead_letter, self._tasks = store, dead_letter, tasks
         self._commit_every_s, self._clocks = commit_every_s, clocks
+        self._name_stream = name_stream
         self._ingest: Ingest | None = None
         self._committing = asyncio.Lock()
         """Held during a commit, so that the source is not closed meanwhile."""
@@ -164,6 +167,7 @@ class FeedInput:
             clocks=self._clocks,
             order=self.order,
             sequence=self._settings.sequence,
+            name_stream=self._name_stream,
         )
         self.connected = True
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from daemon import protocol
@@ -102,9 +101,10 @@ def make_front(
         return InprocEngine(partial(_make_host, now, ring, store, reading, progress, symbols, executor))
 
     dropping = any(each.kind == "dropping" for each in sources)
-    directory = config.recovery.directory if dropping else ""
     recovery = Recovery(
-        store, Path(directory) if directory else None, lambda: _address(config.query, front.query)
+        store,
+        config.recovery.path if dropping and config.recovery.interval else None,
+        lambda: _address(config.query, front.query),
     )
     trackers = {each.name: OffsetTracker(recovery.describe) for each in sources}
     tracker = AllOffsets(trackers) if len(trackers) > 1 else next(iter(trackers.values()), OffsetTracker())
@@ -117,9 +117,18 @@ def make_front(
     order = Order()
 
     def feed(source: Source | None, tracker: OffsetTracker) -> FeedInput:
-        letter = publisher.dead_letter
         return FeedInput(
-            config, source, tracker, store, letter, tasks, commit_every_s, sessions.clocks, order, recovery
+            config,
+            source,
+            tracker,
+            store,
+            publisher.dead_letter,
+            tasks,
+            commit_every_s,
+            sessions.clocks,
+            order,
+            recovery,
+            send,
         )
 
     entering: FeedInput | Inputs

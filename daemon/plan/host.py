@@ -22,6 +22,7 @@ from daemon.config.schema import (
     ModelConfig,
     ProcessConfig,
     QueryConfig,
+    RecoveryConfig,
     SessionConfig,
     SinkConfig,
     SourceConfig,
@@ -75,6 +76,7 @@ def with_host(costs: CostModel, config: Config, *, rounds: int = 30) -> CostMode
 
 def _config(config: Config, sessions: int) -> Config:
     return Config(
+        recovery=RecoveryConfig(interval=OFF),
         model=ModelConfig(threads=config.model.threads),
         sessions=tuple(
             SessionConfig(f"s{n}", f"PLAN:S{n}", retention_records=_WINDOW, divergence_every=OFF)
@@ -84,7 +86,7 @@ def _config(config: Config, sessions: int) -> Config:
         sink=SinkConfig(),
         query=QueryConfig("tcp://127.0.0.1:*"),
         http=HttpConfig(port=0),
-        process=ProcessConfig(mode=config.process.mode),
+        process=ProcessConfig(mode=config.process.mode, spare_engine=False),
     )
 
 

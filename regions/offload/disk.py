@@ -30,7 +30,7 @@ from regions.sliding import TapeState
 log = logging.getLogger(__name__)
 
 MAGIC = b"FTICKKV\n"
-FORMAT = 1
+FORMAT = 2
 _PREFIX = struct.Struct("<8sIQQ")  # magic, format version, bytes of the header, bytes of the KV
 _DIGEST = 32
 _CHUNK = 1 << 20
@@ -38,6 +38,10 @@ _CHUNK = 1 << 20
 
 class SnapshotError(StoredLost):
     """A snapshot that cannot be written, read or trusted; the message says why."""
+
+
+class ForeignSnapshot(SnapshotError):
+    """A snapshot of another model, session, setting or format."""
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -66,14 +70,14 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 class SnapshotHeader(msgspec.Struct, frozen=True):
-    """A snapshot without its KV. ``inputs``: input offsets it covers. ``created_ns``: wall clock."""
+    """A snapshot without its KV. ``owner``: what its owner keeps with it. ``created_ns``: wall clock."""
 
     session: str
     identity: Identity
     block_size: int
     state: TapeState
-    inputs: dict[str, int]
     created_ns: int
+    owner: bytes = b""
 
 
 def create(path: Path) -> BinaryIO:
@@ -128,20 +132,33 @@ class Snapshot:
     kv_at: int
 
     @classmethod
-    def open(cls, path: Path, identity: Identity) -> Snapshot:
-        """Check the whole file. Raises SnapshotError: incomplete, damaged, foreign, other format."""
+    def open(cls, path: Path) -> Snapshot:
+        """Check the whole file. Raises SnapshotError: incomplete, damaged; ForeignSnapshot: other format."""
         try:
             with path.open("rb") as file:
                 header, seal, kv_at, kv_size = _check(file, path)
         except OSError as error:
             raise SnapshotError(f"{path} could not be read: {error.strerror or error}") from error
-        for field in Identity.__struct_fields__:
-            theirs, mine = getattr(header.identity, field), getattr(identity, field)
-            if theirs != mine:
-                raise SnapshotError(f"{path} is foreign: its {field} is {theirs}, not {mine}")
         if sum(_sizes(header)) != kv_size:
             raise SnapshotError(f"{path} is damaged: its KV is not that of {header.state.tokens} tokens")
         return cls(path, header, seal, kv_at)
+
+    def expect(self, identity: Identity) -> None:
+        """Raise ForeignSnapshot unless it has this identity."""
+        for field in Identity.__struct_fields__:
+            theirs, mine = getattr(self.header.identity, field), getattr(identity, field)
+            if theirs != mine:
+                raise ForeignSnapshot(f"{self.path} is foreign: its {field} is {theirs}, not {mine}")
+
+    def load_blocks(self, pool: KVPool, blocks: Sequence[Run], skip: int = 0) -> None:
+        """As `load`, to whole ``blocks`` behind their first ``skip`` slots."""
+        size, left = pool.block_size, self.header.state.tokens
+        ranges: list[SlotRange] = []
+        for start, stop in blocks:
+            count = min(left, (stop - start) * size - skip)
+            ranges.append((start * size + skip, count))
+            left, skip = left - count, 0
+        self.load(pool, ranges)
 
     def load(self, pool: KVPool, ranges: Sequence[SlotRange]) -> None:
         """Copy the KV to ``ranges`` of ``pool``: one slot for each token, oldest first.
@@ -167,6 +184,23 @@ class Snapshot:
             raise SnapshotError(f"{self.path} could not be read: {error.strerror or error}") from error
 
 
+class Restoring:
+    """The KV of a snapshot that is kept (a `Stored`), for a tape that begins with it."""
+
+    def __init__(self, pool: KVPool, snapshot: Snapshot) -> None:
+        self._pool, self._snapshot = pool, snapshot
+
+    def load(self, blocks: Sequence[Run]) -> None:
+        """See `Stored.load`; raises SnapshotError."""
+        self._snapshot.load_blocks(self._pool, blocks)
+
+    def keep(self, blocks: int) -> None:
+        """Does nothing: the file is kept whole."""
+
+    def release(self) -> None:
+        """Does nothing: the file stays."""
+
+
 class DiskCopy:
     """One session's KV in a file (a `Stored`), which `release` removes.
 
@@ -179,17 +213,11 @@ class DiskCopy:
 
     def load(self, blocks: Sequence[Run]) -> None:
         """See `Stored.load`; raises SnapshotError."""
-        snapshot = Snapshot.open(self._path, self._identity)
+        snapshot = Snapshot.open(self._path)
+        snapshot.expect(self._identity)
         if snapshot.seal != self._seal:
             raise SnapshotError(f"{self._path} is not the file that was written: it was replaced")
-        size, left = self._pool.block_size, snapshot.header.state.tokens
-        ranges: list[SlotRange] = []
-        skip = self._skip
-        for start, stop in blocks:
-            count = min(left, (stop - start) * size - skip)
-            ranges.append((start * size + skip, count))
-            left, skip = left - count, 0
-        snapshot.load(self._pool, ranges)
+        snapshot.load_blocks(self._pool, blocks, self._skip)
 
     def keep(self, blocks: int) -> None:
         """Does nothing: the file is kept whole."""
@@ -228,7 +256,7 @@ def _check(file: BinaryIO, path: Path) -> tuple[SnapshotHeader, bytes, int, int]
     if magic != MAGIC:
         raise SnapshotError(f"{path} is no snapshot")
     if version != FORMAT:
-        raise SnapshotError(f"{path} has format version {version}; this program reads {FORMAT}")
+        raise ForeignSnapshot(f"{path} has format version {version}; this program reads {FORMAT}")
     expected = _PREFIX.size + header_size + _DIGEST + kv_size + _DIGEST
     if size != expected:
         raise SnapshotError(f"{path} is incomplete: it has {size} bytes of {expected}")

@@ -10,13 +10,13 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 from urllib.parse import quote
 
-from regions.offload.disk import DiskCopy, Identity, Snapshot, SnapshotError, SnapshotHeader, write_snapshot
+from regions.offload.disk import DiskCopy, Identity, SnapshotError, SnapshotHeader, write_snapshot
 from regions.offload.host import HostTier
 from regions.offload.store import StoredLost
 from regions.pool import KVPool
@@ -44,8 +44,7 @@ class Idleness:
 class Residency:
     """Keeps tapes in the pool, in the host tier or on disk (a `Keeper` of tapes, a `Reclaimer` of the pool).
 
-    ``clock``: monotonic, ns. ``inputs``: a session's input offsets, for its snapshots. Create it after all
-    caches of the pool, so that it is the last reclaimer.
+    ``clock``: monotonic, ns. Create it after all caches of the pool, so that it is the last reclaimer.
     """
 
     reclaimable = 0
@@ -58,7 +57,6 @@ class Residency:
         clock: Callable[[], int],
         *,
         host: HostTier | None = None,
-        inputs: Callable[[str], Mapping[str, int]] = lambda session: {},
     ) -> None:
         self.spills: Counter[TierName] = Counter()
         """Offloaded sessions, by tier."""
@@ -67,7 +65,7 @@ class Residency:
         self.failures = 0
         """Snapshots that could not be written or read back."""
         self._pool, self._idleness, self._clock = pool, idleness, clock
-        self._host, self._inputs = host, inputs
+        self._host = host
         self._used: dict[Tape, int] = {}  # least recently used first
         self._identity: dict[Tape, Identity] = {}
         self._tier: dict[Tape, TierName] = {}  # of offloaded tapes
@@ -85,23 +83,6 @@ class Residency:
         for kept in (self._identity, self._used, self._tier):
             kept.pop(tape, None)
         tape.keeper = None
-
-    def resume(self, tape: Tape, path: Path) -> Mapping[str, int]:
-        """Resume a new, attached ``tape`` from the snapshot at ``path``; returns its input offsets.
-
-        The KV is read at its first use, and the file then removed. Raises SnapshotError, with nothing
-        changed.
-        """
-        snapshot = Snapshot.open(path, self._identity[tape])
-        if snapshot.header.session != tape.name:
-            raise SnapshotError(f"{path} is of session {snapshot.header.session}, not {tape.name}")
-        stored = DiskCopy(self._pool, path, self._identity[tape], snapshot.seal, 0)
-        try:
-            tape.resume(snapshot.header.state, stored)
-        except ValueError as error:
-            raise SnapshotError(f"{path}: {error}") from error
-        self._tier[tape] = "disk"
-        return snapshot.header.inputs
 
     def use(self, tape: Tape, n: int) -> bool:
         """See `Keeper.use`."""
@@ -169,10 +150,7 @@ class Residency:
         if directory is None or self._clock() < self._no_disk_before:
             return None
         path = directory / f"{quote(tape.name, safe='')}.kv"
-        inputs = dict(self._inputs(tape.name))
-        header = SnapshotHeader(
-            tape.name, identity, self._pool.block_size, tape.state, inputs, time.time_ns()
-        )
+        header = SnapshotHeader(tape.name, identity, self._pool.block_size, tape.state, time.time_ns())
         ranges = tape.live_ranges
         try:
             seal = write_snapshot(path, header, self._pool, ranges)

@@ -17,9 +17,8 @@ from engine.step import Chunk
 from regions.allocator import Run
 from regions.ephemeral import Fork
 from regions.frozen import SharedBlocks
-from regions.offload.disk import Identity, SnapshotHeader, write_snapshot
+from regions.offload.disk import Identity, Restoring, Snapshot, SnapshotHeader, write_snapshot
 from regions.offload.host import HostTier
-from regions.offload.residency import Idleness, Residency
 from regions.tape import Retention, Tape
 from tests import tolerance
 from tests.engine.oracle import VOCABULARY, History, oracle_logits, tiny
@@ -135,15 +134,13 @@ class World:
         pool = self.engine.pool
         identity = Identity.of(pool, model="m", tokenizer="t", frozen=self.frozen)
         file = self.directory / "t.kv"
-        header = SnapshotHeader("t", identity, pool.block_size, self.tape.state, {"offset": 3}, 1)
+        header = SnapshotHeader("t", identity, pool.block_size, self.tape.state, 1)
         write_snapshot(file, header, pool, self.tape.live_ranges)
         self.tape.release()
         self.tape = self.open()
-        residency = Residency(pool, Idleness(), lambda: 0)
-        residency.attach(self.tape, identity)
-        assert residency.resume(self.tape, file) == {"offset": 3}
+        snapshot = Snapshot.open(file)
+        self.tape.resume(snapshot.header.state, Restoring(pool, snapshot))
         assert self.tape.swap_in()
-        self.tape.keeper = None
 
     def apply(self, operation: str) -> None:
         reader = self.rng.choice(self.readers) if self.readers else None

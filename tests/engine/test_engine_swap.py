@@ -13,7 +13,7 @@ from engine.engine import Engine
 from engine.model.canary import dense_logits
 from engine.step import Chunk
 from regions.ephemeral import Fork
-from regions.offload.disk import Identity, SnapshotHeader, write_snapshot
+from regions.offload.disk import Identity, Restoring, Snapshot, SnapshotHeader, write_snapshot
 from regions.offload.host import HostTier
 from regions.offload.residency import Idleness, Residency
 from regions.offload.store import NotResident
@@ -219,15 +219,15 @@ def test_a_session_goes_on_from_its_snapshot_in_another_engine(tmp_path: Path) -
     world = World()
     identity = Identity.of(world.engine.pool, frozen=world.frozen, **IDENTITY_OF)
     file = tmp_path / "t.kv"
-    header = SnapshotHeader("t", identity, 4, world.tape.state, {"offset": 17}, 1)
+    header = SnapshotHeader("t", identity, 4, world.tape.state, 1)
     write_snapshot(file, header, world.engine.pool, world.tape.live_ranges)
     left = world.tape
 
     engine = Engine(world.model, blocks=70, block_size=16, frame_limit=110)  # other blocks, too
     tape = engine.open_tape("t", world.frozen, Retention(64))
-    residency = Residency(engine.pool, Idleness(), lambda: 0)
-    residency.attach(tape, identity)
-    assert residency.resume(tape, file) == {"offset": 17}
+    snapshot = Snapshot.open(file)
+    snapshot.expect(identity)
+    tape.resume(snapshot.header.state, Restoring(engine.pool, snapshot))
     assert (tape.version, tape.evicted_tokens, tape.state.records) == (
         25,
         left.evicted_tokens,

@@ -9,7 +9,7 @@ import pytest
 
 from regions.allocator import Run
 from regions.ephemeral import Fork
-from regions.offload.disk import Identity, SnapshotError
+from regions.offload.disk import Identity
 from regions.offload.host import HostTier
 from regions.offload.residency import Idleness, Residency
 from regions.offload.store import NotResident
@@ -366,24 +366,6 @@ def test_a_disk_that_refuses_is_left_alone_for_a_while(
     house.now = 1500
     assert house.residency.spill_idle()
     house.release()
-
-
-def test_a_session_resumes_only_from_its_own_snapshot(tmp_path: Path) -> None:
-    house = House(1, directory=tmp_path)
-    house.fill(0)
-    house.now = 1000
-    assert house.residency.spill_idle()
-    other = House(2)
-    with pytest.raises(SnapshotError, match="is of session t0, not t1"):
-        other.residency.resume(other.tapes[1], tmp_path / "t0.kv")
-    other.fill(0)
-    with pytest.raises(SnapshotError, match="has a window of its own"):
-        other.residency.resume(other.tapes[0], tmp_path / "t0.kv")
-    third = House(1)
-    assert third.residency.resume(third.tapes[0], tmp_path / "t0.kv") == {}
-    assert third.seen(0) == numbers(0)
-    for each in (third, other, house):
-        each.release()
 
 
 def test_the_log_is_silent_when_all_goes_well(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

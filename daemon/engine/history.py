@@ -1,0 +1,40 @@
+"""Which of a session's bars an earlier engine answered: they are read again, but not asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class History:
+    """Follows the bars of one session, in order, after the engine's start.
+
+    ``acknowledged``: opening (ns) of the newest bar of each symbol whose answers are acknowledged
+    (`daemon.progress.Progress`); unless it has ``legs`` members nothing is. ``restored``: the same of the
+    bars that came back from a snapshot.
+    """
+
+    def __init__(self, legs: int, acknowledged: Sequence[int] = (), restored: Sequence[int] = ()) -> None:
+        self._until = tuple(acknowledged) if len(acknowledged) == legs else (-1,) * legs
+        self._seen = list(restored) if len(restored) == legs else [-1] * legs
+        self.rebuilding = self._missing()
+        """Bars that were answered are still to come."""
+
+    @property
+    def closed(self) -> tuple[int, ...]:
+        """Opening of the newest bar of each symbol, or of the newest that was answered; -1: none."""
+        return tuple(map(max, self._seen, self._until))
+
+    def take(self, leg: int, ts_open: int, amends: bool = False) -> bool:
+        """The next bar, or one written again (``amends``); returns whether it was answered.
+
+        A correction right behind the newest answered bar may have been answered or not: it is asked.
+        """
+        if amends:
+            return self.rebuilding
+        self._seen[leg] = max(self._seen[leg], ts_open)
+        answered = ts_open <= self._until[leg]
+        self.rebuilding = self.rebuilding and answered and self._missing()
+        return answered
+
+    def _missing(self) -> bool:
+        return any(seen < until for seen, until in zip(self._seen, self._until, strict=True))

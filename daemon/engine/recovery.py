@@ -1,0 +1,205 @@
+"""Snapshots of sessions on disk: what they hold, which may be used, and the room they take.
+
+A session has two files, which are written in turn, so one is whole whatever happens. The newest one that is
+no newer than the session's acknowledged answers is used: bars after it are read again from the source's log,
+and those that were answered are not asked again. A source without a log has nothing to read again, so there
+the tape has a gap behind the snapshot.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
+
+import msgspec
+
+from daemon.config.schema import Config, SessionConfig
+from daemon.progress import Position, Progress
+from feeds.connector import SettingError
+from flash.evaluator import AskedCut
+from ingest.bar_kernel import BAR, FEED, OPEN, SESSION
+from ingest.compact import CompactSpec
+from ingest.cut import PlaneCut, RolledCut
+from ingest.lines import LineSpec
+from ingest.plane import TapeRecord
+from metrics.store import MetricStore
+from regions.offload.disk import ForeignSnapshot, Snapshot, SnapshotError
+from regions.tape import Retention
+
+log = logging.getLogger(__name__)
+
+SUFFIX = ".snapshot"
+GENERATIONS = 2
+
+
+class NewerSnapshot(SnapshotError):
+    """A snapshot with answers that are not acknowledged: they would never be given."""
+
+
+class SnapshotNoRoom(SnapshotError):
+    """A snapshot that the files' limit, or the pool, has no room for."""
+
+
+class SessionState(msgspec.Struct, frozen=True):
+    """A session without its tape.
+
+    ``settings``: digest of what the state depends on. ``closed``: as in `Progress`. ``positions``: by symbol,
+    the next record to read; None where the source cannot read it again, or the symbol had no record.
+    ``has_log``: the sources can read again. ``bars``: those it had so far. ``header``, ``rollup``: of its
+    frozen prefix. ``stale_records``: evicted since its window was prefilled last.
+    """
+
+    settings: str
+    closed: tuple[int, ...]
+    positions: tuple[Position | None, ...]
+    has_log: bool
+    plane: PlaneCut
+    newest: TapeRecord
+    bars: int
+    header: str | None
+    rollup: tuple[int, ...]
+    stale_records: int
+    rolled: RolledCut | None
+    asked: AskedCut
+
+
+class Found(NamedTuple):
+    """A snapshot that may be used."""
+
+    snapshot: Snapshot
+    state: SessionState
+
+
+class SnapshotFiles:
+    """The files in one directory: at most ``max_bytes`` together, but for other daemons' at the same time."""
+
+    def __init__(self, directory: Path, max_bytes: int) -> None:
+        self.directory, self._max_bytes = directory, max_bytes
+
+    def prepare(self) -> None:
+        """Make the directory; only its owner can read it. Raises SettingError."""
+        try:
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            why = f"cannot make {self.directory}: {error.strerror}"
+            raise SettingError("recovery.directory", why) from error
+
+    def newest_first(self, session: str) -> list[Path]:
+        """The files of a session."""
+        found = [path for path in self._generations(session) if path.exists()]
+        return sorted(found, key=_written_ns, reverse=True)
+
+    def next(self, session: str) -> Path:
+        """The file to write next: a missing one, or the older one."""
+        return min(self._generations(session), key=_written_ns)
+
+    def make_room(self, path: Path, size: int) -> None:
+        """Make room for ``path`` of ``size`` bytes by removing files of which their session has a newer one.
+
+        The oldest go first. Raises SnapshotNoRoom, with nothing removed, where that is not enough.
+        """
+        others = {each: each.stat().st_size for each in self._all() if each != path}
+        beyond = sum(others.values()) + size - self._max_bytes
+        if beyond <= 0:
+            return
+        newest = {each.stem.rpartition(".")[0]: each for each in sorted(others, key=_written_ns)}
+        going = [each for each in sorted(others, key=_written_ns) if each not in newest.values()]
+        if sum(others[each] for each in going) < beyond:
+            raise SnapshotNoRoom(f"{path} of {size} bytes: recovery.max_bytes is {self._max_bytes}")
+        for each in going:
+            if beyond > 0:
+                each.unlink(missing_ok=True)
+                beyond -= others[each]
+
+    def remove(self, session: str) -> None:
+        """Remove the files of a session that is gone for good."""
+        for path in self._generations(session):
+            path.unlink(missing_ok=True)
+
+    def _generations(self, session: str) -> list[Path]:
+        name = quote(session, safe="")
+        return [self.directory / f"{name}.{number}{SUFFIX}" for number in range(GENERATIONS)]
+
+    def _all(self) -> list[Path]:
+        return [each for each in self.directory.glob(f"*{SUFFIX}") if not each.name.startswith(".")]
+
+
+class Recovery:
+    """Finds the snapshots that sessions may go on from, and counts the others."""
+
+    def __init__(self, config: Config, files: SnapshotFiles) -> None:
+        self._bars, self.files = config.bars, files
+        self.enabled = config.recovery.interval > 0
+        self.refused: list[tuple[str, str]] = []
+        """Session and reason of each snapshot that was refused; the reader of this list empties it."""
+
+    def settings(self, session: SessionConfig, line: LineSpec | CompactSpec, retention: Retention) -> str:
+        """Digest of the settings that a session's state depends on, and of the layout of its rows."""
+        rows = [each.descr for each in (SESSION, FEED, OPEN, BAR)]
+        rollup = session.rollup, session.rollup_every, session.rollup_tokens
+        parts = session.symbols, session.bars(self._bars), line, retention, session.semantics, rollup, rows
+        return blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+
+    def usable(self, session: str, settings: str, progress: Progress) -> Iterator[Found]:
+        """Snapshots of a session that it may go on from, the newest first."""
+        if not self.enabled:
+            return
+        for path in self.files.newest_first(session):
+            try:
+                snapshot = Snapshot.open(path)
+                yield Found(snapshot, _checked(snapshot, session, settings, progress))
+            except SnapshotError as error:
+                self.refuse(session, error)
+
+    def refuse(self, session: str, error: SnapshotError) -> None:
+        """Note why a snapshot is not used."""
+        log.warning("session %s does not go on from a snapshot: %s", session, error)
+        self.refused.append((session, reason_of(error)))
+
+    def count(self, store: MetricStore) -> None:
+        """Count the snapshots refused since the last call."""
+        for session, reason in self.refused:
+            store.inc("foretick_snapshots_refused_total", session=session, reason=reason)
+        self.refused.clear()
+
+
+def reason_of(error: SnapshotError) -> str:
+    """The reason as metrics name it."""
+    if isinstance(error, ForeignSnapshot):
+        return "foreign"
+    if isinstance(error, NewerSnapshot):
+        return "newer"
+    return "no_room" if isinstance(error, SnapshotNoRoom) else "torn"
+
+
+def _checked(snapshot: Snapshot, session: str, settings: str, progress: Progress) -> SessionState:
+    """The state in a snapshot. Raises SnapshotError unless the session may go on from it."""
+    header, path = snapshot.header, snapshot.path
+    if header.session != session:
+        raise ForeignSnapshot(f"{path} is of session {header.session}, not {session}")
+    try:
+        state = msgspec.msgpack.decode(header.owner, type=SessionState)
+    except msgspec.MsgspecError as error:
+        raise ForeignSnapshot(f"{path} has a state that cannot be read: {error}") from error
+    if state.settings != settings:
+        raise ForeignSnapshot(f"{path} is foreign: the session's settings have changed")
+    if not _covers(progress, header.state.version, state.closed):
+        raise NewerSnapshot(f"{path} is newer than the answers that are acknowledged")
+    return state
+
+
+def _covers(progress: Progress, version: int, closed: Sequence[int]) -> bool:
+    """Whether all answers up to a version with these newest bars are acknowledged."""
+    same = len(progress.closed) == len(closed)
+    return same and version <= progress.version and all(map(int.__le__, closed, progress.closed))
+
+
+def _written_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0

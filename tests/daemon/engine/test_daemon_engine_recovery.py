@@ -1,0 +1,495 @@
+"""Engines that are killed and come back from snapshots give the answers of one that was not."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from daemon import protocol
+from daemon.api.messages import Ask
+from daemon.config.schema import (
+    UNTRAINED,
+    BarsConfig,
+    Config,
+    ModelConfig,
+    PoolConfig,
+    QuestionConfig,
+    RecoveryConfig,
+    RollupConfig,
+    SchedulerConfig,
+    SessionConfig,
+)
+from daemon.engine.build import build
+from daemon.engine.host import EngineHost
+from daemon.engine.recovery import SnapshotFiles, SnapshotNoRoom
+from daemon.engine.wiring import wire_engine
+from daemon.progress import Position, Progress
+from feeds.connector import SettingError
+from feeds.durations import Duration
+from feeds.messages import Answer
+from ingest.record import TRADE, RecordWriter, stream_number
+from ingest.ring import Ring
+from metrics.store import MetricStore
+from tests import tolerance
+from tests.terse import terse_directory
+
+SECOND = 10**9
+START = 1_723_161_600 * SECOND
+STREAM = protocol.NameStream("kafka", "ticks", 0, True)
+TIERS = (RollupConfig(Duration(4 * SECOND), 3), RollupConfig(Duration(16 * SECOND), 1000))
+HIGH = QuestionConfig("high", "What was the highest price?", ("YES", "NO"))
+
+
+@pytest.fixture(scope="module")
+def terse(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return terse_directory(tmp_path_factory.mktemp("terse") / "model")
+
+
+def log_of(symbols: int, seconds: int, seed: int) -> list[tuple[int, int, int]]:
+    """(symbol, ns since the start, price in cents) of trades, some of them out of order."""
+    rng, prices, trades = random.Random(seed), [10_000] * symbols, []
+    for second in range(seconds):
+        for _ in range(3):
+            symbol = rng.randrange(symbols)
+            prices[symbol] += rng.randint(-9, 9) * (20 if rng.random() < 0.03 else 1)
+            trades.append((symbol, second * SECOND + rng.randrange(SECOND), prices[symbol]))
+    return trades
+
+
+def config(path: Path | None, directory: Path, *sessions: SessionConfig, **bars: object) -> Config:
+    return Config(
+        model=ModelConfig(path=str(path) if path else UNTRAINED, layers="torch", dtype="float32", threads=1),
+        sessions=sessions,
+        questions=() if path else (HIGH,),
+        standing="paper_six" if path else "none",
+        bars=BarsConfig(interval=Duration(SECOND), **bars),  # type: ignore[arg-type]  # its own
+        pool=PoolConfig(frame_limit=2048),
+        scheduler=SchedulerConfig(chunk_min=64, max_prompt_tokens=128, max_new_tokens=32),
+        recovery=RecoveryConfig(interval=Duration(1), directory=str(directory)),
+    )
+
+
+class Engine:
+    """The engine of a daemon, stepped by the test, on a log of trades.
+
+    Snapshots are taken when the test says so; of a ``busy`` one after every bar.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        progress: dict[str, Progress] | None = None,
+        stream: protocol.NameStream = STREAM,
+        busy: bool = False,
+    ):
+        self.events: list[protocol.EngineEvent] = []
+        self.config = config
+        self.store = MetricStore.local(
+            {
+                "session": ["s", *(each.name for each in config.sessions if each.name != "s")],
+                "source": ["kafka"],
+                "sink": ["k"],
+            }
+        )
+        self.ring = Ring.create(1024, "pause")
+        built = build(config, progress or {})
+        self.host: EngineHost = wire_engine(
+            config, built, self.ring, self.store, self.events.append, source="kafka"
+        )
+        self.loaded = built.loaded
+        self.host.handle(stream)
+        self.stream = stream_number(stream.source, stream.topic, stream.partition)
+        self.given = 0
+        self.now = 0
+        if not busy:
+            self.host.snapshots.clock = lambda: self.now
+            for session in config.sessions:
+                self.host.snapshots.set(session, built.tapes[session.name])
+
+    def positions(self) -> dict[str, dict[str, Position]]:
+        return self.host.ready.positions
+
+    def give(self, offset: int, trade: tuple[int, int, int]) -> None:
+        self.put(offset, trade)
+        self.rest()
+
+    def put(self, offset: int, trade: tuple[int, int, int]) -> None:
+        symbol, moment, cents = trade
+        writer = RecordWriter(1)
+        self.given += 1
+        at = START + moment
+        writer.add(
+            TRADE, symbol, at, at, (cents * SECOND // 100, SECOND, 0, 0, 0), offset=self.given,
+            ts_source=at, stream=self.stream, stream_offset=offset,
+        )  # fmt: skip
+        assert self.ring.push(writer.records) == 1
+
+    def rest(self) -> None:
+        """Let it do all it has to."""
+        while True:
+            self.host.input.take()
+            if not self.host.scheduler.step() and not self.ring.fill:
+                break
+
+    def snapshot(self) -> None:
+        """Take the snapshots of what changed."""
+        deadline = time.monotonic() + 10
+        self.now += 2 * SECOND
+        while self.host.snapshots() is not None or self.host.snapshots._writing is not None:
+            self.rest()
+            assert time.monotonic() < deadline
+        self.rest()
+
+    def progress(self) -> dict[str, Progress]:
+        """As if everything so far were acknowledged."""
+        newest = {e.session: e for e in self.events if isinstance(e, protocol.Committed)}
+        return {name: Progress(1, each.version, 0, each.inputs.closed) for name, each in newest.items()}
+
+    def answers(self) -> list[Answer]:
+        return [event.answer for event in self.events if isinstance(event, protocol.Answered)]
+
+    def value(self, name: str, **labels: str) -> float:
+        return self.store.value(f"foretick_{name}", **labels)
+
+    def kill(self) -> None:
+        self.ring.close()
+        self.ring.unlink()
+
+
+Key = tuple[str, str, int, int]
+
+
+def keyed(answers: Sequence[Answer]) -> dict[Key, tuple[str, float, list[str]]]:
+    """What an answer says, by session, question and version's newest event; the same ones must agree."""
+    found: dict[Key, tuple[str, float, list[str]]] = {}
+    counts: dict[tuple[str, str, int], int] = {}
+    for answer in answers:
+        name = answer.session, answer.question, answer.as_of
+        counts[name] = counts.get(name, 0) + 1
+        found[(*name, counts[name])] = answer.text, answer.logit_gap, sorted(answer.flags)
+    return found
+
+
+def killed(
+    made: Config, log: list[tuple[int, int, int]], seed: int, kills: int
+) -> tuple[list[Answer], list[bool]]:
+    """Answers of engines that are killed now and then, and whether each came back from a snapshot.
+
+    What is acknowledged at a kill is some version before the newest.
+    """
+    rng = random.Random(seed)
+    deaths = sorted(rng.sample(range(len(log) // 3, len(log)), kills))
+    engine, answers, restored = Engine(made), list[Answer](), []
+    names = [each.name for each in made.sessions]
+    known = [dict.fromkeys(names, Progress())]
+    at = 0
+    for death in [*deaths, len(log)]:
+        while at < death:
+            engine.give(at, log[at])
+            at += 1
+            if rng.random() < 0.2:
+                engine.snapshot()
+            if (found := engine.progress()) and found != known[-1]:
+                known.append(found)
+        if death == len(log):
+            break
+        acknowledged = rng.choice(known[-3:])
+        known = [acknowledged]
+        answers += [
+            each for each in engine.answers() if each.data_version <= acknowledged[each.session].version
+        ]
+        engine.kill()
+        engine = Engine(made, acknowledged)
+        positions = engine.positions()
+        restored.append(set(positions) == set(names))
+        # without a snapshot, from the beginning
+        at = (
+            min((p.offset for each in positions.values() for p in each.values()), default=0)
+            if restored[-1]
+            else 0
+        )
+    answers += engine.answers()
+    engine.kill()
+    return answers, restored
+
+
+def session(name: str, symbol: str = "X:a", **settings: object) -> SessionConfig:
+    return SessionConfig(name=name, symbol=symbol, retention_tokens=256, **settings)  # type: ignore[arg-type]  # its own
+
+
+@pytest.mark.parametrize(
+    ("kind", "seed"),
+    [
+        ("compact", 1),
+        ("compact", 2),
+        ("compact exact", 2),
+        ("decimal", 2),
+        ("several", 2),
+        ("rollup", 1),
+        ("lateness", 2),
+    ],
+)
+def test_killed_engines_answer_as_one_that_was_not(kind: str, seed: int, terse: Path, tmp_path: Path) -> None:
+    sessions: dict[str, SessionConfig] = {
+        "compact": session("s", retention_records=6),
+        "compact exact": session("s", retention_records=6, semantics="exact", refresh_every=2),
+        "decimal": session("s"),
+        "several": session("s", more_symbols=("X:b",)),
+        "rollup": session("s", retention_records=8, rollup=TIERS, rollup_every=2),
+        "lateness": session("s"),
+    }
+    bars = {"lateness": Duration(SECOND), "late": "amend"} if kind == "lateness" else {}
+    made = config(terse if "compact" in kind else None, tmp_path / "on", sessions[kind], **bars)
+    log = log_of(2 if kind == "several" else 1, 30, seed)
+    whole = Engine(replace(made, recovery=RecoveryConfig(interval=Duration(0))))
+    for offset, trade in enumerate(log):
+        whole.give(offset, trade)
+    expected = keyed(whole.answers())
+    whole.kill()
+    bound = tolerance.of_gap(whole.loaded, 10.0)
+    answers, restored = killed(made, log, seed, 3)
+    found = keyed(answers)
+    assert found.keys() == expected.keys()
+    for key, (text, gap, flags) in expected.items():
+        assert (found[key][0], found[key][2]) == (text, flags), key
+        # the same sums in another order: the window lies in other blocks, the prefix was prefilled at once
+        assert found[key][1] == tolerance.near(gap, bound), key
+    assert any(restored)
+
+
+COMPACT = session("s", retention_records=6)
+
+
+@pytest.fixture
+def left(terse: Path, tmp_path: Path) -> tuple[Config, dict[str, Progress], list[tuple[int, int, int]]]:
+    """An engine that was killed behind its second snapshot, with all of its answers acknowledged."""
+    made, log = config(terse, tmp_path / "on", COMPACT), log_of(1, 12, 3)
+    engine = Engine(made)
+    for offset, trade in enumerate(log):
+        engine.give(offset, trade)
+        if offset in (18, 30):
+            engine.snapshot()
+    assert engine.value("snapshots_written_total", session="s") == 2
+    assert engine.value("snapshot_bytes", session="s") > 0
+    assert engine.store.count("foretick_snapshot_seconds") == 2
+    engine.host.snapshots.note()
+    assert 0 < engine.value("snapshot_age_seconds", session="s") < 60
+    files = sorted((tmp_path / "on").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    assert [path.name for path in files] == ["s.0.snapshot", "s.1.snapshot"]
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+    progress = engine.progress()
+    engine.kill()
+    return made, progress, log
+
+
+Left = tuple[Config, dict[str, Progress], list[tuple[int, int, int]]]
+
+
+def offset_of(engine: Engine) -> int | None:
+    """Where the session is read on."""
+    found = engine.positions().get("s", {}).get("X:a")
+    return None if found is None else found.offset
+
+
+def test_the_newest_snapshot_that_is_whole_and_acknowledged_is_used(left: Left) -> None:
+    made, progress, _ = left
+    directory = Path(made.recovery.directory)
+    (newest, older), raw = (directory / f"s.{n}.snapshot" for n in (1, 0)), b""
+
+    def again(progress: dict[str, Progress], made: Config = made) -> tuple[int | None, dict[str, float]]:
+        engine = Engine(made, progress)
+        reasons = {
+            reason: engine.value("snapshots_refused_total", session="s", reason=reason)
+            for reason in ("torn", "foreign", "newer", "no_room")
+        }
+        offset, version = offset_of(engine), engine.host.sessions.built.tapes["s"].version
+        assert version == progress["s"].version
+        assert engine.value("snapshots_restored_total", session="s") == (offset is not None)
+        engine.kill()
+        return offset, {reason: n for reason, n in reasons.items() if n}
+
+    assert again(progress) == (31, {})
+    # the bar that closed last before the second one
+    second = START + 6 * SECOND
+    behind = {"s": Progress(1, progress["s"].version, 0, (second,))}
+    assert again(behind) == (19, {"newer": 1})
+    assert again({"s": Progress(1, 3, 0, progress["s"].closed)}) == (None, {"newer": 2})
+    assert again({"s": Progress(1, 100)}) == (None, {"newer": 2})
+    raw = newest.read_bytes()
+    newest.write_bytes(raw[:-1])
+    assert again(progress) == (19, {"torn": 1})
+    newest.write_bytes(raw[:200] + bytes([raw[200] ^ 1]) + raw[201:])
+    assert again(progress) == (19, {"torn": 1})
+    newest.write_bytes(raw)
+    shorter = replace(made, sessions=(replace(COMPACT, retention_records=5),))
+    assert again(progress, shorter) == (None, {"foreign": 2})
+    other = replace(made, sessions=(replace(COMPACT, name="other"),))
+    (directory / "other.0.snapshot").write_bytes(raw)
+    engine = Engine(other, {"other": progress["s"]})
+    assert engine.value("snapshots_refused_total", session="other", reason="foreign") == 1
+    engine.kill()
+    older.unlink()
+    off = replace(made, recovery=replace(made.recovery, interval=Duration(0)))
+    assert again(progress, off) == (None, {})
+
+
+def test_what_was_answered_goes_to_the_tape_and_is_not_asked(left: Left) -> None:
+    """Bars after the snapshot, up to the newest acknowledged one, version by version."""
+    made, progress, log = left
+    engine = Engine(replace(made, recovery=replace(made.recovery, while_rebuilding="refuse")), progress)
+    engine.host.handle(Ask(1, "s", "trend", choices=("UP", "DOWN", "NONE")))
+    engine.rest()
+    assert [e.code for e in engine.events if isinstance(e, protocol.AskFailed)] == ["rebuilding"]
+    for offset in range(31, len(log)):
+        engine.give(offset, log[offset])
+    committed = [event for event in engine.events if isinstance(event, protocol.Committed)]
+    first = progress["s"].version
+    assert [event.history for event in committed] == [True] * len(committed)
+    assert [event.version for event in committed] == [first + 1 + n for n in range(len(committed))]
+    # so that the front can acknowledge their records
+    assert [e.version for e in engine.events if isinstance(e, protocol.NotDue)] == [
+        e.version for e in committed
+    ]
+    assert {event.inputs.closed for event in committed} == {progress["s"].closed}
+    assert engine.answers() == []
+    engine.host.handle(Ask(2, "s", "trend", choices=("UP", "DOWN", "NONE")))
+    engine.give(len(log), (0, 13 * SECOND, 10_000))
+    assert len([event for event in engine.events if isinstance(event, protocol.Asked)]) == 1
+    assert len(engine.answers()) == 6
+    newest = [event for event in engine.events if isinstance(event, protocol.Committed)][-1]
+    assert not newest.history
+    assert newest.inputs.closed > progress["s"].closed
+    engine.kill()
+
+
+def test_a_restored_session_answers_questions_before_its_first_record(left: Left) -> None:
+    made, progress, _ = left
+    engine = Engine(made, progress)
+    engine.host.handle(Ask(1, "s", "trend", choices=("UP", "DOWN", "NONE")))
+    engine.rest()
+    (asked,) = [event for event in engine.events if isinstance(event, protocol.Asked)]
+    assert "warm_up" in asked.reply.flags  # newer bars are read again
+    assert (asked.times, asked.reply.data_version) == (None, progress["s"].version)
+    engine.kill()
+
+
+def test_a_session_that_is_added_goes_on_from_its_snapshot_and_a_removed_one_has_none(left: Left) -> None:
+    made, progress, log = left
+    files = Path(made.recovery.directory)
+    engine = Engine(replace(made, sessions=(replace(COMPACT, name="other", symbol="X:b"),)))
+    engine.host.handle(protocol.AddSession(1, COMPACT, (), {"X:a": 1}, progress["s"], ""))
+    engine.rest()
+    (added,) = [event for event in engine.events if isinstance(event, protocol.SessionAdded)]
+    assert added.positions == {"X:a": Position("kafka", "ticks", 0, 31)}
+    for offset in range(25, len(log)):
+        engine.give(offset, (1, *log[offset][1:]))
+    assert engine.value("records_in_snapshot_total", session="s") == 6
+    newest = [e for e in engine.events if isinstance(e, protocol.Committed)][-1]
+    assert (newest.history, newest.inputs.closed) == (True, progress["s"].closed)
+    assert len(list(files.iterdir())) == 2
+    engine.host.handle(protocol.RemoveSession(2, "s"))
+    engine.rest()
+    assert list(files.iterdir()) == []
+    engine.kill()
+
+
+def test_a_source_without_a_log_goes_on_with_a_gap(terse: Path, tmp_path: Path) -> None:
+    made, log = config(terse, tmp_path, COMPACT), log_of(1, 15, 3)
+    live = protocol.NameStream("zeromq", "ticks", 0, False)
+    first = Engine(made, stream=live)
+    for offset, trade in enumerate(log[:30]):
+        first.give(offset, trade)
+        if offset == 15:
+            first.snapshot()
+    first.snapshot()
+    progress = first.progress()
+    first.kill()
+    anew = Engine(made, stream=live)
+    assert anew.value("snapshots_refused_total", session="s", reason="newer") == 2
+    anew.kill()
+    second = Engine(made, progress, live)
+    assert second.positions() == {"s": {}}
+    assert second.host.sessions.built.tapes["s"].version == progress["s"].version
+    # its offsets begin again: nothing is taken for what it had
+    for offset, trade in enumerate(log[30:]):
+        second.give(offset, trade)
+    gaps = [("gap" in answer.flags) for answer in second.answers() if answer.question == "trend"]
+    assert gaps[0]
+    assert not gaps[-1]
+    assert second.value("records_in_snapshot_total", session="s") == 0
+    second.kill()
+
+
+def test_a_busy_engine_takes_snapshots_and_no_room_is_reported_once(
+    terse: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its idle hook is never called: the snapshots begin at commits."""
+    log = log_of(1, 20, 5)
+    made = config(terse, tmp_path / "a", COMPACT)
+    small = replace(made, recovery=replace(made.recovery, directory=str(tmp_path / "b"), max_bytes=1000))
+    for each, written in ((made, True), (small, False)):
+        engine = Engine(each, busy=True)
+        for offset, trade in enumerate(log):
+            engine.give(offset, trade)
+        deadline = time.monotonic() + 10
+        while engine.host.snapshots._writing is not None:
+            engine.rest()
+            assert time.monotonic() < deadline
+        assert (engine.value("snapshots_written_total", session="s") > 3) == written
+        unwritten = engine.value("snapshots_unwritten_total", session="s", reason="no_room")
+        assert (unwritten > 3) != written
+        engine.kill()
+    assert caplog.text.count("has no new snapshot") == 1
+
+
+def test_an_engine_that_stops_leaves_its_newest_state(terse: Path, tmp_path: Path) -> None:
+    made = config(terse, tmp_path, COMPACT)
+    made = replace(made, recovery=replace(made.recovery, interval=Duration(3600 * SECOND)))
+    log = log_of(1, 12, 3)
+    engine = Engine(made)
+    engine.host.start()
+    for offset, trade in enumerate(log):
+        engine.put(offset, trade)
+    engine.host.stop(20)
+    progress = engine.progress()
+    assert engine.value("snapshots_written_total", session="s") == 1
+    engine.kill()
+    after = Engine(made, progress)
+    assert offset_of(after) == len(log)
+    assert not after.host.input.rebuilding("s")
+    after.kill()
+
+
+def test_files_give_way_to_newer_ones_of_their_session_only(tmp_path: Path) -> None:
+    files = SnapshotFiles(tmp_path, 300)
+    for age, name in enumerate(["a.0", "b.0", "a.1", "b.1"]):
+        path = tmp_path / f"{name}.snapshot"
+        path.write_bytes(bytes(60))
+        os.utime(path, ns=(age, age))
+    assert [path.name for path in files.newest_first("a")] == ["a.1.snapshot", "a.0.snapshot"]
+    assert files.next("a").name == "a.0.snapshot"
+    files.make_room(files.next("a"), 120)
+    assert len(list(tmp_path.iterdir())) == 4
+    with pytest.raises(SnapshotNoRoom, match=r"recovery\.max_bytes is 300"):
+        files.make_room(files.next("c"), 200)
+    assert len(list(tmp_path.iterdir())) == 4
+    files.make_room(files.next("c"), 100)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "a.1.snapshot",
+        "b.0.snapshot",
+        "b.1.snapshot",
+    ]
+    files.remove("b")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.1.snapshot"]
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SettingError, match=r"recovery\.directory: cannot make"):
+        SnapshotFiles(tmp_path / "file" / "x", 0).prepare()

@@ -1,0 +1,233 @@
+"""A session that is cut and restored anywhere goes on as if it had never stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ingest.backlog import Window
+from ingest.bars import BAR, GAP, BarPolicy, Feeds
+from ingest.compact import CompactSpec, Restart
+from ingest.cut import PlaneCut, Rows
+from ingest.lines import LineSpec
+from ingest.plane import DataPlane, SessionSpec, TapeRecord
+from ingest.record import BAR as READY
+from ingest.record import HEARTBEAT, QUOTE, TRADE, RecordWriter, stream_number
+from ingest.ring import Ring
+from ingest.tokens import Tokeniser
+from metrics.store import MetricStore
+
+UNIT = 10**9
+KINDS = {"trade": TRADE, "quote": QUOTE, "bar": READY, "heartbeat": HEARTBEAT}
+TOKENISER = Tokeniser(lambda text: list(map(ord, text)))
+
+
+@dataclass
+class Plane:
+    """A plane of one session; the test gives its engine room."""
+
+    plane: DataPlane
+    ring: Ring
+    metrics: MetricStore
+    room: list[int]
+    seen: list[TapeRecord | Restart]
+    given: int = field(default=0)
+
+    def take(self, items: list[Item], room: int = 10**6) -> None:
+        self.room[0] = room
+        if items:
+            self.ring.push(packed(items, self.given))
+        self.given += len(items)
+        for _ in range(2):  # while bars wait, the first one reads nothing
+            self.plane.step()
+
+
+@dataclass(frozen=True)
+class Item:
+    """A record of one leg: where it is in its stream, and how many seconds after the one before it."""
+
+    kind: str
+    leg: int
+    message: int
+    part: int
+    more: bool
+    second: int
+    price: int
+
+    @property
+    def at(self) -> tuple[int, int]:
+        return self.message, self.part
+
+
+def packed(items: list[Item], first: int) -> np.ndarray:
+    writer = RecordWriter(len(items))
+    for number, item in enumerate(items, first + 1):
+        moment, price = item.second * UNIT, item.price * UNIT
+        values = {
+            "trade": (price, UNIT, 0, 0, 0),
+            "quote": (price, price + 2, UNIT, UNIT, 0),
+            "bar": (price, price, price, price, UNIT),
+            "heartbeat": (0, 0, 0, 0, 0),
+        }[item.kind]
+        writer.add(
+            KINDS[item.kind], item.leg, moment, moment, values, offset=number, ts_source=moment, x=UNIT,
+            stream=stream_number("kafka", "ticks", item.leg), stream_offset=item.message,
+            part=item.part, more=item.more,
+        )  # fmt: skip
+    return writer.records
+
+
+@contextmanager
+def opened(policy: BarPolicy, line: LineSpec | CompactSpec, window: Window) -> Iterator[Plane]:
+    metrics = MetricStore.local({"session": ["s"], "source": ["kafka"]})
+    ring = Ring.create(1024, "pause", clock=lambda: 7)
+    room, seen = [0], list[TapeRecord | Restart]()
+    plane = DataPlane(
+        ring,
+        "kafka",
+        TOKENISER,
+        [SessionSpec("s", Feeds((0, 1) if isinstance(line, LineSpec) else (0,), policy), line, window)],
+        lambda made: seen.extend(record for _, records in made for record in records),
+        metrics,
+        clock=lambda: 7,
+        room=lambda name: room[0],
+        restart=lambda name, restart: seen.append(restart),
+    )
+    try:
+        yield Plane(plane, ring, metrics, room, seen)
+    finally:
+        ring.close()
+        ring.unlink()
+
+
+def shown(seen: list[TapeRecord | Restart]) -> list[object]:
+    """What a tape gets to see of them."""
+    return [
+        each
+        if isinstance(each, Restart)
+        else (each.tokens, each.ts_last_event, each.flags, each.bar, each.anchor, each.rounded)
+        for each in seen
+    ]
+
+
+@st.composite
+def streams(draw: st.DrawFn, legs: int, kind: str) -> list[Item]:
+    """Records of each leg's stream, interleaved; now and then several in one message, and heartbeats."""
+    items, messages, now = list[Item](), [0] * legs, 1000
+    for _ in range(draw(st.integers(1, 40))):
+        leg, size = draw(st.integers(0, legs - 1)), draw(st.sampled_from([1, 1, 1, 2, 3]))
+        for part in range(size):
+            now += draw(st.integers(-3, 6))
+            beats = kind != "bar" and draw(st.integers(0, 9)) == 0
+            price = draw(st.integers(90, 110)) * draw(st.sampled_from([1, 1, 1, 1, 9]))
+            items.append(
+                Item("heartbeat" if beats else kind, leg, messages[leg], part, part + 1 < size, now, price)
+            )
+        messages[leg] += 1
+    return items
+
+
+POLICIES = st.builds(
+    BarPolicy,
+    st.just(2 * UNIT),
+    lateness_ns=st.sampled_from([0, 3 * UNIT]),
+    empty=st.sampled_from(["skip", "fill"]),
+    max_fill=st.just(3),
+    late=st.sampled_from(["drop", "amend"]),
+    price_jump=st.sampled_from([0.0, 3.0]),
+    refuse_jumps=st.booleans(),
+)
+WINDOWS = st.sampled_from([Window(10**6), Window(150), Window(10**6, 3), Window(10**6, 0, 8 * UNIT)])
+
+
+@given(data=st.data(), policy=POLICIES, window=WINDOWS, compact=st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_a_cut_session_goes_on_as_if_it_had_not_been(
+    data: st.DataObject, policy: BarPolicy, window: Window, compact: bool
+) -> None:
+    line: LineSpec | CompactSpec = LineSpec(0, 0, ("A", "B"))
+    if compact:
+        line = CompactSpec(0, 0, window.tokens, window.records, window.span_ns)
+        policy = BarPolicy(policy.interval_ns, policy.lateness_ns, policy.empty, policy.max_fill)
+    kind = data.draw(st.sampled_from(["trade", "quote", "bar"]))
+    items = data.draw(streams(1 if compact else 2, kind))
+    at, room = data.draw(st.integers(0, len(items))), data.draw(st.sampled_from([0, 1, 10**6]))
+    with opened(policy, line, window) as whole:
+        whole.take(items)
+        whole.plane.flush()
+        expected = shown(whole.seen)
+    with opened(policy, line, window) as first, opened(policy, line, window) as second:
+        first.take(items[:at], room)
+        found = first.plane.cut("s")
+        assert found is not None
+        cut, taken = found
+        cut = msgspec.msgpack.decode(msgspec.msgpack.encode(cut), type=PlaneCut)
+        second.plane.restore("s", cut, [True] * len(taken))
+        # each leg is read again from some message at or before the next one, perhaps from far before
+        back = data.draw(st.integers(0, 3))
+        for leg, newest in enumerate(taken):
+            own = [item for item in items[:at] if item.leg == leg and item.kind != "heartbeat"]
+            assert (newest.offset, newest.part) == own[-1].at if own else newest.stream == 0
+        begins = [
+            (newest.offset if newest.more else newest.offset + 1) - back if newest.stream else 0
+            for newest in taken
+        ]
+        again = [
+            item
+            for number, item in enumerate(items)
+            # heartbeats change nothing when they are heard again, but not before what they closed
+            if number >= at or (item.message >= begins[item.leg] and item.kind != "heartbeat")
+        ]
+        second.take(again)
+        second.plane.flush()
+        assert shown(first.seen) + shown(second.seen) == expected
+        repeated = second.metrics.value("foretick_records_in_snapshot_total", session="s")
+        assert repeated == len(again) - len(items[at:])
+
+
+def test_a_stream_that_is_not_read_again_leaves_a_gap() -> None:
+    with opened(BarPolicy(UNIT), LineSpec(0, 0, ("A", "B")), Window()) as first:
+        first.take([Item("trade", 0, n, 0, False, 1000 + n, 100) for n in range(3)])
+        cut, taken = first.plane.cut("s") or pytest.fail("no cut")
+    assert [each.stream != 0 for each in taken] == [True, False]
+    with opened(BarPolicy(UNIT), LineSpec(0, 0, ("A", "B")), Window()) as second:
+        second.plane.restore("s", cut, [False, False])
+        # its numbers begin again: nothing is taken for what it had
+        second.take([Item("trade", leg, 0, 0, False, 1010, 100) for leg in (0, 1)])
+        second.plane.flush()
+        flags = [each.flags & GAP for each in second.seen if isinstance(each, TapeRecord)]
+        assert flags == [GAP, GAP, 0]
+
+
+def test_no_cut_of_a_session_whose_bars_are_on_their_way_or_that_is_unknown() -> None:
+    with opened(BarPolicy(UNIT), LineSpec(0, 0, ("A", "B")), Window()) as plane:
+        plane.take([Item("trade", 0, 0, 0, False, 1000, 100)])
+        assert plane.plane.cut("s", lambda: False) is None
+        assert plane.plane.cut("other") is None
+        assert plane.plane.cut("s") is not None
+
+
+def test_rows_of_another_layout_and_another_policy_are_refused() -> None:
+    with pytest.raises(ValueError, match="another layout"):
+        Rows.of(np.zeros(2, BAR)).array(np.int64)
+    with pytest.raises(ValueError, match="another layout"):
+        Rows.of(np.zeros((2, 3), np.int64)).array(np.int64, 2)
+    with opened(BarPolicy(UNIT), LineSpec(0, 0, ("A", "B")), Window()) as first:
+        cut, _ = first.plane.cut("s") or pytest.fail("no cut")
+    with (
+        opened(BarPolicy(2 * UNIT), LineSpec(0, 0, ("A", "B")), Window()) as second,
+        pytest.raises(ValueError, match="another policy"),
+    ):
+        second.plane.restore("s", cut, [True, True])
+    with (
+        opened(BarPolicy(UNIT), CompactSpec(), Window()) as third,
+        pytest.raises(ValueError, match="other symbols"),
+    ):
+        third.plane.restore("s", cut, [True])
