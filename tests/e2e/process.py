@@ -134,6 +134,10 @@ class Daemon:
     def signal(self, number: int) -> None:
         self._running.send_signal(number)
 
+    def poll(self) -> int | None:
+        """The exit status; None while it runs."""
+        return self._running.poll()
+
     def wait(self, timeout_s: float) -> int:
         """Wait for the exit status."""
         return self._running.wait(timeout_s)
