@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import pickle
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import zmq
@@ -19,6 +16,7 @@ import zmq.asyncio
 from daemon import protocol
 from daemon.config.schema import Config
 from daemon.engine.spec import EngineSpec
+from daemon.front.sockets import SocketDirectory
 from daemon.progress import Progress
 from daemon.supervision import Tasks
 from feeds.connector import SettingError
@@ -62,7 +60,7 @@ class ProcessEngine:
         command: Sequence[str] = ENGINE,
         cpus: frozenset[int] = frozenset(),
     ) -> None:
-        self._directory = Path(tempfile.mkdtemp(prefix="foretick-"))
+        self._directory = SocketDirectory()
         self._command = command
         self._tasks = tasks
         self._spec = EngineSpec(
@@ -70,8 +68,8 @@ class ProcessEngine:
             ring=ring.name,
             wake_fd=wake_fd,
             store=store.blocks,
-            commands=f"ipc://{self._directory}/commands",
-            events=f"ipc://{self._directory}/events",
+            commands=f"ipc://{self._directory.path}/commands",
+            events=f"ipc://{self._directory.path}/events",
             progress=progress,
             symbols=symbols,
             cpus=cpus,
@@ -111,7 +109,7 @@ class ProcessEngine:
         self._commands.close()
         self._events.close()
         self._context.term()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._directory.close()
 
     def _bound(self, kind: int, endpoint: str) -> zmq.asyncio.Socket:
         socket = self._context.socket(kind)
