@@ -115,6 +115,7 @@ async def test_a_fault_loses_nothing(rigs: Rigs, seed: int) -> None:
 
 @pytest.mark.kafka
 @pytest.mark.long
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", range(SHORT, SHORT + LONG), ids="seed{:03}".format)
 async def test_faults_lose_nothing(rigs: Rigs, seed: int) -> None:
     await run(rigs, draw(seed, bars=8, faults=3))

@@ -6,8 +6,10 @@ result that does not read back, is a finding.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
+import shutil
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -175,7 +177,9 @@ EVENTS: list[msgspec.Struct] = [
 
 @cache
 def _folder() -> Path:
-    return Path(mkdtemp(prefix="foretick-fuzz-"))
+    made = Path(mkdtemp(prefix="foretick-fuzz-"))
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    return made
 
 
 def _file(name: str, data: bytes) -> Path:

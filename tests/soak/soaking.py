@@ -36,6 +36,11 @@ class Life:
     samples: list[tuple[float, Held]] = field(default_factory=list)
 
     @property
+    def seconds(self) -> float:
+        """How long it was sampled."""
+        return self.samples[-1][0] - self.samples[0][0]
+
+    @property
     def warm(self) -> list[tuple[float, Held]]:
         """Samples of its life after its beginning."""
         return self.samples[int(len(self.samples) * WARM) :]
@@ -147,7 +152,7 @@ class Soak:
         for (role, pid), life in self.lives.items():
             first, last = life.samples[0], life.samples[-1]
             lines.append(
-                f"{role} {pid}: {last[0] - first[0]:.0f} s, {first[1].memory / MIB:.1f} to "
+                f"{role} {pid}: {life.seconds:.0f} s, {first[1].memory / MIB:.1f} to "
                 f"{last[1].memory / MIB:.1f} MiB, {life.growth():+.1f} MiB/h of load, "
                 f"{last[1].threads} threads, {last[1].descriptors.total()} descriptors"
                 if len(life.samples) > 3
