@@ -6,14 +6,19 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 # Processes that share the tests; `auto` is one more than the cores, 0 runs them in one process.
 WORKERS ?= auto
+# For all targets together.
+SECONDS_TO_FUZZ ?= 600
 
-.PHONY: run test lint format lock clean
+.PHONY: run test fuzz lint format lock clean
 
 run: $(STAMP)
 	$(BIN)/foretick demo
 
 test: lint
 	$(BIN)/python -m pytest -n $(WORKERS)
+
+fuzz: $(STAMP)
+	$(BIN)/python -m tests.fuzz --seconds $(SECONDS_TO_FUZZ)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

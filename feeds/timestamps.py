@@ -38,7 +38,7 @@ def parse_zone(name: str) -> tzinfo:
         return timezone(-offset if fixed[1] == "-" else offset)
     try:
         return ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError) as error:
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:  # a name too long for a file
         raise ValueError(
             f"{name!r} is not a known zone: use UTC, an offset such as UTC-05:00, or an IANA name"
         ) from error

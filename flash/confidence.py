@@ -12,7 +12,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import ceil, exp, inf
+from itertools import pairwise
+from math import ceil, exp, inf, isfinite
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,6 +42,12 @@ class Curve(msgspec.Struct, frozen=True):
     x: list[float]
     y: list[float]
 
+    def __post_init__(self) -> None:
+        if not self.x or len(self.x) != len(self.y) or not all(map(isfinite, (*self.x, *self.y))):
+            raise ValueError("a curve needs as many finite x as y, and at least one")
+        if any(a > b for a, b in pairwise(self.x)) or min(self.y) < 0:
+            raise ValueError("a curve's x must not fall, and its y not be negative")
+
     def __call__(self, value: float) -> float:
         """The curve at ``value``, between points along a line."""
         right = bisect_left(self.x, value)
@@ -68,6 +75,16 @@ class QuestionCalibration(msgspec.Struct, frozen=True, kw_only=True):
     labels: int
     mean_gap: float
     numbered: bool = False
+
+    def __post_init__(self) -> None:
+        if not (isfinite(self.temperature) and self.temperature > 0):
+            raise ValueError(f"temperature is {self.temperature:g}, but must be above 0")
+        if len(self.choices) < 2 or len(self.curves) not in (0, len(self.choices)):
+            raise ValueError("needs two choices or more, and no curve or one for each")
+        if any(min(curve.y) <= 0 for curve in self.curves):
+            raise ValueError("a probability of 0 on a curve rules out what may come")
+        if not self.labels >= len(self.scores) >= 1:
+            raise ValueError(f"{len(self.scores)} scores cannot stand for {self.labels} labels")
 
     def without_curves(self) -> QuestionCalibration:
         """The temperature alone."""
@@ -198,7 +215,8 @@ def read_calibration(path: Path, model: str, lines: str) -> Calibration:
         found = msgspec.json.decode(path.read_bytes(), type=Calibration)
     except OSError as error:
         raise CalibrationError(f"cannot read the calibration {path}: {error.strerror}") from error
-    except msgspec.DecodeError as error:
+    # a string that is not UTF-8, deep nesting
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise CalibrationError(f"{path} is no calibration: {error}; {again}") from error
     if found.version != 1:
         raise CalibrationError(f"{path} has version {found.version} instead of 1; {again}")

@@ -137,7 +137,8 @@ def load(profile: str | Path) -> CostModel:
         raise ValueError(
             f"{profile}: no profile ({error.strerror}); give a file, or one of {', '.join(shipped())}"
         ) from None
-    except msgspec.DecodeError as error:
+    # a string that is not UTF-8, deep nesting
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ValueError(f"{profile}: {error}") from None
 
 

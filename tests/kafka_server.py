@@ -101,10 +101,14 @@ class KafkaServer:
     """One broker in KRaft combined mode. ``stop`` and ``start`` again keep its ports and its data.
 
     ``secured``: a second listener, of clients that know ``ca_file`` and log in as `USER`, at ``secure``.
+    ``settings``: further ones of the broker.
     """
 
-    def __init__(self, heap_mb: int = 512, secured: bool = False) -> None:
+    def __init__(
+        self, heap_mb: int = 512, secured: bool = False, settings: Mapping[str, object] | None = None
+    ) -> None:
         self._heap_mb = heap_mb
+        self._settings = dict(settings or {})
         self._secured = secured
         (self._secure_port,) = free_ports(1)
         self.secure = f"127.0.0.1:{self._secure_port}"
@@ -154,6 +158,13 @@ class KafkaServer:
         if self._log is not None:
             self._log.close()
             self._log = None
+
+    def kill(self) -> None:
+        """End the broker by SIGKILL; its data stay."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        self.stop()
 
     def close(self) -> None:
         """Stop and delete all data."""
@@ -218,6 +229,7 @@ class KafkaServer:
         }
         if self._secured:
             settings |= self._secure_settings(settings)
+        settings |= self._settings
         return "".join(f"{name}={value}\n" for name, value in settings.items())
 
     def _secure_settings(self, plain: Mapping[str, object]) -> dict[str, object]:

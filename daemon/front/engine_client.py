@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
-import tempfile
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import zmq
@@ -18,6 +15,7 @@ from daemon import protocol
 from daemon.config.schema import Config
 from daemon.engine.spec import EngineSpec
 from daemon.front.engine_processes import EngineProcesses
+from daemon.front.sockets import SocketDirectory
 from daemon.progress import Progress
 from daemon.supervision import Tasks
 from feeds.connector import SettingError
@@ -59,7 +57,7 @@ class ProcessEngine:
         tasks: Tasks,
         processes: EngineProcesses,
     ) -> None:
-        self._directory = Path(tempfile.mkdtemp(prefix="foretick-"))
+        self._directory = SocketDirectory()
         self._processes = processes
         self._tasks = tasks
         self._spec = EngineSpec(
@@ -67,8 +65,8 @@ class ProcessEngine:
             ring=ring.name,
             wake_fd=wake_fd,
             store=store.blocks,
-            commands=f"ipc://{self._directory}/commands",
-            events=f"ipc://{self._directory}/events",
+            commands=f"ipc://{self._directory.path}/commands",
+            events=f"ipc://{self._directory.path}/events",
             progress=progress,
             symbols=symbols,
             cpus=processes.cpus,
@@ -103,7 +101,7 @@ class ProcessEngine:
         self._commands.close()
         self._events.close()
         self._context.term()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._directory.close()
 
     def _bound(self, kind: int, endpoint: str) -> zmq.asyncio.Socket:
         socket = self._context.socket(kind)

@@ -272,7 +272,8 @@ def _check(file: BinaryIO, path: Path) -> tuple[SnapshotHeader, bytes, int, int]
         raise SnapshotError(f"{path} is damaged: the checksum of its KV is wrong")
     try:
         header = msgspec.msgpack.decode(packed, type=SnapshotHeader)
-    except msgspec.MsgspecError as error:
+    # a string that is not UTF-8, deep nesting
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise SnapshotError(f"{path} has a header that cannot be read: {error}") from error
     return header, seal, size - kv_size - _DIGEST, kv_size
 

@@ -93,10 +93,14 @@ class Daemon:
         (self.http_port,) = free_ports(1)
         folder.mkdir(parents=True, exist_ok=True)
         self._config = folder / "foretick.toml"
-        self._config.write_text(f"{config}\n[http]\nport = {self.http_port}\n")
+        self.configure(config)
         self._log = folder / "log"
         self._environment = {**os.environ, **(environment or {})}
         self._process: subprocess.Popen[bytes] | None = None
+
+    def configure(self, config: str) -> None:
+        """Write the file; a running daemon reads it at SIGHUP."""
+        self._config.write_text(f"{config}\n[http]\nport = {self.http_port}\n")
 
     def __enter__(self) -> Self:
         with self._log.open("ab") as log:
@@ -134,6 +138,10 @@ class Daemon:
 
     def signal(self, number: int) -> None:
         self._running.send_signal(number)
+
+    def poll(self) -> int | None:
+        """The exit status; None while it runs."""
+        return self._running.poll()
 
     def wait(self, timeout_s: float) -> int:
         """Wait for the exit status."""

@@ -1,0 +1,285 @@
+"""A group's daemons on topics of their own, fed one bar at a time, and what can be done to them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Self
+
+from feeds.kafka_sink import KafkaSink
+from flash.questions import PAPER_SIX
+from tests.chaos.feed import SYMBOLS, as_of, bar
+from tests.chaos.reading import Tail
+from tests.chaos.schedule import Event, Fault, Moment
+from tests.e2e.process import Daemon, gone, until_slowly
+from tests.e2e.support import until
+from tests.kafka_server import KafkaServer, create_topics, free_ports
+
+NAMES = frozenset(question.name for question in PAPER_SIX)
+PARTITIONS = 2
+ANSWERED_S = 150.0
+"""Longest wait for a bar's answers: a daemon starts, a session times out, a broker comes back meanwhile."""
+STOP_S = 60.0
+LOSES_TAPE: frozenset[Fault] = frozenset({"kill front", "kill engine", "kill both", "terminate", "zombie"})
+"""Faults after which a tape begins again, unless it is recovered."""
+
+
+class Disk:
+    """A directory of one mebibyte that can be full: a tmpfs, or without the right to mount one, a limit."""
+
+    LIMIT = 4096
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder
+        folder.mkdir(parents=True)
+        mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)]
+        self.mounted = not subprocess.run(mount, capture_output=True, check=False).returncode
+
+    def fill(self, engine: int) -> None:
+        """Nothing more can be written: by anybody, or where it is no tmpfs, by ``engine``."""
+        if not self.mounted:
+            resource.prlimit(engine, resource.RLIMIT_FSIZE, (self.LIMIT, resource.RLIM_INFINITY))
+            return
+        with contextlib.suppress(OSError), (self.path / "full").open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+
+    def free(self, engine: int) -> None:
+        if not self.mounted:
+            resource.prlimit(engine, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        (self.path / "full").unlink(missing_ok=True)
+
+    def close(self) -> None:
+        if self.mounted:
+            subprocess.run(["umount", str(self.path)], check=False)
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+class Rig:
+    """One daemon of a consumer group; a second one joins while the first is a zombie.
+
+    It outlives event loops: `clients` opens the broker's clients for one. ``more``: further lines of the
+    configuration, by table headers of their own.
+    """
+
+    def __init__(self, broker: KafkaServer, folder: Path, more: str = "") -> None:
+        self.broker = broker
+        self.suffix = f".{uuid.uuid4().hex[:8]}"
+        self.trades, self.answers = f"md.trades.v1{self.suffix}", f"answers.v1{self.suffix}"
+        self.group = f"foretick{self.suffix}"
+        self.next = 0
+        """The bar that is produced next; those before it but the last are closed."""
+        self.tape_lost_at: int | None = None
+        """The first bar that a tape was not to have from its beginning."""
+        self.exits: list[int] = []
+        """Statuses of daemons that ended by themselves, and were started again."""
+        self._folder, self._more = folder, more
+        self._count = 0
+        self._disk = Disk(folder / "disk")
+        self._daemon: Daemon | None = None
+        self._tail: Tail | None = None
+        self._sink: KafkaSink | None = None
+
+    @property
+    def daemon(self) -> Daemon:
+        assert self._daemon is not None, "it was started"
+        return self._daemon
+
+    async def start(self) -> None:
+        """Create the topics and start the first daemon."""
+        topics = {self.trades: PARTITIONS, self.answers: 1, f"dlq.v1{self.suffix}": 1}
+        await create_topics(self.broker.bootstrap, topics)
+        self._daemon = self._new()
+        await self.daemon.ready()
+
+    def close(self) -> None:
+        """Kill what runs."""
+        if self._daemon is not None:
+            self._daemon.__exit__(None, None, None)
+        self._disk.close()
+
+    @contextlib.asynccontextmanager
+    async def clients(self) -> AsyncIterator[Self]:
+        """Produce and read answers within this block."""
+        bootstrap = self.broker.bootstrap
+        self._sink, self._tail = KafkaSink("test-trades", bootstrap), Tail(bootstrap, self.answers)
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._sink.stop)
+            stack.push_async_callback(self._tail.stop)
+            await asyncio.gather(self._sink.start(), self._tail.start())
+            yield self
+
+    async def step(self, event: Event | None = None) -> None:
+        """Produce a bar, which closes the one before, and wait for that one's answers; ``event`` strikes."""
+        strike = _Strike(event)
+        await strike.at("settled", self)
+        n = self.next
+        await self._produce(n)
+        self.next += 1
+        await strike.at("sent", self)
+        if n and event is not None and event.moment == "answering":
+            await self._until_answered(n - 1, 1)
+        await strike.at("answering", self)
+        if n:
+            await self._until_answered(n - 1, len(SYMBOLS) * len(NAMES))
+
+    async def strike(self, fault: Fault) -> None:
+        """Let something go wrong, and see to it that it is over one day, as an operator would."""
+        if fault in LOSES_TAPE and self.tape_lost_at is None:
+            self.tape_lost_at = max(0, self.next - 2)  # the last bar but one may wait for answers
+        match fault:
+            case "kill front":
+                await self._kill(self.daemon.pid)
+            case "kill engine":
+                await self.daemon.ready()  # one that dies while it loads ends the daemon
+                os.kill(await self._engine(), signal.SIGKILL)
+            case "kill both":
+                await self._kill(await self._engine(), self.daemon.pid)
+            case "terminate":
+                await self._terminate()
+            case "stop broker" | "kill broker":
+                end = self.broker.stop if fault == "stop broker" else self.broker.kill
+                await asyncio.to_thread(end)
+                await asyncio.to_thread(self.broker.start)
+            case "fill disk":
+                await self._fill_disk()
+            case "zombie":
+                await self._zombie()
+            case "idle past expiry":
+                raise NotImplementedError("needs delivery in transactions")
+
+    async def _kill(self, *pids: int) -> None:
+        """Kill processes, the front among them, and start a daemon again once its engine is gone, too."""
+        engine = self.daemon.engine()
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        await asyncio.to_thread(self.daemon.wait, STOP_S)
+        if engine is not None:
+            await until(lambda: gone(engine), STOP_S, "the engine's end after its front's")
+        self._daemon = self._new()
+
+    async def _terminate(self) -> None:
+        status = await asyncio.to_thread(self.daemon.terminate, STOP_S)
+        untouched = status == -signal.SIGTERM and not self.daemon.log  # it had only begun to start
+        assert status == 0 or untouched, f"SIGTERM: status {status}\n{self.daemon.log[-3000:]}"
+        self._daemon = self._new()
+
+    async def _fill_disk(self) -> None:
+        """Sessions that fall idle cannot be written to their files; later they can."""
+        await self.daemon.ready()
+        engine = await self._engine()
+        failures = "foretick_snapshot_failures_total"
+        before = self.daemon.metric(failures)
+        self._disk.fill(engine)
+        try:
+            await self._produce(self.next)
+            self.next += 1
+            await self._until_answered(self.next - 2, len(SYMBOLS) * len(NAMES))
+            await until_slowly(lambda: self.daemon.metric(failures) > before, what="a failure to write")
+        finally:
+            self._disk.free(engine)
+
+    async def _zombie(self) -> None:
+        """A daemon hangs until another one has its partitions, then goes on; one of the two is ended."""
+        await self.daemon.ready()
+        hung, other = self.daemon, self._new()
+        pids = [hung.pid, await self._engine()]
+        await other.ready()
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            self._daemon = other
+            await self._produce(self.next)
+            self.next += 1
+            await self._until_answered(self.next - 2, len(SYMBOLS) * len(NAMES))
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+        await self._produce(self.next)
+        self.next += 1
+        await self._until_answered(self.next - 2, len(SYMBOLS) * len(NAMES))
+        status = await asyncio.to_thread(hung.terminate, STOP_S)
+        assert status == 0, f"the zombie ended with {status}\n{hung.log[-3000:]}"
+
+    async def _engine(self) -> int:
+        """Process id of the engine; waits for one."""
+        await until_slowly(lambda: self.daemon.engine() is not None, what="an engine")
+        found = self.daemon.engine()
+        assert found is not None, "it was there"
+        return found
+
+    def _new(self) -> Daemon:
+        self._count += 1
+        return Daemon(self._folder / f"daemon{self._count}", self._config()).__enter__()
+
+    def _config(self) -> str:
+        (query,) = free_ports(1)
+        tables = [f'[[sessions]]\nname = "{name}"\nsymbol = "{symbol}"' for name, symbol in SYMBOLS.items()]
+        bootstrap = f'bootstrap = "{self.broker.bootstrap}"'
+        return "\n".join(
+            [
+                *tables,
+                f'[pool]\nidle_spill = "300ms"\nspill_dir = "{self._disk.path}"',
+                f'[source]\nkind = "kafka"\n[source.kafka]\n{bootstrap}',
+                f'topics = ["{self.trades}"]\ngroup = "{self.group}"',
+                f'[sink.kafka]\n{bootstrap}\ntopic = "{self.answers}"\ndlq = "dlq.v1{self.suffix}"',
+                f'[query]\nendpoint = "tcp://127.0.0.1:{query}"',
+                '[process]\ndrain = "3s"',
+                self._more,
+            ]
+        )
+
+    async def _produce(self, n: int) -> None:
+        assert self._sink is not None, "only within `clients`"
+        sent = [self._sink.publish(self.trades, key.encode(), value, {}) for key, value in bar(n)]
+        await asyncio.wait_for(asyncio.gather(*sent), ANSWERED_S)
+
+    async def _until_answered(self, n: int, count: int) -> None:
+        """Wait for ``count`` different answers as of bar ``n``; a daemon that ends is started again."""
+        if n < 0:
+            return
+        tail, at = self._tail, as_of(n)
+        assert tail is not None, "only within `clients`"
+
+        def there() -> bool:
+            if (status := self.daemon.poll()) is not None:
+                self.exits.append(status)
+                self._daemon = self._new()
+            answers = [each.answer for each in list(tail.found.values())[-400:]]
+            return len({(a.session, a.question) for a in answers if a.as_of == at}) >= count
+
+        try:
+            await until(there, ANSWERED_S, f"{count} answers as of bar {n}")
+        except TimeoutError as error:
+            error.add_note(f"log of the daemon:\n{self.daemon.log[-4000:]}")
+            raise
+
+
+class _Strike:
+    """Lets an event strike at its moment."""
+
+    def __init__(self, event: Event | None) -> None:
+        self._event = event
+
+    async def at(self, moment: Moment, rig: Rig) -> None:
+        if self._event is not None and self._event.moment == moment:
+            await asyncio.sleep(self._event.delay_ms / 1000)
+            await rig.strike(self._event.fault)
+
+
+@contextlib.contextmanager
+def closing(rig: Rig) -> Iterator[Rig]:
+    try:
+        yield rig
+    finally:
+        rig.close()

@@ -1,0 +1,121 @@
+"""Seeded faults on a real broker: none missing, only repeats that can be recognised, the same last state.
+
+One seed is one case: ``pytest tests/chaos -k seed007`` runs it alone. Seeds from `SHORT` on are longer, and
+run only when asked for: ``pytest tests/chaos -m long``. A daemon that a case leaves in order serves the next.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from feeds.kafka_client import quiet_client_log
+from tests.chaos.checks import ahead, by_key, different, gaps, missing, repeats
+from tests.chaos.feed import as_of
+from tests.chaos.reading import read_to_end
+from tests.chaos.rig import NAMES, PARTITIONS, Rig
+from tests.chaos.schedule import Schedule, draw
+from tests.e2e.process import committed
+from tests.fixtures_kafka import need_tools
+from tests.kafka_server import KafkaServer
+
+SHORT, LONG = 20, 200
+SAME_STATE = False
+"""Answers after a restart equal the undisturbed run's: a restarted tape is recovered."""
+AT_LEAST_ONCE = True
+
+
+@dataclass
+class Rigs:
+    """The daemon of the next case, and an undisturbed one that reads the same feed."""
+
+    broker: KafkaServer
+    folder: Path
+    disturbed: Rig | None = None
+    undisturbed: Rig | None = None
+
+    async def get(self) -> tuple[Rig, Rig]:
+        if self.undisturbed is None:
+            self.undisturbed = Rig(self.broker, self.folder / "undisturbed")
+            await self.undisturbed.start()
+        if self.disturbed is None:
+            self.disturbed = Rig(self.broker, self.folder / "disturbed")
+            await self.disturbed.start()
+        return self.disturbed, self.undisturbed
+
+    def drop(self) -> None:
+        """The next case gets a daemon and topics of its own."""
+        if self.disturbed is not None:
+            self.disturbed.close()
+            shutil.rmtree(self.folder / "disturbed", ignore_errors=True)
+        self.disturbed = None
+
+    def close(self) -> None:
+        self.drop()
+        if self.undisturbed is not None:
+            self.undisturbed.close()
+
+
+@pytest.fixture(scope="module")
+def rigs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rigs]:
+    quiet_client_log()
+    need_tools()
+    with KafkaServer() as broker:
+        made = Rigs(broker, tmp_path_factory.mktemp("chaos"))
+        yield made
+        made.close()
+
+
+async def run(rigs: Rigs, schedule: Schedule) -> None:
+    """Play a schedule and check everything that the topic has."""
+    print(schedule)  # of a case that fails, or with -s
+    disturbed, undisturbed = await rigs.get()
+    events = {event.bar: event for event in schedule.events}
+    try:
+        async with disturbed.clients():
+            for n in range(schedule.bars + 1):
+                await disturbed.step(events.get(n))
+        problems = await found_wrong(disturbed, undisturbed)
+        assert not problems, "\n".join([str(schedule), *problems[:20]])
+        assert not disturbed.exits, f"the daemon ended by itself: {disturbed.exits}"
+    except BaseException:
+        rigs.drop()
+        raise
+
+
+async def found_wrong(disturbed: Rig, undisturbed: Rig) -> list[str]:
+    bootstrap = disturbed.broker.bootstrap
+    async with undisturbed.clients():
+        while undisturbed.next < disturbed.next:
+            await undisturbed.step()
+    stored = await committed(bootstrap, disturbed.group, disturbed.trades, PARTITIONS)
+    found = await read_to_end(bootstrap, disturbed.answers)
+    reference = await read_to_end(bootstrap, undisturbed.answers)
+    comparable = None if SAME_STATE or disturbed.tape_lost_at is None else as_of(disturbed.tape_lost_at)
+    return [
+        *missing(reference, NAMES, disturbed.next - 1),
+        *repeats(reference, allowed=False),
+        *missing(found, NAMES, disturbed.next - 1),
+        *repeats(found, allowed=AT_LEAST_ONCE),
+        *ahead(found, stored, NAMES),
+        *gaps(found),
+        *different(found, {k: v[0] for k, v in by_key(reference).items()}, before=comparable),
+    ]
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("seed", range(SHORT), ids="seed{:03}".format)
+async def test_a_fault_loses_nothing(rigs: Rigs, seed: int) -> None:
+    await run(rigs, draw(seed, bars=2, faults=1))
+
+
+@pytest.mark.kafka
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", range(SHORT, SHORT + LONG), ids="seed{:03}".format)
+async def test_faults_lose_nothing(rigs: Rigs, seed: int) -> None:
+    await run(rigs, draw(seed, bars=8, faults=3))

@@ -1,0 +1,385 @@
+"""What is fuzzed: every decoder of what comes from outside, or from a file.
+
+A target takes bytes. It may refuse them by the errors that its decoder documents; any other exception, and a
+result that does not read back, is a finding.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import shutil
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from hashlib import blake2b
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from daemon import protocol
+from daemon.api import messages
+from daemon.config.errors import ConfigError
+from daemon.config.load import load_config
+from feeds import codec
+from feeds.codec import MalformedRecord, decode_message, decode_record, encode
+from feeds.columns.decode import ENCODINGS, ColumnDecoder
+from feeds.decimal9 import parse_fixed9
+from feeds.decoding import Undecodable
+from feeds.durations import parse_duration
+from feeds.file_format import FormatError, load_format
+from feeds.frames import elements
+from feeds.messages import Answer, Bar, DataUpdated, DeadLetter, FlashReady, Latency, Quote, Trade
+from feeds.replay import read_records
+from feeds.timestamps import parse_instant, parse_zone
+from feeds.zeromq import Header, ZmqSource
+from flash.confidence import CalibrationError, judge, read_calibration
+from regions.offload import disk
+from regions.offload.disk import Identity, Snapshot, SnapshotError, SnapshotHeader, write_snapshot
+from regions.offload.store import StoredLost
+from regions.pool import KVPool, LayerShape
+from regions.tape import Retention, Tape
+from scheduler import costs
+from scheduler.simulation.inputs import read_trace
+from scheduler.theory import query_stream
+from scheduler.traces import TraceError
+from tests.e2e.samples import SAMPLES
+from tests.e2e.support import SECOND, START, trade
+from tests.regions.numbered import FROZEN, append, tape_of
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Target:
+    """``seeds``: inputs that are accepted."""
+
+    run: Callable[[bytes], object]
+    seeds: Sequence[bytes]
+
+
+# --- records and messages
+
+
+def _records() -> list[msgspec.Struct]:
+    base = {"venue": "V", "symbol": "AAA", "ts_event": START, "ts_recv": START + 5}
+    values = dict.fromkeys(("price", "bid", "ask", "open", "high", "low", "close"), "101.25")
+    more = {"size": "3", "volume": "7", "interval_ns": SECOND}
+    found: list[msgspec.Struct] = []
+    for kind in (Trade, Quote, Bar):
+        names = {field.name for field in msgspec.structs.fields(kind)}
+        members = {name: value for name, value in (base | values | more).items() if name in names}
+        found.append(decode_record(json.dumps(members | {"type": kind.__struct_config__.tag}).encode()))
+    return found
+
+
+def _messages() -> list[msgspec.Struct]:
+    return [
+        DeadLetter(error="no", reason="json", topic="t", partition=1, offset=3, payload=b"\xff{"),
+        DataUpdated(session="aaa", data_version=3, as_of=START, bars=1),
+        FlashReady(session="aaa", data_version=3, as_of=START, answers=6),
+        Answer(
+            session="aaa", symbol="V:AAA", question="trend", question_hash="x", text="UP", choice="UP",
+            logit_gap=1.5, probability=0.5, data_version=3, as_of=START, model="m", model_revision="r",
+            untrained=False, latency=Latency(), reused_tokens=1, computed_tokens=2, flags=["stale"],
+        ),
+    ]  # fmt: skip
+
+
+@cache
+def _columns() -> ColumnDecoder:
+    return ColumnDecoder(["V:AAA"])
+
+
+def _record(encoding: codec.Encoding) -> Callable[[bytes], None]:
+    def run(payload: bytes) -> None:
+        taken = _columns().decode([payload], _encodings(encoding))["taken"][0]
+        try:
+            record = decode_record(payload, encoding, max_bytes=1 << 16)
+        except MalformedRecord:
+            assert not taken, "the columns took what the codec refuses"
+            return
+        assert decode_record(encode(record, encoding), encoding) == record
+
+    return run
+
+
+def _encodings(encoding: str) -> NDArray[np.uint8]:
+    return np.array([ENCODINGS[encoding]], np.uint8)
+
+
+def _message(encoding: codec.Encoding) -> Callable[[bytes], None]:
+    def run(payload: bytes) -> None:
+        with contextlib.suppress(MalformedRecord):
+            message = decode_message(payload, encoding)
+            again = decode_message(encode(message, encoding), encoding)
+            assert again == message or "nan" in repr(message)
+
+    return run
+
+
+def _frames(encoding: codec.Encoding) -> Callable[[bytes], None]:
+    def run(payload: bytes) -> None:
+        with contextlib.suppress(MalformedRecord):
+            found = elements(payload, encoding, 1 << 16)
+            assert sum(map(len, found)) <= len(payload)
+
+    return run
+
+
+def _zeromq(data: bytes) -> None:
+    source = ZmqSource("fuzz", "tcp://127.0.0.1:1", [""])
+    source._incoming(data.split(b"|"), 0)
+
+
+# --- sockets
+
+
+def _request(data: bytes) -> None:
+    messages.request_id(data)
+    with contextlib.suppress(Undecodable):
+        request = messages.decode_request(data)
+        assert (
+            messages.decode_request(messages.encode(request)) == request or b"nan" in repr(request).encode()
+        )
+
+
+def _undecodable(decode: Callable[[bytes], object]) -> Callable[[bytes], None]:
+    def run(data: bytes) -> None:
+        with contextlib.suppress(Undecodable):
+            decode(data)
+
+    return run
+
+
+REQUESTS = [
+    {"type": "ask", "id": 2, "session": "aaa", "question": "Up?", "choices": ["UP", "DOWN"], "max_tokens": 1},
+    {"type": "sessions", "id": 3},
+    {"type": "answers", "id": 5, "session": "aaa", "question": "trend"},
+    {"type": "open", "id": 6, "text": "One two", "max_tokens": 1},
+    {"type": "append", "id": 7, "prompt": "nobody", "text": "three"},
+    {"type": "label", "id": 11, "session": "aaa", "question": "trend", "data_version": 1, "choice": "UP"},
+]
+EVENTS: list[msgspec.Struct] = [
+    protocol.NotDue("aaa", 1, protocol.Inputs(0, 1, 2)),
+    protocol.AskFailed(1, "engine", "no"),
+    protocol.Fatal("model.path", "no"),
+]
+
+# --- files
+
+
+@cache
+def _folder() -> Path:
+    made = Path(mkdtemp(prefix="foretick-fuzz-"))
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    return made
+
+
+def _file(name: str, data: bytes) -> Path:
+    path = _folder() / name
+    path.write_bytes(data)
+    return path
+
+
+def _configuration(data: bytes) -> None:
+    with contextlib.suppress(ConfigError):
+        load_config(_file("config.toml", data), {})
+
+
+def _setting(data: bytes) -> None:
+    """`--set KEY=VALUE`, a line each."""
+    pairs = (line.partition("=") for line in data.decode(errors="replace").splitlines())
+    with contextlib.suppress(ConfigError):
+        load_config(None, {}, {key: value for key, _, value in pairs})
+
+
+def _format(data: bytes) -> None:
+    with contextlib.suppress(FormatError):
+        load_format(_file("form.toml", data))
+
+
+def _replayed(form: str, name: str) -> Callable[[bytes], None]:
+    def run(data: bytes) -> None:
+        for record in read_records(_file(name, data), load_format(form)):
+            codec.check_record(record)
+
+    return run
+
+
+def _calibration(data: bytes) -> None:
+    with contextlib.suppress(CalibrationError):
+        found = read_calibration(_file("calibration.json", data), "m", "compact")
+        for question in found.questions:
+            for logits in ([0.5] * len(question.choices), [100.0, *[-100.0] * (len(question.choices) - 1)]):
+                judge(question, logits, 0, 0.9, 0.1)
+
+
+CALIBRATION: dict[str, Any] = {
+    "model": "m",
+    "lines": "compact",
+    "data": {"tapes": 3},
+    "version": 1,
+    "questions": [
+        {
+            "name": "trend",
+            "text": "Up?",
+            "choices": ["UP", "DOWN"],
+            "temperature": 1.5,
+            "curves": [{"x": [0.0, 1.0], "y": [0.1, 0.9]}, {"x": [0.0, 1.0], "y": [0.1, 0.9]}],
+            "scores": [0.1, 0.2, 0.3],
+            "labels": 9,
+            "mean_gap": 1.0,
+        }
+    ],
+}
+
+
+def _profile(data: bytes) -> None:
+    with contextlib.suppress(ValueError):
+        model = costs.load(_file("profile.json", data))
+        assert model.batch_ns([(0, 5), (100, 1)]) >= 0
+        assert model.recompute_ns(1000) >= 0
+
+
+def _simulated(data: bytes) -> None:
+    with contextlib.suppress(TraceError):
+        list(read_trace(data.splitlines()))
+
+
+def _queries(data: bytes) -> None:
+    with contextlib.suppress(TraceError):
+        query_stream.read_trace(data.splitlines())
+
+
+def _text(data: bytes) -> None:
+    text = data.decode(errors="replace")
+    for parse in (parse_fixed9, parse_duration, parse_instant, parse_zone):
+        with contextlib.suppress(ValueError):
+            parse(text)
+
+
+TRACE = (
+    b'{"time_ns":0,"request":1,"op":"open","tokens":[1,2]}\n'
+    b'{"time_ns":5,"request":1,"op":"append","segments":[[3,4]],"last":true}\n'
+)
+
+# --- snapshots
+
+
+@cache
+def _pool() -> KVPool:
+    return KVPool([LayerShape(1, 2, 2)], 40, block_size=4)
+
+
+@cache
+def _identity() -> Identity:
+    return Identity.of(_pool(), model="m@1", tokenizer="t", frozen=[0] * FROZEN)
+
+
+def _full() -> Tape:
+    tape = tape_of(_pool(), Retention(20), frame_limit=30)
+    for i in range(4):
+        append(_pool(), tape, [10 * i + j for j in range(7)])
+    return tape
+
+
+@cache
+def _written() -> bytes:
+    tape = _full()
+    header = SnapshotHeader("t", _identity(), 4, tape.state, {"topic/0": 99}, 12345)
+    write_snapshot(_folder() / "seed.kv", header, _pool(), tape.live_ranges)
+    tape.release()
+    return (_folder() / "seed.kv").read_bytes()
+
+
+def _snapshot(data: bytes) -> None:
+    """The bytes are a file; those that are accepted can be loaded."""
+    with contextlib.suppress(SnapshotError):
+        _resume(Snapshot.open(_file("t.kv", data), _identity()))
+
+
+def _header(data: bytes) -> None:
+    """The bytes are the header of a file whose checksums are right."""
+    size = sum(disk._sizes(_own_header()))
+    prefix = struct.pack("<8sIQQ", disk.MAGIC, disk.FORMAT, len(data), size)
+    seal = disk._digest(prefix + data)
+    kv = bytes(size)
+    whole = prefix + data + seal + kv + blake2b(seal + kv, digest_size=32).digest()
+    with contextlib.suppress(SnapshotError):
+        path = _file("t.kv", whole)
+        _resume(Snapshot.open(path, _identity()))
+
+
+@cache
+def _own_header() -> SnapshotHeader:
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(_header_of(_written())), type=SnapshotHeader)
+
+
+def _header_of(data: bytes) -> SnapshotHeader:
+    (_, _, size, _) = struct.unpack_from("<8sIQQ", data)
+    return msgspec.msgpack.decode(data[28 : 28 + size], type=SnapshotHeader)
+
+
+def _resume(snapshot: Snapshot) -> None:
+    pool, tape = _pool(), tape_of(_pool(), Retention(20), frame_limit=30)
+    stored = disk.DiskCopy(pool, snapshot.path, _identity(), snapshot.seal, 0)
+    try:
+        with contextlib.suppress(ValueError, StoredLost):
+            tape.resume(snapshot.header.state, stored)
+            tape.swap_in(0)
+    finally:
+        tape.release()
+
+
+def _toml() -> list[bytes]:
+    return [path.read_bytes() for path in sorted((ROOT / "examples").glob("*.toml"))]
+
+
+def targets() -> dict[str, Target]:
+    """By name."""
+    records, others = _records(), _messages()
+    commands = [messages.Ask(1, "aaa", "Up?"), protocol.EndInput(), protocol.StopEngine(1.0)]
+    header = Header("trade.v1", "json", "x", 3)
+    packed = b"|".join([b"t", msgspec.msgpack.encode(header), trade("V:AAA", START)])
+    found = {
+        "request": Target(_request, [msgspec.msgpack.encode(each) for each in REQUESTS]),
+        "reply": Target(
+            _undecodable(messages.decode_reply), [messages.encode(messages.ErrorReply(1, "busy", "no"))]
+        ),
+        "command": Target(_undecodable(protocol.decode_command), [protocol.encode(c) for c in commands]),
+        "event": Target(_undecodable(protocol.decode_event), [protocol.encode(each) for each in EVENTS]),
+        "zeromq": Target(_zeromq, [packed]),
+        "configuration": Target(_configuration, _toml()),
+        "setting": Target(_setting, [b"bars.interval=1s\npool.blocks=3", b"sessions.0.name=x"]),
+        "format": Target(
+            _format, [path.read_bytes() for path in sorted((ROOT / "feeds/formats").glob("*.toml"))]
+        ),
+        "calibration": Target(_calibration, [json.dumps(CALIBRATION).encode()]),
+        "profile": Target(_profile, [msgspec.json.encode(costs.guess(16))]),
+        "text": Target(_text, [b"1s", b"100.25", b"2026-03-02T14:30:00Z", b"Europe/Berlin", b"+01:00"]),
+        "snapshot": Target(_snapshot, [_written()]),
+        "snapshot-header": Target(_header, [msgspec.msgpack.encode(_own_header())]),
+        "trace": Target(_simulated, [TRACE]),
+        "queries": Target(_queries, [b'{"tokens":[1,2],"arrival":0}\n', b'{"text":"ab","arrival":1.5}']),
+    }
+    encodings: tuple[codec.Encoding, ...] = ("json", "msgpack")
+    for encoding in encodings:
+        encoded = [encode(each, encoding) for each in records]  # type: ignore[arg-type]  # these are
+        array = b"[" + b",".join(encoded) + b"]" if encoding == "json" else b"\x93" + b"".join(encoded)
+        found[f"record-{encoding}"] = Target(_record(encoding), encoded)
+        found[f"frame-{encoding}"] = Target(_frames(encoding), [array])
+        found[f"message-{encoding}"] = Target(
+            _message(encoding),
+            [encode(each, encoding) for each in [*records, *others]],  # type: ignore[arg-type]
+        )
+    for sample in SAMPLES:
+        name = "2020-01-01.csv" if sample.form != "binance_capture" else "tape.jsonl"
+        found[f"replay-{sample.form}"] = Target(_replayed(sample.form, name), [sample.content.encode()[:400]])
+    return found
