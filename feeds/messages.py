@@ -174,8 +174,17 @@ class FlashReady(msgspec.Struct, frozen=True, kw_only=True, tag="flash_ready"):
     answers: int
 
 
+Stage = Literal["read", "process", "produce"]
+"""Where a message became a dead letter: decoding, a session that refused it, or a sink that did."""
+
+
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, tag="dead_letter"):
-    """A payload that could not be used. ``payload`` is base64 text in JSON, raw bytes in msgpack."""
+    """A message that could not be used, as it was. Bytes are base64 text in JSON, raw in msgpack.
+
+    ``topic``, ``partition``, ``offset``: where it was; of an answer that a sink refused, its topic, and -1.
+    ``payload``: its first bytes, of ``size``. ``rebuilt``: its bytes were no longer at hand, so ``payload``
+    is the record in JSON again, without key and headers. ``failed_at``: wall clock.
+    """
 
     error: str
     reason: str
@@ -183,6 +192,32 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, tag="dead_letter"):
     partition: int
     offset: int
     payload: bytes
+    stage: Stage = "read"
+    key: bytes | None = None
+    headers: dict[str, bytes] = {}
+    size: int = -1
+    rebuilt: bool = False
+    failed_at: int = 0
+
+    @property
+    def whole(self) -> bool:
+        """The payload is not cut."""
+        return self.size <= len(self.payload)
 
 
-AnyMessage = Trade | Quote | Bar | Heartbeat | Answer | DataUpdated | FlashReady | DeadLetter
+class Redriven(msgspec.Struct, frozen=True, kw_only=True, tag="redriven"):
+    """A note in the dead letter topic: the letter at ``partition`` and ``offset`` is sent again, to ``to``.
+
+    Written before it is sent (``claimed``) and after. The first claim of a letter counts: ``claim`` tells
+    whose it is.
+    """
+
+    partition: int
+    offset: int
+    to: str
+    claim: str
+    state: Literal["claimed", "sent"]
+    at: int
+
+
+AnyMessage = Trade | Quote | Bar | Heartbeat | Answer | DataUpdated | FlashReady | DeadLetter | Redriven

@@ -10,6 +10,7 @@ import click
 COMMANDS = {
     "ask": "Ask a running daemon; the answer names its data version.",
     "check": "Check the file, model, tokenizer, topics and sockets.",
+    "dlq": "List, show and send again what ended in the dead letters.",
     "demo": "Run the whole pipeline: no broker, no GPU, no download.",
     "feasible": "Find a schedule that meets a TTFT bound, or show that none does.",
     "keys": "Make a pair of keys for encrypted ZeroMQ sockets.",

@@ -17,8 +17,9 @@ import msgspec
 from daemon import protocol
 from daemon.ages import Times
 from daemon.config.schema import Config, SessionConfig
-from daemon.front.delivery import Delivery, Done, Outcome
+from daemon.front.delivery import Delivery, Done, Outcome, Refused
 from daemon.front.inputs import AllOffsets
+from daemon.front.letters import LetterLog, unpublished
 from daemon.front.offsets import OffsetTracker
 from daemon.front.sessions import Sessions
 from feeds.codec import make_headers
@@ -89,6 +90,8 @@ class Publisher:
         lossless: bool = True,
     ) -> None:
         self.delivery = Delivery(routes, ["", *sessions.states], lossless=lossless)
+        self.delivery.on_refused = self._refused
+        self._letters = LetterLog(log)
         self._tracker, self._sessions, self._store = tracker, sessions, store
         self._published: dict[str, _Published] = {}
         for session in config.sessions:
@@ -188,9 +191,17 @@ class Publisher:
 
     def dead_letter(self, letter: DeadLetter) -> None:
         """A message that could not be used."""
-        self._store.inc("foretick_dead_letters_total")
+        self._store.inc("foretick_dead_letters_total", stage=letter.stage)
+        self._letters.note(letter)
         headers = {"error": letter.error.encode(), "reason": letter.reason.encode()}
         self._put("", letter, f"{letter.topic}:{letter.partition}", headers, _nothing)
+
+    def _refused(self, refused: Refused) -> None:
+        """A sink refuses a message for good: an answer becomes a dead letter, another is told in the log."""
+        if isinstance(refused.message, Answer):
+            self.dead_letter(unpublished(refused))
+        else:
+            log.error("%s", refused.error)
 
     def questions_set(self, event: protocol.QuestionsSet) -> None:
         """A session's later versions are asked other questions."""

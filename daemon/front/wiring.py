@@ -136,6 +136,7 @@ def make_front(
         questions=questions,
         labels=labelling,
         publisher=publisher,
+        originals=order.originals,
         prompts=prompts,
         http=HttpServer(
             lambda: front.metrics(),
