@@ -136,7 +136,8 @@ class Inputs(msgspec.Struct, frozen=True):
 class Committed(msgspec.Struct, frozen=True, tag="committed"):
     """A new data version and the ``bars`` it added; ``times`` of its newest record.
 
-    ``late``: of these bars, those that missed the session's promise of freshness.
+    ``late``: of these bars, those that missed the session's promise of freshness. ``state``, ``state_bars``,
+    ``state_left``: number of the window that was prefilled last, as `Tape.states`, and what KV depends on.
     """
 
     session: str
@@ -147,6 +148,9 @@ class Committed(msgspec.Struct, frozen=True, tag="committed"):
     times: Times
     inputs: Inputs
     late: int = 0
+    state: int = 0
+    state_bars: int = 0
+    state_left: bool = False
 
 
 class Answered(msgspec.Struct, frozen=True, tag="answered"):

@@ -116,6 +116,27 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     total_ns: int = 0
 
 
+class Basis(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """What the state behind an answer was made of, so that it can be made again.
+
+    ``config``: hash of the settings that it depends on. ``bars``: in the answer's version. ``window``: the
+    records of the ``window_bars`` bars that the tape holds, first to last of each partition. ``state``: the
+    same of the ``state_bars`` bars that their KV depends on: those, and bars evicted since the state began;
+    empty where that was before the daemon's knowledge. ``anchor``: of compact lines, in 1e-9: reference,
+    unit, volume. ``merged``: what one bar after the other can't repeat: versions that took several bars while
+    older ones left, and windows that bars left while they were prefilled.
+    """
+
+    config: str = ""
+    bars: int = 1
+    window_bars: int = 0
+    window: list[InputRange] = []
+    state_bars: int = 0
+    state: list[InputRange] = []
+    anchor: list[int] = []
+    merged: int = 0
+
+
 class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
     """The answer to one question about one session, with everything needed to judge it.
 
@@ -154,6 +175,10 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
     published_at: int = 0
     recomputed_tokens: int = 0
     swapped_tokens: int = 0
+    epoch: int = 0
+    sequence: int = 0
+    answer_id: str = ""
+    basis: Basis | None = None
 
 
 class DataUpdated(msgspec.Struct, frozen=True, kw_only=True, tag="data_updated"):

@@ -86,7 +86,8 @@ class Contents:
 
 async def contents(reader: KafkaRange, topic: str) -> Contents:
     """Read all of ``topic``. Raises BrokerError."""
-    found, notes = Contents(), []
+    found = Contents()
+    notes: list[Redriven] = []
     for (name, partition), span in (await reader.spans([topic])).items():
         async for batch in reader.read((name, partition), span):
             for message in batch:

@@ -31,7 +31,7 @@ T = TypeVar("T")
 _ROW = 16
 
 
-class _Time(click.ParamType):
+class _Time(click.ParamType[int]):
     name = "TIME"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
@@ -41,7 +41,7 @@ class _Time(click.ParamType):
             self.fail(str(error), param, ctx)
 
 
-class _Place(click.ParamType):
+class _Place(click.ParamType[Place]):
     name = "PARTITION:OFFSET"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Place:

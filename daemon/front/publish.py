@@ -16,15 +16,17 @@ import msgspec
 
 from daemon import protocol
 from daemon.ages import Times
+from daemon.config.fingerprint import fingerprint
 from daemon.config.schema import Config, SessionConfig
 from daemon.front.delivery import Delivery, Done, Outcome, Refused
 from daemon.front.inputs import AllOffsets
 from daemon.front.letters import LetterLog, unpublished
+from daemon.front.lineage import Lineage
 from daemon.front.offsets import OffsetTracker
 from daemon.front.sessions import Sessions
 from feeds.codec import make_headers
 from feeds.connector import Route
-from feeds.messages import Answer, AnyMessage, DataUpdated, DeadLetter, FlashReady, InputRange
+from feeds.messages import Answer, AnyMessage, Basis, DataUpdated, DeadLetter, FlashReady, InputRange
 from flash.publishing import Said, suppressed
 from flash.questions import Question
 from flash.schedules import SUPERSEDED
@@ -34,6 +36,8 @@ from scheduler.deadlines import LATE
 
 log = logging.getLogger(__name__)
 
+BASES = 256
+"""Versions of a session whose basis is remembered."""
 _UNASKED = {LATE: "skipped", SUPERSEDED: "superseded"}
 """Codes of questions that were not computed, or not to the end, and the reasons that are counted."""
 
@@ -68,6 +72,9 @@ class _Published:
     inputs: tuple[int, list[InputRange]] = (0, [])
     policies: dict[tuple[str, str], Question] = field(default_factory=dict)
     last: dict[tuple[str, str], Said] = field(default_factory=dict)
+    lineage: Lineage = field(default_factory=Lineage)
+    bases: dict[int, Basis] = field(default_factory=dict)
+    """Of the newest versions; free text is answered late."""
     newest: tuple[int, int] | None = None
     """The newest version that is asked, and its low watermark, until its first answer."""
 
@@ -97,6 +104,20 @@ class Publisher:
         for session in config.sessions:
             self._open(session)
         self._sent = 0
+        self._fingerprints: dict[str, str] = {}
+        self.configured(config)
+
+    def configured(self, config: Config) -> None:
+        """These are the settings from now on."""
+        self._config = config
+        self._fingerprints.clear()
+
+    def _fingerprint(self, name: str) -> str:
+        if name not in self._fingerprints:
+            session = next(each for each in self._config.sessions if each.name == name)
+            asked = list(self._published[name].policies.values())
+            self._fingerprints[name] = fingerprint(self._config, session, asked)
+        return self._fingerprints[name]
 
     def add(self, session: SessionConfig) -> None:
         """There is another session."""
@@ -116,6 +137,8 @@ class Publisher:
     def committed(self, event: protocol.Committed) -> None:
         """A new data version; without standing questions its own event acknowledges it."""
         published = self._published[event.session]
+        if published.asked(event.version):
+            self._note_basis(published, event)
         done: Done = _nothing
         if published.asked(event.version):
             published.newest = event.version, event.inputs.low_watermark
@@ -127,6 +150,19 @@ class Publisher:
             session=event.session, data_version=event.version, as_of=event.times.as_of, bars=event.bars
         )
         self._put(event.session, update, event.session, {}, done)
+
+    def _note_basis(self, published: _Published, event: protocol.Committed) -> None:
+        found = self._tracker.ranges(event.session, event.inputs.first, event.inputs.last)
+        published.bases[event.version] = published.lineage.committed(
+            event.bars,
+            event.live_records,
+            found,
+            state=event.state,
+            state_bars=event.state_bars,
+            left=event.state_left,
+        )
+        while len(published.bases) > BASES:
+            del published.bases[next(iter(published.bases))]
 
     def answered(self, event: protocol.Answered) -> None:
         """A standing question's answer."""
@@ -140,6 +176,7 @@ class Publisher:
     def _publish(self, answer: Answer, times: Times) -> None:
         """Publish an answer, or acknowledge it at once where its question suppresses it."""
         acknowledge = self._acknowledging(answer.session, answer.data_version)
+        answer = msgspec.structs.replace(answer, answer_id=_answer_id(answer))
         state, key = self._published[answer.session], (answer.question, answer.question_hash)
         question, said = state.policies.get(key), _said(answer)
         reason = question and suppressed(question, said, state.last.get(key))
@@ -165,7 +202,7 @@ class Publisher:
                     self._store.observe("foretick_stage_seconds", waited, stage="close_to_answer")
             acknowledge(outcome)
 
-        self._put(answer.session, answer, answer.symbol, _answer_id(answer), done)
+        self._put(answer.session, answer, answer.symbol, {"answer_id": answer.answer_id.encode()}, done)
 
     def failed(self, event: protocol.AnswerFailed) -> None:
         """A question without an answer: its records count as acknowledged, unless the engine was stopped."""
@@ -208,6 +245,7 @@ class Publisher:
         state = self._published[event.session]
         state.questions.append((event.version, len(event.questions)))
         state.policies = by_key(event.questions)
+        self._fingerprints.pop(event.session, None)
         state.last = {key: last for key, last in state.last.items() if key in state.policies}
 
     def forget(self) -> None:
@@ -215,6 +253,7 @@ class Publisher:
         for published in self._published.values():
             published.versions.clear()
             published.newest = None
+            published.lineage, published.bases = Lineage(), {}
 
     def _complete(self, event: protocol.Answered) -> Answer:
         """Add what only the front knows: the inputs' offsets and the answer's age."""
@@ -222,6 +261,11 @@ class Publisher:
         if published.inputs[0] != answer.data_version:
             found = self._tracker.ranges(answer.session, event.inputs.first, event.inputs.last)
             published.inputs = answer.data_version, [InputRange(*each) for each in found]
+        basis = published.bases.get(answer.data_version)
+        if basis is not None and answer.basis is not None:
+            basis = msgspec.structs.replace(
+                basis, config=self._fingerprint(answer.session), anchor=answer.basis.anchor
+            )
         state = self._sessions.states[answer.session]
         age, source_age, daemon_age = state.ages(event.times)
         return msgspec.structs.replace(
@@ -232,6 +276,7 @@ class Publisher:
             daemon_age_ns=daemon_age,
             latency=msgspec.structs.replace(answer.latency, total_ns=daemon_age),
             flags=[*answer.flags, *state.flags_now(age)],
+            basis=basis,
             published_at=time.time_ns(),
         )
 
@@ -300,8 +345,8 @@ def _said(answer: Answer) -> Said:
     )
 
 
-def _answer_id(answer: Answer) -> dict[str, bytes]:
+def _answer_id(answer: Answer) -> str:
     """The id by which consumers drop repeats: the question and the newest input behind the answer."""
     streams = (f"{i.source}/{i.topic}/{i.partition}/{i.last_offset}".removeprefix("/") for i in answer.inputs)
     inputs = ",".join(streams)
-    return {"answer_id": f"{answer.session}:{answer.question_hash}:{inputs or answer.data_version}".encode()}
+    return f"{answer.session}:{answer.question_hash}:{inputs or answer.data_version}"

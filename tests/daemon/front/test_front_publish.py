@@ -135,6 +135,7 @@ async def test_an_answer_says_everything_about_itself(rig):
         published_at=answer.published_at,
         recomputed_tokens=7,
         swapped_tokens=8,
+        answer_id="aaa:h:md.trades.v1/0/9",
     )
     _, key, _, headers = sink.sent[0]
     assert key == b"V:AAA"
