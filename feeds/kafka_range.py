@@ -128,6 +128,7 @@ class KafkaRange:
             batch = [_incoming(record) for record in fetched if record.offset < span.end]
             if batch:
                 yield batch
+                heard = time.monotonic()  # whoever takes it may need long
 
     @property
     def _open(self) -> AIOKafkaConsumer:

@@ -47,6 +47,18 @@ async def test_a_span_is_read_from_its_first_to_before_its_end() -> None:
                 await reader.spans(["c"])
 
 
+async def test_a_reader_that_takes_long_over_a_batch_gets_the_next_one() -> None:
+    with MockBroker() as broker:
+        broker.create_topic("a", 1)
+        await fill(broker.bootstrap, "a", 0, 3)
+        found = []
+        async with KafkaRange(broker.bootstrap, timeout_s=1.0) as reader:
+            async for batch in reader.read(("a", 0), Span(0, 3)):
+                found += [int(message.payload) for message in batch]
+                time.sleep(1.2)  # noqa: ASYNC251  # the loop stands still, as in a forward pass
+        assert found == [0, 1, 2]
+
+
 async def test_a_broker_that_is_not_there_is_told_in_time() -> None:
     (port,) = free_ports(1)
     with pytest.raises(BrokerError, match="no useful answer from Kafka"):
