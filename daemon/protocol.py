@@ -147,7 +147,8 @@ class Committed(msgspec.Struct, frozen=True, tag="committed"):
     """A new data version and the ``bars`` it added; ``times`` of its newest record.
 
     ``late``: of these bars, those that missed the session's promise of freshness. ``history``: they were
-    answered for before this engine started, so nothing is asked of this version.
+    answered for before this engine started, so nothing is asked of this version. ``state``, ``state_bars``,
+    ``state_left``: number of the window that was prefilled last, as `Tape.states`, and what KV depends on.
     """
 
     session: str
@@ -159,6 +160,9 @@ class Committed(msgspec.Struct, frozen=True, tag="committed"):
     inputs: Inputs
     late: int = 0
     history: bool = False
+    state: int = 0
+    state_bars: int = 0
+    state_left: bool = False
 
 
 class Answered(msgspec.Struct, frozen=True, tag="answered"):

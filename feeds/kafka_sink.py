@@ -24,7 +24,7 @@ from aiokafka.errors import (
 
 from feeds.backoff import Connection
 from feeds.kafka_client import PROBE_S, close_client, open_client
-from feeds.source import PublishRefused, SinkStopped
+from feeds.source import PublishRefused, Refusal, SinkStopped
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +121,10 @@ class KafkaSink:
             except KafkaError as error:
                 fatal += 1
                 if fatal == _FATAL_ATTEMPTS or isinstance(error, _HOPELESS):
-                    raise PublishRefused(f"{self.name}: {topic} refuses the message: {error!r}") from error
+                    why: Refusal = "not_allowed" if isinstance(error, _HOPELESS) else "refused"
+                    raise PublishRefused(
+                        f"{self.name}: {topic} refuses the message: {error!r}", why
+                    ) from error
                 await self.connection.wait_before_retry(repr(error))
                 await self._replace(generation)
 
@@ -150,8 +153,9 @@ class KafkaSink:
             send = generation.producer.send(topic, payload, key=key, headers=list(headers.items()))
             sent = await self._or_gone(generation, asyncio.ensure_future(send))
         except (MessageSizeTooLargeError, TypeError, ValueError) as error:
+            why: Refusal = "too_large" if isinstance(error, MessageSizeTooLargeError) else "refused"
             raise PublishRefused(
-                f"{self.name}: message of {len(payload)} bytes to {topic}: {error}"
+                f"{self.name}: message of {len(payload)} bytes to {topic}: {error}", why
             ) from error
         try:
             await self._or_gone(generation, sent)
@@ -159,7 +163,9 @@ class KafkaSink:
             # The broker never saw this batch's sequence number, so the producer's next would be out of
             # order.
             await self._replace(generation)
-            raise PublishRefused(f"{self.name}: {topic} refuses {len(payload)} bytes as too large") from error
+            raise PublishRefused(
+                f"{self.name}: {topic} refuses {len(payload)} bytes as too large", "too_large"
+            ) from error
 
     async def _or_gone(self, generation: _Generation, waiting: "asyncio.Future[Any]") -> Any:
         """The result of ``waiting``; reports the connection as down until it arrives."""
@@ -182,7 +188,7 @@ class KafkaSink:
             await self.connection.wait_before_retry(repr(away))
             return
         if topic not in known.topics():
-            raise PublishRefused(f"{self.name}: topic {topic} does not exist") from error
+            raise PublishRefused(f"{self.name}: topic {topic} does not exist", "no_topic") from error
 
     async def _replace(self, old: _Generation | None) -> None:
         """Replace ``old`` with a new producer, unless another publisher already did."""

@@ -116,6 +116,28 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     total_ns: int = 0
 
 
+class Basis(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """What the state behind an answer was made of, so that it can be made again.
+
+    ``config``: hash of the settings that it depends on. ``bars``: in the answer's version. ``window``: the
+    records of the ``window_bars`` bars that the tape holds, first to last of each partition; first 0 where they
+    were read before the daemon's last start. ``state``: the
+    same of the ``state_bars`` bars that their KV depends on: those, and bars evicted since the state began;
+    empty where that was before the daemon's knowledge. ``anchor``: of compact lines, in 1e-9: reference,
+    unit, volume. ``merged``: what one bar after the other can't repeat: versions that took several bars while
+    older ones left, and windows that bars left while they were prefilled.
+    """
+
+    config: str = ""
+    bars: int = 1
+    window_bars: int = 0
+    window: list[InputRange] = []
+    state_bars: int = 0
+    state: list[InputRange] = []
+    anchor: list[int] = []
+    merged: int = 0
+
+
 class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
     """The answer to one question about one session, with everything needed to judge it.
 
@@ -159,6 +181,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
     published_at: int = 0
     recomputed_tokens: int = 0
     swapped_tokens: int = 0
+    basis: Basis | None = None
 
 
 class DataUpdated(msgspec.Struct, frozen=True, kw_only=True, tag="data_updated"):
@@ -181,8 +204,17 @@ class FlashReady(msgspec.Struct, frozen=True, kw_only=True, tag="flash_ready"):
     epoch: int = 0
 
 
+Stage = Literal["read", "process", "produce"]
+"""Where a message became a dead letter: decoding, a session that refused it, or a sink that did."""
+
+
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, tag="dead_letter"):
-    """A payload that could not be used. ``payload`` is base64 text in JSON, raw bytes in msgpack."""
+    """A message that could not be used, as it was. Bytes are base64 text in JSON, raw in msgpack.
+
+    ``topic``, ``partition``, ``offset``: where it was; of an answer that a sink refused, its topic, and -1.
+    ``payload``: its first bytes, of ``size``. ``rebuilt``: its bytes were no longer at hand, so ``payload``
+    is the record in JSON again, without key and headers. ``failed_at``: wall clock.
+    """
 
     error: str
     reason: str
@@ -190,6 +222,32 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, tag="dead_letter"):
     partition: int
     offset: int
     payload: bytes
+    stage: Stage = "read"
+    key: bytes | None = None
+    headers: dict[str, bytes] = {}
+    size: int = -1
+    rebuilt: bool = False
+    failed_at: int = 0
+
+    @property
+    def whole(self) -> bool:
+        """The payload is not cut."""
+        return self.size <= len(self.payload)
 
 
-AnyMessage = Trade | Quote | Bar | Heartbeat | Answer | DataUpdated | FlashReady | DeadLetter
+class Redriven(msgspec.Struct, frozen=True, kw_only=True, tag="redriven"):
+    """A note in the dead letter topic: the letter at ``partition`` and ``offset`` is sent again, to ``to``.
+
+    Written before it is sent (``claimed``) and after. The first claim of a letter counts: ``claim`` tells
+    whose it is.
+    """
+
+    partition: int
+    offset: int
+    to: str
+    claim: str
+    state: Literal["claimed", "sent"]
+    at: int
+
+
+AnyMessage = Trade | Quote | Bar | Heartbeat | Answer | DataUpdated | FlashReady | DeadLetter | Redriven

@@ -56,8 +56,16 @@ class CommitFailed(RuntimeError):
     """Offsets were not stored. The next successful commit stores later ones, so nothing is lost."""
 
 
+Refusal = Literal["too_large", "not_allowed", "no_topic", "refused"]
+"""Why a sink refuses a message for good."""
+
+
 class PublishRefused(RuntimeError):
     """The message can never be delivered as it is (too large, not allowed); retrying is pointless."""
+
+    def __init__(self, message: str, reason: Refusal = "refused") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class SinkStopped(RuntimeError):

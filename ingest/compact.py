@@ -64,6 +64,11 @@ class Anchor:
     """Decimals of a printed price."""
 
     @property
+    def numbers(self) -> tuple[int, int, int]:
+        """Reference, unit and volume."""
+        return self.reference, self.unit, self.volume
+
+    @property
     def percent(self) -> int:
         """Units in one percent of the reference, 1 to 999."""
         return min(max(round_half_even(abs(self.reference), 100 * self.unit), 1), HIGHEST)
@@ -95,6 +100,8 @@ class CompactSpec:
     """A compact session: the decimals of its printed prices, its finest unit, and its tape's retention.
 
     ``unit`` in 1e-9, 0 for one unit of the last decimal; 0 is no limit for ``records`` and ``span_ns``.
+    ``begins``: an anchor that an earlier encoder chose, and how many bars it encoded around it: they come
+    first.
     """
 
     price_decimals: int = 2
@@ -102,6 +109,7 @@ class CompactSpec:
     tokens: int = 4096
     records: int = 0
     span_ns: int = 0
+    begins: tuple[Anchor, int] | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.price_decimals <= 9:
@@ -187,11 +195,18 @@ class CompactEncoder:
         self._start = self._end = self._tokens = 0
         self._inexact = 0  # retained bars with a rounded price
         self._age = 0  # bars since the anchor was chosen
+        self._given = 0  # bars to come that another encoder chose the anchor for
+        if spec.begins is not None:
+            self._anchor, self._given = spec.begins
+            self._age = -self._given
 
     def encode(self, bars: Bars) -> list[Encoded]:
         """The bars, BAR [n], oldest first, in pieces of one anchor each."""
         pieces: list[Encoded] = []
         at, restart = 0, None
+        if self._given and self._anchor is not None:
+            restart, self._given = Restart(self._anchor, ()), 0
+            self.anchors += 1
         while at < len(bars):
             if self._anchor is None or self._is_due(bars[at]):
                 restart = self._restart(bars[at : at + 1])
@@ -231,6 +246,8 @@ class CompactEncoder:
     @property
     def _until_review(self) -> int:
         age = self._age
+        if age < 0:
+            return -age
         return (1 << age.bit_length()) - age if age < REVIEW else REVIEW - age % REVIEW
 
     def _encode(self, bars: Bars, restart: Restart | None) -> Encoded:
@@ -265,7 +282,7 @@ class CompactEncoder:
         """Whether another anchor would suit the window and ``bar`` much better. Looks only at some bars."""
         assert self._anchor is not None
         age, anchor = self._age, self._anchor
-        if age == 0 or (age & (age - 1) if age < REVIEW else age % REVIEW):
+        if age <= 0 or (age & (age - 1) if age < REVIEW else age % REVIEW):
             return False
         low, high, volume = self._extent(bar)
         coarse = anchor.unit > self._spec.finest and high - low <= TINY * anchor.unit

@@ -55,6 +55,7 @@ Reason = Literal[
 REASONS: tuple[str, ...] = (*get_args(Reason), OTHER)
 # Why a session refused a record that is usable.
 REFUSALS: tuple[str, ...] = ("late", "price_jump")
+LETTER_STAGES: tuple[str, ...] = ("read", "process", "produce")
 SET_SIZES: tuple[str, ...] = ("empty", "one", "several")
 
 # Why a question got no answer.
@@ -425,7 +426,12 @@ METRICS: tuple[Metric, ...] = (
         "Configurations read again at SIGHUP: done, done in part, or refused. Unless done, see the log.",
         outcome=("done", "partly", "refused"),
     ),
-    _counter("foretick_dead_letters_total", "Records sent to the dead-letter topic."),
+    _counter(
+        "foretick_dead_letters_total",
+        "Messages sent to the dead letter topic: not decoded (read), refused by a session (process), or "
+        "answers that a sink refused (produce).",
+        stage=LETTER_STAGES,
+    ),
     _counter("foretick_batches_total", "Forward passes."),
     _counter("foretick_batch_tokens_total", "Tokens computed by the model, by class.", **{"class": CLASSES}),
     _counter(

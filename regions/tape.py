@@ -61,6 +61,12 @@ class Tape:
         """A record must be committed within this time of being queued; 0 means no bound."""
         self.evicted_tokens = 0
         self.evicted_records = 0
+        self.states = 0
+        """Windows that were prefilled again and adopted so far."""
+        self.state_records = 0
+        """Records that its KV depends on: those of the newest such window, and all since."""
+        self.state_left = False
+        """Records left that window before it was adopted: its KV depends on them, too."""
         self.lost = False
         """Its stored KV cannot be read back: `window` must be prefilled again, see `rebuild`."""
         self._pool = pool
@@ -181,6 +187,7 @@ class Tape:
             start += length
         self._pending = []
         self._growing = False
+        self.state_records += len(record_lengths)
         self.version += 1
         self._publish()
         return self.version
@@ -374,6 +381,7 @@ class Tape:
         self.evicted_tokens, self.evicted_records = state.evicted_tokens, state.evicted_records
         self._written = state.evicted_tokens + state.tokens
         self._records = deque(state.records)
+        self.state_records = self.evicted_records + len(self._records)
         self._table.expect(state.stretches, stored)
         self._committed = self._context((), ())
 
@@ -393,6 +401,8 @@ class Tape:
     def _replace(self, fresh: Fork) -> None:
         self._table.release()
         self._table, self._origin = fresh.detach()
+        self.states += 1
+        self.state_records, self.state_left = len(self._records), self._table.length > self.live_tokens
         self.lost = False
         self._drop_evicted()
 

@@ -1,18 +1,6 @@
 """How far apart two computations of the same numbers may lie: one bound, from dtype, width and depth.
 
-Two code paths (batched or alone, by extents or densely, on this CPU or that) add the same terms in another
-order. With unit roundoff ``u`` of the type, the rounding errors of a sum of n terms behave like a random
-walk: the sum is off by about ``u * sqrt(n)`` of its size (Higham, *Accuracy and Stability of Numerical
-Algorithms*, section 2.8). Matrix products of half precision are accumulated in float32, and what is stored is
-rounded once more. A model makes such a step in every layer; errors of layers are independent and add to the
-same residual stream, so they grow like ``sqrt(layers)``:
-
-    bound = MARGIN * size * sqrt(depth) * (u_float32 * sqrt(width) + u_dtype)
-
-``size`` is the largest of the expected values: norms and products carry the rounding of the large ones to the
-small ones. MARGIN covers what the estimate leaves out: the largest of 1e4 to 1e5 values lies four standard
-deviations out, and a layer is several products and a softmax, not one sum. The largest differences measured
-on an x86 CPU are 0.4 of the bound for a layer's attention and 0.2 for logits.
+The bound itself and its reasons are in `engine/rounding.py`.
 
 `tests/engine/test_engine_tolerance.py` shows that real mistakes (a rotation off by one position, a token or
 an extent left out) are far beyond the bound.
@@ -25,28 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from engine.rounding import MARGIN, ROUNDOFF, of_gap, of_model, rounding
+
+__all__ = ["MARGIN", "ROUNDOFF", "of_gap", "of_model", "rounding"]
+
 if TYPE_CHECKING:
     import torch
 
     from engine.model.loading import LoadedModel
-
-MARGIN = 4
-ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
-"""Unit roundoff: half the distance between 1 and the next number of the type."""
-
-
-def rounding(size: float, *, width: int, depth: int = 1, dtype: object = "float32") -> float:
-    """The bound for values as large as ``size`` after ``depth`` steps of sums over ``width`` terms."""
-    u = ROUNDOFF[str(dtype).removeprefix("torch.")]
-    accumulated = min(u, ROUNDOFF["float32"])
-    return MARGIN * size * sqrt(depth) * (accumulated * sqrt(width) + u)
-
-
-def of_model(model: LoadedModel, size: float = 1.0) -> float:
-    """The bound for ``model``'s logits as large as ``size``; as it is, relative to their size."""
-    config: Any = model.model.config.get_text_config()
-    width = max(config.hidden_size, config.intermediate_size)
-    return rounding(size, width=width, depth=config.num_hidden_layers, dtype=model.dtype)
 
 
 def largest(values: torch.Tensor) -> float:
@@ -89,11 +63,6 @@ def of_divergence(model: LoadedModel, size: float, nats: float = 0.0) -> float:
     """
     off = 2 * of_model(model, size)
     return off * sqrt(2 * nats) + off**2
-
-
-def of_gap(model: LoadedModel, size: float) -> float:
-    """The bound for the difference of two logits as large as ``size``."""
-    return 2 * of_model(model, size)
 
 
 def of_embedded_gap() -> float:

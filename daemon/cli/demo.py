@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, field
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import click
@@ -81,12 +82,18 @@ class Seen:
     "--seconds", type=click.IntRange(min=5), default=40, show_default=True, help="seconds of live tape"
 )
 @click.option("--seed", type=int, default=7, show_default=True, help="random seed of the synthetic tape")
-def command(forever: bool, seconds: int, seed: int) -> None:
+@click.option(
+    "--keep",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="write the configuration (foretick.toml) and the answers (answers.jsonl) to this directory, for "
+    "`foretick explain` and `foretick reproduce` while the demo runs",
+)
+def command(forever: bool, seconds: int, seed: int, keep: Path | None) -> None:
     """Run the whole pipeline on embedded defaults: no broker, no GPU, no download."""
-    sys.exit(demo(None if forever else seconds, seed))
+    sys.exit(demo(None if forever else seconds, seed, keep))
 
 
-def demo(seconds: int | None, seed: int) -> int:
+def demo(seconds: int | None, seed: int, keep: Path | None = None) -> int:
     """Run for ``seconds`` of live tape (None: until Ctrl-C); the exit status."""
     console = Console()
     if not console.is_terminal:
@@ -97,7 +104,28 @@ def demo(seconds: int | None, seed: int) -> int:
         broker.create_topic(ANSWERS, 1)
         broker.create_topic(DEAD, 1)
         console.print(f"[bold]Foretick demo[/bold] - {NOTICE} ({broker.bootstrap})")
-        return uvloop.run(_demo(console, demo_config(broker.bootstrap), seconds, seed))
+        config, kept = demo_config(broker.bootstrap), None
+        if keep is not None:
+            keep.mkdir(parents=True, exist_ok=True)
+            (keep / "foretick.toml").write_text(demo_file(config))
+            kept = keep / "answers.jsonl"
+            kept.write_bytes(b"")
+        return uvloop.run(_demo(console, config, seconds, seed, kept))
+
+
+def demo_file(config: Config) -> str:
+    """The demo's configuration as a file, for other commands."""
+    kafka = config.sink.kafka
+    assert kafka is not None  # see `demo_config`
+    lines = [f'bars.interval = "{config.bars.interval}"', 'query.endpoint = "tcp://127.0.0.1:7801"']
+    for session in config.sessions:
+        lines += ["", "[[sessions]]", f'name = "{session.name}"', f'symbol = "{session.symbol}"']
+        names = ("price_decimals", "retention_tokens", "retention_records")
+        lines += [f"{name} = {getattr(session, name)}" for name in names]
+    lines += ["", "[source]", 'kind = "kafka"', "", "[source.kafka]"]
+    lines += [f'bootstrap = "{kafka.bootstrap}"', f'topics = ["{TRADES}"]', "", "[sink.kafka]"]
+    lines += [f'bootstrap = "{kafka.bootstrap}"', f'topic = "{kafka.topic}"', f'dlq = "{kafka.dlq}"']
+    return "\n".join(lines) + "\n"
 
 
 def demo_config(bootstrap: str) -> Config:
@@ -127,7 +155,9 @@ def _decimals(instrument: Instrument) -> int:
     return 5 if instrument.tick == 10_000 else 2
 
 
-async def _demo(console: Console, config: Config, seconds: int | None, seed: int) -> int:
+async def _demo(
+    console: Console, config: Config, seconds: int | None, seed: int, kept: Path | None = None
+) -> int:
     stop = asyncio.Event()
     specs = {i.key: CompactSpec(_decimals(i)) for i in INSTRUMENTS}
     seen = Seen(Truth(INTERVAL, WINDOW, specs))
@@ -141,7 +171,7 @@ async def _demo(console: Console, config: Config, seconds: int | None, seed: int
             f"ready in {time.monotonic() - began:.1f} s: model [bold]{front.model}[/bold], "
             f"trained on generated tapes; metrics on port {front.http.port}"
         )
-        async with _running(_consume(bootstrap, seen)):
+        async with _running(_consume(bootstrap, seen, kept)):
             async with _running(_produce(bootstrap, seed, seen.truth, stop)):
                 reply = await _watch(console, front, seen, seconds, stop)
             clean = await front.stop()
@@ -176,7 +206,7 @@ async def _send(sink: KafkaSink, trade: Trade) -> None:
     await sink.publish(TRADES, trade.key.encode(), encode(trade), headers)
 
 
-async def _consume(bootstrap: str, seen: Seen) -> None:
+async def _consume(bootstrap: str, seen: Seen, kept: Path | None) -> None:
     source = KafkaSource("demo-answers", bootstrap, [ANSWERS], None)
     await source.start()
     try:
@@ -187,6 +217,9 @@ async def _consume(bootstrap: str, seen: Seen) -> None:
                     seen.answers[answer.session, answer.question] = answer
                     seen.count += 1
                     seen.truth.judge(answer)
+            if kept is not None:
+                with kept.open("ab") as file:
+                    file.write(b"".join(message.payload + b"\n" for message in batch))
             seen.arrived.set()
     finally:
         await source.stop()

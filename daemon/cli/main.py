@@ -11,7 +11,9 @@ COMMANDS = {
     "ask": "Ask a running daemon; the answer names its data version.",
     "audit": "Prove that a topic of answers is complete.",
     "check": "Check the file, model, tokenizer, topics and sockets.",
+    "dlq": "List, show and send again what ended in the dead letters.",
     "demo": "Run the whole pipeline: no broker, no GPU, no download.",
+    "explain": "Show what a published answer saw: records, tokens, settings.",
     "feasible": "Find a schedule that meets a TTFT bound, or show that none does.",
     "keys": "Make a pair of keys for encrypted ZeroMQ sockets.",
     "label": "Tell a running daemon the right choice of a past answer.",
@@ -20,6 +22,7 @@ COMMANDS = {
     "questions": "List, add, change and remove standing questions of a running daemon.",
     "sessions": "List, add, change and remove sessions of a running daemon.",
     "replay": "Play a recorded file as if it were live.",
+    "reproduce": "Derive a published answer again from its records in Kafka.",
     "run": "Run the daemon until SIGTERM.",
     "simulate": "Compare scheduling policies in simulated time.",
 }

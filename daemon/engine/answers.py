@@ -22,7 +22,7 @@ from daemon.engine.build import Built
 from daemon.engine.confidence import Confidence
 from daemon.engine.input import Appended, has_gap, inputs_of, is_history, missed, newest
 from feeds.decimal9 import parse_fixed9
-from feeds.messages import Answer, Flag, Latency
+from feeds.messages import Answer, Basis, Flag, Latency
 from flash.confidence import Judged
 from flash.evaluator import AskedCut, Evaluated, FlashEvaluator
 from flash.questions import Prepared, Question
@@ -100,6 +100,9 @@ class Versions:
                 inputs=inputs_of(payloads),
                 late=late,
                 history=all(map(is_history, payloads)),
+                state=tape.states,
+                state_bars=tape.state_records,
+                state_left=tape.state_left,
             )
         )
 
@@ -224,6 +227,7 @@ class StandingAnswers:
             recomputed_tokens=request.recomputed_tokens,
             swapped_tokens=request.swapped_tokens,
             flags=self._flags(done, judged),
+            basis=Basis(anchor=[] if record.anchor is None else list(record.anchor.numbers)),
         )
 
     def _flags(self, done: Evaluated[Appended], judged: Judged | None) -> list[Flag]:

@@ -113,7 +113,9 @@ class EngineInput:
         store: MetricStore,
         clock: Callable[[], int] = time.monotonic_ns,
         emit: Callable[[RecordRefused], None] = lambda event: None,
+        credits: int = 0,
     ) -> None:
+        """``credits``: bars of a session that the scheduler has at a time, by default `CREDITS` say."""
         self._emit, self._store = emit, store
         self._ring, self._scheduler, self._prefixes = ring, scheduler, built.prefixes
         self._tapes = built.tapes
@@ -134,7 +136,7 @@ class EngineInput:
         self._bars, self._symbols = config.bars, dict(symbols)
         self._specs = {each.name: self._spec(each, built.lines[each.name]) for each in config.sessions}
         skips = config.skips
-        self._most = CREDITS if skips else 4 * CREDITS
+        self._most = credits or (CREDITS if skips else 4 * CREDITS)
         self._progress = built.progress
         self._plane = DataPlane(
             ring,
@@ -167,6 +169,15 @@ class EngineInput:
     def take(self) -> None:
         """Take what the ring holds; for a caller without the data plane's thread."""
         self._plane.step()
+
+    def flush(self) -> None:
+        """Close the open bars at the end of the input; for such a caller."""
+        self._plane.flush()
+
+    @property
+    def settled(self) -> bool:
+        """The ring is empty, and no bar waits or is with the scheduler."""
+        return not (self._ring.fill or self._plane.waiting or any(self._ahead.values()))
 
     def set(
         self,

@@ -29,7 +29,7 @@ class StandingQuestions:
         limits: Limits,
         emit: Emit,
     ) -> None:
-        self._registry, self._prefixes, self._tapes = registry, prefixes, tapes
+        self.registry, self._prefixes, self._tapes = registry, prefixes, tapes
         self._scheduler, self._limits, self._emit = scheduler, limits, emit
 
     def set(self, command: protocol.SetQuestions) -> None:
@@ -54,7 +54,7 @@ class StandingQuestions:
 
     def made(self, session: str, questions: Sequence[Question]) -> tuple[Standing, ...]:
         """Prepare questions. Raises BadQuestion, and ValueError for one that is too long."""
-        standing, limits = self._registry.made(session, questions), self._limits
+        standing, limits = self.registry.made(session, questions), self._limits
         for each in standing:
             question, prompt = each.question, len(each.prepared.prompt_tokens)
             if prompt > limits.max_prompt_tokens:
@@ -69,7 +69,7 @@ class StandingQuestions:
 
     def _replace(self, command: protocol.SetQuestions, tape: Tape, standing: tuple[Standing, ...]) -> None:
         """Between two batches."""
-        self._registry.replace(command.session, standing)
+        self.registry.replace(command.session, standing)
         self._emit(protocol.QuestionsSet(command.id, command.session, tape.version, tuple(command.questions)))
 
     def _refuse(self, command: protocol.SetQuestions, failure: Failure) -> None:

@@ -52,10 +52,12 @@ def wire_engine(
     source: str,
     symbols: Mapping[str, int] | None = None,
     executor: Executor | None = None,
+    credits: int = 0,
 ) -> EngineHost:
     """The engine over one ring. Raises SettingError for an unusable standing question.
 
     ``symbols``: their numbers in the ring, by default in order. ``executor`` replaces the engine's (tests).
+    ``credits``: see `EngineInput`.
     """
     engine, prompt, loaded = built.engine, built.prompt, built.loaded
     registry = Registry(built.prepare)
@@ -65,7 +67,7 @@ def wire_engine(
     scheduler = scheduler_of(config, built, observer, executor)
     # Order of listeners on a commit: first those that record the version, then those that query it.
     numbers = numbered(config.sessions) if symbols is None else symbols
-    entering = EngineInput(config, ring, source, built, numbers, scheduler, store, emit=emit)
+    entering = EngineInput(config, ring, source, built, numbers, scheduler, store, emit=emit, credits=credits)
     scheduler.subscribe(Versions(store, emit).on_commit)
     confidence = Confidence(config, prompt, built.calibration, store)
     ready = ready_position(config, built, scheduler)

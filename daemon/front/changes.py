@@ -211,6 +211,7 @@ class LiveSessions:
 
     def _set(self, sessions: Iterable[SessionConfig]) -> None:
         self.config = msgspec.structs.replace(self.config, sessions=tuple(sessions))
+        self._publisher.configured(self.config)
         self._input.change(self.config.sessions)
 
     def _arrange(self, new: Config) -> None:

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
+from typing import NamedTuple
 
 from daemon.supervision import Tasks
 from feeds.codec import encode
 from feeds.connector import Route
-from feeds.messages import AnyMessage
+from feeds.messages import AnyMessage, DeadLetter
 from feeds.source import PublishRefused, Sink, SinkStopped
 
 log = logging.getLogger(__name__)
@@ -39,11 +41,24 @@ class Outcome(IntEnum):
 Done = Callable[[Outcome], None]
 
 
+class Refused(NamedTuple):
+    """A message that a sink refused for good, as it was to be sent to ``topic``."""
+
+    message: AnyMessage
+    topic: str
+    key: bytes
+    payload: bytes
+    headers: Mapping[str, bytes]
+    reason: str
+    error: str
+
+
 @dataclass
 class _Outgoing:
     payload: bytes
     key: bytes
     headers: Mapping[str, bytes]
+    message: AnyMessage
     done: Done
     open: int
     """Sinks that have not finished with it."""
@@ -73,6 +88,8 @@ class Delivery:
         self.waiting = 0
         """Messages that some sink has neither acknowledged nor refused."""
         self.gate: Callable[[bool], None] = lambda _open: None
+        self.on_refused: Callable[[Refused], None] = lambda refused: None
+        """Called for each message, but a dead letter, that a sink refuses for good."""
 
     def start(self, tasks: Tasks) -> None:
         """Start delivering, in one of ``tasks`` per session and sink."""
@@ -107,22 +124,27 @@ class Delivery:
 
     async def stop(self, drain_s: float) -> int:
         """Deliver waiting messages for at most ``drain_s`` seconds; returns how many are left."""
-        for queue in self._queues.values():
-            queue.put_nowait(None)
-        running = [task for name in self._names if (task := self._tasks.expect_end(name)) is not None]
-        running += self._leaving
-        if running:
-            _, late = await asyncio.wait(running, timeout=drain_s)
-            for task in late:
-                task.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
+        deadline = time.monotonic() + drain_s
+        # what a sink refuses meanwhile becomes a dead letter, so their queues end last
+        for letters in (False, True):
+            ending = [each for each in self._queues if (each[0] == "") is letters]
+            for each in ending:
+                self._queues[each].put_nowait(None)
+            tasks = [self._tasks.expect_end(self._named(*each)) for each in ending]
+            running = [task for task in tasks if task is not None]
+            running += [] if letters else self._leaving
+            if running:
+                _, late = await asyncio.wait(running, timeout=max(0.0, deadline - time.monotonic()))
+                for task in late:
+                    task.cancel()
+                await asyncio.gather(*late, return_exceptions=True)
         return self.waiting
 
     def put(self, name: str, message: AnyMessage, key: str, headers: Mapping[str, bytes], done: Done) -> None:
         """Append to the queue ``name``; ``done`` is called once, when every sink has finished with it."""
         takers = [(i, topic) for i, route in enumerate(self._routes) if (topic := route.topic(message))]
         self.waiting += 1
-        outgoing = _Outgoing(encode(message), key.encode(), headers, done, max(1, len(takers)))
+        outgoing = _Outgoing(encode(message), key.encode(), headers, message, done, max(1, len(takers)))
         if self.waiting >= self._backlog:
             self.gate(False)
         if not takers:
@@ -159,10 +181,21 @@ class Delivery:
             outcome = Outcome.STOPPED
         # it can never be delivered, so its records count as acknowledged
         except PublishRefused as error:
-            log.error("%s refused a message for good: %s", sink.name, error)
-        except Exception:
+            self._refused(sink, topic, outgoing, error.reason, str(error))
+        except Exception as error:
             log.exception("%s failed to publish a message", sink.name)
+            self._refused(sink, topic, outgoing, "other", repr(error))
         self._finish(outgoing, outcome)
+
+    def _refused(self, sink: Sink, topic: str, outgoing: _Outgoing, reason: str, error: str) -> None:
+        message = outgoing.message
+        if isinstance(message, DeadLetter):  # a letter about a letter would be refused, too
+            log.error("%s refused a dead letter for good: %s", sink.name, error)
+            return
+        why = f"{sink.name} refuses a message for good: {error}"
+        self.on_refused(
+            Refused(message, topic, outgoing.key, outgoing.payload, outgoing.headers, reason, why)
+        )
 
     def _finish(self, outgoing: _Outgoing, outcome: Outcome) -> None:
         outgoing.outcome = max(outgoing.outcome, outcome)

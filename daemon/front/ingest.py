@@ -20,7 +20,9 @@ import numpy.typing as npt
 from daemon import protocol
 from daemon.ages import VenueClock
 from daemon.config.symbols import Route
+from daemon.front.letters import unreadable
 from daemon.front.offsets import OffsetTracker, Stream
+from daemon.front.originals import Originals
 from daemon.front.sequences import Sequence, Sequences
 from feeds.codec import REPLAY, MalformedRecord, decode_record, header_encoding
 from feeds.columns import ENCODINGS, OTHER, ColumnDecoder, Columns
@@ -52,8 +54,6 @@ SLICE = 1024
 """Records to decode, pack and push before yielding to the event loop: a millisecond if all are plain."""
 FEW = 16
 """Records below which decoding one by one is faster than as columns."""
-LETTER_BYTES = 1 << 18
-"""Bytes of a payload that a dead letter keeps: its base64 still fits a broker's message limit."""
 Integers = npt.NDArray[np.int64]
 
 _SIDES = {"unknown": SIDE_UNKNOWN, "buy": SIDE_BUY, "sell": SIDE_SELL}
@@ -67,11 +67,13 @@ class Order:
 
     def __init__(self) -> None:
         self.turn = asyncio.Lock()
+        self.originals = Originals()
         self.restart()
 
     def restart(self) -> None:
         """Number from 1 again."""
         self.taken = 0
+        self.originals.clear()
 
     def take(self, n: int = 1) -> int:
         """The first of ``n`` numbers."""
@@ -221,6 +223,7 @@ class Ingest:
             self._tracker.skipped(stream, message.offset)
             return
         number = self._order.take()
+        self._order.originals.keep(number, (message,))
         for name in route.sessions:
             self._tracker.passed_on(name, number, stream, message.offset)
         if record.skewed:
@@ -346,6 +349,10 @@ class Ingest:
         rows = columns[keep]
         if not len(rows):
             return
+        self._order.originals.keep(
+            self._order.taken - len(rows) + 1,
+            messages if keep.all() else [messages[at] for at in np.flatnonzero(keep)],
+        )
         received = received[keep]
         source = np.array([message.ts_source_ns for message in messages], np.int64)[keep]
         replay = _replayed(messages)[keep]
@@ -454,19 +461,7 @@ class Ingest:
         self._store.inc("foretick_records_malformed_total", reason=error.reason)
         if self._tracker.is_stored((message.topic, message.partition), message.offset):
             return  # its letter was sent when it was read first
-        log.warning(
-            "%s/%d offset %d is malformed: %s", message.topic, message.partition, message.offset, error
-        )
-        self._dead_letter(
-            DeadLetter(
-                error=str(error),
-                reason=error.reason,
-                topic=message.topic,
-                partition=message.partition,
-                offset=message.offset,
-                payload=message.payload[:LETTER_BYTES],
-            )
-        )
+        self._dead_letter(unreadable(message, error))
 
     async def _flush(self) -> None:
         if len(self._writer):

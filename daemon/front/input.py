@@ -64,8 +64,9 @@ class FeedInput:
         self.order = order or Order()
         self.exhausted = asyncio.Event()
         """The source has ended (a replayed file)."""
-        self._settings = config.source
+        self._settings, self._bars = config.source, config.bars
         self._sessions = config.sessions
+        self._keep_originals()
         self.symbols = numbered(config.sessions)
         """Numbers of the symbols in the ring."""
         self._store, self._dead_letter, self._tasks = store, dead_letter, tasks
@@ -184,9 +185,15 @@ class FeedInput:
     def change(self, sessions: Sequence[SessionConfig]) -> None:
         """Let these sessions read the records from now on."""
         self._sessions = tuple(sessions)
+        self._keep_originals()
         self.number(sessions)
         if self._ingest is not None:
             self._ingest.reroute(routes(self._sessions, self.symbols))
+
+    def _keep_originals(self) -> None:
+        """Keep messages as they came where a session may refuse their records."""
+        bars = [session.bars(self._bars) for session in self._sessions]
+        self.order.originals.wanted = any("refuse" in (each.late, each.on_price_jump) for each in bars)
 
     @property
     def reading(self) -> bool:

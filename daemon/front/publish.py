@@ -16,15 +16,18 @@ import msgspec
 
 from daemon import protocol
 from daemon.ages import Times
+from daemon.config.fingerprint import fingerprint
 from daemon.config.schema import Config, SessionConfig
-from daemon.front.delivery import Delivery, Done, Outcome
+from daemon.front.delivery import Delivery, Done, Outcome, Refused
 from daemon.front.inputs import AllOffsets
+from daemon.front.letters import LetterLog, unpublished
+from daemon.front.lineage import Lineage
 from daemon.front.offsets import OffsetTracker
 from daemon.front.recovery import Recovery
 from daemon.front.sessions import Sessions
 from feeds.codec import make_headers
 from feeds.connector import Route
-from feeds.messages import Answer, AnyMessage, DataUpdated, DeadLetter, FlashReady, InputRange
+from feeds.messages import Answer, AnyMessage, Basis, DataUpdated, DeadLetter, FlashReady, InputRange
 from flash.publishing import Said, suppressed
 from flash.questions import Question
 from flash.schedules import SUPERSEDED
@@ -34,6 +37,8 @@ from scheduler.deadlines import LATE
 
 log = logging.getLogger(__name__)
 
+BASES = 256
+"""Versions of a session whose basis is remembered."""
 _UNASKED = {LATE: "skipped", SUPERSEDED: "superseded"}
 """Codes of questions that were not computed, or not to the end, and the reasons that are counted."""
 
@@ -73,6 +78,9 @@ class _Published:
     """The newest version that is asked, and its inputs, until its first answer."""
     history: set[int] = field(default_factory=set)
     """Versions that only repeat what was answered for."""
+    lineage: Lineage = field(default_factory=Lineage)
+    bases: dict[int, Basis] = field(default_factory=dict)
+    """Of the newest versions; free text is answered late."""
 
     def asked(self, version: int) -> int:
         """Number of questions that ``version`` is asked."""
@@ -95,11 +103,27 @@ class Publisher:
     ) -> None:
         self.recovery = recovery or Recovery(store)
         self.delivery = Delivery(routes, ["", *sessions.states], lossless=lossless)
+        self.delivery.on_refused = self._refused
+        self._letters = LetterLog(log)
         self._tracker, self._sessions, self._store = tracker, sessions, store
         self._published: dict[str, _Published] = {}
         for session in config.sessions:
             self._open(session)
         self._sent = 0
+        self._fingerprints: dict[str, str] = {}
+        self.configured(config)
+
+    def configured(self, config: Config) -> None:
+        """These are the settings from now on."""
+        self._config = config
+        self._fingerprints.clear()
+
+    def _fingerprint(self, name: str) -> str:
+        if name not in self._fingerprints:
+            session = next(each for each in self._config.sessions if each.name == name)
+            asked = list(self._published[name].policies.values())
+            self._fingerprints[name] = fingerprint(self._config, session, asked)
+        return self._fingerprints[name]
 
     def add(self, session: SessionConfig) -> None:
         """There is another session."""
@@ -128,6 +152,8 @@ class Publisher:
             published.versions[event.version] = _Version(1, event.inputs)
             self._acknowledging(event.session, event.version)(Outcome.DELIVERED)
             return
+        if published.asked(event.version):
+            self._note_basis(published, event)
         done: Done = _nothing
         if published.asked(event.version):
             published.newest = event.version, event.inputs
@@ -151,6 +177,19 @@ class Publisher:
             or self.recovery.is_history(event.session, event.inputs.closed)
             or self._tracker.is_history(event.session, event.inputs.last)
         )
+
+    def _note_basis(self, published: _Published, event: protocol.Committed) -> None:
+        found = self._tracker.ranges(event.session, event.inputs.first, event.inputs.last)
+        published.bases[event.version] = published.lineage.committed(
+            event.bars,
+            event.live_records,
+            found,
+            state=event.state,
+            state_bars=event.state_bars,
+            left=event.state_left,
+        )
+        while len(published.bases) > BASES:
+            del published.bases[next(iter(published.bases))]
 
     def answered(self, event: protocol.Answered) -> None:
         """A standing question's answer."""
@@ -225,15 +264,24 @@ class Publisher:
 
     def dead_letter(self, letter: DeadLetter) -> None:
         """A message that could not be used."""
-        self._store.inc("foretick_dead_letters_total")
+        self._store.inc("foretick_dead_letters_total", stage=letter.stage)
+        self._letters.note(letter)
         headers = {"error": letter.error.encode(), "reason": letter.reason.encode()}
         self._put("", letter, f"{letter.topic}:{letter.partition}", headers, _nothing)
+
+    def _refused(self, refused: Refused) -> None:
+        """A sink refuses a message for good: an answer becomes a dead letter, another is told in the log."""
+        if isinstance(refused.message, Answer):
+            self.dead_letter(unpublished(refused))
+        else:
+            log.error("%s", refused.error)
 
     def questions_set(self, event: protocol.QuestionsSet) -> None:
         """A session's later versions are asked other questions."""
         state = self._published[event.session]
         state.questions.append((event.version, len(event.questions)))
         state.policies = by_key(event.questions)
+        self._fingerprints.pop(event.session, None)
         state.last = {key: last for key, last in state.last.items() if key in state.policies}
 
     def forget(self) -> None:
@@ -244,6 +292,7 @@ class Publisher:
             published.history.clear()
             # the next engine's versions go on from the newest one that is acknowledged
             published.questions = [(-1, published.questions[-1][1])]
+            published.lineage, published.bases = Lineage(), {}
         self.recovery.go_on()
 
     def _complete(self, event: protocol.Answered) -> Answer:
@@ -252,6 +301,11 @@ class Publisher:
         if published.inputs[0] != answer.data_version:
             found = self._tracker.ranges(answer.session, event.inputs.first, event.inputs.last)
             published.inputs = answer.data_version, [InputRange(*each) for each in found]
+        basis = published.bases.get(answer.data_version)
+        if basis is not None and answer.basis is not None:
+            basis = msgspec.structs.replace(
+                basis, config=self._fingerprint(answer.session), anchor=answer.basis.anchor
+            )
         state = self._sessions.states[answer.session]
         age, source_age, daemon_age = state.ages(event.times)
         return msgspec.structs.replace(
@@ -264,6 +318,7 @@ class Publisher:
             daemon_age_ns=daemon_age,
             latency=msgspec.structs.replace(answer.latency, total_ns=daemon_age),
             flags=[*answer.flags, *state.flags_now(age)],
+            basis=basis,
             published_at=time.time_ns(),
         )
 

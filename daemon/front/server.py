@@ -29,11 +29,12 @@ from daemon.front.input import COMMIT, FeedInput
 from daemon.front.inputs import Inputs
 from daemon.front.labels import Labels
 from daemon.front.lateness import Lateness
+from daemon.front.letters import refused
 from daemon.front.notify import Notifier
+from daemon.front.originals import Originals
 from daemon.front.prompts import Prompts
 from daemon.front.publish import Publisher
 from daemon.front.questions import Questions
-from daemon.front.refusals import letter_of
 from daemon.front.sessions import Sessions
 from daemon.supervision import Tasks
 from feeds import columns
@@ -65,6 +66,7 @@ class Front:
     questions: Questions
     labels: Labels
     publisher: Publisher
+    originals: Originals
     prompts: Prompts
     forwarding: Forwarding
     http: HttpServer
@@ -254,7 +256,8 @@ class Front:
         found = self.input.tracker.ranges(event.session, event.offset, event.offset)
         topic, partition, offset = found[0][:3] if found else ("", 0, -1)
         symbol = (state.symbol, *state.more_symbols)[event.leg]
-        self.publisher.dead_letter(letter_of(event, symbol, (topic, partition, offset)))
+        original = self.originals.find(event.offset)
+        self.publisher.dead_letter(refused(event, symbol, (topic, partition, offset), original))
 
     def _on_engine_gone(self, message: str) -> None:
         self.store.set("foretick_engine_up", 0)

@@ -165,6 +165,7 @@ def make_front(
         questions=questions,
         labels=labelling,
         publisher=publisher,
+        originals=order.originals,
         prompts=prompts,
         forwarding=forwarding,
         http=HttpServer(

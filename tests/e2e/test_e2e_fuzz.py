@@ -187,7 +187,7 @@ async def test_every_random_message_is_answered_or_counted_and_the_daemon_keeps_
         assert min(malformed, unknown) > 0
         assert front.input.tracker._next == {(TOPIC, 0): RECORDS}
         assert malformed + unknown + front.input.tracker.outstanding() == RECORDS
-        await until(lambda: count("dead_letters") == malformed)
+        await until(lambda: count("dead_letters", stage="read") == malformed)
         assert front.not_ready() == []
         assert "Traceback" not in caplog.text
         with QueryClient(front.query.endpoint, 10.0) as client:  # type: ignore[union-attr]  # configured

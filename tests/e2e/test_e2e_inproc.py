@@ -320,7 +320,7 @@ async def test_bad_messages_between_good_ones_change_nothing_but_the_counters():
         assert count(front, "records_malformed", reason="json") == 4
         assert count(front, "records_malformed", reason="oversize") == 4
         assert count(front, "records_unknown_symbol") == 4
-        assert count(front, "dead_letters") == 8
+        assert count(front, "dead_letters", stage="read") == 8
 
 
 async def test_a_question_longer_than_the_budget_fails_alone():

@@ -43,12 +43,11 @@ async def test_a_late_record_is_refused_with_its_place_and_its_content():
         (letter,) = letters(sink)
         assert (letter.reason, letter.offset, letter.partition) == ("late", 2, 0)
         assert "its bar has closed" in letter.error
-        said = msgspec.json.decode(letter.payload)
-        assert (said["symbol"], said["price"], said["seq"]) == ("AAA", "100.5", 7)
-        assert said["ts_event"] == START + SECOND // 2
+        assert letter.payload == trade("V:AAA", START + SECOND // 2, "100.50", seq=7)  # as it came
+        assert (letter.stage, letter.rebuilt, letter.whole) == ("process", False, True)
         assert count(front, "records_refused", session="aaa", reason="late") == 1
         assert count(front, "records_late", session="aaa") == 1
-        assert count(front, "dead_letters") == 1
+        assert count(front, "dead_letters", stage="process") == 1
 
 
 async def test_a_late_record_amends_a_bar_that_the_window_has():

@@ -21,6 +21,7 @@ from ingest.compact import (
     Anchor,
     CompactEncoder,
     CompactSpec,
+    Restart,
     anchor_for,
     fields_of,
     header_text,
@@ -461,3 +462,30 @@ def test_decimals_outside_the_fixed_point_and_negative_units_are_refused() -> No
         CompactSpec(10)
     with pytest.raises(ValueError, match="unit"):
         CompactSpec(2, -1)
+
+
+# Beginning in the midst.
+
+
+@given(
+    seed=st.integers(0, 1000), step=st.sampled_from([2.0, 60.0, 400.0]), n=st.integers(2, 90), end=st.data()
+)
+@settings(max_examples=40, deadline=None)
+def test_an_encoder_that_is_given_the_anchor_encodes_as_the_one_that_chose_it(
+    seed: int, step: float, n: int, end: st.DataObject
+) -> None:
+    rows = bars_of(walk(n, seed, step))
+    spec = CompactSpec(2, records=16)
+    last, state, lines = end.draw(st.integers(1, n)), 0, list[list[int]]()
+    encoder = CompactEncoder(TOKENISER, spec)
+    for at in range(last):
+        for piece in encoder.encode(rows[at : at + 1]):
+            if piece.restart is not None:
+                anchor, lines = piece.restart.anchor, [list(tokens) for tokens, _ in piece.restart.window]
+                state = at - len(lines)
+            lines += piece.lines
+    again = CompactEncoder(TOKENISER, CompactSpec(2, records=16, begins=(anchor, last - state)))
+    made = again.encode(rows[state:last])
+    assert [piece.restart for piece in made] == [Restart(anchor, ()), *[None] * (len(made) - 1)]
+    assert {piece.anchor for piece in made} == {anchor}
+    assert [line for piece in made for line in piece.lines] == lines

@@ -364,7 +364,7 @@ async def test_dead_letters_go_to_their_topic_with_the_reason_in_the_headers(rig
     assert sink.sent[0][1] == f"{TOPIC}:2".encode()
     assert sink.sent[0][3]["reason"] == b"json"
     assert deaf.sent == []
-    assert r.count("foretick_dead_letters_total") == 1
+    assert r.count("foretick_dead_letters_total", stage="read") == 1
 
 
 async def test_versions_are_acknowledged_by_the_number_of_questions_they_were_asked(rig):

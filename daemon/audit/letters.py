@@ -1,0 +1,223 @@
+"""The dead letter topic: what is in it, and sending originals again, each once.
+
+Who sends letters again first writes a claim into the dead letter topic, reads that, and goes on only
+where its claim of a letter is the first. After the sending it writes that it is sent. So of two people who
+redrive at the same time one sends a letter, and a redrive that broke off is told apart: its letters
+may or may not have arrived.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from feeds.codec import MalformedRecord, decode_message, encode, header_encoding, make_headers
+from feeds.kafka_range import KafkaRange, OffsetsGone, Span
+from feeds.messages import DeadLetter, Redriven
+from feeds.source import Incoming, PublishRefused, Sink
+
+REDRIVEN = "redriven"
+"""Header of a record that was a dead letter: `TOPIC/PARTITION@OFFSET` of the letter."""
+State = Literal["new", "claimed", "sent"]
+
+
+class Place(NamedTuple):
+    """Where a letter is in the dead letter topic; written PARTITION:OFFSET."""
+
+    partition: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.partition}:{self.offset}"
+
+    @classmethod
+    def parse(cls, text: str) -> Place:
+        """Raises ValueError."""
+        partition, colon, offset = text.partition(":")
+        if not (colon and partition.isdecimal() and offset.isdecimal()):
+            raise ValueError(f"{text!r} is not PARTITION:OFFSET, such as 0:17")
+        return cls(int(partition), int(offset))
+
+
+@dataclass(frozen=True)
+class Letter:
+    """A letter and its place. ``state``: whether it was sent again."""
+
+    place: Place
+    letter: DeadLetter
+    state: State = "new"
+    failed_at: int = 0
+    """Its own time, or Kafka's of a letter without one; ns."""
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which letters; what is empty or 0 does not matter. Times in ns: from ``after`` to before ``before``."""
+
+    reasons: Sequence[str] = ()
+    stages: Sequence[str] = ()
+    topics: Sequence[str] = ()
+    after: int = 0
+    before: int = 0
+
+    def __call__(self, letter: Letter) -> bool:
+        """Whether it is one of them."""
+        it, at = letter.letter, letter.failed_at
+        return (
+            (not self.reasons or it.reason in self.reasons)
+            and (not self.stages or it.stage in self.stages)
+            and (not self.topics or it.topic in self.topics)
+            and at >= self.after
+            and (not self.before or at < self.before)
+        )
+
+
+@dataclass
+class Contents:
+    """A dead letter topic as it is. ``unreadable``: messages in it that are no letters."""
+
+    letters: dict[Place, Letter] = field(default_factory=dict)
+    claims: dict[Place, str] = field(default_factory=dict)
+    """The first claim of each letter."""
+    unreadable: int = 0
+
+
+async def contents(reader: KafkaRange, topic: str) -> Contents:
+    """Read all of ``topic``. Raises BrokerError."""
+    found = Contents()
+    notes: list[Redriven] = []
+    for (name, partition), span in (await reader.spans([topic])).items():
+        async for batch in reader.read((name, partition), span):
+            for message in batch:
+                _take(found, notes, message)
+    states: dict[Place, State] = {}
+    for note in notes:
+        place = Place(note.partition, note.offset)
+        found.claims.setdefault(place, note.claim)
+        if note.state == "sent":
+            states[place] = "sent"
+        else:
+            states.setdefault(place, "claimed")
+    for place, letter in found.letters.items():
+        found.letters[place] = Letter(place, letter.letter, states.get(place, "new"), letter.failed_at)
+    return found
+
+
+def _take(found: Contents, notes: list[Redriven], message: Incoming) -> None:
+    try:
+        read = decode_message(message.payload, header_encoding(message.headers))
+    except MalformedRecord:
+        found.unreadable += 1
+        return
+    if isinstance(read, DeadLetter):
+        place = Place(message.partition, message.offset)
+        found.letters[place] = Letter(place, read, failed_at=read.failed_at or message.ts_source_ns)
+    elif isinstance(read, Redriven):
+        notes.append(read)
+    else:
+        found.unreadable += 1
+
+
+class Outcome(NamedTuple):
+    """What became of one letter: sent to ``to``, or why not."""
+
+    place: Place
+    to: str
+    sent: bool
+    why: str = ""
+
+
+def obstacle(letter: Letter, again: bool) -> str:
+    """Why a letter must not be sent; "" if it may. ``again``: although it was sent, or may have been."""
+    if letter.state == "sent" and not again:
+        return "it was sent again before (--again sends it once more)"
+    if letter.state == "claimed" and not again:
+        return "an earlier redrive broke off, so it may have been sent (--again sends it once more)"
+    return ""
+
+
+async def original(reader: KafkaRange, letter: DeadLetter) -> tuple[bytes, str]:
+    """The whole payload, or b"" and why there is none: a cut one is read again from its topic."""
+    if letter.whole:
+        return letter.payload, ""
+    short = f"the letter keeps {len(letter.payload)} of {letter.size} bytes"
+    if letter.partition < 0:
+        return b"", f"{short}, and it is in no other topic"
+    try:
+        where = (letter.topic, letter.partition)
+        async for batch in reader.read(where, Span(letter.offset, letter.offset + 1)):
+            if batch[0].payload.startswith(letter.payload) and len(batch[0].payload) == letter.size:
+                return batch[0].payload, ""
+    except OffsetsGone as error:
+        return b"", f"{short}, and {error}"
+    return b"", f"{short}, and {letter.topic} has something else at its offset"
+
+
+async def redrive(
+    reader: KafkaRange,
+    sink: Sink,
+    topic: str,
+    letters: Sequence[Letter],
+    *,
+    now_ns: Callable[[], int],
+    to: str = "",
+    again: bool = False,
+    dry_run: bool = False,
+) -> list[Outcome]:
+    """Send the originals of ``letters`` back to their topics, or to ``to``, each once.
+
+    ``topic`` is the dead letter topic, which gets the claims. ``dry_run`` sends nothing. Raises BrokerError
+    and SinkStopped; what was not reported then is claimed, but may not be sent.
+    """
+    claim, outcomes = uuid.uuid4().hex, []
+    wanted: list[tuple[Letter, bytes]] = []
+    for each in letters:
+        payload, why = b"", obstacle(each, again)
+        if not why:
+            payload, why = await original(reader, each.letter)
+        if why or dry_run:
+            outcomes.append(Outcome(each.place, to or each.letter.topic, False, why))
+        else:
+            wanted.append((each, payload))
+    if not wanted:
+        return outcomes
+
+    async def note(letter: Letter, state: Literal["claimed", "sent"]) -> None:
+        said = Redriven(
+            partition=letter.place.partition,
+            offset=letter.place.offset,
+            to=to or letter.letter.topic,
+            claim=claim,
+            state=state,
+            at=now_ns(),
+        )
+        # one key, so one partition, so one order of a letter's claims
+        await sink.publish(
+            topic,
+            f"redriven:{letter.place}".encode(),
+            encode(said),
+            make_headers(said, "json", "foretick", 0),
+        )
+
+    for each, _ in wanted:
+        await note(each, "claimed")
+    claims = (await contents(reader, topic)).claims
+    for each, payload in wanted:
+        target = to or each.letter.topic
+        if not again and claims.get(each.place) != claim:
+            outcomes.append(Outcome(each.place, target, False, "somebody else is sending it"))
+            continue
+        headers = {
+            **each.letter.headers,
+            REDRIVEN: f"{topic}/{each.place.partition}@{each.place.offset}".encode(),
+        }
+        try:
+            await sink.publish(target, each.letter.key, payload, headers)
+        except PublishRefused as error:
+            outcomes.append(Outcome(each.place, target, False, str(error)))
+            continue
+        await note(each, "sent")
+        outcomes.append(Outcome(each.place, target, True))
+    return outcomes

@@ -1,0 +1,107 @@
+"""Shared by `foretick explain` and `foretick reproduce`: naming an answer and its records."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import NoReturn, TypeVar
+
+import click
+
+from daemon.audit.answers import NoSuchAnswer, by_id, in_file
+from daemon.audit.broker import of_sink, of_sources
+from daemon.audit.reproduce import CannotReproduce
+from daemon.cli.options import EXIT_CONFIG, EXIT_FAILED, config_option, read_config, set_option
+from daemon.config.schema import Config, LogConfig
+from daemon.logs import set_up_logging
+from feeds.connector import SettingError
+from feeds.kafka_client import BrokerError
+from feeds.messages import Answer, Basis
+from feeds.source import Partition
+from feeds.timestamps import parse_instant
+
+T = TypeVar("T")
+EXIT_CANNOT = 3
+
+
+def naming_an_answer(function: Callable[..., None]) -> Callable[..., None]:
+    """ANSWER, and the configuration that gave it."""
+    for wrap in (
+        click.argument("answer"),
+        config_option,
+        set_option,
+        click.option("--json", "as_json", is_flag=True, help="one JSON object"),
+    ):
+        function = wrap(function)
+    return function
+
+
+def configuration(path: Path, settings: tuple[str, ...]) -> Config:
+    """The configuration; logs go to standard error, warnings only."""
+    config = read_config(path, settings)
+    set_up_logging(LogConfig(level="error"), "audit")
+    return config
+
+
+async def find(config: Config, name: str) -> Answer:
+    """The answer of an id, or in FILE or FILE:LINE. Raises NoSuchAnswer, BrokerError and SettingError."""
+    read = _from_file(name)
+    if read is not None:
+        return read
+    broker, sink = of_sink(config)
+    async with broker.reader() as reader:
+        return await by_id(reader, sink.topic, name)
+
+
+def _from_file(name: str) -> Answer | None:
+    path, _, line = name.rpartition(":")
+    if Path(name).is_file():
+        return in_file(Path(name))
+    return in_file(Path(path), int(line)) if line.isdecimal() and Path(path).is_file() else None
+
+
+async def begin_at(config: Config, basis: Basis, text: str) -> dict[tuple[str, Partition], int]:
+    """The offsets that ``--from`` names, an offset or a time with a zone, in the answer's partitions.
+
+    Raises CannotReproduce for text that is neither, or a time after all records.
+    """
+    brokers, found = of_sources(config), {}
+    for each in basis.window:
+        partition = (each.topic, each.partition)
+        if text.isdecimal():
+            found[each.source, partition] = int(text)
+            continue
+        try:
+            time_ns = int(parse_instant(text))
+        except ValueError as error:
+            raise CannotReproduce(f"--from {text!r} is neither an offset nor a time: {error}") from error
+        broker = brokers[each.source] if each.source else next(iter(brokers.values()))
+        async with broker.reader() as reader:
+            offset = await reader.offset_at(partition, time_ns)
+        if offset is None or offset > each.last_offset:
+            raise CannotReproduce(f"--from {text}: the answer's records in {each.topic} are older")
+        found[each.source, partition] = offset
+    return found
+
+
+def carry_out(work: Callable[[], Awaitable[T]]) -> T:
+    """Run ``work``; prints an error and exits: 1 for the broker, 2 for settings, 3 for what cannot be."""
+
+    async def run() -> T:
+        return await work()
+
+    try:
+        return asyncio.run(run())
+    except BrokerError as error:
+        _end(error, EXIT_FAILED)
+    except SettingError as error:
+        _end(error, EXIT_CONFIG)
+    except (CannotReproduce, NoSuchAnswer) as error:
+        _end(error, EXIT_CANNOT)
+
+
+def _end(error: Exception, status: int) -> NoReturn:
+    click.echo(str(error), err=True)
+    sys.exit(status)

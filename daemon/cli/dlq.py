@@ -1,0 +1,303 @@
+"""`foretick dlq`: list, show and send again what ended in the dead letters."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from base64 import b64encode
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from daemon.audit.broker import Broker, of_sink
+from daemon.audit.letters import Contents, Filter, Letter, Outcome, Place, contents, redrive
+from daemon.cli.options import EXIT_FAILED, read_config, refuse, set_option
+from feeds.codec import header_encoding
+from feeds.connector import SettingError
+from feeds.kafka_client import BrokerError
+from feeds.kafka_range import KafkaRange
+from feeds.source import SinkStopped
+from feeds.timestamps import parse_instant
+
+T = TypeVar("T")
+_ROW = 16
+
+
+class _Time(click.ParamType[int]):
+    name = "TIME"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return value if isinstance(value, int) else int(parse_instant(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class _Place(click.ParamType[Place]):
+    name = "PARTITION:OFFSET"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Place:
+        try:
+            return value if isinstance(value, Place) else Place.parse(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+def _where(function: Callable[..., None]) -> Callable[..., None]:
+    """Options that name the broker and the dead letter topic."""
+    for option in (
+        click.option(
+            "--config", "config_path", type=click.Path(path_type=Path), help="configuration with [sink.kafka]"
+        ),
+        set_option,
+        click.option("--bootstrap", help="brokers, host:port, instead of a configuration"),
+        click.option("--dlq", help="dead letter topic; default the configuration's, or dlq.v1"),
+        click.option("--json", "as_json", is_flag=True, help="one JSON object a line"),
+    ):
+        function = option(function)
+    return function
+
+
+def _which(function: Callable[..., None]) -> Callable[..., None]:
+    """Options that choose letters."""
+    for option in (
+        click.option("--reason", "reasons", multiple=True, help="only of this reason; may be repeated"),
+        click.option(
+            "--stage",
+            "stages",
+            multiple=True,
+            type=click.Choice(["read", "process", "produce"]),
+            help="only of this stage; may be repeated",
+        ),
+        click.option(
+            "--topic", "topics", multiple=True, help="only originals of this topic; may be repeated"
+        ),
+        click.option("--from", "after", type=_Time(), default=0, help="only from this time on, with a zone"),
+        click.option("--until", "before", type=_Time(), default=0, help="only before this time, with a zone"),
+    ):
+        function = option(function)
+    return function
+
+
+@click.group("dlq")
+def command() -> None:
+    """List, show and send again what ended in the dead letters."""
+
+
+@command.command("list")
+@_which
+@_where
+@click.option("--all", "also_sent", is_flag=True, help="also letters that were sent again")
+def list_(also_sent: bool, as_json: bool, **options: Any) -> None:
+    """Letters, oldest first; those that were sent again are left out."""
+    broker, topic = _broker_of(options)
+    wanted = Filter(**options)
+    found = _run(broker, lambda reader: contents(reader, topic))
+    letters = [each for each in _chosen(found, wanted) if also_sent or each.state != "sent"]
+    if as_json:
+        for each in letters:
+            click.echo(json.dumps(_row(each)))
+    else:
+        _print_table(letters, found, topic)
+
+
+@command.command("show")
+@click.argument("place", type=_Place())
+@_where
+def show(place: Place, as_json: bool, **options: Any) -> None:
+    """The letter at PARTITION:OFFSET of the dead letter topic: all it says, its payload readable and raw."""
+    broker, topic = _broker_of(options)
+    found = _run(broker, lambda reader: contents(reader, topic))
+    letter = found.letters.get(place)
+    if letter is None:
+        click.echo(f"{topic} has no letter at {place}", err=True)
+        sys.exit(EXIT_FAILED)
+    if as_json:
+        whole = msgspec.to_builtins(letter.letter, builtin_types=())
+        click.echo(json.dumps(_row(letter) | {"letter": whole, "readable": readable(letter)}))
+        return
+    for name, value in _row(letter).items():
+        click.echo(f"{name + ':':<11}{value}")
+    for name, header in letter.letter.headers.items():
+        click.echo(f"{'header:':<11}{name} = {_text(header)}")
+    click.echo("\n" + (readable(letter) or "(not readable)"))
+    click.echo("\n" + hexdump(letter.letter.payload))
+
+
+@command.command("redrive")
+@click.argument("places", type=_Place(), nargs=-1)
+@_which
+@_where
+@click.option("--to", default="", help="send to this topic instead of the one each came from")
+@click.option("--again", is_flag=True, help="also letters that were sent, or may have been")
+@click.option("--dry-run", is_flag=True, help="say what would be sent")
+@click.option("--every", is_flag=True, help="all letters, if neither places nor filters are given")
+def redrive_(
+    places: Sequence[Place], to: str, again: bool, dry_run: bool, every: bool, as_json: bool, **options: Any
+) -> None:
+    """Send originals back to their topics, each once, with the header `redriven`.
+
+    Which: those at PLACES (PARTITION:OFFSET of the dead letter topic), or those that the filters choose. A
+    claim in the dead letter topic remembers what was sent, so a letter is not sent twice by accident, whoever
+    redrives and from wherever.
+    """
+    broker, topic = _broker_of(options)
+    wanted = Filter(**options)
+    if not (places or every or wanted != Filter()):
+        raise click.UsageError("name letters by PARTITION:OFFSET or by filters, or say --every")
+
+    async def work(reader: KafkaRange) -> list[Outcome]:
+        found = await contents(reader, topic)
+        missing = [place for place in places if place not in found.letters]
+        if missing:
+            raise BrokerError(f"{topic} has no letter at {', '.join(map(str, missing))}")
+        chosen = [each for each in _chosen(found, wanted) if not places or each.place in places]
+        if not places and not again:  # filters speak of what is left to do
+            chosen = [each for each in chosen if each.state != "sent"]
+        sink = broker.sink()
+        if not dry_run:
+            await sink.start()
+        try:
+            return await redrive(
+                reader, sink, topic, chosen, now_ns=time.time_ns, to=to, again=again, dry_run=dry_run
+            )
+        finally:
+            await sink.stop()
+
+    outcomes = _run(broker, work)
+    for each in outcomes:
+        if as_json:
+            click.echo(
+                json.dumps({"place": str(each.place), "to": each.to, "sent": each.sent, "why": each.why})
+            )
+        elif each.why:
+            click.echo(f"{each.place} not sent: {each.why}")
+        else:
+            click.echo(f"{each.place} {'sent' if each.sent else 'would be sent'} to {each.to}")
+    if not as_json:
+        click.echo(
+            f"{sum(each.sent for each in outcomes)} sent, {sum(not each.sent for each in outcomes)} not"
+        )
+    sys.exit(EXIT_FAILED if any(each.why for each in outcomes) else 0)
+
+
+def readable(letter: Letter) -> str:
+    """The payload for people: indented JSON of JSON and msgpack, or its text; "" if it is neither."""
+    payload = letter.letter.payload
+    if header_encoding(letter.letter.headers) == "msgpack":
+        try:
+            payload = msgspec.json.encode(msgspec.msgpack.decode(payload))
+        except (msgspec.DecodeError, ValueError, TypeError, RecursionError):
+            return ""
+    try:
+        return msgspec.json.format(payload).decode()
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass
+    try:
+        text = payload.decode()
+    except UnicodeDecodeError:
+        return ""
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
+
+
+def hexdump(payload: bytes) -> str:
+    """Lines of offset, 16 bytes in hexadecimal, and those that are printable ASCII."""
+    lines = []
+    for at in range(0, len(payload), _ROW):
+        row = payload[at : at + _ROW]
+        shown = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
+        lines.append(f"{at:08x}  {row.hex(' '):<{3 * _ROW}} {shown}")
+    return "\n".join(lines)
+
+
+def _broker_of(options: dict[str, Any]) -> tuple[Broker, str]:
+    """Takes its options out. Exits with status 2 where they do not name a broker."""
+    path, settings = options.pop("config_path"), options.pop("settings")
+    bootstrap, topic = options.pop("bootstrap"), options.pop("dlq")
+    if bootstrap:
+        return Broker(bootstrap, {}), topic or "dlq.v1"
+    if path is None and not settings:
+        raise click.UsageError("name a broker: --bootstrap host:port, or --config FILE")
+    try:
+        broker, sink = of_sink(read_config(path, settings))
+    except SettingError as error:
+        refuse(error)
+    return broker, topic or sink.dlq
+
+
+def _run(broker: Broker, work: Callable[[KafkaRange], Awaitable[T]]) -> T:
+    """Run ``work`` with an open reader; on an error of the broker, exit with status 1."""
+
+    async def with_reader() -> T:
+        async with broker.reader() as reader:
+            return await work(reader)
+
+    try:
+        return asyncio.run(with_reader())
+    except (BrokerError, SinkStopped) as error:
+        click.echo(str(error), err=True)
+        sys.exit(EXIT_FAILED)
+
+
+def _chosen(found: Contents, wanted: Filter) -> list[Letter]:
+    return sorted(filter(wanted, found.letters.values()), key=lambda each: (each.failed_at, each.place))
+
+
+def _row(each: Letter) -> dict[str, Any]:
+    it = each.letter
+    return {
+        "place": str(each.place),
+        "time": _time(each.failed_at),
+        "stage": it.stage,
+        "reason": it.reason,
+        "topic": it.topic,
+        "partition": it.partition,
+        "offset": it.offset,
+        "key": None if it.key is None else _text(it.key),
+        "bytes": it.size if it.size >= 0 else len(it.payload),
+        "state": each.state,
+        "error": it.error,
+    }
+
+
+def _time(ns: int) -> str:
+    return datetime.fromtimestamp(ns / 1e9, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _text(value: bytes) -> str:
+    """Bytes as text, or in base64 where they are none."""
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        return f"base64 {b64encode(value).decode()}"
+    return text if text.isprintable() else f"base64 {b64encode(value).decode()}"
+
+
+def _print_table(letters: Sequence[Letter], found: Contents, topic: str) -> None:
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=160)
+    table = Table(title=f"{len(letters)} of {len(found.letters)} letters in {topic}")
+    for column in ("place", "time", "stage", "reason", "from", "key", "bytes", "state", "error"):
+        table.add_column(column, overflow="fold" if column == "error" else "ellipsis")
+    for each in letters:
+        row = _row(each)
+        came = row["topic"] if row["partition"] < 0 else f"{row['topic']}/{row['partition']}@{row['offset']}"
+        cells = (row["place"], row["time"], row["stage"], row["reason"], came, row["key"] or "")
+        table.add_row(*map(_plain, cells), str(row["bytes"]), row["state"], _plain(row["error"]))
+    console.print(table)
+    if found.unreadable:
+        console.print(f"{found.unreadable} messages in {topic} are no dead letters")
+
+
+def _plain(text: str) -> str:
+    """Text of others, without what a terminal or rich would take for a command."""
+    return "".join(c if c.isprintable() else "?" for c in text).replace("[", r"\[")

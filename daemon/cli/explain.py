@@ -1,0 +1,96 @@
+"""`foretick explain`: what a published answer was read from."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from daemon.audit.replay import Version
+from daemon.audit.reproduce import basis_of, derive, window_plan
+from daemon.cli.audited import carry_out, configuration, find, naming_an_answer
+from daemon.cli.options import EXIT_FAILED
+from daemon.config.fingerprint import settings_of
+from daemon.config.standing import questions_of
+from feeds.messages import Answer
+
+
+@click.command("explain")
+@naming_an_answer
+def command(answer: str, config_path: Path, settings: tuple[str, ...], as_json: bool) -> None:
+    """Show what ANSWER saw: its records (offsets), data version, regions with their tokens, and settings.
+
+    ANSWER is an answer's id, from the answers topic, or FILE or FILE:LINE with answers in JSON. The window's
+    lines are made again from its records in Kafka.
+    """
+    config = configuration(config_path, settings)
+
+    async def work() -> tuple[Answer, Version | None, dict[str, Any]]:
+        published = await find(config, answer)
+        session, basis = basis_of(config, published)
+        version = await derive(config, published, window_plan(basis, decimals=session.price_decimals))
+        asked = [each.question for each in questions_of(config) if each.session == session.name]
+        return published, version, settings_of(config, session, asked)
+
+    published, version, known = carry_out(work)
+    if version is None:
+        click.echo("differs: the records make no bar that ends as the answer's did", err=True)
+        sys.exit(EXIT_FAILED)
+    if as_json:
+        click.echo(json.dumps(shown(published, version, known)))
+    else:
+        _print(published, version, known)
+
+
+def shown(published: Answer, version: Version, known: dict[str, Any]) -> dict[str, Any]:
+    """The explanation as JSON has it."""
+    return {
+        "answer": msgspec.to_builtins(published),
+        "frozen": {"text": version.prefix_text, "tokens": list(version.prefix)},
+        "window": [
+            {"text": line.text, "tokens": list(line.tokens), "ts_event": line.ts_event}
+            for line in version.window
+        ],
+        "question": {"text": version.question_text, "tokens": list(version.question)},
+        "settings": known,
+    }
+
+
+def _print(published: Answer, version: Version, known: dict[str, Any]) -> None:
+    basis = published.basis
+    assert basis is not None  # it was checked
+    say = click.echo
+    say(f"answer    {published.answer_id}")
+    say(f"          {published.question} of {published.session} ({published.symbol}): {published.text!r}")
+    say(f"          logit gap {published.logit_gap:.9g}, flags {' '.join(published.flags) or '-'}")
+    say(f"version   {published.data_version}, as of {published.as_of}, {basis.bars} new bars")
+    say(f"model     {published.model}, revision {published.model_revision}")
+    for name, ranges, bars in (
+        ("new", published.inputs, basis.bars),
+        ("window", basis.window, basis.window_bars),
+        ("state", basis.state, basis.state_bars),
+    ):
+        where = ", ".join(
+            f"{each.topic}/{each.partition} {each.first_offset} to {each.last_offset}" for each in ranges
+        )
+        say(f"{name:<10}{bars} bars: {where or 'from before what the daemon knew'}")
+    say(f"\nfrozen region, {len(version.prefix)} tokens\n")
+    say(version.prefix_text)
+    say(_tokens(version.prefix))
+    say(f"\nwindow, {len(version.window)} lines, {sum(len(line.tokens) for line in version.window)} tokens\n")
+    for line in version.window:
+        say(f"{line.text.rstrip()}    {_tokens(line.tokens)}")
+    say(f"\nquestion, {len(version.question)} tokens\n")
+    say(version.question_text)
+    say(_tokens(version.question))
+    say(f"\nsettings, hash {basis.config}\n")
+    for key, value in known.items():
+        say(f"{key} = {value}")
+
+
+def _tokens(tokens: tuple[int, ...]) -> str:
+    return "[" + " ".join(map(str, tokens)) + "]"

@@ -1,0 +1,58 @@
+"""The settings that a session's tokens and logits depend on, as one hash.
+
+The model is named in each answer. Left out is what says when something is done, how much memory there is,
+or where data comes from and goes to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+
+from daemon.config.schema import Config, SessionConfig
+from flash.questions import Question
+
+_SESSION = (
+    "symbol",
+    "more_symbols",
+    "price_decimals",
+    "volume_decimals",
+    "lines",
+    "unit",
+    "retention_tokens",
+    "retention_records",
+    "retention_span",
+    "semantics",
+    "rollup",
+    "rollup_tokens",
+    "rollup_every",
+)
+_BARS = ("interval", "lateness", "empty", "max_fill", "late", "price_jump", "on_price_jump")
+
+
+def settings_of(config: Config, session: SessionConfig, questions: Sequence[Question]) -> dict[str, Any]:
+    """These settings by key, as in JSON; ``questions``: the session's standing ones."""
+    bars = session.bars(config.bars)
+    found: dict[str, object] = {f"sessions.{name}": getattr(session, name) for name in _SESSION}
+    found |= {f"bars.{name}": getattr(bars, name) for name in _BARS}
+    found |= {
+        "model.dtype": config.model.dtype,
+        "model.system_prompt": config.model.system_prompt,
+        "flash.placement": config.flash.placement,
+        "pool.frame_limit": config.pool.frame_limit,
+        "source.sequence": config.source.sequence,
+        "source.max_message_bytes": config.source.max_message_bytes,
+    }
+    if config.flash.placement == "frozen":
+        found["questions"] = [each.hash for each in questions]
+    plain: dict[str, Any] = msgspec.to_builtins(found, enc_hook=str)
+    return plain
+
+
+def fingerprint(config: Config, session: SessionConfig, questions: Sequence[Question]) -> str:
+    """16 hexadecimal digits."""
+    text = msgspec.json.encode(settings_of(config, session, questions), order="sorted")
+    return blake2b(text, digest_size=8).hexdigest()

@@ -1,0 +1,140 @@
+"""Dead letters: what was received or could not be sent, as it was, and why. And their log lines, a few."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from daemon import protocol
+from daemon.front.delivery import Refused
+from feeds.codec import MalformedRecord, encode
+from feeds.decimal9 import Fixed9
+from feeds.messages import AnyRecord, Bar, DeadLetter, Quote, Side, Stage, Trade
+from feeds.source import Incoming
+from ingest.record import BAR, QUOTE, SIDE_BUY, SIDE_SELL
+
+LETTER_BYTES = 1 << 18
+"""Bytes of a payload that a dead letter keeps: its base64 still fits a broker's message limit."""
+HEADER_BYTES = 1 << 14
+"""The same of key and headers together; what is beyond is left out."""
+_EVERY_NS = 1_000_000_000
+_SIDES: dict[int, Side] = {SIDE_BUY: "buy", SIDE_SELL: "sell"}
+_WHY = {
+    "late": "its bar has closed (bars.late)",
+    "price_jump": "its price is too far from the one before it (bars.price_jump)",
+}
+
+
+def unreadable(message: Incoming, error: MalformedRecord) -> DeadLetter:
+    """The letter of a message, or a record of one, that could not be decoded."""
+    return _received(message, "read", error.reason, str(error), message.ts_recv_ns)
+
+
+def refused(
+    event: protocol.RecordRefused, symbol: str, position: tuple[str, int, int], original: Incoming | None
+) -> DeadLetter:
+    """The letter of a record that a session refused.
+
+    ``symbol``: the record's VENUE:SYMBOL; ``position``: its topic, partition and offset. Without its
+    ``original`` the payload is the record in JSON, with the members that the ring keeps.
+    """
+    why = f"{event.session} refuses a record of {symbol}: {_WHY[event.reason]}"
+    if original is not None:
+        return _received(original, "process", event.reason, why, time.time_ns())
+    topic, partition, offset = position
+    payload = encode(_record(event, symbol))
+    return DeadLetter(
+        stage="process",
+        error=why,
+        reason=event.reason,
+        topic=topic,
+        partition=partition,
+        offset=offset,
+        payload=payload,
+        size=len(payload),
+        rebuilt=True,
+        failed_at=time.time_ns(),
+    )
+
+
+def unpublished(message: Refused) -> DeadLetter:
+    """The letter of an answer that a sink refused for good."""
+    return DeadLetter(
+        stage="produce",
+        error=message.error,
+        reason=message.reason,
+        topic=message.topic,
+        partition=-1,
+        offset=-1,
+        **_kept(message.payload, message.key, message.headers),
+        failed_at=time.time_ns(),
+    )
+
+
+def _received(message: Incoming, stage: Stage, reason: str, why: str, at_ns: int) -> DeadLetter:
+    return DeadLetter(
+        stage=stage,
+        error=why,
+        reason=reason,
+        topic=message.topic,
+        partition=message.partition,
+        offset=message.offset,
+        **_kept(message.payload, message.key, message.headers),
+        failed_at=at_ns,
+    )
+
+
+def _kept(payload: bytes, key: bytes | None, headers: Any) -> dict[str, Any]:
+    kept: dict[str, bytes] = {}
+    room = HEADER_BYTES - len(key or b"")
+    for name, value in headers.items():
+        room -= len(name.encode()) + len(value)
+        if room < 0:
+            break
+        kept[name] = value
+    short = key is None or len(key) <= HEADER_BYTES
+    return {
+        "payload": payload[:LETTER_BYTES],
+        "size": len(payload),
+        "key": key if short else None,
+        "headers": kept,
+    }
+
+
+def _record(event: protocol.RecordRefused, key: str) -> AnyRecord:
+    venue, _, symbol = key.partition(":")
+    common: dict[str, Any] = {
+        "venue": venue,
+        "symbol": symbol,
+        "ts_event": event.ts_event,
+        "ts_recv": event.ts_recv,
+        "seq": event.seq,
+    }
+    a, b, c, d, e = (Fixed9(value) for value in (event.a, event.b, event.c, event.d, event.e))
+    if event.kind == QUOTE:
+        return Quote(**common, bid=a, ask=b, bid_size=c, ask_size=d)
+    if event.kind == BAR:
+        return Bar(**common, open=a, high=b, low=c, close=d, volume=e, interval_ns=event.x)
+    return Trade(**common, price=a, size=b, side=_SIDES.get(event.x, "unknown"))
+
+
+class LetterLog:
+    """Logs one dead letter a second of each reason, and how many more there were since the one before."""
+
+    def __init__(self, log: logging.Logger, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._log, self._clock_ns = log, clock_ns
+        self._said: dict[tuple[str, str], int] = {}
+        self._silent: dict[tuple[str, str], int] = {}
+
+    def note(self, letter: DeadLetter) -> None:
+        """Log ``letter``, or count it with those that are not."""
+        key, now = (letter.stage, letter.reason), self._clock_ns()
+        if key in self._said and now - self._said[key] < _EVERY_NS:
+            self._silent[key] = self._silent.get(key, 0) + 1
+            return
+        self._said[key], more = now, self._silent.pop(key, 0)
+        where = letter.topic if letter.partition < 0 else f"{letter.topic}/{letter.partition}@{letter.offset}"
+        others = f" ({more} more of this reason since the last such line)" if more else ""
+        self._log.warning("dead letter, %s: %s: %s%s", letter.stage, where, letter.error, others)

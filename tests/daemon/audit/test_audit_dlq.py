@@ -1,0 +1,288 @@
+"""`foretick dlq`: what it lists and shows, and that each letter is sent once, on a real and a mock broker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from daemon.audit.letters import Filter, Letter, Place, contents, obstacle, redrive
+from daemon.cli.dlq import hexdump, readable
+from feeds.codec import encode
+from feeds.kafka_range import KafkaRange
+from feeds.kafka_sink import KafkaSink
+from feeds.messages import DeadLetter, Redriven
+from feeds.mock_broker import MockBroker
+from feeds.source import SinkStopped
+from tests.daemon.audit.broker import run_everything, run_fill
+from tests.e2e.process import invoke
+from tests.fixtures_kafka import RealKafka
+from tests.kafka_server import create_topics
+
+SECOND = 1_000_000_000
+NOON = 1_723_161_600 * SECOND
+
+
+def letter(n: int = 0, payload: bytes = b"{", **more: object) -> DeadLetter:
+    fields = {
+        "error": "json: truncated",
+        "reason": "json",
+        "topic": "in",
+        "partition": 0,
+        "offset": n,
+        "payload": payload,
+        "key": b"V:AAA",
+        "headers": {"h": b"\x00\xff"},
+        "size": len(payload),
+        "failed_at": NOON + n * SECOND,
+    }
+    return DeadLetter(**(fields | more))  # type: ignore[arg-type]  # a letter's
+
+
+@pytest.fixture
+def mock() -> Iterator[str]:
+    with MockBroker() as broker:
+        for topic in ("dlq.v1", "in", "other"):
+            broker.create_topic(topic, 1)
+        yield broker.bootstrap
+
+
+def rows(bootstrap: str, *arguments: str) -> list[dict]:
+    result = invoke("dlq", "list", "--bootstrap", bootstrap, "--json", *arguments)
+    assert result.exit_code == 0, result.output
+    return [json.loads(line) for line in result.output.splitlines()]
+
+
+def redriven(bootstrap: str, *arguments: str) -> list[dict]:
+    result = invoke("dlq", "redrive", "--bootstrap", bootstrap, "--json", *arguments)
+    return [json.loads(line) for line in result.output.splitlines()]
+
+
+def test_letters_are_listed_by_reason_stage_topic_and_time(mock: str) -> None:
+    run_fill(
+        mock,
+        "dlq.v1",
+        [
+            letter(0),
+            letter(1, reason="late", stage="process"),
+            letter(2, topic="answers.v1", partition=-1, offset=-1, stage="produce", reason="too_large"),
+            b"no letter",
+        ],
+    )
+    assert [row["place"] for row in rows(mock)] == ["0:0", "0:1", "0:2"]
+    assert [row["reason"] for row in rows(mock, "--reason", "late", "--reason", "too_large")] == [
+        "late",
+        "too_large",
+    ]
+    assert [row["place"] for row in rows(mock, "--stage", "process")] == ["0:1"]
+    assert [row["place"] for row in rows(mock, "--topic", "answers.v1")] == ["0:2"]
+    noon = "2024-08-09T00:00:01Z"
+    assert [row["place"] for row in rows(mock, "--from", noon, "--until", "2024-08-09T00:00:02Z")] == ["0:1"]
+    table = invoke("dlq", "list", "--bootstrap", mock).output
+    assert "3 of 3 letters" in table
+    assert "in/0@0" in table
+    assert "1 messages in dlq.v1 are no dead letters" in table
+
+
+def test_show_prints_the_payload_readable_and_raw(mock: str) -> None:
+    packed = msgspec.msgpack.encode({"price": "1", "raw": b"\x01"})
+    run_fill(mock, "dlq.v1", [letter(payload=packed, headers={"encoding": b"msgpack", "b": b"\xff"})])
+    output = invoke("dlq", "show", "0:0", "--bootstrap", mock).output
+    assert '"price": "1"' in output
+    assert "00000000  82 a5 70 72 69 63 65" in output
+    assert "header:    b = base64 /w==" in output
+    assert "key:       V:AAA" in output
+    shown = json.loads(invoke("dlq", "show", "0:0", "--bootstrap", mock, "--json").output)
+    assert msgspec.convert(shown["letter"], DeadLetter) == letter(
+        payload=packed, headers={"encoding": b"msgpack", "b": b"\xff"}
+    )
+    missing = invoke("dlq", "show", "0:9", "--bootstrap", mock)
+    assert (missing.exit_code, "no letter at 0:9" in missing.output) == (1, True)
+    assert invoke("dlq", "show", "nine", "--bootstrap", mock).exit_code == 2
+
+
+def check_redrive(bootstrap: str, dlq: str, source: str, other: str) -> None:
+    """The life of three letters, on any broker."""
+    run_fill(bootstrap, dlq, [letter(n, payload=b"%d" % n, topic=source) for n in range(3)])
+    where = ("--dlq", dlq)
+    places = [row["place"] for row in rows(bootstrap, *where)]
+    dry = redriven(bootstrap, *where, "--every", "--dry-run")
+    assert [(row["sent"], row["to"], row["why"]) for row in dry] == [(False, source, "")] * 3
+    assert run_everything(bootstrap, source) == []
+    first = redriven(bootstrap, *where, places[0])
+    assert [(row["place"], row["sent"]) for row in first] == [(places[0], True)]
+    (sent,) = run_everything(bootstrap, source)
+    assert (sent.payload, sent.key) == (b"0", b"V:AAA")
+    place = places[0].replace(":", "@")
+    assert sent.headers == {"h": b"\x00\xff", "redriven": f"{dlq}/{place}".encode()}
+    # once more by its place is refused, and by a filter it is left out
+    refused = redriven(bootstrap, *where, places[0])
+    assert [row["sent"] for row in refused] == [False]
+    assert "sent again before" in refused[0]["why"]
+    rest = redriven(bootstrap, *where, "--reason", "json", "--to", other)
+    assert [(row["place"], row["sent"]) for row in rest] == [(place, True) for place in places[1:]]
+    assert redriven(bootstrap, *where, "--every") == []
+    assert len(run_everything(bootstrap, source)) == 1
+    assert sorted(message.payload for message in run_everything(bootstrap, other)) == [b"1", b"2"]
+    assert [row["place"] for row in rows(bootstrap, *where)] == []
+    assert {row["state"] for row in rows(bootstrap, *where, "--all")} == {"sent"}
+    assert [row["sent"] for row in redriven(bootstrap, *where, places[0], "--again")] == [True]
+    assert len(run_everything(bootstrap, source)) == 2
+
+
+def test_each_letter_is_sent_once(mock: str) -> None:
+    check_redrive(mock, "dlq.v1", "in", "other")
+
+
+@pytest.mark.kafka
+def test_each_letter_is_sent_once_on_apache_kafka(real_kafka: RealKafka) -> None:
+    run = uuid.uuid4().hex[:8]
+    names = [f"{name}.{run}" for name in ("dlq", "in", "other")]
+    asyncio.run(create_topics(real_kafka.bootstrap, dict.fromkeys(names, 2)))
+    check_redrive(real_kafka.bootstrap, *names)
+
+
+class Killed(KafkaSink):
+    """A sink whose process dies after so many messages."""
+
+    left = 0
+
+    async def publish(self, topic, key, payload, headers):  # type: ignore[no-untyped-def]  # as above
+        if not self.left:
+            raise SinkStopped("killed")
+        self.left -= 1
+        await super().publish(topic, key, payload, headers)
+
+
+@pytest.mark.parametrize("messages", range(7))
+def test_whenever_a_redrive_breaks_off_no_letter_is_sent_twice_by_the_next(mock: str, messages: int) -> None:
+    run_fill(mock, "dlq.v1", [letter(n, payload=b"%d" % n) for n in range(2)])
+
+    async def broken() -> None:
+        sink = Killed("killed", mock)
+        sink.left = messages
+        await sink.start()
+        async with KafkaRange(mock) as reader:
+            letters = list((await contents(reader, "dlq.v1")).letters.values())
+            try:
+                await redrive(reader, sink, "dlq.v1", letters, now_ns=time.time_ns)
+            except SinkStopped:
+                assert messages < 6
+            else:
+                assert messages == 6
+        await sink.stop()
+
+    asyncio.run(broken())
+    redriven(mock, "--every")
+    arrived = [message.payload for message in run_everything(mock, "in")]
+    assert len(arrived) == len(set(arrived))  # none twice
+    # what may have been sent is told, and goes out on request only
+    states = [row["state"] for row in rows(mock, "--all")]
+    assert all(state == "sent" or (state == "claimed" and messages < 6) for state in states)
+    told = redriven(mock, "0:0", "0:1")
+    assert all(not row["sent"] and row["why"] for row in told)
+
+
+def test_two_who_redrive_at_once_send_a_letter_once(mock: str) -> None:
+    run_fill(mock, "dlq.v1", [letter(n, payload=b"%d" % n) for n in range(5)])
+
+    async def one() -> int:
+        sink = KafkaSink("one", mock)
+        await sink.start()
+        try:
+            async with KafkaRange(mock) as reader:
+                letters = list((await contents(reader, "dlq.v1")).letters.values())
+                return sum(
+                    each.sent for each in await redrive(reader, sink, "dlq.v1", letters, now_ns=time.time_ns)
+                )
+        finally:
+            await sink.stop()
+
+    async def both() -> list[int]:
+        return list(await asyncio.gather(one(), one()))
+
+    assert sum(asyncio.run(both())) == 5
+    assert sorted(message.payload for message in run_everything(mock, "in")) == [b"%d" % n for n in range(5)]
+
+
+def test_a_cut_payload_is_read_again_from_its_topic_or_not_sent(mock: str) -> None:
+    run_fill(mock, "in", [b"0123456789", b"other"])
+    run_fill(
+        mock,
+        "dlq.v1",
+        [
+            letter(0, payload=b"0123", size=10),
+            letter(1, payload=b"0123", size=10),
+            letter(2, payload=b"0123", size=10, partition=-1, offset=-1),
+        ],
+    )
+    told = redriven(mock, "--every")
+    assert {row["place"]: row["sent"] for row in told} == {"0:0": True, "0:1": False, "0:2": False}, told
+    assert [row["why"] for row in told if not row["sent"]] == [
+        "the letter keeps 4 of 10 bytes, and in has something else at its offset",
+        "the letter keeps 4 of 10 bytes, and it is in no other topic",
+    ]
+    assert [message.payload for message in run_everything(mock, "in")][2:] == [b"0123456789"]
+
+
+def test_without_letters_named_nothing_is_sent(mock: str, tmp_path: Path) -> None:
+    run_fill(mock, "dlq.v1", [letter()])
+    assert invoke("dlq", "redrive", "--bootstrap", mock).exit_code == 2
+    assert invoke("dlq", "redrive", "--bootstrap", mock, "0:7").exit_code == 1
+    assert invoke("dlq", "redrive").exit_code == 2
+    assert invoke("dlq", "list", "--bootstrap", mock, "--dlq", "nowhere").exit_code == 1
+    file = tmp_path / "foretick.toml"
+    file.write_text("")
+    nowhere = invoke("dlq", "list", "--config", str(file))
+    assert (nowhere.exit_code, "sink.kafka" in nowhere.output) == (2, True)
+    file.write_text(f'[sink.kafka]\nbootstrap = "{mock}"\n')
+    assert "1 of 1 letters" in invoke("dlq", "list", "--config", str(file)).output
+
+
+@given(
+    claims=st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(["claimed", "sent"])), max_size=4),
+    again=st.booleans(),
+)
+def test_only_a_letter_that_nobody_claimed_is_free(claims: list[tuple[str, str]], again: bool) -> None:
+    state = "sent" if any(s == "sent" for _, s in claims) else "claimed" if claims else "new"
+    told = obstacle(Letter(Place(0, 0), letter(), state), again)  # type: ignore[arg-type]  # a state
+    assert (told == "") is (again or not claims)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["json", "late"]), st.sampled_from(["read", "process"]), st.integers(0, 9))
+    )
+)
+def test_filters_choose_what_a_plain_comparison_does(kinds: list[tuple[str, str, int]]) -> None:
+    letters = [
+        Letter(Place(0, n), letter(reason=reason, stage=stage), failed_at=at)
+        for n, (reason, stage, at) in enumerate(kinds)
+    ]
+    wanted = Filter(reasons=["late"], stages=["process"], after=3, before=7)
+    assert [wanted(each) for each in letters] == [
+        reason == "late" and stage == "process" and 3 <= at < 7 for reason, stage, at in kinds
+    ]
+
+
+@given(st.binary(max_size=80), st.sampled_from([b"json", b"msgpack", b"\xff"]))
+def test_any_payload_can_be_shown(payload: bytes, encoding: bytes) -> None:
+    shown = readable(Letter(Place(0, 0), letter(payload=payload, headers={"encoding": encoding})))
+    assert all(c.isprintable() or c in "\n\t" for c in shown)
+    lines = hexdump(payload).splitlines()
+    assert b"".join(bytes.fromhex(line[10:57].strip()) for line in lines) == payload
+
+
+def test_a_note_is_no_letter_and_is_read_as_what_it_is() -> None:
+    note = Redriven(partition=0, offset=1, to="in", claim="c", state="claimed", at=1)
+    assert msgspec.json.decode(encode(note)) == {
+        "type": "redriven", "partition": 0, "offset": 1, "to": "in", "claim": "c", "state": "claimed", "at": 1
+    }  # fmt: skip

@@ -1,0 +1,167 @@
+"""Dead letters: what they keep, how often they are logged, and answers that a sink refuses."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from daemon.front.delivery import Refused
+from daemon.front.letters import HEADER_BYTES, LETTER_BYTES, LetterLog, unpublished, unreadable
+from daemon.front.originals import Originals
+from feeds.codec import MalformedRecord, decode_message, encode
+from feeds.connector import Route
+from feeds.messages import Answer, DeadLetter, InputRange
+from feeds.source import Incoming, PublishRefused
+from tests.daemon.engine_events import answered
+from tests.daemon.front.test_front_publish import Rig
+from tests.e2e.support import TOPIC, MemorySink, until
+
+WHY = MalformedRecord("json", "not JSON")
+
+
+def message(payload: bytes = b"{", **more: object) -> Incoming:
+    return Incoming(
+        **(
+            {"topic": TOPIC, "partition": 2, "offset": 9, "key": None, "ts_recv_ns": 5, "payload": payload}
+            | more
+        )
+    )  # type: ignore[arg-type]  # a message's
+
+
+@given(payload=st.binary(max_size=64), key=st.none() | st.binary(max_size=9), header=st.binary(max_size=9))
+def test_a_letter_keeps_bytes_key_and_headers_through_its_json(
+    payload: bytes, key: bytes | None, header: bytes
+) -> None:
+    letter = unreadable(message(payload, key=key, headers={"h": header}), WHY)
+    read = decode_message(encode(letter))
+    assert read == letter
+    assert isinstance(read, DeadLetter)
+    assert (read.payload, read.key, read.headers, read.stage) == (payload, key, {"h": header}, "read")
+    assert (read.topic, read.partition, read.offset, read.whole) == (TOPIC, 2, 9, True)
+    assert read.failed_at == 5
+
+
+def test_what_is_too_long_for_a_letter_is_cut_and_says_so() -> None:
+    many = {f"h{n}": b"x" * 1000 for n in range(100)}
+    letter = unreadable(message(b"x" * (LETTER_BYTES + 1), key=b"k" * (HEADER_BYTES + 1), headers=many), WHY)
+    assert (len(letter.payload), letter.size, letter.whole) == (LETTER_BYTES, LETTER_BYTES + 1, False)
+    assert letter.key is None
+    assert len(encode(letter)) < 1 << 20
+
+
+def test_an_answer_that_cannot_be_sent_keeps_key_and_headers() -> None:
+    answer = answered("aaa", 1, 2).answer
+    letter = unpublished(
+        Refused(answer, "answers.v1", b"V:AAA", encode(answer), {"a": b"b"}, "too_large", "no")
+    )
+    assert (letter.stage, letter.reason, letter.partition, letter.offset) == ("produce", "too_large", -1, -1)
+    assert (letter.topic, letter.key, letter.headers) == ("answers.v1", b"V:AAA", {"a": b"b"})
+    assert decode_message(letter.payload) == answer
+
+
+async def test_a_refused_answer_is_a_dead_letter_and_another_message_is_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    sink = MemorySink()
+
+    def refuses(payload: bytes) -> bool:
+        if b'"answer"' not in payload and b'"flash_ready"' not in payload:
+            return False
+        raise PublishRefused("5 bytes are too many", "too_large")
+
+    sink.refuses = refuses
+    r = Rig(Route(sink, "answers.v1", "u", "dlq.v1", "u"))
+    r.arrive("aaa", 0, 1)
+    with caplog.at_level(logging.WARNING):
+        r.committed("aaa", 1, 2)
+        r.answer("aaa", 1, 2)
+        await until(lambda: len(sink.messages("dlq.v1")) == 6)
+    letters = sink.messages("dlq.v1")
+    read = [decode_message(each.payload) for each in letters if isinstance(each, DeadLetter)]
+    assert all(isinstance(each, Answer) and each.inputs == [InputRange(TOPIC, 0, 0, 0)] for each in read)
+    assert {(each.stage, each.reason) for each in letters if isinstance(each, DeadLetter)} == {
+        ("produce", "too_large")
+    }
+    assert r.count("foretick_dead_letters_total", stage="produce") == 6
+    assert r.count("foretick_answers_failed_total", reason="publish") == 6
+    lines = [line.message for line in caplog.records if "dead letter" in line.message]
+    assert len(lines) == 1  # the others fall into the same second
+    assert r.tracker.to_commit() == {(TOPIC, 0): 1}  # its inputs are done
+    assert await r.publisher.delivery.stop(1.0) == 0
+
+
+async def test_an_answer_refused_while_the_daemon_stops_still_becomes_a_letter() -> None:
+    sink = MemorySink()
+    sink.refuses = lambda payload: b'"answer"' in payload
+    r = Rig(Route(sink, "answers.v1", dead_letters="dlq.v1"))
+    r.arrive("aaa", 0, 1)
+    r.committed("aaa", 1, 2)
+    r.answer("aaa", 1, 2)
+    assert await r.publisher.delivery.stop(5.0) == 0
+    assert len(sink.messages("dlq.v1")) == 6
+
+
+async def test_a_refused_letter_makes_no_letter() -> None:
+    sink = MemorySink()
+    sink.refuses = lambda payload: True
+    r = Rig(Route(sink, "answers.v1", dead_letters="dlq.v1"))
+    r.publisher.dead_letter(unreadable(message(), WHY))
+    await until(lambda: r.publisher.delivery.waiting == 0)
+    assert r.count("foretick_dead_letters_total", stage="read") == 1
+    assert await r.publisher.delivery.stop(1.0) == 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 400), st.sampled_from(["json", "price"])), max_size=60))
+def test_one_line_a_second_for_each_reason_says_how_many_were_left_out(
+    arrivals: list[tuple[int, str]],
+) -> None:
+    said: list[str] = []
+    log = logging.Logger("letters")
+    log.addHandler(handler := logging.Handler())
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]  # collects
+    now, clock = 0, [0]
+    letters = LetterLog(log, lambda: clock[0])
+    last: dict[str, int] = {}
+    silent: dict[str, int] = {}
+    expected: list[tuple[str, int]] = []
+    for wait_ms, reason in arrivals:
+        now += wait_ms * 1_000_000
+        clock[0] = now
+        letters.note(unreadable(message(), MalformedRecord(reason, "no")))  # type: ignore[arg-type]  # a reason
+        if reason in last and now - last[reason] < 1_000_000_000:
+            silent[reason] = silent.get(reason, 0) + 1
+        else:
+            last[reason] = now
+            expected.append((reason, silent.pop(reason, 0)))
+    assert len(said) == len(expected)
+    for line, (reason, more) in zip(said, expected, strict=True):
+        assert f": {reason}: no" in line
+        assert (f"({more} more" in line) is (more > 0)
+
+
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 3)), max_size=30), st.integers(1_000, 20_000))
+def test_originals_are_found_by_number_until_newer_ones_need_their_room(
+    runs: list[tuple[int, int]], room: int
+) -> None:
+    originals, number, kept = Originals(room), 1, {}
+    originals.wanted = True
+    for count, skipped in runs:
+        messages = [message(b"x" * n, offset=number + n) for n in range(count)]
+        originals.keep(number, messages)
+        kept |= {number + n: each for n, each in enumerate(messages)}
+        number += count + skipped
+    found = [n for n in range(number + 2) if originals.find(n) is not None]
+    assert all(originals.find(n) is kept[n] for n in found)
+    assert found == sorted(kept)[len(kept) - len(found) :]  # the newest
+    assert (len(found) > 0) is bool(runs)
+    originals.clear()
+    assert originals.find(number - 1) is None
+
+
+def test_originals_that_nobody_may_refuse_are_not_kept() -> None:
+    originals = Originals()
+    originals.keep(1, [message()])
+    assert originals.find(1) is None
