@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 
 _LOOK_BACK_MS = 500
 """Wait for the record before a committed offset; there may be only marks of transactions."""
-_PLACE_S = 30.0
-"""Longest wait for the offsets of new partitions; then the client is opened again."""
+_PLACE_S, _PLACE_EACH_S = 30.0, 2.0
+"""Longest wait for the offsets of new partitions, and more for each; then the client is opened again."""
 
 StartAt = int | Literal["committed", "latest", "earliest", "retention"]
 
@@ -182,7 +182,8 @@ class KafkaSource:
         """Up to ``max_records`` messages at a time, in offset order within each partition, until ``stop``."""
         while self._consumer is not None and not self._stop.is_set():
             try:
-                async with asyncio.timeout(_PLACE_S):
+                each_s = _PLACE_EACH_S * len(self._consumer.assignment())
+                async with asyncio.timeout(_PLACE_S + each_s):
                     await self._place(self._consumer)
                 self._pause_assigned(self._consumer)
                 fetched = await self._fetch(self._consumer)

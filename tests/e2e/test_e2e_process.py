@@ -157,7 +157,6 @@ async def test_a_daemon_s_life_on_the_embedded_broker(tmp_path: Path, manager: M
                     await again.ready()
                     await _second_life(again, topics, first_life)
                     await _engine_killed(again, topics)
-                    await _audited(broker.bootstrap)
                     broker.set_down()
                     engine = again.engine()
                     assert engine is not None
@@ -167,6 +166,7 @@ async def test_a_daemon_s_life_on_the_embedded_broker(tmp_path: Path, manager: M
                     assert again.wait(5) == 130
                     await until(lambda: gone(engine), what="the engine's end")
                     broker.set_up()
+                    await _audited(broker.bootstrap)
 
 
 async def _bad_messages(daemon: Daemon, topics: Topics, broker: MockBroker) -> None:

@@ -12,10 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from daemon.config.schema import RecoveryConfig
 from feeds.codec import encode
 from feeds.kafka_client import quiet_client_log
 from feeds.messages import Answer
+from tests.e2e.inproc import ANSWERS, Tape, running
 from tests.e2e.process import Daemon, Topics, command, until_slowly
+from tests.e2e.support import MemorySink, QueueSource, inproc_config, until
 from tests.e2e.test_e2e_process import DRAIN_S, MARGIN_S, SYMBOLS, kafka_config, play, second
 from tests.fixtures_kafka import RealKafka
 from tests.kafka_server import create_topics
@@ -71,6 +74,30 @@ async def test_a_killed_daemon_and_a_killed_engine_lose_nothing(
             (name, 3, 1) for name in SYMBOLS
         ]
         await _one_missing(real_kafka.bootstrap, f"{answers}.copy", topics.answers("aaa"))
+
+
+async def test_a_source_without_a_log_goes_on_from_the_file_of_progress(tmp_path: Path) -> None:
+    """A damaged file is counted, and numbers begin again."""
+    config = inproc_config(recovery=RecoveryConfig(directory=str(tmp_path / "state")))
+    tape, sink = Tape("V:AAA"), MemorySink()
+    for begin in (0, 4, 8):
+        if begin == 8:
+            (tmp_path / "state" / "progress").write_bytes(b"\xffdamaged")
+        source, published = QueueSource("dropping"), len(sink.sent)
+        again = MemorySink()
+        async with running(config, source, again) as front:
+            for n in range(begin, begin + 4):
+                source.put(tape.second(n))
+                expected = 6 * (n - begin)
+                await until(lambda n=expected, to=again: len(to.messages(ANSWERS)) >= n, 60)
+            refused = front.store.value("foretick_recovery_progress_refused_total")
+            assert await front.stop()
+        sink.sent += again.sent
+        answers = again.messages(ANSWERS)
+        first = 1 if begin == 8 else 1 + sum(to == ANSWERS for to, *_ in sink.sent[:published])
+        assert {(a.epoch) for a in answers} == {2 if begin == 4 else 1}
+        assert [a.sequence for a in answers] == list(range(first, first + len(answers)))
+        assert refused == (begin == 8)
 
 
 def covered(answers: list[Answer], n: int) -> bool:
