@@ -311,7 +311,7 @@ class Publisher:
         return msgspec.structs.replace(
             answer,
             epoch=self.recovery.epoch,
-            answer_id=_answer_id(answer, published.inputs[1]),
+            answer_id=_answer_id(answer, published.inputs[1], event.inputs.closed),
             inputs=published.inputs[1],
             staleness_ns=age,
             source_age_ns=source_age,
@@ -393,8 +393,13 @@ def _said(answer: Answer) -> Said:
     )
 
 
-def _answer_id(answer: Answer, inputs: Sequence[InputRange]) -> str:
-    """The id by which consumers drop repeats: the question and the newest input behind the answer."""
+def _answer_id(answer: Answer, inputs: Sequence[InputRange], closed: Sequence[int]) -> str:
+    """The id by which consumers drop repeats: the question and the newest bars behind the answer.
+
+    A correction closes no bar, so its own record counts: the newest input of the version.
+    """
+    if closed and "amended" not in answer.flags:
+        return f"{answer.session}:{answer.question_hash}:{','.join(map(str, closed))}"
     streams = (f"{i.source}/{i.topic}/{i.partition}/{i.last_offset}".removeprefix("/") for i in inputs)
     read = ",".join(streams)
     return f"{answer.session}:{answer.question_hash}:{read or answer.data_version}"
