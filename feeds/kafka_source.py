@@ -17,7 +17,7 @@ from aiokafka.errors import IllegalStateError, KafkaError
 
 from feeds.backoff import Connection
 from feeds.kafka_client import PROBE_S, close_client, open_client
-from feeds.source import CommitFailed, CommitPoint, Incoming, Kind, Lag, Partition
+from feeds.source import CommitFailed, CommitPoint, Incoming, Kind, Lag, Membership, Partition
 
 log = logging.getLogger(__name__)
 
@@ -210,6 +210,20 @@ class KafkaSource:
             await asyncio.wait_for(consumer.commit(ours), self._commit_timeout_s)
         except (KafkaError, TimeoutError) as error:
             raise CommitFailed(f"{self.name}: offsets not stored: {error!r}") from error
+
+    @property
+    def membership(self) -> Membership | None:
+        """Ours, as the group's coordinator told it; None while there is none.
+
+        aiokafka has no public way to its generation and id; hence the private names.
+        """
+        consumer = self._consumer
+        coordinator = getattr(consumer, "_coordinator", None)
+        if consumer is None or self._group is None or coordinator is None or coordinator.generation < 0:
+            return None
+        owned = frozenset((each.topic, each.partition) for each in consumer.assignment())
+        instance = coordinator._group_instance_id
+        return Membership(self._group, coordinator.generation, coordinator.member_id, instance, owned)
 
     async def stop(self) -> None:
         """Leave the group within ``stop_timeout_s``."""

@@ -52,6 +52,16 @@ class CommitPoint(NamedTuple):
     metadata: str = ""
 
 
+class Membership(NamedTuple):
+    """A member of a consumer group and the partitions it owns; without a generation: nobody in particular."""
+
+    group: str
+    generation: int = -1
+    member: str = ""
+    instance: str | None = None
+    partitions: frozenset[Partition] = frozenset()
+
+
 class CommitFailed(RuntimeError):
     """Offsets were not stored. The next successful commit stores later ones, so nothing is lost."""
 

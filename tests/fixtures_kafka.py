@@ -23,7 +23,7 @@ def real_kafka() -> Iterator[RealKafka]:
     if given := os.environ.get("FORETICK_KAFKA"):
         yield RealKafka(given, None)
         return
-    _need_tools()
+    need_tools()
     with KafkaServer() as server:
         yield RealKafka(server.bootstrap, server)
 
@@ -31,12 +31,13 @@ def real_kafka() -> Iterator[RealKafka]:
 @pytest.fixture(scope="module")
 def secured_kafka() -> Iterator[KafkaServer]:
     """A broker of our own with a listener that demands TLS and a login."""
-    _need_tools("openssl")
+    need_tools("openssl")
     with KafkaServer(secured=True) as server:
         yield server
 
 
-def _need_tools(*more: str) -> None:
+def need_tools(*more: str) -> None:
+    """Skip the test, or fail in CI, when Java, Maven or one of ``more`` is missing."""
     missing = [*missing_tools(), *(program for program in more if shutil.which(program) is None)]
     if missing:
         message = f"Apache Kafka needs Java and Maven: apt-get install {' '.join(missing)}"
