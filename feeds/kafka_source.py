@@ -17,7 +17,17 @@ from aiokafka.errors import IllegalStateError, KafkaError
 
 from feeds.backoff import Connection
 from feeds.kafka_client import PROBE_S, close_client, open_client
-from feeds.source import CommitFailed, CommitPoint, Incoming, Kind, Lag, Membership, Partition
+from feeds.source import (
+    CommitFailed,
+    CommitPoint,
+    Incoming,
+    Kind,
+    Lag,
+    Membership,
+    OffsetsUnknown,
+    Partition,
+    ReadCommitted,
+)
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +97,7 @@ class KafkaSource:
         self._quiet_since = 0.0
         self._now = 0
         self.skipped: dict[Partition, int] = {}
+        self.read_committed: ReadCommitted | None = None
         self.moved = 0
         self._start_at = start_at
         self._span_ns, self._skips = 0, False
@@ -124,7 +135,7 @@ class KafkaSource:
                 raise
             except IllegalStateError:  # a partition was revoked meanwhile
                 continue
-            except (KafkaError, TimeoutError) as error:
+            except (KafkaError, OffsetsUnknown, TimeoutError) as error:
                 await self._reopen(error)
                 continue
             await self._look(self._consumer, fetched)
@@ -246,13 +257,24 @@ class KafkaSource:
         assigned = set(consumer.assignment())
         new = assigned - self._assigned
         for partition in new:
-            committed = None if self._group is None else await consumer.committed(partition)
+            committed = None if self._group is None else await self._committed(consumer, partition)
             self._floor[partition] = committed or 0
             if not self._began:
                 await self._begin(consumer, partition, self._start_at)
         self._began = self._began or bool(assigned)
         self.moved += len(self._assigned - assigned)
         self._assigned = assigned
+
+    async def _committed(self, consumer: AIOKafkaConsumer, partition: TopicPartition) -> int | None:
+        """The committed offset. aiokafka's own may be that of before a transaction that is ending."""
+        if self.read_committed is None or self._group is None:
+            found: int | None = await consumer.committed(partition)
+            return found
+        name = (partition.topic, partition.partition)
+        points = await self.read_committed(self._group, [name])
+        if name in points:
+            consumer.seek(partition, points[name].offset)
+        return points[name].offset if name in points else None
 
     async def _begin(self, consumer: AIOKafkaConsumer, partition: TopicPartition, at: StartAt) -> None:
         if at == "earliest":
@@ -297,7 +319,7 @@ class KafkaSource:
             with contextlib.suppress(IllegalStateError):  # revoked meanwhile: nothing to pause
                 consumer.pause(*(consumer.assignment() - consumer.paused()))
 
-    async def _reopen(self, error: KafkaError | TimeoutError) -> None:
+    async def _reopen(self, error: KafkaError | OffsetsUnknown | TimeoutError) -> None:
         """Restart from the committed offsets after an error that the client cannot recover from."""
         await self.connection.wait_before_retry(repr(error))
         if self._consumer is not None:

@@ -9,12 +9,14 @@ member that lost its partitions can still commit them, and it knows one group in
 import asyncio
 import logging
 import struct
+import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from confluent_kafka import (
@@ -25,7 +27,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from feeds.source import CommitPoint, Membership, Partition
+from feeds.source import CommitPoint, Membership, OffsetsUnknown, Partition
 from feeds.transactions import Fenced, GroupOffsets, Message, MessagesRefused, TransactionFailed
 
 log = logging.getLogger(__name__)
@@ -36,6 +38,10 @@ warnings.filterwarnings("ignore", "Producer abort_transaction failed", RuntimeWa
 
 SLICE_S = 0.5
 """Longest single call, so that a producer that is given up ends soon."""
+HANGS_S = 2.0
+"""A call so late hangs (`send_offsets_to_transaction` does, after its coordinator's connection was cut): its
+thread is left behind.
+"""
 
 _FENCED = frozenset(
     {
@@ -120,7 +126,8 @@ class LibrdkafkaProducer:
             **options,
         }
         self._timeout_s = timeout_s
-        self._thread = ThreadPoolExecutor(1, "transactions")
+        self._work: SimpleQueue[tuple[Callable[[], None], Future[None]] | None] = SimpleQueue()
+        threading.Thread(target=self._serve, name="transactions", daemon=True).start()
         self._producer: Producer | None = None
         self._closing = False
         self._deadline = 0.0
@@ -136,16 +143,29 @@ class LibrdkafkaProducer:
     async def close(self) -> None:
         """Give it up; its thread ends within moments."""
         self._closing = True
-        self._thread.submit(self._close)
-        self._thread.shutdown(wait=False)
+        self._work.put(None)
 
     async def _run(self, work: Callable[[], None]) -> None:
+        done: Future[None] = Future()
+        self._work.put((work, done))
         try:
-            await asyncio.wrap_future(self._thread.submit(work))
-        except RuntimeError as error:
-            if isinstance(error, Fenced):
-                raise
-            raise TransactionFailed(f"the producer is closed: {error}") from error
+            await asyncio.wait_for(asyncio.wrap_future(done), self._timeout_s + HANGS_S)
+        except TimeoutError:
+            raise TransactionFailed("librdkafka does not come back from a call") from None
+
+    def _serve(self) -> None:
+        """The thread: one piece of work after another, then close."""
+        while (item := self._work.get()) is not None:
+            work, done = item
+            if not done.set_running_or_notify_cancel():
+                continue
+            try:
+                work()
+            except BaseException as error:
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+        self._close()
 
     def _open(self) -> None:
         self._deadline = time.monotonic() + self._timeout_s
@@ -263,7 +283,7 @@ class StableOffsets:
     async def __call__(self, group: str, partitions: Sequence[Partition]) -> dict[Partition, CommitPoint]:
         """The points of these partitions, where there are any; waits for transactions that are ending.
 
-        Raises TransactionFailed.
+        Raises OffsetsUnknown.
         """
         if group not in self._consumers:
             self._consumers[group] = Consumer(self._settings | {"group.id": group}, logger=log)
@@ -271,9 +291,9 @@ class StableOffsets:
         try:
             found = await asyncio.to_thread(self._consumers[group].committed, asked, timeout=self._timeout_s)
         except KafkaException as error:
-            raise TransactionFailed(f"committed offsets: {error.args[0].str()}", unknown=False) from error
+            raise OffsetsUnknown(f"committed offsets: {error.args[0].str()}") from error
         if failed := [each.error for each in found if each.error is not None]:
-            raise TransactionFailed(f"committed offsets: {failed[0].str()}", unknown=False)
+            raise OffsetsUnknown(f"committed offsets: {failed[0].str()}")
         return {
             (each.topic, each.partition): CommitPoint(each.offset, each.metadata or "")
             for each in found

@@ -1,6 +1,6 @@
 """The protocols of sources and sinks, for every transport."""
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from enum import StrEnum
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -66,6 +66,10 @@ class CommitFailed(RuntimeError):
     """Offsets were not stored. The next successful commit stores later ones, so nothing is lost."""
 
 
+class OffsetsUnknown(RuntimeError):
+    """The committed offsets cannot be read now."""
+
+
 class PublishRefused(RuntimeError):
     """The message can never be delivered as it is (too large, not allowed); retrying is pointless."""
 
@@ -113,6 +117,25 @@ class SeekingSource(Protocol):
 
     def hold(self, span_ns: int, skips: bool) -> None:
         """Windows hold ``span_ns``; with ``skips``, older records are passed over when it is far behind."""
+
+
+@runtime_checkable
+class MemberSource(Protocol):
+    """A source that is read by the members of a group."""
+
+    read_committed: "ReadCommitted | None"
+    """Reads where a partition begins, instead of the source's own way."""
+
+    @property
+    def membership(self) -> Membership | None:
+        """Ours; None while there is none."""
+
+
+class ReadCommitted(Protocol):
+    """Reads what a group has committed, once no transaction is about to change it."""
+
+    async def __call__(self, group: str, partitions: Sequence[Partition]) -> Mapping[Partition, CommitPoint]:
+        """The points of these partitions, where there are any. Raises OffsetsUnknown."""
 
 
 @runtime_checkable

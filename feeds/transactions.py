@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from feeds.backoff import Connection, until
-from feeds.source import CommitPoint, Membership, Partition, SinkStopped
+from feeds.source import CommitPoint, Membership, OffsetsUnknown, Partition, ReadCommitted, SinkStopped
 
 log = logging.getLogger(__name__)
 
@@ -76,14 +76,8 @@ class TransactionalProducer(Protocol):
         """Give it up, without an effect on what is open at the broker. Bounded in time, never raises."""
 
 
-class CommittedOffsets(Protocol):
-    """Reads what groups have committed."""
-
-    async def __call__(self, group: str, partitions: Sequence[Partition]) -> Mapping[Partition, CommitPoint]:
-        """The points of these partitions, where there are any; waits for transactions that are ending.
-
-        Raises TransactionFailed.
-        """
+class CommittedOffsets(ReadCommitted, Protocol):
+    """`ReadCommitted`, of any group."""
 
     async def close(self) -> None:
         """Disconnect."""
@@ -234,6 +228,6 @@ class KafkaTransactions:
                     found = await self.committed(self._numbers.group, [self._marker])
                     self.connection.up()
                     return found[self._marker].offset if self._marker in found else None
-            except TransactionFailed as error:
+            except (OffsetsUnknown, TransactionFailed) as error:
                 await until(self._stop, self.connection.wait_before_retry(error))
         raise SinkStopped(f"{self.name}: stopped before a producer was initialised")

@@ -59,7 +59,7 @@ class KafkaProxy:
 
     async def start(self) -> None:
         """Listen."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", self.port)
 
     async def stop(self) -> None:
         """Stop listening, and cut all connections."""
@@ -76,10 +76,13 @@ class KafkaProxy:
             for writer in writers:
                 writer.transport.abort()
 
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._open[task] = (writer,)
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._open[task] = (writer,)
         try:
             up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._upstream)
             self._open[task] = (writer, up_writer)

@@ -12,6 +12,7 @@ from daemon.config.schema import Config, SessionConfig
 from daemon.config.symbols import numbered, routes
 from daemon.front.ingest import Ingest, Order
 from daemon.front.offsets import OffsetTracker
+from daemon.front.transactions import Transactions
 from daemon.supervision import Tasks
 from feeds.messages import DeadLetter
 from feeds.source import CommitFailed, CommitPoint, ConnectionState, Lag, Partition, Source
@@ -54,6 +55,8 @@ class FeedInput:
         self._store, self._dead_letter, self._tasks = store, dead_letter, tasks
         self._commit_every_s, self._clocks = commit_every_s, clocks
         self._ingest: Ingest | None = None
+        self.transactions: Transactions | None = None
+        """They commit, where there are any."""
         self._committing = asyncio.Lock()
         """Held during a commit, so that the source is not closed meanwhile."""
         self._handshakes = None
@@ -147,6 +150,8 @@ class FeedInput:
         """
         if self.source is None or not self.connected:
             return True
+        if self.transactions is not None:
+            return await self.transactions.commit()
         async with self._committing:
             offsets = self.tracker.to_commit()
             try:
@@ -171,6 +176,8 @@ class FeedInput:
         forget()
         self.tracker.clear()
         self.order.restart()
+        if self.transactions is not None:
+            await self.transactions.idle()
         await self.start(ring)
 
     async def leave(self) -> None:

@@ -21,6 +21,7 @@ from daemon.front.delivery import Delivery, Done, Outcome
 from daemon.front.inputs import AllOffsets
 from daemon.front.offsets import OffsetTracker
 from daemon.front.sessions import Sessions
+from daemon.front.transactions import Transactions
 from feeds.codec import make_headers
 from feeds.connector import Route
 from feeds.messages import Answer, AnyMessage, DataUpdated, DeadLetter, FlashReady, InputRange
@@ -94,6 +95,8 @@ class Publisher:
         for session in config.sessions:
             self._open(session)
         self._sent = 0
+        self.transactions: Transactions | None = None
+        """Where one sink takes messages and offsets together."""
 
     def add(self, session: SessionConfig) -> None:
         """There is another session."""
@@ -104,6 +107,8 @@ class Publisher:
         """A session is gone: no answer will cover what it read."""
         del self._published[name]
         self.delivery.remove(name)
+        if self.transactions is not None:
+            self.transactions.remove(name)
         self._tracker.forget(name)
 
     def _open(self, session: SessionConfig) -> None:
@@ -147,7 +152,7 @@ class Publisher:
         state.last[key] = said
         published = time.monotonic_ns()
 
-        def done(outcome: Outcome) -> None:
+        def delivered(outcome: Outcome) -> None:
             now = time.monotonic_ns()
             if outcome is Outcome.REFUSED:
                 self._store.inc("foretick_answers_failed_total", reason="publish")
@@ -160,9 +165,8 @@ class Publisher:
                 if times.closed:
                     waited = now - times.closed
                     self._store.observe("foretick_stage_seconds", waited, stage="close_to_answer")
-            acknowledge(outcome)
 
-        self._put(answer.session, answer, answer.symbol, _answer_id(answer), done)
+        self._put(answer.session, answer, answer.symbol, _answer_id(answer), acknowledge, delivered)
 
     def failed(self, event: protocol.AnswerFailed) -> None:
         """A question without an answer: its records count as acknowledged, unless the engine was stopped."""
@@ -204,6 +208,8 @@ class Publisher:
         for published in self._published.values():
             published.versions.clear()
             published.newest = None
+        if self.transactions is not None:
+            self.transactions.forget()
 
     def _complete(self, event: protocol.Answered) -> Answer:
         """Add what only the front knows: the inputs' offsets and the answer's age."""
@@ -264,12 +270,33 @@ class Publisher:
             # In order: a version's offsets cover those of all earlier ones, whichever is acknowledged first.
             while versions and not versions[oldest := min(versions)].open:
                 self._tracker.acknowledge(session, versions.pop(oldest).low_watermark)
+                if self.transactions is not None:
+                    self.transactions.complete(session, oldest)
 
         return acknowledge
 
-    def _put(self, queue: str, message: AnyMessage, key: str, headers: dict[str, bytes], done: Done) -> None:
+    def _put(
+        self,
+        queue: str,
+        message: AnyMessage,
+        key: str,
+        headers: dict[str, bytes],
+        acknowledge: Done,
+        delivered: Done | None = None,
+    ) -> None:
+        """With transactions, a message that other sinks have is acknowledged before it is delivered."""
         self._sent += 1
         headers |= make_headers(message, "json", "foretick", self._sent)
+        if self.transactions is not None:
+            self.transactions.put(queue, message, key, headers, delivered or _nothing)
+            self.delivery.put(queue, message, key, headers, acknowledge)
+            return
+
+        def done(outcome: Outcome) -> None:
+            if delivered is not None:
+                delivered(outcome)
+            acknowledge(outcome)
+
         self.delivery.put(queue, message, key, headers, done)
 
 

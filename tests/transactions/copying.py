@@ -9,14 +9,13 @@ from functools import partial
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from feeds.librdkafka import LibrdkafkaProducer, StableOffsets
-from feeds.source import CommitPoint, Membership, Partition, SinkStopped
+from feeds.source import CommitPoint, Membership, OffsetsUnknown, Partition, SinkStopped
 from feeds.transactions import (
     Fenced,
     KafkaTransactions,
     Message,
     PartitionsMoved,
     TransactionalProducer,
-    TransactionFailed,
 )
 from tests.kafka_server import KafkaServer, create_topics
 
@@ -27,8 +26,8 @@ TIMEOUT_S = 3.0
 """Of a transaction, before its producer is given up."""
 
 
-def librdkafka(bootstrap: str, transactional_id: str) -> TransactionalProducer:
-    return LibrdkafkaProducer(bootstrap, transactional_id, {}, timeout_s=TIMEOUT_S)
+def librdkafka(bootstrap: str, transactional_id: str, timeout_s: float = TIMEOUT_S) -> TransactionalProducer:
+    return LibrdkafkaProducer(bootstrap, transactional_id, {}, timeout_s=timeout_s)
 
 
 @dataclass
@@ -109,7 +108,7 @@ class Copy:
             try:
                 found = await sink.committed(self.member().group, [self.input])
                 return found[self.input].offset if found else 0
-            except TransactionFailed:
+            except OffsetsUnknown:
                 await asyncio.sleep(0.2)
 
     async def read(self) -> list[int]:
