@@ -136,7 +136,8 @@ class Inputs(msgspec.Struct, frozen=True):
 class Committed(msgspec.Struct, frozen=True, tag="committed"):
     """A new data version and the ``bars`` it added; ``times`` of its newest record.
 
-    ``late``: of these bars, those that missed the session's promise of freshness.
+    ``late``: of these bars, those that missed the session's promise of freshness. ``history``: they were
+    answered for before this engine started, so nothing is asked of this version.
     """
 
     session: str
@@ -147,6 +148,7 @@ class Committed(msgspec.Struct, frozen=True, tag="committed"):
     times: Times
     inputs: Inputs
     late: int = 0
+    history: bool = False
 
 
 class Answered(msgspec.Struct, frozen=True, tag="answered"):

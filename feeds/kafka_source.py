@@ -8,10 +8,11 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, Literal
 
-from aiokafka import AIOKafkaConsumer, ConsumerStoppedError, TopicPartition
+from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, ConsumerStoppedError, TopicPartition
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 from aiokafka.errors import IllegalStateError, KafkaError
 
@@ -27,10 +28,13 @@ from feeds.source import (
     OffsetsUnknown,
     Partition,
     ReadCommitted,
+    Reader,
 )
 
 log = logging.getLogger(__name__)
 
+_LOOK_BACK_MS = 500
+"""Wait for the record before a committed offset; there may be only marks of transactions."""
 _PLACE_S = 30.0
 """Longest wait for the offsets of new partitions; then the client is opened again."""
 
@@ -45,8 +49,9 @@ class KafkaSource:
     """Records of topics as a member of a consumer group (*pausing*: the broker keeps what we do not fetch).
 
     ``options`` are passed to aiokafka unchanged. ``group`` None reads every partition and commits nothing.
-    ``start_at`` is where the first assignment begins, an int: at this time, ns; partitions that come later
-    begin at their committed offset. `hold` says what windows hold. Times are those of Kafka's records.
+    ``start_at`` is where the first assignment begins, an int: at this time, ns. "committed", as all later
+    assignments, begins where its `Reader` says, else as far before the committed offset as windows span:
+    those records are history. `hold` says what windows hold. Times are those of Kafka's records.
     ``skipped``: offsets passed over so far, by partition; ``moved``: partitions that went elsewhere.
     """
 
@@ -104,12 +109,57 @@ class KafkaSource:
         self._assigned: set[TopicPartition] = set()
         self._began = False
         self._floor: dict[TopicPartition, int] = {}
+        self._reader: Reader | None = None
+        self._rejoined = False
+        """The group was formed anew."""
+        self.reached: dict[Partition, tuple[int, int]] = {}
         self._asked_for: set[TopicPartition] = set()
         """Partitions whose past was asked for, and that have not caught up."""
 
     def hold(self, span_ns: int, skips: bool) -> None:
         """Windows hold ``span_ns``; with ``skips``, a group's records twice as old are passed over."""
         self._span_ns, self._skips = span_ns, skips
+
+    @property
+    def again(self) -> bool:
+        """Whether the first assignment begins in a past that was asked for, which is answered again."""
+        return not self._began and self._asks
+
+    @property
+    def _asks(self) -> bool:
+        return self._start_at == "earliest" or isinstance(self._start_at, int)
+
+    def attend(self, reader: Reader) -> None:
+        """Tell ``reader`` which partitions come and go, and begin where it says."""
+        self._reader = reader
+
+    async def stored(self) -> Mapping[Partition, CommitPoint]:
+        """What the group has committed in each partition of the topics; waits for the broker."""
+        if self._group is None:
+            return {}
+        settings = {"bootstrap_servers": self._bootstrap, **self._config}
+        self._stop.clear()
+        while not self._stop.is_set():
+            new = partial(AIOKafkaConsumer, **settings)
+            consumer = await open_client(new, self.connection, self._stop, self._stop_timeout_s, settings)
+            if consumer is None:
+                break
+            try:
+                async with asyncio.timeout(_PLACE_S):
+                    # without a subscription it is no member of the group
+                    cluster = await consumer._client.fetch_all_metadata()
+                    partitions = [
+                        TopicPartition(topic, number)
+                        for topic in self._topics
+                        for number in cluster.partitions_for_topic(topic) or ()
+                    ]
+                    found = await self._committed(consumer, partitions)
+                return {(p.topic, p.partition): point for p, point in found.items()}
+            except (KafkaError, OffsetsUnknown, TimeoutError) as error:
+                await self.connection.wait_before_retry(repr(error))
+            finally:
+                await close_client(consumer, self._stop_timeout_s)
+        return {}
 
     async def start(self) -> None:
         """Join the group; waits for the broker as long as needed, or until ``stop``."""
@@ -122,10 +172,10 @@ class KafkaSource:
     async def batches(self) -> AsyncGenerator[list[Incoming], None]:
         """Up to ``max_records`` messages at a time, in offset order within each partition, until ``stop``."""
         while self._consumer is not None and not self._stop.is_set():
-            self._pause_assigned(self._consumer)
             try:
                 async with asyncio.timeout(_PLACE_S):
                     await self._place(self._consumer)
+                self._pause_assigned(self._consumer)
                 fetched = await self._fetch(self._consumer)
                 async with asyncio.timeout(_PLACE_S):
                     fetched = await self._skip(self._consumer, fetched)
@@ -248,33 +298,89 @@ class KafkaSource:
         settings = {"bootstrap_servers": self._bootstrap, **self._config}
 
         def new() -> AIOKafkaConsumer:
-            return AIOKafkaConsumer(*self._topics, **settings)
+            consumer = AIOKafkaConsumer(**settings)
+            consumer.subscribe(self._topics, listener=_Leaving(self._leaving))
+            return consumer
 
         self._consumer = await open_client(new, self.connection, self._stop, self._stop_timeout_s, settings)
 
     async def _place(self, consumer: AIOKafkaConsumer) -> None:
         """Seek in partitions that are new to us, and count those that went elsewhere."""
         assigned = set(consumer.assignment())
+        gone = self._assigned - assigned
+        self.moved += len(gone)
+        if gone and self._reader is not None:
+            self._reader.left([tuple(partition) for partition in gone])
+        self._assigned -= gone
         new = assigned - self._assigned
-        for partition in new:
-            committed = None if self._group is None else await self._committed(consumer, partition)
-            self._floor[partition] = committed or 0
-            if not self._began:
-                await self._begin(consumer, partition, self._start_at)
+        if new:
+            stored = {} if self._group is None else await self._committed(consumer, sorted(new))
+            wanted: Mapping[Partition, int] = {}
+            if self._reader is not None:
+                wanted = self._reader.assigned({(p.topic, p.partition): at for p, at in stored.items()})
+            for partition in sorted(new):
+                committed = stored[partition].offset if partition in stored else None
+                self._floor[partition] = committed or 0
+                if self._began or self._start_at == "committed":
+                    await self._resume(consumer, partition, committed, wanted.get(tuple(partition)))
+                else:
+                    await self._begin(consumer, partition, self._start_at)
+                start = await consumer.position(partition)
+                self.reached[partition.topic, partition.partition] = start, start
+                if self._reader is not None:
+                    self._reader.begins((partition.topic, partition.partition), start)
+        for partition in assigned - new if self._rejoined else ():
+            # the client goes on from the committed offset, but what is before it was not all read
+            position = self.reached[partition.topic, partition.partition][1]
+            if position < self._floor[partition]:
+                consumer.seek(partition, position)
+        self._rejoined = False
         self._began = self._began or bool(assigned)
-        self.moved += len(self._assigned - assigned)
         self._assigned = assigned
+        if new and self._reader is not None:
+            await self._reader.commit()
 
-    async def _committed(self, consumer: AIOKafkaConsumer, partition: TopicPartition) -> int | None:
-        """The committed offset. aiokafka's own may be that of before a transaction that is ending."""
+    async def _resume(
+        self, consumer: AIOKafkaConsumer, partition: TopicPartition, committed: int | None, wanted: int | None
+    ) -> None:
+        """Begin at ``wanted``, or far enough before ``committed`` to fill the windows."""
+        if committed is None:  # as `auto_offset_reset` says
+            return
+        start = min(committed, wanted) if wanted is not None else committed
+        if wanted is None and self._span_ns and committed:
+            start = await self._before(consumer, partition, committed)
+        beginning = (await consumer.beginning_offsets([partition]))[partition]
+        consumer.seek(partition, max(start, beginning))
+
+    async def _before(self, consumer: AIOKafkaConsumer, partition: TopicPartition, committed: int) -> int:
+        """The offset as long before the last record below ``committed`` as windows span."""
+        beginning = (await consumer.beginning_offsets([partition]))[partition]
+        back = 1
+        while committed - back >= beginning:
+            consumer.resume(partition)
+            consumer.seek(partition, committed - back)
+            fetched = await consumer.getmany(partition, timeout_ms=_LOOK_BACK_MS, max_records=1)
+            if partition in fetched:
+                record = fetched[partition][0]
+                at = await _offset_at(consumer, partition, record.timestamp * 1_000_000 - self._span_ns)
+                # one that is older cannot be behind it: this broker does not know offsets by time
+                return at if at <= record.offset else beginning
+            back *= 2  # only marks of transactions
+        return beginning
+
+    async def _leaving(self) -> None:
+        self._rejoined = True
+        if self._reader is not None:
+            await self._reader.commit()
+
+    async def _committed(
+        self, consumer: AIOKafkaConsumer, partitions: list[TopicPartition]
+    ) -> dict[TopicPartition, CommitPoint]:
+        """What the group has committed. aiokafka may tell what it was before a transaction that is ending."""
         if self.read_committed is None or self._group is None:
-            found: int | None = await consumer.committed(partition)
-            return found
-        name = (partition.topic, partition.partition)
-        points = await self.read_committed(self._group, [name])
-        if name in points:
-            consumer.seek(partition, points[name].offset)
-        return points[name].offset if name in points else None
+            return await _committed(consumer, partitions)
+        names = [(each.topic, each.partition) for each in partitions]
+        return {TopicPartition(*p): at for p, at in (await self.read_committed(self._group, names)).items()}
 
     async def _begin(self, consumer: AIOKafkaConsumer, partition: TopicPartition, at: StartAt) -> None:
         if at == "earliest":
@@ -297,9 +403,12 @@ class KafkaSource:
         kept = dict(fetched)
         for partition, messages in fetched.items():
             asked_for = partition in self._asked_for
+            floor = self._floor.get(partition, 0)
+            first = next((message for message in messages if message.offset >= floor), None)
+            if first is None:  # history
+                continue
             if self._now - messages[-1].ts_source_ns <= self._span_ns:
                 self._asked_for.discard(partition)
-            first = messages[0]
             too_old = 0 < first.ts_source_ns < self._now - 2 * self._span_ns
             if not too_old or asked_for or self._group is None:
                 continue
@@ -333,6 +442,8 @@ class KafkaSource:
         """Note how far each partition is read, once a second: its position also counts control batches."""
         for partition, messages in fetched.items():
             self._read[partition] = messages[-1].ts_source_ns
+            read = messages[-1].offset + 1
+            self.reached[partition.topic, partition.partition] = read, read
         if time.monotonic() - self._looked < _LOOK_S:
             return
         self._looked = time.monotonic()
@@ -340,6 +451,8 @@ class KafkaSource:
         for partition in consumer.assignment():
             with contextlib.suppress(KafkaError, TimeoutError, IllegalStateError):
                 position = await asyncio.wait_for(consumer.position(partition), _POSITION_S)
+                read, before = self.reached.get((partition.topic, partition.partition), (position, 0))
+                self.reached[partition.topic, partition.partition] = read, max(before, position)
                 end = consumer.highwater(partition)
                 if end is not None:
                     ends[partition] = position, end
@@ -368,6 +481,28 @@ class KafkaSource:
             self._now,
             stamp * 1_000_000 if stamp and stamp > 0 else 0,
         )
+
+
+async def _committed(
+    consumer: AIOKafkaConsumer, partitions: list[TopicPartition]
+) -> dict[TopicPartition, CommitPoint]:
+    """What the consumer's group has committed. aiokafka tells the metadata only to its own parts."""
+    found = await consumer._coordinator.fetch_committed_offsets(partitions)
+    return {p: CommitPoint(each.offset, each.metadata or "") for p, each in found.items() if each.offset >= 0}
+
+
+class _Leaving(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
+    """Calls ``leaving`` before partitions are revoked."""
+
+    def __init__(self, leaving: Callable[[], Awaitable[object]]) -> None:
+        self._leaving = leaving
+
+    async def on_partitions_revoked(self, revoked: list[TopicPartition]) -> None:
+        if revoked:
+            await self._leaving()
+
+    async def on_partitions_assigned(self, assigned: list[TopicPartition]) -> None:
+        pass
 
 
 async def _offset_at(consumer: AIOKafkaConsumer, partition: TopicPartition, time_ns: int) -> int:

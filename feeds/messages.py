@@ -126,12 +126,17 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
     ``probability`` is the choice's, and ``choice_set`` has the choices that can't be excluded, likeliest
     first. ``choice`` is None for free text, ``value`` for text that is not a number.
     Preemption dropped ``recomputed_tokens`` and moved ``swapped_tokens`` to the host and back.
+    ``answer_id`` names the question and the newest inputs: the same answer, published again, has it again.
+    ``sequence`` numbers the session's published answers from 1 within the life of an engine, ``epoch``.
     """
 
     session: str
     symbol: str
     question: str
     question_hash: str
+    answer_id: str = ""
+    epoch: int = 0
+    sequence: int = 0
     text: str
     choice: str | None
     value: str | None = None
@@ -163,6 +168,7 @@ class DataUpdated(msgspec.Struct, frozen=True, kw_only=True, tag="data_updated")
     data_version: int
     as_of: int
     bars: int
+    epoch: int = 0
 
 
 class FlashReady(msgspec.Struct, frozen=True, kw_only=True, tag="flash_ready"):
@@ -172,6 +178,7 @@ class FlashReady(msgspec.Struct, frozen=True, kw_only=True, tag="flash_ready"):
     data_version: int
     as_of: int
     answers: int
+    epoch: int = 0
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, tag="dead_letter"):

@@ -1,6 +1,6 @@
 """The protocols of sources and sinks, for every transport."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -117,6 +117,44 @@ class SeekingSource(Protocol):
 
     def hold(self, span_ns: int, skips: bool) -> None:
         """Windows hold ``span_ns``; with ``skips``, older records are passed over when it is far behind."""
+
+
+class Reader(Protocol):
+    """What reads a log: it is told which partitions come and go."""
+
+    def assigned(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, int]:
+        """These partitions come, with what was committed last, if anything was.
+
+        Returns where to begin, at most at the committed offset, where that is known. In the others, reading
+        begins as far back before it as windows span.
+        """
+
+    def begins(self, partition: Partition, start: int) -> None:
+        """Reading begins at ``start``: after `assigned`, before its first record."""
+
+    async def commit(self) -> bool:
+        """Partitions have come, before their first record is read, or are about to go: commit now."""
+
+    def left(self, partitions: Collection[Partition]) -> None:
+        """These partitions are somebody else's."""
+
+
+@runtime_checkable
+class LogSource(Protocol):
+    """A source that stores commit points in the log it reads.
+
+    ``reached``: by partition, the offset after the newest record that was yielded, and the one to be fetched
+    next, which may be behind marks that are no records. ``again``: the past was asked for.
+    """
+
+    reached: dict[Partition, tuple[int, int]]
+    again: bool
+
+    async def stored(self) -> Mapping[Partition, CommitPoint]:
+        """What is committed, before `start`; waits for the broker as long as needed."""
+
+    def attend(self, reader: Reader) -> None:
+        """Tell ``reader`` about partitions."""
 
 
 @runtime_checkable

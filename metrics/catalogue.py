@@ -269,6 +269,20 @@ METRICS: tuple[Metric, ...] = (
         "source",
     ),
     _counter(
+        "foretick_recovery_progress_refused_total",
+        "Texts beside committed offsets, or files of progress, that were damaged or not foretick's. Their "
+        "sessions number their answers from 1 again.",
+    ),
+    _counter(
+        "foretick_recovery_progress_left_out_total",
+        "Sessions whose progress found no room beside their partition's offset. Read them from more "
+        "partitions.",
+    ),
+    _counter(
+        "foretick_recovery_progress_failed_total",
+        "Times that the file of progress could not be written. It is tried again every second.",
+    ),
+    _counter(
         "foretick_records_skipped_total",
         "Offsets passed over after an outage, because the records are older than any window holds. The log "
         "names the partition; answers after the jump carry the flag gap.",

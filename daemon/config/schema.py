@@ -551,6 +551,18 @@ class ProcessConfig(Table, frozen=True):
     drain: Annotated[Duration, about("longest time to stop")] = Duration(10 * SECOND)
 
 
+class RecoveryConfig(Table, frozen=True):
+    """What a restart goes on from."""
+
+    directory: Annotated[
+        str,
+        about(
+            "directory for what outlives the daemon; a source without a log, such as ZeroMQ, keeps there how "
+            'far its sessions are answered; "" keeps nothing'
+        ),
+    ] = ""
+
+
 class LogConfig(Table, frozen=True):
     """What is logged, to standard error."""
 
@@ -578,6 +590,7 @@ class Config(Table, frozen=True):
     query: QueryConfig = QueryConfig()
     http: HttpConfig = HttpConfig()
     process: ProcessConfig = ProcessConfig()
+    recovery: RecoveryConfig = RecoveryConfig()
     log: LogConfig = LogConfig()
 
     @property

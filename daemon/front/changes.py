@@ -24,9 +24,9 @@ from daemon.front.input import FeedInput
 from daemon.front.inputs import Inputs
 from daemon.front.publish import Publisher
 from daemon.front.questions import Questions
+from daemon.front.recovery import Recovery
 from daemon.front.sessions import Sessions
 from daemon.front.waiting import Waiting
-from daemon.progress import Progress
 from metrics.store import MetricStore
 
 log = logging.getLogger(__name__)
@@ -42,17 +42,17 @@ class LiveSessions:
         questions: Questions,
         publisher: Publisher,
         entering: FeedInput | Inputs,
+        recovery: Recovery,
         store: MetricStore,
         send: Callable[[protocol.Command], None],
     ) -> None:
+        self._recovery = recovery
         self.config = config
         self._sessions, self._questions, self._publisher = sessions, questions, publisher
         self._input, self._store, self._send = entering, store, send
         self._changing = asyncio.Lock()
         self._waiting: Waiting[None] = Waiting()
         self._commands: dict[int, protocol.SessionCommand] = {}
-        self._versions: dict[str, int] = {}
-        """The last versions of sessions that were removed."""
 
     def now(self) -> Config:
         """The configuration with the standing questions as they are now."""
@@ -99,7 +99,8 @@ class LiveSessions:
                 name = command.session.name
                 self._set(command.session if s.name == name else s for s in self.config.sessions)
             case protocol.RemoveSession():
-                self._versions[command.name] = self._sessions.remove(command.name).version
+                version = self._sessions.remove(command.name).version
+                self._recovery.removed(command.name, version)
                 self._publisher.remove(command.name)
                 self._store.remove_session(command.name)
                 self._set(s for s in self.config.sessions if s.name != command.name)
@@ -172,7 +173,7 @@ class LiveSessions:
         except OSError as error:
             raise messages.QueryError("engine", f"no shared memory for its metrics: {error}") from None
         symbols = {symbol: numbers[symbol] for symbol in session.symbols}
-        progress = Progress(version=self._versions.get(session.name, 0))
+        progress = self._recovery.added(session.name)
         try:
             await self._command(
                 lambda n: protocol.AddSession(n, session, asked, symbols, progress, block.name)

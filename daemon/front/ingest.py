@@ -428,6 +428,8 @@ class Ingest:
 
     def _refuse(self, message: Incoming, error: MalformedRecord) -> None:
         self._store.inc("foretick_records_malformed_total", reason=error.reason)
+        if self._tracker.is_stored((message.topic, message.partition), message.offset):
+            return  # its letter was sent when it was read first
         log.warning(
             "%s/%d offset %d is malformed: %s", message.topic, message.partition, message.offset, error
         )

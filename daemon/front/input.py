@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from daemon.ages import VenueClock
 from daemon.config.schema import Config, SessionConfig
 from daemon.config.symbols import numbered, routes
 from daemon.front.ingest import Ingest, Order
 from daemon.front.offsets import OffsetTracker
+from daemon.front.recovery import Recovery
 from daemon.front.transactions import Transactions
+from daemon.progress import Position
 from daemon.supervision import Tasks
 from feeds.messages import DeadLetter
-from feeds.source import CommitFailed, CommitPoint, ConnectionState, Lag, Partition, Source
+from feeds.source import CommitFailed, CommitPoint, ConnectionState, Lag, LogSource, Partition, Source
 from ingest.ring import Ring
 from metrics.store import MetricStore
 
@@ -29,7 +31,10 @@ INGEST, COMMIT = "ingest", "commit loop"
 
 
 class FeedInput:
-    """At most one source. Without one there is nothing to connect, read or commit."""
+    """At most one source. Without one there is nothing to connect, read or commit.
+
+    ``positions``: where sessions that came back from a snapshot read on, by session and symbol.
+    """
 
     def __init__(
         self,
@@ -42,8 +47,15 @@ class FeedInput:
         commit_every_s: float = COMMIT_EVERY_S,
         clocks: Mapping[str, VenueClock] | None = None,
         order: Order | None = None,
+        recovery: Recovery | None = None,
     ) -> None:
         self.source, self.tracker = source, tracker
+        self.positions: Mapping[str, Mapping[str, Position]] = {}
+        self._recovery = recovery or Recovery(store)
+        self._log = source if isinstance(source, LogSource) else None
+        if self._log is not None:
+            self._log.attend(self)
+        self._stored: dict[Partition, CommitPoint] = {}
         self.connected = source is None
         self.order = order or Order()
         self.exhausted = asyncio.Event()
@@ -62,6 +74,51 @@ class FeedInput:
         self._handshakes = None
         if source is not None:
             self._handshakes = store.growth("foretick_source_handshakes_failed_total", source=source.name)
+
+    async def recover(self) -> None:
+        """Read where sessions stand, before an engine goes on from there."""
+        if self._log is not None:
+            stored = await self._log.stored()
+            self._recovery.read(point.metadata for point in stored.values())
+
+    @property
+    def again(self) -> bool:
+        """Whether the source begins in a past that was asked for, and that is answered again."""
+        return self._log is not None and self._log.again
+
+    def assigned(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, int]:
+        """Where to begin: at what is missing from windows, where that is known."""
+        found = self._recovery.take_over(point.metadata for point in stored.values())
+        self._stored.update(stored)
+        begin: dict[Partition, int] = {}
+        for partition, point in stored.items():
+            read = self.tracker.next_offset(partition)
+            readers = found[point.metadata].sessions if point.metadata in found else {}
+            if read:
+                begin[partition] = read
+            elif readers and readers.keys() <= self.positions.keys():
+                begin[partition] = min([point.offset, *self._missing_from(partition, readers)])
+        return begin
+
+    def _missing_from(self, partition: Partition, sessions: Iterable[str]) -> Iterator[int]:
+        """Where these sessions' snapshots end in this partition."""
+        for session in sessions:
+            for place in self.positions[session].values():
+                own = self.source is not None and place.source in ("", self.source.name)
+                if own and (place.topic, place.partition) == partition:
+                    yield place.offset
+
+    def begins(self, partition: Partition, start: int) -> None:
+        """Reading begins at ``start``; what is committed is history, unless it was asked for."""
+        point = self._stored.get(partition, CommitPoint(0))
+        known = {session.name for session in self._sessions}
+        readers = known & self._recovery.readers(point.metadata)
+        self.tracker.begin(partition, start, 0 if self.again else point.offset, readers)
+
+    def left(self, partitions: Collection[Partition]) -> None:
+        """These partitions are somebody else's."""
+        for partition in partitions:
+            self.tracker.leave(partition)
 
     async def start(self, ring: Ring) -> None:
         """Connect, and read into ``ring``."""
@@ -144,21 +201,26 @@ class FeedInput:
         await self._tasks.stop(INGEST)
 
     async def commit(self) -> bool:
-        """Commit the offsets that acknowledged answers cover.
+        """Commit the offsets that acknowledged answers cover, and where their sessions stand.
 
         Returns False on failure; the next call includes these offsets.
         """
         if self.source is None or not self.connected:
             return True
+        if self._log is not None:
+            for partition, (read, position) in self._log.reached.items():
+                self.tracker.reached(partition, read, position)
         if self.transactions is not None:
-            return await self.transactions.commit()
+            return await self.transactions.settle()
         async with self._committing:
-            offsets = self.tracker.to_commit()
+            if self.source.kind == "dropping":
+                await self._recovery.save()
+            points = self.tracker.to_commit()
             try:
-                if offsets:
-                    await self.source.commit({p: CommitPoint(offset) for p, offset in offsets.items()})
+                if points:
+                    await self.source.commit(points)
             except CommitFailed as error:
-                self.tracker.not_committed(offsets)
+                self.tracker.not_committed(points)
                 log.warning("cannot commit offsets, retrying: %s", error)
                 return False
             return True
@@ -171,18 +233,24 @@ class FeedInput:
             await self.source.stop()
 
     async def reopen(self, ring: Ring, forget: Callable[[], None]) -> None:
-        """Read again from the committed offsets; calls ``forget`` once nothing more can be acknowledged."""
-        await self.leave()
-        forget()
+        """Read again from the committed offsets; calls ``forget`` once nothing more can be acknowledged.
+
+        Transactions first end all that is complete: this session of the source still owns its partitions.
+        """
+        if self.transactions is not None:
+            forget()
+            await self.leave()
+        else:
+            await self.leave()
+            forget()
         self.tracker.clear()
         self.order.restart()
-        if self.transactions is not None:
-            await self.transactions.idle()
         await self.start(ring)
 
     async def leave(self) -> None:
         """Commit and disconnect, to read again later."""
-        await self._commit_before_closing(REOPEN_COMMIT_S)
+        within_s = REOPEN_COMMIT_S if self.transactions is None else float("inf")
+        await self._commit_before_closing(within_s)
         if self.source is not None:
             await self.source.stop()
 

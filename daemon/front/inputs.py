@@ -11,6 +11,7 @@ from functools import partial
 from daemon.config.schema import SessionConfig
 from daemon.front.input import INGEST, FeedInput
 from daemon.front.offsets import OffsetTracker
+from daemon.progress import Position
 from daemon.supervision import Tasks, reason_of
 from feeds.backoff import delay_s
 from ingest.ring import Ring
@@ -38,6 +39,12 @@ class AllOffsets:
         for tracker in self._by_source.values():
             tracker.acknowledge(session, low_watermark)
 
+    def is_history(self, session: str, number: int) -> bool:
+        """Whether all of a session's records up to running number ``number`` were answered for before."""
+        trackers = self._by_source.values()
+        waiting = any(tracker.waits(session, number) for tracker in trackers)
+        return not waiting and any(tracker.is_history(session, number) for tracker in trackers)
+
     def forget(self, session: str) -> None:
         """No answer will cover what ``session`` read."""
         for tracker in self._by_source.values():
@@ -60,6 +67,25 @@ class Inputs:
         self._feeds, self._store, self._tasks = feeds, store, tasks
         self._why: dict[str, str] = {}
         self._some_up = asyncio.Event()
+
+    async def recover(self) -> None:
+        """Read where sessions stand in every source, before an engine goes on from there."""
+        await asyncio.gather(*(feed.recover() for feed in self._feeds.values()))
+
+    @property
+    def again(self) -> bool:
+        """Whether a source begins in a past that was asked for, and that is answered again."""
+        return any(feed.again for feed in self._feeds.values())
+
+    @property
+    def positions(self) -> Mapping[str, Mapping[str, Position]]:
+        """Where sessions that came back from a snapshot read on, by session and symbol."""
+        return {}
+
+    @positions.setter
+    def positions(self, positions: Mapping[str, Mapping[str, Position]]) -> None:
+        for feed in self._feeds.values():
+            feed.positions = positions
 
     async def start(self, ring: Ring) -> None:
         """Connect all, and read into ``ring``; returns when one is connected."""

@@ -3,16 +3,21 @@
 The front numbers each record it passes on. Each answer carries its session's low watermark: records numbered
 below it are in closed bars or dropped. Once the answer is acknowledged, those records are done. Records of
 one stream (a topic's partition) may belong to several sessions, so a stream's position is the least offset
-any session still waits for.
+any session still waits for. With each position goes a text, which tells where its sessions stand.
+
+A source goes on before the committed offset, to fill the windows. What was committed is history: it was
+answered for, and is neither outstanding nor committed again.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from feeds.source import CommitPoint
 
 Stream = tuple[str, int]
 """(topic, partition)."""
@@ -45,12 +50,30 @@ _LONGEST = 4096
 
 
 class OffsetTracker:
-    """Outstanding records by session, next offsets by stream. One thread."""
+    """Outstanding records by session, next offsets by stream. One thread.
 
-    def __init__(self) -> None:
+    ``describe``: the text for a position of a stream that these sessions read.
+    """
+
+    def __init__(self, describe: Callable[[Iterable[str]], str] = lambda sessions: "") -> None:
+        self._describe = describe
         self._outstanding: dict[str, deque[_Run]] = {}
         self._next: dict[Stream, int] = {}
-        self._committed: dict[Stream, int] = {}
+        self._committed: dict[Stream, CommitPoint] = {}
+        self._stored: dict[Stream, int] = {}
+        """Offsets that were committed before this engine."""
+        self._readers: dict[Stream, set[str]] = {}
+        self._history: dict[str, int] = {}
+        """Running number of each session's newest record below a committed offset."""
+
+    def begin(self, stream: Stream, start: int, stored: int, sessions: Iterable[str] = ()) -> None:
+        """A stream is read from ``start``; ``stored``: its committed offset. ``sessions`` read it earlier."""
+        self._next[stream], self._stored[stream] = max(self.next_offset(stream), start), stored
+        self._readers.setdefault(stream, set()).update(sessions)
+
+    def leave(self, stream: Stream) -> None:
+        """Another commits this stream's offsets from now on."""
+        self._committed.pop(stream, None)
 
     def passed_on(self, session: str, number: int, stream: Stream, offset: int) -> None:
         """A record went to the engine as running number ``number``."""
@@ -60,6 +83,15 @@ class OffsetTracker:
         self, session: str, numbers: Sequence[int], stream: Stream, offsets: Sequence[int]
     ) -> None:
         """Records went to the engine; their running numbers and offsets ascend."""
+        self._readers.setdefault(stream, set()).add(session)
+        stored = self._stored.get(stream, 0)
+        if offsets[0] < stored:
+            old = bisect_left(offsets, stored)
+            self._history[session] = numbers[old - 1]
+            self.skipped(stream, offsets[old - 1])
+            numbers, offsets = numbers[old:], offsets[old:]
+            if not offsets:
+                return
         runs = self._outstanding.setdefault(session, deque())
         if not runs or runs[-1].stream != stream or len(runs[-1].numbers) >= _LONGEST:
             runs.append(_Run(stream))
@@ -78,6 +110,24 @@ class OffsetTracker:
     def skipped(self, stream: Stream, offset: int) -> None:
         """Note a record that ended here (malformed, unknown symbol): no answer will cover it."""
         self._next[stream] = offset + 1
+
+    def reached(self, stream: Stream, read: int, position: int) -> None:
+        """Nothing else is to be read below ``position``, once what is below ``read`` was passed on."""
+        if self._next.get(stream) == read:
+            self._next[stream] = position
+
+    def is_stored(self, stream: Stream, offset: int) -> bool:
+        """Whether a record was answered for before this engine started."""
+        return offset < self._stored.get(stream, 0)
+
+    def is_history(self, session: str, number: int) -> bool:
+        """Whether all of a session's records up to running number ``number`` were answered for before."""
+        return number <= self._history.get(session, -1) and not self.waits(session, number)
+
+    def waits(self, session: str, number: int) -> bool:
+        """Whether a record of the session up to running number ``number`` is outstanding."""
+        runs = self._outstanding.get(session)
+        return bool(runs) and runs[0].numbers[runs[0].done] <= number
 
     def ranges(self, session: str, first: int, last: int) -> list[OffsetRange]:
         """Offsets, by stream, of the session's outstanding records ``first`` to ``last``."""
@@ -106,20 +156,27 @@ class OffsetTracker:
     def forget(self, session: str) -> None:
         """``session`` is gone: no answer will cover its records."""
         self._outstanding.pop(session, None)
+        self._history.pop(session, None)
+        for readers in self._readers.values():
+            readers.discard(session)
 
-    def to_commit(self) -> dict[Stream, int]:
-        """Next offset to read by stream, where it moved since the last call."""
-        positions = dict(self._next)
+    def to_commit(self) -> dict[Stream, CommitPoint]:
+        """Next offset to read and its text by stream, where one of them changed since the last call."""
+        positions = {s: max(offset, self._stored.get(s, 0)) for s, offset in self._next.items()}
         for runs in self._outstanding.values():
             for run in runs:
                 positions[run.stream] = min(positions[run.stream], run.offsets[run.done])
-        moved = {s: offset for s, offset in positions.items() if self._committed.get(s) != offset}
+        points = {
+            stream: CommitPoint(offset, self._describe(self._readers.get(stream, ())))
+            for stream, offset in positions.items()
+        }
+        moved = {stream: point for stream, point in points.items() if self._committed.get(stream) != point}
         self._committed.update(moved)
         return moved
 
-    def not_committed(self, offsets: Mapping[Stream, int]) -> None:
-        """Note that committing ``offsets`` failed: the next `to_commit` returns them again."""
-        for stream in offsets:
+    def not_committed(self, streams: Iterable[Stream]) -> None:
+        """Note that committing these failed: the next `to_commit` returns them again."""
+        for stream in streams:
             self._committed.pop(stream, None)
 
     def outstanding(self) -> int:
@@ -131,3 +188,6 @@ class OffsetTracker:
         self._outstanding.clear()
         self._next.clear()
         self._committed.clear()
+        self._stored.clear()
+        self._readers.clear()
+        self._history.clear()

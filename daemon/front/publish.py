@@ -20,6 +20,7 @@ from daemon.config.schema import Config, SessionConfig
 from daemon.front.delivery import Delivery, Done, Outcome
 from daemon.front.inputs import AllOffsets
 from daemon.front.offsets import OffsetTracker
+from daemon.front.recovery import Recovery
 from daemon.front.sessions import Sessions
 from daemon.front.transactions import Transactions
 from feeds.codec import make_headers
@@ -42,16 +43,17 @@ _UNASKED = {LATE: "skipped", SUPERSEDED: "superseded"}
 class _Version:
     """``open``: answers of one version not acknowledged yet, including the ``awaited`` ones still to come.
 
-    ``answers``: those that came, failures excluded. ``as_of``: theirs. ``begun``: the first result is there;
-    until then a newer version may be answered instead.
+    ``answers``: those that came, failures excluded; ``sequences``: numbers of those published. ``as_of``:
+    theirs. ``begun``: the first result is there; until then a newer version may be answered instead.
     """
 
     open: int
-    low_watermark: int
+    inputs: protocol.Inputs
     awaited: int = 0
     answers: int = 0
     as_of: int = 0
     begun: bool = True
+    sequences: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -68,8 +70,10 @@ class _Published:
     inputs: tuple[int, list[InputRange]] = (0, [])
     policies: dict[tuple[str, str], Question] = field(default_factory=dict)
     last: dict[tuple[str, str], Said] = field(default_factory=dict)
-    newest: tuple[int, int] | None = None
-    """The newest version that is asked, and its low watermark, until its first answer."""
+    newest: tuple[int, protocol.Inputs] | None = None
+    """The newest version that is asked, and its inputs, until its first answer."""
+    history: set[int] = field(default_factory=set)
+    """Versions that only repeat what was answered for."""
 
     def asked(self, version: int) -> int:
         """Number of questions that ``version`` is asked."""
@@ -87,8 +91,10 @@ class Publisher:
         sessions: Sessions,
         store: MetricStore,
         *,
+        recovery: Recovery | None = None,
         lossless: bool = True,
     ) -> None:
+        self.recovery = recovery or Recovery(store)
         self.delivery = Delivery(routes, ["", *sessions.states], lossless=lossless)
         self._tracker, self._sessions, self._store = tracker, sessions, store
         self._published: dict[str, _Published] = {}
@@ -116,31 +122,53 @@ class Publisher:
         self._published[session.name] = _Published(session.symbol, [(-1, len(asked))], policies=by_key(asked))
 
     def committed(self, event: protocol.Committed) -> None:
-        """A new data version; without standing questions its own event acknowledges it."""
+        """A new data version; without standing questions its own event acknowledges it.
+
+        One of bars that were answered for before is acknowledged at once, and nothing is published.
+        """
         published = self._published[event.session]
+        if self._is_history(event):
+            self._await_newest(published)
+            published.history.add(event.version)
+            published.versions[event.version] = _Version(1, event.inputs)
+            self._acknowledging(event.session, event.version)(Outcome.DELIVERED)
+            return
         done: Done = _nothing
         if published.asked(event.version):
-            published.newest = event.version, event.inputs.low_watermark
+            published.newest = event.version, event.inputs
         else:
             self._await_newest(published)
-            published.versions[event.version] = _Version(1, event.inputs.low_watermark)
+            published.versions[event.version] = _Version(1, event.inputs)
             done = self._acknowledging(event.session, event.version)
         update = DataUpdated(
-            session=event.session, data_version=event.version, as_of=event.times.as_of, bars=event.bars
+            session=event.session,
+            data_version=event.version,
+            as_of=event.times.as_of,
+            bars=event.bars,
+            epoch=self.recovery.epoch,
         )
         self._put(event.session, update, event.session, {}, done)
 
+    def _is_history(self, event: protocol.Committed) -> bool:
+        """Also where the engine did not know it: its progress is that of its start, or it cannot tell."""
+        return (
+            event.history
+            or self.recovery.is_history(event.session, event.inputs.closed)
+            or self._tracker.is_history(event.session, event.inputs.last)
+        )
+
     def answered(self, event: protocol.Answered) -> None:
         """A standing question's answer."""
+        if event.answer.data_version in self._published[event.answer.session].history:
+            return
         answer = self._complete(event)
-        self._sessions.answered(answer, event.times)
         version = self._expect(answer.session, answer.data_version, event.inputs, event.asked)
         version.answers, version.as_of = version.answers + 1, answer.as_of
-        self._publish(answer, event.times)
+        self._sessions.answered(self._publish(answer, event.times), event.times)
         self._arrived(answer.session, answer.data_version, version)
 
-    def _publish(self, answer: Answer, times: Times) -> None:
-        """Publish an answer, or acknowledge it at once where its question suppresses it."""
+    def _publish(self, answer: Answer, times: Times) -> Answer:
+        """Publish an answer, with its number, or acknowledge it at once where its question suppresses it."""
         acknowledge = self._acknowledging(answer.session, answer.data_version)
         state, key = self._published[answer.session], (answer.question, answer.question_hash)
         question, said = state.policies.get(key), _said(answer)
@@ -148,8 +176,10 @@ class Publisher:
         if reason:
             self._store.inc("foretick_answers_suppressed_total", reason=reason)
             acknowledge(Outcome.DELIVERED)
-            return
+            return answer
         state.last[key] = said
+        answer = msgspec.structs.replace(answer, sequence=self.recovery.number(answer.session))
+        state.versions[answer.data_version].sequences.append(answer.sequence)
         published = time.monotonic_ns()
 
         def delivered(outcome: Outcome) -> None:
@@ -166,10 +196,14 @@ class Publisher:
                     waited = now - times.closed
                     self._store.observe("foretick_stage_seconds", waited, stage="close_to_answer")
 
-        self._put(answer.session, answer, answer.symbol, _answer_id(answer), acknowledge, delivered)
+        headers = {"answer_id": answer.answer_id.encode()}
+        self._put(answer.session, answer, answer.symbol, headers, acknowledge, delivered)
+        return answer
 
     def failed(self, event: protocol.AnswerFailed) -> None:
         """A question without an answer: its records count as acknowledged, unless the engine was stopped."""
+        if event.version in self._published[event.session].history:
+            return
         if event.code in _UNASKED:
             self._store.inc("foretick_answers_suppressed_total", reason=_UNASKED[event.code])
         else:
@@ -183,10 +217,13 @@ class Publisher:
 
     def texts_asked(self, event: protocol.TextsAsked) -> None:
         """A version whose answers may come late: later versions must not acknowledge its inputs."""
-        self._expect(event.session, event.version, event.inputs, event.asked)
+        if event.version not in self._published[event.session].history:
+            self._expect(event.session, event.version, event.inputs, event.asked)
 
     def not_due(self, event: protocol.NotDue) -> None:
         """A version without answers: it is acknowledged after those before it."""
+        if event.version in self._published[event.session].history:
+            return
         self._expect(event.session, event.version, event.inputs, 1)
         self._acknowledging(event.session, event.version)(Outcome.DELIVERED)
 
@@ -208,6 +245,10 @@ class Publisher:
         for published in self._published.values():
             published.versions.clear()
             published.newest = None
+            published.history.clear()
+            # the next engine's versions go on from the newest one that is acknowledged
+            published.questions = [(-1, published.questions[-1][1])]
+        self.recovery.go_on()
         if self.transactions is not None:
             self.transactions.forget()
 
@@ -221,6 +262,8 @@ class Publisher:
         age, source_age, daemon_age = state.ages(event.times)
         return msgspec.structs.replace(
             answer,
+            epoch=self.recovery.epoch,
+            answer_id=_answer_id(answer, published.inputs[1]),
             inputs=published.inputs[1],
             staleness_ns=age,
             source_age_ns=source_age,
@@ -238,7 +281,7 @@ class Publisher:
             published.newest = None
         for skipped in [each for each, state in versions.items() if each < version and not state.begun]:
             del versions[skipped]
-        state = versions.setdefault(version, _Version(asked, inputs.low_watermark, asked))
+        state = versions.setdefault(version, _Version(asked, inputs, asked))
         if not state.begun:
             state.open, state.awaited, state.begun = asked, asked, True
         return state
@@ -246,8 +289,8 @@ class Publisher:
     def _await_newest(self, published: _Published) -> None:
         """Later versions are asked nothing, and acknowledge themselves: not before the answers to come."""
         if published.newest is not None:
-            version, low_watermark = published.newest
-            published.versions[version] = _Version(published.asked(version), low_watermark, begun=False)
+            version, inputs = published.newest
+            published.versions[version] = _Version(published.asked(version), inputs, begun=False)
             published.newest = None
 
     def _arrived(self, session: str, number: int, version: _Version) -> None:
@@ -255,7 +298,11 @@ class Publisher:
         version.awaited -= 1
         if not version.awaited and version.answers:
             ready = FlashReady(
-                session=session, data_version=number, as_of=version.as_of, answers=version.answers
+                session=session,
+                data_version=number,
+                as_of=version.as_of,
+                answers=version.answers,
+                epoch=self.recovery.epoch,
             )
             self._put(session, ready, session, {}, _nothing)
 
@@ -269,7 +316,9 @@ class Publisher:
             state.open -= 1
             # In order: a version's offsets cover those of all earlier ones, whichever is acknowledged first.
             while versions and not versions[oldest := min(versions)].open:
-                self._tracker.acknowledge(session, versions.pop(oldest).low_watermark)
+                done = versions.pop(oldest)
+                self._tracker.acknowledge(session, done.inputs.low_watermark)
+                self.recovery.acknowledge(session, oldest, done.sequences, done.inputs.closed)
                 if self.transactions is not None:
                     self.transactions.complete(session, oldest)
 
@@ -316,8 +365,8 @@ def _said(answer: Answer) -> Said:
     )
 
 
-def _answer_id(answer: Answer) -> dict[str, bytes]:
+def _answer_id(answer: Answer, inputs: Sequence[InputRange]) -> str:
     """The id by which consumers drop repeats: the question and the newest input behind the answer."""
-    streams = (f"{i.source}/{i.topic}/{i.partition}/{i.last_offset}".removeprefix("/") for i in answer.inputs)
-    inputs = ",".join(streams)
-    return {"answer_id": f"{answer.session}:{answer.question_hash}:{inputs or answer.data_version}".encode()}
+    streams = (f"{i.source}/{i.topic}/{i.partition}/{i.last_offset}".removeprefix("/") for i in inputs)
+    read = ",".join(streams)
+    return f"{answer.session}:{answer.question_hash}:{read or answer.data_version}"

@@ -1,7 +1,8 @@
 """The life of a daemon: start up, serve, drain. `daemon.front.wiring` constructs its parts.
 
-Start: sinks, engine, sockets, source; ready when model and feeds are up. Stop: input ends, the engine drains,
-answers are published and acknowledged, offsets committed, and everything closed, within the configured time.
+Start: sockets, sinks, what the source has committed, engine, source; ready when model and feeds are up. Stop:
+input ends, the engine drains, answers are published and acknowledged, offsets committed, and everything
+closed, within the configured time.
 """
 
 from __future__ import annotations
@@ -95,6 +96,7 @@ class Front:
         if self.publisher.transactions is not None:
             self.tasks.start(TRANSACTIONS, self.publisher.transactions.run)
         self.notifier.status("starting: loading the model")
+        await self._or_failure(self.input.recover())
         await self.engine.start()
         # compile the front's kernels (it writes the ring) while the engine process loads the model
         await self._or_failure(asyncio.to_thread(warm_up))
@@ -236,6 +238,7 @@ class Front:
                 self.prompts.heard(event)
             case protocol.Ready():
                 self.model = event.model
+                self.input.positions = event.positions
                 self.store.set("foretick_engine_up", 1)
             case protocol.InputDone():
                 self._input_done.set()
@@ -245,7 +248,12 @@ class Front:
                 self.fail(SettingError(event.key, event.message))
 
     def _refused(self, event: protocol.RecordRefused) -> None:
-        """To the dead letters. The record is outstanding until a later version is answered."""
+        """To the dead letters. The record is outstanding until a later version is answered.
+
+        One that was read again as history had its letter when it was read first.
+        """
+        if self.input.tracker.is_history(event.session, event.offset):
+            return
         state = self.sessions.states[event.session]
         found = self.input.tracker.ranges(event.session, event.offset, event.offset)
         topic, partition, offset = found[0][:3] if found else ("", 0, -1)

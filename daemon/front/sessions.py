@@ -141,7 +141,8 @@ class Sessions:
         """A standing question has a new answer; ``times`` of its version's newest record."""
         state = self.states[answer.session]
         known = state.answers.get(answer.question_hash)
-        if known is None or known.answer.data_version <= answer.data_version:
+        # versions of another engine may begin lower
+        if known is None or _age(known.answer) <= _age(answer):
             state.answers[answer.question_hash] = ReadyAnswer(answer, times)
         state.news.set()
         state.news = asyncio.Event()
@@ -322,3 +323,7 @@ def series_values(store: MetricStore) -> dict[str, float]:
                     metric.name, **labels
                 )
     return values
+
+
+def _age(answer: Answer) -> tuple[int, int]:
+    return answer.epoch, answer.data_version

@@ -17,13 +17,15 @@ from daemon.front.offsets import OffsetTracker
 from feeds.codec import encode
 from feeds.connector import Route
 from feeds.messages import Answer, AnyMessage, DataUpdated, FlashReady
-from feeds.source import CommitPoint, Membership, MemberSource, SinkStopped
+from feeds.source import MemberSource, SinkStopped
 from feeds.transactions import Fenced, KafkaTransactions, Message, PartitionsMoved, Written
 from metrics.store import MetricStore
 
 log = logging.getLogger(__name__)
 
 TASK = "publish transactions"
+SETTLE_S = 5.0
+"""A member that leaves its partitions waits no longer: the group waits for it."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +34,6 @@ class _Staged:
     version: int
     message: Message
     published: Done
-
-
-class _Forgotten(Exception):
-    """What a transaction covers will be read again."""
 
 
 class Transactions:
@@ -55,9 +53,8 @@ class Transactions:
         self._staged: list[_Staged] = []
         self._complete: dict[str, int] = {}
         """Newest version by session that is complete, and all before it."""
-        self._forgotten = 0
         self._wake = asyncio.Event()
-        self._one = asyncio.Lock()
+        self._waiting: list[asyncio.Future[bool]] = []
         self._stopped = False
 
     def put(
@@ -73,8 +70,11 @@ class Transactions:
         if not topic:
             published(Outcome.DELIVERED)
             return
-        versioned = isinstance(message, Answer | DataUpdated | FlashReady)
-        version = message.data_version if versioned else 0
+        match message:
+            case Answer() | DataUpdated() | FlashReady():
+                version = message.data_version
+            case _:
+                version = 0
         encoded = Message(topic, key.encode(), encode(message), headers)
         self._delivery.wait_for(1)
         self._staged.append(_Staged(session, version, encoded, published))
@@ -96,71 +96,70 @@ class Transactions:
         self._wake.set()
 
     def forget(self) -> None:
-        """The engine is gone: what is not in effect will be read and answered again. `idle` must follow."""
-        self._delivery.wait_for(-len(self._staged))
-        self._staged.clear()
-        self._complete.clear()
-        self._forgotten += 1
+        """The engine is gone: versions that are not complete will be made again."""
+        kept = [each for each in self._staged if self._is_complete(each)]
+        self._delivery.wait_for(len(kept) - len(self._staged))
+        self._staged = kept
 
-    async def idle(self) -> None:
-        """Wait for the end of a transaction under way: what is committed is known then."""
-        async with self._one:
-            pass
+    async def settle(self, within_s: float = SETTLE_S) -> bool:
+        """Let all that is complete now be committed; False where that takes longer."""
+        if self._stopped:
+            return True
+        done = asyncio.get_running_loop().create_future()
+        self._waiting.append(done)
+        self._wake.set()
+        await asyncio.wait([done], timeout=within_s)
+        return self._stopped or (done.done() and not done.cancelled() and done.result())
 
     async def run(self) -> None:
         """Commit as soon as something is complete. Raises Fenced, PartitionsMoved."""
         while True:
             await self._wake.wait()
             self._wake.clear()
-            await self.commit()
-
-    async def commit(self) -> bool:
-        """One transaction of all that is complete; False where it was given up.
-
-        Raises Fenced, PartitionsMoved.
-        """
-        async with self._one:
-            if self._stopped:
-                return True
-            taken = self._take()
-            points = {p: CommitPoint(offset) for p, offset in self._tracker.to_commit().items()}
-            if not (taken or points):
-                return True
-            forgotten, began = self._forgotten, time.monotonic_ns()
-
-            def member() -> Membership | None:
-                if self._forgotten != forgotten:
-                    raise _Forgotten
-                return self._source.membership
-
-            written = None
+            waiting, self._waiting = self._waiting, []
             try:
-                written = await self._sink.commit([each.message for each in taken], points, member)
-            except _Forgotten:
-                log.info("a transaction of %d messages was dropped: they are made again", len(taken))
-            except SinkStopped as error:
-                log.warning("%s", error)
+                done = await self._commit()
             except (Fenced, PartitionsMoved):
                 self._stopped = True
                 raise
-            self._finish(taken, written, time.monotonic_ns() - began)
-            return written is not None
+            for each in waiting:
+                each.set_result(done)
 
     async def stop(self, within_s: float) -> None:
-        """Commit what is complete, for at most so long; nothing is committed afterwards."""
+        """Commit what is complete, for at most so long; nothing is committed afterwards. `run` has ended."""
         try:
             async with asyncio.timeout(within_s):
-                await self.commit()
+                if not self._stopped:
+                    await self._commit()
         except TimeoutError:
             log.error("a transaction was not committed within %g s", within_s)
         except Exception:
             log.exception("the last transaction failed")
         self._stopped = True
 
+    async def _commit(self) -> bool:
+        """One transaction of all that is complete; False where it was given up."""
+        taken = self._take()
+        points = self._tracker.to_commit()
+        if not (taken or points):
+            return True
+        began = time.monotonic_ns()
+        written = None
+        messages = [each.message for each in taken]
+        try:
+            written = await self._sink.commit(messages, points, lambda: self._source.membership)
+        except SinkStopped as error:
+            log.warning("%s", error)
+        self._finish(taken, written, time.monotonic_ns() - began)
+        return written is not None
+
+    def _is_complete(self, staged: _Staged) -> bool:
+        return staged.version <= self._complete.get(staged.session, 0)
+
     def _take(self) -> list[_Staged]:
         """What is complete, version by version within a session."""
-        ready = [each for each in self._staged if each.version <= self._complete.get(each.session, 0)]
-        self._staged = [each for each in self._staged if each.version > self._complete.get(each.session, 0)]
+        ready = [each for each in self._staged if self._is_complete(each)]
+        self._staged = [each for each in self._staged if not self._is_complete(each)]
         return sorted(ready, key=lambda each: each.version)
 
     def _finish(self, taken: list[_Staged], written: Written | None, took_ns: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from daemon import protocol
@@ -28,6 +29,7 @@ from daemon.front.prompts import Prompts
 from daemon.front.publish import Publisher
 from daemon.front.queries import Queries
 from daemon.front.questions import Questions
+from daemon.front.recovery import Recovery
 from daemon.front.server import Front
 from daemon.front.sessions import Sessions
 from daemon.front.transactions import Transactions
@@ -81,7 +83,7 @@ def make_front(
         front.send(command)
 
     def connect_configured(ring: Ring, wake_fd: int) -> EngineClient:
-        progress = {name: Progress(version=state.version) for name, state in sessions.states.items()}
+        progress = recovery.start(sessions.states, again=entering.again)
         now = live.now()
         if config.process.mode == "two":
             cpus = frozenset[int]() if cores is None else cores.engine
@@ -91,7 +93,10 @@ def make_front(
         symbols, reading = entering.number_anew(), labels["source"][0]
         return InprocEngine(partial(_make_host, now, ring, store, reading, progress, symbols, executor))
 
-    trackers = {each.name: OffsetTracker() for each in sources}
+    dropping = any(each.kind == "dropping" for each in sources)
+    directory = config.recovery.directory if dropping else ""
+    recovery = Recovery(store, Path(directory) if directory else None)
+    trackers = {each.name: OffsetTracker(recovery.describe) for each in sources}
     tracker = AllOffsets(trackers) if len(trackers) > 1 else next(iter(trackers.values()), OffsetTracker())
     sessions = Sessions(config, store, send)
     lateness = Lateness(store)
@@ -99,14 +104,14 @@ def make_front(
     labelling = Labels(sessions, store, send)
     lossless = not sources or any(each.kind == "pausing" for each in sources)
     others = [route for route in routes if not isinstance(route.sink, KafkaTransactions)]
-    publisher = Publisher(config, others, tracker, sessions, store, lossless=lossless)
+    publisher = Publisher(config, others, tracker, sessions, store, recovery=recovery, lossless=lossless)
     publisher.transactions = _transactions(routes, sources, tracker, store, publisher)
     order = Order()
 
     def feed(source: Source | None, tracker: OffsetTracker) -> FeedInput:
         letter = publisher.dead_letter
         return FeedInput(
-            config, source, tracker, store, letter, tasks, commit_every_s, sessions.clocks, order
+            config, source, tracker, store, letter, tasks, commit_every_s, sessions.clocks, order, recovery
         )
 
     entering: FeedInput | Inputs
@@ -125,7 +130,7 @@ def make_front(
         "pause" if lossless else "overwrite",
         restart_after_s,
     )
-    live = LiveSessions(config, sessions, questions, publisher, entering, store, send)
+    live = LiveSessions(config, sessions, questions, publisher, entering, recovery, store, send)
     queries = Queries(sessions, live, questions, labelling, prompts, config.query.max_wait / 1e9)
     front = Front(
         cores=cores,

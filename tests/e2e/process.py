@@ -15,6 +15,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -246,6 +247,19 @@ class Topics:
             return sum(a.data_version == version for a in self.answers(session)) >= questions
 
         await until(there, timeout_s, f"{questions} answers of {session} version {version}")
+
+    def versions(self, session: str, questions: int = 6) -> int:
+        """How many versions have this many answers."""
+        counts = Counter((a.epoch, a.data_version) for a in self.answers(session))
+        return sum(count >= questions for count in counts.values())
+
+    async def reached(self, session: str, versions: int, timeout_s: float = 30) -> None:
+        """Wait until this many versions have all their answers."""
+        await until(
+            lambda: self.versions(session) >= versions,
+            timeout_s,
+            f"{versions} answered versions of {session}",
+        )
 
     async def _read(self) -> None:
         async for batch in self._source.batches():

@@ -72,26 +72,29 @@ def second(n: int, trades: int = 3) -> list[tuple[str, bytes]]:
     ]
 
 
-async def play(topics: Topics, seconds: range, version: int) -> int:
-    """Second by second, each once the one before is answered; returns the version reached.
+async def play(topics: Topics, seconds: range, answered: int = 0) -> int:
+    """Second by second, each once the one before is answered; returns how many versions are answered.
 
-    ``version``: the sessions' version when the currently open bar closes.
+    ``answered``: how many were when it began.
     """
     for n in seconds:
         await topics.produce(second(n))
         if n > 0:  # this closes the bar before
-            await asyncio.gather(*(topics.answered(name, version) for name in SYMBOLS))
-            version += 1
-    return version - 1
+            answered += 1
+            await asyncio.gather(*(topics.reached(name, answered) for name in SYMBOLS))
+    return answered
 
 
-def once_each(answers: list[Answer], versions: range) -> None:
-    """Every version and question exactly once, versions in order."""
-    assert Counter((a.data_version, a.question) for a in answers) == {
-        (version, name): 1 for version in versions for name in NAMES
-    }
+def once_each(answers: list[Answer], versions: int) -> None:
+    """Every question exactly once at so many versions, which ascend; their numbers have no gap."""
     trend = [a.data_version for a in answers if a.question == "trend"]
-    assert trend == list(versions)
+    assert len(trend) == versions
+    assert all(a < b for a, b in pairwise(trend))
+    assert Counter((a.data_version, a.question) for a in answers) == {
+        (version, name): 1 for version in trend for name in NAMES
+    }
+    first = answers[0].sequence
+    assert sorted(a.sequence for a in answers) == list(range(first, first + len(answers)))
 
 
 def read_by(answers: list[Answer]) -> dict[int, list[tuple[int, int]]]:
@@ -129,11 +132,11 @@ async def test_a_daemon_s_life_on_the_embedded_broker(tmp_path: Path, manager: M
             await daemon.ready()
             await until(lambda: manager.saw("READY=1") == 1)
             async with Topics(broker.bootstrap, "md.trades.v1", "answers.v1") as topics:
-                reached = await play(topics, range(8), 1)
+                reached = await play(topics, range(8))
                 assert reached == 7
                 for name, symbol in SYMBOLS.items():
                     found = topics.answers(name)
-                    once_each(found, range(1, 8))
+                    once_each(found, 7)
                     assert {a.symbol for a in found} == {symbol}
                     assert all(a.model == "foretick-tape" and a.staleness_ns >= 0 for a in found)
                 await _bad_messages(daemon, topics, broker)
@@ -188,11 +191,14 @@ async def _bad_messages(daemon: Daemon, topics: Topics, broker: MockBroker) -> N
 async def _second_life(daemon: Daemon, topics: Topics, before: dict[str, list[Answer]]) -> None:
     """After a restart the daemon continues after the last answered tick: none twice, none missing."""
     topics.messages.clear()
-    # second 7 was read and not answered: it is read again, and second 8 closes it as version 1
-    reached = await play(topics, range(8, 11), 1)
+    # second 7 was read and not answered: second 8 closes it
+    reached = await play(topics, range(8, 11))
     assert reached == 3
     for name in SYMBOLS:
-        once_each(topics.answers(name), range(1, 4))
+        once_each(topics.answers(name), 3)
+        first, last = topics.answers(name)[0], before[name][-1]
+        assert (first.epoch, first.sequence) == (2, last.sequence + 1), "numbers go on"
+        assert first.data_version > last.data_version
         ranges = sorted(read_by(before[name] + topics.answers(name))[0])
         assert all(last < first for (_, last), (first, _) in pairwise(ranges))
         assert len(ranges) == 10
@@ -211,10 +217,12 @@ async def _engine_killed(daemon: Daemon, topics: Topics) -> None:
     assert daemon.metric("foretick_engine_restarts_total") == 1
     await until_slowly(lambda: daemon.metric("foretick_engine_up") == 1)
     await topics.produce(second(11))
-    await asyncio.gather(*(topics.answered(name, 4, timeout_s=60) for name in SYMBOLS))
+    await asyncio.gather(*(topics.reached(name, 4, timeout_s=60) for name in SYMBOLS))
     await topics.produce(second(12))
-    await asyncio.gather(*(topics.answered(name, 5) for name in SYMBOLS))
+    await asyncio.gather(*(topics.reached(name, 5) for name in SYMBOLS))
     for name in SYMBOLS:
+        once_each(topics.answers(name), 5)
+        assert [a.epoch for a in topics.answers(name)] == [2] * 18 + [3] * 12
         ranges = read_by(topics.answers(name))[0]
         assert len(ranges) == 5, "three bars before, two after, none of them twice"
 
@@ -232,15 +240,15 @@ async def test_a_daemon_s_life_on_apache_kafka(
     async with Topics(bootstrap, trades, answers) as topics:
         with Daemon(tmp_path, config) as daemon:
             await daemon.ready()
-            reached = await play(topics, range(6), 1)
+            reached = await play(topics, range(6))
             for name in SYMBOLS:
-                once_each(topics.answers(name), range(1, reached + 1))
+                once_each(topics.answers(name), reached)
             if real_kafka.server is not None:
                 lines = daemon.log.count("does not answer")
                 await asyncio.to_thread(real_kafka.server.stop)
                 await until_slowly(lambda: daemon.log.count("does not answer") > lines)
                 await asyncio.to_thread(real_kafka.server.start)
-                reached = await play(topics, range(6, 10), reached + 1)
+                reached = await play(topics, range(6, 10), reached)
             for name in SYMBOLS:
                 found = topics.answers(name)
                 assert {(a.data_version, a.question) for a in found} == {
@@ -263,7 +271,7 @@ async def test_a_daemon_s_life_on_apache_kafka(
         again = front_of(tmp_path / "second", kafka_config(bootstrap, suffix, "inproc"))
         try:
             await asyncio.wait_for(again.start(), START_S)
-            await play(topics, range(reached + 1, reached + 3), 1)
+            await play(topics, range(reached + 1, reached + 3))
         finally:
             assert await again.stop()
         for name in SYMBOLS:

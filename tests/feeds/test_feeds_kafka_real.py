@@ -190,9 +190,9 @@ MINUTE_NS = 60 * 10**9
 @pytest.mark.parametrize(
     ("begin", "committed", "skips", "first"),
     [
-        ("committed", 20, False, 20),
+        ("committed", 20, False, 9),  # ten minutes before the last record that is committed
         ("committed", 20, True, 170),  # what no window holds is passed over
-        ("committed", 165, True, 165),  # not twice as old
+        ("committed", 165, True, 154),  # what is not committed is not twice as old
         ("retention", 20, True, 170),
         ("half an hour ago", 20, True, 150),  # asked for
         ("earliest", 20, True, 0),

@@ -22,7 +22,7 @@ from tests.transactions.chaos import Requests, killed_now_and_then
 from tests.transactions.copying import TIMEOUT_S, Copy, NewProducer, Verdict, librdkafka
 
 Scenario = Callable[[Copy, KafkaServer, KafkaProxy, int], Awaitable[None]]
-WITHIN_S = 90.0
+WITHIN_S = 40.0
 """A run that takes longer counts as hung."""
 
 

@@ -168,7 +168,8 @@ class Rig:
         self.h.scheduler.append(tape, [TapeItem((n % 80, n % 7), n) for n in numbers])
 
     def look(self) -> None:
-        self.position = self.tracker.to_commit().get(STREAM, self.position)
+        point = self.tracker.to_commit().get(STREAM)
+        self.position = self.position if point is None else point.offset
         self.seen.append((self.time, self.fed, self.position))
         self.time += 1
 

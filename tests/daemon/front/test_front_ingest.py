@@ -21,7 +21,7 @@ from daemon.front.offsets import OffsetTracker
 from feeds.codec import REPLAY, encode
 from feeds.decimal9 import Fixed9
 from feeds.messages import Bar, DeadLetter, Quote, Trade
-from feeds.source import Incoming, Kind
+from feeds.source import CommitPoint, Incoming, Kind
 from ingest.record import BAR, FLAG_GAP, FLAG_REPLAY, FLAG_SKEWED, QUOTE, RECORD, SIDE_SELL, TRADE, Records
 from ingest.ring import Ring
 from metrics.store import MetricStore
@@ -177,7 +177,7 @@ async def test_a_message_that_cannot_be_used_is_counted_put_aside_and_harms_no_n
     assert len(encode(letter)) < KAFKA_LIMIT, "a dead letter must fit a broker's message limit"
     # Its offset is done: once the neighbours are answered, the position is after all three.
     r.tracker.acknowledge("aaa", 3)
-    assert r.tracker.to_commit() == {STREAM: 3}
+    assert r.tracker.to_commit() == {STREAM: CommitPoint(3)}
 
 
 async def test_the_wrong_encoding_is_refused_by_name(rig):
@@ -193,7 +193,7 @@ async def test_an_unknown_symbol_is_counted_and_acknowledged_but_not_malformed(r
     assert r.count("foretick_records_unknown_symbol_total") == 1
     assert (len(r.popped()), r.letters) == (1, [])
     r.tracker.acknowledge("aaa", 2)
-    assert r.tracker.to_commit() == {STREAM: 2}
+    assert r.tracker.to_commit() == {STREAM: CommitPoint(2)}
 
 
 async def test_the_broker_s_time_and_a_replay_go_into_the_ring(rig):
@@ -336,7 +336,7 @@ async def test_a_record_that_never_reached_the_ring_is_not_committed(rig):
     assert not r.source.paused
     numbers = r.popped()["offset"]
     r.tracker.acknowledge("aaa", int(numbers.max()) + 1)
-    assert r.tracker.to_commit() == {STREAM: 8}
+    assert r.tracker.to_commit() == {STREAM: CommitPoint(8)}
 
 
 async def test_msgpack_is_read_where_the_header_says_so(rig):
@@ -354,9 +354,9 @@ async def test_a_symbol_of_several_sessions_crosses_once_and_waits_for_all(rig):
     (record,) = r.popped()
     assert record["symbol"] == 7
     r.tracker.acknowledge("aaa", 2)
-    assert r.tracker.to_commit() == {(TOPIC, 0): 40}
+    assert r.tracker.to_commit() == {(TOPIC, 0): CommitPoint(40)}
     r.tracker.acknowledge("bbb", 2)
-    assert r.tracker.to_commit() == {(TOPIC, 0): 42}
+    assert r.tracker.to_commit() == {(TOPIC, 0): CommitPoint(42)}
 
 
 async def test_symbols_that_nobody_reads_are_counted_and_take_no_memory(rig):
@@ -396,9 +396,9 @@ async def test_an_array_of_records_in_one_message_crosses_record_by_record(
     assert found["seq"].tolist() == [n for n in range(201) if n != 3]
     assert [(letter.reason, letter.offset) for letter in it.letters] == [("price", 0), ("json", 2)]
     assert it.count("foretick_records_repeated_total", source="test") == 1
-    assert it.tracker.to_commit() == {STREAM: 0}
+    assert it.tracker.to_commit() == {STREAM: CommitPoint(0)}
     it.tracker.acknowledge("aaa", 200)  # all but the last record, which came by itself
-    assert it.tracker.to_commit() == {STREAM: 3}
+    assert it.tracker.to_commit() == {STREAM: CommitPoint(3)}
 
 
 def damaged(n: int) -> bytes:

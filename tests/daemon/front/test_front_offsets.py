@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon.front.offsets import OffsetRange, OffsetTracker, Stream
+from feeds.source import CommitPoint
 
 SESSIONS = ["a", "b"]
 STREAMS: list[Stream] = [("t", 0), ("t", 1), ("u", 0)]
@@ -64,7 +65,8 @@ def play(operations: list[tuple], tracker: OffsetTracker, model: Model) -> None:
         else:
             moved = tracker.to_commit()
             expected = {s: o for s, o in model.positions().items() if model.stored.get(s) != o}
-            assert moved == expected
+            assert moved == {stream: CommitPoint(offset) for stream, offset in expected.items()}
+            moved = expected
             for _, _, stream, offset in model.waiting():
                 assert moved.get(stream, 0) <= offset, "above a record without an answer"
             if one:
@@ -88,7 +90,7 @@ def test_when_everything_is_acknowledged_every_stream_reaches_its_end(operations
     play(operations, tracker, model)
     for session in SESSIONS:
         tracker.acknowledge(session, model.numbers + 1)
-    moved = tracker.to_commit()
+    moved = {stream: point.offset for stream, point in tracker.to_commit().items()}
     assert {**model.stored, **moved} == model.next
     assert tracker.to_commit() == {}
     assert tracker.outstanding() == 0
@@ -122,9 +124,75 @@ def test_a_failed_commit_is_given_again_and_forgetting_forgets():
     tracker = OffsetTracker()
     tracker.passed_on("a", 1, ("t", 0), 7)
     tracker.skipped(("t", 1), 3)
-    assert tracker.to_commit() == {("t", 0): 7, ("t", 1): 4}
-    tracker.not_committed({("t", 1): 4})
-    assert tracker.to_commit() == {("t", 1): 4}
+    assert tracker.to_commit() == {("t", 0): CommitPoint(7), ("t", 1): CommitPoint(4)}
+    tracker.not_committed([("t", 1)])
+    assert tracker.to_commit() == {("t", 1): CommitPoint(4)}
     tracker.clear()
     assert (tracker.to_commit(), tracker.outstanding()) == ({}, 0)
     assert not tracker.repeats(("t", 0), 7)
+
+
+@given(
+    st.integers(0, 12), st.integers(0, 12), st.lists(st.integers(0, 20), min_size=1, unique=True).map(sorted)
+)
+def test_what_was_committed_before_is_history_and_is_never_taken_back(start, before, offsets):
+    """Records are read again from ``start`` on; nothing below ``stored`` is outstanding."""
+    stored = start + before
+    tracker = OffsetTracker(",".join)
+    tracker.begin(("t", 0), start, stored, ["a"])
+    assert tracker.to_commit() == {("t", 0): CommitPoint(stored, "a")}
+    read = [start + offset for offset in offsets]
+    numbers = list(range(1, len(read) + 1))
+    tracker.all_passed_on("a", numbers, ("t", 0), read)
+    live = [n for n, offset in zip(numbers, read, strict=True) if offset >= stored]
+    assert tracker.outstanding() == len(live)
+    assert [n for n in numbers if tracker.is_history("a", n)] == numbers[: len(numbers) - len(live)]
+    assert [offset for offset in read if tracker.is_stored(("t", 0), offset)] == read[: len(read) - len(live)]
+    least = read[-len(live)] if live else max(stored, read[-1] + 1)
+    moved = {} if least == stored else {("t", 0): CommitPoint(least, "a")}
+    assert tracker.to_commit() == moved
+    assert not tracker.repeats(("t", 0), read[-1] + 1)
+    assert tracker.repeats(("t", 0), read[-1])
+
+
+def test_a_text_that_changes_is_committed_without_a_new_offset():
+    told = ["one"]
+    tracker = OffsetTracker(lambda sessions: f"{sorted(sessions)} {told[0]}")
+    tracker.passed_on("a", 1, ("t", 0), 7)
+    tracker.passed_on("b", 2, ("t", 0), 8)
+    tracker.passed_on("b", 3, ("t", 1), 0)
+    assert tracker.to_commit() == {
+        ("t", 0): CommitPoint(7, "['a', 'b'] one"),
+        ("t", 1): CommitPoint(0, "['b'] one"),
+    }
+    assert tracker.to_commit() == {}
+    told[0] = "two"
+    tracker.forget("b")
+    assert tracker.to_commit() == {("t", 0): CommitPoint(7, "['a'] two"), ("t", 1): CommitPoint(1, "[] two")}
+
+
+def test_a_position_behind_the_marks_of_transactions_is_committed_once_all_before_it_is_passed_on():
+    tracker = OffsetTracker()
+    tracker.passed_on("a", 1, ("t", 0), 7)
+    tracker.reached(("t", 0), 9, 12)
+    assert tracker.to_commit() == {("t", 0): CommitPoint(7)}, "offset 8 was fetched, not passed on"
+    tracker.passed_on("a", 2, ("t", 0), 8)
+    tracker.reached(("t", 0), 9, 12)
+    tracker.acknowledge("a", 2)
+    assert tracker.to_commit() == {("t", 0): CommitPoint(8)}
+    tracker.acknowledge("a", 3)
+    assert tracker.to_commit() == {("t", 0): CommitPoint(12)}
+
+
+def test_a_partition_that_comes_back_goes_on_where_it_was_left():
+    tracker = OffsetTracker()
+    tracker.begin(("t", 0), 0, 0)
+    tracker.passed_on("a", 1, ("t", 0), 7)
+    tracker.acknowledge("a", 2)
+    tracker.leave(("t", 0))
+    tracker.begin(("t", 0), 8, 30)
+    assert tracker.repeats(("t", 0), 7)
+    assert not tracker.repeats(("t", 0), 8)
+    tracker.passed_on("a", 2, ("t", 0), 8)
+    assert tracker.outstanding() == 0, "its owner answered it meanwhile"
+    assert tracker.to_commit() == {("t", 0): CommitPoint(30)}

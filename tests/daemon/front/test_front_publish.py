@@ -20,6 +20,7 @@ from daemon.supervision import Tasks
 from feeds.connector import Route
 from feeds.durations import Duration
 from feeds.messages import Answer, DataUpdated, DeadLetter, FlashReady, InputRange, Latency
+from feeds.source import CommitPoint
 from flash.questions import PAPER_SIX, Question
 from metrics.catalogue import FAILURES
 from metrics.store import MetricStore
@@ -108,6 +109,8 @@ async def test_an_answer_says_everything_about_itself(rig):
         symbol="V:AAA",
         question="trend",
         question_hash="h",
+        answer_id="aaa:h:md.trades.v1/0/9",
+        sequence=1,
         text="UP",
         choice="UP",
         logit_gap=1.5,
@@ -192,13 +195,13 @@ async def test_offsets_move_only_when_the_last_answer_of_a_version_is_acknowledg
     r.arrive("aaa", 0, 1, 2)
     r.answer("aaa", 1, 3, NAMES[:5])
     await until(lambda: len(slow.sent) == 5)
-    assert r.tracker.to_commit() == {STREAM: 0}
+    assert r.tracker.to_commit() == {STREAM: CommitPoint(0)}
     slow.acknowledging.set()
     await until(lambda: r.count("foretick_answers_total", session="aaa") == 5)
     assert r.tracker.to_commit() == {}, "one question of the version is still open"
     r.answer("aaa", 1, 3, NAMES[5:])
     await until(lambda: r.count("foretick_answers_total", session="aaa") == 6)
-    assert r.tracker.to_commit() == {STREAM: 2}, "the third record is in no closed bar yet"
+    assert r.tracker.to_commit() == {STREAM: CommitPoint(2)}, "the third record is in no closed bar yet"
     assert r.store.count("foretick_stage_seconds", stage="end_to_end") == 6
 
 
@@ -212,10 +215,10 @@ async def test_a_version_acknowledged_before_an_older_one_waits_for_it(rig):
     r.answer("aaa", 1, 2)
     r.answer("aaa", 2, 3)
     await until(lambda: r.count("foretick_answers_total", session="aaa") == 6)
-    assert r.tracker.to_commit() == {STREAM: 0}
+    assert r.tracker.to_commit() == {STREAM: CommitPoint(0)}
     sink.acknowledging.set()
     await until(lambda: r.count("foretick_answers_total", session="aaa") == 12)
-    assert r.tracker.to_commit() == {STREAM: 2}
+    assert r.tracker.to_commit() == {STREAM: CommitPoint(2)}
 
 
 async def test_a_question_without_an_answer_does_not_hold_its_records_back(rig):
@@ -248,7 +251,7 @@ async def test_records_of_questions_interrupted_by_a_stop_stay_uncommitted(rig):
         r.publisher.failed(
             protocol.AnswerFailed("aaa", name, 1, "stopping", "shutting down", protocol.Inputs(1, 2, 3), 6)
         )
-    assert r.tracker.to_commit() == {STREAM: 0}
+    assert r.tracker.to_commit() == {STREAM: CommitPoint(0)}
 
 
 async def test_a_refused_answer_is_counted_and_holds_nothing_up(rig):
@@ -289,7 +292,7 @@ async def test_inputs_stay_uncommitted_when_a_sink_stops_before_the_acknowledgem
     await until(lambda: len(sink.sent) == 6)
     await sink.stop()
     assert await r.publisher.delivery.stop(5.0) == 0
-    assert r.tracker.to_commit() == {STREAM: 0}
+    assert r.tracker.to_commit() == {STREAM: CommitPoint(0)}
     assert r.count("foretick_answers_total", session="aaa") == 0
 
 
@@ -332,7 +335,7 @@ async def test_a_session_without_questions_acknowledges_with_its_versions(rig):
     await until(lambda: r.tracker.outstanding() == 1)
     (update,) = sink.messages("updates.v1")
     assert update == DataUpdated(session="aaa", data_version=1, as_of=START, bars=1)
-    assert r.tracker.to_commit() == {STREAM: 1}
+    assert r.tracker.to_commit() == {STREAM: CommitPoint(1)}
 
 
 async def test_after_the_engine_is_gone_old_acknowledgements_move_nothing(rig):
@@ -347,7 +350,7 @@ async def test_after_the_engine_is_gone_old_acknowledgements_move_nothing(rig):
     r.arrive("aaa", 0, 1)  # read again
     sink.acknowledging.set()
     await until(lambda: r.count("foretick_answers_total", session="aaa") == 6)
-    assert r.tracker.to_commit() == {STREAM: 0}
+    assert r.tracker.to_commit() == {STREAM: CommitPoint(0)}
 
 
 async def test_dead_letters_go_to_their_topic_with_the_reason_in_the_headers(rig):
@@ -373,7 +376,7 @@ async def test_versions_are_acknowledged_by_the_number_of_questions_they_were_as
     r.answer("aaa", 1, 2, NAMES[:5])
     r.answer("aaa", 2, 3, NAMES[:2], asked=2)
     await until(lambda: len(sink.sent) == 7)
-    assert r.tracker.to_commit() == {STREAM: 10}
+    assert r.tracker.to_commit() == {STREAM: CommitPoint(10)}
     r.answer("aaa", 1, 2, NAMES[5:])
     await until(lambda: r.tracker.outstanding() == 2)
     r.publisher.questions_set(protocol.QuestionsSet(2, "aaa", 2, ()))
@@ -404,7 +407,7 @@ async def test_a_suppressed_answer_is_acknowledged_and_kept_for_asks(rig):
         assert r.sessions.states["aaa"].answers[key].answer.data_version == number
     await until(lambda: not r.tracker.outstanding())
     assert [(a.data_version, a.text) for a in sink.messages("answers.v1")] == [(1, "UP"), (3, "DOWN")]
-    assert r.tracker.to_commit() == {STREAM: 4}
+    assert r.tracker.to_commit() == {STREAM: CommitPoint(4)}
     assert r.count("foretick_answers_suppressed_total", reason="unchanged") == 1
 
 
@@ -456,7 +459,7 @@ async def test_a_version_without_due_questions_is_acknowledged_after_those_befor
     assert r.tracker.outstanding() == 2
     sink.acknowledging.set()
     await until(lambda: not r.tracker.outstanding())
-    assert r.tracker.to_commit() == {STREAM: 3}
+    assert r.tracker.to_commit() == {STREAM: CommitPoint(3)}
 
 
 async def test_free_text_that_comes_after_later_versions_holds_their_inputs_back(rig):
@@ -472,7 +475,7 @@ async def test_free_text_that_comes_after_later_versions_holds_their_inputs_back
         protocol.AnswerFailed("aaa", "why", 1, "superseded", "newer", protocol.Inputs(1, 1, 2), 1)
     )
     await until(lambda: not r.tracker.outstanding())
-    assert r.tracker.to_commit() == {STREAM: 3}
+    assert r.tracker.to_commit() == {STREAM: CommitPoint(3)}
     assert r.count("foretick_answers_suppressed_total", reason="superseded") == 1
     assert all(r.count("foretick_answers_failed_total", reason=reason) == 0 for reason in FAILURES)
 
@@ -531,7 +534,7 @@ async def test_a_session_that_lost_its_questions_waits_for_the_answers_that_are_
     r.publisher.questions_set(protocol.QuestionsSet(1, "aaa", 1, ()))
     r.committed("aaa", 2, 3)
     await until(lambda: len(sink.sent) == 2)
-    assert r.tracker.to_commit() == {STREAM: 10}
+    assert r.tracker.to_commit() == {STREAM: CommitPoint(10)}
     r.answer("aaa", 1, 2)
     await until(lambda: r.tracker.outstanding() == 1)
 

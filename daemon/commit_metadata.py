@@ -1,0 +1,102 @@
+"""The progress of sessions as text: the metadata of a Kafka offset commit, or a file of the state directory.
+
+Kafka stores up to 4,096 bytes beside each partition's offset. The text is a mark, then base 85 of a checksum
+and compressed msgpack, so a text that somebody else wrote, or half a text, is recognised.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Mapping
+
+import msgspec
+
+from daemon.progress import Progress
+from feeds.decoding import Undecodable, decoded
+
+MOST_BYTES = 4096
+"""A broker's `offset.metadata.max.bytes`, by default."""
+_MARK = "foretick1:"
+_CRC_BYTES = 4
+_MOST_UNPACKED = 1 << 22
+"""Bytes that a text may unpack to: a short one must not fill the memory."""
+
+
+class _Row(msgspec.Struct, frozen=True, array_like=True):
+    """`Progress`, without the names of its members."""
+
+    epoch: int
+    version: int
+    sequence: int
+    closed: tuple[int, ...]
+
+
+class _Rows(msgspec.Struct, frozen=True, array_like=True):
+    """`Stored`, as it is written."""
+
+    epoch: int
+    sessions: dict[str, _Row]
+
+
+_decode = msgspec.msgpack.Decoder(_Rows).decode
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """``epoch``: of the newest engine; ``sessions``: how far the answers of each are acknowledged."""
+
+    epoch: int = 0
+    sessions: dict[str, Progress] = {}
+
+
+class Packed(msgspec.Struct, frozen=True):
+    """``text``: at most `MOST_BYTES` long, ASCII; ``left_out``: sessions that found no room in it."""
+
+    text: str
+    left_out: tuple[str, ...] = ()
+
+
+def pack(epoch: int, sessions: Mapping[str, Progress], most_bytes: int = MOST_BYTES) -> Packed:
+    """As text of ``most_bytes``; the last sessions are left out where it is too long."""
+    names = list(sessions)
+    low, high = 0, len(names)
+    text = _text(epoch, sessions)
+    if len(text) <= most_bytes:
+        return Packed(text)
+    while low < high:  # the most that fit
+        middle = (low + high + 1) // 2
+        if len(_text(epoch, {name: sessions[name] for name in names[:middle]})) <= most_bytes:
+            low = middle
+        else:
+            high = middle - 1
+    return Packed(_text(epoch, {name: sessions[name] for name in names[:low]}), tuple(names[low:]))
+
+
+def unpack(text: str) -> Stored:
+    """What `pack` made; nothing of an empty text. Raises Undecodable for a foreign or damaged one."""
+    if not text:
+        return Stored()
+    if not text.startswith(_MARK):
+        raise Undecodable("not written by foretick", readable=False)
+    data = decoded(base64.b85decode, text[len(_MARK) :])
+    checksum, packed = data[:_CRC_BYTES], data[_CRC_BYTES:]
+    if zlib.crc32(packed).to_bytes(_CRC_BYTES) != checksum:
+        raise Undecodable("the checksum does not match", readable=False)
+    rows = decoded(_decode, decoded(_inflated, packed))
+    return Stored(
+        rows.epoch, {name: Progress(*msgspec.structs.astuple(r)) for name, r in rows.sessions.items()}
+    )
+
+
+def _text(epoch: int, sessions: Mapping[str, Progress]) -> str:
+    rows = {name: _Row(*msgspec.structs.astuple(progress)) for name, progress in sessions.items()}
+    packed = zlib.compress(msgspec.msgpack.encode(_Rows(epoch, rows)))
+    return _MARK + base64.b85encode(zlib.crc32(packed).to_bytes(_CRC_BYTES) + packed).decode()
+
+
+def _inflated(packed: bytes) -> bytes:
+    inflate = zlib.decompressobj()
+    data = inflate.decompress(packed, _MOST_UNPACKED)
+    if not inflate.eof:
+        raise ValueError("cut off, or too long")
+    return data

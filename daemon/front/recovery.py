@@ -1,0 +1,220 @@
+"""Where sessions stand, for whoever goes on from there: numbers answers, and keeps what is acknowledged.
+
+An epoch is the life of one engine. Answers of a session are numbered in the order of publishing; the numbers
+go on behind the newest acknowledged answer when an engine starts, so that a reader finds no gap. What is
+acknowledged is stored as the metadata of offset commits (`daemon.commit_metadata`), and in a file where
+a source keeps no offsets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from daemon.commit_metadata import Stored, pack, unpack
+from daemon.progress import Progress
+from feeds.decoding import Undecodable
+from metrics.store import MetricStore
+
+log = logging.getLogger(__name__)
+
+FILE = "progress"
+_MOST_FILE_BYTES = 1 << 22
+
+
+@dataclass
+class _Session:
+    """``progress``: acknowledged. ``newest``: number of the newest published answer.
+
+    ``beyond``: numbers above ``progress.sequence`` that are acknowledged, behind one that is not.
+    ``history``: openings up to which bars were answered before this engine, by symbol.
+    """
+
+    progress: Progress = field(default_factory=Progress)
+    newest: int = 0
+    beyond: set[int] = field(default_factory=set)
+    history: tuple[int, ...] = ()
+
+    def go_on(self) -> None:
+        self.newest, self.history = self.progress.sequence, self.progress.closed
+        self.beyond.clear()
+
+
+class Recovery:
+    """The progress of all sessions. ``directory``: of the file, None without one. One thread."""
+
+    def __init__(self, store: MetricStore, directory: Path | None = None) -> None:
+        self._store, self._directory = store, directory
+        self.epoch = 0
+        self._sessions: dict[str, _Session] = {}
+        self._warned: set[str] = set()
+        self._saved = ""
+        self.load()
+
+    # What was stored.
+
+    def read(self, texts: Iterable[str]) -> dict[str, Stored]:
+        """Go on from what was stored with offsets, by text; of a session in several, the newest counts.
+
+        A text that is not ours is counted and passed over.
+        """
+        found: dict[str, Stored] = {}
+        for text in dict.fromkeys(texts):
+            try:
+                stored = unpack(text)
+            except Undecodable as error:
+                self._store.inc("foretick_recovery_progress_refused_total")
+                log.warning("progress stored with an offset is not used: %s", error)
+                continue
+            found[text] = stored
+            self.epoch = max(self.epoch, stored.epoch)
+            for name, progress in stored.sessions.items():
+                known = self._session(name)
+                if _order(progress) > _order(known.progress):
+                    known.progress = progress
+                    known.go_on()
+        return found
+
+    def take_over(self, texts: Iterable[str]) -> dict[str, Stored]:
+        """Like `read`, while an engine runs: others have answered meanwhile, so another epoch begins."""
+        epoch, before = self.epoch, {name: each.progress for name, each in self._sessions.items()}
+        found = self.read(texts)
+        changed = any(each.progress != before.get(name) for name, each in self._sessions.items())
+        if changed or self.epoch > epoch:
+            self.epoch += 1
+        return found
+
+    def readers(self, text: str) -> frozenset[str]:
+        """Sessions of a text that was read."""
+        try:
+            return frozenset(unpack(text).sessions)
+        except Undecodable:
+            return frozenset()
+
+    def load(self) -> None:
+        """Go on from the file, if there is one."""
+        if self._directory is None:
+            return
+        try:
+            with (self._directory / FILE).open("rb") as file:
+                text = file.read(_MOST_FILE_BYTES).decode(errors="replace")
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self._store.inc("foretick_recovery_progress_refused_total")
+            log.warning("the progress of earlier sessions cannot be read: %s", error)
+            return
+        self.read((text,))
+
+    async def save(self) -> None:
+        """Write the file, if something changed: whole, or not at all."""
+        if self._directory is None:
+            return
+        sessions = {name: each.progress for name, each in self._sessions.items()}
+        text = pack(self.epoch, sessions, _MOST_FILE_BYTES).text
+        if text != self._saved:
+            await asyncio.to_thread(self._write, self._directory, text)
+
+    def _write(self, directory: Path, text: str) -> None:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            beside = directory / f"{FILE}.new"
+            with beside.open("w") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(directory / FILE)
+        except OSError as error:
+            self._store.inc("foretick_recovery_progress_failed_total")
+            log.warning("the progress of sessions cannot be written, trying again: %s", error)
+        else:
+            self._saved = text
+
+    def describe(self, sessions: Iterable[str]) -> str:
+        """The progress of these sessions as the metadata of an offset."""
+        packed = pack(self.epoch, {name: self._session(name).progress for name in sorted(sessions)})
+        missing = set(packed.left_out)
+        if missing - self._warned:
+            self._warned |= missing
+            log.warning(
+                "the progress of %d sessions finds no room beside their partition's offset; after a restart "
+                "their numbers begin again, and answers may be repeated: %s; read them from more partitions",
+                len(missing), ", ".join(sorted(missing)[:10]),
+            )  # fmt: skip
+            self._store.inc("foretick_recovery_progress_left_out_total", len(missing))
+        return packed.text
+
+    # An engine's life.
+
+    def start(self, names: Iterable[str], *, again: bool = False) -> dict[str, Progress]:
+        """Another engine starts: its epoch, and what each session goes on from.
+
+        ``again``: the past was asked for, so that its bars are answered again.
+        """
+        self.epoch += 1
+        found = {}
+        for name in names:
+            session = self._session(name)
+            if again:
+                session.history = ()
+            closed = () if again else session.progress.closed
+            found[name] = msgspec.structs.replace(session.progress, epoch=self.epoch, closed=closed)
+        return found
+
+    def go_on(self) -> None:
+        """Nothing of an earlier engine can be acknowledged any more."""
+        for session in self._sessions.values():
+            session.go_on()
+
+    def added(self, name: str) -> Progress:
+        """A session begins, perhaps again: its window is empty, and its numbers go on."""
+        return msgspec.structs.replace(self._session(name).progress, epoch=self.epoch, closed=())
+
+    def removed(self, name: str, version: int) -> None:
+        """A session has ended with ``version``; what it published is still delivered."""
+        session = self._session(name)
+        newest = max(session.newest, session.progress.sequence)
+        session.progress = Progress(self.epoch, version, newest)
+        session.go_on()
+
+    # Its answers.
+
+    def number(self, session: str) -> int:
+        """The number of the answer that is published next."""
+        known = self._session(session)
+        known.newest += 1
+        return known.newest
+
+    def acknowledge(
+        self, session: str, version: int, sequences: Sequence[int], closed: tuple[int, ...]
+    ) -> None:
+        """Answers of ``version``, with these numbers, and all versions before it are acknowledged."""
+        known = self._session(session)
+        known.beyond.update(sequences)
+        newest = known.progress.sequence
+        while newest + 1 in known.beyond:
+            newest += 1
+            known.beyond.discard(newest)
+        known.progress = Progress(self.epoch, version, newest, closed or known.progress.closed)
+
+    def is_history(self, session: str, closed: tuple[int, ...]) -> bool:
+        """Whether an earlier engine's answers covered bars with these openings, by the session's symbols."""
+        before = self._session(session).history
+        return bool(closed) and len(closed) == len(before) and all(map(int.__le__, closed, before))
+
+    def progress(self, session: str) -> Progress:
+        """How far the session's answers are acknowledged."""
+        return self._session(session).progress
+
+    def _session(self, name: str) -> _Session:
+        return self._sessions.setdefault(name, _Session())
+
+
+def _order(progress: Progress) -> tuple[int, int, int]:
+    return progress.epoch, progress.version, progress.sequence

@@ -1,0 +1,76 @@
+"""The text that is stored beside offsets, and texts that somebody else wrote."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from daemon.commit_metadata import MOST_BYTES, Stored, pack, unpack
+from daemon.progress import Progress
+from feeds.decoding import Undecodable
+
+numbers = st.integers(0, 2**63 - 1)
+progress = st.builds(
+    Progress, numbers, numbers, numbers, st.lists(st.integers(-(2**63), 2**63 - 1)).map(tuple)
+)
+standings = st.dictionaries(st.text(max_size=64), progress, max_size=8)
+
+
+@given(numbers, standings)
+def test_what_fits_comes_back(epoch: int, sessions: dict[str, Progress]) -> None:
+    packed = pack(epoch, sessions)
+    assert len(packed.text) <= MOST_BYTES
+    assert packed.text.isascii()
+    kept = {name: each for name, each in sessions.items() if name not in packed.left_out}
+    assert unpack(packed.text) == Stored(epoch, kept)
+
+
+@given(numbers, standings, st.integers(200, 700))
+def test_no_further_session_would_fit(epoch: int, sessions: dict[str, Progress], most: int) -> None:
+    packed = pack(epoch, sessions, most)
+    left = packed.left_out
+    if left:
+        more = {name: each for name, each in sessions.items() if name not in left[1:]}
+        assert len(packed.text) <= most < len(pack(epoch, more, 1 << 20).text)
+
+
+def test_seventy_sessions_of_one_symbol_fit_and_three_hundred_do_not() -> None:
+    opened = 1_723_161_255_000_000_000
+    every = {
+        f"session-{n}": Progress(7, 40_000 + n * 977, 250_000 + n * 7919, (opened + n * 10**9,))
+        for n in range(300)
+    }
+    packed = pack(7, every)
+    assert len(packed.text) <= MOST_BYTES
+    assert 70 <= 300 - len(packed.left_out) < 300
+
+
+@given(st.text() | st.binary().map(lambda data: "foretick1:" + base64.b85encode(data).decode()))
+def test_a_foreign_text_is_refused(text: str) -> None:
+    if text:
+        with pytest.raises(Undecodable):
+            unpack(text)
+    else:
+        assert unpack(text) == Stored()
+
+
+@given(standings, st.data())
+def test_a_damaged_text_is_refused(sessions: dict[str, Progress], data: st.DataObject) -> None:
+    text = pack(3, sessions).text
+    place = data.draw(st.integers(0, len(text) - 1))
+    cut = data.draw(st.booleans())
+    damaged = text[:place] if cut else text[:place] + data.draw(st.characters()) + text[place + 1 :]
+    if damaged not in (text, ""):
+        with pytest.raises(Undecodable):
+            unpack(damaged)
+
+
+def test_a_text_that_unpacks_to_too_much_is_refused() -> None:
+    packed = zlib.compress(b"\0" * (1 << 23))
+    data = zlib.crc32(packed).to_bytes(4) + packed
+    with pytest.raises(Undecodable, match="cut off, or too long"):
+        unpack("foretick1:" + base64.b85encode(data).decode())
