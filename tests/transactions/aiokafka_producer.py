@@ -1,7 +1,7 @@
 """aiokafka 0.14 as a transactional producer of `KafkaTransactions`, to compare it."""
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import TypeVar
 
 from aiokafka import AIOKafkaProducer, TopicPartition
@@ -9,13 +9,18 @@ from aiokafka.errors import InvalidProducerEpoch, KafkaError, ProducerFenced
 from aiokafka.structs import OffsetAndMetadata
 
 from feeds.kafka_client import close_client
+from feeds.librdkafka import StableOffsets
+from feeds.source import CommitPoint, Partition
 from feeds.transactions import Fenced, GroupOffsets, Message, TransactionFailed
 
 T = TypeVar("T")
 
 
 class AiokafkaProducer:
-    """It knows a group's name only, not the generation of its member."""
+    """It knows a group's name only, not the generation of its member, and one group in a transaction.
+
+    So the transactions' own numbers are left out, and `ByOffsets` tells them by the records' offsets.
+    """
 
     def __init__(self, bootstrap: str, transactional_id: str, timeout_s: float) -> None:
         self._settings = {
@@ -45,6 +50,8 @@ class AiokafkaProducer:
         assert producer is not None
         await producer.begin_transaction()
         for member, points in offsets:
+            if member.group == self._settings["transactional_id"]:
+                continue
             named = {TopicPartition(*p): OffsetAndMetadata(*point) for p, point in points.items()}
             await producer.send_offsets_to_transaction(named, member.group)
         sent = [
@@ -60,3 +67,22 @@ class AiokafkaProducer:
             raise Fenced(repr(error)) from error
         except (KafkaError, TimeoutError, AssertionError) as error:
             raise TransactionFailed(repr(error), unknown=unknown) from error
+
+
+class ByOffsets:
+    """Committed points, and the number of a copy's newest transaction by the offset that it committed."""
+
+    def __init__(
+        self, stable: StableOffsets, identity: str, group: str, partition: Partition, batch: int
+    ) -> None:
+        self._stable, self._identity = stable, identity
+        self._group, self._partition, self._batch = group, partition, batch
+
+    async def __call__(self, group: str, partitions: Sequence[Partition]) -> Mapping[Partition, CommitPoint]:
+        if group != self._identity:
+            return await self._stable(group, partitions)
+        found = await self._stable(self._group, [self._partition])
+        return {partitions[0]: CommitPoint(-(-at.offset // self._batch)) for at in found.values()}
+
+    async def close(self) -> None:
+        await self._stable.close()

@@ -11,6 +11,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from feeds.librdkafka import LibrdkafkaProducer, StableOffsets
 from feeds.source import CommitPoint, Membership, OffsetsUnknown, Partition, SinkStopped
 from feeds.transactions import (
+    CommittedOffsets,
     Fenced,
     KafkaTransactions,
     Message,
@@ -59,16 +60,23 @@ class Copy:
     def member(self) -> Membership:
         return Membership(f"copy.{self.name}", partitions=frozenset({self.input}))
 
+    @property
+    def identity(self) -> str:
+        return f"copy-{self.name}"
+
+    def committed_offsets(self, stable: StableOffsets) -> CommittedOffsets:
+        return stable
+
     def sink(self) -> KafkaTransactions:
         bootstrap = self.bootstrap or self.server.behind
-        identity = f"copy-{self.name}"
+        identity = self.identity
         return KafkaTransactions(
             self.name,
             bootstrap,
             identity,
             (self.output, 0),
             partial(self.new_producer, bootstrap, identity),
-            StableOffsets(bootstrap, {}, TIMEOUT_S),
+            self.committed_offsets(StableOffsets(bootstrap, {}, TIMEOUT_S)),
         )
 
     async def run(self, before: Callable[[int], None] = lambda _number: None) -> None:
