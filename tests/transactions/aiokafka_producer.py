@@ -81,8 +81,8 @@ class ByOffsets:
     async def __call__(self, group: str, partitions: Sequence[Partition]) -> Mapping[Partition, CommitPoint]:
         if group != self._identity:
             return await self._stable(group, partitions)
-        found = await self._stable(self._group, [self._partition])
-        return {partitions[0]: CommitPoint(-(-at.offset // self._batch)) for at in found.values()}
+        found = (await self._stable(self._group, [self._partition])).get(self._partition)
+        return {} if found is None else {partitions[0]: CommitPoint(-(-found.offset // self._batch))}
 
     async def close(self) -> None:
         await self._stable.close()
