@@ -256,7 +256,6 @@ class LibrdkafkaProducer:
         return self._closing or time.monotonic() > self._deadline
 
     def _close(self) -> None:
-        """By the library's ``close``: a producer that is only dropped crashes the process at times."""
         producer, self._producer = self._producer, None
         if producer is not None:
             producer.purge()
