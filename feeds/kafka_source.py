@@ -354,7 +354,7 @@ class KafkaSource:
 
     async def _before(self, consumer: AIOKafkaConsumer, partition: TopicPartition, committed: int) -> int:
         """The offset as long before the last record below ``committed`` as windows span."""
-        beginning = (await consumer.beginning_offsets([partition]))[partition]
+        beginning = int((await consumer.beginning_offsets([partition]))[partition])
         back = 1
         while committed - back >= beginning:
             consumer.resume(partition)

@@ -144,11 +144,14 @@ class LogSource(Protocol):
     """A source that stores commit points in the log it reads.
 
     ``reached``: by partition, the offset after the newest record that was yielded, and the one to be fetched
-    next, which may be behind marks that are no records. ``again``: the past was asked for.
+    next, which may be behind marks that are no records.
     """
 
     reached: dict[Partition, tuple[int, int]]
-    again: bool
+
+    @property
+    def again(self) -> bool:
+        """Whether it begins in a past that was asked for."""
 
     async def stored(self) -> Mapping[Partition, CommitPoint]:
         """What is committed, before `start`; waits for the broker as long as needed."""

@@ -9,6 +9,7 @@ import click
 
 COMMANDS = {
     "ask": "Ask a running daemon; the answer names its data version.",
+    "audit": "Prove that a topic of answers is complete.",
     "check": "Check the file, model, tokenizer, topics and sockets.",
     "demo": "Run the whole pipeline: no broker, no GPU, no download.",
     "feasible": "Find a schedule that meets a TTFT bound, or show that none does.",

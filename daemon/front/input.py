@@ -52,7 +52,7 @@ class FeedInput:
         self.source, self.tracker = source, tracker
         self.positions: Mapping[str, Mapping[str, Position]] = {}
         self._recovery = recovery or Recovery(store)
-        self._log = source if isinstance(source, LogSource) else None
+        self._log = _log_of(source)
         if self._log is not None:
             self._log.attend(self)
         self._stored: dict[Partition, CommitPoint] = {}
@@ -273,3 +273,7 @@ class FeedInput:
         while True:
             await asyncio.sleep(self._commit_every_s)
             await self.commit()
+
+
+def _log_of(source: object) -> LogSource | None:
+    return source if isinstance(source, LogSource) else None

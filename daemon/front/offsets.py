@@ -127,7 +127,7 @@ class OffsetTracker:
     def waits(self, session: str, number: int) -> bool:
         """Whether a record of the session up to running number ``number`` is outstanding."""
         runs = self._outstanding.get(session)
-        return bool(runs) and runs[0].numbers[runs[0].done] <= number
+        return runs is not None and len(runs) > 0 and runs[0].numbers[runs[0].done] <= number
 
     def ranges(self, session: str, first: int, last: int) -> list[OffsetRange]:
         """Offsets, by stream, of the session's outstanding records ``first`` to ``last``."""

@@ -157,6 +157,7 @@ async def test_a_daemon_s_life_on_the_embedded_broker(tmp_path: Path, manager: M
                     await again.ready()
                     await _second_life(again, topics, first_life)
                     await _engine_killed(again, topics)
+                    await _audited(broker.bootstrap)
                     broker.set_down()
                     engine = again.engine()
                     assert engine is not None
@@ -203,6 +204,14 @@ async def _second_life(daemon: Daemon, topics: Topics, before: dict[str, list[An
         assert all(last < first for (_, last), (first, _) in pairwise(ranges))
         assert len(ranges) == 10
     assert daemon.metric("foretick_records_repeated_total") == 0
+
+
+async def _audited(bootstrap: str) -> None:
+    """The topic holds each answer of three engines once."""
+    given = ("--bootstrap", bootstrap, "--exactly-once")
+    done = await asyncio.to_thread(command, "audit", "answers.v1", *given)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith(f"answers.v1: complete; {2 * 12 * 6} answers, 0 missing\n")
 
 
 async def _engine_killed(daemon: Daemon, topics: Topics) -> None:

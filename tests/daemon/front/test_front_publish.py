@@ -16,6 +16,7 @@ from daemon.front.delivery import BACKLOG
 from daemon.front.offsets import OffsetTracker
 from daemon.front.publish import Publisher
 from daemon.front.sessions import Sessions
+from daemon.progress import Progress
 from daemon.supervision import Tasks
 from feeds.connector import Route
 from feeds.durations import Duration
@@ -550,3 +551,65 @@ async def test_a_version_whose_evaluation_was_skipped_for_a_newer_one_holds_noth
     r.committed("aaa", 3, 4)
     r.answer("aaa", 3, 4, NAMES[:1], asked=1)
     await until(lambda: r.tracker.outstanding() == 0)
+
+
+async def test_what_was_answered_for_before_is_acknowledged_at_once_and_not_published(rig):
+    sink = MemorySink()
+    r = rig(Route(sink, "answers.v1", "updates.v1"))
+    r.arrive("aaa", 0, 1)
+    times = Times(START, time.time_ns(), time.monotonic_ns())
+    inputs = protocol.Inputs(1, 2, 3, (START,))
+    r.publisher.committed(protocol.Committed("aaa", 1, 1, 20, 1, times, inputs, history=True))
+    r.answer("aaa", 1, 3)
+    assert r.tracker.to_commit() == {STREAM: CommitPoint(2)}
+    assert r.publisher.recovery.progress("aaa") == Progress(0, 1, 0, (START,))
+    r.arrive("aaa", 2)
+    r.committed("aaa", 2, 4)
+    r.answer("aaa", 2, 4)
+    await until(lambda: len(sink.sent) == 7)
+    await until(lambda: r.tracker.to_commit())
+    assert {a.sequence for a in sink.messages("answers.v1")} == set(range(1, 7))
+    assert [u.data_version for u in sink.messages("updates.v1")] == [2]
+
+
+async def test_records_below_the_committed_offset_are_history_though_the_engine_does_not_say_so(rig):
+    sink = MemorySink()
+    r = rig(Route(sink, "answers.v1"))
+    r.tracker.begin(STREAM, 0, 2)
+    r.arrive("aaa", 0, 1, 2)
+    r.committed("aaa", 1, 3)
+    r.answer("aaa", 1, 3)
+    r.committed("aaa", 2, 4)
+    r.answer("aaa", 2, 4)
+    await until(lambda: len(sink.sent) == 6)
+    assert {a.data_version for a in sink.messages("answers.v1")} == {2}
+
+
+async def test_answers_are_numbered_as_published_and_suppressed_ones_have_no_number(rig):
+    sink = MemorySink()
+    question = QuestionConfig(name="calm", text="Calm?", publish_when="changed")
+    r = rig(Route(sink, "answers.v1"), config=inproc_config(standing="none", questions=(question,)))
+    key = question_of(question).hash
+    for version, text in enumerate(("UP", "UP", "DOWN"), 1):
+        r.arrive("aaa", version)
+        r.answer("aaa", version, version + 1, ["calm"], question_hash=key, text=text, choice=text)
+    await until(lambda: len(sink.sent) == 2)
+    assert [(a.data_version, a.sequence) for a in sink.messages("answers.v1")] == [(1, 1), (3, 2)]
+    await until(lambda: r.publisher.recovery.progress("aaa").version == 3)
+    assert r.publisher.recovery.progress("aaa").sequence == 2
+
+
+async def test_a_version_below_one_that_is_acknowledged_holds_back_what_a_restart_goes_on_from(rig):
+    sink = MemorySink()
+    sink.holds = lambda payload: b'"data_version":1' in payload
+    sink.acknowledging.clear()
+    r = rig(Route(sink, "answers.v1"))
+    for version in (1, 2):
+        r.arrive("aaa", version)
+        r.answer("aaa", version, version + 1)
+    await until(lambda: r.count("foretick_answers_total", session="aaa") == 6)
+    assert r.publisher.recovery.progress("aaa") == Progress()
+    sink.acknowledging.set()
+    await until(lambda: r.publisher.recovery.progress("aaa") == Progress(0, 2, 12))
+    r.publisher.forget()
+    assert r.publisher.recovery.number("aaa") == 13

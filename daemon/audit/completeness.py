@@ -1,0 +1,162 @@
+"""Whether a topic holds every answer of its sessions: by their numbers, whoever published them.
+
+A session's answers are numbered without a gap within an epoch, and the next epoch goes on at most one behind
+the newest number before it. So for each number the last epoch that begins at or below it must show it. An
+answer that is published again has the `answer_id` of the first time.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from feeds.messages import Answer
+
+Range = tuple[int, int]
+"""First and last number, both included."""
+
+
+class SessionAudit(msgspec.Struct, frozen=True):
+    """What the topic holds of one session.
+
+    ``lost``: numbers that are missing; ``repeated``: answers beyond the first with their id; ``conflicts``:
+    answers with the number of another one of the same epoch, as of two daemons that both own the session.
+    ``unnumbered``: without a number, as older daemons publish them; nothing is said about those.
+    """
+
+    session: str
+    answers: int
+    epochs: int
+    first: int
+    newest: int
+    lost: list[Range]
+    repeated: int
+    conflicts: int
+    unnumbered: int
+
+    @property
+    def missing(self) -> int:
+        """How many are lost."""
+        return sum(last - first + 1 for first, last in self.lost)
+
+    def holds(self, exactly_once: bool) -> bool:
+        """Whether nothing is lost and nothing contradicts; with ``exactly_once``, nothing repeated either."""
+        return not (self.lost or self.conflicts or (exactly_once and self.repeated))
+
+
+class Audit:
+    """Takes a topic's answers in any order. ``whole``: it was read from its first message ever."""
+
+    def __init__(self, *, whole: bool) -> None:
+        self._whole = whole
+        self._sessions: dict[str, _Session] = {}
+
+    def take(self, answer: Answer) -> None:
+        """One more answer of the topic. Keeps about 100 bytes of it."""
+        self._sessions.setdefault(answer.session, _Session()).take(answer)
+
+    def result(self) -> list[SessionAudit]:
+        """By session, sorted by name."""
+        return [session.audit(name, self._whole) for name, session in sorted(self._sessions.items())]
+
+
+@dataclass
+class _Session:
+    answers: int = 0
+    repeated: int = 0
+    conflicts: int = 0
+    unnumbered: int = 0
+    epochs: dict[int, _Numbers] = field(default_factory=dict)
+    ids: set[int] = field(default_factory=set)
+
+    def take(self, answer: Answer) -> None:
+        self.answers += 1
+        if not answer.sequence:
+            self.unnumbered += 1
+            return
+        known = hash(answer.answer_id) in self.ids
+        self.ids.add(hash(answer.answer_id))
+        self.repeated += known
+        new = self.epochs.setdefault(answer.epoch, _Numbers()).add(answer.sequence)
+        self.conflicts += not (new or known)
+
+    def audit(self, name: str, whole: bool) -> SessionAudit:
+        epochs = [numbers for _, numbers in sorted(self.epochs.items())]
+        begins = [numbers.first for numbers in epochs]
+        if whole and 1 in self.epochs:  # the first engine's first answer has number 1
+            begins[0] = 1
+        lost = list(_lost(epochs, begins))
+        return SessionAudit(
+            session=name,
+            answers=self.answers,
+            epochs=len(epochs),
+            first=epochs[0].first if epochs else 0,
+            newest=epochs[-1].last if epochs else 0,
+            lost=lost,
+            repeated=self.repeated,
+            conflicts=self.conflicts,
+            unnumbered=self.unnumbered,
+        )
+
+
+def _lost(epochs: list[_Numbers], begins: list[int]) -> Iterator[Range]:
+    """Numbers that the last epoch beginning at or below them does not show, up to the newest number."""
+    end = epochs[-1].last + 1 if epochs else 0
+    found: list[Range] = []
+    for numbers, begin in zip(reversed(epochs), reversed(begins), strict=True):
+        if begin < end:
+            found += reversed(numbers.missing(begin, end - 1))
+            end = begin
+    yield from reversed(found)
+
+
+class _Numbers:
+    """Numbers, most of them in order, as disjoint ranges that ascend."""
+
+    def __init__(self) -> None:
+        self._firsts: list[int] = []
+        self._lasts: list[int] = []
+
+    @property
+    def first(self) -> int:
+        return self._firsts[0]
+
+    @property
+    def last(self) -> int:
+        return self._lasts[-1]
+
+    def add(self, number: int) -> bool:
+        """Returns whether it is new."""
+        at = bisect_right(self._firsts, number) - 1
+        if at >= 0 and number <= self._lasts[at]:
+            return False
+        after = at + 1
+        joins_before = at >= 0 and self._lasts[at] == number - 1
+        joins_after = after < len(self._firsts) and self._firsts[after] == number + 1
+        if joins_before and joins_after:
+            self._lasts[at] = self._lasts.pop(after)
+            del self._firsts[after]
+        elif joins_before:
+            self._lasts[at] = number
+        elif joins_after:
+            self._firsts[after] = number
+        else:
+            self._firsts.insert(after, number)
+            self._lasts.insert(after, number)
+        return True
+
+    def missing(self, first: int, last: int) -> list[Range]:
+        """What of ``first`` to ``last`` is not there."""
+        found = []
+        for begin, end in zip(self._firsts, self._lasts, strict=True):
+            if begin > last:
+                break
+            if begin > first:
+                found.append((first, begin - 1))
+            first = max(first, end + 1)
+        if first <= last:
+            found.append((first, last))
+        return found

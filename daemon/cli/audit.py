@@ -1,0 +1,141 @@
+"""`foretick audit`: whether a topic holds every answer, and each once."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from daemon.audit.completeness import Audit, SessionAudit
+from daemon.cli.options import EXIT_CONFIG, EXIT_FAILED, read_config, set_option
+from feeds.codec import decode_message
+from feeds.connector import SettingError
+from feeds.connectors.kafka import KafkaSinkConnector
+from feeds.durations import parse_duration
+from feeds.kafka_client import BrokerError
+from feeds.kafka_whole import WholeTopic
+from feeds.messages import Answer
+from feeds.timestamps import parse_instant
+
+_SHOWN = 5
+"""Ranges of lost numbers in a row of the table."""
+
+
+class Report(msgspec.Struct, frozen=True):
+    """``unreadable``: messages of the topic that are no answers."""
+
+    topic: str
+    complete: bool
+    unreadable: int
+    sessions: list[SessionAudit]
+
+
+@click.command("audit")
+@click.argument("topic")
+@click.option("--bootstrap", help="brokers, host:port, instead of a configuration")
+@click.option(
+    "--config", "config_path", type=click.Path(path_type=Path), help="configuration with the sink's brokers"
+)
+@set_option
+@click.option("--since", default="", help="a time with a zone, or how long ago (2h); default: all")
+@click.option("--exactly-once", is_flag=True, help="an answer that is there twice is a fault, too")
+@click.option("--json", "as_json", is_flag=True, help="print one JSON object")
+def command(
+    topic: str,
+    bootstrap: str | None,
+    config_path: Path | None,
+    settings: tuple[str, ...],
+    since: str,
+    exactly_once: bool,
+    as_json: bool,
+) -> None:
+    """Read the answers of a Kafka TOPIC, and prove by their numbers that none is missing.
+
+    Exit status 0 if every session is complete, 1 if an answer is missing or contradicts another (with
+    --exactly-once also if one is repeated), 2 if the topic cannot be read.
+    """
+    try:
+        where, options = _broker(bootstrap, config_path, settings)
+        read = WholeTopic(where, topic, since_ns=_since(since), options=options)
+        report = asyncio.run(_audited(read, topic, exactly_once))
+    except (SettingError, BrokerError, ValueError) as error:
+        click.echo(str(error), err=True)
+        sys.exit(EXIT_CONFIG)
+    click.echo(msgspec.json.encode(report).decode() if as_json else table(report))
+    sys.exit(0 if report.complete else EXIT_FAILED)
+
+
+async def _audited(read: WholeTopic, topic: str, exactly_once: bool) -> Report:
+    unreadable = 0
+    audit: Audit | None = None
+    async for payloads in read.messages():
+        audit = audit or Audit(whole=read.from_start)
+        for payload in payloads:
+            try:
+                message = decode_message(payload)
+            except ValueError:
+                unreadable += 1
+                continue
+            if isinstance(message, Answer):
+                audit.take(message)
+    sessions = audit.result() if audit else []
+    complete = all(each.holds(exactly_once) for each in sessions)
+    return Report(topic, complete, unreadable, sessions)
+
+
+def table(report: Report) -> str:
+    """A row for each session, then the verdict."""
+    head = ("session", "answers", "epochs", "first", "newest", "lost", "repeated", "conflicts")
+    rows = [head, *(_row(each) for each in report.sessions)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows
+    ]
+    for each in report.sessions:
+        if each.lost:
+            shown = ", ".join(f"{a}-{b}" if a < b else f"{a}" for a, b in each.lost[:_SHOWN])
+            more = f" and {len(each.lost) - _SHOWN} more ranges" if len(each.lost) > _SHOWN else ""
+            lines.append(f"{each.session} lacks {shown}{more}")
+    if report.unreadable:
+        lines.append(f"{report.unreadable} messages are not readable")
+    answers, missing = sum(each.answers for each in report.sessions), sum(s.missing for s in report.sessions)
+    verdict = "complete" if report.complete else "NOT complete"
+    lines.append(f"{report.topic}: {verdict}; {answers} answers, {missing} missing")
+    return "\n".join(lines)
+
+
+def _row(each: SessionAudit) -> tuple[str, ...]:
+    numbers = (
+        *(each.answers, each.epochs, each.first, each.newest),
+        *(each.missing, each.repeated, each.conflicts),
+    )
+    return each.session, *map(str, numbers)
+
+
+def _since(text: str) -> int:
+    """In ns, by this machine's clock; 0 without. Raises ValueError."""
+    if not text:
+        return 0
+    try:
+        return time.time_ns() - parse_duration(text)
+    except ValueError:
+        return int(parse_instant(text))
+
+
+def _broker(
+    bootstrap: str | None, config_path: Path | None, settings: tuple[str, ...]
+) -> tuple[str, dict[str, Any]]:
+    """Where to connect, and with which options. Raises SettingError."""
+    if bootstrap is not None:
+        return bootstrap, {}
+    if config_path is None:
+        raise SettingError("--bootstrap", "name the brokers, or a configuration with --config")
+    sink = read_config(config_path, settings).sink.connectors.get("kafka")
+    if not isinstance(sink, KafkaSinkConnector):
+        raise SettingError("sink.kafka", "there is no such table, so answers are not in Kafka")
+    return sink.bootstrap, dict(sink.security.client_options())

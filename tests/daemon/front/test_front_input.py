@@ -1,0 +1,140 @@
+"""Where a log is read on after a start: from snapshots, from its window, or where it was left."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+
+import pytest
+
+from daemon.commit_metadata import pack
+from daemon.front.input import FeedInput
+from daemon.front.offsets import OffsetTracker
+from daemon.front.recovery import Recovery
+from daemon.progress import Position, Progress
+from daemon.supervision import Tasks
+from feeds.source import CommitPoint, Incoming, Partition, Reader
+from metrics.store import MetricStore
+from tests.e2e.support import QueueSource, inproc_config
+
+P, Q = ("t", 0), ("t", 1)
+
+
+class Log(QueueSource):
+    """A log with commit points; the test assigns its partitions."""
+
+    again = False
+
+    def __init__(self, points: Mapping[Partition, CommitPoint]) -> None:
+        super().__init__(name="kafka")
+        self.points = dict(points)
+        self.reached: dict[Partition, tuple[int, int]] = {}
+        self.reader: Reader
+
+    async def stored(self) -> Mapping[Partition, CommitPoint]:
+        return self.points
+
+    def attend(self, reader: Reader) -> None:
+        self.reader = reader
+
+    async def batches(self) -> AsyncGenerator[list[Incoming], None]:
+        for batch in ():
+            yield batch
+
+
+def text(*sessions: str) -> str:
+    return pack(4, {name: Progress(4, 10, 60, (5,)) for name in sessions}).text
+
+
+class Rig:
+    def __init__(self, points: Mapping[Partition, CommitPoint], again: bool = False) -> None:
+        store = MetricStore.local({"session": ["aaa", "bbb"], "source": ["kafka"], "sink": []})
+        self.log = Log(points)
+        self.log.again = again
+        self.recovery = Recovery(store)
+        self.tracker = OffsetTracker(self.recovery.describe)
+        self.input = FeedInput(
+            inproc_config(["V:AAA", "V:BBB"]),
+            self.log,
+            self.tracker,
+            store,
+            lambda letter: None,
+            Tasks(),
+            recovery=self.recovery,
+        )
+
+    async def start(self) -> dict[str, Progress]:
+        await self.input.recover()
+        return self.recovery.start(["aaa", "bbb"], again=self.input.again)
+
+    def assign(self) -> Mapping[Partition, int]:
+        return self.log.reader.assigned(self.log.points)
+
+
+def at(partition: Partition, offset: int, source: str = "kafka") -> Position:
+    return Position(source, *partition, offset)
+
+
+async def test_what_is_committed_is_what_an_engine_goes_on_from() -> None:
+    rig = Rig({P: CommitPoint(100, text("aaa")), Q: CommitPoint(50, "by hand")})
+    assert await rig.start() == {"aaa": Progress(5, 10, 60, (5,)), "bbb": Progress(5)}
+
+
+@pytest.mark.parametrize(
+    ("positions", "begin"),
+    [
+        ({}, {}),  # no snapshot: as far back as windows span
+        ({"aaa": {"V:AAA": at(P, 80)}}, {}),  # the other session has none
+        ({"aaa": {"V:AAA": at(P, 80)}, "bbb": {"V:BBB": at(P, 90)}}, {P: 80}),
+        ({"aaa": {"V:AAA": at(P, 80, "other")}, "bbb": {"V:BBB": at(Q, 3)}}, {P: 100}),
+        ({"aaa": {"V:AAA": at(P, 120)}, "bbb": {"V:BBB": at(P, 110)}}, {P: 100}),
+    ],
+)
+async def test_a_partition_is_read_from_the_least_position_of_its_sessions(
+    positions: dict[str, dict[str, Position]], begin: dict[Partition, int]
+) -> None:
+    rig = Rig({P: CommitPoint(100, text("aaa", "bbb"))})
+    await rig.start()
+    rig.input.positions = positions
+    assert rig.assign() == begin
+
+
+async def test_a_partition_whose_sessions_are_not_known_is_read_from_its_window() -> None:
+    rig = Rig({P: CommitPoint(100, ""), Q: CommitPoint(100, "by hand")})
+    await rig.start()
+    rig.input.positions = {"aaa": {"V:AAA": at(P, 80)}, "bbb": {"V:BBB": at(Q, 80)}}
+    assert rig.assign() == {}
+
+
+async def test_a_start_commits_its_epoch_before_a_record_is_read() -> None:
+    rig = Rig({P: CommitPoint(100, text("aaa"))})
+    await rig.start()
+    rig.assign()
+    rig.log.reader.begins(P, 70)
+    rig.input.connected = True
+    assert await rig.input.commit()
+    assert rig.log.committed == {P: 100}
+    assert rig.log.metadata[P] == pack(5, {"aaa": Progress(4, 10, 60, (5,))}).text
+    assert rig.tracker.next_offset(P) == 70
+    assert rig.tracker.is_stored(P, 99)
+
+
+async def test_a_past_that_was_asked_for_is_not_history() -> None:
+    rig = Rig({P: CommitPoint(100, text("aaa"))}, again=True)
+    assert (await rig.start())["aaa"] == Progress(5, 10, 60)
+    rig.assign()
+    rig.log.reader.begins(P, 0)
+    assert not rig.tracker.is_stored(P, 0)
+
+
+async def test_a_partition_that_comes_back_is_read_on_from_where_it_was_left() -> None:
+    rig = Rig({P: CommitPoint(100, text("aaa"))})
+    await rig.start()
+    rig.assign()
+    rig.log.reader.begins(P, 100)
+    rig.tracker.passed_on("aaa", 1, P, 119)
+    rig.log.reader.left([P])
+    rig.log.points[P] = CommitPoint(300, pack(6, {"aaa": Progress(6, 30, 180, (9,))}).text)
+    assert rig.assign() == {P: 120}
+    rig.log.reader.begins(P, 120)
+    assert rig.tracker.is_stored(P, 299)
+    assert (rig.recovery.epoch, rig.recovery.number("aaa")) == (7, 181)

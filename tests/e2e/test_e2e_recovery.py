@@ -1,0 +1,130 @@
+"""Nothing is lost when processes are killed, and readers can prove it by the answers' numbers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import uuid
+from itertools import groupby, pairwise
+from pathlib import Path
+
+import pytest
+
+from daemon.config.schema import RecoveryConfig
+from feeds.codec import encode
+from feeds.kafka_client import quiet_client_log
+from feeds.messages import Answer
+from tests.e2e.inproc import ANSWERS, Tape, running
+from tests.e2e.process import Daemon, Topics, command, until_slowly
+from tests.e2e.support import MemorySink, QueueSource, inproc_config, until
+from tests.e2e.test_e2e_process import DRAIN_S, MARGIN_S, SYMBOLS, kafka_config, play, second
+from tests.fixtures_kafka import RealKafka
+from tests.kafka_server import create_topics
+
+RECORDS = 6
+"""Of a second: three trades of each symbol in turn."""
+
+
+@pytest.mark.kafka
+async def test_a_killed_daemon_and_a_killed_engine_lose_nothing(
+    tmp_path: Path, real_kafka: RealKafka
+) -> None:
+    """Each is killed with answers on their way."""
+    quiet_client_log()
+    suffix = f".{uuid.uuid4().hex[:8]}"
+    trades, answers = f"md.trades.v1{suffix}", f"answers.v1{suffix}"
+    await create_topics(real_kafka.bootstrap, {trades: 1, answers: 1, f"dlq.v1{suffix}": 1})
+    config = kafka_config(real_kafka.bootstrap, suffix)
+    async with Topics(real_kafka.bootstrap, trades, answers) as topics:
+        with Daemon(tmp_path / "first", config) as daemon:
+            await daemon.ready()
+            reached = await play(topics, range(4))
+            await topics.produce(second(4))
+            daemon.signal(signal.SIGKILL)
+            assert daemon.wait(10) == -signal.SIGKILL
+        with Daemon(tmp_path / "second", config) as daemon:
+            await daemon.ready()
+            await asyncio.gather(*(topics.reached(name, reached + 1) for name in SYMBOLS))
+            await topics.produce(second(5))
+            engine = daemon.engine()
+            assert engine is not None
+            os.kill(engine, signal.SIGKILL)
+            await until_slowly(lambda: daemon.metric("foretick_engine_restarts_total") == 1)
+            await daemon.ready()
+            for n in (6, 7):
+                await topics.produce(second(n))
+            await until_slowly(
+                lambda: all(covered(topics.answers(name), 6) for name in SYMBOLS), 60, "answers to second 6"
+            )
+            assert daemon.terminate(DRAIN_S + MARGIN_S) == 0
+        for name in SYMBOLS:
+            found = topics.answers(name)
+            assert [epoch for epoch, _ in groupby(found, lambda a: a.epoch)] == [1, 2, 3]
+            assert [n for n in range(7) if not covered(found, n)] == []
+            for _, group in groupby(found, lambda a: a.epoch):
+                assert all(a.sequence + 1 == b.sequence for a, b in pairwise(group))
+        done = await asyncio.to_thread(
+            command, "audit", answers, "--bootstrap", real_kafka.bootstrap, "--json"
+        )
+        report = json.loads(done.stdout)
+        assert (done.returncode, report["complete"]) == (0, True), report
+        assert [(each["session"], each["epochs"], each["first"]) for each in report["sessions"]] == [
+            (name, 3, 1) for name in SYMBOLS
+        ]
+        await _one_missing(real_kafka.bootstrap, f"{answers}.copy", topics.answers("aaa"))
+
+
+async def test_a_source_without_a_log_goes_on_from_the_file_of_progress(tmp_path: Path) -> None:
+    """A damaged file is counted, and numbers begin again."""
+    config = inproc_config(recovery=RecoveryConfig(directory=str(tmp_path / "state")))
+    tape, sink = Tape("V:AAA"), MemorySink()
+    for begin in (0, 4, 8):
+        if begin == 8:
+            (tmp_path / "state" / "progress").write_bytes(b"\xffdamaged")
+        source, published = QueueSource("dropping"), len(sink.sent)
+        again = MemorySink()
+        async with running(config, source, again) as front:
+            for n in range(begin, begin + 4):
+                source.put(tape.second(n))
+                expected = 6 * (n - begin)
+                await until(lambda n=expected, to=again: len(to.messages(ANSWERS)) >= n, 60)
+            refused = front.store.value("foretick_recovery_progress_refused_total")
+            assert await front.stop()
+        sink.sent += again.sent
+        answers = again.messages(ANSWERS)
+        first = 1 if begin == 8 else 1 + sum(to == ANSWERS for to, *_ in sink.sent[:published])
+        assert {(a.epoch) for a in answers} == {2 if begin == 4 else 1}
+        assert [a.sequence for a in answers] == list(range(first, first + len(answers)))
+        assert refused == (begin == 8)
+
+
+def covered(answers: list[Answer], n: int) -> bool:
+    """Whether the session's trades of second ``n`` are inputs of an answer to each question."""
+    of = 0 if answers and answers[0].session == "aaa" else 1
+    offsets = range(n * RECORDS + of, (n + 1) * RECORDS, len(SYMBOLS))
+    asked = {
+        a.question
+        for a in answers
+        if all(any(i.first_offset <= at <= i.last_offset for i in a.inputs) for at in offsets)
+    }
+    return len(asked) == 6
+
+
+async def _one_missing(bootstrap: str, topic: str, answers: list[Answer]) -> None:
+    """A copy of the topic without one of the answers, and with another one twice."""
+    await create_topics(bootstrap, {topic: 1})
+    last = [a for a in answers if a.epoch == answers[-1].epoch]
+    kept = [*answers[: -len(last)], *last[:2], *last[3:], last[-1]]
+    async with Topics(bootstrap, topic, topic) as copy:
+        await copy.produce([("k", encode(each)) for each in kept])
+    done = await asyncio.to_thread(command, "audit", topic, "--bootstrap", bootstrap)
+    assert done.returncode == 1
+    assert f"aaa lacks {last[2].sequence}\n" in done.stdout
+    assert "NOT complete" in done.stdout
+    done = await asyncio.to_thread(command, "audit", topic, "--bootstrap", bootstrap, "--since", "1h")
+    assert f"aaa lacks {last[2].sequence}\n" in done.stdout
+    done = await asyncio.to_thread(command, "audit", f"{topic}.nowhere", "--bootstrap", bootstrap)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"there is no topic {topic}.nowhere" in done.stderr

@@ -1,0 +1,171 @@
+"""What a Kafka source's log keeps for its reader: offsets with a text, across starts and rebalances."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Collection, Mapping
+
+import pytest
+from aiokafka import AIOKafkaProducer
+
+from feeds.kafka_client import quiet_client_log
+from feeds.kafka_source import KafkaSource
+from feeds.mock_broker import MockBroker
+from feeds.source import CommitPoint, Incoming, LogSource, Partition
+from tests.feeds.waiting import eventually
+from tests.fixtures_kafka import RealKafka
+from tests.kafka_server import create_topics
+
+QUICK = {"fetch_max_wait_ms": 20}
+T = "md.trades.v1"
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> None:
+    quiet_client_log()
+
+
+@pytest.fixture
+async def topic(real_kafka: RealKafka) -> str:
+    """A topic of two partitions that no other run uses."""
+    name = f"log.{uuid.uuid4().hex[:8]}"
+    await create_topics(real_kafka.bootstrap, {name: 2})
+    return name
+
+
+class Notes:
+    """A reader that notes what it is told, and commits what it has read, with a text."""
+
+    def __init__(self, source: KafkaSource, text: str, begin: Mapping[Partition, int] | None = None) -> None:
+        self.source, self.text, self.begin = source, text, begin or {}
+        self.stored: dict[Partition, CommitPoint] = {}
+        self.began: dict[Partition, int] = {}
+        self.gone: list[Partition] = []
+        self.got: list[Incoming] = []
+        source.attend(self)
+
+    def assigned(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, int]:
+        self.stored.update(stored)
+        return self.begin
+
+    def begins(self, partition: Partition, start: int) -> None:
+        self.began[partition] = start
+
+    async def commit(self) -> bool:
+        read = {(m.topic, m.partition): CommitPoint(m.offset + 1, self.text) for m in self.got}
+        owned = {p: point for p, point in read.items() if p not in self.gone}
+        if owned:
+            await self.source.commit(owned)
+        return True
+
+    def left(self, partitions: Collection[Partition]) -> None:
+        self.gone += partitions
+
+    async def read(self) -> None:
+        async for batch in self.source.batches():
+            self.got += batch
+
+
+async def produce(bootstrap: str, topic: str, count: int, partitions: int = 1) -> None:
+    producer = AIOKafkaProducer(bootstrap_servers=bootstrap)
+    await producer.start()
+    for n in range(count):
+        await producer.send_and_wait(topic, str(n).encode(), partition=n % partitions)
+    await producer.stop()
+
+
+async def test_the_embedded_broker_keeps_texts_and_begins_again_before_what_is_committed() -> None:
+    """It knows no offsets by time, so a window reaches back to its first record."""
+    with MockBroker() as broker:
+        broker.create_topic(T)
+        await produce(broker.bootstrap, T, 9)
+        first = KafkaSource("in", broker.bootstrap, [T], "g", options=QUICK)
+        assert isinstance(first, LogSource)
+        assert await first.stored() == {}
+        first.hold(10**9, skips=True)
+        notes = Notes(first, "text")
+        await first.start()
+        reading = asyncio.ensure_future(notes.read())
+        await eventually(lambda: len(notes.got) == 9)
+        assert (notes.stored, notes.began) == ({}, {(T, 0): 0})
+        notes.got = notes.got[:6]
+        await notes.commit()
+        await first.stop()
+        await reading
+        for begin, expected in (({}, 0), ({(T, 0): 4}, 4), ({(T, 0): 9}, 6)):
+            again = KafkaSource("in", broker.bootstrap, [T], "g", options=QUICK)
+            again.hold(10**9, skips=False)
+            assert await again.stored() == {(T, 0): CommitPoint(6, "text")}
+            notes = Notes(again, "other", begin)
+            await again.start()
+            reading = asyncio.ensure_future(notes.read())
+            await eventually(lambda notes=notes, n=expected: len(notes.got) == 9 - n)
+            assert notes.stored == {(T, 0): CommitPoint(6, "text")}
+            assert notes.began == {(T, 0): expected}, "never behind what is committed"
+            await again.stop()
+            await reading
+
+
+@pytest.mark.kafka
+async def test_a_topic_of_transactions_is_committed_to_its_end(real_kafka: RealKafka, topic: str) -> None:
+    """Its last offsets are marks, which are no records; a start looks for a record before them."""
+    producer = AIOKafkaProducer(bootstrap_servers=real_kafka.bootstrap, transactional_id=topic)
+    await producer.start()
+    for n in range(4):
+        await producer.begin_transaction()
+        await producer.send_and_wait(topic, str(n).encode(), partition=0)
+        await (producer.abort_transaction() if n == 1 else producer.commit_transaction())
+    for _ in range(3):
+        await producer.begin_transaction()
+        await producer.send_and_wait(topic, b"never", partition=0)
+        await producer.abort_transaction()
+    await producer.stop()
+    source = KafkaSource("in", real_kafka.bootstrap, [topic], topic, poll_ms=50)
+    notes = Notes(source, "")
+    await source.start()
+    reading = asyncio.ensure_future(notes.read())
+    await eventually(lambda: len(notes.got) == 3)
+    await eventually(lambda: source.reached[topic, 0] == (7, 14))
+    await eventually(lambda: (topic, 0) in source.lags)
+    assert source.lags[topic, 0].records == 0
+    assert [m.offset for m in notes.got] == [0, 4, 6]
+    await source.commit({(topic, 0): CommitPoint(14, "all of it")})
+    await source.stop()
+    await reading
+    again = KafkaSource("in", real_kafka.bootstrap, [topic], topic, poll_ms=50)
+    again.hold(3600 * 10**9, skips=False)
+    notes = Notes(again, "")
+    await again.start()
+    reading = asyncio.ensure_future(notes.read())
+    await eventually(lambda: len(notes.got) == 3)
+    assert notes.stored == {(topic, 0): CommitPoint(14, "all of it")}
+    assert notes.began[topic, 0] == 0
+    await again.stop()
+    await reading
+
+
+@pytest.mark.kafka
+async def test_what_was_read_is_committed_before_another_member_takes_the_partition(
+    real_kafka: RealKafka, topic: str
+) -> None:
+    await produce(real_kafka.bootstrap, topic, 40, partitions=2)
+    sources = [KafkaSource(name, real_kafka.bootstrap, [topic], topic, poll_ms=50) for name in ("a", "b")]
+    one, two = (Notes(source, source.name) for source in sources)
+    await sources[0].start()
+    reading = [asyncio.ensure_future(one.read())]
+    await eventually(lambda: len(one.got) == 40)
+    assert await sources[1].stored() == {}, "nothing is committed yet"
+    await sources[1].start()
+    reading.append(asyncio.ensure_future(two.read()))
+    await eventually(lambda: two.began)
+    (taken,) = two.stored
+    assert two.stored == {taken: CommitPoint(20, "a")}
+    assert two.began == {taken: 20}
+    await eventually(lambda: one.gone == [taken])
+    await produce(real_kafka.bootstrap, topic, 2, partitions=2)
+    await eventually(lambda: len(one.got) + len(two.got) >= 42)
+    assert [(m.partition, m.offset) for m in two.got] == [(taken[1], 20)]
+    for source in sources:
+        await source.stop()
+    await asyncio.gather(*reading)
