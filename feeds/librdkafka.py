@@ -11,10 +11,8 @@ import logging
 import struct
 import threading
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -32,9 +30,6 @@ from feeds.transactions import Fenced, GroupOffsets, Message, MessagesRefused, T
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-
-# `close` also aborts, in vain while the commit is under way
-warnings.filterwarnings("ignore", "Producer abort_transaction failed", RuntimeWarning)
 
 SLICE_S = 0.5
 """Longest single call, so that a producer that is given up ends soon."""
@@ -256,11 +251,10 @@ class LibrdkafkaProducer:
         return self._closing or time.monotonic() > self._deadline
 
     def _close(self) -> None:
+        """Drop it. Not by ``close``, which aborts: a late reply then fails an assertion of librdkafka."""
         producer, self._producer = self._producer, None
         if producer is not None:
             producer.purge()
-            with suppress(KafkaException, RuntimeError):
-                producer.close(0)
 
 
 class StableOffsets:
