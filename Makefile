@@ -40,7 +40,7 @@ $(STAMP): requirements.lock pyproject.toml
 lock:
 	rm -rf .cache/lock && $(PYTHON) -m venv .cache/lock
 	.cache/lock/bin/python -m pip install --quiet --upgrade "pip>=25.1"
-	.cache/lock/bin/python -m pip install --quiet ".[demo,grafana]" --group dev
+	.cache/lock/bin/python -m pip install --quiet ".[demo,exactly-once,grafana]" --group dev
 	.cache/lock/bin/python -m pip freeze --exclude foretick | grep -v '^foretick' > requirements.lock
 
 clean:

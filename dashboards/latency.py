@@ -214,10 +214,13 @@ def _losses() -> list[Any]:
         (per_second("foretick_records_refused_total", "reason"), "refused: {{reason}}"),
         (per_second("foretick_price_jumps_total"), "price jumps"),
     ]
+    transactions = [(quantile("foretick_transaction_seconds", q), f"p{q * 100:g}") for q in (0.5, 0.99)]
     return [
         _series("Lost before they were read, and pauses, a second", "short", _THIRD, lost),
         _rates("Late records a second", "foretick_records_late_total", "session"),
         _series("Refused records a second", "short", _THIRD, refused),
+        _rates("Transactions a second, by outcome", "foretick_transactions_total", "outcome"),
+        _series("Transactions: time until in effect", "s", _THIRD, transactions),
     ]
 
 

@@ -49,6 +49,22 @@ class KafkaSecurity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         protocol = ("SASL_" if self.sasl != "none" else "") + ("SSL" if self.tls else "PLAINTEXT")
         return options | {"security_protocol": protocol}
 
+    def librdkafka_options(self) -> dict[str, Any]:
+        """The same for a client of librdkafka. Raises SettingError."""
+        checked = self.client_options()
+        options: dict[str, Any] = {"security.protocol": checked["security_protocol"]}
+        files = {
+            "ssl.ca.location": self.ca_file,
+            "ssl.certificate.location": self.certificate_file,
+            "ssl.key.location": self.key_file,
+        }
+        options |= {name: file for name, file in files.items() if file}
+        if self.sasl != "none":
+            options["sasl.mechanism"] = checked["sasl_mechanism"]
+            options["sasl.username"] = checked["sasl_plain_username"]
+            options["sasl.password"] = checked["sasl_plain_password"]
+        return options
+
     def check(self) -> Iterator[Finding]:
         """Files can be used, and settings do not contradict each other."""
         try:

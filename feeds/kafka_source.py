@@ -18,7 +18,18 @@ from aiokafka.errors import IllegalStateError, KafkaError
 
 from feeds.backoff import Connection
 from feeds.kafka_client import PROBE_S, close_client, open_client
-from feeds.source import CommitFailed, CommitPoint, Incoming, Kind, Lag, Partition, Reader
+from feeds.source import (
+    CommitFailed,
+    CommitPoint,
+    Incoming,
+    Kind,
+    Lag,
+    Membership,
+    OffsetsUnknown,
+    Partition,
+    ReadCommitted,
+    Reader,
+)
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +102,7 @@ class KafkaSource:
         self._quiet_since = 0.0
         self._now = 0
         self.skipped: dict[Partition, int] = {}
+        self.read_committed: ReadCommitted | None = None
         self.moved = 0
         self._start_at = start_at
         self._span_ns, self._skips = 0, False
@@ -141,9 +153,9 @@ class KafkaSource:
                         for topic in self._topics
                         for number in cluster.partitions_for_topic(topic) or ()
                     ]
-                    found = await _committed(consumer, partitions)
+                    found = await self._committed(consumer, partitions)
                 return {(p.topic, p.partition): point for p, point in found.items()}
-            except (KafkaError, TimeoutError) as error:
+            except (KafkaError, OffsetsUnknown, TimeoutError) as error:
                 await self.connection.wait_before_retry(repr(error))
             finally:
                 await close_client(consumer, self._stop_timeout_s)
@@ -195,7 +207,7 @@ class KafkaSource:
                 raise
             except IllegalStateError:  # a partition was revoked meanwhile
                 continue
-            except (KafkaError, TimeoutError) as error:
+            except (KafkaError, OffsetsUnknown, TimeoutError) as error:
                 await self._reopen(error)
                 continue
             await self._look(self._consumer, fetched)
@@ -282,6 +294,20 @@ class KafkaSource:
         except (KafkaError, TimeoutError) as error:
             raise CommitFailed(f"{self.name}: offsets not stored: {error!r}") from error
 
+    @property
+    def membership(self) -> Membership | None:
+        """Ours, as the group's coordinator told it; None while there is none.
+
+        aiokafka has no public way to its generation and id; hence the private names.
+        """
+        consumer = self._consumer
+        coordinator = getattr(consumer, "_coordinator", None)
+        if consumer is None or self._group is None or coordinator is None or coordinator.generation < 0:
+            return None
+        owned = frozenset((each.topic, each.partition) for each in consumer.assignment())
+        instance = coordinator._group_instance_id
+        return Membership(self._group, coordinator.generation, coordinator.member_id, instance, owned)
+
     async def stop(self) -> None:
         """Leave the group within ``stop_timeout_s``."""
         self._stop.set()
@@ -310,7 +336,7 @@ class KafkaSource:
         self._assigned -= gone
         new = assigned - self._assigned
         if new:
-            stored = {} if self._group is None else await _committed(consumer, sorted(new))
+            stored = {} if self._group is None else await self._committed(consumer, sorted(new))
             wanted: Mapping[Partition, int] = {}
             if self._reader is not None:
                 wanted = self._reader.assigned({(p.topic, p.partition): at for p, at in stored.items()})
@@ -369,6 +395,15 @@ class KafkaSource:
         if self._reader is not None:
             await self._reader.commit()
 
+    async def _committed(
+        self, consumer: AIOKafkaConsumer, partitions: list[TopicPartition]
+    ) -> dict[TopicPartition, CommitPoint]:
+        """What the group has committed. aiokafka may tell what it was before a transaction that is ending."""
+        if self.read_committed is None or self._group is None:
+            return await _committed(consumer, partitions)
+        names = [(each.topic, each.partition) for each in partitions]
+        return {TopicPartition(*p): at for p, at in (await self.read_committed(self._group, names)).items()}
+
     async def _begin(self, consumer: AIOKafkaConsumer, partition: TopicPartition, at: StartAt) -> None:
         if at == "earliest":
             await consumer.seek_to_beginning(partition)
@@ -415,7 +450,7 @@ class KafkaSource:
             with contextlib.suppress(IllegalStateError):  # revoked meanwhile: nothing to pause
                 consumer.pause(*(consumer.assignment() - consumer.paused()))
 
-    async def _reopen(self, error: KafkaError | TimeoutError) -> None:
+    async def _reopen(self, error: KafkaError | OffsetsUnknown | TimeoutError) -> None:
         """Restart from the committed offsets after an error that the client cannot recover from."""
         await self.connection.wait_before_retry(repr(error))
         if self._consumer is not None:

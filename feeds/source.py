@@ -1,6 +1,6 @@
 """The protocols of sources and sinks, for every transport."""
 
-from collections.abc import AsyncGenerator, Collection, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -52,12 +52,26 @@ class CommitPoint(NamedTuple):
     metadata: str = ""
 
 
+class Membership(NamedTuple):
+    """A member of a consumer group and the partitions it owns; without a generation: nobody in particular."""
+
+    group: str
+    generation: int = -1
+    member: str = ""
+    instance: str | None = None
+    partitions: frozenset[Partition] = frozenset()
+
+
 class CommitFailed(RuntimeError):
     """Offsets were not stored. The next successful commit stores later ones, so nothing is lost."""
 
 
 Refusal = Literal["too_large", "not_allowed", "no_topic", "refused"]
 """Why a sink refuses a message for good."""
+
+
+class OffsetsUnknown(RuntimeError):
+    """The committed offsets cannot be read now."""
 
 
 class PublishRefused(RuntimeError):
@@ -155,6 +169,25 @@ class LogSource(Protocol):
 
     def attend(self, reader: Reader) -> None:
         """Tell ``reader`` about partitions."""
+
+
+@runtime_checkable
+class MemberSource(Protocol):
+    """A source that is read by the members of a group."""
+
+    read_committed: "ReadCommitted | None"
+    """Reads where a partition begins, instead of the source's own way."""
+
+    @property
+    def membership(self) -> Membership | None:
+        """Ours; None while there is none."""
+
+
+class ReadCommitted(Protocol):
+    """Reads what a group has committed, once no transaction is about to change it."""
+
+    async def __call__(self, group: str, partitions: Sequence[Partition]) -> Mapping[Partition, CommitPoint]:
+        """The points of these partitions, where there are any. Raises OffsetsUnknown."""
 
 
 @runtime_checkable

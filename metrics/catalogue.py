@@ -412,6 +412,16 @@ METRICS: tuple[Metric, ...] = (
         "sink",
     ),
     _counter(
+        "foretick_transactions_total",
+        "Transactions of exactly_once: committed, attempts that had no effect, and attempts without a reply, "
+        "which turn out to be one or the other. Worry when aborted grows.",
+        outcome=("committed", "aborted", "unknown"),
+    ),
+    _histogram(
+        "foretick_transaction_seconds",
+        "Time until a transaction is in effect, with its repeats. It is part of the stage publish.",
+    ),
+    _counter(
         "foretick_engine_restarts_total",
         "Restarts of the engine process. Worry at any increase: see the log.",
     ),

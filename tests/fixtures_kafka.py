@@ -37,7 +37,7 @@ def secured_kafka() -> Iterator[KafkaServer]:
 
 
 def need_tools(*more: str) -> None:
-    """Skip (fail in CI) where a program of the broker is missing, or one of ``more``."""
+    """Skip the test, or fail in CI, when Java, Maven or one of ``more`` is missing."""
     missing = [*missing_tools(), *(program for program in more if shutil.which(program) is None)]
     if missing:
         message = f"Apache Kafka needs Java and Maven: apt-get install {' '.join(missing)}"

@@ -101,14 +101,14 @@ class KafkaServer:
     """One broker in KRaft combined mode. ``stop`` and ``start`` again keep its ports and its data.
 
     ``secured``: a second listener, of clients that know ``ca_file`` and log in as `USER`, at ``secure``.
-    ``settings``: further ones of the broker.
+    A listener at ``behind_port`` tells clients to connect to ``behind``, where a `KafkaProxy` may listen.
+    ``more``: properties of the broker.
     """
 
     def __init__(
-        self, heap_mb: int = 512, secured: bool = False, settings: Mapping[str, object] | None = None
+        self, heap_mb: int = 512, secured: bool = False, more: Mapping[str, object] | None = None
     ) -> None:
         self._heap_mb = heap_mb
-        self._settings = dict(settings or {})
         self._secured = secured
         (self._secure_port,) = free_ports(1)
         self.secure = f"127.0.0.1:{self._secure_port}"
@@ -119,6 +119,9 @@ class KafkaServer:
         self._formatted = False
         self._port, self._controller = free_ports(2)
         self.bootstrap = f"127.0.0.1:{self._port}"
+        self.behind_port, self.proxy_port = free_ports(2)
+        self.behind = f"127.0.0.1:{self.proxy_port}"
+        self._more = more or {}
 
     def __enter__(self) -> Self:
         try:
@@ -160,11 +163,15 @@ class KafkaServer:
             self._log = None
 
     def kill(self) -> None:
-        """End the broker by SIGKILL; its data stay."""
+        """End the broker by SIGKILL: a hard bounce. ``start`` again recovers its log."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
         self.stop()
+
+    def run_tool(self, tool: str, *arguments: str) -> str:
+        """What one of the release's own tools prints, by the name of its class. Raises RuntimeError."""
+        return self._run(tool, *arguments)
 
     def close(self) -> None:
         """Stop and delete all data."""
@@ -205,15 +212,16 @@ class KafkaServer:
         ]
 
     def _properties(self) -> str:
-        listeners = f"PLAINTEXT://127.0.0.1:{self._port},CONTROLLER://127.0.0.1:{self._controller}"
+        plain, behind = f"PLAINTEXT://127.0.0.1:{self._port}", f"BEHIND://127.0.0.1:{self.behind_port}"
+        listeners = f"{plain},{behind},CONTROLLER://127.0.0.1:{self._controller}"
         settings = {
             "process.roles": "broker,controller",
             "node.id": 1,
             "controller.quorum.bootstrap.servers": f"127.0.0.1:{self._controller}",
             "controller.listener.names": "CONTROLLER",
             "listeners": listeners,
-            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{self._port}",
-            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "advertised.listeners": f"{plain},BEHIND://{self.behind}",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,BEHIND:PLAINTEXT,CONTROLLER:PLAINTEXT",
             "log.dirs": self._home / "data",
             "num.partitions": 1,
             "offsets.topic.num.partitions": 1,
@@ -227,9 +235,9 @@ class KafkaServer:
             "auto.create.topics.enable": "false",
             "log.cleaner.dedupe.buffer.size": 8 << 20,
         }
+        settings |= self._more
         if self._secured:
             settings |= self._secure_settings(settings)
-        settings |= self._settings
         return "".join(f"{name}={value}\n" for name, value in settings.items())
 
     def _secure_settings(self, plain: Mapping[str, object]) -> dict[str, object]:

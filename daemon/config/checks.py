@@ -27,6 +27,7 @@ def cross_check(config: Config) -> list[Problem]:
         _eviction,
         _bars,
         _source,
+        _delivery,
         _query,
         _process,
     )
@@ -246,6 +247,22 @@ def _source(config: Config) -> Iterator[Problem]:
     if capacity & (capacity - 1):
         nearest = 1 << (capacity.bit_length())
         yield Problem("source.ring_capacity", f"{capacity} is not a power of two (the next one is {nearest})")
+
+
+def _delivery(config: Config) -> Iterator[Problem]:
+    sink = config.sink.kafka
+    if sink is None or sink.delivery != "exactly_once":
+        return
+    here, feeds = "sink.kafka.delivery", [connector for _, connector in config.feeds.values()]
+    if len(feeds) != 1 or config.source.kind != "kafka":
+        yield Problem(here, 'exactly_once commits offsets with answers: set source.kind = "kafka", alone')
+    elif (mine := _brokers(sink.bootstrap)) != (theirs := _brokers(config.source.kafka.bootstrap)):
+        shown = f"{', '.join(sorted(mine))}, the source's are {', '.join(sorted(theirs))}"
+        yield Problem(here, f"a transaction is of one cluster: the sink's brokers are {shown}")
+
+
+def _brokers(bootstrap: str) -> frozenset[str]:
+    return frozenset(each.strip() for each in bootstrap.split(","))
 
 
 def _process(config: Config) -> Iterator[Problem]:

@@ -143,10 +143,8 @@ class Delivery:
     def put(self, name: str, message: AnyMessage, key: str, headers: Mapping[str, bytes], done: Done) -> None:
         """Append to the queue ``name``; ``done`` is called once, when every sink has finished with it."""
         takers = [(i, topic) for i, route in enumerate(self._routes) if (topic := route.topic(message))]
-        self.waiting += 1
         outgoing = _Outgoing(encode(message), key.encode(), headers, message, done, max(1, len(takers)))
-        if self.waiting >= self._backlog:
-            self.gate(False)
+        self.wait_for(1)
         if not takers:
             self._finish(outgoing, Outcome.DELIVERED)
         for index, topic in takers:
@@ -154,6 +152,14 @@ class Delivery:
             if not self._lossless and queue.qsize() >= self._backlog:
                 self._drop_oldest(self._routes[index].sink, queue)
             queue.put_nowait((topic, outgoing))
+
+    def wait_for(self, more: int) -> None:
+        """So many more messages wait, or fewer; too many close the gate."""
+        self.waiting += more
+        if more > 0 and self.waiting >= self._backlog:
+            self.gate(False)
+        elif more < 0 and self.waiting < self._backlog // 2:
+            self.gate(True)
 
     def _drop_oldest(self, sink: Sink, queue: asyncio.Queue[tuple[str, _Outgoing] | None]) -> None:
         oldest = queue.get_nowait()
@@ -202,7 +208,5 @@ class Delivery:
         outgoing.open -= 1
         if outgoing.open:
             return
-        self.waiting -= 1
-        if self.waiting < self._backlog // 2:
-            self.gate(True)
+        self.wait_for(-1)
         outgoing.done(outgoing.outcome)

@@ -14,6 +14,7 @@ from daemon.config.symbols import numbered, routes
 from daemon.front.ingest import Ingest, Order
 from daemon.front.offsets import OffsetTracker
 from daemon.front.recovery import Recovery
+from daemon.front.transactions import Transactions
 from daemon.progress import Position
 from daemon.supervision import Tasks
 from feeds.messages import DeadLetter
@@ -73,6 +74,8 @@ class FeedInput:
         self._commit_every_s, self._clocks = commit_every_s, clocks
         self._name_stream = name_stream
         self._ingest: Ingest | None = None
+        self.transactions: Transactions | None = None
+        """They commit, where there are any."""
         self._committing = asyncio.Lock()
         """Held during a commit, so that the source is not closed meanwhile."""
         self._handshakes = None
@@ -239,11 +242,13 @@ class FeedInput:
         """
         if self.source is None or not self.connected:
             return True
+        if self._log is not None:
+            for partition, (read, position) in self._log.reached.items():
+                self.tracker.reached(partition, read, position)
+        if self.transactions is not None:
+            return await self.transactions.settle()
         async with self._committing:
-            if self._log is not None:
-                for partition, (read, position) in self._log.reached.items():
-                    self.tracker.reached(partition, read, position)
-            elif self.source.kind == "dropping":
+            if self.source.kind == "dropping":
                 await self._recovery.save()
             points = self.tracker.to_commit()
             try:
@@ -263,9 +268,16 @@ class FeedInput:
             await self.source.stop()
 
     async def reopen(self, ring: Ring, forget: Callable[[], None]) -> None:
-        """Read again from the committed offsets; calls ``forget`` once nothing more can be acknowledged."""
-        await self.leave()
-        forget()
+        """Read again from the committed offsets; calls ``forget`` once nothing more can be acknowledged.
+
+        Transactions first end all that is complete: this session of the source still owns its partitions.
+        """
+        if self.transactions is not None:
+            forget()
+            await self.leave()
+        else:
+            await self.leave()
+            forget()
         self.tracker.clear()
         self._mine.clear()
         self.order.restart()
@@ -273,7 +285,8 @@ class FeedInput:
 
     async def leave(self) -> None:
         """Commit and disconnect, to read again later."""
-        await self._commit_before_closing(REOPEN_COMMIT_S)
+        within_s = REOPEN_COMMIT_S if self.transactions is None else float("inf")
+        await self._commit_before_closing(within_s)
         if self.source is not None:
             await self.source.stop()
 

@@ -25,6 +25,7 @@ from daemon.front.lineage import Lineage
 from daemon.front.offsets import OffsetTracker
 from daemon.front.recovery import Recovery
 from daemon.front.sessions import Sessions
+from daemon.front.transactions import Transactions
 from feeds.codec import make_headers
 from feeds.connector import Route
 from feeds.messages import Answer, AnyMessage, Basis, DataUpdated, DeadLetter, FlashReady, InputRange
@@ -112,6 +113,8 @@ class Publisher:
         self._sent = 0
         self._fingerprints: dict[str, str] = {}
         self.configured(config)
+        self.transactions: Transactions | None = None
+        """Where one sink takes messages and offsets together."""
 
     def configured(self, config: Config) -> None:
         """These are the settings from now on."""
@@ -134,6 +137,8 @@ class Publisher:
         """A session is gone: no answer will cover what it read."""
         del self._published[name]
         self.delivery.remove(name)
+        if self.transactions is not None:
+            self.transactions.remove(name)
         self._tracker.forget(name)
 
     def _open(self, session: SessionConfig) -> None:
@@ -216,7 +221,7 @@ class Publisher:
         state.versions[answer.data_version].sequences.append(answer.sequence)
         published = time.monotonic_ns()
 
-        def done(outcome: Outcome) -> None:
+        def delivered(outcome: Outcome) -> None:
             now = time.monotonic_ns()
             if outcome is Outcome.REFUSED:
                 self._store.inc("foretick_answers_failed_total", reason="publish")
@@ -229,10 +234,9 @@ class Publisher:
                 if times.closed:
                     waited = now - times.closed
                     self._store.observe("foretick_stage_seconds", waited, stage="close_to_answer")
-            acknowledge(outcome)
 
         headers = {"answer_id": answer.answer_id.encode()}
-        self._put(answer.session, answer, answer.symbol, headers, done)
+        self._put(answer.session, answer, answer.symbol, headers, acknowledge, delivered)
         return answer
 
     def failed(self, event: protocol.AnswerFailed) -> None:
@@ -294,6 +298,8 @@ class Publisher:
             published.questions = [(-1, published.questions[-1][1])]
             published.lineage, published.bases = Lineage(), {}
         self.recovery.go_on()
+        if self.transactions is not None:
+            self.transactions.forget()
 
     def _complete(self, event: protocol.Answered) -> Answer:
         """Add what only the front knows: the inputs' offsets and the answer's age."""
@@ -368,12 +374,33 @@ class Publisher:
                 done = versions.pop(oldest)
                 self._tracker.acknowledge(session, done.inputs.low_watermark)
                 self.recovery.acknowledge(session, oldest, done.sequences, done.inputs.closed)
+                if self.transactions is not None:
+                    self.transactions.complete(session, oldest)
 
         return acknowledge
 
-    def _put(self, queue: str, message: AnyMessage, key: str, headers: dict[str, bytes], done: Done) -> None:
+    def _put(
+        self,
+        queue: str,
+        message: AnyMessage,
+        key: str,
+        headers: dict[str, bytes],
+        acknowledge: Done,
+        delivered: Done | None = None,
+    ) -> None:
+        """With transactions, a message that other sinks have is acknowledged before it is delivered."""
         self._sent += 1
         headers |= make_headers(message, "json", "foretick", self._sent)
+        if self.transactions is not None:
+            self.transactions.put(queue, message, key, headers, delivered or _nothing)
+            self.delivery.put(queue, message, key, headers, acknowledge)
+            return
+
+        def done(outcome: Outcome) -> None:
+            if delivered is not None:
+                delivered(outcome)
+            acknowledge(outcome)
+
         self.delivery.put(queue, message, key, headers, done)
 
 

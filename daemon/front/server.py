@@ -36,6 +36,7 @@ from daemon.front.prompts import Prompts
 from daemon.front.publish import Publisher
 from daemon.front.questions import Questions
 from daemon.front.sessions import Sessions
+from daemon.front.transactions import TASK as TRANSACTIONS
 from daemon.supervision import Tasks
 from feeds import columns
 from feeds.connector import Route, SettingError
@@ -96,6 +97,8 @@ class Front:
         self.notifier.status("starting: connecting sinks")
         await self._or_failure(asyncio.gather(*(route.sink.start() for route in self.routes)))
         self.publisher.delivery.start(self.tasks)
+        if self.publisher.transactions is not None:
+            self.tasks.start(TRANSACTIONS, self.publisher.transactions.run)
         self.notifier.status("starting: loading the model")
         await self._or_failure(self.input.recover())
         await self.engine.start()
@@ -152,6 +155,10 @@ class Front:
         clean = await self.engine.stop(drain_s)
         self._refuse_all("the daemon stopped")
         left = await self.publisher.delivery.stop(max(0.5, deadline - time.monotonic()))
+        if self.publisher.transactions is not None:
+            await self.tasks.stop(TRANSACTIONS)
+            await self.publisher.transactions.stop(max(0.5, deadline - time.monotonic()))
+            left = self.publisher.delivery.waiting
         await self.input.close()
         for route in self.routes:
             await route.sink.stop()

@@ -33,11 +33,13 @@ from daemon.front.questions import Questions
 from daemon.front.recovery import Recovery
 from daemon.front.server import Front
 from daemon.front.sessions import Sessions
+from daemon.front.transactions import Transactions
 from daemon.progress import Progress
 from daemon.supervision import TaskEnded, Tasks
 from engine.step import Executor
-from feeds.connector import Route
-from feeds.source import Source
+from feeds.connector import Route, SettingError
+from feeds.source import MemberSource, Source
+from feeds.transactions import KafkaTransactions
 from ingest.ring import Ring
 from metrics.store import MetricStore
 
@@ -113,7 +115,9 @@ def make_front(
     questions = Questions(sessions, send)
     labelling = Labels(sessions, store, send)
     lossless = not sources or any(each.kind == "pausing" for each in sources)
-    publisher = Publisher(config, routes, tracker, sessions, store, recovery=recovery, lossless=lossless)
+    others = [route for route in routes if not isinstance(route.sink, KafkaTransactions)]
+    publisher = Publisher(config, others, tracker, sessions, store, recovery=recovery, lossless=lossless)
+    publisher.transactions = _transactions(routes, sources, tracker, store, publisher)
     order = Order()
 
     def feed(source: Source | None, tracker: OffsetTracker) -> FeedInput:
@@ -138,6 +142,8 @@ def make_front(
     else:
         entering = feed(sources[0] if sources else None, tracker)
     publisher.delivery.gate = entering.gate
+    if isinstance(entering, FeedInput):
+        entering.transactions = publisher.transactions
     prompts = Prompts(config.query.max_prompts, config.query.max_prompts_each, send, lateness.admit)
     engine = EngineManager(
         connect or connect_configured,
@@ -180,6 +186,25 @@ def make_front(
         else None,
     )
     return front
+
+
+def _transactions(
+    routes: Sequence[Route],
+    sources: Sequence[Source],
+    tracker: OffsetTracker | AllOffsets,
+    store: MetricStore,
+    publisher: Publisher,
+) -> Transactions | None:
+    """Of the route that commits offsets together with its messages. Raises SettingError."""
+    for route in routes:
+        if not isinstance(route.sink, KafkaTransactions):
+            continue
+        if not (isinstance(tracker, OffsetTracker) and sources and isinstance(sources[0], MemberSource)):
+            key = f"sink.{route.sink.name}.delivery"
+            raise SettingError(key, "exactly_once needs one Kafka source, and no other")
+        sources[0].read_committed = route.sink.committed
+        return Transactions(route, route.sink, sources[0], tracker, store, publisher.delivery)
+    return None
 
 
 def labels_of(config: Config, sources: Sequence[Source], routes: Sequence[Route]) -> dict[str, list[str]]:

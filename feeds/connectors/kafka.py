@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from feeds.connector import Finding, Route, SettingError, SinkConnector, SourceConnector, about
 from feeds.durations import Duration
 from feeds.kafka_security import KafkaSecurity
-from feeds.source import Source
+from feeds.source import Sink, Source
 from feeds.timestamps import parse_instant
 
 if TYPE_CHECKING:
@@ -82,13 +83,58 @@ class KafkaSinkConnector(SinkConnector, frozen=True):
     dlq: Annotated[str, about("topic for records that could not be read", min_length=1)] = "dlq.v1"
     events: Annotated[str, about('topic for data_updated and flash_ready events; "" sends none')] = ""
     security: KafkaSecurity = KafkaSecurity()
+    delivery: Annotated[
+        Literal["at_least_once", "exactly_once"],
+        about(
+            "at_least_once: after a failure answers may come twice, with the same `answer_id`. exactly_once: "
+            "answers and the offsets they cover are committed in one transaction; needs one Kafka source, on "
+            "the same brokers, and readers that read committed messages only"
+        ),
+    ] = "at_least_once"
+    transactional_id: Annotated[
+        str,
+        about(
+            "exactly_once: name of this daemon's transactions; the same after a restart, and another one for "
+            "every daemon of a group",
+            min_length=1,
+        ),
+    ] = "foretick"
 
     def open(self, name: str, stop_timeout_s: float) -> Route:
-        """An idempotent producer."""
+        """An idempotent producer, or a transactional one."""
+        sink = (
+            self._transactions(name) if self.delivery == "exactly_once" else self._sink(name, stop_timeout_s)
+        )
+        return Route(sink, self.topic, self.events, self.dlq, self.events)
+
+    def _sink(self, name: str, stop_timeout_s: float) -> Sink:
         from feeds.kafka_sink import KafkaSink
 
-        sink = KafkaSink(name, self.bootstrap, stop_timeout_s=stop_timeout_s, options=_options(self.security))
-        return Route(sink, self.topic, self.events, self.dlq, self.events)
+        return KafkaSink(name, self.bootstrap, stop_timeout_s=stop_timeout_s, options=_options(self.security))
+
+    def _transactions(self, name: str) -> Sink:
+        try:
+            from feeds.librdkafka import LibrdkafkaProducer, StableOffsets, check_group_metadata
+        except ImportError as error:
+            needs = "exactly_once needs confluent-kafka: pip install 'foretick[exactly-once]'"
+            raise SettingError("delivery", f"{needs} ({error})") from error
+        from feeds.transactions import KafkaTransactions
+
+        try:
+            options = self.security.librdkafka_options()
+            check_group_metadata()
+        except SettingError as error:
+            raise SettingError(f"security.{error.key}", error.message) from error
+        except RuntimeError as error:
+            raise SettingError("delivery", str(error)) from error
+        return KafkaTransactions(
+            name,
+            self.bootstrap,
+            self.transactional_id,
+            (self.topic, 0),
+            partial(LibrdkafkaProducer, self.bootstrap, self.transactional_id, options),
+            StableOffsets(self.bootstrap, options),
+        )
 
     def check(self) -> Iterator[Finding]:
         """The broker answers and has the topics."""

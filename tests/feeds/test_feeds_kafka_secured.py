@@ -5,6 +5,7 @@ import logging
 import re
 import uuid
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -26,9 +27,20 @@ def credentials(folder: Path, user: str = USER, password: str = PASSWORD) -> str
 
 
 @pytest.mark.kafka
-@pytest.mark.parametrize("sasl", ["plain", "scram-sha-256", "scram-sha-512"])
+@pytest.mark.parametrize(
+    ("sasl", "delivery"),
+    [
+        ("plain", "at_least_once"),
+        ("scram-sha-256", "at_least_once"),
+        ("scram-sha-512", "at_least_once"),
+        ("scram-sha-512", "exactly_once"),
+    ],
+)
 async def test_records_cross_a_broker_that_demands_tls_and_a_login(
-    secured_kafka: KafkaServer, tmp_path: Path, sasl: Mechanism
+    secured_kafka: KafkaServer,
+    tmp_path: Path,
+    sasl: Mechanism,
+    delivery: Literal["at_least_once", "exactly_once"],
 ) -> None:
     quiet_client_log()
     topic = f"trades.{uuid.uuid4().hex[:8]}"
@@ -36,7 +48,9 @@ async def test_records_cross_a_broker_that_demands_tls_and_a_login(
     security = KafkaSecurity(
         tls=True, ca_file=str(secured_kafka.ca_file), sasl=sasl, credentials_file=credentials(tmp_path)
     )
-    target = KafkaSinkConnector(bootstrap=secured_kafka.secure, topic=topic, dlq=topic, security=security)
+    target = KafkaSinkConnector(
+        bootstrap=secured_kafka.secure, topic=topic, dlq=topic, security=security, delivery=delivery
+    )
     found = await asyncio.to_thread(lambda: list(target.check()))
     assert all(finding.ok for finding in found), found
     route = target.open("out", 2.0)

@@ -1,0 +1,233 @@
+"""Messages and the offsets they came from, in one transaction: in effect once, or not at all.
+
+A transaction is open only while it is written. It has the next number, and commits that number beside the
+offsets, as an offset of a group of its own. When an attempt fails, and it may be unknown whether it took
+effect, its producer is given up and another one initialised under the same transactional id: the broker
+first ends what was open, and refuses the old producer from then on. The committed number then says whether
+the transaction took effect, and it is sent again only if it did not. A producer that tried again by itself
+could not know this: a request that the network delayed may reach the broker after the client gave it up.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from feeds.backoff import Connection, until
+from feeds.source import CommitPoint, Membership, OffsetsUnknown, Partition, ReadCommitted, SinkStopped
+
+log = logging.getLogger(__name__)
+
+
+class Message(NamedTuple):
+    """One message to publish."""
+
+    topic: str
+    key: bytes | None
+    payload: bytes
+    headers: Mapping[str, bytes] = {}
+
+
+class GroupOffsets(NamedTuple):
+    """What a transaction commits for one group. ``member`` without a generation: a group without members."""
+
+    member: Membership
+    points: Mapping[Partition, CommitPoint]
+
+
+class Fenced(RuntimeError):
+    """Another producer has this transactional id, or the broker has forgotten it: nothing can be written.
+
+    A new process goes on from what is committed.
+    """
+
+
+class PartitionsMoved(RuntimeError):
+    """The offsets belong to another member of the group now, which reads on from the committed ones."""
+
+
+class TransactionFailed(Exception):
+    """The attempt failed; with ``unknown`` it may have taken effect all the same."""
+
+    def __init__(self, why: str, *, unknown: bool = True) -> None:
+        super().__init__(why)
+        self.unknown = unknown
+
+
+class MessagesRefused(Exception):
+    """The broker takes the messages at ``indices`` never; the attempt has no effect."""
+
+    def __init__(self, indices: frozenset[int], why: str) -> None:
+        super().__init__(why)
+        self.indices = indices
+
+
+class TransactionalProducer(Protocol):
+    """One producer, from its initialisation to the first failure."""
+
+    async def open(self) -> None:
+        """Initialise: end what an earlier producer left open, and fence it. Raises TransactionFailed."""
+
+    async def transact(self, messages: Sequence[Message], offsets: Sequence[GroupOffsets]) -> None:
+        """Write and commit. Raises Fenced, MessagesRefused, TransactionFailed."""
+
+    async def close(self) -> None:
+        """Give it up, without an effect on what is open at the broker. Bounded in time, never raises."""
+
+
+class CommittedOffsets(ReadCommitted, Protocol):
+    """`ReadCommitted`, of any group."""
+
+    async def close(self) -> None:
+        """Disconnect."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """A transaction that is in effect. ``aborted``: attempts before; ``unknown``: attempts without a reply.
+
+    ``refused``: indices of messages that the broker never takes; the others are written.
+    """
+
+    aborted: int = 0
+    unknown: int = 0
+    refused: frozenset[int] = frozenset()
+
+
+class KafkaTransactions:
+    """A sink that commits offsets together with messages. One transaction at a time.
+
+    ``marker``: the partition whose offset, in a group named after the transactional id, is the number of the
+    newest transaction. It must exist; nothing is written to it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        bootstrap: str,
+        transactional_id: str,
+        marker: Partition,
+        new_producer: Callable[[], TransactionalProducer],
+        committed: CommittedOffsets,
+    ) -> None:
+        self.name = name
+        self.connection = Connection(name, bootstrap, log)
+        self.committed = committed
+        self._marker = marker
+        self._numbers = Membership(transactional_id)
+        self._new_producer = new_producer
+        self._producer: TransactionalProducer | None = None
+        self._number = 0
+        self._one = asyncio.Lock()
+        self._stop = asyncio.Event()
+
+    @property
+    def retries(self) -> int:
+        """Attempts that failed."""
+        return self.connection.retries
+
+    async def start(self) -> None:
+        """Initialise a producer, which ends what an earlier process left open; waits for the broker."""
+        self._stop.clear()
+        self.connection.connecting()
+        newest = await self._renew()
+        self._number = 0 if newest is None else newest
+
+    async def publish(
+        self, topic: str, key: bytes | None, payload: bytes, headers: Mapping[str, bytes]
+    ) -> None:
+        """Deliver one message, in a transaction of its own. Raises Fenced, SinkStopped."""
+        await self.commit([Message(topic, key, payload, headers)], {}, lambda: None)
+
+    async def commit(
+        self,
+        messages: Sequence[Message],
+        points: Mapping[Partition, CommitPoint],
+        member: Callable[[], Membership | None],
+    ) -> Written:
+        """Write the messages and the points; returns when both are in effect, however long that takes.
+
+        ``member``: our membership of the group whose offsets these are, None while the group rebalances.
+
+        Raises:
+            Fenced, PartitionsMoved: no effect, and this process cannot go on. SinkStopped: effect unknown.
+        """
+        async with self._one:
+            return await self._commit(messages, points, member)
+
+    async def stop(self) -> None:
+        """Give up what is under way, and close."""
+        self._stop.set()
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            await producer.close()
+        await self.committed.close()
+        self.connection.stopped()
+
+    async def _commit(
+        self,
+        messages: Sequence[Message],
+        points: Mapping[Partition, CommitPoint],
+        member: Callable[[], Membership | None],
+    ) -> Written:
+        number = self._number + 1
+        aborted = unknown = 0
+        refused: frozenset[int] = frozenset()
+        while True:
+            if self._producer is None:
+                raise SinkStopped(f"{self.name}: stopped before a transaction of {len(messages)} messages")
+            offsets = [GroupOffsets(self._numbers, {self._marker: CommitPoint(number)})]
+            if points:
+                offsets.append(GroupOffsets(await self._membership(points, member), points))
+            taken = [each for index, each in enumerate(messages) if index not in refused]
+            try:
+                await self._producer.transact(taken, offsets)
+            except MessagesRefused as error:
+                log.error("%s refused %d messages for good: %s", self.name, len(error.indices), error)
+                left = [index for index in range(len(messages)) if index not in refused]
+                refused |= {left[index] for index in error.indices}
+            except TransactionFailed as error:
+                unknown += error.unknown
+                await self.connection.wait_before_retry(error)
+            else:
+                break
+            newest = await self._renew()
+            if newest == number:
+                break
+            if newest not in (None, number - 1):
+                raise Fenced(f"{self.name}: another process has committed transaction {newest} under this id")
+            aborted += 1
+        self._number = number
+        self.connection.up()
+        return Written(aborted, unknown, refused)
+
+    async def _membership(
+        self, points: Mapping[Partition, CommitPoint], member: Callable[[], Membership | None]
+    ) -> Membership:
+        while (found := member()) is None:
+            if self._stop.is_set():
+                raise SinkStopped(f"{self.name}: stopped while the group was rebalancing")
+            await asyncio.sleep(0.05)
+        if moved := sorted(set(points) - found.partitions):
+            names = ", ".join(f"{topic}/{number}" for topic, number in moved)
+            raise PartitionsMoved(
+                f"{self.name}: answers to {names}, which another member of the group owns now"
+            )
+        return found
+
+    async def _renew(self) -> int | None:
+        """Put a new producer into the place of the old one; the number of the newest transaction, if any."""
+        while not self._stop.is_set():
+            producer, self._producer = self._producer, None
+            if producer is not None:
+                await producer.close()
+            self._producer = new = self._new_producer()
+            try:
+                if await until(self._stop, new.open()):
+                    found = await self.committed(self._numbers.group, [self._marker])
+                    self.connection.up()
+                    return found[self._marker].offset if self._marker in found else None
+            except (OffsetsUnknown, TransactionFailed) as error:
+                await until(self._stop, self.connection.wait_before_retry(error))
+        raise SinkStopped(f"{self.name}: stopped before a producer was initialised")

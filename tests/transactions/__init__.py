@@ -1,0 +1,1 @@
+"""Exactly once, on a real Apache Kafka behind a proxy that loses and delays requests."""

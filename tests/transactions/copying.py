@@ -1,0 +1,173 @@
+"""Copies numbered records in transactions, through faults, and counts what a read_committed reader gets."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+
+from feeds.librdkafka import LibrdkafkaProducer, StableOffsets
+from feeds.source import CommitPoint, Membership, OffsetsUnknown, Partition, SinkStopped
+from feeds.transactions import (
+    CommittedOffsets,
+    Fenced,
+    KafkaTransactions,
+    Message,
+    PartitionsMoved,
+    TransactionalProducer,
+)
+from tests.kafka_server import KafkaServer, create_topics
+
+NewProducer = Callable[[str, str], TransactionalProducer]
+"""From the brokers and the transactional id."""
+
+TIMEOUT_S = 3.0
+"""Of a transaction, before its producer is given up."""
+
+
+def librdkafka(bootstrap: str, transactional_id: str, timeout_s: float = TIMEOUT_S) -> TransactionalProducer:
+    return LibrdkafkaProducer(bootstrap, transactional_id, {}, timeout_s=timeout_s)
+
+
+@dataclass
+class Copy:
+    """One job: records 0 to ``records`` - 1 of a partition, ``batch`` in a transaction, copied in order.
+
+    ``start`` and `run` again are a process that was killed and started again. ``outcomes``: what happened.
+    """
+
+    server: KafkaServer
+    name: str
+    new_producer: NewProducer = librdkafka
+    records: int = 300
+    batch: int = 20
+    bootstrap: str = ""
+    outcomes: Counter[str] = field(default_factory=Counter)
+
+    async def prepare(self) -> None:
+        await create_topics(self.server.bootstrap, {self.input[0]: 1, self.output: 1})
+
+    @property
+    def input(self) -> Partition:
+        return f"in.{self.name}", 0
+
+    @property
+    def output(self) -> str:
+        return f"out.{self.name}"
+
+    def member(self) -> Membership:
+        return Membership(f"copy.{self.name}", partitions=frozenset({self.input}))
+
+    @property
+    def identity(self) -> str:
+        return f"copy-{self.name}"
+
+    def committed_offsets(self, stable: StableOffsets) -> CommittedOffsets:
+        return stable
+
+    def sink(self) -> KafkaTransactions:
+        bootstrap = self.bootstrap or self.server.behind
+        identity = self.identity
+        return KafkaTransactions(
+            self.name,
+            bootstrap,
+            identity,
+            (self.output, 0),
+            partial(self.new_producer, bootstrap, identity),
+            self.committed_offsets(StableOffsets(bootstrap, {}, TIMEOUT_S)),
+        )
+
+    async def run(self, before: Callable[[int], None] = lambda _number: None) -> None:
+        """Copy from the committed offset to the end. ``before(number)`` each transaction may bring faults."""
+        sink = self.sink()
+        try:
+            await sink.start()
+            at = await self.committed(sink)
+            while at < self.records:
+                before(at // self.batch)
+                upto = min(at + self.batch, self.records)
+                messages = [Message(self.output, None, b"%d" % number) for number in range(at, upto)]
+                point = CommitPoint(upto, f"progress {upto}")
+                done = await sink.commit(messages, {self.input: point}, self.member)
+                self.outcomes.update(committed=1, aborted=done.aborted, unknown=done.unknown)
+                at = upto
+        finally:
+            await sink.stop()
+
+    async def run_to_the_end(
+        self, before: Callable[[int], None] = lambda _number: None, within_s: float = 120.0
+    ) -> None:
+        """As a supervisor does: a copier that ends before its time is started again."""
+        try:
+            async with asyncio.timeout(within_s):
+                while True:
+                    try:
+                        await self.run(before)
+                        return
+                    except (Fenced, PartitionsMoved, SinkStopped) as error:
+                        self.outcomes[type(error).__name__] += 1
+        except TimeoutError:
+            self.outcomes["hung"] += 1
+
+    async def committed(self, sink: KafkaTransactions) -> int:
+        while True:
+            try:
+                found = await sink.committed(self.member().group, [self.input])
+                return found[self.input].offset if found else 0
+            except OffsetsUnknown:
+                await asyncio.sleep(0.2)
+
+    async def read(self) -> list[int]:
+        """What a reader of committed records gets."""
+        return await read_committed(self.server.bootstrap, self.output)
+
+
+async def read_committed(bootstrap: str, topic: str) -> list[int]:
+    """The numbers in partition 0, of committed transactions; waits until none is open."""
+    consumer = AIOKafkaConsumer(
+        bootstrap_servers=bootstrap, isolation_level="read_committed", auto_offset_reset="earliest"
+    )
+    await consumer.start()
+    try:
+        partition, got = TopicPartition(topic, 0), list[int]()
+        consumer.assign([partition])
+        end = (await consumer.end_offsets([partition]))[partition]
+        async with asyncio.timeout(60):
+            while await consumer.position(partition) < end:
+                for records in (await consumer.getmany(timeout_ms=200)).values():
+                    got += [int(each.value) for each in records]
+        return got
+    finally:
+        await consumer.stop()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Of what was read: ``lost``, ``doubled``: numbers; ``ordered``: each later than the one before."""
+
+    lost: int
+    doubled: int
+    ordered: bool
+
+    @classmethod
+    def of(cls, read: list[int], records: int) -> "Verdict":
+        counts = Counter(read)
+        return cls(
+            sum(number not in counts for number in range(records)),
+            sum(count - 1 for count in counts.values()),
+            read == sorted(read),
+        )
+
+
+RIGHT = Verdict(lost=0, doubled=0, ordered=True)
+
+
+def hanging(server: KafkaServer) -> list[str]:
+    """Transactions that never end, by the release's own tool."""
+    printed = server.run_tool(
+        "org.apache.kafka.tools.TransactionsCommand",
+        *("--bootstrap-server", server.bootstrap, "find-hanging", "--broker-id", "1"),
+    )
+    return [line for line in printed.splitlines() if line.strip()][1:]

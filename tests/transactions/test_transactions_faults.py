@@ -1,0 +1,196 @@
+"""Each record once and in order, whatever happens to a transaction's requests."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from feeds.kafka_client import quiet_client_log
+from feeds.kafka_source import KafkaSource
+from feeds.librdkafka import check_group_metadata
+from feeds.source import CommitPoint, Membership
+from feeds.transactions import Fenced, GroupOffsets, Message, PartitionsMoved, TransactionFailed
+from tests.feeds.waiting import eventually
+from tests.fixtures_kafka import need_tools
+from tests.kafka_proxy import Act, Api, Fault, KafkaProxy
+from tests.kafka_server import KafkaServer
+from tests.transactions.chaos import Requests, killed_now_and_then
+from tests.transactions.copying import RIGHT, TIMEOUT_S, Copy, Verdict, hanging, librdkafka
+
+pytestmark = pytest.mark.kafka
+
+EXPIRY_S = 4.0
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[KafkaServer]:
+    """Several offsets partitions: each group may have another coordinator's partition."""
+    need_tools()
+    quiet_client_log()
+    more = {
+        "offsets.topic.num.partitions": 8,
+        "transactional.id.expiration.ms": int(EXPIRY_S * 1000),
+        "transaction.remove.expired.transaction.cleanup.interval.ms": 1000,
+    }
+    with KafkaServer(more=more) as running:
+        yield running
+
+
+@pytest.fixture
+async def proxy(server: KafkaServer) -> AsyncIterator[KafkaProxy]:
+    proxy = KafkaProxy(server.proxy_port, server.behind_port)
+    await proxy.start()
+    yield proxy
+    await proxy.stop()
+
+
+@pytest.fixture
+async def copy(server: KafkaServer, proxy: KafkaProxy) -> Copy:
+    copy = Copy(server, uuid.uuid4().hex[:8], records=120)
+    await copy.prepare()
+    return copy
+
+
+def test_our_group_metadata_is_the_library_s() -> None:
+    check_group_metadata()
+
+
+@pytest.mark.parametrize(
+    ("api", "act", "seconds"),
+    [
+        (Api.END_TXN, "delay", TIMEOUT_S + 1),
+        (Api.END_TXN, "drop", 0),
+        (Api.END_TXN, "drop_reply", 0),
+        (Api.END_TXN, "duplicate", 0),
+        (Api.END_TXN, "cut_after", 0),
+        (Api.TXN_OFFSET_COMMIT, "drop", 0),
+        (Api.TXN_OFFSET_COMMIT, "delay", TIMEOUT_S + 1),
+        (Api.ADD_OFFSETS, "drop_reply", 0),
+        (Api.PRODUCE, "duplicate", 0),
+        (Api.PRODUCE, "delay", TIMEOUT_S + 1),
+    ],
+)
+async def test_a_fault_of_one_request(
+    copy: Copy, proxy: KafkaProxy, api: Api, act: Act, seconds: float
+) -> None:
+    def before(number: int) -> None:
+        if number == 3:
+            proxy.faults.append(Fault(api, act, seconds))
+
+    await copy.run_to_the_end(before)
+    assert sum(proxy.applied.values()) == 1
+    assert Verdict.of(await copy.read(), copy.records) == RIGHT
+    assert copy.outcomes["committed"] == 6
+    if (api, act) == (Api.END_TXN, "drop_reply"):  # it took effect, and was not sent again
+        assert copy.outcomes["unknown"] == 1
+        assert copy.outcomes["aborted"] == 0
+    if api is Api.TXN_OFFSET_COMMIT:
+        assert copy.outcomes["aborted"] >= 1
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 60))]
+)
+async def test_random_faults_and_kills(server: KafkaServer, proxy: KafkaProxy, copy: Copy, seed: int) -> None:
+    await killed_now_and_then(copy, seed, kills=2, before=Requests(proxy, seed))
+    assert not copy.outcomes["hung"]
+    assert Verdict.of(await copy.read(), copy.records) == RIGHT
+    if seed % 20 == 0:
+        assert hanging(server) == []
+
+
+async def test_a_second_process_with_this_id_ends_the_first_one(copy: Copy) -> None:
+    first, second = copy.sink(), copy.sink()
+    await first.start()
+    await second.start()
+    with pytest.raises(Fenced, match="another process has this transactional id"):
+        await first.commit([Message(copy.output, None, b"0")], {}, copy.member)
+    await second.commit([Message(copy.output, None, b"1")], {}, copy.member)
+    await first.stop()
+    await second.stop()
+    assert await copy.read() == [1]
+
+
+async def test_a_member_that_lost_its_partitions_commits_nothing(server: KafkaServer, copy: Copy) -> None:
+    """Its process was stopped past the session's time; another one reads its partition since."""
+    topic, group = copy.input[0], copy.member().group
+
+    async def read(source: KafkaSource) -> None:
+        async for _ in source.batches():
+            pass
+
+    def member(source: KafkaSource) -> Membership:
+        found = source.membership
+        assert found is not None
+        return found
+
+    def source() -> KafkaSource:
+        return KafkaSource("in", server.bootstrap, [topic], group, poll_ms=50)
+
+    first, second = source(), source()
+    await first.start()
+    reading = [asyncio.create_task(read(first))]
+    await eventually(lambda: first.membership is not None and bool(first.membership.partitions))
+    zombie = member(first)
+    assert zombie.partitions == {copy.input}
+    await first.stop()
+    await second.start()
+    reading.append(asyncio.create_task(read(second)))
+    await eventually(lambda: second.membership is not None and bool(second.membership.partitions))
+    producer = librdkafka(server.bootstrap, "zombie")
+    await producer.open()
+    with pytest.raises(TransactionFailed, match=r"UNKNOWN_MEMBER_ID|ILLEGAL_GENERATION"):
+        await producer.transact(
+            [Message(copy.output, None, b"0")], [GroupOffsets(zombie, {copy.input: CommitPoint(5)})]
+        )
+    await producer.close()
+    sink = copy.sink()
+    await sink.start()
+    await sink.commit(
+        [Message(copy.output, None, b"1")], {copy.input: CommitPoint(7)}, lambda: member(second)
+    )
+    assert await copy.committed(sink) == 7
+    elsewhere = ("elsewhere", 0)
+    with pytest.raises(PartitionsMoved, match="elsewhere/0"):
+        await sink.commit([], {elsewhere: CommitPoint(1)}, lambda: member(second))
+    await sink.stop()
+    await second.stop()
+    await asyncio.gather(*reading)
+    assert await copy.read() == [1]
+
+
+async def test_refused_messages_are_left_out(copy: Copy) -> None:
+    sink = copy.sink()
+    await sink.start()
+    done = await sink.commit(
+        [
+            Message(copy.output, None, b"0"),
+            Message("nowhere.v1", None, b"1"),
+            Message(copy.output, None, b"2"),
+        ],
+        {copy.input: CommitPoint(3)},
+        copy.member,
+    )
+    assert done.refused == {1}
+    assert await copy.committed(sink) == 3
+    await sink.stop()
+    assert await copy.read() == [0, 2]
+
+
+async def test_idle_past_the_expiry_of_the_id(server: KafkaServer, copy: Copy) -> None:
+    """The broker forgets the id; the process ends with a plain message, and a new one goes on."""
+    sink = copy.sink()
+    await sink.start()
+    await sink.commit([Message(copy.output, None, b"0")], {copy.input: CommitPoint(1)}, copy.member)
+    await asyncio.sleep(EXPIRY_S + 3)
+    with pytest.raises(Fenced, match="long idle"):
+        await sink.commit([Message(copy.output, None, b"1")], {copy.input: CommitPoint(2)}, copy.member)
+    await sink.stop()
+    again = copy.sink()
+    await again.start()
+    assert await copy.committed(again) == 1
+    await again.commit([Message(copy.output, None, b"1")], {copy.input: CommitPoint(2)}, copy.member)
+    await again.stop()
+    assert await copy.read() == [0, 1]
+    assert hanging(server) == []
