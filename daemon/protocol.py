@@ -75,10 +75,14 @@ class ChangeSession(msgspec.Struct, frozen=True, tag="change_session"):
 
 
 class RemoveSession(msgspec.Struct, frozen=True, tag="remove_session"):
-    """Close a session: what is asked of it fails. Answered by `SessionRemoved`, its last event."""
+    """Close a session: what is asked of it fails. Answered by `SessionRemoved`, its last event.
+
+    ``keeps``: its snapshots stay, because it is added again.
+    """
 
     id: int
     name: str
+    keeps: bool = False
 
 
 SessionCommand = AddSession | ChangeSession | RemoveSession

@@ -339,7 +339,7 @@ class KafkaSource:
             stored = {} if self._group is None else await self._committed(consumer, sorted(new))
             wanted: Mapping[Partition, int] = {}
             if self._reader is not None:
-                wanted = self._reader.assigned({(p.topic, p.partition): at for p, at in stored.items()})
+                wanted = await self._reader.assigned({(p.topic, p.partition): at for p, at in stored.items()})
             for partition in sorted(new):
                 committed = stored[partition].offset if partition in stored else None
                 self._floor[partition] = committed or 0

@@ -130,7 +130,7 @@ class SeekingSource(Protocol):
 class Reader(Protocol):
     """What reads a log: it is told which partitions come and go."""
 
-    def assigned(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, int]:
+    async def assigned(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, int]:
         """These partitions come, with what was committed last, if anything was.
 
         Returns where to begin, at most at the committed offset, where that is known. In the others, reading

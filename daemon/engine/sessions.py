@@ -182,7 +182,7 @@ class EngineSessions:
         self.answers.leave(name)
         self.refresher.forget(tape)
         self.rollups.forget(tape)
-        self.snapshots.forget(tape)
+        self.snapshots.forget(tape, keeps=command.keeps)
         self.scheduler.remove(tape, REMOVED)
         self.registry.remove(name)
         self.asks.remove(name)

@@ -93,6 +93,8 @@ class Snapshots:
     _wanted: Tape | None = None
     """It is given no bars until it is cut."""
     _writing: threading.Thread | None = None
+    _keeping: set[Tape] = field(default_factory=set)
+    """Of removed sessions that may have a file written now, and keep theirs."""
 
     def __post_init__(self) -> None:
         if not self.config.recovery.interval:
@@ -107,10 +109,12 @@ class Snapshots:
             due = self.clock() + self.config.recovery.interval
             self._sessions[tape] = _Session(session, due, saved=tape.version)
 
-    def forget(self, tape: Tape) -> None:
-        """A session is removed, and its files with it."""
-        if self._sessions.pop(tape, None) is not None:
+    def forget(self, tape: Tape, *, keeps: bool = False) -> None:
+        """A session is removed, and its files with it, unless it ``keeps`` them."""
+        if self._sessions.pop(tape, None) is not None and not keeps:
             self.built.recovery.files.remove(tape.name)
+        if keeps and self._writing is not None:
+            self._keeping.add(tape)
         if self._wanted is tape:
             self._wanted = None
 
@@ -297,7 +301,9 @@ class Snapshots:
         cut.blocks.release()
         session, name = self._sessions.get(cut.tape), cut.tape.name
         if session is None:  # it was removed meanwhile
-            self.built.recovery.files.remove(name)
+            if cut.tape not in self._keeping:
+                self.built.recovery.files.remove(name)
+            self._keeping.discard(cut.tape)
             return
         if cut.error is not None:
             reason = reason_of(cut.error) if isinstance(cut.error, SnapshotNoRoom) else "disk"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 
 import msgspec
 
@@ -27,6 +27,7 @@ from daemon.front.questions import Questions
 from daemon.front.recovery import Recovery
 from daemon.front.sessions import Sessions
 from daemon.front.waiting import Waiting
+from daemon.progress import Position
 from metrics.store import MetricStore
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,9 @@ class LiveSessions:
         self._changing = asyncio.Lock()
         self._waiting: Waiting[None] = Waiting()
         self._commands: dict[int, protocol.SessionCommand] = {}
+        self._positions: dict[str, Mapping[str, Position]] = {}
+        """Where sessions that were added read on."""
+        self._resuming: set[str] = set()
 
     def now(self) -> Config:
         """The configuration with the standing questions as they are now."""
@@ -83,6 +87,21 @@ class LiveSessions:
             await self._questions.reload(self.config)
             return done
 
+    async def resume(self, names: Collection[str]) -> dict[str, Mapping[str, Position]]:
+        """Begin these sessions anew, from what others have acknowledged; returns where they read on."""
+        async with self._changing:
+            before = self.config
+            for session in [each for each in self.config.sessions if each.name in names]:
+                self._resuming.add(session.name)
+                await self._logged(session.name, self._again(session))
+                self._resuming.discard(session.name)
+            self._arrange(before)
+        return {name: found for name in names if (found := self._positions.pop(name, {}))}
+
+    async def _again(self, session: SessionConfig) -> None:
+        await self._command(lambda number: protocol.RemoveSession(number, session.name, keeps=True))
+        await self._add(session)
+
     def heard(self, event: protocol.SessionEvent) -> None:
         """The engine replied: later events see the session as it is now."""
         command = self._commands.pop(event.id, None)
@@ -91,6 +110,8 @@ class LiveSessions:
             return
         match command:
             case protocol.AddSession():
+                if isinstance(event, protocol.SessionAdded):
+                    self._positions[command.session.name] = event.positions
                 self._sessions.add(command.session, command.questions, command.progress.version)
                 self._publisher.add(command.session)
                 self._set((*self.config.sessions, command.session))
@@ -100,7 +121,8 @@ class LiveSessions:
                 self._set(command.session if s.name == name else s for s in self.config.sessions)
             case protocol.RemoveSession():
                 version = self._sessions.remove(command.name).version
-                self._recovery.removed(command.name, version)
+                if command.name not in self._resuming:
+                    self._recovery.removed(command.name, version)
                 self._publisher.remove(command.name)
                 self._store.remove_session(command.name)
                 self._set(s for s in self.config.sessions if s.name != command.name)
@@ -173,7 +195,8 @@ class LiveSessions:
         except OSError as error:
             raise messages.QueryError("engine", f"no shared memory for its metrics: {error}") from None
         symbols = {symbol: numbers[symbol] for symbol in session.symbols}
-        progress = self._recovery.added(session.name)
+        again = session.name in self._resuming
+        progress = self._recovery.resumed(session.name) if again else self._recovery.added(session.name)
         try:
             await self._command(
                 lambda n: protocol.AddSession(n, session, asked, symbols, progress, block.name)

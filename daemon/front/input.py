@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from daemon import protocol
 from daemon.ages import VenueClock
@@ -29,6 +29,8 @@ CLOSE_COMMIT_S, REOPEN_COMMIT_S = 1.0, 10.0
 """How long a failing commit is retried before the source is closed."""
 RETRY_S = 0.1
 INGEST, COMMIT = "ingest", "commit loop"
+Resume = Callable[[Collection[str]], Awaitable[Mapping[str, Mapping[str, Position]]]]
+"""Begins sessions anew, from their progress; returns where they read on, by session and symbol."""
 
 
 class FeedInput:
@@ -59,6 +61,7 @@ class FeedInput:
             self._log.attend(self)
         self._stored: dict[Partition, CommitPoint] = {}
         self._mine: set[Partition] = set()
+        self.resume: Resume = _nothing
         self._elsewhere: Mapping[str, str] = {}
         """By session, the addresses of daemons that have committed other partitions."""
         self.connected = source is None
@@ -93,9 +96,19 @@ class FeedInput:
         """Whether the source begins in a past that was asked for, and that is answered again."""
         return self._log is not None and self._log.again
 
-    def assigned(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, int]:
-        """Where to begin: at what is missing from windows, where that is known."""
-        found = self._recovery.take_over(point.metadata for point in stored.values())
+    async def assigned(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, int]:
+        """Where to begin: at what is missing from windows, where that is known.
+
+        Sessions that another daemon has answered meanwhile go on from where that stands.
+        """
+        found, changed = self._recovery.take_over(point.metadata for point in stored.values())
+        known = {session.name for session in self._sessions}
+        for partition, point in stored.items():
+            again = known & self._recovery.readers(point.metadata)
+            if again & changed:
+                others = {name: each for name, each in self.positions.items() if name not in again}
+                self.positions = others | dict(await self.resume(again))
+                self.tracker.rewind(partition)
         self._stored.update(stored)
         begin: dict[Partition, int] = {}
         for partition, point in stored.items():
@@ -103,7 +116,7 @@ class FeedInput:
             readers = found[point.metadata].sessions if point.metadata in found else {}
             if read:
                 begin[partition] = read
-            elif readers and readers.keys() <= self.positions.keys():
+            elif readers and all(self.positions.get(name) for name in readers):
                 begin[partition] = min([point.offset, *self._missing_from(partition, readers)])
         return begin
 
@@ -310,6 +323,10 @@ class FeedInput:
             await asyncio.sleep(self._commit_every_s)
             await self.commit()
             await self.look_around()
+
+
+async def _nothing(names: Collection[str]) -> Mapping[str, Mapping[str, Position]]:
+    return {}
 
 
 def _log_of(source: object) -> LogSource | None:

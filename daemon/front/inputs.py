@@ -68,6 +68,11 @@ class Inputs:
         self._why: dict[str, str] = {}
         self._some_up = asyncio.Event()
 
+    @property
+    def feeds(self) -> list[FeedInput]:
+        """Of each source."""
+        return list(self._feeds.values())
+
     async def recover(self) -> None:
         """Read where sessions stand in every source, before an engine goes on from there."""
         await asyncio.gather(*(feed.recover() for feed in self._feeds.values()))

@@ -71,6 +71,11 @@ class OffsetTracker:
         self._next[stream], self._stored[stream] = max(self.next_offset(stream), start), stored
         self._readers.setdefault(stream, set()).update(sessions)
 
+    def rewind(self, stream: Stream) -> None:
+        """The stream is read again from wherever `begin` says, for sessions that begin anew."""
+        for known in (self._next, self._stored, self._readers, self._committed):
+            known.pop(stream, None)
+
     def leave(self, stream: Stream) -> None:
         """Another commits this stream's offsets from now on."""
         self._committed.pop(stream, None)

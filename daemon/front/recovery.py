@@ -87,14 +87,17 @@ class Recovery:
                     known.go_on()
         return found
 
-    def take_over(self, texts: Iterable[str]) -> dict[str, Stored]:
-        """Like `read`, while an engine runs: others have answered meanwhile, so another epoch begins."""
+    def take_over(self, texts: Iterable[str]) -> tuple[dict[str, Stored], set[str]]:
+        """Like `read`, while an engine runs, and the sessions that others have answered meanwhile.
+
+        If there are any, another epoch begins.
+        """
         epoch, before = self.epoch, {name: each.progress for name, each in self._sessions.items()}
         found = self.read(texts)
-        changed = any(each.progress != before.get(name) for name, each in self._sessions.items())
+        changed = {name for name, each in self._sessions.items() if each.progress != before.get(name)}
         if changed or self.epoch > epoch:
             self.epoch += 1
-        return found
+        return found, changed
 
     def owners(self, texts: Iterable[str]) -> dict[str, str]:
         """By session, the address of the daemon that wrote the text it is in; empty if that told none."""
@@ -191,6 +194,12 @@ class Recovery:
     def added(self, name: str) -> Progress:
         """A session begins, perhaps again: its window is empty, and its numbers go on."""
         return msgspec.structs.replace(self._session(name).progress, epoch=self.epoch, closed=())
+
+    def resumed(self, name: str) -> Progress:
+        """A session goes on from what another daemon has acknowledged."""
+        session = self._session(name)
+        session.go_on()
+        return msgspec.structs.replace(session.progress, epoch=self.epoch)
 
     def removed(self, name: str, version: int) -> None:
         """A session has ended with ``version``; what it published is still delivered."""

@@ -154,6 +154,8 @@ def make_front(
     )
     live = LiveSessions(config, sessions, questions, publisher, entering, recovery, store, send)
     wait_s = config.query.max_wait / 1e9
+    for each in [entering] if isinstance(entering, FeedInput) else entering.feeds:
+        each.resume = live.resume
     queries = Queries(sessions, live, questions, labelling, prompts, wait_s)
     forwarding = Forwarding(queries.answer, entering.owner, wait_s, forwards=config.query.forward)
     front = Front(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from aiokafka import AIOKafkaConsumer
@@ -14,7 +15,7 @@ from msgspec.structs import replace
 from daemon.api.async_client import AsyncQueryClient
 from daemon.api.messages import Answers, AnswersReply, ErrorReply
 from daemon.audit.completeness import Audit
-from daemon.config.schema import Config, QueryConfig, SinkConfig, SourceConfig
+from daemon.config.schema import Config, QueryConfig, RecoveryConfig, SinkConfig, SourceConfig
 from daemon.front.server import Front
 from daemon.front.wiring import make_front
 from feeds.codec import decode_message
@@ -59,8 +60,8 @@ class Market:
 class Group:
     """Daemons of one configuration, and what they have published."""
 
-    def __init__(self, kafka: RealKafka, name: str) -> None:
-        self.kafka, self.name = kafka, name
+    def __init__(self, kafka: RealKafka, name: str, snapshots: Path) -> None:
+        self.kafka, self.name, self.snapshots = kafka, name, snapshots
         self.fronts: list[Front] = []
         self.published: list[Answer] = []
 
@@ -76,6 +77,7 @@ class Group:
             inproc_config(symbols()),
             source=SourceConfig(kind="kafka", kafka=source, behind="wait"),
             sink=SinkConfig(kafka=KafkaSinkConnector(self.kafka.bootstrap, f"{self.name}.answers")),
+            recovery=RecoveryConfig(Duration(SECOND // 5), str(self.snapshots)),
             query=QueryConfig("tcp://127.0.0.1:*", **query),  # type: ignore[arg-type]  # a QueryConfig's
         )
 
@@ -126,11 +128,11 @@ class Group:
 
 
 @pytest.fixture
-async def group(real_kafka: RealKafka) -> AsyncIterator[Group]:
+async def group(real_kafka: RealKafka, tmp_path: Path) -> AsyncIterator[Group]:
     quiet_client_log()
     name = f"g{uuid.uuid4().hex[:8]}"
     await create_topics(real_kafka.bootstrap, {f"{name}.ticks": 2, f"{name}.answers": 1})
-    made = Group(real_kafka, name)
+    made = Group(real_kafka, name, tmp_path)
     reading = asyncio.create_task(made.read())
     yield made
     reading.cancel()
@@ -170,6 +172,9 @@ async def test_sessions_move_between_daemons_and_questions_find_them(group: Grou
         await market.trade(3)
         await group.answered(market)  # the first one reads both again
         await until(lambda: first.input.owner(theirs) is None, 30.0)
+        # not prefilled again: the other one left a snapshot where both keep theirs
+        assert first.store.value("foretick_snapshots_restored_total", session=theirs) == 1
+        assert first.store.value("foretick_snapshots_restored_total", session=mine) == 0
         audit = Audit(whole=True)
         for answer in group.published:
             audit.take(answer)

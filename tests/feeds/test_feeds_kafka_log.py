@@ -45,7 +45,7 @@ class Notes:
         self.got: list[Incoming] = []
         source.attend(self)
 
-    def assigned(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, int]:
+    async def assigned(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, int]:
         self.stored.update(stored)
         return self.begin
 
