@@ -86,6 +86,7 @@ _add(
     ),
 )
 _add("data", "Fresh answers: how soon they are live after an outage.")
+_add("recovery", "What a restart takes: from a snapshot, with a spare engine, from the log alone.")
 _add(
     "engine",
     "Regions and engine on a CPU: questions, updates, many readers, a sliding window, refresh, forks.",

@@ -16,6 +16,10 @@ SUITES: dict[str, dict[str, tuple[str, str]]] = {
         "ticks": ("bench.data.ticks:measure", "From tick to answer"),
         "outage": ("bench.data.outage:measure", "Live answers after an outage"),
     },
+    "recovery": {
+        "restart": ("bench.recovery.restart:measure", "An engine that is killed"),
+        "restore": ("bench.recovery.restore:measure", "A window that comes back"),
+    },
     "engine": {
         "questions": ("bench.engine.questions:engine", "Questions and updates as the tape grows"),
         "sessions": ("bench.engine.batches:sessions", "Several sessions in one pass"),

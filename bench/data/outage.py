@@ -27,7 +27,7 @@ from feeds.mock_broker import MockBroker, MockUnavailable
 from feeds.synthetic import SyntheticTape
 
 OUTAGES = {"a minute": 60, "an hour": 3600, "a day": 86_400}
-_TOPIC = "md.trades.v1"
+TOPIC = "md.trades.v1"
 _LIVE_S = 0.25
 _S = 1_000_000_000
 
@@ -78,12 +78,16 @@ def figures(plan: OutagePlan, threads: int) -> Iterator[Figure]:
         )  # fmt: skip
 
 
-class _Fresh:
+class Fresh:
     """A sink that waits until every session has an answer from a trade made after ``since``."""
 
     name = "bench"
 
     def __init__(self, sessions: set[str], since: int) -> None:
+        self.expect(sessions, since)
+
+    def expect(self, sessions: set[str], since: int) -> None:
+        """Wait for these sessions, and answers from trades made after ``since``."""
         self._missing, self._since = sessions, since
         self.all = asyncio.Event()
 
@@ -110,7 +114,7 @@ async def _measure(
     """Seconds to live answers of every session, and records passed over."""
     markets = instruments(plan.markets, plan.trades // plan.markets)
     with MockBroker() as broker:
-        broker.create_topic(_TOPIC, len(markets))
+        broker.create_topic(TOPIC, len(markets))
         producer = AIOKafkaProducer(bootstrap_servers=broker.bootstrap, max_batch_size=1 << 18)
         await producer.start()
         began = time.time_ns()
@@ -119,7 +123,7 @@ async def _measure(
             # one second of the tape, stretched over the outage
             for trade in SyntheticTape(market, 7).second(0):
                 at = began - outage_s * _S + trade.ts_event * outage_s
-                await _send(producer, number, trade, at)
+                await send(producer, number, trade, at)
             templates.append(trade)
         await producer.flush()
         settings = config(
@@ -127,12 +131,12 @@ async def _measure(
             [replace(session_of(market), retention_records=plan.window) for market in markets],
         )
         source = schema.SourceConfig(
-            kind="kafka", behind=behind, kafka=KafkaSourceConnector(broker.bootstrap, (_TOPIC,))
+            kind="kafka", behind=behind, kafka=KafkaSourceConnector(broker.bootstrap, (TOPIC,))
         )
-        sink = _Fresh({session.name for session in settings.sessions}, began)
+        sink = Fresh({session.name for session in settings.sessions}, began)
         settings = replace(settings, source=source, sink=schema.SinkConfig())
         front = make_front(settings, routes=[Route(sink, "answers.v1")])
-        live = asyncio.create_task(_live(producer, templates))
+        trading = asyncio.create_task(live(producer, templates))
         try:
             await front.start()
             connected = time.monotonic()
@@ -143,24 +147,25 @@ async def _measure(
         except TimeoutError:
             raise MeasurementFailed(f"no live answers within {plan.longest_s:.0f} s") from None
         finally:
-            live.cancel()
-            await asyncio.gather(live, return_exceptions=True)
+            trading.cancel()
+            await asyncio.gather(trading, return_exceptions=True)
             await front.stop()
             with contextlib.suppress(Exception):
                 await producer.stop()
     return took, passed_over
 
 
-async def _live(producer: AIOKafkaProducer, templates: list[Trade]) -> None:
+async def live(producer: AIOKafkaProducer, templates: list[Trade]) -> None:
     """A trade of each market four times a second."""
     while True:
         for number, trade in enumerate(templates):
-            await _send(producer, number, trade, time.time_ns())
+            await send(producer, number, trade, time.time_ns())
         await asyncio.sleep(_LIVE_S)
 
 
-async def _send(producer: AIOKafkaProducer, number: int, trade: Trade, at: int) -> None:
+async def send(producer: AIOKafkaProducer, number: int, trade: Trade, at: int) -> None:
+    """Send a trade made ``at`` this time, ns, to partition ``number``."""
     sent = replace(trade, ts_event=at, ts_recv=at)
     await producer.send(
-        _TOPIC, encode(sent), trade.key.encode(), partition=number, timestamp_ms=at // 1_000_000
+        TOPIC, encode(sent), trade.key.encode(), partition=number, timestamp_ms=at // 1_000_000
     )

@@ -1,11 +1,10 @@
-"""Reports the daemon's state to systemd (sd_notify), and gives it descriptors to keep."""
+"""Reports the daemon's state to systemd (sd_notify): READY, STATUS, STOPPING and WATCHDOG."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import socket
-from array import array
 from collections.abc import Callable, Mapping
 
 
@@ -39,23 +38,6 @@ class Notifier:
     def alive(self) -> bool:
         """Send the watchdog's keep-alive; see `keep_watchdog`."""
         return self._send("WATCHDOG=1", "")
-
-    def store(self, descriptor: int, name: str) -> bool:
-        """Have the service manager keep a descriptor for the service's next process."""
-        if self._socket is None:
-            return False
-        message = f"FDSTORE=1\nFDNAME={name}\nFDPOLL=0".encode()
-        try:
-            # socket.send_fds leaves the address out
-            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [descriptor]))
-            self._socket.sendmsg([message], [rights], 0, self._address)
-        except OSError:
-            return False
-        return True
-
-    def forget(self, name: str) -> bool:
-        """Have the service manager close the descriptors that it keeps by this name."""
-        return self._send(f"FDSTOREREMOVE=1\nFDNAME={name}", "")
 
     async def keep_watchdog(self, progress: Callable[[], bool]) -> None:
         """Until cancelled: send a keep-alive at half the watchdog's interval whenever `progress()` is true.

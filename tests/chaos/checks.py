@@ -109,16 +109,10 @@ def different(
 
 
 def gaps(found: Sequence[Published]) -> list[str]:
-    """A session's sequence numbers have no gap within an epoch, and an epoch begins at most one later.
-
-    Nothing to check where answers have no sequence.
-    """
-    if "sequence" not in Answer.__struct_fields__:
-        return []
+    """A session's sequence numbers have no gap within an epoch, and an epoch begins at most one later."""
     numbers: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
     for each in found:
-        answer: object = each.answer
-        numbers[each.answer.session][getattr(answer, "epoch")].add(getattr(answer, "sequence"))  # noqa: B009
+        numbers[each.answer.session][each.answer.epoch].add(each.answer.sequence)
     problems = []
     for session, epochs in numbers.items():
         newest = 0

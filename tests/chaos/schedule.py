@@ -16,7 +16,7 @@ Moment = Literal["settled", "sent", "answering"]
 DECK: tuple[Fault, ...] = (
     "kill engine", "kill broker", "kill both", "stop broker", "kill engine",
     "fill disk", "kill front", "kill broker", "kill engine", "terminate",
-    "stop broker", "kill both", "kill engine", "fill disk", "zombie",
+    "stop broker", "kill both", "fill disk", "idle past expiry", "zombie",
     "kill broker", "kill front", "kill engine", "stop broker", "terminate",
 )  # fmt: skip
 """The first fault of a run by its seed, so that a few runs have all of them."""

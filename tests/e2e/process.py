@@ -176,7 +176,7 @@ class Daemon:
 
         def look() -> bool:
             if self._running.poll() is not None:
-                raise AssertionError(f"the daemon ended with {self._running.returncode}")
+                raise AssertionError(f"the daemon ended with {self._running.returncode}\n{self.log[-3000:]}")
             return self.get("/readyz")[0] == 200
 
         await until_slowly(look, timeout_s, "readiness")

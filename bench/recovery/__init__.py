@@ -1,0 +1,1 @@
+"""What a restart costs, and what being ready for one costs."""
