@@ -39,8 +39,8 @@ class RestartPlan:
 
     markets: int = 4
     bars: int = 64
-    repeats: int = 3
-    spare_s: float = 20.0
+    repeats: int = 2
+    spare_s: float = 15.0
     longest_s: float = 120.0
 
 
