@@ -39,8 +39,9 @@ def choose(
 ) -> list[SampledToken]:
     """Choose a token for each row of ``logits`` [rows, vocabulary], out of ``choices[row]`` if given.
 
-    ``top_logprobs[row]``: give its log probability, and those of so many of the likeliest tokens. Without ``sampling[row]`` it is the argmax; ties go to the lowest id or the first of the choices. A single
-    choice has no second best: its gap is 0. A row with a logit that is not finite fails alone.
+    Without ``sampling[row]`` it is the argmax; ties go to the lowest id or the first of the choices. A single
+    choice has no second best: its gap is 0. A row with a logit that is not finite fails alone. With
+    ``top_logprobs[row]`` it has its log probability, and those of so many of the likeliest tokens.
     """
     allowed = _padded(choices)
     drawn = [
@@ -66,7 +67,9 @@ def _with_logprobs(
     chosen: list[SampledToken], logits: torch.Tensor, asked: Sequence[tuple[int, int]]
 ) -> list[SampledToken]:
     """``chosen``, the rows ``asked`` with their log probability and so many of the highest ones."""
-    rows, tokens = to_device(logits.device, [row for row, _ in asked], [chosen[row].token for row, _ in asked])
+    rows, tokens = to_device(
+        logits.device, [row for row, _ in asked], [chosen[row].token for row, _ in asked]
+    )
     logprobs = torch.log_softmax(logits[rows].float(), -1)
     own = logprobs.gather(1, tokens[:, None])[:, 0].tolist()
     values, ids = logprobs.topk(min(max(most for _, most in asked), logprobs.shape[1]))
@@ -131,7 +134,7 @@ def _noisy(logits: torch.Tensor, drawn: Drawn) -> tuple[torch.Tensor, torch.Tens
 
 def _cut(logits: torch.Tensor, sampling: Sequence[Sampling]) -> torch.Tensor:
     """``logits`` [rows, vocabulary], minus infinity where ``top_p`` or ``top_k`` never draw a token."""
-    ranked, order = logits.sort(-1, descending=True, stable=True)
+    ranked, order = logits.sort(dim=-1, descending=True, stable=True)
     columns = [[how.temperature, how.top_p, how.top_k or logits.shape[1]] for how in sampling]
     temperature, top_p, top_k = torch.tensor(columns, device=logits.device).T[:, :, None]
     likely = torch.softmax((ranked - ranked[:, :1]) / temperature, -1)

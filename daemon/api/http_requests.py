@@ -1,12 +1,7 @@
-"""Asks and prompts over HTTP: the query socket's requests as JSON, from this machine only.
-
-Clients are not authenticated. A request must therefore come from a loopback address, name this machine as its
-host, and declare its body as JSON. A web page open in a local browser cannot send such a request.
-"""
+"""Asks and prompts over HTTP: the query socket's requests as JSON; `daemon.api.clients` says who may."""
 
 from __future__ import annotations
 
-import ipaddress
 import time
 from collections.abc import Callable
 from functools import partial
@@ -18,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from daemon.api import messages
+from daemon.api.clients import FOREIGN, is_json, is_local
 from daemon.api.zmq import AnswerQuery
 from feeds.decoding import Undecodable, decoded
 
@@ -62,9 +58,9 @@ def request_routes(
     ) -> Route:
         async def endpoint(request: Request) -> Response:
             since = time.monotonic_ns()
-            if not _is_local(request):
-                return _error(_FORBIDDEN, "forbidden", "requests are accepted from this machine only")
-            if has_body and request.headers.get("content-type", "").partition(";")[0] != "application/json":
+            if not is_local(request):
+                return _error(_FORBIDDEN, "forbidden", FOREIGN)
+            if has_body and not is_json(request):
                 return _error(_NO_JSON, "bad_request", "the content type must be application/json")
             try:
                 members = await _members(request, max_bytes) if has_body else {}
@@ -116,20 +112,6 @@ async def _members(request: Request, max_bytes: int) -> dict[str, Any]:
 
 def _client(request: Request) -> str:
     return "http" if request.client is None else f"http {request.client.host}"
-
-
-def _is_local(request: Request) -> bool:
-    """Whether the request comes from this machine and names it. DNS names that resolve to loopback do not."""
-    return request.client is not None and all(
-        _is_loopback(name) for name in (request.client.host, (request.url.hostname or "").strip("[]"))
-    )
-
-
-def _is_loopback(name: str) -> bool:
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return name == "localhost"
 
 
 def _error(status: int, code: str, message: str) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 from daemon import protocol
 from daemon.api.http import HttpServer
 from daemon.api.http_requests import request_routes
+from daemon.api.serving import Meter, api_routes
 from daemon.api.zmq import QueryServer
 from daemon.config.schema import ALL, Config, QueryConfig
 from daemon.cores import cores_of, usable
@@ -19,6 +21,7 @@ from daemon.front.engine_client import EngineClient, InprocEngine, OnEvent, Proc
 from daemon.front.engine_manager import RESTART_AFTER_S, Connect, EngineManager
 from daemon.front.engine_processes import ENGINE, SPARE_AFTER_S, EngineProcesses
 from daemon.front.forwarding import Forwarding
+from daemon.front.generations import Generations
 from daemon.front.ingest import Order
 from daemon.front.input import COMMIT_EVERY_S, FeedInput
 from daemon.front.inputs import AllOffsets, Inputs
@@ -145,6 +148,22 @@ def make_front(
     if isinstance(entering, FeedInput):
         entering.transactions = publisher.transactions
     prompts = Prompts(config.query.max_prompts, config.query.max_prompts_each, send, lateness.admit)
+    generations = Generations(
+        sessions,
+        send,
+        most=config.query.max_prompts,
+        most_each=config.query.max_prompts_each,
+        others=prompts.__len__,
+        admit=lateness.admit,
+        max_wait_s=config.query.max_wait / 1e9,
+        counted=lambda outcome: store.inc("foretick_api_cache_total", cache="response", outcome=outcome),
+        limits=(scheduling.max_prompt_tokens, scheduling.max_new_tokens),
+        since=int(time.time()),
+    )
+    meter = Meter(
+        lambda api, outcome: store.inc("foretick_api_requests_total", api=api, outcome=outcome),
+        lambda api, ns: store.observe("foretick_api_first_token_seconds", ns, api=api),
+    )
     engine = EngineManager(
         connect or connect_configured,
         config.source.ring_capacity,
@@ -176,12 +195,13 @@ def make_front(
         originals=order.originals,
         prompts=prompts,
         forwarding=forwarding,
+        generations=generations,
         http=HttpServer(
             lambda: front.metrics(),
             lambda: front.not_ready(),
             config.http.host,
             config.http.port,
-            request_routes(forwarding.answer, observe=sessions.observe),
+            [*request_routes(forwarding.answer, observe=sessions.observe), *api_routes(generations, meter)],
         ),
         query=QueryServer(forwarding.answer, config.query.endpoint, observe=sessions.observe)
         if config.query.endpoint

@@ -173,7 +173,8 @@ class TextGrammar:
         self._parts, self._vocabulary = tuple(parts), vocabulary
         self._stop_ids = tuple(sorted(stop_ids))
         self._after = lru_cache(maxsize=64)(self._find)
-        self._states: list[Places] = [self._settled(frozenset({(0, b"")}))]  # after each token of the answer
+        self._known: list[int] = []  # the answer so far, and the places after each token
+        self._states: list[Places] = [self._settled(frozenset({(0, b"")}))]
         needed = frozenset().union(*(part.bytes for part in self._parts))
         if not stop_ids or not needed <= vocabulary.single_bytes:  # then a token can always follow
             raise BadSchema("the model's tokenizer has no end token, or cannot write every byte of this")
@@ -190,10 +191,12 @@ class TextGrammar:
         return not self._after(at)
 
     def _at(self, output: Sequence[int]) -> Places:
-        states = self._states
-        del states[len(output) + 1 :]
-        while len(states) <= len(output):
-            states.append(self._after(states[-1]).get(output[len(states) - 1], frozenset()))
+        states, known = self._states, self._known
+        if list(output[: len(known)]) != known:
+            del states[1:], known[:]
+        for token in output[len(known) :]:
+            states.append(self._after(states[-1]).get(token, frozenset()))
+            known.append(token)
         return states[-1]
 
     def _find(self, at: Places) -> dict[int, Places]:
@@ -217,5 +220,3 @@ class TextGrammar:
                 found.add(after)
                 waiting.append(after)
         return frozenset(found)
-
-

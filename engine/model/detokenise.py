@@ -37,7 +37,9 @@ class Detokeniser:
         text = self._decode(self._tokens[self._start :])
         if not whole and (text.endswith(INCOMPLETE) or len(text) <= len(known)):
             return ""
-        self._start = max(self._start, self._read - KEPT) if self._read - self._start > 2 * KEPT else self._start
+        self._start = (
+            max(self._start, self._read - KEPT) if self._read - self._start > 2 * KEPT else self._start
+        )
         self._read = len(self._tokens)
         return text[len(known) :]
 
