@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -14,6 +16,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from daemon.cli.demo import demo_config
 from daemon.config.schema import ModelConfig, QueryConfig, SchedulerConfig
 from daemon.front.server import Front
 from engine.model.embedded import embedded_directory
@@ -285,3 +288,23 @@ async def test_the_tape_model_answers_its_questions_of_a_session_and_refuses_to_
         chunks = [chunk async for chunk in jump]
         assert "".join(each.choices[0].delta.content or "" for each in chunks)
         assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+async def test_the_snippets_of_the_page_run_word_for_word(capsys) -> None:
+    """On the demo's sessions and model, at another port."""
+    page = (Path(__file__).parents[2] / "docs/clients.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
+    assert len(blocks) == 4
+    demo = demo_config("127.0.0.1:1")
+    source, sink = QueueSource(), MemorySink()
+    tape = Tape(*(session.symbol for session in demo.sessions))
+    config = inproc_config(sessions=demo.sessions, model=ModelConfig())
+    async with running(config, source, sink) as front:
+        source.put(*(tape.second(n) for n in range(12)))
+        await until(lambda: all(len(each.answers) == 6 for each in front.sessions.states.values()))
+        code = "".join(blocks).replace("7800", str(front.http.port))
+        done: dict[str, Any] = {}
+        await asyncio.to_thread(exec, code, done)
+        for name in ("client", "claude"):
+            done[name].close()
+    assert "session:alpha" in capsys.readouterr().out
