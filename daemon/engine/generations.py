@@ -81,6 +81,8 @@ class Running:
     text: Detokeniser
     stop: StopText
     grammar: TextGrammar | None
+    broken: str = ""
+    """What failed when its text was made."""
     shown: list[str] = field(default_factory=list)
     logprobs: list[Logprob] = field(default_factory=list)
 
@@ -249,6 +251,15 @@ class EngineGenerations:
     # On the scheduler's thread.
 
     def _on_token(self, running: Running, request: Request) -> bool:
+        """As `_next`; a defect ends this answer and no other work of the batch."""
+        try:
+            return self._next(running, request)
+        except Exception as error:
+            log.exception("the text of a generation failed")
+            running.broken = f"{type(error).__name__}: {error}"
+            return True
+
+    def _next(self, running: Running, request: Request) -> bool:
         """The next token: send what it completes; true at a stop sequence and at the end of a grammar."""
         asked, sample = running.asked, request.samples[-1]
         if len(request.output) == 1:
@@ -285,8 +296,9 @@ class EngineGenerations:
     def _done(self, running: Running, request: Request) -> None:
         asked = running.asked
         self._requests.pop(asked.id, None)
-        if request.state is not State.FINISHED:
-            self._fail(asked.id, request.error or CANCELLED)
+        if request.state is not State.FINISHED or running.broken:
+            broken = Failure("engine", running.broken) if running.broken else None
+            self._fail(asked.id, broken or request.error or CANCELLED)
             return
         record = self._records.of(asked.session, request.version) if asked.session else None
         question = running.prompt.question

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -31,17 +32,24 @@ class BadSchema(ValueError):
 
 @dataclass(frozen=True)
 class OneOf:
-    """One of these texts, as bytes."""
+    """One of these texts, as bytes, in their order."""
 
     texts: tuple[bytes, ...]
 
+    @classmethod
+    def of(cls, texts: Iterable[str]) -> OneOf:
+        """Of texts in any order."""
+        return cls(tuple(sorted({text.encode() for text in texts})))
+
     def begun(self, written: bytes) -> bool:
         """Whether ``written`` begins one."""
-        return any(text.startswith(written) for text in self.texts)
+        at = bisect_left(self.texts, written)
+        return at < len(self.texts) and self.texts[at].startswith(written)
 
     def done(self, written: bytes) -> bool:
         """Whether ``written`` is one."""
-        return written in self.texts
+        at = bisect_left(self.texts, written)
+        return at < len(self.texts) and self.texts[at] == written
 
     @property
     def bytes(self) -> frozenset[int]:
@@ -80,7 +88,7 @@ def choice_parts(choices: Sequence[str]) -> tuple[Part, ...]:
     """The grammar of one of ``choices``, as written. Raises BadSchema for an empty or too long list."""
     if not choices or not all(choices) or len(choices) > MOST_CHOICES:
         raise BadSchema(f"choices: give 1 to {MOST_CHOICES} texts, none of them empty")
-    return (OneOf(tuple(choice.encode() for choice in dict.fromkeys(choices))),)
+    return (OneOf.of(choices),)
 
 
 def schema_parts(schema: Any) -> tuple[Part, ...]:
@@ -89,7 +97,10 @@ def schema_parts(schema: Any) -> tuple[Part, ...]:
     It may be an enum, a const, a boolean, a number, an integer, null, or an object of such, whose properties
     are all written, in their order.
     """
-    parts = _merged(_parts(schema, "schema"))
+    try:
+        parts = _merged(_parts(schema, "schema"))
+    except RecursionError:
+        raise BadSchema("the schema is nested too deeply") from None
     if len(parts) > MOST_PARTS:
         raise BadSchema(f"the schema has more than {MOST_PARTS} parts")
     return parts
@@ -105,11 +116,11 @@ def _parts(schema: Any, here: str) -> list[Part]:
         _nothing_else(members, here)
         if not isinstance(listed, list) or not 0 < len(listed) <= MOST_CHOICES:
             raise BadSchema(f"{here}.enum must have 1 to {MOST_CHOICES} values")
-        return [OneOf(tuple(dict.fromkeys(_json(value).encode() for value in listed)))]
+        return [OneOf.of(map(_json, listed))]
     match kind:
         case "boolean":
             _nothing_else(members, here)
-            return [OneOf((b"true", b"false"))]
+            return [OneOf.of(("true", "false"))]
         case "null":
             _nothing_else(members, here)
             return [OneOf((b"null",))]

@@ -180,6 +180,11 @@ def test_choices_and_schemas_that_are_too_much() -> None:
     wide = {f"p{n}": {"type": "number"} for n in range(200)}
     with pytest.raises(BadSchema, match="256 parts"):
         schema_parts({"type": "object", "properties": wide})
+    deep: dict[str, object] = {"type": "number"}
+    for _ in range(2000):
+        deep = {"type": "object", "properties": {"a": deep}}
+    with pytest.raises(BadSchema, match="deeply"):
+        schema_parts(deep)
     with pytest.raises(BadSchema, match="every byte"):
         TextGrammar(choice_parts(["a"]), Vocabulary({1: b"ab"}), frozenset({END}))
 
