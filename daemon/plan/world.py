@@ -155,7 +155,12 @@ class World:
         self.store = MetricStore.local({"session": list(self.tapes), "source": ["plan"]})
         # the data plane reads only these of what the daemon builds
         built = SimpleNamespace(
-            tapes=self.tapes, lines=sources.lines, prompt=sources.prompt, prefixes=sources.prefixes
+            tapes=self.tapes,
+            lines=sources.lines,
+            prompt=sources.prompt,
+            prefixes=sources.prefixes,
+            progress={},
+            restored={},
         )
         self._input = EngineInput(
             config,

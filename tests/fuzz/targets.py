@@ -293,7 +293,7 @@ def _full() -> Tape:
 @cache
 def _written() -> bytes:
     tape = _full()
-    header = SnapshotHeader("t", _identity(), 4, tape.state, {"topic/0": 99}, 12345)
+    header = SnapshotHeader("t", _identity(), 4, tape.state, 12345, b"owner")
     write_snapshot(_folder() / "seed.kv", header, _pool(), tape.live_ranges)
     tape.release()
     return (_folder() / "seed.kv").read_bytes()
@@ -302,7 +302,13 @@ def _written() -> bytes:
 def _snapshot(data: bytes) -> None:
     """The bytes are a file; those that are accepted can be loaded."""
     with contextlib.suppress(SnapshotError):
-        _resume(Snapshot.open(_file("t.kv", data), _identity()))
+        _resume(_opened(_file("t.kv", data)))
+
+
+def _opened(path: Path) -> Snapshot:
+    snapshot = Snapshot.open(path)
+    snapshot.expect(_identity())
+    return snapshot
 
 
 def _header(data: bytes) -> None:
@@ -314,7 +320,7 @@ def _header(data: bytes) -> None:
     whole = prefix + data + seal + kv + blake2b(seal + kv, digest_size=32).digest()
     with contextlib.suppress(SnapshotError):
         path = _file("t.kv", whole)
-        _resume(Snapshot.open(path, _identity()))
+        _resume(_opened(path))
 
 
 @cache

@@ -361,9 +361,9 @@ def test_a_snapshot_is_of_the_prefix_it_was_written_behind(tmp_path: Path) -> No
     world.feed_one_by_one(1)
     world.clock.now += 10
     assert residency.spill_idle()
-    Snapshot.open(tmp_path / "a.kv", new)
+    Snapshot.open(tmp_path / "a.kv").expect(new)
     with pytest.raises(SnapshotError, match="frozen"):
-        Snapshot.open(tmp_path / "a.kv", old)
+        Snapshot.open(tmp_path / "a.kv").expect(old)
     assert world.off() <= 1  # read back
     residency.detach(world.tape)
     world.close()

@@ -167,7 +167,7 @@ def test_every_answer_says_what_its_state_was_made_of(ran: Ran) -> None:
         )
         assert (state.first_offset, state.last_offset) == (3 * (version - basis.state_bars), 3 * version - 1)
         assert answer.inputs == [InputRange("in", 0, 3 * version - 3, 3 * version - 1)]
-        assert answer.answer_id == f"aaa:{answer.question_hash}:in/0/{3 * version - 1}"
+        assert answer.answer_id == f"aaa:{answer.question_hash}:{answer.as_of // SECOND * SECOND}"
         assert basis.config == ran.answers[0].basis.config  # type: ignore[union-attr]  # as above
     evicted = {a.basis.state_bars - a.basis.window_bars for a in ran.answers if a.basis is not None}
     assert (

@@ -55,6 +55,8 @@ class World:
             lines=dict.fromkeys(NAMES, LineSpec(0, 0)),
             prompt=SimpleNamespace(encode=lambda text: list(text.encode())),
             prefixes=None,
+            progress={},
+            restored={},
         )
         config = Config(
             sessions=tuple(SessionConfig(name, f"V:{name}") for name in NAMES),

@@ -66,8 +66,8 @@ class Rig:
         await self.input.recover()
         return self.recovery.start(["aaa", "bbb"], again=self.input.again)
 
-    def assign(self) -> Mapping[Partition, int]:
-        return self.log.reader.assigned(self.log.points)
+    async def assign(self) -> Mapping[Partition, int]:
+        return await self.log.reader.assigned(self.log.points)
 
 
 def at(partition: Partition, offset: int, source: str = "kafka") -> Position:
@@ -95,20 +95,20 @@ async def test_a_partition_is_read_from_the_least_position_of_its_sessions(
     rig = Rig({P: CommitPoint(100, text("aaa", "bbb"))})
     await rig.start()
     rig.input.positions = positions
-    assert rig.assign() == begin
+    assert await rig.assign() == begin
 
 
 async def test_a_partition_whose_sessions_are_not_known_is_read_from_its_window() -> None:
     rig = Rig({P: CommitPoint(100, ""), Q: CommitPoint(100, "by hand")})
     await rig.start()
     rig.input.positions = {"aaa": {"V:AAA": at(P, 80)}, "bbb": {"V:BBB": at(Q, 80)}}
-    assert rig.assign() == {}
+    assert await rig.assign() == {}
 
 
 async def test_a_start_commits_its_epoch_before_a_record_is_read() -> None:
     rig = Rig({P: CommitPoint(100, text("aaa"))})
     await rig.start()
-    rig.assign()
+    await rig.assign()
     rig.log.reader.begins(P, 70)
     rig.input.connected = True
     assert await rig.input.commit()
@@ -121,7 +121,7 @@ async def test_a_start_commits_its_epoch_before_a_record_is_read() -> None:
 async def test_a_past_that_was_asked_for_is_not_history() -> None:
     rig = Rig({P: CommitPoint(100, text("aaa"))}, again=True)
     assert (await rig.start())["aaa"] == Progress(5, 10, 60)
-    rig.assign()
+    await rig.assign()
     rig.log.reader.begins(P, 0)
     assert not rig.tracker.is_stored(P, 0)
 
@@ -129,12 +129,12 @@ async def test_a_past_that_was_asked_for_is_not_history() -> None:
 async def test_a_partition_that_comes_back_is_read_on_from_where_it_was_left() -> None:
     rig = Rig({P: CommitPoint(100, text("aaa"))})
     await rig.start()
-    rig.assign()
+    await rig.assign()
     rig.log.reader.begins(P, 100)
     rig.tracker.passed_on("aaa", 1, P, 119)
     rig.log.reader.left([P])
     rig.log.points[P] = CommitPoint(300, pack(6, {"aaa": Progress(6, 30, 180, (9,))}).text)
-    assert rig.assign() == {P: 120}
+    assert await rig.assign() == {P: 120}
     rig.log.reader.begins(P, 120)
     assert rig.tracker.is_stored(P, 299)
     assert (rig.recovery.epoch, rig.recovery.number("aaa")) == (7, 181)

@@ -89,7 +89,9 @@ async def test_a_refused_answer_is_a_dead_letter_and_another_message_is_not(
     assert r.count("foretick_answers_failed_total", reason="publish") == 6
     lines = [line.message for line in caplog.records if "dead letter" in line.message]
     assert len(lines) == 1  # the others fall into the same second
-    assert r.tracker.to_commit() == {(TOPIC, 0): 1}  # its inputs are done
+    assert {at: point.offset for at, point in r.tracker.to_commit().items()} == {
+        (TOPIC, 0): 1
+    }  # its inputs are done
     assert await r.publisher.delivery.stop(1.0) == 0
 
 
