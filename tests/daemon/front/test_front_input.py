@@ -33,6 +33,9 @@ class Log(QueueSource):
     async def stored(self) -> Mapping[Partition, CommitPoint]:
         return self.points
 
+    async def others(self) -> Mapping[Partition, CommitPoint]:
+        return {}
+
     def attend(self, reader: Reader) -> None:
         self.reader = reader
 
