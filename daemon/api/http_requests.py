@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl
@@ -63,15 +63,21 @@ class Requests:
 
 
 def request_routes(requests: Requests, max_bytes: int = 1 << 18) -> list[Route]:
-    """Routes for a Starlette application, for bodies of at most ``max_bytes`` bytes."""
+    """Routes for a Starlette application, one for each path, for bodies of at most ``max_bytes`` bytes."""
+    paths: dict[str, dict[str, Operation]] = {}
+    for each in OPERATIONS:
+        paths.setdefault(each.path, {})[each.method] = each
     return [
-        Route(each.path, partial(_serve, requests, each, max_bytes), methods=[each.method])
-        for each in OPERATIONS
+        Route(path, partial(_serve, requests, methods, max_bytes), methods=list(methods))
+        for path, methods in paths.items()
     ]
 
 
-async def _serve(requests: Requests, operation: Operation, max_bytes: int, request: Request) -> Response:
+async def _serve(
+    requests: Requests, methods: Mapping[str, Operation], max_bytes: int, request: Request
+) -> Response:
     since = time.monotonic_ns()
+    operation = methods["GET" if request.method == "HEAD" else request.method]
     if operation.body != "none" and media_type_of(request) != JSON:
         return problem(NO_SUCH_TYPE, "bad_request", f"the content type must be {JSON}")
     try:
