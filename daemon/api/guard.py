@@ -13,7 +13,7 @@ from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from daemon.api.problems import problem
+from daemon.api.errors import problem
 
 OPEN = frozenset(("/metrics", "/healthz", "/readyz"))
 """Routes for everyone who can connect."""

@@ -17,8 +17,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from daemon.api.connections import HEADER_BYTES, Patience, allow_connections, patient
+from daemon.api.errors import framework_error
 from daemon.api.guard import Guard
-from daemon.api.problems import framework_error
 from daemon.api.sockets import MESSAGE_BYTES
 from daemon.supervision import Tasks
 

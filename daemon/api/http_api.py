@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
+from daemon.api.errors import problem, refused, reply
 from daemon.api.event_stream import EventStream, last_id
 from daemon.api.events import KINDS, Events, Filter
 from daemon.api.health import Health
@@ -17,7 +18,6 @@ from daemon.api.http_requests import Requests, request_routes
 from daemon.api.messages import QueryError
 from daemon.api.openapi import document
 from daemon.api.page import page
-from daemon.api.problems import problem, refused, reply
 from daemon.api.pushes import Pushes
 from daemon.api.sockets import Socket
 from metrics.store import MetricStore

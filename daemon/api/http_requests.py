@@ -18,10 +18,10 @@ from starlette.routing import Route
 
 from daemon.api import messages
 from daemon.api.bodies import media_type_of, members_of
+from daemon.api.errors import NO_SUCH_TYPE, problem, refused, reply
 from daemon.api.guard import client_of
 from daemon.api.messages import QueryError
 from daemon.api.operations import OPERATIONS, Operation
-from daemon.api.problems import NO_SUCH_TYPE, problem, refused, reply
 from daemon.api.zmq import AnswerQuery
 from feeds.decoding import Undecodable, decoded
 

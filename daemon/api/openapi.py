@@ -10,10 +10,10 @@ from typing import Any, get_args
 
 import msgspec
 
+from daemon.api.errors import NO_SUCH_TYPE, STATUS, Problem
 from daemon.api.events import EventKind
 from daemon.api.health import Health, Version
 from daemon.api.operations import EVERY, OPERATIONS, Operation
-from daemon.api.problems import NO_SUCH_TYPE, STATUS, Problem
 from daemon.api.pushes import CSV, JSON, LINES, MSGPACK, Pushed, PushOptions
 from feeds.decimal9 import Fixed9
 from feeds.messages import Received

@@ -14,8 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from daemon.api.bodies import body_of, media_type_of
+from daemon.api.errors import NO_SUCH_TYPE, problem, refused, reply
 from daemon.api.messages import QueryError
-from daemon.api.problems import NO_SUCH_TYPE, problem, refused, reply
 from feeds.bodies import Body, TooMany, convert, split
 from feeds.decoding import Undecodable, decoded
 from feeds.file_format import FormatError

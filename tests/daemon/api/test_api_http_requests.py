@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 import pytest
 
+from daemon.api.errors import STATUS
 from daemon.api.http import HttpServer
 from daemon.api.http_requests import Requests, request_routes
 from daemon.api.messages import (
@@ -25,7 +26,6 @@ from daemon.api.messages import (
     QueryError,
     Update,
 )
-from daemon.api.problems import STATUS
 from daemon.front.queries import Queries
 from daemon.supervision import Tasks
 

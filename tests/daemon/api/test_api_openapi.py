@@ -9,13 +9,13 @@ import pytest
 from openapi_spec_validator import validate
 from starlette.routing import Route
 
+from daemon.api.errors import STATUS
 from daemon.api.events import Events
 from daemon.api.health import health_of
 from daemon.api.http_api import api_routes
 from daemon.api.http_requests import Requests
 from daemon.api.messages import ErrorReply
 from daemon.api.openapi import document
-from daemon.api.problems import STATUS
 from daemon.api.pushes import Pushes
 from metrics.store import MetricStore
 
