@@ -12,7 +12,7 @@ SECONDS_TO_FUZZ ?= 600
 .PHONY: run test fuzz lint format lock clean
 
 run: $(STAMP)
-	$(BIN)/foretick demo
+	$(BIN)/foretick demo --http-port 7800
 
 test: lint
 	$(BIN)/python -m pytest -n $(WORKERS)

@@ -13,7 +13,7 @@ from typing import ClassVar
 import msgspec
 
 from daemon.ages import Times
-from daemon.api import messages
+from daemon.api import generation, messages
 from daemon.config.schema import SessionConfig
 from daemon.progress import Position, Progress
 from feeds.decoding import decoded
@@ -115,6 +115,7 @@ Command = (
     | messages.Label
     | PromptCommand
     | NameStream
+    | generation.GenerationCommand
     | EndInput
     | StopEngine
 )
@@ -367,6 +368,7 @@ EngineEvent = (
     | messages.LabelReply
     | LabelRefused
     | PromptEvent
+    | generation.GenerationEvent
     | Heartbeat
     | InputDone
     | ThreadEnded
@@ -377,7 +379,15 @@ EngineEvent = (
 
 def failure_of(
     command: Command, code: str, message: str
-) -> AskFailed | QuestionsRefused | SessionRefused | LabelRefused | PromptFailed | None:
+) -> (
+    AskFailed
+    | QuestionsRefused
+    | SessionRefused
+    | LabelRefused
+    | PromptFailed
+    | generation.GenerationFailed
+    | None
+):
     """The event that tells the client of ``command`` that it failed; None where no client waits."""
     if isinstance(command, messages.Ask):
         return AskFailed(command.id, code, message)
@@ -387,6 +397,8 @@ def failure_of(
         return SessionRefused(command.id, code, message)
     if isinstance(command, messages.Label):
         return LabelRefused(command.id, code, message)
+    if isinstance(command, generation.Generate | generation.CountTokens):
+        return generation.GenerationFailed(command.id, code, message)
     return PromptFailed(command.prompt, code, message) if isinstance(command, PromptCommand) else None
 
 

@@ -140,6 +140,9 @@ def _questions() -> list[Any]:
         _series("Asks: effective average latency, and by tier", "s", _THIRD, effective),
         _rates("Questions without an answer, a second", "foretick_answers_failed_total", "reason"),
         _stacked(_rates(suppressed, "foretick_answers_suppressed_total", "reason")),
+        _rates(
+            "OpenAI and Anthropic requests a second, by outcome", "foretick_api_requests_total", "outcome"
+        ),
     ]
 
 

@@ -110,16 +110,19 @@ class Engine:
         keep: list[int] = []
         choices: list[tuple[int, ...] | None] = []
         sampling: list[Sampling | None] = []
+        tops: list[int | None] = []
         end = 0
         for chunk in batch:
             end += len(chunk.tokens)
             keep += range(end - chunk.sampled_rows, end)
             choices += [chunk.choices] * chunk.sampled_rows
             sampling += [chunk.sampling and chunk.sampling.later(i) for i in range(chunk.sampled_rows)]
+            tops += [chunk.top_logprobs] * chunk.sampled_rows
         if not keep:
             self._run(batch, [], lambda logits: None)
             return [None] * len(batch)
-        chosen = iter(self._run(batch, keep, partial(choose, choices=choices, sampling=sampling)))
+        read = partial(choose, choices=choices, sampling=sampling, top_logprobs=tops)
+        chosen = iter(self._run(batch, keep, read))
         return [
             accept(chunk.tokens[len(chunk.tokens) - chunk.drafts :], list(islice(chosen, chunk.sampled_rows)))
             if chunk.sample

@@ -35,17 +35,23 @@ def choose(
     logits: torch.Tensor,
     choices: Sequence[tuple[int, ...] | None],
     sampling: Sequence[Sampling | None] = (),
+    top_logprobs: Sequence[int | None] = (),
 ) -> list[SampledToken]:
     """Choose a token for each row of ``logits`` [rows, vocabulary], out of ``choices[row]`` if given.
 
     Without ``sampling[row]`` it is the argmax; ties go to the lowest id or the first of the choices. A single
-    choice has no second best: its gap is 0. A row with a logit that is not finite fails alone.
+    choice has no second best: its gap is 0. A row with a logit that is not finite fails alone. With
+    ``top_logprobs[row]`` it has its log probability, and those of so many of the likeliest tokens.
     """
     allowed = _padded(choices)
-    drawn = [(row, how) for row, how in enumerate(sampling) if how is not None]
+    drawn = [
+        (row, how if choices[row] is None else replace(how, top_p=1.0, top_k=0))
+        for row, how in enumerate(sampling)
+        if how is not None
+    ]
     few = logits.device.type == "cpu" and logits.numel() <= FEW
     choose_on = compiled if few else by_torch
-    return [
+    chosen = [
         SampledToken(int(token), top1, top2, logits=tuple(rest[: len(among or ())]))
         if math.isfinite(spread)
         else SampledToken(0, 0.0, 0.0, NOT_FINITE)
@@ -53,6 +59,26 @@ def choose(
             choose_on(logits, allowed, drawn), choices, strict=True
         )
     ]
+    asked = [(row, most) for row, most in enumerate(top_logprobs) if most is not None]
+    return _with_logprobs(chosen, logits, asked) if asked else chosen
+
+
+def _with_logprobs(
+    chosen: list[SampledToken], logits: torch.Tensor, asked: Sequence[tuple[int, int]]
+) -> list[SampledToken]:
+    """``chosen``, the rows ``asked`` with their log probability and so many of the highest ones."""
+    rows, tokens = to_device(
+        logits.device, [row for row, _ in asked], [chosen[row].token for row, _ in asked]
+    )
+    logprobs = torch.log_softmax(logits[rows].float(), -1)
+    own = logprobs.gather(1, tokens[:, None])[:, 0].tolist()
+    values, ids = logprobs.topk(min(max(most for _, most in asked), logprobs.shape[1]))
+    best = zip(ids.tolist(), values.tolist(), strict=True)
+    for (row, most), logprob, (found, likely) in zip(asked, own, best, strict=True):
+        if chosen[row].error is None:
+            top = tuple(zip(found[:most], likely[:most], strict=True))
+            chosen[row] = replace(chosen[row], logprob=logprob, top=top)
+    return chosen
 
 
 Drawn = Sequence[tuple[int, Sampling]]
@@ -99,8 +125,23 @@ def _noisy(logits: torch.Tensor, drawn: Drawn) -> tuple[torch.Tensor, torch.Tens
     """The rows ``drawn``, and their logits with noise."""
     rows, keys = to_device(logits.device, [row for row, _ in drawn], [signed(how.key) for _, how in drawn])
     scale = torch.tensor([how.temperature for _, how in drawn], device=logits.device)
+    values = logits[rows]
+    if any(how.cuts for _, how in drawn):
+        values = _cut(values, [how for _, how in drawn])
     # scale the noise instead of dividing the logits: nothing overflows at a low temperature
-    return rows, logits[rows] + scale[:, None] * gumbel(keys, logits.shape[1])
+    return rows, values + scale[:, None] * gumbel(keys, logits.shape[1])
+
+
+def _cut(logits: torch.Tensor, sampling: Sequence[Sampling]) -> torch.Tensor:
+    """``logits`` [rows, vocabulary], minus infinity where ``top_p`` or ``top_k`` never draw a token."""
+    ranked, order = logits.sort(dim=-1, descending=True, stable=True)
+    columns = [[how.temperature, how.top_p, how.top_k or logits.shape[1]] for how in sampling]
+    temperature, top_p, top_k = torch.tensor(columns, device=logits.device).T[:, :, None]
+    likely = torch.softmax((ranked - ranked[:, :1]) / temperature, -1)
+    before = likely.cumsum(-1) - likely
+    goes = (before >= top_p) & (top_p < 1) | (torch.arange(logits.shape[1], device=logits.device) >= top_k)
+    goes[:, 0] = False  # the likeliest always stays
+    return logits.masked_fill(torch.zeros_like(goes).scatter(1, order, goes), -INFINITY)
 
 
 def accept(drafts: Sequence[int], choices: Sequence[SampledToken]) -> SampledToken:

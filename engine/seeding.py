@@ -22,16 +22,27 @@ SHIFTS = (30, 27, 31)
 class Sampling:
     """How to draw token ``index`` of an answer at ``temperature`` above 0; ``seed``: 32 bits per answer.
 
-    Raises ValueError for a temperature that is not a number above 0.
+    ``top_p``: draw among the likeliest tokens that together have this probability at the temperature.
+    ``top_k``: draw among so many of the likeliest; 0: any. Neither applies where the token is one of given
+    choices. Raises ValueError for a temperature that is not a number above 0, and for others out of range.
     """
 
     temperature: float
     seed: int
     index: int
+    top_p: float = 1.0
+    top_k: int = 0
 
     def __post_init__(self) -> None:
         if not (self.temperature > 0 and math.isfinite(self.temperature)):
             raise ValueError(f"a sampling temperature must be a number above 0, not {self.temperature}")
+        if not 0 < self.top_p <= 1 or self.top_k < 0:
+            raise ValueError("top_p must lie above 0 and be at most 1, and top_k must be 0 or more")
+
+    @property
+    def cuts(self) -> bool:
+        """Unlikely tokens are never drawn."""
+        return self.top_p < 1 or self.top_k > 0
 
     def later(self, tokens: int) -> Sampling:
         """The sampling of the same answer ``tokens`` tokens later."""
@@ -46,6 +57,11 @@ class Sampling:
 def prompt_seed(tokens: Sequence[int]) -> int:
     """The 32-bit seed of a prompt (*Attention Once* equation 20); a token id is 4 bytes, little-endian."""
     return fnv1a(struct.pack(f"<{len(tokens)}I", *tokens))
+
+
+def answer_seed(prompt: int, seed: int, index: int) -> int:
+    """The 32-bit seed of answer ``index`` to a prompt of seed ``prompt``, as a client's ``seed`` asks."""
+    return fnv1a(struct.pack("<IqI", prompt, seed, index))
 
 
 def fnv1a(data: bytes) -> int:

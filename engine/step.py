@@ -45,6 +45,8 @@ class Chunk:
     """How to draw the token (with drafts, the one at the first draft); None takes the best."""
     drafts: int = 0
     """How many of the last `tokens` are drafts, to be verified in the same pass."""
+    top_logprobs: int | None = None
+    """Give the token's log probability, and so many of the likeliest tokens with theirs; None: neither."""
 
     def __post_init__(self) -> None:
         if self.sample and not 0 <= self.drafts < len(self.tokens):
@@ -72,6 +74,10 @@ class SampledToken:
     """The tokens before this one that confirmed drafts, oldest first."""
     logits: tuple[float, ...] = ()
     """The logits of the chunk's choices, in their order."""
+    logprob: float | None = None
+    """Its natural log probability over the whole vocabulary, at temperature 1; None where nobody asked."""
+    top: tuple[tuple[int, float], ...] = ()
+    """The likeliest tokens and their log probabilities, the likeliest first."""
 
     @property
     def gap(self) -> float:

@@ -108,6 +108,25 @@ LABEL_OUTCOMES: tuple[str, ...] = (
     "engine",
     "shutting_down",
 )
+# The endpoints of the OpenAI and Anthropic APIs, and how a request to one ended: gone, when the client left.
+APIS: tuple[str, ...] = ("chat", "completions", "responses", "messages", "count_tokens", "models")
+GENERATING: tuple[str, ...] = APIS[:4]
+API_OUTCOMES: tuple[str, ...] = (
+    "done",
+    "gone",
+    "bad_request",
+    "forbidden",
+    "unknown_model",
+    "too_long",
+    "too_large",
+    "no_json",
+    "busy",
+    "engine",
+    "shutting_down",
+    "timeout",
+)
+API_CACHES: tuple[str, ...] = ("render", "tokenise", "response")
+LOOK_UPS: tuple[str, ...] = ("hit", "miss")
 # A batch without device memory is retried at half its size; failed: half did not fit either.
 OOM_OUTCOMES: tuple[str, ...] = ("retried", "failed")
 # Why a request was left out of a batch: an exhausted budget, or a class that goes first.
@@ -409,6 +428,24 @@ METRICS: tuple[Metric, ...] = (
         "foretick_asks_total",
         "Ad-hoc questions, by the tier that answered, or by error.",
         outcome=OUTCOMES,
+    ),
+    _counter(
+        "foretick_api_requests_total",
+        "Requests of the OpenAI and Anthropic APIs, by how they ended (gone: the client left). Worry when "
+        "engine or timeout grows.",
+        api=APIS,
+        outcome=API_OUTCOMES,
+    ),
+    _histogram(
+        "foretick_api_first_token_seconds",
+        "From the arrival of a request of these APIs to its first token.",
+        api=GENERATING,
+    ),
+    _counter(
+        "foretick_api_cache_total",
+        "Look-ups of rendered chats, tokenised texts and whole responses that were kept.",
+        cache=API_CACHES,
+        outcome=LOOK_UPS,
     ),
     _counter(
         "foretick_publish_retries_total",

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import cast
 
-from engine.seeding import Sampling, prompt_seed
+from engine.seeding import Sampling, answer_seed, prompt_seed
 from engine.step import Chunk, SampledToken
 from regions.ephemeral import Fork
 from regions.prompt import StreamingPrompt
@@ -86,6 +86,16 @@ class RequestSpec:
     """Token ids that may follow the generated ones, given how many more fit; None: any."""
     temperature: float = 0.0
     """0 takes the best token. Above 0 tokens are drawn, always the same ones for a prompt (equation 20)."""
+    top_p: float = 1.0
+    """See `engine.seeding.Sampling`, as `top_k`."""
+    top_k: int = 0
+    seed: tuple[int, int] | None = None
+    """A client's seed (64 bits, signed) and the number of the answer (32 bits), of several to one prompt:
+    the tokens drawn depend on these, too."""
+    top_logprobs: int | None = None
+    """See `engine.step.Chunk`."""
+    on_token: Callable[[Request], bool] | None = None
+    """Called after each generated token, on the thread that steps the scheduler; true ends the answer."""
     salt: str = ""
     """Prefixes are shared under equal salts only; derive it from the authenticated identity."""
     complete: bool = True
@@ -109,7 +119,7 @@ class RequestSpec:
         if self.choices is not None and self.grammar is not None:
             raise ValueError("a request has choices or a grammar, not both")
         if self.temperature:
-            Sampling(self.temperature, 0, 0)  # raises for an invalid temperature
+            Sampling(self.temperature, 0, 0, self.top_p, self.top_k)  # raises for an invalid one
 
 
 @dataclass(eq=False, slots=True)
@@ -230,7 +240,10 @@ class Request:
         if not self.spec.temperature or not self.complete:
             return None
         if self._sampling is None:
-            self._sampling = Sampling(self.spec.temperature, prompt_seed(self.prompt), 0)
+            spec, seed = self.spec, prompt_seed(self.prompt)
+            if spec.seed is not None:
+                seed = answer_seed(seed, *spec.seed)
+            self._sampling = Sampling(spec.temperature, seed, 0, spec.top_p, spec.top_k)
         return self._sampling.later(len(self.output))
 
     def chosen(self, texts: Sequence[str] | None) -> str | None:
@@ -300,7 +313,9 @@ class Request:
         tokens = self.next_tokens(n)
         if drafts:
             tokens = [*tokens, *drafts]
-        return Chunk(self.reader, tokens, sample, self._choices, self.sampling, len(drafts))
+        return Chunk(
+            self.reader, tokens, sample, self._choices, self.sampling, len(drafts), self.spec.top_logprobs
+        )
 
     @property
     def _choices(self) -> tuple[int, ...] | None:
@@ -365,8 +380,12 @@ class Request:
         self.samples.append(sampled)
         self.output.append(sampled.token)
         spec = self.spec
+        stops = spec.on_token is not None and spec.on_token(self)
         return (
-            spec.choices is not None or sampled.token in spec.stop_ids or len(self.output) >= spec.max_tokens
+            stops
+            or spec.choices is not None
+            or sampled.token in spec.stop_ids
+            or len(self.output) >= spec.max_tokens
         )
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Coroutine
@@ -88,12 +89,19 @@ class Seen:
     help="write the configuration (foretick.toml) and the answers (answers.jsonl) to this directory, for "
     "`foretick explain` and `foretick reproduce` while the demo runs",
 )
-def command(forever: bool, seconds: int, seed: int, keep: Path | None) -> None:
+@click.option(
+    "--http-port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    show_default=True,
+    help="port to serve HTTP at; 0, or one that is taken: any",
+)
+def command(forever: bool, seconds: int, seed: int, keep: Path | None, http_port: int) -> None:
     """Run the whole pipeline on embedded defaults: no broker, no GPU, no download."""
-    sys.exit(demo(None if forever else seconds, seed, keep))
+    sys.exit(demo(None if forever else seconds, seed, keep, http_port))
 
 
-def demo(seconds: int | None, seed: int, keep: Path | None = None) -> int:
+def demo(seconds: int | None, seed: int, keep: Path | None = None, http_port: int = 0) -> int:
     """Run for ``seconds`` of live tape (None: until Ctrl-C); the exit status."""
     console = Console()
     if not console.is_terminal:
@@ -104,13 +112,24 @@ def demo(seconds: int | None, seed: int, keep: Path | None = None) -> int:
         broker.create_topic(ANSWERS, 1)
         broker.create_topic(DEAD, 1)
         console.print(f"[bold]Foretick demo[/bold] - {NOTICE} ({broker.bootstrap})")
-        config, kept = demo_config(broker.bootstrap), None
+        config, kept = demo_config(broker.bootstrap, _free(http_port)), None
         if keep is not None:
             keep.mkdir(parents=True, exist_ok=True)
             (keep / "foretick.toml").write_text(demo_file(config))
             kept = keep / "answers.jsonl"
             kept.write_bytes(b"")
         return uvloop.run(_demo(console, config, seconds, seed, kept))
+
+
+def _free(port: int) -> int:
+    """``port``, or 0 where something listens at it."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return 0
+    return port
 
 
 def demo_file(config: Config) -> str:
@@ -128,7 +147,7 @@ def demo_file(config: Config) -> str:
     return "\n".join(lines) + "\n"
 
 
-def demo_config(bootstrap: str) -> Config:
+def demo_config(bootstrap: str, http_port: int = 0) -> Config:
     """Three symbols as three sessions, the paper's six questions each, one-second bars."""
     return Config(
         sessions=tuple(
@@ -145,7 +164,7 @@ def demo_config(bootstrap: str) -> Config:
         source=SourceConfig(kind="kafka", kafka=KafkaSourceConnector(bootstrap=bootstrap, topics=(TRADES,))),
         sink=SinkConfig(kafka=KafkaSinkConnector(bootstrap=bootstrap, topic=ANSWERS, dlq=DEAD)),
         query=QueryConfig(endpoint="tcp://127.0.0.1:*"),
-        http=HttpConfig(port=0),
+        http=HttpConfig(port=http_port),
         process=ProcessConfig(spare_engine=False),
         recovery=RecoveryConfig(interval=OFF),
     )
@@ -169,7 +188,7 @@ async def _demo(
         await front.start()
         console.print(
             f"ready in {time.monotonic() - began:.1f} s: model [bold]{front.model}[/bold], "
-            f"trained on generated tapes; metrics on port {front.http.port}"
+            f"trained on generated tapes; HTTP on port {front.http.port}"
         )
         async with _running(_consume(bootstrap, seen, kept)):
             async with _running(_produce(bootstrap, seed, seen.truth, stop)):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,6 +20,7 @@ from daemon.config.schema import Config, SessionConfig
 from daemon.engine.build import Built
 from daemon.engine.confidence import Confidence
 from daemon.engine.input import Appended, has_gap, inputs_of, is_history, missed, newest
+from daemon.engine.records import VersionRecords
 from feeds.decimal9 import parse_fixed9
 from feeds.messages import Answer, Basis, Flag, Latency
 from flash.confidence import Judged
@@ -286,9 +286,9 @@ class EngineAsks:
         self._built, self._scheduler, self._confidence, self._emit = built, scheduler, confidence, emit
         self._ready, self._tau = ready, tau
         self._open: dict[int, Request] = {}
-        self._newest: defaultdict[str, dict[int, TapeRecord]] = defaultdict(dict)
-        """By session and version: of the newest version, and of those that open asks read."""
-        scheduler.subscribe(self.on_commit)
+        self.records = VersionRecords()
+        self.records.readers.append(lambda: list(self._open.values()))
+        scheduler.subscribe(self.records.on_commit)
 
     def ask(self, ask: Ask) -> None:
         """Answer with an `Asked` or `AskFailed` of the same id."""
@@ -326,15 +326,15 @@ class EngineAsks:
 
     def newest(self, name: str, version: int) -> TapeRecord | None:
         """The newest record of a session's newest version."""
-        return self._newest[name].get(version)
+        return self.records.of(name, version)
 
     def restore(self, name: str, version: int, record: TapeRecord) -> None:
         """A session goes on from a version with this newest record, whose times are another process's."""
-        self._newest[name] = {version: replace(record, ts_ring=0)}
+        self.records.put(name, version, replace(record, ts_ring=0))
 
     def remove(self, name: str) -> None:
         """A session is removed."""
-        self._newest.pop(name, None)
+        self.records.remove(name)
 
     def _exited(self, ask: Ask, prepared: Prepared, version: int) -> bool:
         """Answer from the ready position, if that is allowed and sure enough."""
@@ -354,20 +354,12 @@ class EngineAsks:
         if request is not None:
             self._scheduler.cancel(request.id)
 
-    def on_commit(self, tape: Tape, version: int, records: Sequence[TapeItem[Appended]]) -> None:
-        """Note the new version's newest record; keep those of older versions that open asks read."""
-        kept = self._newest[tape.name]
-        read = {request.version for request in list(self._open.values()) if request.session == tape.name}
-        for old in [each for each in kept if each not in read]:
-            del kept[old]
-        kept[version] = newest(records)
-
     def _done(self, ask: Ask, question: Question, prepared: Prepared, request: Request) -> None:
         self._open.pop(ask.id, None)
         if request.state is not State.FINISHED:
             self._fail(ask, request.error or CANCELLED)
             return
-        record = self._newest[ask.session].get(request.version)
+        record = self.records.of(ask.session, request.version)
         decode = decoder(self._built.prompt.decode, prepared, record)
         found = generated(request, question.choices, decode)
         judged = self._confidence.of(ask.session, question, request.samples[0].logits, found["choice"])
@@ -377,7 +369,7 @@ class EngineAsks:
         self, ask: Ask, version: int, found: dict[str, Any], judged: Judged | None = None, flag: str = ""
     ) -> None:
         """Reply with the answer's members ``found``, read from ``version``, and with one more ``flag``."""
-        record = self._newest[ask.session].get(version)
+        record = self.records.of(ask.session, version)
         times = times_of(record) if record and record.ts_ring else None
         untrained = self._built.loaded.untrained
         flags: dict[Flag, bool] = {

@@ -13,9 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from daemon import protocol
+from daemon.api.generation import CancelGeneration, CountTokens, Generate
 from daemon.api.messages import Ask, Label
 from daemon.engine.answers import EngineAsks
 from daemon.engine.capacity import CapacityMetrics
+from daemon.engine.generations import EngineGenerations
 from daemon.engine.input import EngineInput
 from daemon.engine.labels import EngineLabels
 from daemon.engine.metrics import MemoryMetrics
@@ -50,6 +52,7 @@ class EngineHost:
     snapshots: Snapshots
     labels: EngineLabels
     prompts: EnginePrompts
+    generations: EngineGenerations
     memory: MemoryMetrics
     capacity: CapacityMetrics
     stop_background: Callable[[], None]
@@ -110,6 +113,8 @@ class EngineHost:
                 self.labels.label(command)
             case protocol.NameStream():
                 self.snapshots.name_stream(command)
+            case Generate() | CountTokens() | CancelGeneration():
+                self.generations.handle(command)
             case protocol.EndInput():
                 self.input.end()
             case protocol.StopEngine():

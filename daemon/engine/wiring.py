@@ -15,6 +15,7 @@ from daemon.engine.answers import Emit, EngineAsks, StandingAnswers, Versions
 from daemon.engine.build import Built, limits_of, register
 from daemon.engine.capacity import CapacityMetrics
 from daemon.engine.confidence import Confidence
+from daemon.engine.generations import EngineGenerations
 from daemon.engine.host import EngineHost
 from daemon.engine.input import EngineInput
 from daemon.engine.labels import EngineLabels
@@ -134,6 +135,9 @@ def wire_engine(
         labels=EngineLabels(registry, confidence, scheduler, emit),
         prompts=EnginePrompts(
             prompt, scheduler, engine.open_prompt, engine.frame_limit, loaded.untrained, emit
+        ),
+        generations=EngineGenerations(
+            built, scheduler, limits_of(config), asks.records, confidence, store, emit
         ),
         memory=MemoryMetrics(engine, built.tiers, store),
         capacity=CapacityMetrics(store, engine.pool, built.tapes),

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from daemon import protocol
+from daemon.api.generation import Begun, Delta, Finished, GenerationFailed, TokensCounted
 from daemon.api.health import Health, health_of
 from daemon.api.http import HttpServer
 from daemon.api.messages import FinishReply, LabelReply, PromptReply
@@ -26,6 +27,7 @@ from daemon.cores import Cores, pin
 from daemon.front.changes import LiveSessions
 from daemon.front.engine_manager import EngineManager
 from daemon.front.forwarding import Forwarding
+from daemon.front.generations import Generations
 from daemon.front.input import COMMIT, FeedInput
 from daemon.front.inputs import Inputs
 from daemon.front.labels import Labels
@@ -71,6 +73,7 @@ class Front:
     originals: Originals
     prompts: Prompts
     forwarding: Forwarding
+    generations: Generations
     http: HttpServer
     query: QueryServer | None
     model: str = ""
@@ -247,9 +250,12 @@ class Front:
                 self.labels.heard(event)
             case PromptReply() | FinishReply() | protocol.PromptFailed():
                 self.prompts.heard(event)
+            case Begun() | Delta() | Finished() | GenerationFailed() | TokensCounted():
+                self.generations.heard(event)
             case protocol.Ready():
                 self.model = event.model
                 self.input.positions = event.positions
+                self.generations.ready(event)
                 self.store.set("foretick_engine_up", 1)
             case protocol.InputDone():
                 self._input_done.set()
@@ -291,6 +297,7 @@ class Front:
         self.live.engine_gone(message)
         self.labels.engine_gone(message)
         self.prompts.engine_gone(message)
+        self.generations.engine_gone(message)
 
     async def _restart(self, earlier: asyncio.Task[None] | None) -> None:
         """Start a new engine over a new ring, and read the source again from the committed offsets.

@@ -197,6 +197,12 @@ class Sessions:
             return _reply(request, known, state)
         return await self.ask_engine(request)
 
+    def ready(self, request: messages.Ask, question: Question) -> messages.AskReply | None:
+        """The newest ready answer of a standing ``question``, in reply to ``request``; None without one."""
+        state = self.state(request.session)
+        known = state.answers.get(question.hash)
+        return None if known is None else _reply(request, known, state)
+
     async def ask_engine(self, request: messages.Ask) -> messages.AskReply:
         """Answer from the engine, ignoring the cache."""
         found = await self._asks.reply(

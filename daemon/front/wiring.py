@@ -14,6 +14,8 @@ from daemon.api.http import HttpServer
 from daemon.api.http_api import api_routes
 from daemon.api.http_requests import Requests
 from daemon.api.pushes import Pushes
+from daemon.api.serving import Meter
+from daemon.api.serving import api_routes as compatible_routes
 from daemon.api.zmq import QueryServer
 from daemon.config.schema import ALL, Config, QueryConfig
 from daemon.cores import cores_of, usable
@@ -23,6 +25,7 @@ from daemon.front.engine_client import EngineClient, InprocEngine, OnEvent, Proc
 from daemon.front.engine_manager import RESTART_AFTER_S, Connect, EngineManager
 from daemon.front.engine_processes import ENGINE, SPARE_AFTER_S, EngineProcesses
 from daemon.front.forwarding import Forwarding
+from daemon.front.generations import Generations
 from daemon.front.ingest import Order
 from daemon.front.input import COMMIT_EVERY_S, FeedInput
 from daemon.front.inputs import AllOffsets, Inputs
@@ -150,6 +153,22 @@ def make_front(
     if isinstance(entering, FeedInput):
         entering.transactions = publisher.transactions
     prompts = Prompts(config.query.max_prompts, config.query.max_prompts_each, send, lateness.admit)
+    generations = Generations(
+        sessions,
+        send,
+        most=config.query.max_prompts,
+        most_each=config.query.max_prompts_each,
+        others=prompts.__len__,
+        admit=lateness.admit,
+        max_wait_s=config.query.max_wait / 1e9,
+        counted=lambda outcome: store.inc("foretick_api_cache_total", cache="response", outcome=outcome),
+        limits=(scheduling.max_prompt_tokens, scheduling.max_new_tokens),
+        since=int(time.time()),
+    )
+    meter = Meter(
+        lambda api, outcome: store.inc("foretick_api_requests_total", api=api, outcome=outcome),
+        lambda api, ns: store.observe("foretick_api_first_token_seconds", ns, api=api),
+    )
     engine = EngineManager(
         connect or connect_configured,
         config.source.ring_capacity,
@@ -186,12 +205,16 @@ def make_front(
         originals=order.originals,
         prompts=prompts,
         forwarding=forwarding,
+        generations=generations,
         http=HttpServer(
             lambda: front.metrics(),
             lambda: front.not_ready(),
             config.http.host,
             config.http.port,
-            api_routes(requests, events, pushes, lambda: front.health(), store),
+            [
+                *api_routes(requests, events, pushes, lambda: front.health(), store),
+                *compatible_routes(generations, meter),
+            ],
             closing=events.close,
             max_listeners=config.http.max_listeners,
         ),

@@ -210,6 +210,23 @@ class PromptFormat:
             return []
         return [*([] if begin is None else [int(begin)]), *self.encode(text)]
 
+    def chat(self, turns: Sequence[tuple[str, str]]) -> str:
+        """A chat, (role, text) of each turn, up to the next answer, which goes on a last turn `assistant`.
+
+        Roles are system, user and assistant. A model without a chat template gets plain text with the names
+        of the roles. Raises ValueError for a chat that the model's template refuses, and for a terse model.
+        """
+        if self.terse is not None:
+            raise ValueError("this model answers its own questions about a session only; ask session:NAME")
+        if not turns:
+            raise ValueError("a chat needs at least one message")
+        begun = turns[-1][1] if turns[-1][0] == "assistant" else ""
+        said = turns[:-1] if turns[-1][0] == "assistant" else turns
+        if getattr(self.tokenizer, "chat_template", None):
+            return _render_chat(self.tokenizer, said) + begun
+        lines = [text if role == "system" else f"{role.capitalize()}: {text}" for role, text in said]
+        return f"{self.tokenizer.bos_token or ''}" + "\n\n".join([*lines, f"Assistant: {begun}".rstrip()])
+
     def _number(self, number: int) -> str:
         """A number as a terse model reads it."""
         if self.terse is None or len(self.encode(self.terse.ask)) != 1:
@@ -231,7 +248,31 @@ class PromptFormat:
 
     def decode(self, tokens: list[int]) -> str:
         """The text of ``tokens``."""
-        return str(self.tokenizer.decode(tokens, skip_special_tokens=True)).strip()
+        return self.text(tokens).strip()
+
+    def text(self, tokens: list[int]) -> str:
+        """As `decode`, with the white space around it."""
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
+
+
+def _render_chat(tokenizer: Any, turns: Sequence[tuple[str, str]]) -> str:
+    """Rendered by the template; where it refuses a system role, what that says goes before the first turn."""
+    instructions = "\n\n".join(text for role, text in turns if role == "system")
+    rest = [(role, text) for role, text in turns if role != "system"]
+    merged = [(role, f"{instructions}\n\n{text}" if n == 0 else text) for n, (role, text) in enumerate(rest)]
+    for messages in (turns, merged) if instructions else (turns,):
+        try:
+            return str(
+                tokenizer.apply_chat_template(
+                    [{"role": role, "content": text} for role, text in messages],
+                    tokenize=False,
+                    add_generation_prompt=True,
+                    enable_thinking=False,
+                )
+            )
+        except Exception as error:
+            last = error
+    raise ValueError(f"the model's chat template refuses these messages: {last}")
 
 
 def _render(tokenizer: Any, system: str, user: str) -> str:

@@ -199,3 +199,48 @@ def test_a_broken_row_confirms_nothing_and_is_what_comes_back() -> None:
     model[1] = SampledToken(0, 0.0, 0.0, "broken")
     assert accept((5, 0), model).error == "broken"
     assert accept((9, 0), model).error is None  # the answer never comes to the broken row
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 1000), st.floats(0.05, 1.0), st.integers(0, 9), st.floats(0.2, 3.0))
+def test_only_the_nucleus_is_drawn_from(seed, top_p, top_k, temperature) -> None:
+    """Against a plain sort; without a cut nothing changes."""
+    logits = torch.from_numpy(np.random.default_rng(seed).normal(0, 2, (1, 24)).astype(np.float32))
+    chances = torch.softmax(logits[0] / temperature, -1).tolist()
+    ranked = sorted(range(24), key=lambda token: -chances[token])
+    allowed, total = [], 0.0
+    for token in ranked[: top_k or 24]:
+        if allowed and total >= top_p - 1e-6:
+            break
+        allowed.append(token)
+        total += chances[token]
+    for index in range(20):
+        how = Sampling(temperature, seed, index, top_p, top_k)
+        (found,) = choose(logits, [None], [how])
+        assert found.token in allowed
+        (plain,) = choose(logits, [None], [Sampling(temperature, seed, index)])
+        (whole,) = choose(logits, [None], [Sampling(temperature, seed, index, 1.0, 24)])
+        assert whole == plain
+    (chosen,) = choose(logits, [(3, 5)], [Sampling(temperature, seed, 0, 0.05, 1)])
+    (free,) = choose(logits, [(3, 5)], [Sampling(temperature, seed, 0)])
+    assert chosen == free  # among choices nothing is cut
+
+
+def test_log_probabilities_are_of_the_whole_vocabulary_and_only_where_they_are_asked_for() -> None:
+    logits = torch.tensor([[0.0, 1.0, 3.0, 2.0], [5.0, 1.0, 0.0, 0.0], [math.nan, 0, 0, 0]])
+    one, two, bad = choose(logits, [(0, 1), None, None], [], [2, None, 1])
+    reference = torch.log_softmax(logits[0], -1)
+    assert one.token == 1
+    assert one.logprob == pytest.approx(reference[1].item())
+    assert [token for token, _ in one.top] == [2, 3]
+    assert [logprob for _, logprob in one.top] == pytest.approx(reference[[2, 3]].tolist())
+    assert (two.logprob, two.top) == (None, ())
+    assert bad.error
+    assert choose(logits[:1], [None], [], [0])[0].top == ()
+    assert len(choose(logits[:1], [None], [], [20])[0].top) == 4
+
+
+@pytest.mark.parametrize(("top_p", "top_k"), [(0.0, 0), (1.1, 0), (0.5, -1)])
+def test_a_cut_out_of_range_is_refused(top_p: float, top_k: int) -> None:
+    with pytest.raises(ValueError, match="top_p"):
+        Sampling(1.0, 1, 0, top_p, top_k)

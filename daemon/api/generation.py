@@ -1,0 +1,194 @@
+"""What any API asks the daemon to generate, and what comes back: the structs between API, front and engine.
+
+Every endpoint translates its own request into `Generate`s and its own reply from these events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from daemon.ages import Times
+
+Role = Literal["system", "user", "assistant"]
+Finish = Literal["stop", "stop_sequence", "length"]
+"""Why an answer ended: by itself, at a stop sequence, or at its longest."""
+SESSION = "session:"
+"""How the model of a session is named: this and the session's name."""
+MOST_LOGPROBS = 20
+MOST_STOPS = 16
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """A message of a chat."""
+
+    role: Role
+    text: str
+
+
+class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
+    """Generate one answer: after ``turns`` of a chat, a ``text``, or ``tokens``; give one of these.
+
+    With a ``session`` the last turn asks its newest data version, after the earlier ones. ``max_tokens`` is
+    an upper bound; None: as many as allowed. With a ``seed`` equal requests give equal answers. ``index``:
+    number of the answer, of several to one prompt. The text is one of ``choices``, or JSON of ``schema``.
+    ``stream``: send the text as it comes. ``salt``: prefixes are shared under equal salts only.
+    """
+
+    id: int = 0
+    session: str = ""
+    turns: tuple[Turn, ...] = ()
+    text: str = ""
+    tokens: tuple[int, ...] = ()
+    max_tokens: int | None = None
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    index: int = 0
+    stop: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
+    schema: dict[str, Any] | None = None
+    top_logprobs: int | None = None
+    stream: bool = False
+    salt: str = ""
+
+
+class CancelGeneration(msgspec.Struct, frozen=True, tag="cancel_generation"):
+    """Nobody waits for it any more."""
+
+    id: int
+
+
+class CountTokens(msgspec.Struct, frozen=True, kw_only=True, tag="count_tokens"):
+    """How long would the prompt of a `Generate` be?"""
+
+    id: int = 0
+    session: str = ""
+    turns: tuple[Turn, ...]
+
+
+class TopLogprob(msgspec.Struct, frozen=True):
+    """A token as text and as bytes, and its log probability."""
+
+    token: str
+    logprob: float
+    bytes: tuple[int, ...]
+
+
+class Logprob(msgspec.Struct, frozen=True):
+    """A generated token's log probability, and the likeliest tokens in its place."""
+
+    token: str
+    logprob: float
+    bytes: tuple[int, ...]
+    top_logprobs: tuple[TopLogprob, ...]
+
+
+class Begun(msgspec.Struct, frozen=True, tag="generation_begun"):
+    """The prompt is computed; ``reused_tokens`` of it were there before."""
+
+    id: int
+    prompt_tokens: int
+    reused_tokens: int
+
+
+class Delta(msgspec.Struct, frozen=True, tag="generation_delta"):
+    """The next piece of the text, whole characters."""
+
+    id: int
+    text: str
+    logprobs: tuple[Logprob, ...] = ()
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What this daemon knows of an answer and other servers do not: the extension field `foretick`.
+
+    ``logit_gap``: of the first token. Without a session the members about data are null. ``cached``: it was
+    there before the request.
+    """
+
+    session: str | None = None
+    data_version: int | None = None
+    as_of: int | None = None
+    staleness_ns: int | None = None
+    source_age_ns: int | None = None
+    daemon_age_ns: int | None = None
+    choice: str | None = None
+    probability: float | None = None
+    choice_set: tuple[str, ...] | None = None
+    logit_gap: float = 0.0
+    cached: bool = False
+    untrained: bool = False
+    flags: tuple[str, ...] = ()
+
+
+class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="generation_finished"):
+    """The whole answer. ``times``: of the data version it was read from; the front has made ages of them."""
+
+    id: int
+    text: str
+    finish: Finish
+    stop: str | None
+    prompt_tokens: int
+    reused_tokens: int
+    answer_tokens: int
+    facts: Facts
+    logprobs: tuple[Logprob, ...] = ()
+    times: Times | None = None
+
+
+class GenerationFailed(msgspec.Struct, frozen=True, tag="generation_failed"):
+    """Why there is no (more of the) answer."""
+
+    id: int
+    code: str
+    message: str
+
+
+class TokensCounted(msgspec.Struct, frozen=True, tag="tokens_counted"):
+    """The reply to `CountTokens`."""
+
+    id: int
+    tokens: int
+
+
+GenerationCommand = Generate | CancelGeneration | CountTokens
+GenerationEvent = Begun | Delta | Finished | GenerationFailed | TokensCounted
+Event = Begun | Delta | Finished
+
+
+class Served(msgspec.Struct, frozen=True):
+    """What the daemon serves: its own model, and each session under a model's name."""
+
+    model: str
+    revision: str
+    untrained: bool
+    since: int
+    """Unix time in seconds."""
+    sessions: tuple[str, ...]
+    max_prompt_tokens: int
+    max_new_tokens: int
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the models, the daemon's own one first."""
+        return self.model, *(SESSION + name for name in self.sessions)
+
+
+class Generator(Protocol):
+    """Generates; implemented by the front. Every method raises `daemon.api.messages.QueryError`."""
+
+    def served(self) -> Served:
+        """What there is now."""
+
+    async def count(self, request: CountTokens) -> int:
+        """Tokens of a prompt."""
+
+    def run(self, requests: Sequence[Generate], client: str) -> AsyncGenerator[tuple[int, Event], None]:
+        """Generate answers at the same time; events with the number of their request.
+
+        Each has a `Begun`, if it streams `Delta`s, and a `Finished`. Closing the iterator cancels the rest.
+        """

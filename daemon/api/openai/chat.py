@@ -1,0 +1,311 @@
+"""`POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from daemon.api.generation import Begun, Delta, Facts, Finished, Generate, Logprob, Served
+from daemon.api.openai.common import (
+    Answers,
+    Content,
+    Extension,
+    Object,
+    Seed,
+    Stop,
+    StreamOptions,
+    Temperature,
+    TokenLogprob,
+    Tokens,
+    TopP,
+    Usage,
+    check_choices,
+    error_body,
+    finish_reason,
+    logprobs_of,
+    refuse_all,
+    sampling,
+    schema_of,
+    session_of,
+    stops_of,
+    top_logprobs,
+    turn_of,
+    usage_of,
+)
+from daemon.api.problems import Problem
+from daemon.api.streams import DONE, PING, Made, Writer, sse
+
+_UNSUPPORTED = (
+    "tools",
+    "functions",
+    "tool_choice",
+    "function_call",
+    "audio",
+    "web_search_options",
+    "modalities",
+    "logit_bias",
+    "presence_penalty",
+    "frequency_penalty",
+)
+_HARMLESS: dict[str, tuple[Any, ...]] = {
+    "tools": ([],),
+    "functions": ([],),
+    "tool_choice": ("none", "auto"),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "logit_bias": ({},),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+}
+
+
+class Message(msgspec.Struct, frozen=True):
+    """A message of a request."""
+
+    role: str
+    content: Content = None
+    tool_calls: list[Any] | None = None
+    function_call: Any = None
+
+
+class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The members that this server reads; others are tolerated, as the API itself does."""
+
+    model: str
+    messages: list[Message]
+    max_tokens: Tokens | None = None
+    max_completion_tokens: Tokens | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    n: Answers | None = None
+    seed: Seed | None = None
+    stop: Stop = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    response_format: Object | None = None
+    foretick: Extension | None = None
+    tools: Any = None
+    functions: Any = None
+    tool_choice: Any = None
+    function_call: Any = None
+    audio: Any = None
+    web_search_options: Any = None
+    modalities: Any = None
+    logit_bias: Any = None
+    presence_penalty: Any = None
+    frequency_penalty: Any = None
+
+
+class ReplyMessage(msgspec.Struct, frozen=True):
+    """The answer."""
+
+    content: str
+    role: str = "assistant"
+    refusal: str | None = None
+    annotations: tuple[Any, ...] = ()
+
+
+class Logprobs(msgspec.Struct, frozen=True):
+    """Log probabilities of the answer's tokens."""
+
+    content: tuple[TokenLogprob, ...]
+    refusal: None = None
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """One answer."""
+
+    index: int
+    message: ReplyMessage
+    logprobs: Logprobs | None
+    finish_reason: str
+    foretick: Facts
+
+
+class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
+    """The reply. ``foretick``: what the first answer was read from, and how sure it is."""
+
+    id: str
+    object: str = "chat.completion"
+    created: int
+    model: str
+    choices: tuple[Choice, ...]
+    usage: Usage
+    service_tier: str = "default"
+    system_fingerprint: str
+    foretick: Facts
+
+
+class FirstDelta(msgspec.Struct, frozen=True):
+    """Begins an answer."""
+
+    role: str = "assistant"
+    content: str = ""
+    refusal: str | None = None
+
+
+class TextDelta(msgspec.Struct, frozen=True):
+    """Goes on with an answer."""
+
+    content: str
+
+
+class NoDelta(msgspec.Struct, frozen=True):
+    """Ends an answer."""
+
+
+class ChunkChoice(msgspec.Struct, frozen=True):
+    """A piece of one answer."""
+
+    index: int
+    delta: FirstDelta | TextDelta | NoDelta
+    logprobs: Logprobs | None = None
+    finish_reason: str | None = None
+
+
+class Chunk(msgspec.Struct, frozen=True, kw_only=True):
+    """An event of the stream. ``foretick`` comes with the end of an answer."""
+
+    id: str
+    object: str = "chat.completion.chunk"
+    created: int
+    model: str
+    service_tier: str = "default"
+    system_fingerprint: str
+    choices: tuple[ChunkChoice, ...]
+    usage: Usage | None = None
+    foretick: Facts | None = None
+
+
+class Chat:
+    """See `daemon.api.streams.Api`."""
+
+    name = "chat"
+
+    def wanted(self, asked: ChatRequest, served: Served) -> list[Generate]:
+        """One prompt, answered ``n`` times."""
+        session = session_of(asked.model, served)
+        refuse_all({name: getattr(asked, name) for name in _UNSUPPORTED}, _HARMLESS)
+        if not asked.messages:
+            raise Problem("bad_request", "messages: give at least one", "messages")
+        for n, message in enumerate(asked.messages):
+            if message.tool_calls or message.function_call is not None:
+                raise Problem(
+                    "bad_request", f"messages[{n}]: calls of tools are not supported", f"messages[{n}]"
+                )
+        if session and (asked.n or 1) > 1:
+            raise Problem("bad_request", "n: a session gives one answer", "n")
+        schema = schema_of(asked.response_format, "response_format")
+        one = Generate(
+            session=session,
+            turns=tuple(
+                turn_of(each.role, each.content, f"messages[{n}]") for n, each in enumerate(asked.messages)
+            ),
+            max_tokens=asked.max_completion_tokens or asked.max_tokens,
+            **sampling(asked.temperature, asked.top_p, session),
+            seed=asked.seed,
+            stop=stops_of(asked.stop),
+            choices=check_choices(asked.foretick, schema),
+            schema=schema,
+            top_logprobs=top_logprobs(bool(asked.logprobs), asked.top_logprobs),
+            stream=bool(asked.stream),
+        )
+        return [msgspec.structs.replace(one, index=index) for index in range(asked.n or 1)]
+
+    def streams(self, asked: ChatRequest) -> bool:
+        """See `Api`."""
+        return bool(asked.stream)
+
+    def model(self, asked: ChatRequest) -> str:
+        """See `Api`."""
+        return asked.model
+
+    def whole(self, asked: ChatRequest, made: Made, done: Sequence[Finished]) -> ChatCompletion:
+        """See `Api`."""
+        return ChatCompletion(
+            id=f"chatcmpl-{made.key}",
+            created=made.created,
+            model=made.model,
+            choices=tuple(
+                Choice(
+                    index,
+                    ReplyMessage(each.text),
+                    Logprobs(logprobs_of(each.logprobs)) if asked.logprobs else None,
+                    finish_reason(each.finish),
+                    each.facts,
+                )
+                for index, each in enumerate(done)
+            ),
+            usage=usage_of(done, len(done)),
+            system_fingerprint=made.fingerprint,
+            foretick=done[0].facts,
+        )
+
+    def writer(self, asked: ChatRequest, made: Made) -> Writer:
+        """See `Api`."""
+        return ChatWriter(asked, made)
+
+    def error(self, problem: Problem) -> dict[str, Any]:
+        """See `Api`."""
+        return error_body(problem)
+
+
+class ChatWriter:
+    """Chunks: of each answer the role, its text, its end; the usage if asked for; `[DONE]`."""
+
+    def __init__(self, asked: ChatRequest, made: Made) -> None:
+        self._asked, self._made = asked, made
+        self._done: dict[int, Finished] = {}
+
+    def begun(self, index: int, event: Begun) -> Iterator[bytes]:
+        """See `Writer`."""
+        yield self._chunk(ChunkChoice(index, FirstDelta()))
+
+    def delta(self, index: int, event: Delta) -> Iterator[bytes]:
+        """See `Writer`."""
+        yield self._chunk(ChunkChoice(index, TextDelta(event.text), self._logprobs(event.logprobs)))
+
+    def finished(self, index: int, event: Finished) -> Iterator[bytes]:
+        """See `Writer`."""
+        self._done[index] = event
+        ended = ChunkChoice(index, NoDelta(), None, finish_reason(event.finish))
+        yield self._chunk(ended, foretick=event.facts)
+
+    def end(self) -> Iterator[bytes]:
+        """See `Writer`."""
+        options = self._asked.stream_options
+        if options is not None and options.include_usage:
+            done = [self._done[index] for index in sorted(self._done)]
+            yield self._chunk(usage=usage_of(done, len(done)))
+        yield DONE
+
+    def failed(self, problem: Problem) -> Iterator[bytes]:
+        """See `Writer`."""
+        yield sse(error_body(problem))
+        yield DONE
+
+    def ping(self) -> bytes:
+        """See `Writer`."""
+        return PING
+
+    def _logprobs(self, found: Sequence[Logprob]) -> Logprobs | None:
+        return Logprobs(logprobs_of(found)) if self._asked.logprobs else None
+
+    def _chunk(
+        self, *choices: ChunkChoice, usage: Usage | None = None, foretick: Facts | None = None
+    ) -> bytes:
+        return sse(
+            Chunk(
+                id=f"chatcmpl-{self._made.key}",
+                created=self._made.created,
+                model=self._made.model,
+                system_fingerprint=self._made.fingerprint,
+                choices=choices,
+                usage=usage,
+                foretick=foretick,
+            )
+        )

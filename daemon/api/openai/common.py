@@ -1,0 +1,252 @@
+"""What the endpoints of the OpenAI API share: the members of requests, errors, usage, log probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from daemon.api.generation import (
+    MOST_LOGPROBS,
+    MOST_STOPS,
+    SESSION,
+    Finish,
+    Finished,
+    Logprob,
+    Served,
+    Turn,
+)
+from daemon.api.problems import Problem, Reason, refuse
+
+MOST_ANSWERS = 16
+"""Most answers to one request."""
+Temperature = Annotated[float, Meta(ge=0, le=2)]
+TopP = Annotated[float, Meta(ge=0, le=1)]
+Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Tokens = Annotated[int, Meta(ge=1)]
+Answers = Annotated[int, Meta(ge=1, le=MOST_ANSWERS)]
+Stop = str | list[str] | None
+Content = str | list[dict[str, Any]] | None
+Object = dict[str, Any]
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_TEXTS = ("text", "input_text", "output_text", "refusal")
+_TYPES: dict[Reason, str] = {
+    "busy": "rate_limit_error",
+    "engine": "server_error",
+    "shutting_down": "server_error",
+    "timeout": "server_error",
+    "forbidden": "permission_error",
+}
+_CODES: dict[Reason, str] = {
+    "unknown_model": "model_not_found",
+    "too_long": "context_length_exceeded",
+    "busy": "rate_limit_exceeded",
+    "engine": "server_error",
+    "shutting_down": "server_error",
+    "timeout": "timeout",
+}
+
+
+class Extension(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The member `foretick` of a request: the answer is one of ``choices``."""
+
+    choices: tuple[str, ...] = ()
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    """``include_usage``: a last chunk tells the usage."""
+
+    include_usage: bool = False
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """An error in OpenAI's shape."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class PromptDetails(msgspec.Struct, frozen=True):
+    """Of the prompt's tokens."""
+
+    cached_tokens: int
+    audio_tokens: int = 0
+
+
+class AnswerDetails(msgspec.Struct, frozen=True):
+    """Of the answer's tokens."""
+
+    reasoning_tokens: int = 0
+    audio_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Tokens of all answers together; a prompt that is answered several times counts once."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+    completion_tokens_details: AnswerDetails = AnswerDetails()
+
+
+class Model(msgspec.Struct, frozen=True):
+    """A model: the daemon's own, or a session."""
+
+    id: str
+    created: int
+    object: str = "model"
+    owned_by: str = "foretick"
+
+
+class Models(msgspec.Struct, frozen=True):
+    """All models."""
+
+    data: tuple[Model, ...]
+    object: str = "list"
+
+
+def models(served: Served) -> Models:
+    """The reply to `GET /v1/models`."""
+    return Models(tuple(Model(name, served.since) for name in served.names))
+
+
+def error_body(problem: Problem) -> dict[str, Any]:
+    """The body of a failed request, and of a stream that fails."""
+    kind = _TYPES.get(problem.reason, "invalid_request_error")
+    return {"error": ErrorBody(problem.message, kind, problem.param, _CODES.get(problem.reason))}
+
+
+def session_of(model: str, served: Served) -> str:
+    """The session that a model's name means, "" for the daemon's own. Raises Problem for an unknown name."""
+    if model == served.model:
+        return ""
+    if model.startswith(SESSION) and model in served.names:
+        return model.removeprefix(SESSION)
+    known = ", ".join(served.names)
+    raise Problem("unknown_model", f"there is no model {model!r}; there are: {known}", "model")
+
+
+def turn_of(role: str, content: Content, here: str) -> Turn:
+    """A message of text. Raises Problem for another role or content."""
+    if role not in _ROLES:
+        raise Problem("bad_request", f"{here}.role: {role!r} is not supported", f"{here}.role")
+    return Turn(_ROLES[role], text_of(content, f"{here}.content"))  # type: ignore[arg-type]  # a Role
+
+
+def text_of(content: Content, here: str) -> str:
+    """The text of a message's content. Raises Problem for parts that are no text."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = []
+    for n, part in enumerate(content):
+        kind = part.get("type")
+        text = part.get("refusal" if kind == "refusal" else "text")
+        if kind not in _TEXTS or not isinstance(text, str):
+            where = f"{here}[{n}]"
+            raise Problem("bad_request", f"{where}: only text is supported, not {kind!r}", where)
+        texts.append(text)
+    return "".join(texts)
+
+
+def stops_of(stop: Stop, param: str = "stop") -> tuple[str, ...]:
+    """Stop sequences. Raises Problem for an empty one, or too many."""
+    found = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if len(found) > MOST_STOPS or not all(found):
+        raise Problem("bad_request", f"{param}: give at most {MOST_STOPS} texts, none of them empty", param)
+    return found
+
+
+def schema_of(form: Object | None, param: str) -> Object | None:
+    """The JSON schema that a response format asks for. Raises Problem for another format."""
+    match form:
+        case None | {"type": "text"}:
+            return None
+        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
+            return schema
+        case {"type": "json_schema", "schema": dict(schema)}:
+            return schema
+    kind = form.get("type")
+    why = f"{param}: {kind!r} is not supported; text and json_schema with a schema are"
+    raise Problem("bad_request", why, param)
+
+
+def sampling(temperature: float | None, top_p: float | None, session: str) -> dict[str, Any]:
+    """Temperature and top_p of a `Generate`. By default 1, but a session's answer is its likeliest."""
+    default = 0.0 if session else 1.0
+    if top_p == 0:
+        return {"temperature": 0.0}
+    given = default if temperature is None else temperature
+    return {"temperature": given, "top_p": 1.0 if top_p is None or not given else top_p}
+
+
+def check_choices(extension: Extension | None, schema: Object | None) -> tuple[str, ...]:
+    """The choices of a request. Raises Problem where it has a schema, too."""
+    choices = extension.choices if extension is not None else ()
+    if choices and schema is not None:
+        raise Problem("bad_request", "foretick.choices and a JSON schema exclude each other", "foretick")
+    return choices
+
+
+def top_logprobs(logprobs: bool, most: int | None) -> int | None:
+    """How many of the likeliest tokens to give. Raises Problem for a number without ``logprobs``."""
+    if most and not logprobs:
+        raise Problem("bad_request", "top_logprobs needs logprobs: true", "top_logprobs")
+    if most is not None and not 0 <= most <= MOST_LOGPROBS:
+        raise Problem("bad_request", f"top_logprobs must be 0 to {MOST_LOGPROBS}", "top_logprobs")
+    return (most or 0) if logprobs else None
+
+
+def refuse_all(members: Mapping[str, Any], harmless: Mapping[str, tuple[Any, ...]]) -> None:
+    """`refuse` each of ``members``; ``harmless``: the values of some that change nothing."""
+    for name, value in members.items():
+        refuse(name, value, harmless.get(name, ()))
+
+
+def finish_reason(finish: Finish) -> str:
+    """Why an answer ended, in OpenAI's words."""
+    return "length" if finish == "length" else "stop"
+
+
+def usage_of(done: Sequence[Finished], answers: int) -> Usage:
+    """``answers``: to each prompt; the first of them has the prompt's own numbers."""
+    prompts = done[::answers]
+    prompt, answer = sum(each.prompt_tokens for each in prompts), sum(each.answer_tokens for each in done)
+    reused = sum(each.reused_tokens for each in prompts)
+    return Usage(prompt, answer, prompt + answer, PromptDetails(reused))
+
+
+class TopLogprob(msgspec.Struct, frozen=True):
+    """One of the likeliest tokens."""
+
+    token: str
+    logprob: float
+    bytes: tuple[int, ...]
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """A token of the answer."""
+
+    token: str
+    logprob: float
+    bytes: tuple[int, ...]
+    top_logprobs: tuple[TopLogprob, ...]
+
+
+def logprobs_of(found: Sequence[Logprob]) -> tuple[TokenLogprob, ...]:
+    """Log probabilities in the shape of chats and responses."""
+    return tuple(
+        TokenLogprob(
+            each.token,
+            each.logprob,
+            each.bytes,
+            tuple(TopLogprob(top.token, top.logprob, top.bytes) for top in each.top_logprobs),
+        )
+        for each in found
+    )

@@ -1,0 +1,258 @@
+"""`POST /v1/completions`: plain text, or tokens, to be continued."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from daemon.api.generation import Begun, Delta, Facts, Finished, Generate, Logprob, Served
+from daemon.api.openai.common import (
+    MOST_ANSWERS,
+    Answers,
+    Extension,
+    Seed,
+    Stop,
+    StreamOptions,
+    Temperature,
+    Tokens,
+    TopP,
+    Usage,
+    check_choices,
+    error_body,
+    finish_reason,
+    refuse_all,
+    sampling,
+    session_of,
+    stops_of,
+    top_logprobs,
+    usage_of,
+)
+from daemon.api.problems import Problem
+from daemon.api.streams import DONE, PING, Made, Writer, sse
+
+MAX_TOKENS = 16
+"""Longest answer where the request does not say, as the API has it."""
+_UNSUPPORTED = ("suffix", "echo", "logit_bias", "presence_penalty", "frequency_penalty")
+_HARMLESS: dict[str, tuple[Any, ...]] = {
+    "suffix": ("",),
+    "echo": (False,),
+    "logit_bias": ({},),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+}
+
+
+class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The members that this server reads; others are tolerated."""
+
+    model: str
+    prompt: str | list[Any]
+    max_tokens: Tokens | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    n: Answers | None = None
+    best_of: int | None = None
+    seed: Seed | None = None
+    stop: Stop = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    logprobs: int | None = None
+    foretick: Extension | None = None
+    suffix: Any = None
+    echo: Any = None
+    logit_bias: Any = None
+    presence_penalty: Any = None
+    frequency_penalty: Any = None
+
+
+class Logprobs(msgspec.Struct, frozen=True):
+    """Log probabilities in the shape of this API; ``text_offset`` in characters of the answer."""
+
+    tokens: tuple[str, ...]
+    token_logprobs: tuple[float, ...]
+    top_logprobs: tuple[dict[str, float], ...]
+    text_offset: tuple[int, ...]
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """An answer, or a piece of one."""
+
+    text: str
+    index: int
+    logprobs: Logprobs | None
+    finish_reason: str | None
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """The reply, and each event of its stream."""
+
+    id: str
+    object: str = "text_completion"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: tuple[Choice, ...]
+    usage: Usage | None
+    foretick: Facts | None
+
+
+class Completions:
+    """See `daemon.api.streams.Api`."""
+
+    name = "completions"
+
+    def wanted(self, asked: CompletionRequest, served: Served) -> list[Generate]:
+        """Each prompt, answered ``n`` times."""
+        if session_of(asked.model, served):
+            raise Problem("bad_request", "model: a session is asked by /v1/chat/completions", "model")
+        refuse_all({name: getattr(asked, name) for name in _UNSUPPORTED}, _HARMLESS)
+        answers = asked.n or 1
+        if asked.best_of not in (None, answers):
+            raise Problem("bad_request", "best_of is not supported, unless it equals n", "best_of")
+        prompts = _prompts(asked.prompt)
+        if len(prompts) * answers > MOST_ANSWERS:
+            why = f"prompt: at most {MOST_ANSWERS} answers to all prompts together"
+            raise Problem("bad_request", why, "prompt")
+        one = Generate(
+            max_tokens=asked.max_tokens or MAX_TOKENS,
+            **sampling(asked.temperature, asked.top_p, ""),
+            seed=asked.seed,
+            stop=stops_of(asked.stop),
+            choices=check_choices(asked.foretick, None),
+            top_logprobs=top_logprobs(asked.logprobs is not None, asked.logprobs),
+            stream=bool(asked.stream),
+        )
+        return [
+            msgspec.structs.replace(
+                one,
+                text=prompt if isinstance(prompt, str) else "",
+                tokens=() if isinstance(prompt, str) else prompt,
+                index=index,
+            )
+            for prompt in prompts
+            for index in range(answers)
+        ]
+
+    def streams(self, asked: CompletionRequest) -> bool:
+        """See `Api`."""
+        return bool(asked.stream)
+
+    def model(self, asked: CompletionRequest) -> str:
+        """See `Api`."""
+        return asked.model
+
+    def whole(self, asked: CompletionRequest, made: Made, done: Sequence[Finished]) -> Completion:
+        """See `Api`."""
+        choices = (
+            Choice(
+                each.text,
+                index,
+                _logprobs(each.logprobs, 0) if asked.logprobs is not None else None,
+                finish_reason(each.finish),
+            )
+            for index, each in enumerate(done)
+        )
+        return _completion(made, tuple(choices), usage_of(done, asked.n or 1), done[0].facts)
+
+    def writer(self, asked: CompletionRequest, made: Made) -> Writer:
+        """See `Api`."""
+        return CompletionWriter(asked, made)
+
+    def error(self, problem: Problem) -> dict[str, Any]:
+        """See `Api`."""
+        return error_body(problem)
+
+
+class CompletionWriter:
+    """Pieces of text, the end of each answer, the usage if asked for, `[DONE]`."""
+
+    def __init__(self, asked: CompletionRequest, made: Made) -> None:
+        self._asked, self._made = asked, made
+        self._done: dict[int, Finished] = {}
+        self._written: dict[int, int] = {}
+
+    def begun(self, index: int, event: Begun) -> Iterator[bytes]:
+        """See `Writer`."""
+        self._written[index] = 0
+        return iter(())
+
+    def delta(self, index: int, event: Delta) -> Iterator[bytes]:
+        """See `Writer`."""
+        asked, offset = self._asked.logprobs is not None, self._written[index]
+        self._written[index] += sum(len(each.token) for each in event.logprobs)
+        logprobs = _logprobs(event.logprobs, offset) if asked else None
+        yield self._event((Choice(event.text, index, logprobs, None),))
+
+    def finished(self, index: int, event: Finished) -> Iterator[bytes]:
+        """See `Writer`."""
+        self._done[index] = event
+        yield self._event((Choice("", index, None, finish_reason(event.finish)),), foretick=event.facts)
+
+    def end(self) -> Iterator[bytes]:
+        """See `Writer`."""
+        options = self._asked.stream_options
+        if options is not None and options.include_usage:
+            done = [self._done[index] for index in sorted(self._done)]
+            yield self._event((), usage_of(done, self._asked.n or 1))
+        yield DONE
+
+    def failed(self, problem: Problem) -> Iterator[bytes]:
+        """See `Writer`."""
+        yield sse(error_body(problem))
+        yield DONE
+
+    def ping(self) -> bytes:
+        """See `Writer`."""
+        return PING
+
+    def _event(
+        self, choices: tuple[Choice, ...], usage: Usage | None = None, foretick: Facts | None = None
+    ) -> bytes:
+        return sse(_completion(self._made, choices, usage, foretick))
+
+
+def _completion(
+    made: Made, choices: tuple[Choice, ...], usage: Usage | None, foretick: Facts | None
+) -> Completion:
+    return Completion(
+        id=f"cmpl-{made.key}",
+        created=made.created,
+        model=made.model,
+        system_fingerprint=made.fingerprint,
+        choices=choices,
+        usage=usage,
+        foretick=foretick,
+    )
+
+
+def _prompts(prompt: str | list[Any]) -> list[str | tuple[int, ...]]:
+    """The prompts: a text, several, the tokens of one, or of several. Raises Problem for anything else."""
+    listed = [prompt] if isinstance(prompt, str) or all(type(each) is int for each in prompt) else prompt
+    found: list[str | tuple[int, ...]] = []
+    for each in listed:
+        if isinstance(each, str) and each:
+            found.append(each)
+        elif isinstance(each, list) and each and all(type(token) is int for token in each):
+            found.append(tuple(each))
+        else:
+            raise Problem(
+                "bad_request", "prompt: give texts or lists of tokens, none of them empty", "prompt"
+            )
+    if any(not 0 <= token < 2**31 for each in found if not isinstance(each, str) for token in each):
+        raise Problem("bad_request", "prompt has a token that no model has", "prompt")
+    return found
+
+
+def _logprobs(found: Sequence[Logprob], offset: int) -> Logprobs:
+    offsets = []
+    for each in found:
+        offsets.append(offset)
+        offset += len(each.token)
+    return Logprobs(
+        tuple(each.token for each in found),
+        tuple(each.logprob for each in found),
+        tuple({top.token: top.logprob for top in each.top_logprobs} for each in found),
+        tuple(offsets),
+    )

@@ -1,0 +1,418 @@
+"""`POST /v1/responses`. Nothing is stored: a request brings its whole conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from daemon.api.generation import SESSION, Begun, Delta, Facts, Finished, Generate, Logprob, Served, Turn
+from daemon.api.openai.common import (
+    Content,
+    Extension,
+    Object,
+    Temperature,
+    TokenLogprob,
+    Tokens,
+    TopP,
+    check_choices,
+    error_body,
+    logprobs_of,
+    refuse_all,
+    sampling,
+    schema_of,
+    session_of,
+    text_of,
+    top_logprobs,
+    turn_of,
+)
+from daemon.api.problems import Problem
+from daemon.api.streams import PING, Made, Writer, sse
+
+LOGPROBS = "message.output_text.logprobs"
+_UNSUPPORTED = (
+    "tools",
+    "tool_choice",
+    "previous_response_id",
+    "conversation",
+    "background",
+    "prompt",
+    "context_management",
+)
+_HARMLESS: dict[str, tuple[Any, ...]] = {
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "background": (False,),
+    "context_management": ([],),
+}
+
+
+class InputItem(msgspec.Struct, frozen=True):
+    """A message of the input; its type may be left out."""
+
+    type: str = "message"
+    role: str = ""
+    content: Content = None
+
+
+class TextConfig(msgspec.Struct, frozen=True):
+    """What the text must be."""
+
+    format: Object | None = None
+    verbosity: str | None = None
+
+
+class ResponseRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The members that this server reads; others are tolerated."""
+
+    model: str
+    input: str | list[InputItem]
+    instructions: str | None = None
+    max_output_tokens: Tokens | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    stream: bool | None = None
+    text: TextConfig | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    include: list[str] | None = None
+    metadata: dict[str, str] | None = None
+    parallel_tool_calls: bool | None = None
+    truncation: str | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    max_tool_calls: int | None = None
+    reasoning: Object | None = None
+    foretick: Extension | None = None
+    tools: Any = None
+    tool_choice: Any = None
+    previous_response_id: Any = None
+    conversation: Any = None
+    background: Any = None
+    prompt: Any = None
+    context_management: Any = None
+
+
+class OutputText(msgspec.Struct, frozen=True):
+    """The answer's text."""
+
+    text: str
+    type: str = "output_text"
+    annotations: tuple[Any, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+class OutputMessage(msgspec.Struct, frozen=True):
+    """The answer."""
+
+    id: str
+    status: str
+    content: tuple[OutputText, ...]
+    type: str = "message"
+    role: str = "assistant"
+
+
+class InputDetails(msgspec.Struct, frozen=True):
+    """Of the input's tokens."""
+
+    cached_tokens: int
+    cache_write_tokens: int = 0
+
+
+class OutputDetails(msgspec.Struct, frozen=True):
+    """Of the output's tokens."""
+
+    reasoning_tokens: int = 0
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Tokens."""
+
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+
+class Incomplete(msgspec.Struct, frozen=True):
+    """Why an answer was cut."""
+
+    reason: str = "max_output_tokens"
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """Why there is no answer."""
+
+    code: str
+    message: str
+
+
+class Response(msgspec.Struct, frozen=True, kw_only=True):
+    """The reply, in every state."""
+
+    id: str
+    object: str = "response"
+    created_at: int
+    completed_at: int | None
+    status: str
+    background: bool = False
+    error: Failure | None
+    incomplete_details: Incomplete | None
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: int | None
+    model: str
+    output: tuple[OutputMessage, ...]
+    parallel_tool_calls: bool
+    previous_response_id: None = None
+    prompt_cache_key: str | None
+    reasoning: Object
+    safety_identifier: str | None
+    service_tier: str = "default"
+    store: bool = False
+    temperature: float
+    text: Object
+    tool_choice: str = "auto"
+    tools: tuple[Any, ...] = ()
+    top_logprobs: int
+    top_p: float
+    truncation: str
+    usage: Usage | None
+    user: str | None
+    metadata: dict[str, str]
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    foretick: Facts | None
+
+
+class Responses:
+    """See `daemon.api.streams.Api`."""
+
+    name = "responses"
+
+    def wanted(self, asked: ResponseRequest, served: Served) -> list[Generate]:
+        """The instructions, then the input's messages."""
+        session = session_of(asked.model, served)
+        refuse_all({name: getattr(asked, name) for name in _UNSUPPORTED}, _HARMLESS)
+        schema = schema_of(asked.text.format if asked.text else None, "text.format")
+        return [
+            Generate(
+                session=session,
+                turns=_turns(asked),
+                max_tokens=asked.max_output_tokens,
+                **sampling(asked.temperature, asked.top_p, session),
+                choices=check_choices(asked.foretick, schema),
+                schema=schema,
+                top_logprobs=top_logprobs(_wants_logprobs(asked), asked.top_logprobs),
+                stream=bool(asked.stream),
+            )
+        ]
+
+    def streams(self, asked: ResponseRequest) -> bool:
+        """See `Api`."""
+        return bool(asked.stream)
+
+    def model(self, asked: ResponseRequest) -> str:
+        """See `Api`."""
+        return asked.model
+
+    def whole(self, asked: ResponseRequest, made: Made, done: Sequence[Finished]) -> Response:
+        """See `Api`."""
+        return _finished(asked, made, done[0])
+
+    def writer(self, asked: ResponseRequest, made: Made) -> Writer:
+        """See `Api`."""
+        return ResponseWriter(asked, made)
+
+    def error(self, problem: Problem) -> dict[str, Any]:
+        """See `Api`."""
+        return error_body(problem)
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """An event of the stream; each has the next ``sequence_number``, from 0."""
+
+    type: str
+    sequence_number: int
+
+
+class ResponseEvent(Event, frozen=True, kw_only=True):
+    """The response begins, goes on or ends."""
+
+    response: Response
+
+
+class ItemEvent(Event, frozen=True, kw_only=True):
+    """The message begins or ends."""
+
+    output_index: int = 0
+    item: OutputMessage
+
+
+class PartEvent(Event, frozen=True, kw_only=True):
+    """The text part begins or ends."""
+
+    item_id: str
+    output_index: int = 0
+    content_index: int = 0
+    part: OutputText
+
+
+class TextDelta(Event, frozen=True, kw_only=True):
+    """More text."""
+
+    item_id: str
+    output_index: int = 0
+    content_index: int = 0
+    delta: str
+    logprobs: tuple[TokenLogprob, ...]
+
+
+class TextDone(Event, frozen=True, kw_only=True):
+    """The text is whole."""
+
+    item_id: str
+    output_index: int = 0
+    content_index: int = 0
+    text: str
+    logprobs: tuple[TokenLogprob, ...]
+
+
+class ResponseWriter:
+    """created, in_progress, output_item.added, content_part.added, deltas, the done events, completed."""
+
+    def __init__(self, asked: ResponseRequest, made: Made) -> None:
+        self._asked, self._made = asked, made
+        self._item = f"msg_{made.key}"
+        self._number = 0
+
+    def begun(self, index: int, event: Begun) -> Iterator[bytes]:
+        """See `Writer`."""
+        response = _response(self._asked, self._made, "in_progress")
+        for kind in ("response.created", "response.in_progress"):
+            yield self._event(kind, ResponseEvent, response=response)
+        item = OutputMessage(self._item, "in_progress", ())
+        yield self._event("response.output_item.added", ItemEvent, item=item)
+        part = OutputText("")
+        yield self._event("response.content_part.added", PartEvent, item_id=self._item, part=part)
+
+    def delta(self, index: int, event: Delta) -> Iterator[bytes]:
+        """See `Writer`."""
+        yield self._event(
+            "response.output_text.delta",
+            TextDelta,
+            item_id=self._item,
+            delta=event.text,
+            logprobs=self._logprobs(event.logprobs),
+        )
+
+    def finished(self, index: int, event: Finished) -> Iterator[bytes]:
+        """See `Writer`."""
+        response = _finished(self._asked, self._made, event)
+        item = response.output[0]
+        part = item.content[0]
+        yield self._event(
+            "response.output_text.done",
+            TextDone,
+            item_id=self._item,
+            text=part.text,
+            logprobs=part.logprobs,
+        )
+        yield self._event("response.content_part.done", PartEvent, item_id=self._item, part=part)
+        yield self._event("response.output_item.done", ItemEvent, item=item)
+        yield self._event(f"response.{response.status}", ResponseEvent, response=response)
+
+    def end(self) -> Iterator[bytes]:
+        """See `Writer`."""
+        return iter(())
+
+    def failed(self, problem: Problem) -> Iterator[bytes]:
+        """See `Writer`."""
+        code = "rate_limit_exceeded" if problem.reason == "busy" else "server_error"
+        failure = Failure(code, problem.message)
+        response = _response(self._asked, self._made, "failed", error=failure)
+        yield self._event("response.failed", ResponseEvent, response=response)
+
+    def ping(self) -> bytes:
+        """See `Writer`."""
+        return PING
+
+    def _logprobs(self, found: Sequence[Logprob]) -> tuple[TokenLogprob, ...]:
+        return logprobs_of(found) if _wants_logprobs(self._asked) else ()
+
+    def _event(self, kind: str, struct: type[Event], **members: Any) -> bytes:
+        event = struct(type=kind, sequence_number=self._number, **members)
+        self._number += 1
+        return sse(event, kind)
+
+
+def _turns(asked: ResponseRequest) -> tuple[Turn, ...]:
+    """The whole conversation. Raises Problem for what is no message of text."""
+    turns = [] if asked.instructions is None else [Turn("system", asked.instructions)]
+    if isinstance(asked.input, str):
+        return (*turns, Turn("user", asked.input))
+    for n, item in enumerate(asked.input):
+        if item.type != "message":
+            raise Problem("bad_request", f"input[{n}]: {item.type!r} is not supported", f"input[{n}]")
+        turns.append(turn_of(item.role, text_of(item.content, f"input[{n}].content"), f"input[{n}]"))
+    if not asked.input:
+        raise Problem("bad_request", "input: give at least one message", "input")
+    return tuple(turns)
+
+
+def _wants_logprobs(asked: ResponseRequest) -> bool:
+    return LOGPROBS in (asked.include or ()) or bool(asked.top_logprobs)
+
+
+def _finished(asked: ResponseRequest, made: Made, done: Finished) -> Response:
+    status = "incomplete" if done.finish == "length" else "completed"
+    logprobs = logprobs_of(done.logprobs) if _wants_logprobs(asked) else ()
+    item = OutputMessage(f"msg_{made.key}", status, (OutputText(done.text, logprobs=logprobs),))
+    return _response(asked, made, status, done=done, output=(item,))
+
+
+def _response(
+    asked: ResponseRequest,
+    made: Made,
+    status: str,
+    *,
+    done: Finished | None = None,
+    output: tuple[OutputMessage, ...] = (),
+    error: Failure | None = None,
+) -> Response:
+    used = sampling(asked.temperature, asked.top_p, asked.model if asked.model.startswith(SESSION) else "")
+    text = asked.text or TextConfig()
+    usage = None
+    if done is not None:
+        total = done.prompt_tokens + done.answer_tokens
+        details = InputDetails(done.reused_tokens), OutputDetails()
+        usage = Usage(done.prompt_tokens, details[0], done.answer_tokens, details[1], total)
+    return Response(
+        id=f"resp_{made.key}",
+        created_at=made.created,
+        completed_at=made.created if status == "completed" else None,
+        status=status,
+        error=error,
+        incomplete_details=Incomplete() if status == "incomplete" else None,
+        instructions=asked.instructions,
+        max_output_tokens=asked.max_output_tokens,
+        max_tool_calls=asked.max_tool_calls,
+        model=made.model,
+        output=output,
+        parallel_tool_calls=True if asked.parallel_tool_calls is None else asked.parallel_tool_calls,
+        prompt_cache_key=asked.prompt_cache_key,
+        reasoning={"effort": None, "summary": None} | (asked.reasoning or {}),
+        safety_identifier=asked.safety_identifier,
+        temperature=used["temperature"],
+        text={"format": text.format or {"type": "text"}, "verbosity": text.verbosity or "medium"},
+        top_logprobs=asked.top_logprobs or 0,
+        top_p=used.get("top_p", 1.0),
+        truncation=asked.truncation or "disabled",
+        usage=usage,
+        user=asked.user,
+        metadata=asked.metadata or {},
+        foretick=done.facts if done is not None else None,
+    )

@@ -1,0 +1,331 @@
+"""Routes of the OpenAI and Anthropic APIs, and the one place that runs a generation for them.
+
+A request is read, translated, generated and translated back. Its first token decides the status: what fails
+before is an HTTP error, what fails later an event of the stream. A client that goes away ends its generation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import secrets
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from daemon.api import anthropic, clients
+from daemon.api.generation import Begun, Delta, Event, Finished, Generator, Served
+from daemon.api.messages import RETRY_AFTER_S, QueryError
+from daemon.api.openai import chat, common, completions, responses
+from daemon.api.problems import Problem, problem_of
+from daemon.api.streams import Api, Made, Writer, encode
+from feeds.decoding import Undecodable, decoded
+
+log = logging.getLogger(__name__)
+
+MOST_BYTES = 1 << 20
+PING_S = 10.0
+"""A stream without an event for so long gets a ping."""
+T = TypeVar("T")
+Asked = TypeVar("Asked", bound=msgspec.Struct)
+_GONE = 499
+"""Status of a reply that nobody reads."""
+_PATH = re.compile(r"`\$\.?([^`]*)`")
+Events = AsyncGenerator[tuple[int, Event], None]
+ErrorBody = Callable[[Problem], dict[str, Any]]
+
+
+class Gone(Exception):
+    """The client closed the connection."""
+
+
+@dataclass(frozen=True)
+class Meter:
+    """``ended(api, outcome)`` per request; ``first_token(api, ns)`` from its arrival to the first token."""
+
+    ended: Callable[[str, str], None] = lambda api, outcome: None
+    first_token: Callable[[str, int], None] = lambda api, ns: None
+
+
+def api_routes(generator: Generator, meter: Meter, *, ping_s: float = PING_S) -> list[Route]:
+    """Routes for a Starlette application."""
+    endpoints = Endpoints(generator, meter, ping_s)
+    messages = anthropic.Messages()
+    generate = endpoints.generate
+    post = partial(Route, methods=["POST"])
+    return [
+        post("/v1/chat/completions", partial(generate, chat.Chat(), chat.ChatRequest)),
+        post("/v1/completions", partial(generate, completions.Completions(), completions.CompletionRequest)),
+        post("/v1/responses", partial(generate, responses.Responses(), responses.ResponseRequest)),
+        post("/v1/messages", partial(generate, messages, anthropic.MessageRequest)),
+        post("/v1/messages/count_tokens", partial(endpoints.count, messages)),
+        Route("/v1/models", endpoints.models),
+        Route("/v1/models/{model:path}", endpoints.models),
+    ]
+
+
+class Endpoints:
+    """Answers requests by ``generator``."""
+
+    def __init__(self, generator: Generator, meter: Meter, ping_s: float) -> None:
+        self._generator, self._meter, self._ping_s = generator, meter, ping_s
+
+    async def generate(self, api: Api[Any], kind: type[msgspec.Struct], request: Request) -> Response:
+        """Answer one request of ``api``, read as ``kind``."""
+        since = time.monotonic_ns()
+        key = secrets.token_hex(12)
+
+        async def answer() -> Response:
+            client, asked = await _read(request, kind)
+            served = self._served()
+            salt = clients.salt_of(client)
+            wanted = [msgspec.structs.replace(each, salt=salt) for each in api.wanted(asked, served)]
+            made = Made(key, int(time.time()), api.model(asked), f"fp_{served.revision}")
+            events = self._timed(api.name, since, self._generator.run(wanted, client))
+            if not api.streams(asked):
+                done = await _unless_gone(request, _all(events, len(wanted)))
+                return _json(api.whole(asked, made, done), key)
+            first = await _unless_gone(request, anext(events))
+            ended = partial(self._meter.ended, api.name)
+            return EventStream(api.writer(asked, made), first, events, ended, self._ping_s, _headers(key))
+
+        return await self._answered(api.name, api.error, key, answer)
+
+    async def count(self, api: anthropic.Messages, request: Request) -> Response:
+        """`POST /v1/messages/count_tokens`."""
+        key = secrets.token_hex(12)
+
+        async def answer() -> Response:
+            _, asked = await _read(request, anthropic.CountRequest)
+            tokens = await self._generator.count(api.counted(asked, self._served()))
+            return _json(anthropic.Counted(tokens), key)
+
+        return await self._answered("count_tokens", api.error, key, answer)
+
+    async def models(self, request: Request) -> Response:
+        """`GET /v1/models`, and one of them, in the shape of the API that the client speaks."""
+        anthropics = "anthropic-version" in request.headers
+        key, wanted = secrets.token_hex(12), request.path_params.get("model")
+
+        async def answer() -> Response:
+            _identified(request)
+            served = self._served()
+            listed: Any = anthropic.models(served) if anthropics else common.models(served)
+            if wanted is None:
+                return _json(listed, key)
+            found = next((each for each in listed.data if each.id == wanted), None)
+            if found is None:
+                known = ", ".join(served.names)
+                raise Problem("unknown_model", f"there is no model {wanted!r}; there are: {known}", "model")
+            return _json(found, key)
+
+        error = anthropic.error_body if anthropics else common.error_body
+        return await self._answered("models", error, key, answer)
+
+    def _served(self) -> Served:
+        try:
+            return self._generator.served()
+        except QueryError as error:
+            raise problem_of(error) from None
+
+    async def _answered(
+        self, name: str, error: ErrorBody, key: str, answer: Callable[[], Awaitable[Response]]
+    ) -> Response:
+        """The response, or the error that says why there is none; counted, unless it is a stream."""
+        try:
+            try:
+                response = await answer()
+            except QueryError as failed:
+                raise problem_of(failed) from None
+        except Gone:
+            self._meter.ended(name, "gone")
+            return Response(status_code=_GONE)
+        except Problem as problem:
+            self._meter.ended(name, problem.reason)
+            return _error(problem, error, key)
+        except Exception:
+            log.exception("a request of %s failed", name)
+            self._meter.ended(name, "engine")
+            return _error(Problem("engine", "the daemon failed to answer; see its log"), error, key)
+        if not isinstance(response, EventStream):
+            self._meter.ended(name, "done")
+        return response
+
+    async def _timed(self, name: str, since: int, events: Events) -> Events:
+        """``events``; the first one is when the first token was there."""
+        waiting = True
+        async with contextlib.aclosing(events):
+            async for index, event in events:
+                if waiting:
+                    self._meter.first_token(name, time.monotonic_ns() - since)
+                    waiting = False
+                yield index, event
+
+
+class EventStream(Response):
+    """A reply that is written while it comes. ``ended(outcome)`` is called once."""
+
+    def __init__(
+        self,
+        writer: Writer,
+        first: tuple[int, Event],
+        events: Events,
+        ended: Callable[[str], None],
+        ping_s: float,
+        headers: dict[str, str],
+    ) -> None:
+        super().__init__(headers={**headers, "cache-control": "no-store"}, media_type="text/event-stream")
+        del self.headers["content-length"]
+        self._writer, self._first, self._events = writer, first, events
+        self._ended, self._ping_s = ended, ping_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it, until it ends or the client goes."""
+        outcome = "gone"
+        try:
+            async with contextlib.aclosing(self._events):
+                sending = asyncio.ensure_future(self._send(send))
+                going = asyncio.ensure_future(_gone(receive))
+                try:
+                    await asyncio.wait({sending, going}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    for task in (sending, going):
+                        task.cancel()
+                    await asyncio.gather(sending, going, return_exceptions=True)
+            if not sending.cancelled() and sending.exception() is None:
+                outcome = sending.result()
+        finally:
+            self._ended(outcome)
+
+    async def _send(self, send: Send) -> str:
+        """Send the whole stream; returns the outcome."""
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+
+        async def body(pieces: Iterable[bytes], more: bool = True) -> None:
+            data = b"".join(pieces)
+            if data or not more:
+                await send({"type": "http.response.body", "body": data, "more_body": more})
+
+        outcome = "done"
+        try:
+            await body(_written(self._writer, *self._first))
+            async for found in _pinged(self._events, self._ping_s):
+                await body([self._writer.ping()] if found is None else _written(self._writer, *found))
+        except QueryError as error:
+            problem = problem_of(error)
+            outcome = problem.reason
+            await body(self._writer.failed(problem), more=False)
+        except Exception:
+            log.exception("a stream failed")
+            outcome = "engine"
+            problem = Problem("engine", "the daemon failed to answer; see its log")
+            await body(self._writer.failed(problem), more=False)
+        else:
+            await body(self._writer.end(), more=False)
+        return outcome
+
+
+def _written(writer: Writer, index: int, event: Event) -> Iterator[bytes]:
+    match event:
+        case Begun():
+            return writer.begun(index, event)
+        case Delta():
+            return writer.delta(index, event)
+        case Finished():
+            return writer.finished(index, event)
+
+
+async def _all(events: Events, count: int) -> list[Finished]:
+    """The answers, in order."""
+    async with contextlib.aclosing(events):
+        done = {index: event async for index, event in events if isinstance(event, Finished)}
+    return [done[index] for index in range(count)]
+
+
+async def _pinged(events: Events, ping_s: float) -> AsyncGenerator[tuple[int, Event] | None, None]:
+    """``events``, and None whenever none came for so long."""
+    while True:
+        coming = asyncio.ensure_future(anext(events, None))
+        try:
+            while not (await asyncio.wait({coming}, timeout=ping_s))[0]:
+                yield None
+            found = coming.result()
+        finally:
+            if not coming.done():
+                coming.cancel()
+                await asyncio.gather(coming, return_exceptions=True)
+        if found is None:
+            return
+        yield found
+
+
+async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
+    """The result of ``work``. Raises Gone, with the work cancelled, when the client goes before it ends."""
+    working = asyncio.ensure_future(work)
+    going = asyncio.ensure_future(_gone(request.receive))
+    try:
+        await asyncio.wait({working, going}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise Gone
+        return working.result()
+    finally:
+        going.cancel()
+        if not working.done():
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
+        await asyncio.gather(going, return_exceptions=True)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _identified(request: Request) -> str:
+    client = clients.identity_of(request)
+    if client is None:
+        raise Problem("forbidden", clients.FOREIGN)
+    return client
+
+
+async def _read(request: Request, kind: type[Asked]) -> tuple[str, Asked]:
+    """The client and its request. Raises Problem."""
+    client = _identified(request)
+    if not clients.is_json(request):
+        raise Problem("no_json", "the content type must be application/json")
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > MOST_BYTES:
+            raise Problem("too_large", f"a request has at most {MOST_BYTES} bytes")
+    try:
+        return client, decoded(partial(msgspec.json.decode, type=kind), bytes(body))
+    except Undecodable as error:
+        where = _PATH.search(str(error))
+        raise Problem("bad_request", str(error), where[1] if where else None) from None
+
+
+def _headers(key: str) -> dict[str, str]:
+    """The id of a request under both APIs' names."""
+    return {"x-request-id": f"req_{key}", "request-id": f"req_{key}"}
+
+
+def _json(body: msgspec.Struct | dict[str, Any], key: str, status: int = 200) -> Response:
+    return Response(encode(body), status, _headers(key), media_type="application/json")
+
+
+def _error(problem: Problem, body: ErrorBody, key: str) -> Response:
+    response = _json(body(problem), key, problem.status)
+    if problem.reason == "busy":
+        response.headers["retry-after"] = str(RETRY_AFTER_S)
+    return response

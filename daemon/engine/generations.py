@@ -1,0 +1,387 @@
+"""The engine's side of generation for the OpenAI and Anthropic APIs: prompts to requests, tokens to text.
+
+A chat without a session is rendered by the model's chat template and computed in class POOL. Special tokens
+spelled out in a message count as such. A chat with a session asks its newest data version in class SESSION:
+the last message is the question, and the earlier ones stand before it as text, in the ephemeral region.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+
+from daemon.api.generation import (
+    Begun,
+    CancelGeneration,
+    CountTokens,
+    Delta,
+    Facts,
+    Finish,
+    Finished,
+    Generate,
+    GenerationCommand,
+    GenerationEvent,
+    GenerationFailed,
+    Logprob,
+    TokensCounted,
+    TopLogprob,
+    Turn,
+)
+from daemon.engine.answers import CANCELLED, decoder, times_of
+from daemon.engine.build import Built
+from daemon.engine.confidence import Confidence
+from daemon.engine.records import VersionRecords
+from daemon.lru import Lru
+from engine.model.constrained import TextGrammar, choice_parts, schema_parts
+from engine.model.detokenise import Detokeniser, StopText
+from engine.model.vocabulary import Vocabulary, token_bytes
+from engine.step import SampledToken
+from flash.questions import Prepared, Question
+from flash.registry import check_choices
+from ingest.plane import TapeRecord
+from metrics.store import MetricStore
+from regions.tape import Tape
+from scheduler.request import Failure, Request, RequestSpec, State
+from scheduler.scheduler import Scheduler
+from scheduler.types import Limits, PriorityClass
+
+log = logging.getLogger(__name__)
+
+NAME = "generation"
+"""Name of a request without a session in messages."""
+RENDERED, TOKENISED = 256, 64
+"""Sizes of the caches of rendered chats and of tokenised texts."""
+ROLES = {"system": "Instructions", "user": "User", "assistant": "Assistant"}
+Emit = Callable[[GenerationEvent], None]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """The tokens before an answer, and what is known of it."""
+
+    tokens: Sequence[int]
+    stop_ids: frozenset[int]
+    most_tokens: int | None = None
+    """Longest answer; None: no limit."""
+    prepared: Prepared | None = None
+    """Of a session: the question."""
+    question: Question | None = None
+    whole: bool = False
+    """The text comes in one piece: a choice, or an answer of a terse model."""
+
+
+@dataclass(eq=False)
+class Running:
+    """A generation in the scheduler: its text so far."""
+
+    asked: Generate
+    prompt: Prompt
+    text: Detokeniser
+    stop: StopText
+    grammar: TextGrammar | None
+    broken: str = ""
+    """What failed when its text was made."""
+    shown: list[str] = field(default_factory=list)
+    logprobs: list[Logprob] = field(default_factory=list)
+
+
+class EngineGenerations:
+    """All generations. Commands come from one thread, events go out on the scheduler's as well."""
+
+    def __init__(
+        self,
+        built: Built,
+        scheduler: Scheduler,
+        limits: Limits,
+        records: VersionRecords,
+        confidence: Confidence,
+        store: MetricStore,
+        emit: Emit,
+    ) -> None:
+        self._built, self._format, self._scheduler = built, built.prompt, scheduler
+        self._limits, self._confidence, self._emit = limits, confidence, emit
+        self._requests: dict[int, Request] = {}
+        records.readers.append(lambda: list(self._requests.values()))
+        self._records = records
+
+        def counted(cache: str) -> Callable[[str], None]:
+            return lambda outcome: store.inc("foretick_api_cache_total", cache=cache, outcome=outcome)
+
+        self._rendered: Lru[tuple[Turn, ...], str] = Lru(RENDERED, counted("render"))
+        self._tokenised: Lru[str, tuple[int, ...]] = Lru(TOKENISED, counted("tokenise"))
+
+    def handle(self, command: GenerationCommand) -> None:
+        """Carry out one command."""
+        match command:
+            case Generate():
+                self._generate(command)
+            case CountTokens():
+                self._count(command)
+            case CancelGeneration():
+                request = self._requests.get(command.id)
+                if request is not None:
+                    self._scheduler.cancel(request.id)
+
+    # Commands.
+
+    def _generate(self, asked: Generate) -> None:
+        tape = self._built.tapes.get(asked.session)
+        if asked.session and tape is None:
+            self._fail(asked.id, Failure("unknown_session", f"there is no session {asked.session!r}"))
+            return
+        try:
+            request = self._request(asked, tape)
+        except ValueError as error:
+            self._fail(asked.id, Failure("bad_request", str(error)))
+            return
+        if not asked.session:
+            taken = len(request.prompt) + request.spec.max_tokens
+            most = self._built.engine.frame_limit
+            if taken > most or len(request.prompt) > self._limits.max_prompt_tokens:
+                fits = min(most - 1, self._limits.max_prompt_tokens)
+                message = f"the prompt has {len(request.prompt)} tokens, the limit is {fits}"
+                self._fail(asked.id, Failure("too_long", message))
+                return
+        self._requests[asked.id] = request  # before submitting: the worker may finish first
+        self._scheduler.submit(request)
+
+    def _request(self, asked: Generate, tape: Tape | None) -> Request:
+        """Raises ValueError for what cannot be asked or kept."""
+        prompt = self._prompt(asked)
+        self._check_tokens(prompt.tokens)
+        grammar = self._grammar(asked)
+        running = Running(asked, prompt, Detokeniser(self._format.text), StopText(asked.stop), grammar)
+        session, most = asked.session, self._most(asked, prompt)
+        return Request(
+            RequestSpec(
+                cls=PriorityClass.SESSION if session else PriorityClass.POOL,
+                session=session or NAME,
+                prompt=prompt.tokens,
+                max_tokens=most,
+                on_done=partial(self._done, running),
+                tape=tape,
+                open_prompt=None if tape else partial(self._built.engine.open_prompt, asked.salt),
+                stop_ids=prompt.stop_ids,
+                choices=prompt.prepared.choice_tokens if prompt.prepared else None,
+                grammar=grammar.allowed if grammar else None,
+                temperature=asked.temperature,
+                top_p=asked.top_p,
+                top_k=asked.top_k,
+                seed=(asked.seed or 0, asked.index),
+                top_logprobs=asked.top_logprobs,
+                salt=asked.salt,
+                on_token=partial(self._on_token, running),
+            )
+        )
+
+    def _count(self, asked: CountTokens) -> None:
+        try:
+            tokens = len(self._prompt(Generate(session=asked.session, turns=asked.turns)).tokens)
+        except ValueError as error:
+            self._fail(asked.id, Failure("bad_request", str(error)))
+            return
+        tape = self._built.tapes.get(asked.session)
+        if tape is not None:
+            tokens += len(self._built.prefixes.newest(asked.session)) + tape.live_tokens
+        self._emit(TokensCounted(asked.id, tokens))
+
+    def _prompt(self, asked: Generate) -> Prompt:
+        if asked.session:
+            return self._question(asked)
+        if asked.tokens:
+            tokens: Sequence[int] = asked.tokens
+        elif asked.turns:
+            tokens = self._tokens(self._render(asked.turns))
+        else:
+            tokens = self._tokenised.made(asked.text, lambda: tuple(self._format.plain(asked.text)))
+        if not tokens:
+            raise ValueError("the prompt is empty")
+        return Prompt(tokens, self._format.stop_ids)
+
+    def _question(self, asked: Generate) -> Prompt:
+        """The last turn as a question of the session, after the earlier ones; a terse model reads only it."""
+        if not asked.turns or asked.turns[-1].role != "user":
+            raise ValueError("a session is asked by the last message, which must be the user's")
+        terse = self._format.terse is not None
+        text = asked.turns[-1].text if terse else transcript(asked.turns)
+        most = asked.max_tokens or self._limits.max_new_tokens
+        question = Question("ask", text, asked.choices or None, most)
+        prepared = self._built.prepare(question)
+        check_choices(question, prepared)
+        whole = terse or bool(asked.choices)
+        longest = prepared.answer_tokens(question) if whole else None
+        return Prompt(prepared.prompt_tokens, prepared.stop_ids, longest, prepared, question, whole)
+
+    def _render(self, turns: tuple[Turn, ...]) -> str:
+        return self._rendered.made(
+            turns, lambda: self._format.chat([(each.role, each.text) for each in turns])
+        )
+
+    def _tokens(self, text: str) -> tuple[int, ...]:
+        return self._tokenised.made(text, lambda: tuple(self._format.encode(text)))
+
+    def _check_tokens(self, tokens: Iterable[int]) -> None:
+        size = len(self._format.tokenizer)
+        if any(not 0 <= token < size for token in tokens):
+            raise ValueError(f"the prompt has a token that is not of the model's {size}")
+
+    def _most(self, asked: Generate, prompt: Prompt) -> int:
+        """The longest answer."""
+        most = min(asked.max_tokens or self._limits.max_new_tokens, self._limits.max_new_tokens)
+        if not asked.session:
+            most = min(most, self._built.engine.frame_limit - len(prompt.tokens))
+        return max(1, most if prompt.most_tokens is None else min(most, prompt.most_tokens))
+
+    def _grammar(self, asked: Generate) -> TextGrammar | None:
+        if asked.schema is None and (not asked.choices or asked.session):
+            return None  # a session's choices are told apart by their first tokens
+        parts = choice_parts(asked.choices) if asked.choices else schema_parts(asked.schema)
+        return TextGrammar(parts, self._vocabulary, self._format.stop_ids)
+
+    @cached_property
+    def _bytes(self) -> dict[int, bytes]:
+        return token_bytes(self._format.tokenizer)
+
+    @cached_property
+    def _vocabulary(self) -> Vocabulary:
+        return Vocabulary(self._bytes)
+
+    # On the scheduler's thread.
+
+    def _on_token(self, running: Running, request: Request) -> bool:
+        """As `_next`; a defect ends this answer and no other work of the batch."""
+        try:
+            return self._next(running, request)
+        except Exception as error:
+            log.exception("the text of a generation failed")
+            running.broken = f"{type(error).__name__}: {error}"
+            return True
+
+    def _next(self, running: Running, request: Request) -> bool:
+        """The next token: send what it completes; true at a stop sequence and at the end of a grammar."""
+        asked, sample = running.asked, request.samples[-1]
+        if len(request.output) == 1:
+            self._emit(Begun(asked.id, _prompt_tokens(request), request.cached_tokens))
+        if sample.token in running.prompt.stop_ids:
+            return False  # it ends by itself
+        logprobs: tuple[Logprob, ...] = ()
+        if asked.top_logprobs is not None:
+            logprobs = (self._logprob(sample),)
+            running.logprobs += logprobs
+        piece = ""
+        if not running.prompt.whole:
+            piece = running.stop.add(running.text.add([sample.token]))
+            running.shown.append(piece)
+        if asked.stream and (piece or logprobs):
+            self._emit(Delta(asked.id, piece, logprobs))
+        if running.stop.found is not None:
+            return True
+        return running.grammar is not None and running.grammar.complete(request.output)
+
+    def _logprob(self, sample: SampledToken) -> Logprob:
+        written = self._written(sample.token)
+        top = tuple(TopLogprob(text, logprob, data) for token, logprob in sample.top
+                    for text, data in [self._written(token)])  # fmt: skip
+        return Logprob(written[0], sample.logprob or 0.0, written[1], top)
+
+    def _written(self, token: int) -> tuple[str, tuple[int, ...]]:
+        """A token as text and as bytes; a special one by its name."""
+        data = self._bytes.get(token)
+        if data is None:
+            data = str(self._format.tokenizer.convert_ids_to_tokens(token)).encode()
+        return data.decode(errors="replace"), tuple(data)
+
+    def _done(self, running: Running, request: Request) -> None:
+        asked = running.asked
+        self._requests.pop(asked.id, None)
+        if request.state is not State.FINISHED or running.broken:
+            broken = Failure("engine", running.broken) if running.broken else None
+            self._fail(asked.id, broken or request.error or CANCELLED)
+            return
+        record = self._records.of(asked.session, request.version) if asked.session else None
+        question = running.prompt.question
+        choice = request.chosen(question.choices) if question else None
+        self._show_rest(running, request, choice, record)
+        self._emit(
+            Finished(
+                id=asked.id,
+                text="".join(running.shown),
+                finish=_finish(running, request),
+                stop=running.stop.found,
+                prompt_tokens=_prompt_tokens(request),
+                reused_tokens=request.cached_tokens,
+                answer_tokens=len(request.output),
+                facts=self._facts(running, request, choice, record),
+                logprobs=tuple(running.logprobs),
+                times=times_of(record) if record and record.ts_ring else None,
+            )
+        )
+
+    def _show_rest(
+        self, running: Running, request: Request, choice: str | None, record: TapeRecord | None
+    ) -> None:
+        """What was held back, or a text that comes in one piece."""
+        prompt = running.prompt
+        if prompt.whole and prompt.prepared is not None:
+            decode = decoder(self._format.decode, prompt.prepared, record)
+            whole = decode(list(request.answer)) if choice is None else choice
+            rest = running.stop.add(whole) + running.stop.rest()
+        elif running.stop.found is None:
+            rest = running.stop.add(running.text.rest())
+            rest += running.stop.rest()
+        else:
+            return
+        running.shown.append(rest)
+        if running.asked.stream and rest:
+            self._emit(Delta(running.asked.id, rest))
+
+    def _facts(
+        self, running: Running, request: Request, choice: str | None, record: TapeRecord | None
+    ) -> Facts:
+        untrained, session = self._built.loaded.untrained, running.asked.session
+        question, judged = running.prompt.question, None
+        if question is not None:
+            judged = self._confidence.of(session, question, request.samples[0].logits, choice)
+        flags = {
+            "untrained": untrained,
+            "replay": record is not None and times_of(record).replay,
+            "rounded": record is not None and record.rounded,
+            "abstained": judged is not None and judged.abstained,
+        }
+        return Facts(
+            session=session or None,
+            data_version=request.version if session else None,
+            choice=choice,
+            probability=judged.probability if judged else None,
+            choice_set=judged.choice_set if judged else None,
+            logit_gap=request.samples[0].gap,
+            untrained=untrained,
+            flags=tuple(name for name, is_set in flags.items() if is_set),
+        )
+
+    def _fail(self, number: int, failure: Failure) -> None:
+        self._emit(GenerationFailed(number, failure.code, failure.message))
+
+
+def transcript(turns: Sequence[Turn]) -> str:
+    """The question of the last turn, after what was said before, as text."""
+    earlier = [f"{ROLES[each.role]}: {each.text}\n" for each in turns[:-1]]
+    return "".join(["Earlier in this conversation:\n", *earlier, "\n"] if earlier else []) + turns[-1].text
+
+
+def _prompt_tokens(request: Request) -> int:
+    """The prompt as a client counts it: of a session with the tape before the question."""
+    return len(request.prompt) + (request.cached_tokens if request.spec.tape is not None else 0)
+
+
+def _finish(running: Running, request: Request) -> Finish:
+    if running.stop.found is not None:
+        return "stop_sequence"
+    grammar, output = running.grammar, request.output
+    if grammar is not None and grammar.complete(output):
+        return "stop"
+    if output[-1] in running.prompt.stop_ids or running.prompt.most_tokens == len(output):
+        return "stop"
+    return "length"

@@ -1,0 +1,289 @@
+"""The front's side of generation for the OpenAI and Anthropic APIs: limits, ready answers, cached responses.
+
+A session's standing question gets its newest ready answer, whatever was said before it in the chat. A
+response that would come out the same again is kept and given again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import partial
+from itertools import count
+
+import msgspec
+
+from daemon import protocol
+from daemon.api import messages
+from daemon.api.generation import (
+    Begun,
+    CancelGeneration,
+    CountTokens,
+    Delta,
+    Event,
+    Facts,
+    Finished,
+    Generate,
+    GenerationEvent,
+    GenerationFailed,
+    Served,
+    TokensCounted,
+)
+from daemon.front.sessions import Sessions
+from daemon.lru import Lru
+from flash.questions import Question
+
+Inbox = asyncio.Queue[tuple[int, GenerationEvent]]
+RESPONSES = 1024
+"""Responses to keep."""
+
+
+class Generations:
+    """All generations of all clients, on the event loop; implements `daemon.api.generation.Generator`.
+
+    ``most`` at a time with the ``others`` that count, too, and ``most_each`` per client. ``admit`` raises
+    QueryError when no new prompt is admitted now. ``counted(outcome)`` hears of look-ups of kept responses.
+    A generation without a new token for ``max_wait_s`` seconds fails.
+    """
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        send: Callable[[protocol.Command], None],
+        *,
+        most: int,
+        most_each: int,
+        others: Callable[[], int] = lambda: 0,
+        admit: Callable[[], None] = lambda: None,
+        max_wait_s: float = 30.0,
+        counted: Callable[[str], None] = lambda outcome: None,
+        limits: tuple[int, int] = (0, 0),
+        since: int = 0,
+    ) -> None:
+        """``limits``: longest prompt and answer in tokens. ``since``: Unix time of the start, seconds."""
+        self._sessions, self._send = sessions, send
+        self._most, self._most_each, self._others, self._admit = most, most_each, others, admit
+        self._max_wait_s, self._limits, self._since = max_wait_s, limits, since
+        self._model: protocol.Ready | None = None
+        self._numbers = count(1)
+        self._open: dict[int, Callable[[GenerationEvent], None]] = {}
+        self._by_client: Counter[str] = Counter()
+        self._responses: Lru[bytes, Finished] = Lru(RESPONSES, counted)
+
+    def __len__(self) -> int:
+        """Number of running generations."""
+        return self._by_client.total()
+
+    # Called by the front.
+
+    def ready(self, event: protocol.Ready) -> None:
+        """The engine is up with this model."""
+        self._model = event
+
+    def heard(self, event: GenerationEvent) -> None:
+        """An event of the engine; one that nobody waits for any more is dropped."""
+        if (hear := self._open.get(event.id)) is not None:
+            hear(event)
+
+    def engine_gone(self, message: str) -> None:
+        """Fail everything: the engine is gone."""
+        for number, hear in list(self._open.items()):
+            hear(GenerationFailed(number, "engine", message))
+
+    # Called for clients; each raises QueryError.
+
+    def served(self) -> Served:
+        """What there is now."""
+        if self._model is None:
+            raise messages.QueryError("engine", "the engine is not up")
+        model = self._model
+        names = tuple(self._sessions.states)
+        return Served(model.model, model.revision, model.untrained, self._since, names, *self._limits)
+
+    async def count(self, request: CountTokens) -> int:
+        """Tokens of a prompt."""
+        inbox: asyncio.Queue[GenerationEvent] = asyncio.Queue()
+        number = next(self._numbers)
+        self._open[number] = inbox.put_nowait
+        try:
+            self._send(msgspec.structs.replace(request, id=number))
+            async with asyncio.timeout(self._max_wait_s):
+                event = await inbox.get()
+        except TimeoutError:
+            raise self._late() from None
+        finally:
+            del self._open[number]
+        if isinstance(event, GenerationFailed):
+            raise messages.QueryError(messages.code_of(event.code), event.message)
+        assert isinstance(event, TokensCounted)
+        return event.tokens
+
+    async def run(self, requests: Sequence[Generate], client: str) -> AsyncGenerator[tuple[int, Event], None]:
+        """See `Generator.run`."""
+        self._take(len(requests), client, pool=any(not each.session for each in requests))
+        inbox: Inbox = asyncio.Queue()
+        mine: set[int] = set()
+        keys: dict[int, bytes] = {}
+        try:
+            for index, request in enumerate(requests):
+                events = self._known(request)
+                if events is None and (key := self._key(request)) is not None:
+                    keys[index] = key
+                    events = self._kept(key, request)
+                if events is not None:
+                    for event in events:
+                        inbox.put_nowait((index, event))
+                    keys.pop(index, None)
+                    continue
+                number = next(self._numbers)
+                mine.add(number)
+                self._open[number] = partial(_hear, inbox, index)
+                self._send(self._engines(request, number))
+            left = len(requests)
+            while left:
+                index, event = await self._next(inbox)
+                if isinstance(event, GenerationFailed):
+                    raise messages.QueryError(messages.code_of(event.code), event.message)
+                assert not isinstance(event, TokensCounted)
+                if isinstance(event, Finished):
+                    left -= 1
+                    mine.discard(event.id)
+                    self._open.pop(event.id, None)
+                    event = self._dated(event)
+                    if index in keys:
+                        self._responses.put(keys[index], event)
+                yield index, event
+        finally:
+            self._by_client[client] -= len(requests)
+            self._by_client += Counter()  # forget clients without any
+            for number in mine:
+                del self._open[number]
+                self._send(CancelGeneration(number))
+
+    def _take(self, n: int, client: str, *, pool: bool) -> None:
+        if not self._most:
+            raise messages.QueryError("bad_request", "this daemon accepts no prompts: query.max_prompts is 0")
+        if len(self) + self._others() + n > self._most:
+            raise messages.QueryError("busy", f"{self._most} prompts are open at a time, no more")
+        if self._by_client[client] + n > self._most_each:
+            raise messages.QueryError("busy", f"a client has {self._most_each} prompts at a time, no more")
+        if pool:
+            self._admit()
+        self._by_client[client] += n
+
+    async def _next(self, inbox: Inbox) -> tuple[int, GenerationEvent]:
+        try:
+            async with asyncio.timeout(self._max_wait_s):
+                return await inbox.get()
+        except TimeoutError:
+            raise self._late() from None
+
+    def _late(self) -> messages.QueryError:
+        return messages.QueryError("timeout", f"no token within {self._max_wait_s:g} s")
+
+    def _engines(self, request: Generate, number: int) -> Generate:
+        """The request for the engine: a standing question has its choices, and any sampling a seed."""
+        question = self._standing(request)
+        seed = request.seed
+        if seed is None and request.temperature:
+            seed = secrets.randbits(63)
+        if question is None:
+            return msgspec.structs.replace(request, id=number, seed=seed)
+        turns = (*request.turns[:-1], msgspec.structs.replace(request.turns[-1], text=question.text))
+        return msgspec.structs.replace(
+            request, id=number, seed=seed, turns=turns, choices=question.choices or ()
+        )
+
+    def _standing(self, request: Generate) -> Question | None:
+        """The standing question that is asked as it stands: by its text or name."""
+        if not request.session:
+            return None
+        state = self._sessions.state(request.session)  # raises
+        if not request.turns or request.temperature or request.schema is not None:
+            return None
+        if request.stop or request.top_logprobs is not None:
+            return None
+        asked = " ".join(request.turns[-1].text.split())
+        for question in state.questions:
+            alike = request.choices in ((), question.choices or ())
+            if alike and asked in (question.name, " ".join(question.text.split())):
+                return question
+        return None
+
+    def _known(self, request: Generate) -> list[GenerationEvent] | None:
+        """A standing question's ready answer, as events."""
+        question = self._standing(request)
+        if question is None:
+            return None
+        asked = messages.Ask(0, request.session, question.text, choices=question.choices or ())
+        reply = self._sessions.ready(asked, question)
+        if reply is None:
+            return None
+        facts = Facts(
+            session=reply.session,
+            data_version=reply.data_version,
+            as_of=reply.as_of,
+            staleness_ns=reply.staleness_ns,
+            source_age_ns=reply.source_age_ns,
+            daemon_age_ns=reply.daemon_age_ns,
+            choice=reply.choice,
+            probability=reply.probability,
+            choice_set=reply.choice_set,
+            logit_gap=reply.logit_gap,
+            cached=True,
+            untrained=reply.untrained,
+            flags=reply.flags,
+        )
+        return _at_once(
+            Finished(
+                id=0,
+                text=reply.text,
+                finish="stop",
+                stop=None,
+                prompt_tokens=0,
+                reused_tokens=0,
+                answer_tokens=0,
+                facts=facts,
+            ),
+            stream=request.stream,
+        )
+
+    def _key(self, request: Generate) -> bytes | None:
+        """What a response depends on; None for one that may come out otherwise next time."""
+        if request.session or (request.temperature and request.seed is None) or self._model is None:
+            return None
+        same = msgspec.structs.replace(request, id=0, stream=False)
+        return msgspec.msgpack.encode((self._model.revision, same))
+
+    def _kept(self, key: bytes, request: Generate) -> list[GenerationEvent] | None:
+        """A kept response, as events."""
+        kept = self._responses.get(key)
+        if kept is None:
+            return None
+        facts = msgspec.structs.replace(kept.facts, cached=True)
+        again = msgspec.structs.replace(kept, id=0, facts=facts, reused_tokens=kept.prompt_tokens)
+        return _at_once(again, stream=request.stream)
+
+    def _dated(self, event: Finished) -> Finished:
+        """With the ages of what it was read from; this process knows them when an engine just restarted."""
+        state = self._sessions.states.get(event.facts.session or "")
+        if state is None or event.facts.cached:
+            return event
+        dated = state.dated(event.times or state.times)
+        flags = (*event.facts.flags, *state.flags_now(dated["staleness_ns"]))
+        facts = msgspec.structs.replace(event.facts, flags=flags, **dated)
+        return msgspec.structs.replace(event, facts=facts)
+
+
+def _hear(inbox: Inbox, index: int, event: GenerationEvent) -> None:
+    inbox.put_nowait((index, event))
+
+
+def _at_once(done: Finished, *, stream: bool) -> list[GenerationEvent]:
+    """The events of an answer that is there."""
+    begun = Begun(0, done.prompt_tokens, done.reused_tokens)
+    if stream and (done.text or done.logprobs):
+        return [begun, Delta(0, done.text, done.logprobs), done]
+    return [begun, done]

@@ -1,0 +1,88 @@
+"""The bytes that each token writes, in order: which tokens may come next, for any rule about bytes."""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+State = TypeVar("State")
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+class Vocabulary:
+    """All tokens that write something, by their bytes."""
+
+    def __init__(self, tokens: Mapping[int, bytes]) -> None:
+        listed = sorted((written, token) for token, written in tokens.items() if written)
+        self._written = [written for written, _ in listed]
+        self._tokens = [token for _, token in listed]
+        self.single_bytes = frozenset(written[0] for written in self._written if len(written) == 1)
+        """Bytes that are tokens of their own."""
+
+    def allowed(self, state: State, step: Callable[[State, int], State | None]) -> dict[int, State]:
+        """Each token whose bytes ``step`` takes one by one from ``state``, and the state after it.
+
+        ``step`` returns None for a byte that may not follow. The cost depends on the tokens that may.
+        """
+        found: dict[int, State] = {}
+        written = self._written
+        waiting = [(0, len(written), 0, state)]  # tokens with one beginning, its length, the state after it
+        while waiting:
+            first, stop, length, at = waiting.pop()
+            while first < stop and len(written[first]) == length:
+                found[self._tokens[first]] = at
+                first += 1
+            while first < stop:
+                byte = written[first][length]
+                end = stop
+                if byte < 255:
+                    end = bisect_left(written, written[first][:length] + bytes([byte + 1]), first, stop)
+                after = step(at, byte)
+                if after is not None:
+                    waiting.append((first, end, length + 1, after))
+                first = end
+        return found
+
+
+def token_bytes(tokenizer: Any) -> dict[int, bytes]:
+    """The bytes of each token of a transformers tokenizer, without special ones.
+
+    Tokens of byte-level tokenizers (GPT-2's alphabet) are read byte by byte; in others ``▁`` is a blank and
+    ``<0x0A>`` a byte.
+    """
+    special = set(tokenizer.all_special_ids)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    form = {} if backend is None else json.loads(backend.to_str())
+    by_byte = "ByteLevel" in json.dumps([form.get("decoder"), form.get("pre_tokenizer")])
+    read = _of_byte_level if by_byte else _of_pieces
+    added = {int(token): str(each) for token, each in tokenizer.added_tokens_decoder.items()}
+    return {
+        int(token): added[token].encode() if token in added else written
+        for text, token in tokenizer.get_vocab().items()
+        if int(token) not in special and (written := read(text)) is not None
+    }
+
+
+def _of_pieces(text: str) -> bytes:
+    found = _BYTE.fullmatch(text)
+    return bytes([int(found[1], 16)]) if found else text.replace("▁", " ").encode()
+
+
+def _of_byte_level(text: str) -> bytes | None:
+    try:
+        return bytes(_ALPHABET[character] for character in text)
+    except KeyError:  # it is not of the alphabet
+        return None
+
+
+def _alphabet() -> dict[str, int]:
+    """GPT-2's character of each byte: itself where it can be seen, else one from 256 on."""
+    seen = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    hidden = [byte for byte in range(256) if byte not in seen]
+    return {chr(byte): byte for byte in seen} | {chr(256 + n): byte for n, byte in enumerate(hidden)}
+
+
+_ALPHABET = _alphabet()
