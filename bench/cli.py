@@ -87,6 +87,7 @@ _add(
 )
 _add("data", "Fresh answers: how soon they are live after an outage.")
 _add("recovery", "What a restart takes: from a snapshot, with a spare engine, from the log alone.")
+_add("query", "The interfaces to clients: what listeners cost, and when they have an event.")
 _add(
     "engine",
     "Regions and engine on a CPU: questions, updates, many readers, a sliding window, refresh, forks.",

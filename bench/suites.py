@@ -20,6 +20,7 @@ SUITES: dict[str, dict[str, tuple[str, str]]] = {
         "restart": ("bench.recovery.restart:measure", "An engine that is killed"),
         "restore": ("bench.recovery.restore:measure", "A window that comes back"),
     },
+    "query": {"events": ("bench.query.events:measure", "Clients that listen over HTTP")},
     "engine": {
         "questions": ("bench.engine.questions:engine", "Questions and updates as the tape grows"),
         "sessions": ("bench.engine.batches:sessions", "Several sessions in one pass"),

@@ -40,3 +40,5 @@ def set_up_logging(settings: LogConfig, process: str) -> None:
     quiet_client_log()
     for noisy in ("numba", "asyncio", "transformers"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
+    # it says at INFO that each WebSocket was accepted
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)

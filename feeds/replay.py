@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from feeds.codec import YEAR_1990, YEAR_2100, MalformedRecord, check_record
 from feeds.containers import Corrupt, Opened, texts
@@ -60,25 +60,42 @@ def read_records(
     try:
         for name, text in texts(path, opened):
             today = day or form.date_of(path.name, name)
-            readers = [_Reader.compile(record, today) for record in form.records]
-            for row in rows(text, form, refuse):
-                reader = next((each for each in readers if matches(each.form.match, row)), None)
-                if reader is None:
-                    pass_over(row.line, _name_of(form, row))
-                    continue
-                for part in reader.parts(row, refuse):
-                    try:
-                        record = reader.record(part, seq + 1)
-                    except MalformedRecord as error:
-                        refuse(row.line, error)
-                        continue
-                    seq += 1
-                    if (from_ns is None or record.ts_event >= from_ns) and (
-                        until_ns is None or record.ts_event < until_ns
-                    ):
-                        yield record
+            for record in read_text(text, form, today, refuse, pass_over, after=seq):
+                seq = record.seq
+                if (from_ns is None or record.ts_event >= from_ns) and (
+                    until_ns is None or record.ts_event < until_ns
+                ):
+                    yield record
     except Corrupt as error:
         refuse(0, MalformedRecord("type", str(error)))
+
+
+def read_text(
+    text: IO[bytes],
+    form: FileFormat,
+    day: date | None,
+    refuse: OnMalformed,
+    pass_over: OnPassedOver,
+    *,
+    after: int = 0,
+    numbered: bool = True,
+) -> Iterator[AnyRecord]:
+    """Records of one text in its order; ``seq`` counts on from ``after``, or is 0 unless ``numbered``."""
+    readers = [_Reader.compile(record, day) for record in form.records]
+    seq = after
+    for row in rows(text, form, refuse):
+        reader = next((each for each in readers if matches(each.form.match, row)), None)
+        if reader is None:
+            pass_over(row.line, _name_of(form, row))
+            continue
+        for part in reader.parts(row, refuse):
+            try:
+                record = reader.record(part, seq + 1 if numbered else 0)
+            except MalformedRecord as error:
+                refuse(row.line, error)
+                continue
+            seq = record.seq
+            yield record
 
 
 def matches(match: Match | None, row: Row) -> bool:

@@ -154,6 +154,10 @@ CAPACITY_LIMITS: tuple[str, ...] = ("compute", "kv_memory")
 DIRECTIONS: tuple[str, ...] = ("out", "in")
 # Where a session was restored from; rebuilt: prefilled again from its tokens.
 RESTORES: tuple[str, ...] = ("host", "disk", "rebuilt")
+# How clients of the HTTP port listen to events.
+TRANSPORTS: tuple[str, ...] = ("sse", "websocket")
+# What became of a body of pushed records.
+PUSHES: tuple[str, ...] = ("accepted", "partly", "refused", "busy")
 # The daemon's long-lived tasks and threads, by the first word of their names.
 TASKS: tuple[str, ...] = (
     "query",
@@ -478,6 +482,27 @@ METRICS: tuple[Metric, ...] = (
         "Messages sent to the dead letter topic: not decoded (read), refused by a session (process), or "
         "answers that a sink refused (produce).",
         stage=LETTER_STAGES,
+    ),
+    _gauge(
+        "foretick_http_listeners",
+        "Clients that listen to events over HTTP now. At http.max_listeners, further ones are refused.",
+        transport=TRANSPORTS,
+    ),
+    _counter(
+        "foretick_http_events_sent_total",
+        "Events sent to clients over HTTP, counted for each client.",
+        transport=TRANSPORTS,
+    ),
+    _counter(
+        "foretick_http_events_dropped_total",
+        "Events that clients lost because they read too slowly; each is told how many. Worry when it grows: "
+        "a client is too slow.",
+        transport=TRANSPORTS,
+    ),
+    _counter(
+        "foretick_pushes_total",
+        "Bodies of records sent to /v1/data, by outcome. Worry when busy grows: the engine is too slow.",
+        outcome=PUSHES,
     ),
     _counter("foretick_batches_total", "Forward passes."),
     _counter("foretick_batch_tokens_total", "Tokens computed by the model, by class.", **{"class": CLASSES}),

@@ -10,16 +10,24 @@ from functools import partial
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
+from daemon.api.connections import HEADER_BYTES, Patience, allow_connections, patient
+from daemon.api.errors import framework_error
+from daemon.api.guard import Guard
+from daemon.api.sockets import MESSAGE_BYTES
 from daemon.supervision import Tasks
 
 NAME = "http server"
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _GRACE_S = 2
 _BACKLOG = 128
+_OTHERS = 256
+"""Connections beside those that listen to events."""
 
 
 class _EmbeddedServer(uvicorn.Server):
@@ -39,17 +47,24 @@ class HttpServer:
         not_ready: Callable[[], Sequence[str]],
         host: str = "127.0.0.1",
         port: int = 0,
-        more: Sequence[Route] = (),
+        more: Sequence[BaseRoute] = (),
+        *,
+        closing: Callable[[], None] = lambda: None,
+        max_listeners: int = 4096,
+        patience: Patience | None = None,
     ) -> None:
         """`metrics()` renders the exposition text; `not_ready()` lists what is missing (empty: ready).
 
-        ``more``: additional routes.
+        ``more``: additional routes. ``closing()``: ends replies that do not end by themselves.
         """
         self._metrics = metrics
         self._not_ready = not_ready
         self._host = host
         self._asked_port = port
         self._more = more
+        self._closing = closing
+        self._patience = patience or Patience()
+        self._max_connections = max_listeners + _OTHERS
         self._server: uvicorn.Server | None = None
         self._listener: socket.socket
         self._tasks = Tasks()
@@ -59,11 +74,17 @@ class HttpServer:
         """Bind, serve as one of ``tasks``, and set `port`. Raises OSError when the bind fails."""
         # Bind here: uvicorn would exit the process on failure.
         self._listener = _bind(self._host, self._asked_port)
+        allow_connections(self._max_connections)
         self.port = self._listener.getsockname()[1]
+        http, websocket = patient(self._patience)
         config = uvicorn.Config(
             self._application(),
-            http="h11",
-            ws="none",
+            http=http,
+            ws=websocket,
+            ws_max_size=MESSAGE_BYTES,
+            ws_per_message_deflate=False,  # it costs each connection more memory than all else
+            h11_max_incomplete_event_size=HEADER_BYTES,
+            limit_concurrency=self._max_connections,
             lifespan="off",
             log_config=None,
             access_log=False,
@@ -83,6 +104,7 @@ class HttpServer:
         task = self._tasks.expect_end(NAME)
         if server is None:
             return
+        self._closing()
         if task is not None:
             server.should_exit = True
             await task
@@ -97,7 +119,9 @@ class HttpServer:
                 Route("/healthz", self._serve_health),
                 Route("/readyz", self._serve_ready),
                 *self._more,
-            ]
+            ],
+            middleware=[Middleware(Guard)],
+            exception_handlers={HTTPException: framework_error},
         )
 
     async def _serve_metrics(self, _: Request) -> Response:

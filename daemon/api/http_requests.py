@@ -1,11 +1,15 @@
-"""Asks and prompts over HTTP: the query socket's requests as JSON; `daemon.api.clients` says who may."""
+"""The query socket's requests over HTTP, as JSON: routes for each of `daemon.api.operations`.
+
+`daemon.api.guard` decides who may send them.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
+from urllib.parse import parse_qsl
 
 import msgspec
 from starlette.requests import Request
@@ -13,113 +17,112 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from daemon.api import messages
-from daemon.api.clients import FOREIGN, is_json, is_local
+from daemon.api.bodies import media_type_of, members_of
+from daemon.api.errors import NO_SUCH_TYPE, problem, refused, reply
+from daemon.api.guard import client_of
+from daemon.api.messages import QueryError
+from daemon.api.operations import OPERATIONS, Operation
 from daemon.api.zmq import AnswerQuery
 from feeds.decoding import Undecodable, decoded
 
-STATUS: dict[messages.Code, int] = {
-    "bad_request": 400,
-    "unknown_session": 404,
-    "unknown_prompt": 404,
-    "unknown_version": 404,
-    "not_calibrated": 409,
-    "repeated": 409,
-    "finished": 409,
-    "abandoned": 410,
-    "moved": 421,
-    "too_long": 413,
-    "busy": 429,
-    "late": 429,
-    "engine": 503,
-    "rebuilding": 503,
-    "shutting_down": 503,
-    "timeout": 504,
-}
-_FORBIDDEN, _NO_JSON, _TOO_MANY = 403, 415, 429
+JSON = "application/json"
+Observe = Callable[[messages.ClientRequest, messages.Reply, int], None]
+_UNSAID = ("id", "type")
+"""Members of messages that HTTP says in other ways."""
 
 
-def request_routes(
-    answer: AnswerQuery,
-    max_bytes: int = 1 << 18,
-    observe: Callable[[messages.ClientRequest, messages.Reply, int], None] = lambda request, reply, ns: None,
-) -> list[Route]:
-    """Routes for a Starlette application. ``answer`` replies to a request of at most ``max_bytes`` bytes.
+class Requests:
+    """Requests of all HTTP clients to the daemon: so many at a time, and each is observed."""
 
-    ``observe(request, reply, latency_ns)``, per readable request.
-    """
+    def __init__(
+        self,
+        answer: AnswerQuery,
+        observe: Observe = lambda request, reply, latency_ns: None,
+        max_in_flight: int = 256,
+    ) -> None:
+        """``observe(request, reply, latency_ns)``, per readable request."""
+        self._answer, self._observe, self._max_in_flight = answer, observe, max_in_flight
+        self._in_flight = 0
 
-    def route(
-        path: str,
-        kind: type[messages.Ask | messages.PromptRequest],
-        *,
-        method: str = "POST",
-        status: int = 200,
-        has_body: bool = True,
-    ) -> Route:
-        async def endpoint(request: Request) -> Response:
-            since = time.monotonic_ns()
-            if not is_local(request):
-                return _error(_FORBIDDEN, "forbidden", FOREIGN)
-            if has_body and not is_json(request):
-                return _error(_NO_JSON, "bad_request", "the content type must be application/json")
+    async def ask(
+        self, request: messages.ClientRequest, client: str, since: int | None = None
+    ) -> messages.Reply:
+        """The reply. ``client``: identity for limits; ``since``: the request's arrival, monotonic ns."""
+        arrived = time.monotonic_ns() if since is None else since
+        if self._in_flight >= self._max_in_flight:
+            why = f"{self._max_in_flight} requests are already being answered"
+            found: messages.Reply = messages.ErrorReply(request.id, "busy", why)
+        else:
+            self._in_flight += 1
             try:
-                members = await _members(request, max_bytes) if has_body else {}
-                asked: messages.Ask | messages.PromptRequest = decoded(
-                    partial(msgspec.convert, type=kind), {**members, "id": 0, **request.path_params}
-                )
-            except Undecodable as error:
-                return _error(STATUS["bad_request"], "bad_request", str(error))
-            except messages.QueryError as error:
-                return _error(STATUS[error.code], error.code, error.message)
-            reply = await answer(asked, _client(request), since)
-            observe(asked, reply, time.monotonic_ns() - since)
-            if isinstance(reply, messages.ErrorReply):
-                return _error(STATUS[reply.code], reply.code, reply.message)
-            found: dict[str, Any] = msgspec.to_builtins(reply)
-            return _json({key: value for key, value in found.items() if key not in ("id", "type")}, status)
+                found = await self._answer(request, client, arrived)
+            finally:
+                self._in_flight -= 1
+        self._observe(request, found, time.monotonic_ns() - arrived)
+        return found
 
-        return Route(path, endpoint, methods=[method])
 
-    one = "/v1/prompts/{prompt}"
+def request_routes(requests: Requests, max_bytes: int = 1 << 18) -> list[Route]:
+    """Routes for a Starlette application, one for each path, for bodies of at most ``max_bytes`` bytes."""
+    paths: dict[str, dict[str, Operation]] = {}
+    for each in OPERATIONS:
+        paths.setdefault(each.path, {})[each.method] = each
     return [
-        route("/v1/ask", messages.Ask),
-        route("/v1/prompts", messages.Open, status=201),
-        route(f"{one}/append", messages.Append),
-        route(f"{one}/update", messages.Update),
-        route(f"{one}/finish", messages.Finish, has_body=False),
-        route(one, messages.Close, method="DELETE", has_body=False),
-        route("/v1/complete", messages.Complete),
+        Route(path, partial(_serve, requests, methods, max_bytes), methods=list(methods))
+        for path, methods in paths.items()
     ]
 
 
-async def _members(request: Request, max_bytes: int) -> dict[str, Any]:
-    """Members of the body's JSON object. Raises QueryError."""
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > max_bytes:
-            raise messages.QueryError("too_long", f"a request has at most {max_bytes} bytes")
+async def _serve(
+    requests: Requests, methods: Mapping[str, Operation], max_bytes: int, request: Request
+) -> Response:
+    since = time.monotonic_ns()
+    operation = methods["GET" if request.method == "HEAD" else request.method]
+    if operation.body != "none" and media_type_of(request) != JSON:
+        return problem(NO_SUCH_TYPE, "bad_request", f"the content type must be {JSON}")
     try:
-        members = decoded(msgspec.json.decode, bytes(body))
+        asked = await _read(request, operation, max_bytes)
     except Undecodable as error:
-        raise messages.QueryError("bad_request", f"the body is not JSON: {error}") from None
-    if not isinstance(members, dict) or members.keys() & {"id", "type", *request.path_params}:
-        raise messages.QueryError(
-            "bad_request", "the body must be a JSON object of the request's own members"
-        )
-    return members
+        return problem(400, "bad_request", str(error))
+    except QueryError as error:
+        return refused(error)
+    ask = partial(requests.ask, client=client_of(request), since=since)
+    found = await (ask(asked) if operation.perform is None else operation.perform(ask, asked))
+    if isinstance(found, messages.ErrorReply):
+        return refused(QueryError(found.code, found.message))
+    members: dict[str, Any] = msgspec.to_builtins(found)
+    return reply({k: value for k, value in members.items() if k not in _UNSAID}, operation.status)
 
 
-def _client(request: Request) -> str:
-    return "http" if request.client is None else f"http {request.client.host}"
+async def _read(request: Request, operation: Operation, max_bytes: int) -> Any:
+    """The operation's request. Raises QueryError, Undecodable."""
+    members: dict[str, Any] = {**_query_of(request, operation), **request.path_params}
+    if operation.body != "none":
+        given = await members_of(request, max_bytes)
+        if operation.body == "settings":
+            given = {"settings": given}
+        elif given.keys() & {*_UNSAID, *members}:
+            raise QueryError("bad_request", "the body must be a JSON object of the request's own members")
+        members |= given
+    return decoded(partial(msgspec.convert, type=operation.request), {**members, "id": 0})
 
 
-def _error(status: int, code: str, message: str) -> Response:
-    response = _json({"code": code, "message": message}, status)
-    if status == _TOO_MANY:
-        response.headers["retry-after"] = str(messages.RETRY_AFTER_S)
-    return response
-
-
-def _json(members: dict[str, Any], status: int) -> Response:
-    return Response(msgspec.json.encode(members), status, media_type="application/json")
+def _query_of(request: Request, operation: Operation) -> dict[str, Any]:
+    """Members in the query, as their types. Raises QueryError, Undecodable."""
+    given: dict[str, str] = {}
+    try:
+        pairs = parse_qsl(request.url.query, keep_blank_values=True, errors="strict")
+    except ValueError as error:
+        raise QueryError("bad_request", f"the query cannot be read: {error}") from None
+    for name, value in pairs:
+        if name not in operation.query:
+            known = ", ".join(operation.query) or "none"
+            raise QueryError("bad_request", f"{name[:64]}: is no parameter of this request; it has: {known}")
+        if name in given:
+            raise QueryError("bad_request", f"{name}: is given twice")
+        given[name] = value
+    types = {field.name: field.type for field in msgspec.structs.fields(operation.request)}
+    return {
+        name: decoded(partial(msgspec.convert, type=types[name], strict=False), value)
+        for name, value in given.items()
+    }

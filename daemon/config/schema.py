@@ -545,10 +545,13 @@ class QueryConfig(Table, frozen=True):
 
 
 class HttpConfig(Table, frozen=True):
-    """Metrics, health and prompts over HTTP."""
+    """Metrics, health, the live page and the HTTP API; the last two for this machine only."""
 
     host: Annotated[str, about("address to bind", min_length=1)] = "127.0.0.1"
     port: Annotated[int, about("port to bind; 0 picks a free one", ge=0, le=65535)] = 7800
+    max_listeners: Annotated[
+        int, about("most clients that listen to events at a time, by SSE and WebSocket together", ge=0)
+    ] = 4096
 
 
 class ProcessConfig(Table, frozen=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 
@@ -111,6 +111,8 @@ class Publisher:
         for session in config.sessions:
             self._open(session)
         self._sent = 0
+        self.listeners: Callable[[AnyMessage], None] = lambda message: None
+        """Gets every message that goes to the sinks."""
         self._fingerprints: dict[str, str] = {}
         self.configured(config)
         self.transactions: Transactions | None = None
@@ -391,6 +393,7 @@ class Publisher:
         """With transactions, a message that other sinks have is acknowledged before it is delivered."""
         self._sent += 1
         headers |= make_headers(message, "json", "foretick", self._sent)
+        self.listeners(message)
         if self.transactions is not None:
             self.transactions.put(queue, message, key, headers, delivered or _nothing)
             self.delivery.put(queue, message, key, headers, acknowledge)

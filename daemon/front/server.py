@@ -17,6 +17,7 @@ from typing import Any
 
 from daemon import protocol
 from daemon.api.generation import Begun, Delta, Finished, GenerationFailed, TokensCounted
+from daemon.api.health import Health, health_of
 from daemon.api.http import HttpServer
 from daemon.api.messages import FinishReply, LabelReply, PromptReply
 from daemon.api.zmq import QueryServer
@@ -195,6 +196,11 @@ class Front:
             handshakes.update(getattr(route.sink, "handshakes_failed", 0))
         self.input.note()
         return exposition(self.store, self.input.lags())
+
+    def health(self) -> Health:
+        """What is missing, silent or late."""
+        listed = self.sessions.listed(0).sessions
+        return health_of(self.not_ready(), listed, self.model)
 
     def not_ready(self) -> list[str]:
         """What is missing; empty when the daemon is ready."""

@@ -9,9 +9,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from daemon import protocol
+from daemon.api.events import Events
 from daemon.api.http import HttpServer
-from daemon.api.http_requests import request_routes
-from daemon.api.serving import Meter, api_routes
+from daemon.api.http_api import api_routes
+from daemon.api.http_requests import Requests
+from daemon.api.pushes import Pushes
+from daemon.api.serving import Meter
+from daemon.api.serving import api_routes as compatible_routes
 from daemon.api.zmq import QueryServer
 from daemon.config.schema import ALL, Config, QueryConfig
 from daemon.cores import cores_of, usable
@@ -41,6 +45,7 @@ from daemon.progress import Progress
 from daemon.supervision import TaskEnded, Tasks
 from engine.step import Executor
 from feeds.connector import Route, SettingError
+from feeds.pushed import PushedSource
 from feeds.source import MemberSource, Source
 from feeds.transactions import KafkaTransactions
 from ingest.ring import Ring
@@ -177,6 +182,11 @@ def make_front(
         each.resume = live.resume
     queries = Queries(sessions, live, questions, labelling, prompts, wait_s)
     forwarding = Forwarding(queries.answer, entering.owner, wait_s, forwards=config.query.forward)
+    events = Events(time.time_ns(), store, max_clients=config.http.max_listeners)
+    publisher.listeners = events.publish
+    pushed = {each.name: each for each in sources if isinstance(each, PushedSource)}
+    pushes = Pushes(pushed, store, config.source.max_message_bytes)
+    requests = Requests(forwarding.answer, sessions.observe)
     front = Front(
         cores=cores,
         store=store,
@@ -201,7 +211,12 @@ def make_front(
             lambda: front.not_ready(),
             config.http.host,
             config.http.port,
-            [*request_routes(forwarding.answer, observe=sessions.observe), *api_routes(generations, meter)],
+            [
+                *api_routes(requests, events, pushes, lambda: front.health(), store),
+                *compatible_routes(generations, meter),
+            ],
+            closing=events.close,
+            max_listeners=config.http.max_listeners,
         ),
         query=QueryServer(forwarding.answer, config.query.endpoint, observe=sessions.observe)
         if config.query.endpoint

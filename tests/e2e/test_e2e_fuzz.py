@@ -15,7 +15,7 @@ import zmq
 import zmq.asyncio
 
 from daemon.api.client import QueryClient
-from daemon.api.http_requests import STATUS
+from daemon.api.errors import STATUS
 from daemon.api.messages import ErrorReply, decode_reply
 from daemon.config.schema import QueryConfig, SchedulerConfig
 from daemon.front.server import Front

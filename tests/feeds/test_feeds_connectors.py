@@ -7,6 +7,7 @@ from feeds.connectors import SINKS, SOURCES
 from feeds.source import Sink, Source
 
 SETTINGS = {
+    "http": {},
     "kafka": {"bootstrap": "127.0.0.1:1"},
     "zeromq": {"endpoint": "tcp://127.0.0.1:*"},
     "replay": {"file": "ticks.csv", "format": "histdata_quotes"},
@@ -14,7 +15,7 @@ SETTINGS = {
 
 
 def test_every_module_is_a_connector_of_its_name():
-    assert set(SOURCES) == {"kafka", "replay", "zeromq"}
+    assert set(SOURCES) == {"http", "kafka", "replay", "zeromq"}
     assert set(SINKS) == {"kafka", "zeromq"}
 
 

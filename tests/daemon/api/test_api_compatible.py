@@ -433,7 +433,8 @@ async def test_bodies_that_are_no_request(rig: Rig) -> None:
         status, _, _ = await rig.post(f"/v1/{path}", CHAT, {"content-type": "text/plain"})
         assert status == 415
         status, _, found = await rig.post(f"/v1/{path}", CHAT, {"host": "evil.example"})
-        assert (status, json.loads(found)["error"]["type"]) == (403, "permission_error")
+        # from the guard in front of all routes, before any API
+        assert (status, json.loads(found)["code"]) == (403, "forbidden")
 
 
 JSON = st.recursive(

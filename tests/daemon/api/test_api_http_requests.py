@@ -10,8 +10,9 @@ from typing import Any, get_args
 
 import pytest
 
+from daemon.api.errors import STATUS
 from daemon.api.http import HttpServer
-from daemon.api.http_requests import STATUS, request_routes
+from daemon.api.http_requests import Requests, request_routes
 from daemon.api.messages import (
     Append,
     Close,
@@ -72,7 +73,7 @@ def prompts() -> Prompts:
 
 @pytest.fixture
 async def server(prompts) -> AsyncIterator[HttpServer]:
-    routes = request_routes(Queries(None, None, None, None, prompts, 0.2).answer, max_bytes=200)
+    routes = request_routes(Requests(Queries(None, None, None, None, prompts, 0.2).answer), 200)
     made = HttpServer(lambda: b"", list, more=routes)
     await made.start(Tasks())
     yield made
@@ -185,7 +186,7 @@ async def test_a_page_in_a_browser_here_cannot_send_one(server, prompts, headers
 async def test_another_machine_is_turned_away(prompts):
     scope = {"client": ("203.0.113.7", 5)}
     server = HttpServer(
-        lambda: b"", list, more=request_routes(Queries(None, None, None, None, prompts, 1.0).answer)
+        lambda: b"", list, more=request_routes(Requests(Queries(None, None, None, None, prompts, 1.0).answer))
     )
     application = server._application()
 

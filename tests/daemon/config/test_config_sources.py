@@ -11,7 +11,7 @@ SESSIONS = [{"name": "a", "symbol": "V:A"}]
 @pytest.mark.parametrize(
     ("sources", "key", "says"),
     [
-        ([{"name": "a"}], "sources[0]", "needs one table of kafka, replay, zeromq; there is: none"),
+        ([{"name": "a"}], "sources[0]", "needs one table of http, kafka, replay, zeromq; there is: none"),
         ([{"name": "all", "zeromq": ZEROMQ}], "sources[0].name", "names all sources together"),
         ([{"name": "zeromq", "zeromq": ZEROMQ}], "sources[0].name", "is already source.kind"),
         ([{"name": "a", "zeromq": ZEROMQ}] * 2, "sources[1].name", "is already sources[0].name"),

@@ -1,0 +1,41 @@
+"""Bodies of HTTP requests, bounded in length; the connection bounds the time that they take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+
+from daemon.api.messages import QueryError
+from feeds.decoding import Undecodable, decoded
+
+
+async def body_of(request: Request, max_bytes: int) -> bytes:
+    """The whole body. Raises QueryError when it is too long."""
+    body = bytearray()
+    try:
+        async for piece in request.stream():
+            body += piece
+            if len(body) > max_bytes:
+                raise QueryError("too_long", f"the body has at most {max_bytes} bytes")
+    except ClientDisconnect:
+        raise QueryError("bad_request", "the client is gone") from None
+    return bytes(body)
+
+
+async def members_of(request: Request, max_bytes: int) -> dict[str, Any]:
+    """Members of the JSON object that the body is. Raises QueryError."""
+    body = await body_of(request, max_bytes)
+    try:
+        members = decoded(msgspec.json.decode, body)
+    except Undecodable as error:
+        raise QueryError("bad_request", f"the body is not JSON: {error}") from None
+    if not isinstance(members, dict):
+        raise QueryError("bad_request", "the body must be a JSON object of the request's own members")
+    return members
+
+
+def media_type_of(request: Request) -> str:
+    """The declared content type without its parameters, in lower case."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()

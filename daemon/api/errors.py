@@ -1,0 +1,70 @@
+"""Errors over HTTP: `{"code": ..., "message": ...}`, with the status of the code."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from daemon.api.messages import RETRY_AFTER_S, Code, QueryError
+
+STATUS: dict[Code, int] = {
+    "bad_request": 400,
+    "unknown_session": 404,
+    "unknown_prompt": 404,
+    "unknown_version": 404,
+    "not_calibrated": 409,
+    "repeated": 409,
+    "finished": 409,
+    "abandoned": 410,
+    "moved": 421,
+    "too_long": 413,
+    "busy": 429,
+    "late": 429,
+    "engine": 503,
+    "rebuilding": 503,
+    "shutting_down": 503,
+    "timeout": 504,
+}
+TOO_MANY, NO_SUCH_TYPE = 429, 415
+_CODES = {404: "not_found", 405: "method_not_allowed"}
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """Why a request failed: a code of the query socket, or one of HTTP alone, and a text for people."""
+
+    code: str
+    message: str
+
+
+def problem(status: int, code: str, message: str) -> Response:
+    """The reply to a request that failed."""
+    response = reply(Problem(code, message), status)
+    if status == TOO_MANY:
+        response.headers["retry-after"] = str(RETRY_AFTER_S)
+    return response
+
+
+def refused(error: QueryError) -> Response:
+    """The reply to a request that was refused."""
+    return problem(STATUS[error.code], error.code, error.message)
+
+
+def reply(members: object, status: int = 200) -> Response:
+    """A JSON reply, which nothing may keep: it is old at once."""
+    return Response(
+        msgspec.json.encode(members),
+        status,
+        {"cache-control": "no-store"},
+        media_type="application/json",
+    )
+
+
+async def framework_error(_: Request, error: Exception) -> Response:
+    """What the framework itself refuses: unknown paths and methods."""
+    assert isinstance(error, HTTPException)
+    code = _CODES.get(error.status_code, "bad_request")
+    response = problem(error.status_code, code, str(error.detail))
+    response.headers.update(error.headers or {})
+    return response

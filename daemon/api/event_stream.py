@@ -1,0 +1,74 @@
+"""`GET /v1/events`: server-sent events, which browsers resume by themselves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from daemon.api.events import Events, Subscription, sse
+
+PING_S = 15.0
+"""A stream on which nothing was sent for so long gets a comment, so that both ends see that it lives."""
+RETRY_MS = 1000
+_CHUNK = 64
+"""Most events in one write."""
+
+
+class EventStream(Response):
+    """The reply that never ends by itself."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, events: Events, client: Subscription, sent: Callable[[int], None], ping_s: float = PING_S
+    ) -> None:
+        super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._events, self._client, self._sent, self._ping_s = events, client, sent, ping_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send events until the client is gone or the daemon stops."""
+        client, gone = self._client, asyncio.ensure_future(_gone(receive, self._client))
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await _write(send, f": foretick\nretry: {RETRY_MS}\n\n".encode())
+            while not client.closed:
+                try:
+                    async with asyncio.timeout(self._ping_s):
+                        await client.news.wait()
+                except TimeoutError:
+                    await _write(send, b": ping\n\n")
+                    continue
+                lost, waiting = client.take()
+                if lost:
+                    await _write(send, b"".join(sse("lost", msgspec.json.encode(each)) for each in lost))
+                for start in range(0, len(waiting), _CHUNK):
+                    chunk = waiting[start : start + _CHUNK]
+                    await _write(send, b"".join(event.sse for event in chunk))
+                    self._sent(len(chunk))
+            if not gone.done():
+                await send({"type": "http.response.body", "body": b""})
+        finally:
+            self._events.unsubscribe(client)
+            gone.cancel()
+
+
+async def _gone(receive: Receive, client: Subscription) -> None:
+    """Close the subscription when the client has disconnected."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    client.close()
+
+
+async def _write(send: Send, data: bytes) -> None:
+    await send({"type": "http.response.body", "body": data, "more_body": True})
+
+
+def last_id(request: Request) -> str:
+    """The id of the last event that the client knows: a header of browsers that come back, or `after`."""
+    return request.headers.get("last-event-id") or request.query_params.get("after", "")

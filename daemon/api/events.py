@@ -1,0 +1,224 @@
+"""Events for clients that listen: answers and new data versions, numbered, with a bounded past.
+
+Every client has a queue of its own, which holds references to shared events. One that reads too slowly loses
+its own oldest events and is told how many; it delays nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable
+from typing import Literal, get_args
+
+import msgspec
+
+from daemon.api.messages import QueryError
+from feeds.codec import encode
+from feeds.messages import Answer, AnyMessage, DataUpdated, FlashReady
+from metrics.store import MetricStore
+
+EventKind = Literal["answer", "flash_ready", "data_updated"]
+KINDS: tuple[EventKind, ...] = get_args(EventKind)
+Transport = Literal["sse", "websocket"]
+KEPT = 4096
+"""Events that are kept for clients that come back, and most that wait for one client."""
+
+
+class Event:
+    """One event. Its text is made when the first client gets it, and shared."""
+
+    __slots__ = ("_json", "_sse", "id", "kind", "message", "question", "session")
+
+    def __init__(self, id_: str, kind: EventKind, message: Answer | DataUpdated | FlashReady) -> None:
+        self.id, self.kind, self.message = id_, kind, message
+        self.session = message.session
+        self.question = message.question if isinstance(message, Answer) else ""
+        self._json = self._sse = b""
+
+    @property
+    def json(self) -> bytes:
+        """The message, as sinks get it."""
+        self._json = self._json or encode(self.message)
+        return self._json
+
+    @property
+    def sse(self) -> bytes:
+        """As server-sent events are written."""
+        self._sse = self._sse or sse(self.kind, self.json, self.id)
+        return self._sse
+
+
+class Lost(msgspec.Struct, frozen=True):
+    """A client has missed so many events. ``exact``: of its filter; otherwise of all, so at most.
+
+    ``reason``: slow, it read too slowly; expired, it came back too late; restarted, the daemon has begun
+    again, so nothing is known of the events between.
+    """
+
+    events: int | Literal["unknown"]
+    exact: bool
+    reason: Literal["slow", "expired", "restarted"]
+
+
+class Filter(msgspec.Struct, frozen=True):
+    """Which events a client gets; empty is all. A question selects among answers only."""
+
+    sessions: frozenset[str] = frozenset()
+    questions: frozenset[str] = frozenset()
+    kinds: frozenset[str] = frozenset()
+
+    def matches(self, event: Event) -> bool:
+        """Whether the client gets it."""
+        return (
+            (not self.sessions or event.session in self.sessions)
+            and (not self.kinds or event.kind in self.kinds)
+            and (not self.questions or event.kind != "answer" or event.question in self.questions)
+        )
+
+    @property
+    def selects(self) -> bool:
+        """Whether it leaves anything out."""
+        return bool(self.sessions or self.questions or self.kinds)
+
+
+class Subscription:
+    """What waits for one client. ``news`` is set while there is something to take, or it is ``closed``."""
+
+    def __init__(self, chosen: Filter, transport: Transport) -> None:
+        self.chosen, self.transport = chosen, transport
+        self.news = asyncio.Event()
+        self.closed = False
+        self._waiting: deque[Event] = deque()
+        self._missed: Lost | None = None
+        self._dropped = 0
+
+    def take(self) -> tuple[list[Lost], list[Event]]:
+        """What was lost since the last call, and what waits after it."""
+        lost = [] if self._missed is None else [self._missed]
+        if self._dropped:
+            lost.append(Lost(self._dropped, True, "slow"))
+        waiting = list(self._waiting)
+        self._waiting.clear()
+        self._missed, self._dropped = None, 0
+        if not self.closed:
+            self.news.clear()
+        return lost, waiting
+
+    def close(self) -> None:
+        """Nothing more will come."""
+        self.closed = True
+        self.news.set()
+
+    def begin(self, missed: Lost | None, waiting: Iterable[Event]) -> None:
+        """What a client that comes back has missed."""
+        self._missed = missed
+        self._waiting.extend(waiting)
+        if missed is not None or self._waiting:
+            self.news.set()
+
+    def put(self, event: Event, most: int) -> bool:
+        """Append; returns whether nothing had to be dropped for it."""
+        fits = len(self._waiting) < most
+        if not fits:
+            self._waiting.popleft()
+            self._dropped += 1
+        self._waiting.append(event)
+        self.news.set()
+        return fits
+
+
+class Events:
+    """The daemon's events since its start. ``epoch``: names this start, ns since 1970."""
+
+    def __init__(self, epoch: int, store: MetricStore, *, max_clients: int, kept: int = KEPT) -> None:
+        self._epoch, self._store = f"{epoch:x}", store
+        self._max_clients, self._most = max_clients, kept
+        self._kept: deque[Event] = deque(maxlen=kept)
+        self._number = 0
+        self._everywhere: set[Subscription] = set()
+        self._by_session: dict[str, set[Subscription]] = {}
+        self._clients: dict[Transport, int] = {"sse": 0, "websocket": 0}
+        self._closed = False
+        self._dropped = {kind: store.counter("foretick_http_events_dropped_total", transport=kind)
+                         for kind in get_args(Transport)}  # fmt: skip
+
+    @property
+    def newest(self) -> str:
+        """The id of the newest event: what comes after it is new to a client that knows it."""
+        return f"{self._epoch}.{self._number}"
+
+    def publish(self, message: AnyMessage) -> None:
+        """Tell the clients that listen for it; dead letters are not for them."""
+        kind = str(message.__struct_config__.tag)
+        if not isinstance(message, Answer | DataUpdated | FlashReady) or kind not in KINDS:
+            return
+        self._number += 1
+        event = Event(self.newest, kind, message)
+        self._kept.append(event)
+        for group in (self._everywhere, self._by_session.get(event.session, ())):
+            for client in group:
+                if client.chosen.matches(event) and not client.put(event, self._most):
+                    self._dropped[client.transport].inc()
+
+    def subscribe(self, chosen: Filter, transport: Transport, after: str = "") -> Subscription:
+        """Events from now on, or from the one after ``after``. Raises QueryError.
+
+        What is no longer kept is said, as the first thing that the client gets.
+        """
+        if self._closed:
+            raise QueryError("shutting_down", "the daemon is stopping")
+        if sum(self._clients.values()) >= self._max_clients:
+            raise QueryError("busy", f"{self._max_clients} clients are listening already")
+        client = Subscription(chosen, transport)
+        if after:
+            client.begin(*self._since(chosen, after))
+        self._clients[transport] += 1
+        self._note(transport)
+        for group in self._groups(client):
+            group.add(client)
+        return client
+
+    def unsubscribe(self, client: Subscription) -> None:
+        """The client is gone."""
+        for group in self._groups(client):
+            group.discard(client)
+        for name in client.chosen.sessions:
+            if not self._by_session[name]:
+                del self._by_session[name]
+        self._clients[client.transport] -= 1
+        self._note(client.transport)
+
+    def close(self) -> None:
+        """The daemon stops: let every client go."""
+        self._closed = True
+        for group in (self._everywhere, *self._by_session.values()):
+            for client in group:
+                client.close()
+
+    def _groups(self, client: Subscription) -> list[set[Subscription]]:
+        if not client.chosen.sessions:
+            return [self._everywhere]
+        return [self._by_session.setdefault(name, set()) for name in client.chosen.sessions]
+
+    def _note(self, transport: Transport) -> None:
+        self._store.set("foretick_http_listeners", self._clients[transport], transport=transport)
+
+    def _since(self, chosen: Filter, after: str) -> tuple[Lost | None, list[Event]]:
+        """What is gone and what is kept of the events after the one with this id."""
+        epoch, dot, text = after.partition(".")
+        if not (epoch and dot and text.isascii() and text.isdigit() and len(text) < 20):
+            raise QueryError("bad_request", f"{after[:64]!r} is not the id of an event")
+        number = int(text)
+        if epoch != self._epoch or number > self._number:
+            return Lost("unknown", False, "restarted"), [e for e in self._kept if chosen.matches(e)]
+        gone = self._number - len(self._kept) - number
+        skip = max(0, -gone)
+        kept = [event for index, event in enumerate(self._kept) if index >= skip and chosen.matches(event)]
+        return (Lost(gone, not chosen.selects, "expired") if gone > 0 else None), kept
+
+
+def sse(kind: str, data: bytes, id_: str = "") -> bytes:
+    """One server-sent event; ``data`` without line breaks."""
+    name = f"id: {id_}\nevent: {kind}\ndata: " if id_ else f"event: {kind}\ndata: "
+    return name.encode() + data + b"\n\n"

@@ -1,0 +1,51 @@
+"""How the daemon is: what it waits for, which venues are silent, which tapes are late."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Literal
+
+import msgspec
+
+from daemon.api.messages import SessionInfo
+
+API_VERSION = 1
+
+
+class Version(msgspec.Struct, frozen=True):
+    """Versions of the daemon and of this API, and the model that answers; empty before it is loaded."""
+
+    version: str
+    api: int
+    model: str
+
+
+class Health(msgspec.Struct, frozen=True):
+    """``reasons``: what is missing; the daemon is ready without any. ``silent``: sessions whose venue was not
+    heard for `silent_after`. ``late``: sessions with closed bars that wait to be read.
+
+    `degraded`: ready, but some session is silent or late.
+    """
+
+    status: Literal["ok", "degraded", "waiting"]
+    ready: bool
+    reasons: tuple[str, ...]
+    silent: tuple[str, ...]
+    late: tuple[str, ...]
+    version: Version
+
+
+def health_of(not_ready: Sequence[str], sessions: Sequence[SessionInfo], model: str) -> Health:
+    """From what is missing, all sessions and the model's name."""
+    silent = tuple(session.name for session in sessions if session.silent)
+    late = tuple(session.name for session in sessions if session.bars_waiting)
+    status: Literal["ok", "degraded", "waiting"] = "degraded" if silent or late else "ok"
+    return Health(
+        "waiting" if not_ready else status,
+        not not_ready,
+        tuple(not_ready),
+        silent,
+        late,
+        Version(version("foretick"), API_VERSION, model),
+    )

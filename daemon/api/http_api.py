@@ -1,0 +1,88 @@
+"""The routes of the HTTP API: requests, events, pushes, health, its description, and the live page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.websockets import WebSocket
+
+from daemon.api.errors import problem, refused, reply
+from daemon.api.event_stream import EventStream, last_id
+from daemon.api.events import KINDS, Events, Filter
+from daemon.api.health import Health
+from daemon.api.http_requests import Requests, request_routes
+from daemon.api.messages import QueryError
+from daemon.api.openapi import document
+from daemon.api.page import page
+from daemon.api.pushes import Pushes
+from daemon.api.sockets import Socket
+from metrics.store import MetricStore
+
+_UPGRADE = 426
+
+
+def api_routes(
+    requests: Requests, events: Events, pushes: Pushes, health: Callable[[], Health], store: MetricStore
+) -> list[BaseRoute]:
+    """All of them, for a Starlette application behind `daemon.api.guard`."""
+    to_streams = store.counter("foretick_http_events_sent_total", transport="sse").inc
+    to_sockets = store.counter("foretick_http_events_sent_total", transport="websocket").inc
+
+    async def stream(request: Request) -> Response:
+        try:
+            client = events.subscribe(_filter(request), "sse", last_id(request))
+        except QueryError as error:
+            return refused(error)
+        return EventStream(events, client, to_streams)
+
+    async def converse(websocket: WebSocket) -> None:
+        await Socket(websocket, requests, events, to_sockets).serve()
+
+    async def say_upgrade(_: Request) -> Response:
+        response = problem(_UPGRADE, "bad_request", "this is a WebSocket")
+        response.headers.update({"upgrade": "websocket", "connection": "upgrade"})
+        return response
+
+    async def say_health(_: Request) -> Response:
+        return reply(health())
+
+    async def say_version(_: Request) -> Response:
+        return reply(health().version)
+
+    return [
+        *request_routes(requests),
+        Route("/v1/data", pushes.serve, methods=["POST"]),
+        Route("/v1/events", stream, methods=["GET"]),
+        WebSocketRoute("/v1/ws", converse),
+        Route("/v1/ws", say_upgrade, methods=["GET"]),
+        Route("/v1/health", say_health, methods=["GET"]),
+        Route("/v1/version", say_version, methods=["GET"]),
+        Route("/openapi.json", _describe, methods=["GET"]),
+        Route("/", page, methods=["GET"]),
+    ]
+
+
+@lru_cache(maxsize=1)
+def _description() -> bytes:
+    return document()
+
+
+async def _describe(_: Request) -> Response:
+    return Response(_description(), media_type="application/json")
+
+
+def _filter(request: Request) -> Filter:
+    """From the parameters `session`, `question` and `event`, each any number of times. Raises QueryError."""
+    given = request.query_params
+    for name in given:
+        if name not in ("session", "question", "event", "after"):
+            why = f"{name[:64]}: is no parameter; there are session, question, event, after"
+            raise QueryError("bad_request", why)
+    kinds = frozenset(given.getlist("event"))
+    if not kinds <= set(KINDS):
+        raise QueryError("bad_request", f"event: must be one of {', '.join(KINDS)}")
+    return Filter(frozenset(given.getlist("session")), frozenset(given.getlist("question")), kinds)

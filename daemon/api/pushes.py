@@ -1,0 +1,153 @@
+"""`POST /v1/data`: records that clients push into a source of the daemon's own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from datetime import date
+from functools import partial
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+
+from daemon.api.bodies import body_of, media_type_of
+from daemon.api.errors import NO_SUCH_TYPE, problem, refused, reply
+from daemon.api.messages import QueryError
+from feeds.bodies import Body, TooMany, convert, split
+from feeds.decoding import Undecodable, decoded
+from feeds.file_format import FormatError
+from feeds.pushed import Closed, Full, PushedSource
+from metrics.catalogue import Reason
+from metrics.store import MetricStore
+
+MOST_ERRORS = 20
+"""Errors that a reply lists; all are counted."""
+JSON, LINES, MSGPACK, CSV = "application/json", "application/x-ndjson", "application/msgpack", "text/csv"
+OWN_TYPES = (JSON, LINES, MSGPACK)
+CONTAINERS = {"csv": (CSV,), "jsonl": (LINES,), "jsonl-capture": (LINES,)}
+"""Content types of declared formats."""
+_IN_LINE_BYTES = 1 << 14
+"""Bodies above this are read in a thread, so that no client waits for them."""
+
+
+class PushOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a body of records is to be read.
+
+    `format`: a declared format; empty is our own wire form. `source`: which source gets the records, where
+    there are several for pushes. `date`: the day of times that count from midnight. `replay`: the records
+    are of the past, so their ages count from now.
+    """
+
+    format: Annotated[str, Meta(max_length=64)] = ""
+    source: Annotated[str, Meta(max_length=64)] = ""
+    date: date | None = None
+    replay: bool = False
+
+
+class LineError(msgspec.Struct, frozen=True):
+    """What is wrong with a record: by its number or its line, from 1; 0 is the body as a whole."""
+
+    line: int
+    reason: Reason
+    message: str
+
+
+class Pushed(msgspec.Struct, frozen=True):
+    """What became of a body: ``accepted`` records wait to be read, ``refused`` ones went to the dead letters.
+
+    Lines of a declared format that cannot be read are refused and only counted. ``errors``: the first of
+    what was refused. ``passed_over``: lines that the format knows to hold no record.
+    """
+
+    accepted: int
+    refused: int
+    passed_over: int
+    errors: tuple[LineError, ...]
+
+
+Outcome = Literal["accepted", "partly", "refused", "busy"]
+
+
+class Pushes:
+    """Takes bodies of records for the sources among ``sources``, by name.
+
+    ``max_record_bytes``: of one record; longer ones are refused by the source's reader.
+    """
+
+    def __init__(
+        self, sources: Mapping[str, PushedSource], store: MetricStore, max_record_bytes: int
+    ) -> None:
+        self._sources, self._store, self._max_record_bytes = sources, store, max_record_bytes
+
+    async def serve(self, request: Request) -> Response:
+        """The reply to `POST /v1/data`."""
+        try:
+            options = _options(request)
+            source = self._source(options.source)
+            allowed = _types(source, options.format)
+            media = media_type_of(request)
+            if media not in allowed:
+                why = f"the content type must be {' or '.join(allowed)}"
+                return problem(NO_SUCH_TYPE, "bad_request", why)
+            body = await body_of(request, source.limits.body_bytes)
+            read = partial(self._read, body, media, source, options)
+            found = read() if len(body) <= _IN_LINE_BYTES else await asyncio.to_thread(read)
+            source.push(found.payloads, "msgpack" if media == MSGPACK else "json", replay=options.replay)
+        except Undecodable as error:
+            return problem(400, "bad_request", str(error))
+        except QueryError as error:
+            return refused(error)
+        except TooMany as error:
+            return refused(QueryError("too_long", str(error)))
+        except FormatError as error:
+            return refused(QueryError("bad_request", str(error)))
+        except Full as error:
+            self._count("busy")
+            return refused(QueryError("busy", str(error)))
+        except Closed as error:
+            return refused(QueryError("engine", str(error)))
+        source.malformed += found.unreadable
+        self._count("accepted" if not found.errors else "partly" if found.usable else "refused")
+        errors = tuple(LineError(n, e.reason, e.message) for n, e in found.errors[:MOST_ERRORS])
+        told = Pushed(found.usable, len(found.errors), found.passed_over, errors)
+        return reply(told, 202 if found.usable or not found.errors else 422)
+
+    def _read(self, body: bytes, media: str, source: PushedSource, options: PushOptions) -> Body:
+        most = source.limits.waiting
+        if options.format:
+            return convert(body, source.limits.formats[options.format], options.date, most=most)
+        encoding = "msgpack" if media == MSGPACK else "json"
+        limit = self._max_record_bytes
+        return split(body, encoding, lines=media == LINES, most=most, max_bytes=limit)
+
+    def _source(self, name: str) -> PushedSource:
+        if not self._sources:
+            raise QueryError("bad_request", "no source takes pushes: configure [source.http]")
+        if not name and len(self._sources) == 1:
+            return next(iter(self._sources.values()))
+        if name not in self._sources:
+            raise QueryError("bad_request", f"source: must be one of {', '.join(self._sources)}")
+        return self._sources[name]
+
+    def _count(self, outcome: Outcome) -> None:
+        self._store.inc("foretick_pushes_total", outcome=outcome)
+
+
+def _options(request: Request) -> PushOptions:
+    given = request.query_params.multi_items()
+    if len({name for name, _ in given}) < len(given):
+        raise QueryError("bad_request", "a parameter is given twice")
+    options: PushOptions = decoded(partial(msgspec.convert, type=PushOptions, strict=False), dict(given))
+    return options
+
+
+def _types(source: PushedSource, form: str) -> tuple[str, ...]:
+    """The content types of a format. Raises QueryError when it is not known."""
+    if not form:
+        return OWN_TYPES
+    if form not in source.limits.formats:
+        raise QueryError("bad_request", f"format: must be one of {', '.join(source.limits.formats)}")
+    return CONTAINERS[source.limits.formats[form].container]

@@ -1,0 +1,45 @@
+"""A headless Chromium, and a picture of a running daemon's live page.
+
+`python -m tests.browser http://127.0.0.1:7800/ docs/images/live.png` makes the one in the README.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Literal
+
+from playwright.async_api import Browser, async_playwright
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+"""None where no browser is installed."""
+DESKTOP, PHONE = (1200, 640), (390, 844)
+SETTLE_S = 12.0
+
+
+@asynccontextmanager
+async def browser() -> AsyncIterator[Browser]:
+    """The browser of this machine. In a container it runs as root, where Chromium has no sandbox."""
+    async with async_playwright() as playwright:
+        found = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        try:
+            yield found
+        finally:
+            await found.close()
+
+
+async def picture(url: str, path: str, scheme: Literal["dark", "light"] = "dark") -> None:
+    """Save the page as it is after some seconds of events."""
+    async with browser() as chromium:
+        width, height = DESKTOP
+        page = await chromium.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
+        await page.goto(url)
+        await asyncio.sleep(SETTLE_S)
+        await page.screenshot(path=path)
+
+
+if __name__ == "__main__":
+    asyncio.run(picture(sys.argv[1], sys.argv[2]))

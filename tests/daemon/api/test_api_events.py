@@ -1,0 +1,119 @@
+"""Events for clients: who gets which, in what order, and what is said to be lost. Against a plain list."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from daemon.api.events import Events, Filter, Lost, sse
+from daemon.api.messages import QueryError
+from feeds.messages import DataUpdated, DeadLetter, FlashReady
+from metrics.store import MetricStore
+
+EPOCH, KEPT = 0xABC, 4
+
+
+def hub(max_clients: int = 10) -> Events:
+    return Events(EPOCH, MetricStore.local({}), max_clients=max_clients, kept=KEPT)
+
+
+def update(n: int, session: str = "a") -> DataUpdated:
+    return DataUpdated(session=session, data_version=n, as_of=0, bars=1)
+
+
+def ready(n: int, session: str = "a") -> FlashReady:
+    return FlashReady(session=session, data_version=n, as_of=0, answers=1)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("ab"), st.booleans()), max_size=24),
+    st.lists(st.integers(0, 24), max_size=6),
+    st.sampled_from([Filter(), Filter(frozenset("a")), Filter(kinds=frozenset(["flash_ready"]))]),
+)
+def test_each_client_gets_its_events_in_order_or_is_told_how_many_it_lost(
+    published: list[tuple[str, bool]], takes: list[int], chosen: Filter
+) -> None:
+    events = hub()
+    client = events.subscribe(chosen, "sse")
+    waiting: list[str] = []
+    dropped = 0
+    for n, (session, is_ready) in enumerate(published, 1):
+        events.publish(ready(n, session) if is_ready else update(n, session))
+        if session in (chosen.sessions or "ab") and (is_ready or not chosen.kinds):
+            waiting.append(f"abc.{n}")
+            if len(waiting) > KEPT:
+                dropped += 1
+                waiting.pop(0)
+        if n in takes:
+            lost, got = client.take()
+            assert lost == ([Lost(dropped, True, "slow")] if dropped else [])
+            assert [event.id for event in got] == waiting
+            assert not client.news.is_set()
+            waiting, dropped = [], 0
+    assert client.news.is_set() == bool(waiting)
+
+
+@given(st.integers(0, 12), st.integers(0, 14), st.booleans())
+def test_a_client_that_comes_back_gets_what_is_kept(published: int, after: int, filtered: bool) -> None:
+    events = hub()
+    for n in range(1, published + 1):
+        events.publish(update(n))
+    chosen = Filter(frozenset("a")) if filtered else Filter()
+    lost, got = events.subscribe(chosen, "sse", f"abc.{after}").take()
+    kept = list(range(max(1, published - KEPT + 1), published + 1))
+    if after > published:  # of a later life of the daemon, or made up
+        assert lost == [Lost("unknown", False, "restarted")]
+        assert [event.id for event in got] == [f"abc.{n}" for n in kept]
+        return
+    gone = max(0, (kept[0] if kept else 1) - after - 1)
+    assert lost == ([Lost(gone, not filtered, "expired")] if gone else [])
+    assert [event.id for event in got] == [f"abc.{n}" for n in kept if n > after]
+
+
+def test_an_id_of_another_start_tells_nothing_of_what_was_lost() -> None:
+    events = hub()
+    events.publish(update(1))
+    lost, got = events.subscribe(Filter(), "sse", "abd.1").take()
+    assert (lost, [event.id for event in got]) == ([Lost("unknown", False, "restarted")], ["abc.1"])
+
+
+@pytest.mark.parametrize(
+    "text", ["x", "1", ".", "abc.", ".1", "abc.-1", "abc.1x", "abc." + "9" * 20, "abc.²"]
+)
+def test_what_is_no_id_is_refused(text: str) -> None:
+    with pytest.raises(QueryError, match="not the id of an event"):
+        hub().subscribe(Filter(), "sse", text)
+
+
+def test_only_so_many_clients_listen_and_one_that_leaves_makes_room() -> None:
+    events = hub(max_clients=1)
+    client = events.subscribe(Filter(frozenset(["a", "b"])), "sse")
+    with pytest.raises(QueryError, match="1 clients are listening"):
+        events.subscribe(Filter(), "websocket")
+    events.unsubscribe(client)
+    events.publish(update(1))
+    assert client.take() == ([], [])
+    assert events.subscribe(Filter(), "websocket")
+
+
+def test_dead_letters_are_not_for_clients_and_closing_lets_all_go() -> None:
+    events = hub()
+    client = events.subscribe(Filter(), "sse")
+    events.publish(DeadLetter(error="", reason="", topic="", partition=0, offset=0, payload=b"secret"))
+    assert client.take() == ([], [])
+    events.close()
+    assert client.closed
+    assert client.news.is_set()
+    with pytest.raises(QueryError, match="stopping"):
+        events.subscribe(Filter(), "sse")
+
+
+def test_an_event_is_written_once_for_all() -> None:
+    events = hub()
+    clients = [events.subscribe(Filter(), "sse") for _ in range(2)]
+    events.publish(update(1))
+    first, second = (client.take()[1][0] for client in clients)
+    assert first.sse is second.sse
+    assert first.sse == b"id: abc.1\nevent: data_updated\ndata: " + first.json + b"\n\n"
+    assert sse("lost", b"{}") == b"event: lost\ndata: {}\n\n"

@@ -1,0 +1,312 @@
+"""The HTTP API of one real daemon: reading and changing, pushed records, events by SSE and WebSocket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from daemon.front.server import Front
+from daemon.front.sessions import SessionState
+from daemon.front.wiring import make_front
+from feeds.connector import Route
+from feeds.connectors.http import HttpSourceConnector
+from feeds.pushed import PushedSource
+from tests.e2e.inproc import ANSWERS, DEAD, UPDATES, Tape, ask_front, count
+from tests.e2e.support import SECOND, START, MemorySink, QueueSource, inproc_config, trade, until
+from tests.http_clients import conversing, listening, request
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+LINES, MSGPACK, CSV, OURS = (
+    {"content-type": kind}
+    for kind in ("application/x-ndjson", "application/msgpack", "text/csv", "application/json")
+)
+
+
+@dataclass
+class Desk:
+    """A daemon, its sources and its sink. ``second``: the next second of the tape of AAA and BBB."""
+
+    front: Front
+    source: QueueSource
+    pushed: PushedSource
+    sink: MemorySink
+    tape: Tape = field(default_factory=lambda: Tape("V:AAA", "V:BBB"))
+    second: int = 0
+
+    @property
+    def port(self) -> int:
+        return self.front.http.port
+
+    async def advance(self, versions: int = 1) -> None:
+        """So many more versions of each session, each of a bar, all answered."""
+        states = [self.front.sessions.states[name] for name in ("aaa", "bbb")]
+        for _ in range(versions):
+            wanted = states[0].version + 1
+            # a bar closes with the next one's first trade
+            for _ in range(1 if self.second else 2):
+                self.source.put(self.tape.second(self.second))
+                self.second += 1
+            await until(lambda least=wanted: all(_answered(state, least) for state in states), 60)
+
+
+def _answered(state: SessionState, least: int) -> bool:
+    return len(state.answers_of(state.questions, least)) == len(state.questions)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def desk() -> AsyncIterator[Desk]:
+    source, sink = QueueSource(), MemorySink()
+    pushed = HttpSourceConnector(max_waiting=50, max_body_bytes=4096).open("http", 1.0)
+    assert isinstance(pushed, PushedSource)
+    front = make_front(
+        inproc_config(("V:AAA", "V:BBB", "V:PPP")),
+        source=[source, pushed],
+        routes=[Route(sink, ANSWERS, UPDATES, DEAD)],
+    )
+    try:
+        await asyncio.wait_for(front.start(), 200)
+        yield Desk(front, source, pushed, sink)
+    finally:
+        if not front.stopping:
+            await front.stop()
+
+
+async def test_every_read_is_that_of_the_query_socket(desk: Desk) -> None:
+    port, front = desk.port, desk.front
+    await desk.advance(2)
+    listed = (await request(port, "GET", "/v1/sessions")).json["sessions"]
+    assert [each["name"] for each in listed] == ["aaa", "bbb", "ppp"]
+    assert listed[0]["data_version"] == (await ask_front(front, "sessions")).sessions[0].data_version
+    one = (await request(port, "GET", "/v1/sessions/bbb")).json
+    assert (one["name"], one["symbol"], len(one["questions"])) == ("bbb", "V:BBB", 6)
+    questions = (await request(port, "GET", "/v1/questions")).json["sessions"]
+    assert [each["session"] for each in questions] == ["aaa", "bbb", "ppp"]
+    expected = msgspec.to_builtins((await ask_front(front, "questions", "aaa")).questions)
+    assert questions[0]["questions"] == msgspec.json.decode(msgspec.json.encode(expected))
+    assert (await request(port, "GET", "/v1/questions?session=aaa")).json["sessions"] == questions[:1]
+    answers = (await request(port, "GET", "/v1/answers")).json["answers"]
+    assert len(answers) == 12
+    name = answers[0]["question"]
+    found = await request(port, "GET", f"/v1/answers?session=aaa&question={name}&min_version=1")
+    assert [(a["session"], a["question"]) for a in found.json["answers"]] == [("aaa", name)]
+    assert (await request(port, "GET", "/v1/stats")).json["values"]
+    ask = {"session": "aaa", "question": "up?", "choices": ["YES", "NO"]}
+    asked = await request(port, "POST", "/v1/ask", ask)
+    assert (asked.status, asked.json["text"] in ("YES", "NO")) == (200, True)
+    health = (await request(port, "GET", "/v1/health")).json
+    assert (health["status"], health["ready"], health["silent"], health["late"]) == ("ok", True, [], [])
+    version = (await request(port, "GET", "/v1/version")).json
+    assert version == health["version"]
+    assert version["model"]
+
+
+async def test_sessions_and_questions_change_as_on_the_query_socket(desk: Desk) -> None:
+    port, states = desk.port, desk.front.sessions.states
+    session = {"name": "ccc", "symbol": "V:CCC", "retention_tokens": 512}
+    added = await request(port, "POST", "/v1/sessions", session)
+    assert (added.status, [s["name"] for s in added.json["sessions"]][-1]) == (201, "ccc")
+    changed = await request(port, "PATCH", "/v1/sessions/ccc", {"silent_after": "1s"})
+    assert (changed.status, states["ccc"].silent_after_ns) == (200, SECOND)
+    question = {"session": "ccc", "name": "mine", "text": "Is it so?", "choices": ["YES", "NO"]}
+    put = await request(port, "POST", "/v1/questions", question)
+    assert (put.status, put.json["questions"][-1]["name"]) == (200, "mine")
+    gone = await request(port, "DELETE", "/v1/questions/ccc/mine")
+    assert "mine" not in [each["name"] for each in gone.json["questions"]]
+    await until(lambda: states["ccc"].is_silent)
+    health = (await request(port, "GET", "/v1/health")).json
+    assert (health["status"], health["silent"]) == ("degraded", ["ccc"])
+    removed = await request(port, "DELETE", "/v1/sessions/ccc")
+    assert "ccc" not in [s["name"] for s in removed.json["sessions"]]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "code"),
+    [
+        ("GET", "/v1/sessions/zzz", None, 404, "unknown_session"),
+        ("DELETE", "/v1/sessions/zzz", None, 404, "unknown_session"),
+        ("GET", "/v1/answers?session=zzz", None, 404, "unknown_session"),
+        ("GET", "/v1/answers?session=aaa&question=zzz", None, 400, "bad_request"),
+        ("GET", "/v1/answers?min_version=3", None, 400, "bad_request"),
+        ("GET", "/v1/answers?session=aaa&min_version=99&timeout_s=0", None, 504, "timeout"),
+        ("GET", "/v1/answers?min_version=x", None, 400, "bad_request"),
+        ("GET", "/v1/answers?session=aaa&session=bbb", None, 400, "bad_request"),
+        ("GET", "/v1/sessions?verbose=1", None, 400, "bad_request"),
+        ("GET", "/v1/answers?question=%ff", None, 400, "bad_request"),
+        ("POST", "/v1/sessions", {"name": "aaa", "symbol": "V:AAA"}, 400, "bad_request"),
+        ("POST", "/v1/sessions", {"name": "d", "symbol": "V:D", "colour": "red"}, 400, "bad_request"),
+        ("POST", "/v1/sessions", [], 400, "bad_request"),
+        ("PATCH", "/v1/sessions/aaa", {"name": "bbb"}, 400, "bad_request"),
+        ("POST", "/v1/questions", {"session": "aaa", "name": "x y", "text": "?"}, 400, "bad_request"),
+        ("POST", "/v1/labels", {"session": "aaa", "question": "q"}, 400, "bad_request"),
+        ("GET", "/v1/events?event=trade", None, 400, "bad_request"),
+        ("GET", "/v1/events?after=nothing", None, 400, "bad_request"),
+        ("GET", "/v1/events?who=me", None, 400, "bad_request"),
+        ("GET", "/v1/ws", None, 426, "bad_request"),
+        ("GET", "/v1/nothing", None, 404, "not_found"),
+        ("PUT", "/v1/sessions", {}, 405, "method_not_allowed"),
+    ],
+    ids=str,
+)
+async def test_what_cannot_be_done_is_said(
+    desk: Desk, method: str, path: str, body: object, status: int, code: str
+) -> None:
+    reply = await request(desk.port, method, path, body)
+    assert (reply.status, reply.json["code"]) == (status, code), reply.json
+    assert reply.json["message"]
+
+
+async def test_a_stream_goes_on_where_it_ended(desk: Desk) -> None:
+    port = desk.port
+    async with listening(port, "?session=aaa") as mine:
+        assert mine.reply.headers["content-type"].startswith("text/event-stream")
+        await desk.advance()
+        seen = [await mine.next() for _ in range(8)]
+        assert {event.data["session"] for event in seen} == {"aaa"}
+        assert seen[0].kind == "data_updated"
+        assert sorted(event.kind for event in seen) == ["answer"] * 6 + ["data_updated", "flash_ready"]
+        version = seen[0].data["data_version"]
+    await desk.advance(2)  # while nobody listens
+    async with listening(port, "?session=aaa&event=data_updated", last_event_id=seen[0].id) as again:
+        later = [(await again.next()).data["data_version"] for _ in range(2)]
+        assert later == [version + 1, version + 2]
+    async with listening(port, last_event_id="1.99") as stranger:
+        lost = await stranger.next()
+        assert lost.kind == "lost"
+        assert lost.data == {"events": "unknown", "exact": False, "reason": "restarted"}
+    assert count(desk.front, "http_events_sent", transport="sse") >= 10
+
+
+async def test_a_socket_asks_and_listens(desk: Desk) -> None:
+    async with conversing(desk.port) as socket:
+        assert (await socket.ask(type="sessions", id=7))["id"] == 7
+        begun = await socket.ask(type="subscribe", id=1, sessions=["bbb"], events=["answer"])
+        assert begun["type"] == "subscribed"
+        await desk.advance()
+        event = await socket.next("event")
+        assert (event["subscription"], event["data"]["type"]) == (1, "answer")
+        assert event["data"]["session"] == "bbb"
+        await socket.send({"type": "ask", "id": 8, "session": "zzz", "question": "?"})
+        error = await socket.next("error")
+        assert (error["id"], error["code"]) == (8, "unknown_session")
+        again = {"type": "subscribe", "id": 3, "after": begun["newest"], "events": ["data_updated"]}
+        await socket.send(again)
+        await socket.next("subscribed")
+        while (event := await socket.next("event"))["subscription"] != 3:
+            pass
+        assert event["data"]["type"] == "data_updated"
+
+
+# Pushed records.
+
+
+def trades(*seconds: int) -> list[bytes]:
+    return [trade("V:PPP", START + n * SECOND) for n in seconds]
+
+
+async def test_pushed_records_are_answered_in_each_of_their_forms(desk: Desk) -> None:
+    one, two, *rest = trades(*range(6))
+    packed = [msgspec.msgpack.encode(msgspec.json.decode(each)) for each in rest[:2]]
+    bodies = [
+        (one, OURS),
+        (b"[" + two + b"]", OURS),
+        (packed[0], MSGPACK),
+        (msgspec.msgpack.encode([msgspec.Raw(packed[1])]), MSGPACK),
+        (b"\n".join(rest[2:]) + b"\n\n", LINES),
+    ]
+    for body, kind in bodies:
+        reply = await request(desk.port, "POST", "/v1/data?replay=true", body, kind)
+        assert (reply.status, reply.json["refused"]) == (202, 0), reply.json
+
+    def found() -> list[msgspec.Struct]:
+        mine = [a for a in desk.sink.messages(ANSWERS) if a.session == "ppp" and a.data_version]
+        return [a for a in mine if a.inputs and a.inputs[-1].last_offset >= 4]
+
+    await until(found, 60)
+    assert {(each.topic, each.source) for each in found()[0].inputs} == {("http", "http")}  # type: ignore[attr-defined]  # an Answer
+    assert count(desk.front, "records", source="http") == 6
+    assert count(desk.front, "pushes", outcome="accepted") == 5
+
+
+async def test_a_declared_format_is_read_line_by_line(desk: Desk) -> None:
+    text = (
+        b"timestamp,open,high,low,close,volume\n"
+        b"2024-08-08T23:54:00,100,101,99,100.5,3\n"
+        b"2024-08-08T23:55:00,100,101,99,nonsense,3\n"
+        b"2024-08-08T23:56:00,100,101,99,100.5,3\n"
+    )
+    before = count(desk.front, "records", source="http")
+    reply = await request(desk.port, "POST", "/v1/data?format=btc_perp_bars", text, CSV)
+    told = reply.json
+    assert (reply.status, told["accepted"], told["refused"]) == (202, 2, 1)
+    assert [(e["line"], e["reason"]) for e in told["errors"]] == [(3, "price")]
+    assert "nonsense" in told["errors"][0]["message"]
+    await until(lambda: count(desk.front, "records", source="http") == before + 2)
+    await until(lambda: count(desk.front, "records_malformed", reason="other") == 1)
+    assert count(desk.front, "pushes", outcome="partly") == 1
+
+
+async def test_unusable_records_are_listed_and_go_to_the_dead_letters(desk: Desk) -> None:
+    good, bad = trades(9)[0], trade("V:PPP", START, price="-1")
+    body = b"\n".join([good, bad, b"{"])
+    reply = await request(desk.port, "POST", "/v1/data?replay=1", body, LINES)
+    told = reply.json
+    assert (reply.status, told["accepted"], told["refused"]) == (202, 1, 2)
+    assert [(e["line"], e["reason"]) for e in told["errors"]] == [(2, "price"), (3, "json")]
+    letters = await until(lambda: len(found := desk.sink.messages(DEAD)) == 2 and found)
+    assert [(letter.topic, letter.reason) for letter in letters] == [("http", "price"), ("http", "json")]
+    reply = await request(desk.port, "POST", "/v1/data", b"[1,", OURS)
+    assert (reply.status, reply.json["accepted"], reply.json["errors"][0]["line"]) == (422, 0, 0)
+    assert count(desk.front, "pushes", outcome="refused") == 1
+
+
+@pytest.mark.parametrize(
+    ("query", "body", "kind", "status", "part"),
+    [
+        ("", b"x", CSV, 415, "must be application/json or"),
+        ("", b"x", {}, 415, "content type"),
+        ("?format=btc_perp_bars", b"{}", OURS, 415, "must be text/csv"),
+        ("?format=../../etc/passwd", b"{}", CSV, 400, "must be one of"),
+        ("?source=kafka", b"{}", OURS, 400, "must be one of http"),
+        ("?sauce=http", b"{}", OURS, 400, "unknown field"),
+        ("?date=tomorrow", b"{}", OURS, 400, "RFC3339"),
+        ("", b"[" + b" " * 4096 + b"]", OURS, 413, "at most 4096 bytes"),
+        ("", b"[" + b"1," * 50 + b"1]", OURS, 413, "at most 50 records"),
+    ],
+    ids=str,
+)
+async def test_a_body_that_cannot_be_taken_is_refused(
+    desk: Desk, query: str, body: bytes, kind: dict[str, str], status: int, part: str
+) -> None:
+    reply = await request(desk.port, "POST", f"/v1/data{query}", body, kind)
+    assert (reply.status, part in reply.json["message"]) == (status, True), reply.json
+
+
+async def test_a_full_queue_refuses_the_whole_body_and_takes_it_later(desk: Desk) -> None:
+    desk.pushed.pause()  # as a full ring does
+    before = count(desk.front, "records", source="http")
+    body = b"\n".join(trades(*range(20, 44)))
+    push = "/v1/data?replay=1"
+    statuses = [(await request(desk.port, "POST", push, body, LINES)).status for _ in range(4)]
+    refused = await request(desk.port, "POST", push, body, LINES)
+    assert (refused.status, refused.json["code"], refused.headers["retry-after"]) == (429, "busy", "1")
+    desk.pushed.resume()
+    await until(lambda: desk.pushed.waiting == 0)
+    statuses.append((await request(desk.port, "POST", push, body, LINES)).status)
+    assert statuses[-1] == 202
+    await until(lambda: count(desk.front, "records", source="http") == before + 24 * statuses.count(202))
+
+
+async def test_streams_and_sockets_end_with_the_daemon(desk: Desk) -> None:
+    """The last test: it stops the daemon."""
+    async with listening(desk.port) as stream, conversing(desk.port) as socket:
+        await socket.ask(type="subscribe", id=1)
+        stopping = asyncio.ensure_future(desk.front.stop())
+        assert await stream.ended()
+        with pytest.raises(EOFError, match="1012"):
+            await socket.next("never")
+        assert await asyncio.wait_for(stopping, 60)

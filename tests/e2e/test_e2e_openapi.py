@@ -1,0 +1,73 @@
+"""What the daemon's HTTP API does is what its OpenAPI document says: schemathesis, against a real daemon.
+
+Schemathesis has an environment of its own, made by the first run: its urllib3 is the module that
+grafana-client replaces.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from daemon.config.schema import QueryConfig
+from daemon.front.wiring import make_front
+from feeds.connector import Route
+from feeds.connectors.http import HttpSourceConnector
+from feeds.durations import Duration
+from tests.e2e.inproc import ANSWERS, Tape
+from tests.e2e.support import SECOND, MemorySink, QueueSource, inproc_config, until
+
+STREAMS = ("/v1/events", "/v1/ws")
+"""They do not end, so nothing that waits for a reply can test them."""
+REFUSED_LATER = "positive_data_acceptance"
+"""Not checked: settings, names and prompts that fit the schema may still be refused for what they say."""
+
+
+VERSION = "4.32.5"
+ENVIRONMENT = Path(__file__).parents[2] / ".cache" / f"schemathesis-{VERSION}"
+
+
+@pytest.fixture(scope="module")
+def schemathesis() -> Path:
+    """Its command. Skips, but not in CI, where there is no package registry."""
+    command = ENVIRONMENT / "bin" / "schemathesis"
+    if not command.exists():
+        pip = [str(ENVIRONMENT / "bin" / "python"), "-m", "pip", "install", "--quiet"]
+        subprocess.run([sys.executable, "-m", "venv", str(ENVIRONMENT)], check=True)
+        done = subprocess.run([*pip, f"schemathesis=={VERSION}"], capture_output=True, text=True)
+        if done.returncode and "CI" not in os.environ:
+            pytest.skip(f"schemathesis cannot be installed: {done.stderr[-300:]}")
+        assert done.returncode == 0, done.stderr
+    return command
+
+
+async def test_the_daemon_does_what_its_document_says(tmp_path: Path, schemathesis: Path) -> None:
+    source = QueueSource()
+    config = inproc_config(query=QueryConfig("tcp://127.0.0.1:*", max_wait=Duration(2 * SECOND)))
+    pushed = HttpSourceConnector().open("http", 1.0)
+    front = make_front(config, source=[source, pushed], routes=[Route(MemorySink(), ANSWERS)])
+    try:
+        await asyncio.wait_for(front.start(), 200)
+        tape = Tape("V:AAA")
+        source.put(tape.second(0), tape.second(1))
+        await until(lambda: front.sessions.states["aaa"].answers)
+        arguments = [
+            "run", f"http://127.0.0.1:{front.http.port}/openapi.json", "--seed", "1", "--max-examples", "8",
+            "--phases", "coverage,fuzzing", "--exclude-checks", REFUSED_LATER,
+            "--no-shrink", "--max-failures", "8",
+            "--request-timeout", "20", "--max-time", "90", "--continue-on-failure",
+            *(word for path in STREAMS for word in ("--exclude-path", path)),
+        ]  # fmt: skip
+        process = await asyncio.create_subprocess_exec(
+            str(schemathesis), *arguments,
+            cwd=tmp_path, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+        )  # fmt: skip
+        told, _ = await process.communicate()
+        assert process.returncode == 0, told.decode()[-20_000:]
+    finally:
+        await front.stop()
