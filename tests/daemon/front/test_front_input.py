@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 
 import pytest
 
@@ -129,15 +129,37 @@ async def test_a_past_that_was_asked_for_is_not_history() -> None:
     assert not rig.tracker.is_stored(P, 0)
 
 
-async def test_a_partition_that_comes_back_is_read_on_from_where_it_was_left() -> None:
+async def test_a_partition_that_comes_back_unanswered_is_read_on_from_where_it_was_left() -> None:
     rig = Rig({P: CommitPoint(100, text("aaa"))})
     await rig.start()
     await rig.assign()
     rig.log.reader.begins(P, 100)
     rig.tracker.passed_on("aaa", 1, P, 119)
     rig.log.reader.left([P])
-    rig.log.points[P] = CommitPoint(300, pack(6, {"aaa": Progress(6, 30, 180, (9,))}).text)
     assert await rig.assign() == {P: 120}
-    rig.log.reader.begins(P, 120)
+
+
+@pytest.mark.parametrize(("place", "begin"), [(110, {P: 110}), (None, {})], ids=["snapshot", "window"])
+async def test_sessions_that_others_answered_begin_anew(
+    place: int | None, begin: dict[Partition, int]
+) -> None:
+    rig = Rig({P: CommitPoint(100, text("aaa"))})
+    resumed: list[set[str]] = []
+
+    async def resume(names: Collection[str]) -> Mapping[str, Mapping[str, Position]]:
+        resumed.append(set(names))
+        return {} if place is None else {"aaa": {"V:AAA": at(P, place)}}
+
+    rig.input.resume = resume
+    await rig.start()
+    await rig.assign()
+    rig.log.reader.begins(P, 100)
+    rig.tracker.passed_on("aaa", 1, P, 119)
+    rig.log.reader.left([P])
+    rig.log.points[P] = CommitPoint(300, pack(6, {"aaa": Progress(6, 30, 180, (9,))}).text)
+    assert await rig.assign() == begin
+    assert resumed == [{"aaa"}]
+    rig.log.reader.begins(P, 110)
+    assert rig.tracker.next_offset(P) == 110  # behind what was read before
     assert rig.tracker.is_stored(P, 299)
     assert (rig.recovery.epoch, rig.recovery.number("aaa")) == (7, 181)
