@@ -20,6 +20,8 @@ Connect = Callable[[Ring, int], EngineClient]
 SILENT_S = 30.0
 """After so long without an event the engine counts as hung (its heartbeat comes every second)."""
 RESTART_AFTER_S = (0.5, 2.0, 10.0)
+STEADY_S = 60.0
+"""An engine that was ready for so long is no failed start: the next one starts after the shortest pause."""
 CLOSE_S = 5.0
 
 
@@ -36,13 +38,16 @@ class EngineManager:
         overflow: Mode,
         restart_after_s: Sequence[float] = RESTART_AFTER_S,
         close: Callable[[], Awaitable[None]] | None = None,
+        *,
+        steady_s: float = STEADY_S,
     ) -> None:
         self._connect, self._capacity, self._overflow = connect, capacity, overflow
-        self._restart_after_s, self._close = restart_after_s, close
+        self._restart_after_s, self._close, self._steady_s = restart_after_s, close, steady_s
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._client: EngineClient | None = None
         self._stopped = asyncio.Event()
         self._restarts = 0
+        self._ready_at = 0.0
         self._heard = time.monotonic()
         self._progress, self._idle = 0, True
         self._seen_progress = -1
@@ -64,6 +69,8 @@ class EngineManager:
             await self._client.close(0.1)
         self._close_ring()
         self._stopped.clear()
+        if time.monotonic() - self._ready_at > self._steady_s:
+            self._restarts = 0
         await asyncio.sleep(self._restart_after_s[min(self._restarts, len(self._restart_after_s) - 1)])
         self._restarts += 1
         await self.start()
@@ -120,6 +127,7 @@ class EngineManager:
             case protocol.Heartbeat():
                 self._progress, self._idle = event.progress, event.idle
             case protocol.Ready():
+                self._ready_at = time.monotonic()
                 self.ready.set()
             case protocol.Stopped():
                 self._stopped.set()
