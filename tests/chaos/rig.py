@@ -29,7 +29,7 @@ PARTITIONS = 2
 ANSWERED_S = 150.0
 """Longest wait for a bar's answers: a daemon starts, a session times out, a broker comes back meanwhile."""
 STOP_S = 60.0
-EXPIRY_S = 15.0
+EXPIRY_S = 60.0
 """After so long without a transaction the broker forgets a transactional id."""
 BROKER = {
     "transactional.id.expiration.ms": int(EXPIRY_S * 1000),

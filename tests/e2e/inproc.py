@@ -74,7 +74,7 @@ async def running(
     routes = [Route(sink, ANSWERS, UPDATES, DEAD, ready)]
     front = make_front(config, source=source, routes=routes, executor=executor)
     try:
-        await asyncio.wait_for(front.start(), 60)
+        await asyncio.wait_for(front.start(), 180)
         yield front
     finally:
         if not front.stopping:  # the test did not release it

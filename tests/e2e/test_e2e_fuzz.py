@@ -169,7 +169,7 @@ async def test_every_random_message_is_answered_or_counted_and_the_daemon_keeps_
         return int(front.store.value(f"foretick_{name}_total", **labels))
 
     try:
-        await asyncio.wait_for(front.start(), 60)
+        await asyncio.wait_for(front.start(), 180)
         for offset in range(RECORDS):
             source.put([Incoming(TOPIC, 0, offset, None, record(rng), {}, START)])
         replies = await queries(front, rng)

@@ -382,7 +382,7 @@ async def test_a_model_that_is_not_there_is_a_setting_s_fault(tmp_path):
     front = make_front(config, source=QueueSource(), routes=[])
     try:
         with pytest.raises(SettingError, match=r"no config\.json") as raised:
-            await asyncio.wait_for(front.start(), 60)
+            await asyncio.wait_for(front.start(), 180)
         assert raised.value.key == "model.path"
         assert front.not_ready() == ["the engine is not up", "the source is not connected"]
     finally:
@@ -466,7 +466,7 @@ async def test_an_unusable_standing_question_is_a_setting_error(question, key):
     front = make_front(config, source=QueueSource(), routes=[])
     try:
         with pytest.raises(SettingError) as raised:
-            await asyncio.wait_for(front.start(), 60)
+            await asyncio.wait_for(front.start(), 180)
         assert raised.value.key == key
         findings = [each for each in check_all(config) if not each.ok]
         assert [each.key for each in findings] == [key]

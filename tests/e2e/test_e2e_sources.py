@@ -63,7 +63,7 @@ async def make(config: Config, *sources: QueueSource) -> tuple[Front, MemorySink
     front = make_front(
         config, source=sources or None, routes=[Route(sink, ANSWERS, UPDATES, DEAD)], commit_every_s=0.05
     )
-    await asyncio.wait_for(front.start(), 60)
+    await asyncio.wait_for(front.start(), 180)
     return front, sink
 
 

@@ -33,7 +33,7 @@ async def test_a_killed_engine_is_replaced_by_the_spare() -> None:
         config, source=source, routes=[Route(sink, ANSWERS)], restart_after_s=(0.0,), spare_after_s=0.0
     )
     try:
-        await asyncio.wait_for(front.start(), 60)
+        await asyncio.wait_for(front.start(), 180)
         (first,) = engines() if len(engines()) == 1 else (min(engines()),)
         source.put([incoming(trade("V:AAA", START + n * SECOND), n) for n in range(4)])
         await until(lambda: answers(sink), 60.0)

@@ -53,7 +53,7 @@ async def running(mode: str) -> AsyncIterator[Front]:
         engine_command=ENGINE,
     )
     try:
-        await asyncio.wait_for(front.start(), 60)
+        await asyncio.wait_for(front.start(), 180)
         yield front
     finally:
         await asyncio.wait_for(front.stop(), 30)

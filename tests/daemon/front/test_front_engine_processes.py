@@ -78,6 +78,7 @@ async def test_the_spare_is_told_first_what_to_load_and_then_takes_over(rig: Rig
 
 async def test_a_spare_that_has_died_is_not_used(rig: Rig) -> None:
     await rig.start()
+    await rig.heard("EngineSpec")
     rig.processes.prepare(rig.wake_fd)
     await rig.heard("EngineSpec", "Spare")
     spare = rig.processes._spare
