@@ -38,14 +38,14 @@ BROKER = {
 
 
 class Disk:
-    """A directory of one mebibyte that can be full: a tmpfs, or without the right to mount one, a limit."""
+    """A directory of 64 MiB that can be full: a tmpfs, or without the right to mount one, a limit."""
 
     LIMIT = 4096
 
     def __init__(self, folder: Path) -> None:
         self.path = folder
         folder.mkdir(parents=True)
-        mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)]
+        mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "none", str(folder)]
         self.mounted = not subprocess.run(mount, capture_output=True, check=False).returncode
 
     def fill(self, engine: int) -> None:
