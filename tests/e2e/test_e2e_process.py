@@ -202,7 +202,8 @@ async def _second_life(daemon: Daemon, topics: Topics, before: dict[str, list[An
         assert first.data_version > last.data_version
         ranges = sorted(read_by(before[name] + topics.answers(name))[0])
         assert all(last < first for (_, last), (first, _) in pairwise(ranges))
-        assert len(ranges) == 10
+        # second 7's records came with the snapshot of its open bar, which does not know their offsets
+        assert len(ranges) == 9
     assert daemon.metric("foretick_records_repeated_total") == 0
 
 
