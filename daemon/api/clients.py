@@ -6,9 +6,9 @@ host, and declare its body as JSON. A web page open in a local browser cannot se
 
 from __future__ import annotations
 
-import ipaddress
-
 from starlette.requests import Request
+
+from daemon.api.guard import is_loopback
 
 FOREIGN = "requests are accepted from this machine only"
 
@@ -29,17 +29,10 @@ def salt_of(identity: str) -> str:
 def is_local(request: Request) -> bool:
     """Whether the request comes from this machine and names it. DNS names that resolve to loopback do not."""
     return request.client is not None and all(
-        _is_loopback(name) for name in (request.client.host, (request.url.hostname or "").strip("[]"))
+        is_loopback(name) for name in (request.client.host, (request.url.hostname or "").strip("[]"))
     )
 
 
 def is_json(request: Request) -> bool:
     """Whether the body is declared as JSON."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"
-
-
-def _is_loopback(name: str) -> bool:
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return name == "localhost"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 
 from daemon import protocol
 from daemon.ages import VenueClock
+from daemon.commit_metadata import Stored
 from daemon.config.schema import Config, SessionConfig
 from daemon.config.symbols import numbered, routes
 from daemon.front.ingest import Ingest, Order
@@ -104,7 +105,7 @@ class FeedInput:
         found, changed = self._recovery.take_over(point.metadata for point in stored.values())
         known = {session.name for session in self._sessions}
         for partition, point in stored.items():
-            again = known & self._recovery.readers(point.metadata)
+            again = known & _readers(found, point)
             if again & changed:
                 others = {name: each for name, each in self.positions.items() if name not in again}
                 self.positions = others | dict(await self.resume(again))
@@ -113,7 +114,7 @@ class FeedInput:
         begin: dict[Partition, int] = {}
         for partition, point in stored.items():
             read = self.tracker.next_offset(partition)
-            readers = found[point.metadata].sessions if point.metadata in found else {}
+            readers = _readers(found, point)
             if read:
                 begin[partition] = read
             elif readers and all(self.positions.get(name) for name in readers):
@@ -323,6 +324,11 @@ class FeedInput:
             await asyncio.sleep(self._commit_every_s)
             await self.commit()
             await self.look_around()
+
+
+def _readers(found: Mapping[str, Stored], point: CommitPoint) -> Set[str]:
+    """The sessions that a commit tells of."""
+    return found[point.metadata].sessions.keys() if point.metadata in found else set()
 
 
 async def _nothing(names: Collection[str]) -> Mapping[str, Mapping[str, Position]]:
