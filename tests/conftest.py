@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 from weakref import ref
@@ -21,14 +22,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 ROOT = Path(__file__).parent
 
-LONGEST = ("e2e", "engine", "bench", "feeds")
+LONGEST = ("chaos", "e2e", "engine", "bench", "feeds")
 """Packages of tests, the slowest first."""
 MOST_WORKERS = 8
 """Each imports PyTorch."""
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """One more than the cores: many tests wait."""
+    """One more than the cores: many tests wait. Daemons that others start need their share, too."""
     return min(len(os.sched_getaffinity(0)) + 1, MOST_WORKERS)
 
 
@@ -36,6 +37,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Workers take a module at a time: the longest come first, so that no worker ends late."""
     packages = {name: turn for turn, name in enumerate(LONGEST)}
     items.sort(key=lambda item: packages.get(item.path.relative_to(ROOT).parts[0], len(packages)))
+
+
+STUCK_S = 120
+"""A test that is this much past its timeout swallowed it, in a task or outside Python."""
+_stderr = os.dup(2) if "PYTEST_XDIST_WORKER" in os.environ else 2
+"""Before tests capture it."""
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """End this process if the test gets stuck: xdist names it, and the other tests go on."""
+    own = item.get_closest_marker("timeout")
+    limit = float(own.args[0] if own else item.config.getini("timeout"))
+    faulthandler.dump_traceback_later(limit + STUCK_S, exit=True, file=_stderr)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 _pools: list[ref[BlockPool]] = []
