@@ -13,11 +13,12 @@ from functools import partial
 from typing import Any, Literal
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, ConsumerStoppedError, TopicPartition
-from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 from aiokafka.errors import IllegalStateError, KafkaError
 
 from feeds.backoff import Connection
+from feeds.kafka_assignor import StandbyAssignor
 from feeds.kafka_client import PROBE_S, close_client, open_client
+from feeds.kafka_follower import FOLLOW_S, KafkaFollower
 from feeds.source import (
     CommitFailed,
     CommitPoint,
@@ -27,6 +28,7 @@ from feeds.source import (
     Membership,
     OffsetsUnknown,
     Partition,
+    PartitionsLost,
     ReadCommitted,
     Reader,
 )
@@ -41,6 +43,9 @@ _PLACE_S, _PLACE_EACH_S = 30.0, 2.0
 StartAt = int | Literal["committed", "latest", "earliest", "retention"]
 
 _NO_HEADERS: Mapping[str, bytes] = {}
+_STANDBY_HEARTBEAT_MS = 300
+"""A member hears of a rebalance by its heartbeat, so a standby's is frequent."""
+_NEVER_MS = 10**12
 _LOOK_S, _POSITION_S = 1.0, 0.05
 """How often lags are noted, and the longest wait for a position, which a new partition lacks at first."""
 
@@ -53,6 +58,10 @@ class KafkaSource:
     assignments, begins where its `Reader` says, else as far before the committed offset as windows span:
     those records are history. `hold` says what windows hold. Times are those of Kafka's records.
     ``skipped``: offsets passed over so far, by partition; ``moved``: partitions that went elsewhere.
+
+    One that stands by is a member without partitions, and reads what the others have committed. When it is
+    given partitions, it goes on there. ``behind``: committed records that it has not read, by partition; None
+    before it has looked.
     """
 
     kind: Kind = "pausing"
@@ -90,7 +99,7 @@ class KafkaSource:
             "isolation_level": "read_committed",
             # A class of its own: aiokafka keeps the sticky assignor's state on the class, shared by all
             # consumers.
-            "partition_assignment_strategy": (type("Sticky", (StickyPartitionAssignor,), {}),),
+            "partition_assignment_strategy": (type("Sticky", (StandbyAssignor,), {}),),
             **(options or {}),
         }
         self._consumer: AIOKafkaConsumer | None = None
@@ -115,10 +124,24 @@ class KafkaSource:
         self.reached: dict[Partition, tuple[int, int]] = {}
         self._asked_for: set[TopicPartition] = set()
         """Partitions whose past was asked for, and that have not caught up."""
+        self._stands_by = self._serves = False
+        """It stands by until it is given partitions; it was."""
+        self._follower: KafkaFollower | None = None
+        self._followed: dict[TopicPartition, CommitPoint] = {}
+        self.behind: dict[Partition, int] | None = None
+        self.before_serving: Callable[[], Awaitable[None]] = _nothing
 
     def hold(self, span_ns: int, skips: bool) -> None:
         """Windows hold ``span_ns``; with ``skips``, a group's records twice as old are passed over."""
         self._span_ns, self._skips = span_ns, skips
+
+    def stand_by(self) -> None:
+        """Stand by from the next `start` on: see the class."""
+        self._stands_by = True
+        self._config["partition_assignment_strategy"][0].standby = True
+        heartbeat_ms = min(_STANDBY_HEARTBEAT_MS, self._config.get("heartbeat_interval_ms", 3000))
+        # a member without partitions fetches nothing, and stays all the same
+        self._config |= {"heartbeat_interval_ms": heartbeat_ms, "max_poll_interval_ms": _NEVER_MS}
 
     @property
     def again(self) -> bool:
@@ -153,7 +176,10 @@ class KafkaSource:
                         for topic in self._topics
                         for number in cluster.partitions_for_topic(topic) or ()
                     ]
-                    found = await self._committed(consumer, partitions)
+                    if self._stands_by:  # it is read again when we have the partitions
+                        found = await _committed(consumer, partitions)
+                    else:
+                        found = await self._committed(consumer, partitions)
                 return {(p.topic, p.partition): point for p, point in found.items()}
             except (KafkaError, OffsetsUnknown, TimeoutError) as error:
                 await self.connection.wait_before_retry(repr(error))
@@ -182,23 +208,44 @@ class KafkaSource:
             ) from error
         return {(p.topic, p.partition): point for p, point in found.items()}
 
+    @property
+    def stays(self) -> bool:
+        """A member reads its partitions again without a rebalance; a standby waits for one that leaves."""
+        return self._consumer is not None and not self._stands_by
+
     async def start(self) -> None:
-        """Join the group; waits for the broker as long as needed, or until ``stop``."""
+        """Join the group; waits for the broker as long as needed, or until ``stop``.
+
+        A member stays one. The next `batches` begin where its partitions would after an assignment.
+        """
         self._stop.clear()
         self._assigned = set()
-        self.connection.connecting()
-        await self._open()
+        self._serves, self.behind = False, None
+        if self._consumer is None:
+            self.connection.connecting()
+            await self._open()
         self._quiet_since = time.monotonic()
 
     async def batches(self) -> AsyncGenerator[list[Incoming], None]:
-        """Up to ``max_records`` messages at a time, in offset order within each partition, until ``stop``."""
+        """Up to ``max_records`` messages at a time, in offset order within each partition, until ``stop``.
+
+        Raises PartitionsLost where one that stood by had partitions, and others have them all now.
+        """
         while self._consumer is not None and not self._stop.is_set():
             try:
+                if self._stands_by and not self._consumer.assignment():
+                    followed = await self._follow(self._consumer)
+                    if followed:
+                        yield followed
+                    continue
                 each_s = _PLACE_EACH_S * len(self._consumer.assignment())
                 async with asyncio.timeout(_PLACE_S + each_s):
                     await self._place(self._consumer)
+                await self._stop_following()
                 self._pause_assigned(self._consumer)
                 fetched = await self._fetch(self._consumer)
+                if self._rejoined:  # the client went on from the committed offsets
+                    continue
                 async with asyncio.timeout(_PLACE_S):
                     fetched = await self._skip(self._consumer, fetched)
             except ConsumerStoppedError:
@@ -312,6 +359,7 @@ class KafkaSource:
         """Leave the group within ``stop_timeout_s``."""
         self._stop.set()
         consumer, self._consumer = self._consumer, None
+        await self._stop_following()
         if consumer is not None:
             await close_client(consumer, self._stop_timeout_s)
         self.connection.stopped()
@@ -321,13 +369,72 @@ class KafkaSource:
 
         def new() -> AIOKafkaConsumer:
             consumer = AIOKafkaConsumer(**settings)
-            consumer.subscribe(self._topics, listener=_Leaving(self._leaving))
+            consumer.subscribe(self._topics, listener=_Rebalance(self._leaving, self._joined))
             return consumer
 
         self._consumer = await open_client(new, self.connection, self._stop, self._stop_timeout_s, settings)
 
+    async def _follow(self, consumer: AIOKafkaConsumer) -> list[Incoming]:
+        """Messages that other members have committed since; ``consumer`` is our membership."""
+        if self._serves:
+            raise PartitionsLost(
+                f"{self.name}: another member of the group has all partitions now; start again to stand by"
+            )
+        if self._follower is None:
+            settings = {
+                "bootstrap_servers": self._bootstrap,
+                **self._config,
+                **{"group_id": None, "group_instance_id": None},
+            }
+            new = partial(AIOKafkaConsumer, **settings)
+            opened = await open_client(new, self.connection, self._stop, self._stop_timeout_s, settings)
+            if opened is None:
+                return []
+            self._follower, self._followed, self._looked = KafkaFollower(opened, self._max_records), {}, 0.0
+        if time.monotonic() - self._looked >= FOLLOW_S:
+            self._looked = time.monotonic()
+            await self._look_ahead(consumer, self._follower)
+        self._now = self._clock_ns()
+        fetched = await self._follower.read(_POSITION_S)
+        for partition, records in fetched.items():
+            self._read[partition] = max(0, records[-1].timestamp) * 1_000_000
+        return [self._incoming(partition, each) for partition, found in fetched.items() for each in found]
+
+    async def _look_ahead(self, consumer: AIOKafkaConsumer, follower: KafkaFollower) -> None:
+        """Let ``follower`` read what is committed by now, and tell the reader first."""
+        names = [
+            TopicPartition(topic, number)
+            for topic in self._topics
+            for number in consumer.partitions_for_topic(topic) or ()
+        ]
+        async with asyncio.timeout(_PLACE_S + _PLACE_EACH_S * len(names)):
+            found = await _committed(consumer, names)
+            moved = {p: point for p, point in found.items() if self._followed.get(p) != point}
+            wanted: Mapping[Partition, int] = {}
+            if moved and self._reader is not None:
+                wanted = await self._reader.follows({(p.topic, p.partition): at for p, at in moved.items()})
+
+            async def place(reading: AIOKafkaConsumer, partition: TopicPartition) -> None:
+                await self._resume(reading, partition, moved[partition].offset, wanted.get(tuple(partition)))
+
+            if new := [each for each in moved if each not in follower]:
+                await follower.add(new, place)
+            follower.allow({partition: point.offset for partition, point in moved.items()})
+            self._followed |= moved
+            behind = await follower.behind()
+        self.connection.up()
+        self.behind = {(p.topic, p.partition): max(0, limit - at) for p, (at, limit) in behind.items()}
+        ends = {p: (at, follower.consumer.highwater(p)) for p, (at, _) in behind.items()}
+        self._ends = {p: (at, end) for p, (at, end) in ends.items() if end is not None}
+
+    async def _stop_following(self) -> None:
+        follower, self._follower = self._follower, None
+        if follower is not None:
+            await close_client(follower.consumer, self._stop_timeout_s)
+
     async def _place(self, consumer: AIOKafkaConsumer) -> None:
         """Seek in partitions that are new to us, and count those that went elsewhere."""
+        rejoined, self._rejoined = self._rejoined, False
         assigned = set(consumer.assignment())
         gone = self._assigned - assigned
         self.moved += len(gone)
@@ -335,11 +442,14 @@ class KafkaSource:
             self._reader.left([tuple(partition) for partition in gone])
         self._assigned -= gone
         new = assigned - self._assigned
+        if new and self._stands_by and not self._serves:
+            await self.before_serving()
         if new:
             stored = {} if self._group is None else await self._committed(consumer, sorted(new))
             wanted: Mapping[Partition, int] = {}
             if self._reader is not None:
                 wanted = await self._reader.assigned({(p.topic, p.partition): at for p, at in stored.items()})
+            self._serves = True  # the reader answers from now on, whatever fails below
             for partition in sorted(new):
                 committed = stored[partition].offset if partition in stored else None
                 self._floor[partition] = committed or 0
@@ -351,12 +461,9 @@ class KafkaSource:
                 self.reached[partition.topic, partition.partition] = start, start
                 if self._reader is not None:
                     self._reader.begins((partition.topic, partition.partition), start)
-        for partition in assigned - new if self._rejoined else ():
-            # the client goes on from the committed offset, but what is before it was not all read
-            position = self.reached[partition.topic, partition.partition][1]
-            if position < self._floor[partition]:
-                consumer.seek(partition, position)
-        self._rejoined = False
+        for partition in assigned - new if rejoined else ():
+            # the client goes on from the committed offset, we from where we were
+            consumer.seek(partition, self.reached[partition.topic, partition.partition][1])
         self._began = self._began or bool(assigned)
         self._assigned = assigned
         if new and self._reader is not None:
@@ -366,7 +473,8 @@ class KafkaSource:
         self, consumer: AIOKafkaConsumer, partition: TopicPartition, committed: int | None, wanted: int | None
     ) -> None:
         """Begin at ``wanted``, or far enough before ``committed`` to fill the windows."""
-        if committed is None:  # as `auto_offset_reset` says
+        if committed is None:  # this client may have read on before
+            await consumer.seek_to_beginning(partition)
             return
         start = min(committed, wanted) if wanted is not None else committed
         if wanted is None and self._span_ns and committed:
@@ -390,8 +498,10 @@ class KafkaSource:
             back *= 2  # only marks of transactions
         return beginning
 
-    async def _leaving(self) -> None:
+    def _joined(self) -> None:
         self._rejoined = True
+
+    async def _leaving(self) -> None:
         if self._reader is not None:
             await self._reader.commit()
 
@@ -453,8 +563,9 @@ class KafkaSource:
     async def _reopen(self, error: KafkaError | OffsetsUnknown | TimeoutError) -> None:
         """Restart from the committed offsets after an error that the client cannot recover from."""
         await self.connection.wait_before_retry(repr(error))
-        if self._consumer is not None:
-            await close_client(self._consumer, self._stop_timeout_s)
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            await close_client(consumer, self._stop_timeout_s)
         self._assigned = set()
         await self._open()
 
@@ -473,6 +584,8 @@ class KafkaSource:
         for partition in consumer.assignment():
             with contextlib.suppress(KafkaError, TimeoutError, IllegalStateError):
                 position = await asyncio.wait_for(consumer.position(partition), _POSITION_S)
+                if self._rejoined:  # it is the committed offset
+                    return
                 read, before = self.reached.get((partition.topic, partition.partition), (position, 0))
                 self.reached[partition.topic, partition.partition] = read, max(before, position)
                 end = consumer.highwater(partition)
@@ -510,21 +623,30 @@ async def _committed(
 ) -> dict[TopicPartition, CommitPoint]:
     """What the consumer's group has committed. aiokafka tells the metadata only to its own parts."""
     found = await consumer._coordinator.fetch_committed_offsets(partitions)
-    return {p: CommitPoint(each.offset, each.metadata or "") for p, each in found.items() if each.offset >= 0}
+    # librdkafka writes the end of its strings, too
+    return {
+        p: CommitPoint(each.offset, (each.metadata or "").rstrip("\0"))
+        for p, each in found.items()
+        if each.offset >= 0
+    }
 
 
-class _Leaving(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
-    """Calls ``leaving`` before partitions are revoked."""
+async def _nothing() -> None:
+    pass
 
-    def __init__(self, leaving: Callable[[], Awaitable[object]]) -> None:
-        self._leaving = leaving
+
+class _Rebalance(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
+    """Calls ``leaving`` before partitions are revoked, ``joined`` as soon as there is another assignment."""
+
+    def __init__(self, leaving: Callable[[], Awaitable[object]], joined: Callable[[], None]) -> None:
+        self._leaving, self._joined = leaving, joined
 
     async def on_partitions_revoked(self, revoked: list[TopicPartition]) -> None:
         if revoked:
             await self._leaving()
 
     async def on_partitions_assigned(self, assigned: list[TopicPartition]) -> None:
-        pass
+        self._joined()
 
 
 async def _offset_at(consumer: AIOKafkaConsumer, partition: TopicPartition, time_ns: int) -> int:

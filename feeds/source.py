@@ -1,6 +1,6 @@
 """The protocols of sources and sinks, for every transport."""
 
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -74,6 +74,10 @@ class OffsetsUnknown(RuntimeError):
     """The committed offsets cannot be read now."""
 
 
+class PartitionsLost(RuntimeError):
+    """Another member of the group reads all that this one read."""
+
+
 class PublishRefused(RuntimeError):
     """The message can never be delivered as it is (too large, not allowed); retrying is pointless."""
 
@@ -137,6 +141,12 @@ class Reader(Protocol):
         begins as far back before it as windows span.
         """
 
+    async def follows(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, int]:
+        """Others have committed this, and what is below is read next by one that stands by.
+
+        Returns as `assigned`.
+        """
+
     def begins(self, partition: Partition, start: int) -> None:
         """Reading begins at ``start``: after `assigned`, before its first record."""
 
@@ -161,6 +171,10 @@ class LogSource(Protocol):
     def again(self) -> bool:
         """Whether it begins in a past that was asked for."""
 
+    @property
+    def stays(self) -> bool:
+        """Whether another `start` reads again what it has; otherwise it must be stopped first."""
+
     async def others(self) -> Mapping[Partition, CommitPoint]:
         """What is committed in partitions that other readers of the group have. Raises ConnectionError."""
 
@@ -181,6 +195,20 @@ class MemberSource(Protocol):
     @property
     def membership(self) -> Membership | None:
         """Ours; None while there is none."""
+
+
+@runtime_checkable
+class StandbySource(Protocol):
+    """A source that can wait for its partitions, and read meanwhile what their readers have committed."""
+
+    behind: dict[Partition, int] | None
+    """Committed records that are not read yet; None before it has looked."""
+
+    before_serving: Callable[[], Awaitable[None]]
+    """Called when it is given partitions, before it reads what is committed."""
+
+    def stand_by(self) -> None:
+        """Wait so from the next start on."""
 
 
 class ReadCommitted(Protocol):

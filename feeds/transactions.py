@@ -121,6 +121,7 @@ class KafkaTransactions:
         self._number = 0
         self._one = asyncio.Lock()
         self._stop = asyncio.Event()
+        self._stands_by = False
 
     @property
     def retries(self) -> int:
@@ -128,11 +129,21 @@ class KafkaTransactions:
         return self.connection.retries
 
     async def start(self) -> None:
-        """Initialise a producer, which ends what an earlier process left open; waits for the broker."""
+        """Initialise a producer, unless it stands by; waits for the broker."""
         self._stop.clear()
         self.connection.connecting()
-        newest = await self._renew()
-        self._number = 0 if newest is None else newest
+        if not self._stands_by:
+            await self.begin()
+
+    def stand_by(self) -> None:
+        """Leave the transactional id to another process until `begin`."""
+        self._stands_by = True
+
+    async def begin(self) -> None:
+        """Initialise a producer: what an earlier process left open ends, and it can write nothing more."""
+        async with self._one:
+            newest = await self._renew()
+            self._number = 0 if newest is None else newest
 
     async def publish(
         self, topic: str, key: bytes | None, payload: bytes, headers: Mapping[str, bytes]

@@ -110,16 +110,15 @@ class KafkaServer:
     ) -> None:
         self._heap_mb = heap_mb
         self._secured = secured
-        (self._secure_port,) = free_ports(1)
+        # all at once: a port that is free is given again by the next call
+        self._secure_port, self._port, self._controller, self.behind_port, self.proxy_port = free_ports(5)
         self.secure = f"127.0.0.1:{self._secure_port}"
         self._home = Path(tempfile.mkdtemp(prefix="foretick-kafka-"))
         self.ca_file = self._home / "ca.pem"
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
         self._formatted = False
-        self._port, self._controller = free_ports(2)
         self.bootstrap = f"127.0.0.1:{self._port}"
-        self.behind_port, self.proxy_port = free_ports(2)
         self.behind = f"127.0.0.1:{self.proxy_port}"
         self._more = more or {}
 

@@ -18,7 +18,7 @@ from feeds.connector import SettingError
 from feeds.connectors.kafka import KafkaSinkConnector
 from feeds.durations import parse_duration
 from feeds.kafka_client import BrokerError
-from feeds.kafka_whole import WholeTopic
+from feeds.kafka_range import KafkaRange, OffsetsGone, Span
 from feeds.messages import Answer
 from feeds.timestamps import parse_instant
 
@@ -61,29 +61,35 @@ def command(
     """
     try:
         where, options = _broker(bootstrap, config_path, settings)
-        read = WholeTopic(where, topic, since_ns=_since(since), options=options)
-        report = asyncio.run(_audited(read, topic, exactly_once))
-    except (SettingError, BrokerError, ValueError) as error:
+        reader = KafkaRange(where, options=options)
+        report = asyncio.run(_audited(reader, topic, _since(since), exactly_once))
+    except (SettingError, BrokerError, OffsetsGone, ValueError) as error:
         click.echo(str(error), err=True)
         sys.exit(EXIT_CONFIG)
     click.echo(msgspec.json.encode(report).decode() if as_json else table(report))
     sys.exit(0 if report.complete else EXIT_FAILED)
 
 
-async def _audited(read: WholeTopic, topic: str, exactly_once: bool) -> Report:
+async def _audited(opening: KafkaRange, topic: str, since_ns: int, exactly_once: bool) -> Report:
     unreadable = 0
-    audit: Audit | None = None
-    async for payloads in read.messages():
-        audit = audit or Audit(whole=read.from_start)
-        for payload in payloads:
-            try:
-                message = decode_message(payload)
-            except ValueError:
-                unreadable += 1
-                continue
-            if isinstance(message, Answer):
-                audit.take(message)
-    sessions = audit.result() if audit else []
+    async with opening as reader:
+        spans = await reader.spans([topic])
+        if since_ns:
+            for partition, span in spans.items():
+                first = await reader.offset_at(partition, since_ns)
+                spans[partition] = Span(span.end if first is None else first, span.end)
+        audit = Audit(whole=not since_ns and not any(span.first for span in spans.values()))
+        for partition, span in spans.items():
+            async for batch in reader.read(partition, span):
+                for each in batch:
+                    try:
+                        message = decode_message(each.payload)
+                    except ValueError:
+                        unreadable += 1
+                        continue
+                    if isinstance(message, Answer):
+                        audit.take(message)
+    sessions = audit.result()
     complete = all(each.holds(exactly_once) for each in sessions)
     return Report(topic, complete, unreadable, sessions)
 

@@ -15,11 +15,21 @@ from daemon.config.symbols import numbered, routes
 from daemon.front.ingest import Ingest, Order
 from daemon.front.offsets import OffsetTracker
 from daemon.front.recovery import Recovery
+from daemon.front.standby import Standby
 from daemon.front.transactions import Transactions
 from daemon.progress import Position
 from daemon.supervision import Tasks
 from feeds.messages import DeadLetter
-from feeds.source import CommitFailed, CommitPoint, ConnectionState, Lag, LogSource, Partition, Source
+from feeds.source import (
+    CommitFailed,
+    CommitPoint,
+    ConnectionState,
+    Lag,
+    LogSource,
+    Partition,
+    Source,
+    StandbySource,
+)
 from ingest.ring import Ring
 from metrics.store import MetricStore
 
@@ -53,8 +63,10 @@ class FeedInput:
         order: Order | None = None,
         recovery: Recovery | None = None,
         name_stream: Callable[[protocol.NameStream], None] = lambda stream: None,
+        standby: Standby | None = None,
     ) -> None:
         self.source, self.tracker = source, tracker
+        self._standby = standby or Standby(store)
         self.positions: Mapping[str, Mapping[str, Position]] = {}
         self._recovery = recovery or Recovery(store)
         self._log = _log_of(source)
@@ -63,6 +75,11 @@ class FeedInput:
         self._stored: dict[Partition, CommitPoint] = {}
         self._mine: set[Partition] = set()
         self.resume: Resume = _nothing
+        self.take_over: Callable[[], Awaitable[None]] = _no_engine
+        """Has the engine ask about bars behind the sessions' progress, which until then are history."""
+        self._waiting = _standing_by(source) if config.recovery.standby else None
+        if self._waiting is not None:
+            self._waiting.stand_by()
         self._elsewhere: Mapping[str, str] = {}
         """By session, the addresses of daemons that have committed other partitions."""
         self.connected = source is None
@@ -102,6 +119,8 @@ class FeedInput:
 
         Sessions that another daemon has answered meanwhile go on from where that stands.
         """
+        if not self._standby.answers:
+            return await self._take_over(stored)
         found, changed = self._recovery.take_over(point.metadata for point in stored.values())
         known = {session.name for session in self._sessions}
         for partition, point in stored.items():
@@ -111,6 +130,30 @@ class FeedInput:
                 self.positions = others | dict(await self.resume(again))
                 self.tracker.rewind(partition)
         self._stored.update(stored)
+        return self._begin(found, stored)
+
+    async def follows(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, int]:
+        """Read what another daemon has answered, up to there: to be warm, and no further."""
+        texts = [point.metadata for point in stored.values()]
+        found = self._recovery.read(texts)
+        self._elsewhere = {**self._elsewhere, **self._recovery.owners(texts)}
+        for partition, point in stored.items():
+            self.tracker.follow(partition, point.offset, _readers(found, point))
+        return self._begin(found, stored)
+
+    async def _take_over(self, stored: Mapping[Partition, CommitPoint]) -> Mapping[Partition, int]:
+        """Nobody else answers: go on behind what was committed last, where the tapes are already."""
+        since_ns = time.monotonic_ns()
+        found = self._recovery.read(point.metadata for point in stored.values())
+        self._recovery.begin_epoch()
+        await self.take_over()
+        self._standby.took_over(since_ns)
+        self._stored.update(stored)
+        return self._begin(found, stored)
+
+    def _begin(
+        self, found: Mapping[str, Stored], stored: Mapping[Partition, CommitPoint]
+    ) -> Mapping[Partition, int]:
         begin: dict[Partition, int] = {}
         for partition, point in stored.items():
             read = self.tracker.next_offset(partition)
@@ -156,6 +199,8 @@ class FeedInput:
 
     def owner(self, session: str) -> str | None:
         """The address of the daemon that serves a session; None if it is this one, as far as is known."""
+        if not self._standby.answers:
+            return self._elsewhere.get(session, "")
         return None if self.reads(session) else self._elsewhere.get(session)
 
     def reads(self, session: str) -> bool:
@@ -166,6 +211,7 @@ class FeedInput:
         """Connect, and read into ``ring``."""
         if self.source is None:
             return
+        self._standby.wait()
         await self.connect(ring)
         self._tasks.start(INGEST, self.read, returns=True)
 
@@ -220,7 +266,7 @@ class FeedInput:
 
     def missing(self) -> list[str]:
         """What is not connected."""
-        return [] if self.reading else ["the source is not connected"]
+        return self._standby.reasons() if self.reading else ["the source is not connected"]
 
     def note(self) -> None:
         """Bring metrics of the connection up to date."""
@@ -231,11 +277,17 @@ class FeedInput:
         up = self.connected and (connection is None or connection.state is ConnectionState.UP)
         self._store.set("foretick_source_up", float(up), source=self.source.name)
 
+    def _behind(self) -> Mapping[Partition, int]:
+        """Records that another daemon has answered, and that one which stands by has not read."""
+        return {} if self._waiting is None else self._waiting.behind or {}
+
     def lags(self) -> dict[str, dict[str, float]]:
         """Gauges of a Kafka source's partitions."""
         lags: Mapping[Partition, Lag] = getattr(self.source, "lags", {})
         named = {f"{topic}/{number}": lag for (topic, number), lag in lags.items()}
+        behind = {} if self._standby.answers else self._behind()
         return {
+            "foretick_standby_lag_records": {f"{p}/{n}": float(each) for (p, n), each in behind.items()},
             "foretick_consumer_lag_records": {name: float(lag.records) for name, lag in named.items()},
             "foretick_consumer_lag_seconds": {name: lag.age_ns / 1e9 for name, lag in named.items()},
         }
@@ -254,7 +306,7 @@ class FeedInput:
 
         Returns False on failure; the next call includes these offsets.
         """
-        if self.source is None or not self.connected:
+        if self.source is None or not self.connected or not self._standby.answers:
             return True
         if self._log is not None:
             for partition, (read, position) in self._log.reached.items():
@@ -282,26 +334,36 @@ class FeedInput:
             await self.source.stop()
 
     async def reopen(self, ring: Ring, forget: Callable[[], None]) -> None:
-        """Read again from the committed offsets; calls ``forget`` once nothing more can be acknowledged.
+        """Read again from the committed offsets; calls ``forget`` once nothing more can be acknowledged."""
+        await self._leave_for_good(forget)
+        self.tracker.clear()
+        self._mine.clear()
+        self.order.restart()
+        await self.start(ring)
 
-        Transactions first end all that is complete: this session of the source still owns its partitions.
+    async def hand_over(self, forget: Callable[[], None]) -> None:
+        """Leave the partitions to a standby, if there may be one: it answers while an engine is started here.
+
+        ``forget``: see `reopen`, which follows.
         """
+        if self._waiting is not None:
+            await self._leave_for_good(forget)
+            self._standby.wait()
+
+    async def _leave_for_good(self, forget: Callable[[], None]) -> None:
+        """Transactions first end all that is complete: the source still owns its partitions."""
         if self.transactions is not None:
             forget()
             await self.leave()
         else:
             await self.leave()
             forget()
-        self.tracker.clear()
-        self._mine.clear()
-        self.order.restart()
-        await self.start(ring)
 
     async def leave(self) -> None:
-        """Commit and disconnect, to read again later."""
+        """Commit, and disconnect unless the source can read again as it is."""
         within_s = REOPEN_COMMIT_S if self.transactions is None else float("inf")
         await self._commit_before_closing(within_s)
-        if self.source is not None:
+        if self.source is not None and not (self._log is not None and self._log.stays):
             await self.source.stop()
 
     async def _commit_before_closing(self, within_s: float) -> None:
@@ -324,6 +386,8 @@ class FeedInput:
             await asyncio.sleep(self._commit_every_s)
             await self.commit()
             await self.look_around()
+            behind = self._behind()
+            self._standby.caught_up |= bool(behind) and not any(behind.values())
 
 
 def _readers(found: Mapping[str, Stored], point: CommitPoint) -> Set[str]:
@@ -333,6 +397,14 @@ def _readers(found: Mapping[str, Stored], point: CommitPoint) -> Set[str]:
 
 async def _nothing(names: Collection[str]) -> Mapping[str, Mapping[str, Position]]:
     return {}
+
+
+async def _no_engine() -> None:
+    pass
+
+
+def _standing_by(source: object) -> StandbySource | None:
+    return source if isinstance(source, StandbySource) else None
 
 
 def _log_of(source: object) -> LogSource | None:

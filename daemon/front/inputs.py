@@ -157,6 +157,9 @@ class Inputs:
         """Commit once more and disconnect."""
         await asyncio.gather(*(feed.close() for feed in self._feeds.values()))
 
+    async def hand_over(self, forget: Callable[[], None]) -> None:
+        """Several sources have no standby."""
+
     async def reopen(self, ring: Ring, forget: Callable[[], None]) -> None:
         """Read all again from the committed offsets; ``forget`` as for one source."""
         feeds: Sequence[FeedInput] = list(self._feeds.values())

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-from daemon.front.offsets import OffsetRange
 from feeds.messages import Basis, InputRange
 
 Stream = tuple[str, int, str]
@@ -29,7 +28,7 @@ class Lineage:
         self,
         bars: int,
         live: int,
-        ranges: Iterable[Sequence[object]] | Iterable[OffsetRange],
+        ranges: Iterable[InputRange],
         *,
         state: int = 0,
         state_bars: int = 0,
@@ -86,9 +85,7 @@ class Lineage:
         ]
 
 
-def _by_stream(ranges: Iterable[Sequence[object]]) -> dict[Stream, tuple[int, int]]:
-    found: dict[Stream, tuple[int, int]] = {}
-    for each in ranges:
-        it = InputRange(*each)  # type: ignore[arg-type]  # its members, in order
-        found[it.topic, it.partition, it.source] = it.first_offset, it.last_offset
-    return found
+def _by_stream(ranges: Iterable[InputRange]) -> dict[Stream, tuple[int, int]]:
+    return {
+        (each.topic, each.partition, each.source): (each.first_offset, each.last_offset) for each in ranges
+    }

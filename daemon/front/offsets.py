@@ -65,11 +65,20 @@ class OffsetTracker:
         self._readers: dict[Stream, set[str]] = {}
         self._history: dict[str, int] = {}
         """Running number of each session's newest record below a committed offset."""
+        self._followed: set[Stream] = set()
+        """Streams whose offsets are another's to commit."""
 
     def begin(self, stream: Stream, start: int, stored: int, sessions: Iterable[str] = ()) -> None:
         """A stream is read from ``start``; ``stored``: its committed offset. ``sessions`` read it earlier."""
         self._next[stream], self._stored[stream] = max(self.next_offset(stream), start), stored
+        self._followed.discard(stream)
         self._readers.setdefault(stream, set()).update(sessions)
+
+    def follow(self, stream: Stream, stored: int, sessions: Iterable[str]) -> None:
+        """Another commits this stream's offsets, and we read what is below ``stored``, until `begin`."""
+        self._stored[stream] = stored
+        self._readers.setdefault(stream, set()).update(sessions)
+        self._followed.add(stream)
 
     def rewind(self, stream: Stream) -> None:
         """The stream is read again from wherever `begin` says, for sessions that begin anew."""
@@ -171,7 +180,11 @@ class OffsetTracker:
 
     def to_commit(self) -> dict[Stream, CommitPoint]:
         """Next offset to read and its text by stream, where one of them changed since the last call."""
-        positions = {s: max(offset, self._stored.get(s, 0)) for s, offset in self._next.items()}
+        positions = {
+            s: max(offset, self._stored.get(s, 0))
+            for s, offset in self._next.items()
+            if s not in self._followed
+        }
         for runs in self._outstanding.values():
             for run in runs:
                 positions[run.stream] = min(positions[run.stream], run.offsets[run.done])
@@ -200,3 +213,4 @@ class OffsetTracker:
         self._stored.clear()
         self._readers.clear()
         self._history.clear()
+        self._followed.clear()

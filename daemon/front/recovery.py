@@ -99,6 +99,10 @@ class Recovery:
             self.epoch += 1
         return found, changed
 
+    def begin_epoch(self) -> None:
+        """This daemon answers from now on, as another one did before."""
+        self.epoch += 1
+
     def owners(self, texts: Iterable[str]) -> dict[str, str]:
         """By session, the address of the daemon that wrote the text it is in; empty if that told none."""
         found: dict[str, str] = {}
@@ -226,7 +230,8 @@ class Recovery:
         while newest + 1 in known.beyond:
             newest += 1
             known.beyond.discard(newest)
-        known.progress = Progress(self.epoch, version, newest, closed or known.progress.closed)
+        furthest = _furthest(known.progress.closed, closed)
+        known.progress = Progress(self.epoch, version, newest, furthest)
 
     def is_history(self, session: str, closed: tuple[int, ...]) -> bool:
         """Whether an earlier engine's answers covered bars with these openings, by the session's symbols."""
@@ -239,6 +244,11 @@ class Recovery:
 
     def _session(self, name: str) -> _Session:
         return self._sessions.setdefault(name, _Session())
+
+
+def _furthest(known: tuple[int, ...], closed: tuple[int, ...]) -> tuple[int, ...]:
+    """The newest bars: a version that was made before a take-over tells of older ones."""
+    return tuple(map(max, known, closed)) if len(known) == len(closed) else closed or known
 
 
 def _order(progress: Progress) -> tuple[int, int, int]:

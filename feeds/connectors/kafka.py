@@ -94,8 +94,8 @@ class KafkaSinkConnector(SinkConnector, frozen=True):
     transactional_id: Annotated[
         str,
         about(
-            "exactly_once: name of this daemon's transactions; the same after a restart, and another one for "
-            "every daemon of a group",
+            "exactly_once: name of this daemon's transactions; the same after a restart, and for one that "
+            "stands by for it (recovery.standby); another one for every other daemon of a group",
             min_length=1,
         ),
     ] = "foretick"

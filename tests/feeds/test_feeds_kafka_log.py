@@ -107,6 +107,33 @@ async def test_the_embedded_broker_keeps_texts_and_begins_again_before_what_is_c
             await reading
 
 
+async def test_a_member_reads_again_without_leaving_its_group() -> None:
+    """As after the end of an engine: from what is committed, in the same generation."""
+    with MockBroker() as broker:
+        broker.create_topic(T)
+        await produce(broker.bootstrap, T, 9)
+        source = KafkaSource("in", broker.bootstrap, [T], "g", options=QUICK)
+        assert not source.stays, "it has not joined"
+        notes = Notes(source, "text")
+        await source.start()
+        reading = asyncio.ensure_future(notes.read())
+        await eventually(lambda: len(notes.got) == 9)
+        before = source.membership
+        await source.commit({(T, 0): CommitPoint(6, "text")})
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        assert source.stays
+        notes = Notes(source, "text")
+        await source.start()
+        reading = asyncio.ensure_future(notes.read())
+        await eventually(lambda: len(notes.got) == 3)
+        assert [message.offset for message in notes.got] == [6, 7, 8]
+        assert (notes.stored, notes.began) == ({(T, 0): CommitPoint(6, "text")}, {(T, 0): 6})
+        assert source.membership == before
+        await source.stop()
+        await reading
+
+
 @pytest.mark.kafka
 async def test_a_topic_of_transactions_is_committed_to_its_end(real_kafka: RealKafka, topic: str) -> None:
     """Its last offsets are marks, which are no records; a start looks for a record before them."""

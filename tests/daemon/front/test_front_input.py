@@ -22,7 +22,7 @@ P, Q = ("t", 0), ("t", 1)
 class Log(QueueSource):
     """A log with commit points; the test assigns its partitions."""
 
-    again = False
+    again = stays = False
 
     def __init__(self, points: Mapping[Partition, CommitPoint]) -> None:
         super().__init__(name="kafka")

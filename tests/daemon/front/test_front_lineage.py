@@ -33,7 +33,7 @@ def test_window_and_state_are_the_records_of_their_bars(versions: list[Version])
         next_offset[partition] = first + bars
         history.append((bars, partition, first, first + bars - 1))
         basis = lineage.committed(
-            bars, live, [("t", partition, first, first + bars - 1)], state=number, state_bars=state
+            bars, live, [InputRange("t", partition, first, first + bars - 1)], state=number, state_bars=state
         )
 
         def ranges(count: int) -> list[InputRange]:
@@ -53,12 +53,12 @@ def test_window_and_state_are_the_records_of_their_bars(versions: list[Version])
 
 
 def test_a_state_from_before_the_first_version_is_not_known() -> None:
-    basis = Lineage().committed(1, 5, [("t", 0, 7, 9)], state=3, state_bars=40)
+    basis = Lineage().committed(1, 5, [InputRange("t", 0, 7, 9)], state=3, state_bars=40)
     assert basis.state == []
     assert (basis.window_bars, basis.state_bars) == (5, 40)
 
 
 def test_bars_that_left_while_a_window_was_prefilled_are_told() -> None:
     lineage = Lineage()
-    assert lineage.committed(1, 1, [("t", 0, 0, 0)], state=1, state_bars=1, left=True).merged == 1
-    assert lineage.committed(1, 2, [("t", 0, 1, 1)], state=1, state_bars=2, left=True).merged == 1
+    assert lineage.committed(1, 1, [InputRange("t", 0, 0, 0)], state=1, state_bars=1, left=True).merged == 1
+    assert lineage.committed(1, 2, [InputRange("t", 0, 1, 1)], state=1, state_bars=2, left=True).merged == 1

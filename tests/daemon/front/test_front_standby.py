@@ -1,0 +1,176 @@
+"""A daemon that stands by: what it notes of the one that answers, and where it goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from daemon.api.health import FILLING, STANDBY, health_of, state_of
+from daemon.commit_metadata import pack
+from daemon.config.schema import RecoveryConfig
+from daemon.front.input import FeedInput
+from daemon.front.offsets import OffsetTracker
+from daemon.front.recovery import Recovery
+from daemon.front.standby import Standby
+from daemon.progress import Progress
+from daemon.supervision import Tasks
+from feeds.source import CommitPoint, Partition
+from ingest.ring import Ring
+from metrics.store import MetricStore
+from tests.daemon.front.test_front_input import Log
+from tests.e2e.support import inproc_config
+
+P, Q = ("t", 0), ("t", 1)
+
+
+class Waiting(Log):
+    """A log that can stand by."""
+
+    def __init__(self, points: Mapping[Partition, CommitPoint]) -> None:
+        super().__init__(points)
+        self.behind: dict[Partition, int] | None = None
+        self.stands_by = False
+
+    async def before_serving(self) -> None:
+        pass
+
+    def stand_by(self) -> None:
+        self.stands_by = True
+
+
+class Rig:
+    """``told``: progress that the engine was given at a take-over."""
+
+    def __init__(self, points: Mapping[Partition, CommitPoint]) -> None:
+        store = MetricStore.local({"session": ["aaa", "bbb"], "source": ["kafka"], "sink": []})
+        self.store = store
+        self.log = Waiting(points)
+        self.recovery = Recovery(store)
+        self.tracker = OffsetTracker(self.recovery.describe)
+        self.standby = Standby(store, configured=True, clock=lambda: 0)
+        self.input = FeedInput(
+            replace(inproc_config(["V:AAA", "V:BBB"]), recovery=RecoveryConfig(standby=True)),
+            self.log,
+            self.tracker,
+            store,
+            lambda letter: None,
+            Tasks(),
+            recovery=self.recovery,
+            standby=self.standby,
+        )
+        self.told: list[dict[str, Progress]] = []
+
+        async def take_over() -> None:
+            self.told.append({name: self.recovery.resumed(name) for name in ("aaa", "bbb")})
+
+        self.input.take_over = take_over
+
+    async def start(self) -> None:
+        await self.input.recover()
+        self.recovery.start(["aaa", "bbb"])
+        self.standby.wait()
+        self.input.connected = True
+
+
+def text(epoch: int, version: int, sequence: int, closed: int, owner: str = "tcp://other") -> str:
+    return pack(epoch, {"aaa": Progress(epoch, version, sequence, (closed,))}, owner=owner).text
+
+
+async def test_it_commits_nothing_and_sends_requests_to_the_one_that_answers() -> None:
+    rig = Rig({P: CommitPoint(100, text(4, 10, 60, 5))})
+    await rig.start()
+    assert rig.log.stands_by
+    assert rig.input.owner("aaa") == "", "nobody has told an address yet"
+    assert await rig.log.reader.follows(rig.log.points) == {}
+    assert (rig.input.owner("aaa"), rig.input.owner("bbb")) == ("tcp://other", "")
+    rig.tracker.all_passed_on("aaa", [1, 2], P, [97, 98])
+    assert rig.tracker.is_history("aaa", 2)
+    assert rig.tracker.is_stored(P, 99)
+    assert rig.tracker.to_commit() == {}
+    assert await rig.input.commit()
+    assert rig.log.committed == {}
+    assert rig.standby.reasons() == [STANDBY, FILLING]
+
+
+async def test_it_goes_on_where_it_has_read_behind_what_is_committed() -> None:
+    rig = Rig({P: CommitPoint(100, text(4, 10, 60, 5))})
+    await rig.start()
+    await rig.log.reader.follows(rig.log.points)
+    rig.tracker.all_passed_on("aaa", [1, 2], P, [97, 98])
+    # the other one answered two more bars, after an engine of its own died
+    rig.log.points[P] = CommitPoint(130, text(6, 12, 72, 7))
+    assert await rig.log.reader.assigned(rig.log.points) == {P: 99}
+    assert rig.told == [{"aaa": Progress(7, 12, 72, (7,)), "bbb": Progress(7)}]
+    rig.log.reader.begins(P, 99)
+    assert rig.standby.answers
+    assert (rig.input.owner("aaa"), rig.recovery.number("aaa"), rig.recovery.epoch) == (None, 73, 7)
+    rig.tracker.all_passed_on("aaa", [3, 4], P, [129, 130])
+    assert [rig.tracker.is_history("aaa", number) for number in (3, 4)] == [True, False]
+    assert rig.tracker.outstanding() == 1
+    # a version from before tells of older bars
+    rig.recovery.acknowledge("aaa", 11, [], (6,))
+    assert rig.recovery.progress("aaa").closed == (7,)
+    assert await rig.input.commit()
+    assert rig.log.committed == {P: 130}
+    assert rig.store.count("foretick_takeover_seconds") == 1
+
+
+steps = st.lists(st.tuples(st.integers(0, 9), st.booleans()), min_size=1, max_size=12)
+"""How much further the other one commits, and whether the standby looks and reads up to there."""
+
+
+@given(steps)
+async def test_whatever_the_other_one_commits_nothing_is_left_out_or_outstanding_before(
+    script: list[tuple[int, bool]],
+) -> None:
+    rig = Rig({P: CommitPoint(0, text(1, 0, 0, -1))})
+    await rig.start()
+    committed = read = number = 0
+    for step, looks in script:
+        committed += step
+        rig.log.points[P] = CommitPoint(committed, text(1, committed, committed, committed))
+        if looks:
+            await rig.log.reader.follows({P: rig.log.points[P]})
+            for offset in range(read, committed):
+                number += 1
+                rig.tracker.passed_on("aaa", number, P, offset)
+                assert rig.tracker.is_history("aaa", number)
+            read = committed
+    begin = (await rig.log.reader.assigned(rig.log.points)).get(P, 0)
+    assert begin == read
+    rig.log.reader.begins(P, begin)
+    for offset in range(begin, committed + 5):
+        number += 1
+        rig.tracker.passed_on("aaa", number, P, offset)
+    assert rig.tracker.outstanding() == 5
+    assert rig.tracker.to_commit()[P].offset == committed
+    assert rig.recovery.number("aaa") == committed + 1
+
+
+async def test_it_stands_by_again_when_it_begins_to_read_again() -> None:
+    rig = Rig({P: CommitPoint(100, text(4, 10, 60, 5)), Q: CommitPoint(7, "")})
+    await rig.start()
+    await rig.log.reader.assigned(rig.log.points)
+    assert rig.store.value("foretick_standby") == 0
+    rig.standby.wait()
+    assert rig.store.value("foretick_standby") == 1
+    rig.log.behind = {P: 3, Q: 0}
+    gauges = rig.input.lags()
+    assert gauges["foretick_standby_lag_records"] == {"t/0": 3.0, "t/1": 0.0}
+    ring = Ring.create(64, "pause")
+    try:
+        await rig.input.start(ring)
+        assert not rig.standby.answers
+    finally:
+        await rig.input.stop_reading()
+        ring.unlink()
+        ring.close()
+
+
+def test_health_tells_a_standby_from_a_daemon_that_waits() -> None:
+    assert state_of([STANDBY]) == health_of([STANDBY], [], "").status == "standby"
+    assert state_of([STANDBY, FILLING]) == "waiting"
+    assert health_of(["the engine is not up"], [], "").status == "waiting"

@@ -1,0 +1,76 @@
+"""A sink of transactions that leaves its id to another process until it begins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from feeds.source import CommitPoint, Partition
+from feeds.transactions import Fenced, GroupOffsets, KafkaTransactions, Message
+
+MARKER = ("answers", 0)
+
+
+class Broker:
+    """Of one transactional id: whose producer is the newest, and the number of the newest transaction."""
+
+    def __init__(self) -> None:
+        self.newest: Producer | None = None
+        self.number: int | None = None
+
+    def sink(self) -> KafkaTransactions:
+        return KafkaTransactions("kafka", "a:1", "pair", MARKER, lambda: Producer(self), Committed(self))
+
+
+class Producer:
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+
+    async def open(self) -> None:
+        self.broker.newest = self
+
+    async def transact(self, messages: Sequence[Message], offsets: Sequence[GroupOffsets]) -> None:
+        if self.broker.newest is not self:
+            raise Fenced("another process has this transactional id")
+        self.broker.number = offsets[0].points[MARKER].offset
+
+    async def close(self) -> None:
+        pass
+
+
+class Committed:
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+
+    async def __call__(self, group: str, partitions: Sequence[Partition]) -> Mapping[Partition, CommitPoint]:
+        return {} if self.broker.number is None else {MARKER: CommitPoint(self.broker.number)}
+
+    async def close(self) -> None:
+        pass
+
+
+async def write(sink: KafkaTransactions) -> None:
+    await sink.commit([Message("answers", None, b"")], {}, lambda: None)
+
+
+async def test_a_standby_fences_when_it_begins_and_not_before_and_the_numbers_go_on() -> None:
+    broker = Broker()
+    first, second = broker.sink(), broker.sink()
+    for sink in (first, second):
+        sink.stand_by()
+        await sink.start()
+    assert broker.newest is None
+    await first.begin()
+    await write(first)
+    await write(first)
+    await second.begin()
+    with pytest.raises(Fenced):
+        await write(first)
+    await write(second)
+    assert broker.number == 3
+    await first.begin()  # as one that stands by again
+    await write(first)
+    assert broker.number == 4
+    for sink in (first, second):
+        await sink.stop()
