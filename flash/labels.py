@@ -9,7 +9,10 @@ come and however many at once.
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import replace
 from typing import Literal, NamedTuple
+
+import msgspec
 
 from flash.confidence import AdaptiveCoverage, QuestionCalibration
 
@@ -46,6 +49,13 @@ class Labelled(NamedTuple):
     """Asked for from now on."""
 
 
+class AdaptedCut(msgspec.Struct, frozen=True):
+    """The coverage asked for by the hash of each labelled question, and the ``target`` that it is to keep."""
+
+    target: float
+    asked: dict[str, float]
+
+
 class LateLabels:
     """One session's answers that wait for labels, at most ``most``, and the coverage of its questions.
 
@@ -66,6 +76,16 @@ class LateLabels:
     def largest(self) -> float:
         """The largest coverage of a question with labels; the target without any."""
         return max(map(self.coverage, self._adapted), default=self._target)
+
+    def cut(self) -> AdaptedCut:
+        """What labels have adapted. The answers that wait for theirs are not in it."""
+        return AdaptedCut(self._target, {name: state.asked for name, state in self._adapted.items()})
+
+    def restore(self, cut: AdaptedCut) -> None:
+        """Go on from a cut; one with another target says nothing about this one."""
+        if cut.target == self._target:
+            begun = AdaptiveCoverage.of(self._target)
+            self._adapted = {question: replace(begun, asked=asked) for question, asked in cut.asked.items()}
 
     def remember(self, question: str, version: int, answer: JudgedAnswer) -> None:
         """Remember an answer; the oldest one may be forgotten."""

@@ -17,6 +17,11 @@ from ingest.cut import AmenderCut, Rows
 
 Lines = Callable[[Bars], list[list[int]]]
 """The token ids of each bar's line."""
+_OF_CORRECTION = (
+    *("ts_source", "ts_ring", "ts_closed", "ring_wait"),
+    *("first_offset", "last_offset", "low_watermark", "first_read", "last_read"),
+)
+"""What a correction has from the late record, not from its bar."""
 _MOST = np.iinfo(np.int64).max
 _Key = tuple[int, int]
 """Number of its symbol among the session's, and opening in ns."""
@@ -88,9 +93,8 @@ class Amender:
         merge(bar, late)
         row[0] = bar
         row["flags"] |= AMENDS
-        for name in ("ts_source", "ts_ring", "ts_closed", "ring_wait", "first_offset", "last_offset"):
+        for name in _OF_CORRECTION:
             row[name] = late[name]
-        row["low_watermark"] = late["low_watermark"]
         row["ts_last_event"] = self._newest
         self.amended += 1
         return True

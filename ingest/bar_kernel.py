@@ -52,6 +52,8 @@ BAR = np.dtype(
         ("last_offset", "i8"),
         ("low_watermark", "i8"),
         ("closed_by", "i8"),  # number of the record that closed it
+        ("first_read", "i8"),  # offsets of its records in their stream; see `ingest.record`
+        ("last_read", "i8"),
     ]
 )
 # An open bar, with what closing it needs.
@@ -216,6 +218,8 @@ def _start(slot: Row, feed: Row, index: int, interval: int) -> None:
     bar["ts_last_event"] = NEVER
     bar["first_offset"] = _MOST
     bar["last_offset"] = NEVER
+    bar["first_read"] = _MOST
+    bar["last_read"] = NEVER
 
 
 @kernel
@@ -242,6 +246,8 @@ def _add(slot: Row, record: Row, price: int, volume: int, now: int) -> None:
     bar["ring_wait"] = now - np.int64(record["ts_ring"])
     bar["first_offset"] = min(bar["first_offset"], record["offset"])
     bar["last_offset"] = max(bar["last_offset"], record["offset"])
+    bar["first_read"] = min(bar["first_read"], record["stream_offset"])
+    bar["last_read"] = max(bar["last_read"], record["stream_offset"])
 
 
 @kernel
@@ -283,6 +289,8 @@ def _put_aside(
     row["ring_wait"] = now - np.int64(record["ts_ring"])
     row["first_offset"] = record["offset"]
     row["last_offset"] = record["offset"]
+    row["first_read"] = record["stream_offset"]
+    row["last_read"] = record["stream_offset"]
     row["low_watermark"] = _low_watermark(own, record["offset"] + 1)
     row["closed_by"] = record["offset"]
     return at + 1
@@ -375,6 +383,8 @@ def _pass_through(
     bar["ring_wait"] = now - np.int64(record["ts_ring"])
     bar["first_offset"] = record["offset"]
     bar["last_offset"] = record["offset"]
+    bar["first_read"] = record["stream_offset"]
+    bar["last_read"] = record["stream_offset"]
     bar["low_watermark"] = _low_watermark(own, record["offset"] + 1)
     bar["closed_by"] = record["offset"]
     feed["closed_any"] = 1

@@ -285,6 +285,10 @@ class BarBuilder:
         closed["ts_closed"] = now_ns
         return closed
 
+    def read_on(self, now_ns: int) -> None:
+        """Idle times count from now, on the monotonic clock."""
+        self._sessions["last_ring"] = now_ns
+
     def flush(self) -> Bars:
         """Close every open bar, BAR [m], at the end of the input."""
         return self.close(range(len(self._sessions)))

@@ -21,7 +21,7 @@ import numpy as np
 
 from ingest.amend import Amender
 from ingest.backlog import Backlog, Window
-from ingest.bars import BAR, GAP, LATE, BarBuilder, Bars, Feeds, Refused, received_before
+from ingest.bars import BAR, EMPTY, GAP, LATE, BarBuilder, Bars, Feeds, Refused, received_before
 from ingest.compact import Anchor, CompactEncoder, CompactSpec, Encoded, Restart, fields_of
 from ingest.cut import BuilderCut, PlaneCut, Rows, Taken
 from ingest.lines import LineSpec
@@ -59,7 +59,8 @@ class TapeRecord:
     offset of the session below `low_watermark` is in this record or an earlier one, or was dropped. `flags`
     are those of `ingest.bars`. `ring_wait_ns` is the newest tick's; `bars_ns` and `tokenise_ns` are those of
     its batch. ``bar`` is the bar itself. Of a compact session: the ``anchor`` of its tokens, and whether any
-    bar of the window that ends with it has a ``rounded`` price.
+    bar of the window that ends with it has a ``rounded`` price. ``read``: of a bar that an
+    earlier engine began, the first and the last offset in its stream.
     """
 
     tokens: tuple[int, ...]
@@ -77,6 +78,7 @@ class TapeRecord:
     bar: SummedBar
     anchor: Anchor | None = None
     rounded: bool = False
+    read: tuple[int, int] | None = None
 
 
 Submit = Callable[[list[tuple[str, list[TapeRecord]]]], None]
@@ -234,7 +236,8 @@ class DataPlane:
     takes now: wake the ring when that grows and the session `waits`. `refuse(session, refused)` is called for
     each record that a session refuses. ``bit_by_bit(session)``: bars go to the engine in
     no larger pieces than a record closes. ``skips``: the source cannot wait, see
-    `ingest.backlog`. The plane is the only writer of these metrics: the
+    `ingest.backlog`. ``may_close_idle()``: whether open bars of idle sessions are closed now. The plane is
+    the only writer of these metrics: the
     stages ring_wait, bars and tokenise, `foretick_bars_total`, `foretick_records_late_total`,
     `foretick_records_ignored_total`, `foretick_records_amended_total`,
     `foretick_price_jumps_total`, `foretick_bars_rounded_total`, `foretick_volumes_saturated_total`,
@@ -258,6 +261,7 @@ class DataPlane:
         bit_by_bit: Callable[[str], bool] = lambda session: False,
         restart: Callable[[str, Restart], None] = lambda session, restart: None,
         refuse: Callable[[str, Refused], None] = lambda session, refused: None,
+        may_close_idle: Callable[[], bool] = lambda: True,
     ) -> None:
         self._ring, self._tokeniser, self._submit, self._restart = ring, tokeniser, submit, restart
         self._metrics, self._skips, self._refuse = metrics, skips, refuse
@@ -266,6 +270,7 @@ class DataPlane:
         self._builder = BarBuilder([spec.feeds for spec in specs])
         self._changes: deque[tuple[Sequence[SessionSpec], Callable[[], None]]] = deque()
         self._clock, self._room, self._bit_by_bit = clock, room, bit_by_bit
+        self._may_close_idle = may_close_idle
         self._building = threading.Lock()
         """Held while open bars change. Nothing is called meanwhile that may wait for another thread."""
         self._buffer = np.zeros(_DRAIN, RECORD)
@@ -290,7 +295,7 @@ class DataPlane:
         while self._changes:
             self._change(*self._changes.popleft())
         drained = 0 if self.full else self._drain()
-        if self._builder.closes_idle:
+        if self._builder.closes_idle and self._may_close_idle():
             with self._building:
                 idle = self._builder.close_idle(self._clock())
                 self._accept(idle, 0)
@@ -375,6 +380,11 @@ class DataPlane:
             now_ns = self._clock()
             self._builder.restore(number, cut.builder, reread, now_ns)
             self._by_name[session].restore(cut, number, now_ns)
+
+    def read_on(self) -> None:
+        """Reading begins again: no session is idle yet. On the thread that steps."""
+        with self._building:
+            self._builder.read_on(self._clock())
 
     def mark_gap(self) -> None:
         """Records of any session may be lost: see `BarBuilder.mark_gap`."""
@@ -495,5 +505,7 @@ def _tape_records(piece: Encoded, bars: Bars, bars_ns: int, tokenise_ns: int) ->
             tokenise_ns,
             SummedBar(opened, first_price, high, low, last_price, volume, 1, bool(flags & GAP), leg),
         )
-        records.append(TapeRecord(tuple(tokens), *origin, piece.anchor, shows))
+        # see `received_before`
+        read = (bar[22], bar[23]) if first == 0 <= bar[22] and not flags & EMPTY else None
+        records.append(TapeRecord(tuple(tokens), *origin, piece.anchor, shows, read))
     return records

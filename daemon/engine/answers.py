@@ -290,7 +290,7 @@ class EngineAsks:
         self.records.readers.append(lambda: list(self._open.values()))
         scheduler.subscribe(self.records.on_commit)
 
-    def ask(self, ask: Ask) -> None:
+    def ask(self, ask: Ask, tenant: str = "", weight: float = 1.0) -> None:
         """Answer with an `Asked` or `AskFailed` of the same id."""
         tape = self._built.tapes.get(ask.session)
         if tape is None:
@@ -319,6 +319,8 @@ class EngineAsks:
                 tape=tape,
                 stop_ids=prepared.stop_ids,
                 choices=prepared.choice_tokens,
+                tenant=tenant,
+                weight=weight,
             )
         )
         self._open[ask.id] = request  # before submitting: the worker may finish first

@@ -17,7 +17,7 @@ from flash.confidence import (
     judge,
     read_calibration,
 )
-from flash.labels import REMEMBERED, JudgedAnswer, LabelError, Labelled, LateLabels
+from flash.labels import REMEMBERED, AdaptedCut, JudgedAnswer, LabelError, Labelled, LateLabels
 from flash.questions import Question
 from flash.registry import Standing
 from metrics.store import MetricStore
@@ -74,6 +74,14 @@ class Confidence:
         self._labels.pop(session, None)
         self._gap_ratio.pop(session, None)
         self._not_calibrated = {key for key in self._not_calibrated if key[0] != session}
+
+    def cut(self, session: str) -> AdaptedCut:
+        """What the labels of a session have adapted."""
+        return self._labels[session].cut()
+
+    def restore(self, session: str, cut: AdaptedCut) -> None:
+        """Go on from a cut."""
+        self._labels[session].restore(cut)
 
     def of(
         self, session: str, question: Question, logits: Sequence[float], given: str | None

@@ -10,13 +10,22 @@ class History:
 
     ``acknowledged``: opening (ns) of the newest bar of each symbol whose answers are acknowledged
     (`daemon.progress.Progress`); unless it has ``legs`` members nothing is. ``restored``: the same of the
-    bars that came back from a snapshot.
+    bars that came back from a snapshot. ``follows``: another daemon answers, and every bar is one that it has
+    answered, until `take_over`.
     """
 
-    def __init__(self, legs: int, acknowledged: Sequence[int] = (), restored: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        legs: int,
+        acknowledged: Sequence[int] = (),
+        restored: Sequence[int] = (),
+        *,
+        follows: bool = False,
+    ) -> None:
+        self._follows = follows
         self._until = tuple(acknowledged) if len(acknowledged) == legs else (-1,) * legs
         self._seen = list(restored) if len(restored) == legs else [-1] * legs
-        self.rebuilding = self._missing()
+        self.rebuilding = follows or self._missing()
         """Bars that were answered are still to come."""
 
     @property
@@ -32,9 +41,18 @@ class History:
         if amends:
             return self.rebuilding
         self._seen[leg] = max(self._seen[leg], ts_open)
+        if self._follows:
+            return True
         answered = ts_open <= self._until[leg]
         self.rebuilding = self.rebuilding and answered and self._missing()
         return answered
+
+    def take_over(self, acknowledged: Sequence[int]) -> None:
+        """The other daemon has answered up to here; bars behind are asked."""
+        self._follows = False
+        if len(acknowledged) == len(self._until):
+            self._until = tuple(acknowledged)
+        self.rebuilding = self._missing()
 
     def _missing(self) -> bool:
         return any(seen < until for seen, until in zip(self._seen, self._until, strict=True))

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from daemon import protocol
-from daemon.api.generation import CancelGeneration, CountTokens, Generate
-from daemon.api.messages import Ask, Label
+from daemon.api.generation import CancelGeneration, CountTokens, GenerateAll
+from daemon.api.messages import Label
 from daemon.engine.answers import EngineAsks
 from daemon.engine.capacity import CapacityMetrics
 from daemon.engine.generations import EngineGenerations
@@ -80,10 +80,11 @@ class EngineHost:
             self._dispatch(command)
         except Exception as error:
             log.exception("%s failed", command)
-            failure = protocol.failure_of(command, "engine", f"{type(error).__name__}: {error}")
-            if failure is None:
+            failures = protocol.failures_of(command, "engine", f"{type(error).__name__}: {error}")
+            if not failures:
                 raise
-            self.emit(failure)
+            for failure in failures:
+                self.emit(failure)
 
     def stop(self, drain_s: float) -> None:
         """Finish what the ring holds within ``drain_s`` seconds; emits `Stopped` last."""
@@ -101,19 +102,24 @@ class EngineHost:
 
     def _dispatch(self, command: protocol.Command) -> None:
         match command:
-            case Ask():
-                self.asks.ask(command)
+            case protocol.ComputeAsk():
+                self.asks.ask(command.request, command.tenant, command.weight)
             case protocol.CancelAsk():
                 self.asks.cancel(command.id)
             case protocol.SetQuestions():
                 self.questions.set(command)
-            case protocol.AddSession() | protocol.ChangeSession() | protocol.RemoveSession():
+            case (
+                protocol.AddSession()
+                | protocol.ChangeSession()
+                | protocol.RemoveSession()
+                | protocol.TakeOver()
+            ):
                 self.sessions.handle(command)
             case Label():
                 self.labels.label(command)
             case protocol.NameStream():
                 self.snapshots.name_stream(command)
-            case Generate() | CountTokens() | CancelGeneration():
+            case GenerateAll() | CountTokens() | CancelGeneration():
                 self.generations.handle(command)
             case protocol.EndInput():
                 self.input.end()

@@ -12,8 +12,9 @@ from typing import NamedTuple
 from daemon.config.schema import BarsConfig, Config, SessionConfig
 from daemon.engine.build import Built
 from daemon.engine.history import History
-from daemon.progress import Progress
+from daemon.progress import Position, Progress
 from daemon.protocol import Inputs, RecordRefused
+from feeds.messages import InputRange
 from ingest.backlog import Window
 from ingest.bars import AMENDS, GAP, BarPolicy, Feeds, Refused
 from ingest.compact import Anchor, CompactSpec, Restart
@@ -36,13 +37,15 @@ The next ones wait in the session's backlog (`ingest.backlog`). Four times as ma
 class Appended(NamedTuple):
     """A bar from the data plane, and the number of bars its session had before.
 
-    ``closed``: see `daemon.protocol.Inputs`. ``history``: an earlier engine answered it.
+    ``closed``: see `daemon.protocol.Inputs`. ``history``: an earlier engine answered it. ``restored``: its
+    records, where an earlier engine began it.
     """
 
     record: TapeRecord
     ordinal: int
     closed: tuple[int, ...] = ()
     history: bool = False
+    restored: InputRange | None = None
 
 
 class InputCut(NamedTuple):
@@ -72,6 +75,7 @@ def inputs_of(payloads: Sequence[Appended]) -> Inputs:
         max(record.last_offset for record in records),
         records[-1].low_watermark,
         payloads[-1].closed,
+        tuple(payload.restored for payload in payloads if payload.restored is not None),
     )
 
 
@@ -114,8 +118,13 @@ class EngineInput:
         clock: Callable[[], int] = time.monotonic_ns,
         emit: Callable[[RecordRefused], None] = lambda event: None,
         credits: int = 0,
+        standby: bool = False,
     ) -> None:
-        """``credits``: bars of a session that the scheduler has at a time, by default `CREDITS` say."""
+        """``credits``: bars of a session that the scheduler has at a time, by default `CREDITS` say.
+
+        ``standby``: another daemon answers, until `take_over`.
+        """
+        self.standby = standby
         self._emit, self._store = emit, store
         self._ring, self._scheduler, self._prefixes = ring, scheduler, built.prefixes
         self._tapes = built.tapes
@@ -125,6 +134,9 @@ class EngineInput:
         self._anchors: dict[str, Anchor | None] = {}
         """Of each session's newest version."""
         self._history: dict[str, History] = {}
+        self._positions: dict[str, Sequence[Position | None]] = {}
+        """Where each restored session's symbols are read on."""
+        self._several = len(config.feeds) > 1
         self._paused: set[str] = set()
         """Sessions that are given no bars for now."""
         self._lock = threading.Lock()
@@ -151,6 +163,8 @@ class EngineInput:
             skips=skips,
             restart=self._restart,
             refuse=self._refuse,
+            # records of the open bars may wait behind what the other daemon has committed
+            may_close_idle=lambda: not self.standby,
         )
         scheduler.subscribe(self.on_commit, self.on_drop)
 
@@ -193,7 +207,7 @@ class EngineInput:
         with self._changing:
             self._symbols |= symbols or {}
             if session.name not in self._specs:
-                for kept in (self._appended, self._ahead, self._history, self._anchors):
+                for kept in (self._appended, self._ahead, self._history, self._anchors, self._positions):
                     kept.pop(session.name, None)
             self._specs[session.name] = self._spec(session, line)
             self._plane.change(list(self._specs.values()), done or (lambda: None))
@@ -228,23 +242,43 @@ class EngineInput:
         session: str,
         plane: PlaneCut,
         reread: Sequence[bool],
+        positions: Sequence[Position | None],
         closed: Sequence[int],
         newest: TapeRecord,
         bars: int,
     ) -> None:
         """Go on from a cut, before the first record. ``reread``: see `DataPlane.restore`."""
         self._plane.restore(session, plane, reread)
+        self._positions[session] = positions
         self._appended[session] = bars
         self._anchors[session] = newest.anchor
         known = self._progress.get(session, Progress())
         # without a log there is nothing to read again
-        self._history[session] = History(len(reread), known.closed if all(reread) else (), closed)
+        known_closed = known.closed if all(reread) else ()
+        self._history[session] = History(len(reread), known_closed, closed, follows=self.standby)
 
     def remove(self, name: str, done: Callable[[], None]) -> None:
         """Take no more records for a session; then ``done`` is called, on the data plane's thread."""
         with self._changing:
             self._specs.pop(name, None)
             self._plane.change(list(self._specs.values()), done)
+
+    def take_over(self, progress: Mapping[str, Progress], done: Callable[[], None]) -> None:
+        """Another daemon has answered up to ``progress``, and nobody else will go on.
+
+        Then ``done`` is called, on the data plane's thread, before the next record.
+        """
+
+        def go_on() -> None:
+            self.standby = False
+            self._progress.update(progress)
+            for name, history in self._history.items():
+                history.take_over(progress.get(name, Progress()).closed)
+            self._plane.read_on()
+            done()
+
+        with self._changing:
+            self._plane.change(list(self._specs.values()), go_on)
 
     def end(self) -> None:
         """The source has ended."""
@@ -290,16 +324,26 @@ class EngineInput:
         history, items = self._followed(session), []
         for ordinal, record in enumerate(records, self._appended[session]):
             answered = history.take(record.bar.leg, record.bar.ts_open, bool(record.flags & AMENDS))
-            payload = Appended(record, ordinal, history.closed, answered)
+            payload = Appended(record, ordinal, history.closed, answered, self._restored(session, record))
             items.append(TapeItem(record.tokens, payload, record.ts_last_event, record.ts_closed))
         self._appended[session] += len(records)
         return items
+
+    def _restored(self, session: str, record: TapeRecord) -> InputRange | None:
+        """The records of a bar that an earlier engine began, if they were read from a log."""
+        if record.read is None:
+            return None
+        position = self._positions[session][record.bar.leg]
+        if position is None:
+            return None
+        source = position.source if self._several else ""
+        return InputRange(position.topic, position.partition, *record.read, source)
 
     def _followed(self, session: str) -> History:
         found = self._history.get(session)
         if found is None:
             legs, known = len(self._specs[session].feeds.symbols), self._progress.get(session, Progress())
-            found = self._history[session] = History(legs, known.closed)
+            found = self._history[session] = History(legs, known.closed, follows=self.standby)
         return found
 
     def _room(self, session: str) -> int:

@@ -21,6 +21,7 @@ from daemon.config.schema import Config, SessionConfig
 from daemon.progress import Position, Progress
 from feeds.connector import SettingError
 from flash.evaluator import AskedCut
+from flash.labels import AdaptedCut
 from ingest.bar_kernel import BAR, FEED, OPEN, SESSION
 from ingest.compact import CompactSpec
 from ingest.cut import PlaneCut, RolledCut
@@ -65,6 +66,7 @@ class SessionState(msgspec.Struct, frozen=True):
     stale_records: int
     rolled: RolledCut | None
     asked: AskedCut
+    adapted: AdaptedCut
 
 
 class Found(NamedTuple):

@@ -76,6 +76,9 @@ class EngineSessions:
                     self._change(command)
                 case protocol.RemoveSession():
                     self._remove(command)
+                case protocol.TakeOver():
+                    done = partial(self.emit, protocol.TookOver(command.id))
+                    self.input.take_over(command.progress, done)
         except SettingError as error:
             self._refuse(command, "bad_request", str(error))
         except ValueError as error:

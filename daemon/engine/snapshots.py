@@ -22,6 +22,7 @@ from daemon import protocol
 from daemon.config.schema import Config, SessionConfig
 from daemon.engine.answers import EngineAsks, StandingAnswers
 from daemon.engine.build import Built, retention_of
+from daemon.engine.confidence import Confidence
 from daemon.engine.input import EngineInput
 from daemon.engine.recovery import SessionState, SnapshotNoRoom, reason_of
 from daemon.engine.rollups import Rollups
@@ -86,6 +87,7 @@ class Snapshots:
     answers: StandingAnswers
     refresher: Refresher
     rollups: Rollups
+    confidence: Confidence
     store: MetricStore
     clock: Callable[[], int] = time.monotonic_ns
     _sessions: dict[Tape, _Session] = field(default_factory=dict)
@@ -126,13 +128,14 @@ class Snapshots:
         """Have the input of a session go on from its snapshot, before its first record. Any thread."""
         state = self.built.restored[name]
         reread = [state.has_log] * len(state.positions)
-        self.input.restore(name, state.plane, reread, state.closed, state.newest, state.bars)
+        self.input.restore(name, state.plane, reread, state.positions, state.closed, state.newest, state.bars)
 
     def give_back(self, name: str) -> None:
         """Have the rest of a session whose tape came back from a snapshot go on from it."""
         state, tape = self.built.restored[name], self.built.tapes[name]
         self.asks.restore(name, tape.version, state.newest)
         self.answers.restore(name, state.asked)
+        self.confidence.restore(name, state.adapted)
         self.refresher.restore(tape, state.stale_records)
         if state.rolled is not None:
             self.rollups.restore(tape, state.rolled)
@@ -152,7 +155,7 @@ class Snapshots:
         """The worker's idle hook: begin the next snapshot; seconds until another one is due."""
         now = self.clock()
         waiting = self._next()
-        if waiting is None or self._writing is not None:
+        if waiting is None or self._writing is not None or self.input.standby:
             return None
         due = self._sessions[waiting].due
         if due > now:
@@ -165,7 +168,7 @@ class Snapshots:
         if tape is self._wanted:
             self.scheduler.run_between(self._try)
             return
-        if self._wanted is None and self._writing is None:
+        if self._wanted is None and self._writing is None and not self.input.standby:
             waiting = self._next()
             if waiting is not None and self._sessions[waiting].due <= self.clock():
                 self.scheduler.run_between(partial(self._want, waiting))
@@ -186,7 +189,12 @@ class Snapshots:
                 self.store.set("foretick_snapshot_age_seconds", age, session=session.config.name)
 
     def close(self, within_s: float) -> None:
-        """Write what changed, after the scheduler and the data plane have ended."""
+        """Write what changed, after the scheduler and the data plane have ended.
+
+        One that stands by writes none: the files are those of the daemon that answers.
+        """
+        if self.input.standby:
+            return
         deadline = time.monotonic() + within_s
         if self._writing is not None:
             self._writing.join(max(0.0, within_s))
@@ -257,6 +265,7 @@ class Snapshots:
             stale_records=self.refresher.stale_records(tape),
             rolled=self.rollups.cut(tape),
             asked=self.answers.cut(name),
+            adapted=self.confidence.cut(name),
         )
         file = SnapshotHeader(
             name,

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flash.confidence import AdaptiveCoverage, QuestionCalibration
-from flash.labels import JudgedAnswer, LabelError, LateLabels
+from flash.labels import AdaptedCut, JudgedAnswer, LabelError, LateLabels
 from tests import tolerance
 
 CHOICES = ["UP", "DOWN"]
@@ -115,3 +115,20 @@ def test_the_coverage_follows_the_labels_however_late_they_come(seed: int, delay
             alone = alone.after(hit)
             assert found.coverage == min(1.0, max(0.0, alone.asked))
     assert abs(covered / steps - TARGET) <= (TARGET + alone.rate) / (alone.rate * steps) + EXACT
+
+
+@given(given=st.lists(st.tuples(st.sampled_from("qr"), st.booleans()), max_size=30), data=st.data())
+def test_coverage_goes_on_from_a_cut(given: list[tuple[str, bool]], data: st.DataObject) -> None:
+    """Labels before and after it adapt as if there had been none; one for another target is not used."""
+    at = data.draw(st.integers(0, len(given)))
+    whole, first, second = (LateLabels(TARGET, 100) for _ in range(3))
+    for number, (question, right) in enumerate(given):
+        if number == at:
+            second.restore(first.cut())
+        for labels in (whole, first if number < at else second):
+            labels.remember(question, number, answer(5.0))
+            labels.label(question, number, "UP" if right else "DOWN")
+    assert (second if at < len(given) else first).cut() == whole.cut()
+    other = LateLabels(0.5, 100)
+    other.restore(whole.cut())
+    assert other.cut() == AdaptedCut(0.5, {})

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingest.backlog import Window
-from ingest.bars import BAR, GAP, BarPolicy, Feeds
+from ingest.bars import BAR, EMPTY, GAP, BarPolicy, Feeds
 from ingest.compact import CompactSpec, Restart
 from ingest.cut import PlaneCut, Rows
 from ingest.lines import LineSpec
@@ -163,6 +163,7 @@ def test_a_cut_session_goes_on_as_if_it_had_not_been(
         whole.take(items)
         whole.plane.flush()
         expected = shown(whole.seen)
+        made = [each for each in whole.seen if isinstance(each, TapeRecord)]
     with opened(policy, line, window) as first, opened(policy, line, window) as second:
         first.take(items[:at], room)
         found = first.plane.cut("s")
@@ -188,6 +189,11 @@ def test_a_cut_session_goes_on_as_if_it_had_not_been(
         second.take(again)
         second.plane.flush()
         assert shown(first.seen) + shown(second.seen) == expected
+        restored = [each for each in second.seen if isinstance(each, TapeRecord)]
+        for was, now in zip(made[len(made) - len(restored) :], restored, strict=True):
+            begun = was.first_offset <= at and not was.flags & EMPTY
+            offsets = items[was.first_offset - 1].message, items[was.last_offset - 1].message
+            assert now.read == (offsets if begun else None)
         repeated = second.metrics.value("foretick_records_in_snapshot_total", session="s")
         assert repeated == len(again) - len(items[at:])
 

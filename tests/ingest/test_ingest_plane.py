@@ -65,6 +65,7 @@ class Harness:
         self.rooms = [10**6] * 3
         """Bars that the engine takes of each session."""
         self.seen: list[tuple[int, TapeRecord]] = []
+        self.may_close_idle = True
         self.calls: list[list[int]] = []
         """Sessions of each call of `submit`."""
         self.restarts: list[tuple[int, int, Restart]] = []
@@ -88,6 +89,7 @@ class Harness:
             room=lambda name: self.rooms[NAMES.index(name)],
             skips=skips,
             restart=lambda name, restart: self.restarts.append((len(self.seen), NAMES.index(name), restart)),
+            may_close_idle=lambda: self.may_close_idle,
         )
 
     def submit(self, made: list[tuple[str, list[TapeRecord]]]) -> None:
@@ -231,6 +233,22 @@ def test_silent_sessions_are_closed_after_the_wall_clock_limit(make: Make) -> No
     harness.plane.step()
     assert harness.texts(0) == []
     harness.now += 1
+    harness.plane.step()
+    assert harness.texts(0) == ["000001,10.00,10.00,10.00,10.00,1\n"]
+
+
+def test_idle_bars_stay_open_while_they_must_and_then_count_from_there(make: Make) -> None:
+    harness = make(policy=BarPolicy(SECOND, idle_close_ns=500))
+    harness.may_close_idle = False
+    harness.ring.push(packed(trade(0, 1, 10)))
+    harness.plane.step()
+    harness.now += 10_000
+    harness.plane.step()
+    harness.may_close_idle = True
+    harness.plane.read_on()
+    harness.plane.step()
+    assert harness.texts(0) == []
+    harness.now += 500
     harness.plane.step()
     assert harness.texts(0) == ["000001,10.00,10.00,10.00,10.00,1\n"]
 

@@ -33,6 +33,7 @@ from daemon.progress import Position, Progress
 from feeds.connector import SettingError
 from feeds.durations import Duration
 from feeds.messages import Answer
+from flash.labels import AdaptedCut
 from ingest.record import TRADE, RecordWriter, stream_number
 from ingest.ring import Ring
 from metrics.store import MetricStore
@@ -264,6 +265,7 @@ def test_killed_engines_answer_as_one_that_was_not(kind: str, seed: int, terse: 
 
 
 COMPACT = session("s", retention_records=6)
+ADAPTED = AdaptedCut(ModelConfig().coverage, {"a question's hash": 0.93})
 
 
 @pytest.fixture
@@ -271,6 +273,7 @@ def left(terse: Path, tmp_path: Path) -> tuple[Config, dict[str, Progress], list
     """An engine that was killed behind its second snapshot, with all of its answers acknowledged."""
     made, log = config(terse, tmp_path / "on", COMPACT), log_of(1, 12, 3)
     engine = Engine(made)
+    engine.host.snapshots.confidence.restore("s", ADAPTED)
     for offset, trade in enumerate(log):
         engine.give(offset, trade)
         if offset in (18, 30):
@@ -343,7 +346,7 @@ def test_what_was_answered_goes_to_the_tape_and_is_not_asked(left: Left) -> None
     """Bars after the snapshot, up to the newest acknowledged one, version by version."""
     made, progress, log = left
     engine = Engine(replace(made, recovery=replace(made.recovery, while_rebuilding="refuse")), progress)
-    engine.host.handle(Ask(1, "s", "trend", choices=("UP", "DOWN", "NONE")))
+    engine.host.handle(protocol.ComputeAsk(Ask(1, "s", "trend", choices=("UP", "DOWN", "NONE"))))
     engine.rest()
     assert [e.code for e in engine.events if isinstance(e, protocol.AskFailed)] == ["rebuilding"]
     for offset in range(31, len(log)):
@@ -358,7 +361,7 @@ def test_what_was_answered_goes_to_the_tape_and_is_not_asked(left: Left) -> None
     ]
     assert {event.inputs.closed for event in committed} == {progress["s"].closed}
     assert engine.answers() == []
-    engine.host.handle(Ask(2, "s", "trend", choices=("UP", "DOWN", "NONE")))
+    engine.host.handle(protocol.ComputeAsk(Ask(2, "s", "trend", choices=("UP", "DOWN", "NONE"))))
     engine.give(len(log), (0, 13 * SECOND, 10_000))
     assert len([event for event in engine.events if isinstance(event, protocol.Asked)]) == 1
     assert len(engine.answers()) == 6
@@ -371,11 +374,18 @@ def test_what_was_answered_goes_to_the_tape_and_is_not_asked(left: Left) -> None
 def test_a_restored_session_answers_questions_before_its_first_record(left: Left) -> None:
     made, progress, _ = left
     engine = Engine(made, progress)
-    engine.host.handle(Ask(1, "s", "trend", choices=("UP", "DOWN", "NONE")))
+    engine.host.handle(protocol.ComputeAsk(Ask(1, "s", "trend", choices=("UP", "DOWN", "NONE"))))
     engine.rest()
     (asked,) = [event for event in engine.events if isinstance(event, protocol.Asked)]
     assert "warm_up" in asked.reply.flags  # newer bars are read again
     assert (asked.times, asked.reply.data_version) == (None, progress["s"].version)
+    engine.kill()
+
+
+def test_the_coverage_that_labels_have_adapted_comes_back(left: Left) -> None:
+    made, progress, _ = left
+    engine = Engine(made, progress)
+    assert engine.host.snapshots.confidence.cut("s") == ADAPTED
     engine.kill()
 
 
