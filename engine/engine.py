@@ -38,8 +38,8 @@ class Engine:
     """Runs a loaded model over regions of one pool. Not thread-safe: one worker thread owns it.
 
     ``attention``: by default Triton kernels on a GPU, the CPU backend elsewhere. ``cache_tokens``: most
-    tokens of the prefix cache, by default the pool's size. ``capture``: how to capture small passes, by
-    default as CUDA graphs on a GPU. ``eager``: never capture.
+    tokens of the prefix cache, by default the pool's size. ``retained_share``: see `RadixCache`. ``capture``:
+    how to capture small passes, by default as CUDA graphs on a GPU. ``eager``: never capture.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class Engine:
         frame_limit: int = 8192,
         attention: Attention | None = None,
         cache_tokens: int | None = None,
+        retained_share: float = 0.25,
         capture: Capture | None = None,
         eager: bool = False,
     ) -> None:
@@ -60,7 +61,8 @@ class Engine:
             list(model.layers), blocks, block_size=block_size, dtype=model.dtype, device=model.device
         )
         self.attention = attention or default_attention(model)
-        self.cache = RadixCache(self.pool, blocks * block_size if cache_tokens is None else cache_tokens)
+        budget = blocks * block_size if cache_tokens is None else cache_tokens
+        self.cache = RadixCache(self.pool, budget, retained_share=retained_share)
         self.graphs: GraphRunner | None = None
         if not eager:
             self.graphs = runner_for(model, self.pool, self.attention, capture)

@@ -12,6 +12,7 @@ from regions.block_pool import BlockPool
 from regions.ephemeral import Fork
 from regions.frozen import alias
 from regions.radix import RadixCache, TokenArray, Tokens, common_length, token_array
+from regions.retention import ORDINARY, PrefixRetention
 
 
 class StreamingPrompt(Fork):
@@ -63,9 +64,12 @@ class StreamingPrompt(Fork):
         if n < self.cached_tokens:
             self._rebase(alias(self._pool, self.extents, n))
 
-    def save(self) -> int:
-        """Offer all tokens in KV to the cache; returns how many it added. RuntimeError while swapped out."""
-        return self._cache.save(self._in_kv(), self, self._salt)
+    def save(self, most: int | None = None, retention: PrefixRetention = ORDINARY) -> int:
+        """Offer the tokens in KV, the first ``most`` of them, to the cache; returns how many it added.
+
+        Raises RuntimeError while swapped out.
+        """
+        return self._cache.save(self._in_kv()[:most], self, self._salt, retention)
 
     def _in_kv(self) -> TokenArray:
         """The tokens in KV: of the prompt, and of the answer after it."""

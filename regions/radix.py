@@ -6,11 +6,13 @@ of its path as a `Context` with its own references, which later splits and evict
 prompts that begin at coordinate 0 are cached: one position frame, origin 0.
 
 Nodes are ordered by last use, each before its ancestors, so walking that order finds the least recently used
-leaf. A block has other readers when it has more references than the cache's own, which are counted per block.
+leaf. Leaves of a lower priority go first (`regions.retention`). A block has other readers when it has more
+references than the cache's own, which are counted per block.
 """
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -23,6 +25,7 @@ from regions.block_pool import BlockPool
 from regions.ephemeral import Fork
 from regions.extents import Extent, between, blocks_of
 from regions.frozen import Context, SharedBlocks, alias
+from regions.retention import ORDINARY, PrefixRetention, Priorities
 
 TokenArray = npt.NDArray[np.int32]
 Tokens = Sequence[int] | TokenArray
@@ -87,13 +90,24 @@ class Watcher(Protocol):
 class RadixCache:
     """Prefixes of prompts in KV, at most ``budget`` tokens, with one trie per salt.
 
+    ``retained_share``: part of the budget that one owner may hold above the default priority, until its time
+    by ``clock`` (ns) has passed.
+
     The salt comes from the caller's authenticated identity, so that no client can find out what others asked.
     The cache is a `Reclaimer` of ``pool``, which keeps only a weak reference to it. Not thread-safe: the
     engine's worker thread owns it.
     """
 
-    def __init__(self, pool: BlockPool, budget: int) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        budget: int,
+        *,
+        retained_share: float = 0.25,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
         self.budget = budget
+        self.priorities: Priorities[Node] = Priorities(int(budget * retained_share), clock)
         self.tokens = 0
         """Cached tokens."""
         self.matched_tokens = self.saved_tokens = self.evicted_tokens = self.refused = 0
@@ -134,13 +148,15 @@ class RadixCache:
                     break
         return path, at
 
-    def save(self, tokens: Tokens, source: Fork | Context, salt: str = "") -> int:
+    def save(
+        self, tokens: Tokens, source: Fork | Context, salt: str = "", retention: PrefixRetention = ORDINARY
+    ) -> int:
         """Cache the KV of ``tokens``, the oldest that ``source`` sees; returns how many were added.
 
         Only tokens that are not cached yet are added. When they exceed the budget, prefixes without readers
-        are evicted, the least recently used leaf first. If that does not suffice, nothing is added and
-        ``refused`` is incremented. Raises ValueError when ``source`` reads a tape or does not have these
-        tokens.
+        are evicted, of the lowest priority the least recently used leaf first. If that does not suffice,
+        nothing is added and ``refused`` is incremented. All of the prefix gets the priority of ``retention``
+        where that is higher. Raises ValueError when ``source`` reads a tape or does not have these tokens.
         """
         if not self.budget:
             self.refused += len(tokens) > 0
@@ -149,17 +165,21 @@ class RadixCache:
         extents = _extents_of(source, key)
         path, matched = self.walk(key, salt)
         delta = len(key) - matched
-        if delta and path:
+        self.priorities.expire()
+        if path and (delta or self.priorities.of(path[-1]) < retention.priority):
             path[-1] = self._split(path[-1], matched)
+        used, node = path, None
         if delta and self._fits(delta, path):
             parent = path[-1] if path else self._root(salt)
             node = self._add(parent, key[matched:].copy(), between(extents, matched, len(key)))
             for watcher in self.watchers:
                 watcher.added(node, parent)
             self.saved_tokens += delta
+            used = [*path, node]
         else:
             delta = 0
         self._touch(path)
+        self.priorities.keep([(each, len(each.tokens)) for each in used], retention, new=node)
         return delta
 
     @property
@@ -218,6 +238,7 @@ class RadixCache:
         assert self.tokens == sum(len(node.tokens) for node in self._parents), "the token count is wrong"
         assert bool((mine == self._own.own).all()), "the cache's own references are miscounted"
         self._own.check_integrity()
+        self.priorities.check_integrity()
 
     def _touch(self, path: list[Node]) -> None:
         for node in reversed(path):
@@ -237,12 +258,26 @@ class RadixCache:
         return fits
 
     def _evict(self, enough: Callable[[], bool], goes: Callable[[Node], bool]) -> None:
-        """Drop leaves, least recently used first, until ``enough``; a parent follows its last child."""
-        for node in tuple(self._parents):
-            if enough():
-                return
-            if not node.children and goes(node):
-                self._drop(node)
+        """Drop leaves, of the lowest priority the least recently used first, until ``enough``.
+
+        A parent follows its last child.
+        """
+        priority = self.priorities.of
+        self.priorities.expire()
+        for level in self.priorities.levels():
+            for node in tuple(self._parents):
+                if enough():
+                    return
+                if node.children or priority(node) != level or node not in self._parents or not goes(node):
+                    continue
+                parent = self._drop(node)
+                # with its last child gone, a parent of a lower priority is the first of all
+                while parent in self._parents and not parent.children and priority(parent) < level:
+                    if enough():
+                        return
+                    if not goes(parent):
+                        break
+                    parent = self._drop(parent)
 
     def _root(self, salt: str) -> Node:
         if salt not in self._roots:
@@ -267,6 +302,7 @@ class RadixCache:
         self.tokens -= len(head)
         before = node.blocks
         self._parents[node] = upper
+        self.priorities.split(upper, len(head), node)
         node.tokens = tail
         node.extents = between(node.extents, end, end + len(tail))
         node.blocks = self._share(node.extents)
@@ -275,8 +311,10 @@ class RadixCache:
             watcher.split(upper, node)
         return upper
 
-    def _drop(self, node: Node) -> None:
+    def _drop(self, node: Node) -> Node:
+        """Drop a leaf; returns its parent."""
         self._release(node.blocks)
+        self.priorities.drop(node)
         parent = self._parents.pop(node)
         del parent.children[int(node.tokens[0])]
         if parent not in self._parents and not parent.children:
@@ -286,6 +324,7 @@ class RadixCache:
         self.evicted_tokens += len(node.tokens)
         for watcher in self.watchers:
             watcher.dropped(node, parent)
+        return parent
 
     def _share(self, extents: list[Extent]) -> SharedBlocks:
         shared = SharedBlocks(self._pool, blocks_of(extents, self._pool.block_size))

@@ -64,14 +64,16 @@ class Inbox:
     def __len__(self) -> int:
         return len(self._notes)
 
-    def submit(self, request: Request) -> bool:
-        """Queue a request and give it its id and first event."""
+    def submit(self, requests: Sequence[Request]) -> bool:
+        """Queue requests, which the stepping thread takes all at once; each gets its id and first event."""
         with self._changed:
-            self._seq += 1
-            request.id = self._seq
-            request.last_chunk_ns = self._clock()
-            request.events.append((Event.QUEUED, request.last_chunk_ns))
-            return self._put(request)
+            for request in requests:
+                self._seq += 1
+                request.id = self._seq
+                request.last_chunk_ns = self._clock()
+                request.events.append((Event.QUEUED, request.last_chunk_ns))
+                self._put(request)
+            return not self._closed
 
     def append(self, appends: Sequence[tuple[Tape, TapeItems]]) -> bool:
         """Queue records for tapes; the stepping thread takes all of them at once."""

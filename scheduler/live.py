@@ -15,8 +15,9 @@ from scheduler.observer import Observer, WaitLedger
 from scheduler.planner import Entry, refusal
 from scheduler.queues import Queues
 from scheduler.request import Event, Failure, Request, State
+from scheduler.shares import Shares
 from scheduler.tapes import OnCommit, OnDrop, TapeAppend, TapeItems
-from scheduler.types import Limits
+from scheduler.types import Limits, PriorityClass
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,8 @@ class LiveWork:
     ) -> None:
         self.queues, self.waits = queues, WaitLedger()
         self.timeouts = PromptTimeouts(limits.stream_timeout_ns)
+        self.shares = {PriorityClass.SESSION: Shares(), PriorityClass.POOL: Shares()}
+        """Of the classes that tenants share."""
         self._deadlines = Deadlines()
         self.on_commit: list[OnCommit] = []
         self.on_drop: list[OnDrop] = []
@@ -94,6 +97,11 @@ class LiveWork:
             self.end(request, State.FAILED, failure)
             return
         self.queues.requests[request.id] = request
+        if (shares := self.shares.get(request.cls)) is not None:
+            tenant = request.spec.tenant
+            # what belongs to no question is not charged, and goes as if it came alone
+            only = request.prefill_only
+            request.start = shares.start(tenant) if only else shares.arrive(tenant, request.takes)
         self.waits.arrived(request, request.events[0][1])
         if not request.complete:
             self.timeouts.touch(request)
@@ -110,7 +118,11 @@ class LiveWork:
             self.timeouts.forget(request)
         else:
             prompt = _joined(request.prompt, note.tokens) if note.change == "extend" else note.tokens
+            before = request.takes
             request.replace(prompt, note.at)
+            if request.takes > before and (shares := self.shares.get(request.cls)) is not None:
+                more, tenant = request.takes - before, request.spec.tenant
+                shares.grow(tenant, more, admitted=request.admitted > 0)
             self.timeouts.touch(request)
         if request.complete and not request.prompt:
             self.end(request, State.FAILED, Failure("bad_prompt", "the prompt was finished without a token"))
@@ -130,6 +142,11 @@ class LiveWork:
             append = self.queues.appends.setdefault(tape, TapeAppend(tape))
             append.queue.extend(fitting)
             self.queues.update(append)
+
+    def admitted(self, request: Request) -> None:
+        """A request entered a batch for the first time."""
+        if not request.prefill_only and (shares := self.shares.get(request.cls)) is not None:
+            shares.admit(request.spec.tenant, request.start, request.takes)
 
     # End.
 
@@ -155,6 +172,8 @@ class LiveWork:
         if self.queues.requests.pop(request.id, None) is not None:
             self.queues.remove(request)
             self._deadlines.forget(request.id)
+            if not request.admitted and not request.prefill_only and request.cls in self.shares:
+                self.shares[request.cls].leave(request.spec.tenant)
             for forget in self._forget:
                 forget(request)
         request.end(state, self._clock() if now is None else now, failure)

@@ -9,6 +9,10 @@ FLASH, SESSION and STREAM are ordered by submission (*Attention Once* section 3.
 configured policy: `vllm`, `fcfs`, `lcas` and `mcps` are those of *Stream2LLM* section 4.4, `lcas-fair` is
 `lcas` without its starvation, and `lpm`, `klpm` and `klpm-adaptive` are those of the k-LPM paper. The last
 three order waiting requests by the prefix cache (`PrefixQueue`) and all others as `vllm` does.
+
+Where tenants share a class by weight (`scheduler.shares`), a request's place by arrival is its start in
+virtual time; of one tenant alone that is the order of arrival. `lcas`, `lcas-fair` and `mcps` know no
+tenants.
 """
 
 from __future__ import annotations
@@ -32,12 +36,12 @@ def vllm(request: Request) -> Key:
     """
     if request.state is State.RUNNING:
         return 0, request.admitted
-    return (1, -request.preempted) if request.preempted else (2, request.id)
+    return (1, -request.preempted) if request.preempted else (2, request.start, request.id)
 
 
 def fcfs(request: Request) -> Key:
     """Finished prompts before unfinished ones, each by arrival (section 4.4.2)."""
-    return int(not request.complete), request.id
+    return int(not request.complete), request.start, request.id
 
 
 def mcps(request: Request) -> Key:

@@ -3,7 +3,8 @@
 This is *k-LPM* algorithm 1, kept up to date: waiting requests are in two sorted lists, by age and by match,
 and each step moves only those whose match changed. The cost of a step depends on these and on how many it
 admits, not on how many wait. k = 1 is FCFS. k = None is LPM, which never chooses by age; the paper's k =
-infinity differs only in its first choice.
+infinity differs only in its first choice. Several tenants take turns by their weights (`scheduler.shares`),
+and each has an order of its own.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from regions.watch import PrefixWatch
 from scheduler.bandit import SERVING, KBandit
 from scheduler.policies import Ordering
 from scheduler.request import Request
+from scheduler.shares import Shares
 
 MOVES = 16
 """When more than one in so many moves, sorting again is cheaper."""
@@ -29,8 +31,28 @@ def takes_oldest(step: int, k: int | None) -> bool:
     return k is not None and step % k == 0
 
 
+class _Line:
+    """The waiting requests of one tenant."""
+
+    def __init__(self) -> None:
+        self.step = 0  # of algorithm 1: requests admitted so far
+        self.requests: SortedDict[int, Request] = SortedDict()
+        self.by_match: SortedList[tuple[int, int]] = SortedList()  # (-match length, number)
+
+    def walk(self, k: int | None) -> Iterator[Request]:
+        """In order of admission."""
+        oldest, longest = iter(self.requests), (number for _, number in self.by_match)
+        taken: set[int] = set()
+        for at in range(self.step, self.step + len(self.requests)):
+            # Each list has every request, so one that is not taken remains in it.
+            source = oldest if takes_oldest(at, k) else longest
+            number = next(number for number in source if number not in taken)
+            taken.add(number)
+            yield self.requests[number]
+
+
 class PrefixQueue:
-    """Waiting requests in the order of algorithm 1.
+    """Waiting requests in the order of algorithm 1, for each tenant on its own.
 
     ``index`` gives match lengths. ``k`` is called at each walk. Ties of the match go
     to the oldest. A walk must end before the queue or the cache changes.
@@ -39,60 +61,63 @@ class PrefixQueue:
     def __init__(self, index: PrefixWatch, k: Callable[[], int | None]) -> None:
         self._index = index
         self._k = k
-        self._step = 0  # of algorithm 1: requests admitted so far
-        self._requests: SortedDict[int, Request] = SortedDict()
-        self._matches: dict[int, int] = {}
-        self._by_match: SortedList[tuple[int, int]] = SortedList()  # (-match length, number)
+        self._lines: dict[str, _Line] = {}
+        self._shares = Shares()
+        self._waiting: dict[int, tuple[_Line, int]] = {}  # with the match length
 
     def __len__(self) -> int:
-        return len(self._requests)
+        return len(self._waiting)
 
     def add(self, request: Request) -> None:
         """Add a request, or update one whose prompt changed."""
         self.discard(request)
-        number = request.id
+        number, tenant = request.id, request.spec.tenant
         match = self._index.watch(number, request.prompt, request.spec.salt)
-        self._requests[number] = request
-        self._matches[number] = match
-        self._by_match.add((-match, number))
+        line = self._lines.setdefault(tenant, _Line())
+        self._waiting[number] = line, match
+        line.requests[number] = request
+        line.by_match.add((-match, number))
 
     def admitted(self, request: Request) -> None:
-        """Remove an admitted request and advance algorithm 1 by one step."""
-        self._step += 1
+        """Remove an admitted request, advance algorithm 1 by one step, and charge its tenant."""
+        tenant, takes = request.spec.tenant, request.takes
+        self._lines[tenant].step += 1
+        self._shares.admit(tenant, self._shares.arrive(tenant, takes), takes)
         self.discard(request)
 
     def discard(self, request: Request) -> None:
         """Remove a request. Idempotent."""
         number = request.id
-        if self._requests.pop(number, None) is None:
+        line, match = self._waiting.pop(number, (None, 0))
+        if line is None:
             return
         self._index.forget(number)
-        self._by_match.remove((-self._matches.pop(number), number))
+        del line.requests[number]
+        line.by_match.remove((-match, number))
 
     def __iter__(self) -> Iterator[Request]:
         """Waiting requests in order of admission, by their current matches."""
         self._apply(self._index.changes())
-        return self._walk(self._k())
-
-    def _walk(self, k: int | None) -> Iterator[Request]:
-        oldest, longest = iter(self._requests), (number for _, number in self._by_match)
-        taken: set[int] = set()
-        for at in range(self._step, self._step + len(self)):
-            # Each list has every request, so one that is not taken remains in it.
-            source = oldest if takes_oldest(at, k) else longest
-            number = next(number for number in source if number not in taken)
-            taken.add(number)
-            yield self._requests[number]
+        k = self._k()
+        lines = {tenant: line for tenant, line in self._lines.items() if line.requests}
+        if len(lines) == 1:
+            (line,) = lines.values()
+            return line.walk(k)
+        return self._shares.merged(
+            {tenant: (line.walk(k), lambda each: each.takes) for tenant, line in lines.items()}
+        )
 
     def _apply(self, changes: Sequence[tuple[int, int]]) -> None:
         if len(changes) * MOVES > len(self):
-            self._matches.update(changes)
-            self._by_match = SortedList((-match, number) for number, match in self._matches.items())
+            self._waiting.update((number, (self._waiting[number][0], match)) for number, match in changes)
+            for line in {id(line): line for line, _ in self._waiting.values()}.values():
+                line.by_match = SortedList((-self._waiting[each][1], each) for each in line.requests)
             return
         for number, match in changes:
-            self._by_match.remove((-self._matches[number], number))
-            self._by_match.add((-match, number))
-            self._matches[number] = match
+            line, before = self._waiting[number]
+            line.by_match.remove((-before, number))
+            line.by_match.add((-match, number))
+            self._waiting[number] = line, match
 
 
 def waiting_order(

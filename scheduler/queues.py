@@ -275,7 +275,7 @@ def _position(work: Request | TapeAppend, policy: Policy) -> Position:
     running = work.state is State.RUNNING
     left = work.remaining
     decoding = left == 1 and bool(work.output)
-    key: Key = policy(work) if work.cls is PriorityClass.POOL else (work.id,)
+    key: Key = policy(work) if work.cls is PriorityClass.POOL else (work.start, work.id)
     return Position(
         (PRIORITIES[work.cls] + work.background, int(not decoding), key),
         work.state,

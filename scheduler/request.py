@@ -14,8 +14,10 @@ from engine.seeding import Sampling, answer_seed, prompt_seed
 from engine.step import Chunk, SampledToken
 from regions.ephemeral import Fork
 from regions.prompt import StreamingPrompt
+from regions.retention import ORDINARY, PrefixRetention
 from regions.tape import Tape
 from scheduler.deadlines import Deadline
+from scheduler.shares import check_weight, virtual
 from scheduler.types import PriorityClass
 
 
@@ -98,6 +100,11 @@ class RequestSpec:
     """Called after each generated token, on the thread that steps the scheduler; true ends the answer."""
     salt: str = ""
     """Prefixes are shared under equal salts only; derive it from the authenticated identity."""
+    tenant: str = ""
+    """Tenants share a class by weight."""
+    weight: float = 1.0
+    retention: PrefixRetention = ORDINARY
+    """How long the prefix cache keeps prompt and answer."""
     complete: bool = True
     """The prompt is finished. Otherwise (*Stream2LLM*; needs an ``open_prompt``) all but its last token is
     computed as time permits, and nothing is generated before `Scheduler.finish`."""
@@ -116,6 +123,7 @@ class RequestSpec:
             raise ValueError("an unfinished prompt needs an open_prompt and max_tokens above 0")
         if self.background and self.max_tokens:
             raise ValueError("a background request only prefills: its max_tokens must be 0")
+        check_weight(self.weight)
         if self.choices is not None and self.grammar is not None:
             raise ValueError("a request has choices or a grammar, not both")
         if self.temperature:
@@ -144,6 +152,8 @@ class Request:
     """Time of the newest piece of the prompt, ns."""
     version: int = 0
     """Data version read; kept after the reader is released."""
+    start: int = 0
+    """Its start in the virtual time of its class, see `scheduler.shares`."""
     admitted: int = 0
     """Running number of its latest admission; 0 before the first."""
     preempted: int = 0
@@ -217,6 +227,11 @@ class Request:
     def cells(self) -> int:
         """Tokens of KV it may use out of the questions' share: prompt + max_tokens."""
         return 0 if self.prefill_only else len(self.prompt) + self.spec.max_tokens
+
+    @property
+    def takes(self) -> int:
+        """Its length in virtual time, see `scheduler.shares`."""
+        return virtual(self.cells, self.spec.weight)
 
     @property
     def restartable(self) -> bool:
@@ -387,6 +402,14 @@ class Request:
             or sampled.token in spec.stop_ids
             or len(self.output) >= spec.max_tokens
         )
+
+    def remember(self) -> None:
+        """Offer the prompt and the answer so far to the prefix cache, as far as they are in KV.
+
+        A token that was just sampled is not in KV yet. Drafts behind the end of an answer are left out.
+        """
+        if self.prompt_reader is not None:
+            self.prompt_reader.save(len(self.prompt) + len(self.output), self.spec.retention)
 
     def close(self) -> None:
         """Release the blocks and the context. Idempotent."""

@@ -94,13 +94,19 @@ class Scheduler:
     # Any thread.
 
     def submit(self, request: Request) -> int:
-        """Queue a request and return its id. Refusals, such as `too_long`, also arrive by `on_done`.
-
-        After `close` the request ends at once with `stopping`, on the caller's thread.
-        """
-        if not self._inbox.submit(request):
-            self._live.end(request, State.FAILED, STOPPING, request.last_chunk_ns)
+        """`submit_together` of one request; returns its id."""
+        self.submit_together([request])
         return request.id
+
+    def submit_together(self, requests: Sequence[Request]) -> None:
+        """Queue requests to be planned together: what their prompts share is computed once.
+
+        Refusals, such as `too_long`, also arrive by `on_done`. After `close` the requests end at once with
+        `stopping`, on the caller's thread.
+        """
+        if not self._inbox.submit(requests):
+            for request in requests:
+                self._live.end(request, State.FAILED, STOPPING, request.last_chunk_ns)
 
     def append(self, tape: Tape, records: TapeItems) -> None:
         """`append_together` of one tape."""
@@ -315,6 +321,8 @@ class Scheduler:
             elif work.state is State.QUEUED:
                 if work.first(Event.SCHEDULED) is None and not work.prefill_only:
                     self._observer.queue_wait(work.cls, now - work.events[0][1])
+                if not work.admitted:
+                    self._live.admitted(work)
                 self._admissions += 1
                 work.admit(self._admissions, now)
                 self._live.update(work)
@@ -380,8 +388,8 @@ class Scheduler:
             return
         if request.events[-1][0] is Event.SCHEDULED:
             request.events.append((Event.KV_ON_GPU, now))
-            if request.prompt_reader is not None:
-                request.prompt_reader.save()
+            if sampled is None or sampled.error is None:
+                request.remember()
         if request.prefill_only:
             self._live.end(request, State.FINISHED)
         elif sampled is None:
@@ -394,6 +402,8 @@ class Scheduler:
             if not request.output and request.cls is PriorityClass.POOL:
                 self._learn(now - request.last_chunk_ns)
             if any(request.accept(each) for each in (*sampled.accepted, sampled)):
+                if len(request.output) > 1:  # with one token nothing new is in KV
+                    request.remember()
                 self._live.end(request, State.FINISHED)
 
     def _commit_records(self, append: TapeAppend, n: int) -> None:

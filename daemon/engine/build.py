@@ -307,7 +307,12 @@ def _build(config: Config, progress: Mapping[str, Progress], ahead: Loaded | Non
     rollup = max((session.summed_tokens for session in config.sessions), default=0)
     cached = max(int(blocks * size * (1 - config.scheduler.cell_budget)), longest + rollup)
     engine = Engine(
-        loaded, blocks=blocks, block_size=size, frame_limit=config.pool.frame_limit, cache_tokens=cached
+        loaded,
+        blocks=blocks,
+        block_size=size,
+        frame_limit=config.pool.frame_limit,
+        cache_tokens=cached,
+        retained_share=config.pool.retained_share,
     )
     tiers = tiers_of(config, engine)
     tapes: dict[str, Tape] = {}

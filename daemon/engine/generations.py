@@ -21,6 +21,7 @@ from daemon.api.generation import (
     Finish,
     Finished,
     Generate,
+    GenerateAll,
     GenerationCommand,
     GenerationEvent,
     GenerationFailed,
@@ -32,6 +33,7 @@ from daemon.api.generation import (
 from daemon.engine.answers import CANCELLED, decoder, times_of
 from daemon.engine.build import Built
 from daemon.engine.confidence import Confidence
+from daemon.engine.prompts import retention_of
 from daemon.engine.records import VersionRecords
 from daemon.lru import Lru
 from engine.model.constrained import TextGrammar, choice_parts, schema_parts
@@ -109,14 +111,14 @@ class EngineGenerations:
         def counted(cache: str) -> Callable[[str], None]:
             return lambda outcome: store.inc("foretick_api_cache_total", cache=cache, outcome=outcome)
 
-        self._rendered: Lru[tuple[Turn, ...], str] = Lru(RENDERED, counted("render"))
-        self._tokenised: Lru[str, tuple[int, ...]] = Lru(TOKENISED, counted("tokenise"))
+        self._rendered: Lru[tuple[str, tuple[Turn, ...]], str] = Lru(RENDERED, counted("render"))
+        self._tokenised: Lru[tuple[str, str], tuple[int, ...]] = Lru(TOKENISED, counted("tokenise"))
 
     def handle(self, command: GenerationCommand) -> None:
         """Carry out one command."""
         match command:
-            case Generate():
-                self._generate(command)
+            case GenerateAll():
+                self._generate(command.requests)
             case CountTokens():
                 self._count(command)
             case CancelGeneration():
@@ -126,16 +128,22 @@ class EngineGenerations:
 
     # Commands.
 
-    def _generate(self, asked: Generate) -> None:
+    def _generate(self, asked: Sequence[Generate]) -> None:
+        requests = {each.id: request for each in asked if (request := self._checked(each)) is not None}
+        self._requests |= requests  # before submitting: the worker may finish first
+        self._scheduler.submit_together(list(requests.values()))
+
+    def _checked(self, asked: Generate) -> Request | None:
+        """The request; None for one that fails at once."""
         tape = self._built.tapes.get(asked.session)
         if asked.session and tape is None:
             self._fail(asked.id, Failure("unknown_session", f"there is no session {asked.session!r}"))
-            return
+            return None
         try:
             request = self._request(asked, tape)
         except ValueError as error:
             self._fail(asked.id, Failure("bad_request", str(error)))
-            return
+            return None
         if not asked.session:
             taken = len(request.prompt) + request.spec.max_tokens
             most = self._built.engine.frame_limit
@@ -143,14 +151,13 @@ class EngineGenerations:
                 fits = min(most - 1, self._limits.max_prompt_tokens)
                 message = f"the prompt has {len(request.prompt)} tokens, the limit is {fits}"
                 self._fail(asked.id, Failure("too_long", message))
-                return
-        self._requests[asked.id] = request  # before submitting: the worker may finish first
-        self._scheduler.submit(request)
+                return None
+        return request
 
     def _request(self, asked: Generate, tape: Tape | None) -> Request:
         """Raises ValueError for what cannot be asked or kept."""
         prompt = self._prompt(asked)
-        self._check_tokens(prompt.tokens)
+        self._check_tokens(asked.tokens)
         grammar = self._grammar(asked)
         running = Running(asked, prompt, Detokeniser(self._format.text), StopText(asked.stop), grammar)
         session, most = asked.session, self._most(asked, prompt)
@@ -172,13 +179,18 @@ class EngineGenerations:
                 seed=(asked.seed or 0, asked.index),
                 top_logprobs=asked.top_logprobs,
                 salt=asked.salt,
+                tenant=asked.tenant,
+                weight=asked.weight,
+                retention=retention_of(asked, asked.tenant),
                 on_token=partial(self._on_token, running),
             )
         )
 
     def _count(self, asked: CountTokens) -> None:
         try:
-            tokens = len(self._prompt(Generate(session=asked.session, turns=asked.turns)).tokens)
+            tokens = len(
+                self._prompt(Generate(session=asked.session, turns=asked.turns, salt=asked.salt)).tokens
+            )
         except ValueError as error:
             self._fail(asked.id, Failure("bad_request", str(error)))
             return
@@ -193,9 +205,11 @@ class EngineGenerations:
         if asked.tokens:
             tokens: Sequence[int] = asked.tokens
         elif asked.turns:
-            tokens = self._tokens(self._render(asked.turns))
+            tokens = self._tokens(asked.salt, self._render(asked.salt, asked.turns))
         else:
-            tokens = self._tokenised.made(asked.text, lambda: tuple(self._format.plain(asked.text)))
+            tokens = self._tokenised.made(
+                (asked.salt, asked.text), lambda: tuple(self._format.plain(asked.text))
+            )
         if not tokens:
             raise ValueError("the prompt is empty")
         return Prompt(tokens, self._format.stop_ids)
@@ -214,13 +228,13 @@ class EngineGenerations:
         longest = prepared.answer_tokens(question) if whole else None
         return Prompt(prepared.prompt_tokens, prepared.stop_ids, longest, prepared, question, whole)
 
-    def _render(self, turns: tuple[Turn, ...]) -> str:
+    def _render(self, salt: str, turns: tuple[Turn, ...]) -> str:
         return self._rendered.made(
-            turns, lambda: self._format.chat([(each.role, each.text) for each in turns])
+            (salt, turns), lambda: self._format.chat([(each.role, each.text) for each in turns])
         )
 
-    def _tokens(self, text: str) -> tuple[int, ...]:
-        return self._tokenised.made(text, lambda: tuple(self._format.encode(text)))
+    def _tokens(self, salt: str, text: str) -> tuple[int, ...]:
+        return self._tokenised.made((salt, text), lambda: tuple(self._format.encode(text)))
 
     def _check_tokens(self, tokens: Iterable[int]) -> None:
         size = len(self._format.tokenizer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
+from daemon.api.access import LOCAL_LABEL, OTHER_LABEL
 from daemon.engine.maintenance import Tiers
 from engine.divergence import Divergence
 from engine.engine import Engine
@@ -17,6 +18,8 @@ from scheduler.types import PriorityClass, Work
 
 log = logging.getLogger(__name__)
 
+SHARED = (PriorityClass.SESSION, PriorityClass.POOL)
+"""Classes that tenants share."""
 _KINDS = {Event.PREEMPTED_RECOMPUTE: "recompute", Event.PREEMPTED_SWAP: "swap"}
 
 
@@ -60,6 +63,8 @@ class EngineObserver(Observer):
         first = request.first(Event.KV_ON_GPU)
         if request.output and first is not None:
             store.observe("foretick_ttft_seconds", first - request.last_chunk_ns, cls=cls)
+        if (began := request.first(Event.SCHEDULED)) is not None and request.cls in SHARED:
+            self._waited(request, began - request.events[0][1])
         if request.cached_tokens and request.state is State.FINISHED:
             store.inc("foretick_reused_tokens_total", request.cached_tokens, cls=cls)
         if request.preempted_by:
@@ -69,6 +74,13 @@ class EngineObserver(Observer):
             store.inc("foretick_lost_tokens_total", request.total_tokens_invalidated, kind="invalidated")
         if log.isEnabledFor(logging.DEBUG):
             log.debug("%s", history(request))
+
+    def _waited(self, request: Request, ns: int) -> None:
+        """A tenant that came after the start has no series of its own."""
+        known = (request.spec.tenant or LOCAL_LABEL, OTHER_LABEL)
+        label = next((each for each in known if self._store.has("tenant", each)), None)
+        if label is not None and not request.prefill_only:
+            self._store.observe("foretick_tenant_wait_seconds", ns, tenant=label)
 
     def out_of_memory(self, *, retried: bool) -> None:
         """A forward pass ran out of memory."""
@@ -134,9 +146,11 @@ class MemoryMetrics:
         host, residency, cache = self._tiers.host, self._tiers.residency, self._engine.cache
         self._store.set("foretick_pool_fragmentation_ratio", self._engine.pool.blocks.fragmentation)
         self._store.set("foretick_prefix_cache_tokens", cache.tokens)
+        self._store.set("foretick_prefix_cache_retained_tokens", cache.priorities.retained_tokens)
         self._count("foretick_prefix_tokens_total", cache.matched_tokens, event="reused")
         self._count("foretick_prefix_tokens_total", cache.saved_tokens, event="saved")
         self._count("foretick_prefix_tokens_total", cache.evicted_tokens, event="evicted")
+        self._count("foretick_prefix_tokens_total", cache.priorities.refused_tokens, event="unretained")
         if host is not None:
             free, total = host.pool.free_blocks, host.pool.total_blocks
             self._store.set("foretick_host_blocks", free, state="free")

@@ -129,7 +129,16 @@ def _serve(
     try:
         built = build(spec.config, spec.progress, ahead)
         (source,) = spec.store[0].labels["source"]
-        host = wire_engine(spec.config, built, ring, store, events.emit, source=source, symbols=spec.symbols)
+        host = wire_engine(
+            spec.config,
+            built,
+            ring,
+            store,
+            events.emit,
+            source=source,
+            symbols=spec.symbols,
+            standby=spec.standby,
+        )
     except SettingError as error:
         events.emit(protocol.Fatal(error.key, error.message))
         return EXIT_FATAL

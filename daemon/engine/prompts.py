@@ -13,18 +13,25 @@ from dataclasses import dataclass
 from functools import partial
 
 from daemon import protocol
-from daemon.api.messages import Append, Close, Complete, Finish, FinishReply, PromptReply, Update
+from daemon.api.generation import Generate
+from daemon.api.messages import Append, Close, Complete, Finish, FinishReply, Open, PromptReply, Update
 from daemon.engine.answers import CANCELLED, Emit, generated
 from engine.model.prompt import PromptFormat
 from flash.questions import Prepared, Question
 from flash.registry import check_choices
 from regions.prompt import StreamingPrompt
+from regions.retention import PrefixRetention
 from scheduler.request import Event, Request, RequestSpec, State
 from scheduler.scheduler import Scheduler
 from scheduler.types import PriorityClass
 
 NAME = "prompt"
 """Name of such a request in messages, in place of a session's."""
+
+
+def retention_of(asked: Open | Complete | Generate, tenant: str) -> PrefixRetention:
+    """How long the prefix cache keeps a prompt and its answer, out of its tenant's share."""
+    return PrefixRetention(asked.retention_priority, round(asked.retention_seconds * 1e9), tenant)
 
 
 @dataclass
@@ -38,15 +45,15 @@ class LivePrompt:
 class EnginePrompts:
     """All live prompts. Commands come from one thread; answers go out on the scheduler's.
 
-    ``open_prompt`` makes a prompt's reader. Prompt and answer together may take at most ``most_tokens``
-    positions. Clients are not authenticated, so all share one salt and thus the prefix cache.
+    ``open_prompt`` makes a prompt's reader, for a salt. Prompt and answer together may take at most
+    ``most_tokens`` positions.
     """
 
     def __init__(
         self,
         prompt: PromptFormat,
         scheduler: Scheduler,
-        open_prompt: Callable[[], StreamingPrompt],
+        open_prompt: Callable[[str], StreamingPrompt],
         most_tokens: int,
         untrained: bool,
         emit: Emit,
@@ -86,11 +93,15 @@ class EnginePrompts:
                     prompt=tokens,
                     max_tokens=1 if asked.choices else asked.max_tokens,
                     on_done=partial(self._done, command),
-                    open_prompt=self._open_prompt,
+                    open_prompt=partial(self._open_prompt, command.salt),
+                    salt=command.salt,
                     stop_ids=self._format.stop_ids,
                     choices=self._choices(asked.choices),
                     temperature=asked.temperature,
                     complete=isinstance(asked, Complete),
+                    tenant=command.tenant,
+                    weight=command.weight,
+                    retention=retention_of(asked, command.tenant),
                 )
             )
         except ValueError as error:

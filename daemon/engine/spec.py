@@ -31,5 +31,7 @@ class EngineSpec:
     progress: dict[str, Progress]
     symbols: dict[str, int]
     """Numbers of the symbols in the ring."""
+    standby: bool = False
+    """Another daemon answers, until `daemon.protocol.TakeOver`."""
     cpus: frozenset[int] = frozenset()
     """CPUs that the process binds itself to; empty: none."""

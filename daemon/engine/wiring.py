@@ -54,11 +54,12 @@ def wire_engine(
     symbols: Mapping[str, int] | None = None,
     executor: Executor | None = None,
     credits: int = 0,
+    standby: bool = False,
 ) -> EngineHost:
     """The engine over one ring. Raises SettingError for an unusable standing question.
 
     ``symbols``: their numbers in the ring, by default in order. ``executor`` replaces the engine's (tests).
-    ``credits``: see `EngineInput`.
+    ``credits``, ``standby``: see `EngineInput`.
     """
     engine, prompt, loaded = built.engine, built.prompt, built.loaded
     registry = Registry(built.prepare)
@@ -68,7 +69,9 @@ def wire_engine(
     scheduler = scheduler_of(config, built, observer, executor)
     # Order of listeners on a commit: first those that record the version, then those that query it.
     numbers = numbered(config.sessions) if symbols is None else symbols
-    entering = EngineInput(config, ring, source, built, numbers, scheduler, store, emit=emit, credits=credits)
+    entering = EngineInput(
+        config, ring, source, built, numbers, scheduler, store, emit=emit, credits=credits, standby=standby
+    )
     scheduler.subscribe(Versions(store, emit).on_commit)
     confidence = Confidence(config, prompt, built.calibration, store)
     ready = ready_position(config, built, scheduler)
@@ -87,7 +90,9 @@ def wire_engine(
     )
     refresher = refresher_of(config, built, scheduler, registry, observer)
     rollups = Rollups(config, built, scheduler, store)
-    snapshots = Snapshots(config, built, scheduler, entering, asks, answers, refresher, rollups, store)
+    snapshots = Snapshots(
+        config, built, scheduler, entering, asks, answers, refresher, rollups, confidence, store
+    )
     built.recovery.count(store)
     for name in built.restored:
         snapshots.give_back(name)

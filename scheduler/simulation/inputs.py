@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from scheduler.shares import check_weight
 from scheduler.simulation.tokens import MOST_ID, Segments
 from scheduler.traces import TraceError, decoded
 
@@ -34,7 +35,9 @@ class Input(NamedTuple):
     tokens: Segments
     last: bool
     max_tokens: int = 1
-    """Tokens of the answer; read at the `open`."""
+    """Tokens of the answer; read at the `open`, as ``tenant`` and ``weight``."""
+    tenant: str = ""
+    weight: float = 1.0
 
 
 def merged(requests: Iterable[Sequence[Input]]) -> Iterator[Input]:
@@ -62,10 +65,13 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     tokens: list[int] | None = None
     last: bool = False
     max_tokens: int = 1
+    tenant: str = ""
+    weight: float = 1.0
 
     def __post_init__(self) -> None:
         if self.time_ns < 0 or self.max_tokens < 1:
             raise ValueError("`time_ns` must be at least 0 and `max_tokens` at least 1")
+        check_weight(self.weight)
         if (self.segments is None) == (self.tokens is None):
             raise ValueError("needs either `segments` or `tokens`")
         if any(first < 0 or n < 1 or first + n - 1 > MOST_ID for first, n in self.runs):
@@ -100,7 +106,16 @@ def read_trace(lines: Iterable[str | bytes]) -> Iterator[Input]:
         lengths[found.request] = kept + len(prompt)
         if found.last and not lengths.pop(found.request):
             raise TraceError(f"line {number}: request {found.request} is finished without a token")
-        yield Input(found.time_ns, live[found.request], found.op, prompt, found.last, found.max_tokens)
+        yield Input(
+            found.time_ns,
+            live[found.request],
+            found.op,
+            prompt,
+            found.last,
+            found.max_tokens,
+            found.tenant,
+            found.weight,
+        )
         if found.last:
             del live[found.request]
     if live:
@@ -115,6 +130,13 @@ def write_trace(inputs: Iterable[Input]) -> Iterator[bytes]:
     for piece in inputs:
         runs = [(run.start, len(run)) for run in piece.tokens.ranges]
         line = _Line(
-            piece.time_ns, piece.request, piece.op, runs, last=piece.last, max_tokens=piece.max_tokens
+            piece.time_ns,
+            piece.request,
+            piece.op,
+            runs,
+            last=piece.last,
+            max_tokens=piece.max_tokens,
+            tenant=piece.tenant,
+            weight=piece.weight,
         )
         yield encoder.encode(line) + b"\n"

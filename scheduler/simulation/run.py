@@ -208,6 +208,8 @@ class _Run:
                 on_done=partial(self.done, piece.request),
                 open_prompt=self.device.open_prompt,
                 complete=piece.last,
+                tenant=piece.tenant,
+                weight=piece.weight,
             )
         )
         self.live[piece.request] = _Query(request, piece.time_ns, piece.time_ns)

@@ -14,6 +14,7 @@ from hashlib import blake2b
 from engine.step import Chunk, SampledToken
 from regions.offload.store import NotResident
 from regions.prompt import StreamingPrompt
+from regions.retention import PrefixRetention
 from regions.sliding import Retention
 
 VOCABULARY = 97
@@ -204,9 +205,9 @@ class FakePrompt(FakeReader):
         self.private = self.memory.share(source.private[: -(-n // self.memory.block_size)])
         self.gained, self.kv = n, source.kv[:n]
 
-    def save(self) -> None:
+    def save(self, most: int, retention: PrefixRetention) -> None:
         if self.saved_prompts is not None:
-            self.saved_prompts.append(tuple(self.kv))
+            self.saved_prompts.append(tuple(self.kv[:most]))
 
     def keep(self, n: int) -> None:
         super().keep(n)

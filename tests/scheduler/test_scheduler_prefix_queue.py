@@ -27,6 +27,8 @@ class Waiting:
     id: int
     prompt: list[int]
     salt: str = ""
+    tenant: str = ""
+    takes: int = 1
 
     @property
     def spec(self) -> Waiting:

@@ -139,6 +139,19 @@ def test_one_row_at_a_time_is_a_single_server_queue(gaps: list[int], seed: int) 
     assert simulate(iter(inputs), one_at_a_time(ROOM), COSTS).ttft_ns.tolist() == expected
 
 
+def test_a_simulated_tenant_waits_for_its_own_requests_only() -> None:
+    """Twenty requests of one tenant wait; four of another, of twice the weight, come later."""
+    flood = [piece(0, n, "open", (1000 * n, 9), last=True)._replace(tenant="flood") for n in range(20)]
+    late = [
+        piece(1, n, "open", (1000 * n, 9), last=True)._replace(tenant="late", weight=2.0)
+        for n in range(20, 24)
+    ]
+    found = simulate(iter([*flood, *late]), one_at_a_time(ROOM), COSTS)
+    first = found.columns["first_token_ns"]
+    # the first one runs; then two of the late for one of the flood
+    assert sorted(range(24), key=lambda n: first[n])[:7] == [0, 20, 21, 1, 22, 23, 2]
+
+
 PRESSED: list[tuple[Callable[[Load], Iterator[Input]], Load, int]] = [
     (crawler, Load(qps=4, requests=40, delay=10), 120_000),
     (anns, Load(qps=3, requests=30, delay=30), 120_000),

@@ -15,10 +15,12 @@ OPEN = '{"time_ns": 5, "request": 7, "op": "open", "segments": [[0, 4]]}'
 
 @pytest.mark.parametrize("workload", [crawler, anns, oneshot])
 def test_a_written_trace_reads_back_equal(workload: Callable[[Load], Iterator[Input]]) -> None:
-    inputs = list(workload(Load(4, 40, max_tokens=2)))
+    made = workload(Load(4, 40, max_tokens=2))
+    inputs = [each._replace(tenant="desk", weight=0.5) if each.op == "open" else each for each in made]
     found = list(read_trace(write_trace(inputs)))
     assert [each[:5] for each in found] == [each[:5] for each in inputs]
     assert {each.max_tokens for each in found if each.op == "open"} == {2}
+    assert {(each.tenant, each.weight) for each in found if each.op == "open"} == {("desk", 0.5)}
 
 
 def test_requests_are_numbered_in_order_of_opening_and_tokens_may_be_listed() -> None:
@@ -56,6 +58,10 @@ def test_requests_are_numbered_in_order_of_opening_and_tokens_may_be_listed() ->
         (
             ['{"time_ns": 1, "request": 1, "op": "open", "tokens": [1], "max_tokens": 0}'],
             r"line 1: .*at least 1",
+        ),
+        (
+            ['{"time_ns": 1, "request": 1, "op": "open", "tokens": [1], "weight": 0}'],
+            r"line 1: a tenant's weight must be from",
         ),
         (['{"time_ns": 1, "request": 1, "op": "open"}'], r"line 1: needs either"),
         (['{"time_ns": 1, "request": 1, "op": "open", "segments": [[0, 0]]}'], r"line 1: a segment is"),

@@ -277,3 +277,25 @@ def test_the_debug_log_has_a_line_on_each_request(caplog: pytest.LogCaptureFixtu
         "request 9 (session, btc) finished: waited cells 2.0 ms, behind flash 0.5 ms; preempted by 11; "
         "2 + 0 tokens, reused 40, recomputed 2, swapped 0, invalidated 0, drafts 0/0"
     ]
+
+
+def test_waits_are_counted_by_tenant_and_later_ones_together() -> None:
+    memory = FakeMemory(40, 4)
+    store = MetricStore.local({"session": ["T"], "tenant": ["local", "desk", "other"]})
+    scheduler = Scheduler(FakeExecutor(24, 6), memory, LIMITS[0], FakeClock(), Witness(store))
+    for tenant in ("", "desk", "desk", "new", "newer"):
+        scheduler.submit(
+            Request(
+                RequestSpec(
+                    *(POOL, "", [1, 2], 1, lambda _: None),
+                    open_prompt=lambda: FakePrompt(memory),
+                    tenant=tenant,
+                )
+            )
+        )
+    while scheduler.step():
+        pass
+    waits = {
+        name: store.count("foretick_tenant_wait_seconds", tenant=name) for name in ("local", "desk", "other")
+    }
+    assert waits == {"local": 1, "desk": 2, "other": 2}

@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 
 from daemon import protocol
+from daemon.api import messages
 from daemon.api.messages import Append, Close, Complete, Finish, FinishReply, Open, PromptReply, Update
 from daemon.engine.prompts import EnginePrompts
 from engine.model.embedded import build_tokenizer
 from engine.model.prompt import PromptFormat
 from engine.step import SampledToken
+from feeds.decoding import Undecodable
+from regions.retention import DEFAULT, HIGHEST, LONGEST_NS, PrefixRetention
 from scheduler.request import Event, Failure, Request, State
 from scheduler.types import PriorityClass
 
@@ -28,7 +31,7 @@ class Rig:
         self.events: list[protocol.EngineEvent] = []
         self.requests: list[Request] = []
         self.calls: list[tuple[Any, ...]] = []
-        self.prompts = EnginePrompts(FORMAT, self, lambda: None, POSITIONS, True, self.events.append)  # type: ignore[arg-type]  # see class
+        self.prompts = EnginePrompts(FORMAT, self, lambda salt: None, POSITIONS, True, self.events.append)  # type: ignore[arg-type]  # see class
 
     def submit(self, request: Request) -> None:
         request.id = 70 + len(self.requests)
@@ -77,6 +80,22 @@ def test_a_prompt_is_its_text_behind_the_begin_of_text_once(rig):
     lengths = [len(request.prompt), len(request.prompt) + len(FORMAT.encode(" three"))]
     replaced = 1 + len(FORMAT.encode("Again"))
     assert rig.events == [PromptReply(1, "p", n) for n in [*lengths, replaced, replaced]]
+
+
+def test_a_prompt_says_whose_it_is_and_how_long_it_is_kept(rig):
+    asked = Complete(1, "Up?", retention_priority=80, retention_seconds=2.5)
+    rig.prompts.handle(protocol.OpenPrompt("p", asked, tenant="desk", weight=3.0))
+    rig.open("Down?", complete=True)
+    spec, ordinary = (request.spec for request in rig.requests)
+    assert (spec.tenant, spec.weight) == ("desk", 3.0)
+    assert spec.retention == PrefixRetention(80, 2_500_000_000, "desk")
+    assert (ordinary.tenant, ordinary.weight, ordinary.retention.priority) == ("", 1.0, DEFAULT)
+    assert messages.ORDINARY == DEFAULT
+    kept = {"retention_priority": HIGHEST, "retention_seconds": LONGEST_NS / 1e9}
+    assert messages.decode_request(messages.encode(Complete(1, "Up?", **kept))) == Complete(1, "Up?", **kept)
+    for past in ({"retention_priority": HIGHEST + 1}, {"retention_seconds": LONGEST_NS / 1e9 + 1}):
+        with pytest.raises(Undecodable, match="retention"):
+            messages.decode_request(messages.encode(Complete(1, "Up?", **(kept | past))))
 
 
 def test_the_first_piece_of_an_empty_prompt_begins_the_text(rig):
